@@ -23,11 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from sandbox.attest import verifier  # noqa: E402
-from sandbox.kernel.net import (
-    conntrack,
-    netns,
-    nft,
-)
+from sandbox.kernel.net import conntrack, netns, nft  # noqa: E402
 from sandbox.rundir import directory as rundir_directory  # noqa: E402
 from sandbox.storage import artefact_reader  # noqa: E402
 from tests.kernel import internet  # noqa: E402

@@ -39,15 +39,9 @@ sys.path.insert(0, str(ROOT))
 from policy import errors  # noqa: E402
 from policy.lifecycle import State  # noqa: E402
 from policy.signing import envelope  # noqa: E402
-from sandbox.control import (
-    manager,
-    revocation,
-)
+from sandbox.control import manager, tree_kill  # noqa: E402
 from sandbox.kernel.cgroup import cgroup  # noqa: E402
-from sandbox.rundir import (
-    admission,
-    registry,
-)
+from sandbox.rundir import admission, registry  # noqa: E402
 from sandbox.rundir import directory as rundir_directory  # noqa: E402
 from sandbox.shim import process as shim_process  # noqa: E402
 from sandbox.storage import package_reader  # noqa: E402
@@ -112,7 +106,7 @@ def world_apart(net: Internet) -> Iterator[World]:
 
 def _answer(net: Internet, connection: socket.socket) -> None:
     # Elsewhere in the world nobody is kept from reading by our agents: what is read late looks as if it came late.
-    with revocation.urgent(), Sink.open(net) as sink, connection.makefile("rw") as stream:
+    with tree_kill.urgent(), Sink.open(net) as sink, connection.makefile("rw") as stream:
         for line in stream:
             if line == "forget\n":
                 sink.total.clear()
@@ -243,7 +237,7 @@ def watched(
 
 def _watch(pids: list[int], go: int) -> None:
     # As whoever receives: what is seen late looks as if it came late.
-    with revocation.urgent():
+    with tree_kill.urgent():
         left = []
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):  # it ended by itself since it was listed

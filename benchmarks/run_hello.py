@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from sandbox.kernel import libc  # noqa: E402
-from sandbox.kernel.proc import spawn  # noqa: E402
+from sandbox.kernel.proc import launch  # noqa: E402
 from sandbox.kernel.runsc import command as runsc_command  # noqa: E402
 from sandbox.rundir.directory import RunDirectory  # noqa: E402
 from sandbox.runner import gvisor  # noqa: E402
@@ -44,7 +44,7 @@ def captured(world: World, flags: dict[str, str]) -> Iterator[dict[str, Path]]:
     kept: dict[str, Path] = {}
     original = gvisor._launch  # noqa: SLF001 - the bundle exists only while the run does
 
-    def keep(job: gvisor.Job, directory: RunDirectory, *rest: Any) -> spawn.Launch:
+    def keep(job: gvisor.Job, directory: RunDirectory, *rest: Any) -> launch.Launch:
         if kept:
             return original(job, directory, *rest)
         bundle = world.base / "raw"

@@ -12,9 +12,9 @@ import anyio
 import anyio.to_thread
 
 from covenant.handlers import routes
-from covenant.handlers.access.secrets import InMemorySecrets
-from covenant.handlers.memory.ignore_check import IgnoreSet
 from covenant.handlers.server import Server
+from covenant.handlers.state.ignore_rules import IgnoreSet
+from covenant.handlers.state.secret_source import InMemorySecrets
 from covenant.keys.identity import Identity
 from covenant.providers import secrets_file, tools
 from covenant.providers.chain import pick

@@ -1,4 +1,5 @@
-"""The one compiled file of the wheel: `covenant-start`, built from sandbox/kernel/proc/launcher.c by whoever builds the wheel.
+"""The one compiled file of the wheel: `covenant-start`, built from sandbox/kernel/proc/launcher.c by whoever builds the
+wheel.
 
 Without a compiler the wheel is one of pure Python and says so; what it installs then forks where it would have started
 that program (sandbox/kernel/proc/launcher.py).

@@ -27,7 +27,7 @@ from sandbox.host import facts as host_facts
 from sandbox.host import runsc_probe
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.fs import landlock
-from sandbox.kernel.proc import launcher, spawn
+from sandbox.kernel.proc import launch, launcher, spawn
 from sandbox.rootfs import closure, loader_patch, writable_size
 from sandbox.standby import backoff, wanted
 
@@ -307,7 +307,7 @@ def _starter(config: Config, deadline: float) -> Finding:
         mend = "install Covenant's wheel for this platform; in a clone, ./scripts/setup"
         return Finding(Status.DEGRADED, f"no {launcher.PROGRAM}: each run forks Python for it, some 8 ms", mend)
     # One that is there and cannot be used fails every run, with an error of `spawn`'s that says so.
-    with spawn.spawn(spawn.Launch("/bin/true", ["true"], {})) as child:
+    with spawn.spawn(launch.Launch("/bin/true", ["true"], {})) as child:
         if status := child.reap():
             return Finding(Status.MISSING, f"{launcher.PROGRAM} does not work: status {status}", launcher.MEND)
     return _ok(f"{launcher.PROGRAM}: no run forks Python to start runsc")

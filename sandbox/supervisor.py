@@ -52,9 +52,9 @@ class Supervisor:
     """Holds COVENANT_STATE for one process. Use as a context manager.
 
     ``never_granted`` are host paths that no manifest may name besides those of the data file: COVENANT_HOME.
-    ``keeps_standby`` says that somebody makes instances ahead, which then are used (sandbox.serve.standby_pool); ``isolated``
-    that this process is in a network of its own; ``below`` are whoever ends all that is started from here, children
-    that outlive their parent among it (run_io.Channel.watches).
+    ``keeps_standby`` says that somebody makes instances ahead, which then are used (sandbox.serve.standby_pool);
+    ``isolated`` that this process is in a network of its own; ``below`` are whoever ends all that is started from here,
+    children that outlive their parent among it (run_io.Channel.watches).
 
     Raises:
         errors.PrivilegeError: not root.

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from policy.manifest import agent, fields, parse, report, shapes, structure, syntax
+from policy.manifest import agent, fields, parse, report, shapes, syntax
 
 COMMAND = "python tests/golden/test_manifest_page.py"
 _NUMBERS = "numbers and ranges"
@@ -126,7 +126,7 @@ def _rules() -> Iterator[str]:
     yield ""
     yield "## Rules across sections"
     yield ""
-    for rule in structure.RULES:
+    for rule in agent.RULES:
         yield f"- {' '.join((rule.__doc__ or '').split())}".replace("``", "`")
     yield ""
     yield "## The schema"

@@ -35,8 +35,8 @@ covenant tools describe mine matrix://tool/mcp/fs/read_text_file@2026.1.14
 covenant manifest schema --tools > tools.schema.json
 ```
 
-- The file is one JSON object in UTF-8, at most {document.MAX_BYTES:,} bytes, nested at most {document.NESTING} deep. A key
-  that stands twice, an unknown key and a number with a fraction are errors, each at `{document.FILE}:LINE:COLUMN`.
+- The file is one JSON object in UTF-8, at most {document.MAX_BYTES:,} bytes, nested at most {document.NESTING} deep.
+  A repeated key, an unknown key and a number with a fraction are errors, each at `{document.FILE}:LINE:COLUMN`.
 - Absent allows nothing. A tool may be called when its URI stands in `allow` and its class in `side_effects` of
   `[permissions.skills]`, and its class in `allowed_side_effects` here.
 - What a grant names must be here: `covenant manifest check` says what is not, and `covenant tools verify` refuses it.

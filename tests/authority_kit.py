@@ -8,9 +8,9 @@ from typing import Any
 
 from covenant.handlers import identity
 from covenant.handlers.access import secrets
-from covenant.handlers.access.secrets import InMemorySecrets
 from covenant.handlers.caller import Caller
 from covenant.handlers.grants import capabilities, peers
+from covenant.handlers.state.secret_source import InMemorySecrets
 from covenant.runtime.runner import Runners
 from covenant.stores.capabilities.in_memory import InMemoryCapabilities
 from covenant.stores.peers.in_memory import InMemoryPeers

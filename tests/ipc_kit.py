@@ -15,6 +15,7 @@ import anyio
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from covenant.adapters.ipc import gateway as ipc_gateway
+from covenant.adapters.ipc import limits
 from covenant.handlers import routes
 from covenant.handlers.server import Handler
 from covenant.wire import frames
@@ -100,7 +101,7 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running(
-    home: Path, *, bounds: ipc_gateway.Bounds | None = None, handlers: Mapping[str, Handler] | None = None
+    home: Path, *, bounds: limits.Bounds | None = None, handlers: Mapping[str, Handler] | None = None
 ) -> AsyncIterator[Running]:
     """The adapter with some handlers in the place of the daemon's."""
     rows = Rows()

@@ -11,8 +11,8 @@ import anyio
 
 from covenant.handlers import billing
 from covenant.handlers.caller import Caller
-from covenant.handlers.memory.ignore_check import IgnoreSet
 from covenant.handlers.server import Server
+from covenant.handlers.state.ignore_rules import IgnoreSet
 from covenant.keys.identity import Identity
 from covenant.providers.embed.hashed import HashEmbedder
 from covenant.runtime.agents import Agents

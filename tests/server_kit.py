@@ -74,7 +74,7 @@ def _identity(clock: Clock) -> Any:
 
 
 def _ignore(clock: Clock) -> Any:
-    from covenant.handlers.memory.ignore_check import IgnoreSet
+    from covenant.handlers.state.ignore_rules import IgnoreSet
 
     return IgnoreSet.of()
 
@@ -92,7 +92,7 @@ def _tools(clock: Clock) -> Any:
 
 
 def _secrets(clock: Clock) -> Any:
-    from covenant.handlers.access.secrets import InMemorySecrets
+    from covenant.handlers.state.secret_source import InMemorySecrets
 
     return InMemorySecrets()
 

@@ -1,7 +1,7 @@
 """A supervisor that answers what a test says, over the real frames and a real socket, and runs nothing.
 
-``tests/unit/covenant/runtime/test_supervisor_client.py`` stands on it; ``tests/kernel/test_daemon_runs.py`` asks the same of
-the real one.
+``tests/unit/covenant/runtime/test_supervisor_client.py`` stands on it; ``tests/kernel/test_daemon_runs.py`` asks the
+same of the real one.
 """
 
 from __future__ import annotations

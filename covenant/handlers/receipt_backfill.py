@@ -20,7 +20,7 @@ import anyio.to_thread
 from covenant.handlers.access import authorization
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
-from covenant.stores.memory import plans
+from covenant.stores.memory import interface, plans
 from covenant.wire import requests, responses
 from covenant.wire.types import SettlementReceipt
 from policy import budget
@@ -39,7 +39,7 @@ class Plan:
     missing: tuple[str, ...]
 
 
-def plan(records: Iterable[plans.Payable], receipts: Sequence[SettlementReceipt]) -> Plan:
+def plan(records: Iterable[interface.Payable], receipts: Sequence[SettlementReceipt]) -> Plan:
     """What a backfill does. Everything is recomputed from both sides; nothing that a caller says is believed."""
     known = sorted(records, key=lambda record: (record.created_at, record.id))
     of_memory = {receipt.id: receipt for receipt in receipts if receipt.resource == "memory"}

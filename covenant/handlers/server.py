@@ -18,7 +18,7 @@ from covenant.handlers.state.rate_limit import FREE, Rates
 from covenant.handlers.state.refusal_summary import Floods
 from covenant.handlers.state.request_metrics import Meter
 from covenant.keys.identity import Identity
-from covenant.providers.chain.pick import Chain, OffChain
+from covenant.providers.chain.interface import Chain, OffChain
 from covenant.providers.embed.pick import Embedder
 from covenant.providers.tools import ToolRegistry
 from covenant.runtime.agents import Agents
@@ -35,8 +35,8 @@ from covenant.wire import requests, responses
 from policy import errors
 
 if TYPE_CHECKING:
-    from covenant.handlers.access.secrets import SecretSource
-    from covenant.handlers.memory.ignore_check import IgnoreSet
+    from covenant.handlers.state.ignore_rules import IgnoreSet
+    from covenant.handlers.state.secret_source import SecretSource
 
 _LOG = logging.getLogger(__name__)
 

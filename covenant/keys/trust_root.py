@@ -3,7 +3,8 @@
     $COVENANT_HOME/trust/root.json            the present version; it decides nothing
     $COVENANT_HOME/trust/root-00000001.json   each version that was installed from here, for a host that is behind
     $COVENANT_HOME/trust/next.json            version N + 1, as long as signatures are missing
-    $COVENANT_STATE/trust/                    what decides (``sandbox.storage.trust_state``), where that is ours to write
+    $COVENANT_STATE/trust/                    what decides (``sandbox.storage.trust_state``), where that is ours to
+    write
 
 A change of authority is in the supervisor's log before it holds.
 """
@@ -29,7 +30,7 @@ from policy.signing import root as roots
 from policy.signing.proposal import Proposal, Side
 from policy.signing.root import TrustRoot
 from sandbox.audit.log import Ledger
-from sandbox.control import revocation
+from sandbox.control import revocation, tree_kill
 from sandbox.storage import atomic_file
 from sandbox.storage.trust_state import State
 
@@ -177,7 +178,7 @@ def advance(
             signers = sorted({*sides[0].signed, *sides[1].signed})
             enforced = revocation.NOTHING
             # Before it is verified once more: among busy agents that alone took a second.
-            with revocation.urgent():
+            with tree_kill.urgent():
                 root = held.root.successor(wanted.encode(), moment)
                 if held.state is not None:
                     enforced = install(held.state, home, held.root, root, signers, changes, now_ms)
@@ -272,7 +273,7 @@ def install(
             raise errors.StateError(f"the record of versions cannot be written: {e.strerror}") from e
 
     # What is revoked may use every processor, and whatever else of the step fails, it does not run on.
-    with revocation.urgent():
+    with tree_kill.urgent():
         # What cannot follow the root that holds stops nobody.
         state.still_holds(present.version)
         enforced = enforce(state, home, root, operator=signers[0] if signers else None, install=put)

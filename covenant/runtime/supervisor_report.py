@@ -1,7 +1,7 @@
 """What the supervisor's log says of the runs that came of one request, as its frame ``rows`` brings it.
 
-Each row comes as its line and its anchor, as both stand in that log (sandbox.audit.run_report), and is held against its own
-hash: what is copied is what was written there, or is not copied.
+Each row comes as its line and its anchor, as both stand in that log (sandbox.audit.run_report), and is held against its
+own hash: what is copied is what was written there, or is not copied.
 """
 
 from __future__ import annotations

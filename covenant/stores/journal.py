@@ -1,8 +1,8 @@
 """An append-only file of lines: what ``append`` returned for is on the disk.
 
-Many appends at once share a sync (``covenant.stores.group_commit``). A line that a crash left without its newline was never
-acknowledged; at the next opening it is set aside in a file beside, and reported. When the disk is full the line is
-refused and the file is as it was; when a sync fails nobody knows what is on the disk, and the journal takes no more.
+Many appends at once share a sync (``covenant.stores.group_commit``). A line that a crash left without its newline was
+never acknowledged; at the next opening it is set aside in a file beside, and reported. When the disk is full the line
+is refused and the file is as it was; when a sync fails nobody knows what is on the disk, and the journal takes no more.
 
 One process writes a journal: the daemon's lock on its home sees to that.
 """

@@ -1,8 +1,9 @@
 """The kinds of rows that the daemon writes, with their fields: all 41 of Covenant version 1 under its names, and ours
 for what version 1 leaves unaudited.
 
-``policy.audit_log.events`` joins them with the kinds of the supervisor's log. Types as there; a `?` after one allows null.
-Whoever acted is the row's issuer. Tokens stand here by their first six characters, texts of tools by their digest.
+``policy.audit_log.events`` joins them with the kinds of the supervisor's log. Types as there; a `?` after one allows
+null. Whoever acted is the row's issuer. Tokens stand here by their first six characters, texts of tools by their
+digest.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ _CROSS_HOST: Final = {"recipient_display": "text", "outcome": "text", "reason": 
 _SCAN: Final = {"min_lease_age_ms": "int", "max_attempts": "int", "max_requeues": "int", "scan_limit": "int"}
 _BACKFILL: Final = {"row_count": "int", "dry_run": "bool"}
 
-# Two more of version 1's 41, capability_check and intent_dispatched, are in both logs: policy.audit_log.events has them.
+# Two more of version 1's 41, capability_check and intent_dispatched, are in both logs: policy.audit_log.events has
+# them.
 V1: Final[Mapping[str, Mapping[str, str]]] = {
     "hermes_tool_invoked": {**_RUN, "tool": "text", "preview_hash_hex": "digest"},
     "hermes_tool_completed": {**_RUN, "tool": "text", "duration_ms": "int", "error": "bool"},

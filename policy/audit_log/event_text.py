@@ -1,8 +1,8 @@
 """A row's kind as JSON text in one pass: what writes a value is what checks it.
 
 A row is written for every request, and almost every one is as its kind says. So each field has one writer, made once,
-that refuses whatever is not exactly of its type; ``policy.audit_log.events`` then looks at the row the long way, says what is
-wrong with it, or cleans it.
+that refuses whatever is not exactly of its type; ``policy.audit_log.events`` then looks at the row the long way, says
+what is wrong with it, or cleans it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The one table of audit events: each kind with its fields and their types.
 
 Here are the kinds of the supervisor's log, and the two of Covenant version 1 that both logs have (capability_check,
-intent_dispatched); ``policy.audit_log.event_kinds`` has those of the daemon's. The kinds and fields of version 1 keep their
-names and meaning. Every row of a run carries ``run_id`` and ``operator``. An unknown kind, or a field that is missing,
-extra or of a wrong type, is a programming error and is refused before anything is written: a log whose rows cannot be
-relied on is not evidence.
+intent_dispatched); ``policy.audit_log.event_kinds`` has those of the daemon's. The kinds and fields of version 1 keep
+their names and meaning. Every row of a run carries ``run_id`` and ``operator``. An unknown kind, or a field that is
+missing, extra or of a wrong type, is a programming error and is refused before anything is written: a log whose rows
+cannot be relied on is not evidence.
 """
 
 from __future__ import annotations

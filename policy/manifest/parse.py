@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from policy import errors
-from policy.manifest import agent, report, structure, syntax, text
+from policy.manifest import agent, report, syntax, text
 
 FILE = "agent.toml"
 UNKNOWN_SECTIONS = 64
@@ -102,7 +102,7 @@ def _top_level(document: Mapping[str, Any], unknown: tuple[str, ...]) -> Iterato
         elif near := text.nearest(name, _SECTIONS):
             hint = f"did you mean `[{near}]`? a section of your own needs a name further away"
             yield report.Problem((name,), f"unknown section {text.quote(name)}", hint, at_key=True)
-        elif near := text.nearest(name, structure.PERMISSION_DOMAINS):
+        elif near := text.nearest(name, agent.PERMISSION_DOMAINS):
             # `[syscalls]` with a deny list reads as a bound and would bind nothing.
             hint = f"did you mean `[permissions.{near}]`? a section of your own needs a name further away"
             yield report.Problem((name,), f"unknown section {text.quote(name)}", hint, at_key=True)

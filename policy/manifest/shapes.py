@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from policy.manifest import agent, fields, hosts, paths, permissions, structure, text, tool_uri
+from policy.manifest import agent, fields, hosts, paths, permissions, text, tool_uri
 from policy.package import INVISIBLE
 
 Fragment = dict[str, Any]
@@ -108,7 +108,7 @@ VALIDATORS: dict[Callable[..., Any], Fragment] = {
 """What each validator of a value says in JSON Schema."""
 
 # Methods of a model that check a field against another: the rule that says the same, below.
-DECORATED = {("Agent", "_inside_the_package"): structure._entry}  # noqa: SLF001
+DECORATED = {("Agent", "_inside_the_package"): agent._entry}  # noqa: SLF001
 
 
 def _section(name: str, **keys: Fragment) -> Fragment:
@@ -134,17 +134,17 @@ _HERMES = _written("agent", runtime=_IS("hermes"))
 _AT_LEAST_ONE = {"minimum": 1}
 
 RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
-    structure._entry: (  # noqa: SLF001
+    agent._entry: (  # noqa: SLF001
         _when(
-            _written("agent", runtime={"enum": sorted(structure.SUBPROCESS_RUNTIMES)}),
+            _written("agent", runtime={"enum": sorted(agent.SUBPROCESS_RUNTIMES)}),
             _written("agent", entry={"minLength": 1, "maxLength": text.STRING_CHARACTERS, **_any(_RELATIVE)}),
         ),
     ),
-    structure._sandbox: (  # noqa: SLF001
+    agent._sandbox: (  # noqa: SLF001
         _when(_written("sandbox", required=_IS(True)), _GVISOR),
         _when(_written("sandbox", standby=_AT_LEAST_ONE), _GVISOR),
     ),
-    structure._hermes: (  # noqa: SLF001
+    agent._hermes: (  # noqa: SLF001
         _when(
             _HERMES,
             {
@@ -153,7 +153,7 @@ RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
                     "sandbox": {"properties": {"required": _IS(False)}},
                     "hermes": {
                         "properties": {
-                            "approval_policy": {"enum": [*structure.APPROVAL_POLICIES]},
+                            "approval_policy": {"enum": [*agent.APPROVAL_POLICIES]},
                             "tools_allowed": {"items": _PLAIN},
                         }
                     },
@@ -161,7 +161,7 @@ RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
             },
         ),
     ),
-    structure._network: (  # noqa: SLF001
+    agent._network: (  # noqa: SLF001
         _when(
             _written("resources", network=_IS("off")),
             _section("permissions", network={"maxItems": 0}),
@@ -172,7 +172,7 @@ RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
             _section("permissions", network={"items": {"properties": {"ports": _IS([443]), "protocol": _IS("tls")}}}),
         ),
     ),
-    structure._filesystem: (  # noqa: SLF001
+    agent._filesystem: (  # noqa: SLF001
         _when(
             _written("sandbox", filesystem=_IS("host")),
             {},
@@ -183,15 +183,15 @@ RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
             _section("resources", disk_mb=_AT_LEAST_ONE),
         ),
     ),
-    structure._syscalls: (),  # noqa: SLF001 - two lists that share no item: LEFT
-    structure._spawn: (  # noqa: SLF001
+    agent._syscalls: (),  # noqa: SLF001 - two lists that share no item: LEFT
+    agent._spawn: (  # noqa: SLF001
         _when(
             _written("spawn", allowed=_IS(True)),
             _written("spawn", max_depth=_AT_LEAST_ONE, max_descendants=_AT_LEAST_ONE),
             _section("spawn", max_depth={"maximum": 0}, max_descendants={"maximum": 0}),
         ),
     ),
-    structure._lifetime: (  # noqa: SLF001
+    agent._lifetime: (  # noqa: SLF001
         {
             "properties": {
                 "lifetime": {

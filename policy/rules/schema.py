@@ -1,6 +1,6 @@
 """Rule 1 across documents: what the manifest, the signed statement, the package and the host's tables say together.
 
-Rules within the manifest alone are kept by the parser (policy.manifest.structure): no Manifest breaks them.
+Rules within the manifest alone are kept by the parser (policy.manifest.agent): no Manifest breaks them.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import pydantic
 
-from policy.signing import revocation, strict_json
+from policy.signing import revocation, revoked, strict_json
 from policy.signing import statement as statements
 from policy.signing.root import Scope, Signer, TrustRoot
 from policy.signing.trust import TrustedPackage
@@ -66,7 +66,7 @@ class Authority(_Closed):
 
     def revoked(self, root: TrustRoot) -> str | None:
         """Why it must not go on under ``root``; None when it may (``revocation.revoked``)."""
-        return revocation.revoked(root, self.payload_digest, self, (one.signer() for one in self.signers))
+        return revoked.revoked(root, self.payload_digest, self, (one.signer() for one in self.signers))
 
 
 class _Line(_Closed):

@@ -17,7 +17,7 @@ from policy import package as packages
 from policy.signing import envelope as envelopes
 from policy.signing import statement as statements
 from policy.signing import strict_json, threshold
-from policy.signing.revocation import revoked
+from policy.signing.revoked import revoked
 from policy.signing.root import OperatorKey, Scope, Signer, TrustRoot
 
 __all__ = [

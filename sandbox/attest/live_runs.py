@@ -25,9 +25,9 @@ from policy.grants import restore
 from policy.lifecycle import State
 from policy.prove.live import Layer, Standing
 from policy.rules import nine
-from sandbox.attest import verifier
+from sandbox.attest import reference, verifier
 from sandbox.rundir import directory as rundir_directory
-from sandbox.rundir import registry
+from sandbox.rundir import label, registry
 from sandbox.storage import artefact_reader, package_reader
 
 # A run that starts or ends is looked at again for so long before it is said that it is not there, or not as it should
@@ -70,10 +70,8 @@ def live(runs: Path) -> list[str]:
     """The ids of the agents' runs that have begun and have not ended; a self-test is none."""
     if not runs.is_dir():
         return []
-    begun = (path for path in runs.iterdir() if (path / verifier.RECORD).is_file())
-    return sorted(
-        path.name for path in begun if not rundir_directory.LIKE_NO_RUN & (rundir_directory.label_of(path) or {}).keys()
-    )
+    begun = (path for path in runs.iterdir() if (path / reference.RECORD).is_file())
+    return sorted(path.name for path in begun if not label.LIKE_NO_RUN & (label.label_of(path) or {}).keys())
 
 
 def answer(state: Path, run_id: str, started: Mapping[str, str]) -> Answer | None:
@@ -89,7 +87,7 @@ def answer(state: Path, run_id: str, started: Mapping[str, str]) -> Answer | Non
     while True:
         try:
             # (1)
-            made = verifier.Made.read(directory)
+            made = reference.Made.read(directory)
             if made is None:
                 return None
             artefacts = artefact_reader.read(directory / rundir_directory.POLICY)
@@ -123,11 +121,11 @@ def _begins(directory: Path) -> bool:
 
 def _is_there(directory: Path) -> bool:
     """Whether the run has not ended; its directory may stay a moment longer (directory.RunDirectory.vacate)."""
-    return (directory / verifier.RECORD).exists()
+    return (directory / reference.RECORD).exists()
 
 
 def _trusted(
-    made: verifier.Made, artefacts: Artefacts, started: Mapping[str, str]
+    made: reference.Made, artefacts: Artefacts, started: Mapping[str, str]
 ) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
     digest, logged = artefacts.digest, started.get(made.run_id)
     if logged is None:
@@ -141,13 +139,13 @@ def _trusted(
     return (Layer(_DIGESTS, Standing.EQUAL),), lines
 
 
-def _proof(made: verifier.Made, artefacts: Artefacts, started: Mapping[str, str]) -> Iterator[str]:
+def _proof(made: reference.Made, artefacts: Artefacts, started: Mapping[str, str]) -> Iterator[str]:
     """(3) The manifest is read out of the copy that runs, whose digest the artefacts name."""
     copy = package_reader.read(Path(made.package))
     manifest = decide.manifest_of(copy)
     granted = nine.requested(manifest, roles=data.roles())
     directory = Path(made.directory)
-    above = (rundir_directory.label_of(directory) or {}).get("parent", "")
+    above = (label.label_of(directory) or {}).get("parent", "")
     if not above:
         yield from prove.prove(granted, artefacts).lines()
         return

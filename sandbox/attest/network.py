@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from policy import errors
-from policy.connections import Connection
 from policy.decompile import documents, host_rules
 from policy.decompile.network import live_nft
 from policy.grants.sets import spans
@@ -32,6 +31,7 @@ from policy.prove.connections import Places
 from policy.prove.live import Layer, Standing
 from sandbox.attest import cgroups
 from sandbox.attest import connections as attest_connections
+from sandbox.attest.network_view import Inside, Seen, Space, View
 from sandbox.kernel import procfs
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.net import conntrack, dump, netlink, nft, old_tables
@@ -51,17 +51,6 @@ WALLS: Final = "walls.json"
 HOST_RULES: Final = "host-rules.json"
 # Of what is remembered there: another when policy.decompile.network.live_nft.others says the same in other words.
 _FORM: Final = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Space:
-    """One namespace: the supervisor's descriptor of it, its inode, and what was in it when it was made: things, and the
-    number of the last transaction of rules."""
-
-    fd: int
-    inode: int
-    generation: int
-    lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,40 +131,6 @@ class Network:
         for name in ("agent", "gateway"):
             written[f"{name}_lines"] = list(written[name].pop("lines"))
         return written
-
-
-@dataclass
-class Seen:
-    """Listings by what was listed, each with the number of the transaction after which it was taken."""
-
-    listings: dict[str, tuple[int, bytes]] = field(default_factory=dict)
-    host: tuple[tuple[str, int], str, bytes] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Inside:
-    """What one namespace holds now; ``listing`` is empty where there was no transaction since it was made.
-    ``connections`` are those that the kernel tracks, ``expected`` is the number that it would take for related."""
-
-    listing: bytes
-    lines: frozenset[str]
-    settings: Mapping[str, str]
-    connections: tuple[Connection, ...] = ()
-    expected: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """What was found: in the gateway's namespace, in the agent's, of the host's own table (a digest of how it reads),
-    of the run's device there, of the connections that the host tracks for the run, and of the rules of others there
-    that touch it."""
-
-    gateway: Inside
-    agent: Inside
-    host: str
-    device: frozenset[str] = frozenset()
-    connections: tuple[Connection, ...] = ()
-    touching: frozenset[str] = frozenset()
 
 
 def view(made: Network, seen: Seen, *, state: Path) -> View:

@@ -19,9 +19,8 @@ import contextlib
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,96 +31,24 @@ from policy.prove import live
 from policy.prove.live import Layer, Standing
 from sandbox.attest import cgroups, processes, tracers
 from sandbox.attest import network as attest_network
-from sandbox.attest.network import Network, Seen, View
+from sandbox.attest.network_view import Seen, View
 from sandbox.attest.processes import Family
+from sandbox.attest.reference import Made
 from sandbox.kernel import libc, procfs, small_files
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.fs import filesystems, hanging
 from sandbox.kernel.net import netns
 from sandbox.kernel.procfs import Binary, Name
-from sandbox.kernel.runsc import debug_log
 from sandbox.kernel.seccomp import reader
 from sandbox.rootfs import covered
-from sandbox.run_io import Outcome, Round
 from sandbox.storage import json_cache, package_reader
 
-RECORD = "attest.json"
 # Where the state remembers which filters a runsc binary loads, below ``closures``.
 FILTERS = "host-filters.json"
 # The digest of the binary that ran last, with what tells that file from another.
 BINARY = "binary.json"
-# How long a sandbox may be on its way out before its absence is called drift, and how often it is looked for meanwhile.
-_LEAVING_SECONDS, _AGAIN_SECONDS = 10.0, 0.5
-# The same before the agent is told anything, when nothing else is done meanwhile.
-_FIRST_SECONDS, _FIRST_AGAIN_SECONDS = 2.0, 0.02
-# An operator who is only to be told is told this often at most in one run.
-_MOST_ALARMS = 100
 _BESIDE: Final = ("process", "rights", "namespace", "cgroup", "filter", "mounts", "package", "network")
 _BENEATH: Final = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_MAGICLINKS
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """What was made for one run.
-
-    ``cgroup_files`` maps controller to directory; ``memberships`` the same as /proc/PID/cgroup says it; ``limits`` each
-    file to what was written there. ``mounts`` maps each place to the device and inode of what is to be seen there;
-    ``granted`` maps each granted path to the number of the host's mount on which it was opened;
-    ``tells_calls`` says whether runsc writes what its filter refuses, and how the ``traced`` calls end, ``raises_log``
-    that it begins once the sandbox stands; ``arguments`` start a self-test, not the agent. ``nice`` is what its runner
-    was begun with.
-    """
-
-    run_id: str
-    agent_id: str
-    policy_digest: str
-    uid: int
-    runner: Name
-    directory: str
-    cgroup_version: int
-    cgroup_files: Mapping[str, str]
-    memberships: Mapping[str, str]
-    limits: Mapping[str, str]
-    mounts: Mapping[str, tuple[int, int]]
-    package: str
-    network: Network | None = None
-    tells_calls: bool = True
-    raises_log: bool = False
-    traced: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
-    nice: int = 0
-    granted: Mapping[str, int] = field(default_factory=dict)
-
-    def write(self, directory: Path) -> None:
-        """Leave it where ``read`` looks for it."""
-        network = None if self.network is None else self.network.to_json()
-        json_cache.write(directory / RECORD, {"version": 1, **asdict(self), "network": network})
-
-    @classmethod
-    def read(cls, directory: Path) -> Made | None:
-        """What a live run left in its directory; None when it has left nothing yet."""
-        found = json_cache.read(directory / RECORD)
-        if found is None or found.pop("version", None) != 1:
-            return None
-        runner, mounts, network = Name(**found.pop("runner")), found.pop("mounts"), found.pop("network")
-        return cls(
-            runner=runner,
-            mounts={place: (dev, ino) for place, (dev, ino) in mounts.items()},
-            network=None if network is None else Network.from_json(network),
-            arguments=tuple(found.pop("arguments")),
-            traced=tuple(found.pop("traced")),
-            **found,
-        )
-
-    @property
-    def places(self) -> dict[str, str]:
-        """runsc's flags that say where this run's files lie, and where it writes what its filter refuses."""
-        places = {"--root": f"{self.directory}/root", "--pod-init-config": f"{self.directory}/trace/pod-init.json"}
-        if self.tells_calls:
-            # The last is what runsc itself makes of the log for the sandbox.
-            written = debug_log.flags(Path(self.directory) / "trace", self.traced, raised=self.raises_log)
-            places |= {**written, "--debug-log-fd": "3"}
-        return places
 
 
 @dataclass
@@ -412,81 +339,3 @@ def _tree(top: str) -> Iterator[tuple[object, ...]]:
         for name in (".", *sorted(plain)):
             info = os.lstat(os.path.join(path, name))
             yield path, name, info.st_ino, info.st_mode, info.st_size, info.st_ctime_ns
-
-
-class Attestor:
-    """The periodic attestation of one run; ``drifted`` is told of each layer that does not hold, before anything
-    follows from it. With ``alarm`` nothing does. Of one that is ``over`` nothing is looked at: that of a tree which is
-    being ended would have the processors from those who still die."""
-
-    def __init__(
-        self,
-        made: Made,
-        artefacts: Artefacts,
-        *,
-        state: Path,
-        seconds: float,
-        alarm: bool,
-        drifted: Callable[[Layer], None],
-        over: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._made, self._artefacts, self._state = made, artefacts, state
-        self._seconds, self._alarm, self._drifted, self._over = seconds, alarm, drifted, over
-        self._known = Known()
-        self._started = self._seen = False
-        self._missing = 0.0
-        self._told: set[Layer] = set()
-        self._alarms = 0
-
-    def started(self) -> None:
-        """The agent's first process runs: from now on there is something to look at."""
-        self._started = True
-
-    def round(self) -> Round:
-        """As the exchange takes it: at the start, before the agent is told anything, and then by the clock."""
-        return Round(self._seconds, self._look, self._wait, at_start=True)
-
-    def _look(self) -> Outcome:
-        if not self._started:
-            return None
-        report = self._examine() if self._seen else self._first()
-        if not report.gone:
-            self._seen, self._missing = True, 0.0
-            return self._judge([layer for layer in report.layers if not layer.holds])
-        self._missing += _AGAIN_SECONDS
-        if self._over() or (self._missing < _LEAVING_SECONDS and (self._seen or not self._runs())):
-            return None
-        return self._judge([Layer("process", Standing.WIDER, "a gofer and a sandbox", "they are not there")])
-
-    def _first(self) -> Report:
-        """Who is not found is looked for until the process that runs it ends, or so long that it is not on its way out.
-        INVARIANT: nobody is given an intent unseen."""
-        until = time.monotonic() + _FIRST_SECONDS
-        while (report := self._examine()).gone and self._runs() and not self._over() and time.monotonic() < until:
-            time.sleep(_FIRST_AGAIN_SECONDS)
-        return report
-
-    def _examine(self) -> Report:
-        return examine(self._made, self._artefacts, self._known, state=self._state, over=self._over)
-
-    def _runs(self) -> bool:
-        return procfs.name(self._made.runner.pid) == self._made.runner
-
-    def _wait(self) -> float:
-        return min(_AGAIN_SECONDS, self._seconds) if self._missing else self._seconds
-
-    def _judge(self, drift: list[Layer]) -> Outcome:
-        for layer in drift:
-            if layer not in self._told and self._alarms < _MOST_ALARMS:
-                self._alarms += 1
-                self._drifted(layer)
-        # What was undone and is done again is told again.
-        self._told = set(drift)
-        if not drift or self._alarm:
-            return None
-        first = drift[0]
-        return errors.DriftError(
-            f"{first.name} is not as it was made: {first.found}, not {first.expected}",
-            hint="see `covenant audit recent`; whoever changed it had root",
-            layer=first.name,
-        )

@@ -19,7 +19,7 @@ from typing import Any
 
 from policy import contract
 from sandbox.audit.log import Ledger
-from sandbox.rundir import directory
+from sandbox.rundir import lock
 from sandbox.storage import atomic_file, json_cache
 
 # Up to where every run of the log has its end: what need not be read again. Moved on now and then alone.
@@ -168,7 +168,7 @@ def _held(path: Path, until: float) -> bool:
     except FileNotFoundError:
         return False  # its run has just ended
     try:
-        return not directory.free(fd, until - time.monotonic())
+        return not lock.free(fd, until - time.monotonic())
     finally:
         atomic_file.let_go(fd)
 

@@ -158,8 +158,8 @@ class Rows:
         self._append("self_test", name=name, passed=passed, detail=detail)
 
     def expect_start(self) -> None:
-        """Mark the log as owed an end (sandbox.audit.open_runs) while nobody waits for the start: until that is written the
-        mark says nothing."""
+        """Mark the log as owed an end (sandbox.audit.open_runs) while nobody waits for the start: until that is written
+        the mark says nothing."""
         if self._mark is None:
             self._mark = open_runs.Mark(self._ledger, self._run_id)
 
@@ -212,7 +212,9 @@ class Rows:
         self._about = {"package": package, "policy_digest": policy_digest, "parent": parent, "started_ms": started_ms}
 
     def denied(self, row: denials.Row) -> None:
-        """Something was refused to the agent, ``row.count`` times since its last row (sandbox.audit.denials bounds them)."""
+        """Something was refused to the agent, ``row.count`` times since its last row (sandbox.audit.denials bounds
+        them).
+        """
         denial = row.denial
         self._refused += row.count
         self._append(

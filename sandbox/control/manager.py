@@ -17,9 +17,9 @@ from policy import base58, errors
 from policy.lifecycle import State
 from sandbox.audit import open_runs, run_archive
 from sandbox.audit.log import Ledger
-from sandbox.control import metrics, revocation
+from sandbox.control import metrics, tree_kill
 from sandbox.kernel.cgroup import cgroup
-from sandbox.rundir import admission, directory, registry
+from sandbox.rundir import admission, lock, marks, registry
 from sandbox.rundir.registry import Entry
 from sandbox.shim import control_socket
 
@@ -100,7 +100,7 @@ def act(
 
 def _kill_tree(state: Path, asker: Asker, run: str, reason: str) -> list[str]:
     # Agents that are to be ended may keep every processor from us (kernel.urgent).
-    with revocation.urgent():
+    with tree_kill.urgent():
         chosen = _find(_seen(state, asker), run)
         ask = _Ask(state, asker, reason)
         done = ask.end(chosen)
@@ -192,7 +192,7 @@ class _Ask:
     def __init__(self, state: Path, asker: Asker, reason: str) -> None:
         self._runs, self._asker = state / "runs", asker
         # As every keeper takes it: an argument of a command may be of any length, and no text.
-        self._reason = reason[: directory.WORDS].encode("utf-8", "backslashreplace").decode()
+        self._reason = reason[: marks.WORDS].encode("utf-8", "backslashreplace").decode()
         # Why the log does not say in whose name a tree has ended.
         self.unwritten: errors.CovenantError | None = None
 
@@ -235,7 +235,7 @@ class _Ask:
         be one that nobody could see yet. A log that takes no row keeps nobody alive: it is in ``unwritten``.
         """
         ended: list[str] = []
-        with revocation.first(self._runs):
+        with tree_kill.first(self._runs):
             while True:
                 moving, leaves = self._catch(entry.run_id, ended)
                 if not moving:
@@ -244,9 +244,9 @@ class _Ask:
                     self._tell(moving)
                 except errors.CovenantError as e:
                     self.unwritten = e
-                revocation.end_together(moving, leaves, [])
+                tree_kill.end_together(moving, leaves, [])
                 for one in moving:
-                    if directory.verdict(one.path) is None:
+                    if marks.verdict(one.path) is None:
                         with contextlib.suppress(errors.CovenantError):  # whether it is gone is looked at
                             self("kill", one)
                 ended += [one.run_id for one in moving]
@@ -257,11 +257,11 @@ class _Ask:
         INVARIANT: behind the gate. Whoever is shown below one of them, lets it go on or gives its directory away has
         done so before, or finds the mark.
         """
-        with directory.gate(self._runs):
+        with lock.gate(self._runs):
             below = registry.subtree(registry.seen(self._runs), run_id)
             found = [one for one in below if one.run_id not in known]
-            leaves = revocation.stop(found)
-            revocation.mark_stopped(found, self._asker.display, self._reason)
+            leaves = tree_kill.stop(found)
+            tree_kill.mark_stopped(found, self._asker.display, self._reason)
         return found, [leaf for both in leaves.values() for leaf in both]
 
     def _tell(self, entries: Sequence[Entry]) -> None:

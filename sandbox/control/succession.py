@@ -6,8 +6,9 @@
     (3) all of them killed at once, their networks cut
 
 A run of the older package is seen behind the gate and marked, or finds the newer serial there before its own label is
-seen (``sandbox.lifecycle.context``). A process that is killed between (1) and (3) leaves the serial: the keepers of the older runs
-find it (``Watch``), and so does the next recovery (``enforce``). The setting `on_newer_serial` = "finish" ends none.
+seen (``sandbox.lifecycle.context``). A process that is killed between (1) and (3) leaves the serial: the keepers of the
+older runs find it (``Watch``), and so does the next recovery (``enforce``). The setting `on_newer_serial` = "finish"
+ends none.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from policy import errors
 from policy.rules import succession
 from policy.rules.succession import OnNewer
 from policy.signing import trust
-from sandbox.control import revocation
+from sandbox.control import tree_kill
 from sandbox.kernel.cgroup import cgroup
 from sandbox.run_io import Outcome, Round
-from sandbox.rundir import admission, directory, registry
+from sandbox.rundir import admission, directory, lock, marks, registry
+from sandbox.rundir import label as rundir_label
 from sandbox.rundir.registry import Entry
 from sandbox.storage.trust_state import State
 
@@ -77,7 +79,7 @@ def accept(
         return
     # INVARIANT: one turn of the gate. A run whose label is there is judged by rule 8 and marked; a run that comes later
     # finds the serial. So a refused package records none, and a recorded serial ends every older run.
-    with directory.gate(runs):
+    with lock.gate(runs):
         entries = registry.seen(runs)
         claim.check(entries)
         state.accept(trusted, now_ms=now_ms)
@@ -93,7 +95,7 @@ def enforce(runs: Path, state: State, *, setting: OnNewer, write: Write) -> list
     """
     if setting == "finish" or not runs.is_dir():
         return []
-    with directory.gate(runs):
+    with lock.gate(runs):
         caught = _catch(registry.seen(runs), state, setting)
     _end(caught, runs, write)
     return [one.run_id for one in caught.runs]
@@ -127,7 +129,7 @@ class Watch:
             return None
         with contextlib.suppress(errors.CovenantError):  # the run ends also where this fails
             enforce(self._path.parent, self._state, setting=setting, write=self._write)
-        return directory.verdict(self._path) or errors.SupersededError("a newer serial of its agent id was accepted")
+        return marks.verdict(self._path) or errors.SupersededError("a newer serial of its agent id was accepted")
 
     def _ends(self) -> OnNewer | None:
         """Return the setting that ends the run, None when it goes on. Only an older run reads the configuration."""
@@ -155,14 +157,14 @@ def _catch(entries: Sequence[Entry], state: State, setting: OnNewer) -> _Caught:
         if one.agent_id not in accepted:
             accepted[one.agent_id] = _accepted(state, one.agent_id)
         newest = accepted[one.agent_id]
-        if succession.ends(succession.Held(one.serial, newest, directory.STANDBY in one.label), setting):
+        if succession.ends(succession.Held(one.serial, newest, rundir_label.STANDBY in one.label), setting):
             why = f"serial {newest} of agent `{one.agent_id}` was accepted, which is newer than {one.serial}"
             for below in registry.subtree(agents, one.run_id):
                 caught.reasons.setdefault(below.run_id, why)
     caught.runs = [one for one in agents if one.run_id in caught.reasons]
     if caught.runs:
-        caught.untold = [one for one in caught.runs if directory.verdict(one.path) is None]
-        leaves = revocation.stop(caught.runs)
+        caught.untold = [one for one in caught.runs if marks.verdict(one.path) is None]
+        leaves = tree_kill.stop(caught.runs)
         for one in caught.untold:
             with contextlib.suppress(OSError):  # one that cannot be marked ends all the same
                 directory.mark_superseded(one.path, caught.reasons[one.run_id])
@@ -175,12 +177,12 @@ def _end(caught: _Caught, runs: Path, write: Write) -> None:
         return
     unwritten: errors.CovenantError | None = None
     # Agents that are to end may keep every processor from this process (kernel.urgent).
-    with revocation.urgent(), revocation.first(runs):
+    with tree_kill.urgent(), tree_kill.first(runs):
         try:
             for fields in caught.rows():
                 write(fields)
         except errors.CovenantError as e:
             unwritten = e  # a log that takes no row keeps no run alive
-        revocation.end_together(caught.runs, caught.leaves, [])
+        tree_kill.end_together(caught.runs, caught.leaves, [])
     if unwritten is not None:
         raise unwritten

@@ -22,10 +22,12 @@ from policy import errors
 from policy.compile import oci, plan
 from sandbox.config import Config
 from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.proc import launch as proc_launch
 from sandbox.kernel.proc import pipes, spawn
 from sandbox.kernel.runsc import command
 from sandbox.rootfs import closure, skeleton
 from sandbox.rundir import directory as bundles
+from sandbox.rundir import label
 
 _PROGRAMS = {"cat": Path("/usr/bin/cat"), "mkdir": Path("/usr/bin/mkdir")}
 _SCRATCH = "/tmp"  # noqa: S108 - the sandbox's own tmpfs
@@ -112,7 +114,7 @@ def _folder(config: Config) -> Iterator[tuple[Path, _Note]]:
     runs = config.state / "runs"
     runs.mkdir(mode=0o700, exist_ok=True)
     name = f"{PREFIX}{secrets.token_hex(8)}"
-    with bundles.RunDirectory(runs / name, {bundles.SELF_TEST: "yes"}) as directory:
+    with bundles.RunDirectory(runs / name, {label.SELF_TEST: "yes"}) as directory:
         yield directory.path, directory.note_cgroups
 
 
@@ -141,7 +143,7 @@ class _Probe:
             leaf = cgroup.Leaf(cgroup.Hierarchies.read(), name)
             self._note(leaf.plan())
             stack.enter_context(leaf)
-            launch = spawn.Launch(
+            launch = proc_launch.Launch(
                 program=str(self._binary),
                 arguments=[*arguments, "run", f"--bundle={bundle}", name],
                 environment=command.ENVIRONMENT,

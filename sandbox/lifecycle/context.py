@@ -24,11 +24,11 @@ from sandbox import config as configuration
 from sandbox.audit.denials import Denials
 from sandbox.audit.run_events import Rows
 from sandbox.broker import delegation, server
-from sandbox.control import revocation, succession
+from sandbox.control import revocation, revocation_watch, succession, tree_kill
 from sandbox.host import facts
 from sandbox.lifecycle.types import Means, Request
 from sandbox.run_io import Limits, Round
-from sandbox.rundir import admission, directory, registry
+from sandbox.rundir import admission, marks, registry
 from sandbox.rundir.uid_pool import UidLease
 from sandbox.runner import gvisor, prepare
 from sandbox.shim.operations import Steering
@@ -206,14 +206,14 @@ class Terms:
         return made
 
     def _is_revoked(self) -> bool:
-        return directory.verdict(self._means.path / "runs" / self.run_id) is not None
+        return marks.verdict(self._means.path / "runs" / self.run_id) is not None
 
     def _watch(self, label: Mapping[str, str]) -> tuple[Round, ...]:
         """The looks that end the run once it is marked, a new root revokes it, or a newer serial of its agent id was
         accepted. ``_claim`` made its label."""
         means, path = self._means, self._means.path / "runs" / self.run_id
         state = None if self._request.dev else means.state
-        revoked = revocation.Watch(path, label, state, self._rows.runs_revoked, version=self._root_version)
+        revoked = revocation_watch.Watch(path, label, state, self._rows.runs_revoked, version=self._root_version)
         newer = succession.Watch(path, label, means.state, self._on_newer, self._rows.runs_stopped)
         return revoked.round(), newer.round()
 
@@ -230,7 +230,7 @@ class Terms:
             ttl_seconds=lifetime.ttl_seconds or None,
             suspends=lifetime.on_expiry == "suspend",
             shown=lambda raw: prepare.redacted(raw, self._means.path),
-            going_on=revocation.going_on,
+            going_on=tree_kill.going_on,
             below=functools.partial(delegation.end_below, self._means.path / "runs", self.run_id),
         )
 

@@ -25,7 +25,7 @@ from sandbox.host import code_digest
 from sandbox.probes import denial_probes, probe_program
 from sandbox.rootfs.skeleton import MountPoint, Skeletons
 from sandbox.run_io import Limits
-from sandbox.rundir.directory import SELF_TEST
+from sandbox.rundir.label import SELF_TEST
 from sandbox.rundir.uid_pool import UidLease
 from sandbox.runner import gvisor
 from sandbox.shim import signals as shim_signals

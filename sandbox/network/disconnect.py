@@ -25,7 +25,7 @@ from sandbox.network import addresses, uplink
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One run's network: what was noted of it (``directory.RunDirectory.note_network``), and the process that holds it."""
+    """One run's network: what was noted of it (``RunDirectory.note_network``), and the process that holds it."""
 
     run_id: str
     keeper: int

@@ -1,11 +1,11 @@
 """The five denials once more in every run, inside the interpreter before the agent's code, and what is heard of them.
 
-A shared object that the loader takes (sandbox.probes.preload_object) tries to make a file, start a program, connect, ask for
-a name and make a forbidden call, chosen from the artefacts as they read back. Inside, a try that is not refused ends
-the process. Outside, each refusal must be told by whoever refused it, gVisor's filter in its log and the gateway and
-its gates in their reports, before the agent is given its intent. Those are the first of their kind in the run, since
-nothing of the agent has run yet, so each is taken once and is no denial of the agent's: what it tries itself comes on
-top and is counted.
+A shared object that the loader takes (sandbox.probes.preload_object) tries to make a file, start a program, connect,
+ask for a name and make a forbidden call, chosen from the artefacts as they read back. Inside, a try that is not refused
+ends the process. Outside, each refusal must be told by whoever refused it, gVisor's filter in its log and the gateway
+and its gates in their reports, before the agent is given its intent. Those are the first of their kind in the run,
+since nothing of the agent has run yet, so each is taken once and is no denial of the agent's: what it tries itself
+comes on top and is counted.
 """
 
 from __future__ import annotations
@@ -14,22 +14,20 @@ import functools
 import hashlib
 import os
 import select
-import signal
 import struct
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
-from policy import data, denials, errors
+from policy import data, denials
 from policy.compile.artefacts import Artefacts
 from policy.decompile import read as reading
 from policy.decompile.network import gates
 from policy.host import Closure, ClosureFile
 from sandbox.audit.denials import PRELUDE_FILE
 from sandbox.config import LONGEST_START_SECONDS
-from sandbox.kernel.runsc import debug_log, log_level, start_trace
 from sandbox.network import addresses
 from sandbox.probes import denial_probes, preload_object
 from sandbox.probes.preload_object import Step
@@ -47,9 +45,6 @@ _WAIT, _STDOUT, _POLLED = "poll", 1, struct.Struct("=ihh")
 # them until they are heard of, and what was refused to it before that would be told to nobody.
 _MOST_WAIT_MS: Final = 1000 * (LONGEST_START_SECONDS + 60)
 _NO_PROGRAM: Final = "/workspace/agent.toml"
-# The exit status of who was killed, runsc itself or the sandbox that it waits for; and of runsc when that was gone
-# before it could wait for it.
-_KILLED: Final = frozenset((128 + signal.SIGKILL, 128))
 # Refused by every filter (policy/data/deny.toml), and the last that is tried: once it is heard of, all were tried.
 _LAST: Final = ("chroot", (Bytes(b"/\0"),))
 
@@ -194,98 +189,3 @@ class Heard:
     def close(self) -> None:
         """Give the descriptor back."""
         os.close(self._event)
-
-
-class Watching(Protocol):
-    """What looks at a run from when its first process runs."""
-
-    def started(self) -> None:
-        """It runs now."""
-
-
-class Start:
-    """When an agent may be given its intent: its first process runs, and its tries were heard of, where it has any.
-
-    ``fileno`` is readable whenever ``poll`` has something to do. ``watching`` are told when the first process runs.
-    """
-
-    def __init__(
-        self,
-        started: start_trace.StartTrace,
-        watching: Sequence[Watching],
-        *,
-        heard: Heard | None = None,
-        calls: debug_log.RefusedCalls | None = None,
-        held: log_level.Raising | None = None,
-    ) -> None:
-        self._started, self._watching, self._heard, self._calls, self._held = started, watching, heard, calls, held
-        self.running = False
-        self._epoll = select.epoll()
-        self._epoll.register(started.fileno(), select.EPOLLIN)
-
-    def fileno(self) -> int:
-        """The descriptor to wait on."""
-        return self._epoll.fileno()
-
-    def poll(self) -> bool:
-        """Take what has arrived; never blocks. True once, when there is nothing to wait for any more."""
-        if not self.running and not self._first_runs():
-            return False
-        if self._held is not None and not self._goes_on(self._held):
-            return False
-        if self._calls is not None and self._heard is not None:
-            self._calls.ready()
-        return self._heard is None or not self._heard.missing
-
-    def _first_runs(self) -> bool:
-        if not self._started.poll():
-            return False
-        self.running = True
-        for one in self._watching:
-            one.started()
-        self._epoll.unregister(self._started.fileno())
-        if self._held is None:
-            self._listen()
-            return True
-        self._held.ask()
-        if self._held.asking:
-            self._epoll.register(self._held.fileno(), select.EPOLLIN)
-        return True
-
-    def _goes_on(self, held: log_level.Raising) -> bool:
-        """Whether the sandbox's log is on; where it has ended its exit says what there is to say."""
-        if not held.poll():
-            return False
-        self._held = None
-        self._listen()
-        return True
-
-    def _listen(self) -> None:
-        if self._heard is not None and self._calls is not None:
-            self._epoll.register(self._calls.fileno(), select.EPOLLIN)
-            self._epoll.register(self._heard.fileno(), select.EPOLLIN | select.EPOLLET)
-
-    def fault(self, status: int, *, by_us: bool) -> errors.SelfTestError | None:
-        """What to refuse the run with that has ended, or was ended ``by_us``, before all of its tries were heard of.
-
-        None where somebody else killed it, or we did while it was held: whoever is dead or waits tells nothing, and
-        nothing was found out about its policy. It has had no intent either way, and is no run that succeeded.
-        """
-        if not self.running or self._heard is None or not self._heard.missing:
-            return None
-        if self._held is not None if by_us else status in _KILLED:
-            return None
-        first = self._heard.missing[0]
-        if status == preload_object.STATUS:
-            message = f"what the policy forbids is not refused inside this run; not heard of: {first}"
-        else:
-            message = f"what the policy forbids was tried inside this run, and nobody has told of {first}"
-        return errors.SelfTestError(
-            message,
-            hint="run `covenant doctor`; with self_test = false in the configuration runs go without it and say so",
-            faults=list(self._heard.missing),
-        )
-
-    def close(self) -> None:
-        """Give the descriptor back."""
-        self._epoll.close()

@@ -21,7 +21,7 @@ from policy.rules.case import Claimant, Owner, Unsigned
 from policy.rules.parent import Ancestor, Drawn, OnExcess, Parent
 from policy.signing import trust
 from policy.signing.root import Signer
-from sandbox.rundir import directory, registry
+from sandbox.rundir import label, registry
 
 # The field of a label that says for whom the first of a line of runs was started.
 CALLER = "caller"
@@ -228,7 +228,7 @@ def caller(runs: Path, issuer: Mapping[str, str], lineage: Lineage | None) -> st
     """Whoever asked for the first of the runs in a line; empty when its parent is gone."""
     if lineage is None:
         return issuer["display"]
-    return (directory.label_of(runs / lineage.parent.run_id) or {}).get(CALLER, "")
+    return (label.label_of(runs / lineage.parent.run_id) or {}).get(CALLER, "")
 
 
 def bounded(caller: str) -> bool:
@@ -254,7 +254,7 @@ def owners(entries: Iterable[registry.Entry], shown: Callable[[registry.Entry], 
     """Which packages hold which agent ids in live runs (rule 8), and of which a refusal may tell."""
     found: dict[str, list[Owner]] = {}
     # What waits for its intent gives way to another package: it is never told anything once that was accepted.
-    for entry in (one for one in entries if directory.STANDBY not in one.label):
+    for entry in (one for one in entries if label.STANDBY not in one.label):
         owner = Owner(
             entry.package, entry.payload_digest, shown(entry), entry.run_id, entry.serial, frozenset(entry.signers)
         )

@@ -19,35 +19,20 @@ from typing import Any
 
 from policy import errors
 from policy.compile.artefacts import Artefacts
-from sandbox.kernel import libc, small_files
+from sandbox.kernel import small_files
 from sandbox.rundir import reuse_place
+from sandbox.rundir.label import LABEL
+from sandbox.rundir.lock import DYING_SECONDS, free, gate, open_lock
+from sandbox.rundir.marks import STOPPED, verdict, write_mark
 from sandbox.rundir.reuse import Spares
-from sandbox.storage import atomic_file
 
 POLICY, BUNDLE = "policy", "bundle"
-# In the label of a run that is a self-test: no agent ran in it.
-SELF_TEST = "self_test"
-# In the label of a run that waits for its intent (sandbox.standby): it holds its place, and no agent id.
-STANDBY = "standby"
-# Whose start no row of the log has, and whose keepers look after them alone.
-LIKE_NO_RUN = frozenset((SELF_TEST, STANDBY))
-_LABEL = reuse_place.LABEL
-# As much of it as is read at once: most are smaller.
-_LABEL_BYTES = 16 * 1024
-# What the file of a next label has of room before it is written: most are smaller, and what is left is blank.
-_ROOM_BYTES = 4096
 _CGROUPS = reuse_place.CGROUPS
 _NETWORK = "network.json"
 # What stays of a run that is over until its network is gone.
 _LEFT = frozenset(("lock", _NETWORK))
-# Of who asks for something, and of the reason that they give, as the log has them.
-WORDS = 200
 # Who ends a run for a reason of the supervisor's own.
 SUPERVISOR = "the supervisor"
-_REVOKED = "revoked"
-_STOPPED = "stopped"
-# How long what a killed process was just starting may take to die with it.
-_DYING_SECONDS = 5.0
 
 
 class RunDirectory:
@@ -88,11 +73,11 @@ class RunDirectory:
                 if lock is None:
                     self.path.mkdir(mode=0o700)
                 undo.callback(self.__exit__)
-                self._lock = _open_lock(self.path) if lock is None else lock
+                self._lock = open_lock(self.path) if lock is None else lock
                 if lock is None:
                     fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     os.write(self._lock, str(os.getpid()).encode())
-                    small_files.put(self.path / _LABEL, label)
+                    small_files.put(self.path / LABEL, label)
             made = [self.runsc_root, self.trace] if lock is None else []
             if self._spares is None or not self._spares.take(BUNDLE, self.bundle):
                 made += [self.bundle, self.rootfs, self.bundle / "mounts"]
@@ -229,33 +214,6 @@ def _content(path: str, size: int) -> bytes:
         os.close(fd)
 
 
-def expect_relabel(path: Path) -> None:
-    """Make the file that ``relabel`` fills, while nobody waits: one that is new may wait for the disk's journal, and
-    ext4 looks for a place on the disk for what has none when it is renamed over another (auto_da_alloc, ext4(5))."""
-    small_files.put(f"{path}/.{_LABEL}", b" " * _ROOM_BYTES)
-    fd = os.open(f"{path}/.{_LABEL}", os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.posix_fallocate(fd, 0, _ROOM_BYTES)
-    finally:
-        os.close(fd)
-
-
-def relabel(path: Path, label: Mapping[str, str], claim: Callable[[], None]) -> None:
-    """Show a live run of ours under another label; ``claim`` is called behind the gate, sees the one that it had, and
-    raises when it may not be beside the others under the new one: it keeps that one then.
-
-    The two change places, where the file system can: to free the old one takes 0.3 ms, and happens with the directory.
-    """
-    new = f"{path}/.{_LABEL}"
-    small_files.put(new, json.dumps(dict(label)).encode().ljust(_ROOM_BYTES))
-    with gate(path.parent):
-        claim()
-        try:
-            libc.exchange(new, f"{path}/{_LABEL}")
-        except OSError:  # EINVAL of a file system that cannot: whatever else it is, this says it
-            os.rename(new, f"{path}/{_LABEL}")
-
-
 @contextlib.contextmanager
 def abandoned(runs: Path) -> Iterator[list[Path]]:
     """The directories below ``runs`` whose process is gone, each locked for the caller to clean up and ``remove``."""
@@ -263,49 +221,13 @@ def abandoned(runs: Path) -> Iterator[list[Path]]:
         found = []
         with gate(runs):
             # Of all of them together: nobody else passes meanwhile.
-            until = time.monotonic() + _DYING_SECONDS
+            until = time.monotonic() + DYING_SECONDS
             for path in sorted(p for p in runs.iterdir() if p.is_dir()):
-                lock = _open_lock(path)
+                lock = open_lock(path)
                 stack.callback(os.close, lock)
                 if free(lock, until - time.monotonic()):
                     found.append(path)
         yield found
-
-
-def free(lock: int, deadline_seconds: float = _DYING_SECONDS) -> bool:
-    """Take a run's lock, unless a live process has it. What a killed one was just starting holds it for a moment more:
-    it was forked with it, and dies of its parent's death in its own time."""
-    until = time.monotonic() + deadline_seconds
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if _owner_lives(lock) or time.monotonic() > until:
-                return False
-            time.sleep(0.005)
-        else:
-            return True
-
-
-def owner_of(path: Path) -> int:
-    """The process that wrote itself into a run's lock; 0 when nobody did yet or the run is gone."""
-    try:
-        owner = (path / "lock").read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return 0
-    return int(owner) if owner.isdigit() else 0
-
-
-def _owner_lives(lock: int) -> bool:
-    """Whether the process that wrote itself into the lock is there and no zombie; yes where nobody did yet."""
-    owner = os.pread(lock, 32, 0)
-    if not owner.isdigit():
-        return True
-    try:
-        state = Path(f"/proc/{int(owner)}/stat").read_bytes().rpartition(b")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in (b"Z", b"X")
 
 
 def remove(path: Path) -> None:
@@ -338,136 +260,6 @@ def network_of(path: Path) -> dict[str, Any] | None:
     return noted
 
 
-def label_of(path: Path) -> dict[str, str] | None:
-    """One run's label; None when its process died before it was written."""
-    # Of every run that lives, whenever one begins: a stream of Python's costs more than the file.
-    try:
-        fd = os.open(f"{path}/{_LABEL}", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        raw = b"".join(iter(lambda: os.read(fd, _LABEL_BYTES), b""))
-        label: dict[str, str] = json.loads(raw)
-    except ValueError:
-        return None
-    finally:
-        os.close(fd)
-    return label
-
-
-def mark_revoked(path: Path, reason: str, *, like: Path | None = None) -> None:
-    """Write into a run's directory that it is being ended, behind the gate; the first reason stays.
-
-    ``like`` is the directory of another that was marked for the same reason: a second name of its mark is had at once,
-    where a file system that has just removed many files may take half a millisecond to make another.
-    """
-    _mark(path, _REVOKED, reason, like)
-
-
-def mark_stopped(path: Path, by: str, reason: str, *, like: Path | None = None) -> None:
-    """As ``mark_revoked``, of a run that somebody ends with its tree: who, and why."""
-    _mark(path, _STOPPED, json.dumps({"by": by, "reason": reason}), like)
-
-
 def mark_superseded(path: Path, reason: str, *, like: Path | None = None) -> None:
     """As ``mark_stopped``, of a run that ends because a newer serial of its agent id was accepted."""
-    _mark(path, _STOPPED, json.dumps({"by": SUPERVISOR, "reason": reason, "superseded": True}), like)
-
-
-def stopped_of(path: Path) -> tuple[str, str] | None:
-    """Who ends a run with its tree, and why; None when nobody has marked it."""
-    said = _said(path)
-    return None if said is None else (said["by"], said["reason"])
-
-
-def _said(path: Path) -> dict[str, Any] | None:
-    try:
-        with open(path / _STOPPED, encoding="utf-8") as file:
-            said: dict[str, Any] = json.load(file)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except ValueError:
-        return {"by": "", "reason": ""}  # whoever wrote it was killed over it
-    return said
-
-
-def _mark(path: Path, name: str, text: str, like: Path | None) -> None:
-    with contextlib.suppress(FileExistsError):
-        if like is not None:
-            try:
-                os.link(like / name, path / name, follow_symlinks=False)
-            except FileExistsError:
-                return
-            except OSError:  # that one is gone, or has as many names as it may have
-                pass
-            else:
-                return
-        fd = os.open(path / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        # Whatever the locale of whoever ends it: another's keeper reads it, and what they cannot write ends nobody.
-        with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-
-
-def revoked_of(path: Path) -> str | None:
-    """Why a run is being ended, None when nobody has marked it."""
-    try:
-        fd = os.open(f"{path}/{_REVOKED}", os.O_RDONLY | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    with open(fd, encoding="utf-8", errors="replace") as file:
-        return file.read() or "revoked"
-
-
-def verdict(path: Path) -> errors.RunRevokedError | errors.KilledError | None:
-    """The error of a run that was marked, None for another."""
-    if (reason := revoked_of(path)) is not None:
-        return errors.RunRevokedError(reason)
-    if (said := _said(path)) is None:
-        return None
-    error = errors.SupersededError if said.get("superseded") else errors.KilledError
-    return error(in_words("ended", said["by"], said["reason"]))
-
-
-def in_words(what: str, by: str, reason: str) -> str:
-    """Who did something to a run, and why, as the log has it: bounded, and in the words of whoever asked."""
-    given = f": {reason[:WORDS]}" if reason else ""
-    return f"{what} by {by[:WORDS] or 'root'}{given}"
-
-
-def told(path: Path) -> None:
-    """Note at a run's mark that a durable row names the run: the mark can be read only, from now on. A change of mode
-    needs no room on the disk, and holds for all that were marked with it.
-
-    Raises:
-        OSError: it is not marked, or it is gone.
-    """
-    if not is_told(path):
-        os.chmod(path / _REVOKED, 0o400)
-
-
-def is_told(path: Path) -> bool:
-    """Whether ``told`` was called for the run, or for one that was marked with it."""
-    try:
-        return not os.lstat(path / _REVOKED).st_mode & stat.S_IWUSR
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-
-
-@contextlib.contextmanager
-def gate(runs: Path) -> Iterator[None]:
-    """Between a directory's making and its lock, and while it is removed, nobody may take it for abandoned.
-
-    Raises:
-        errors.KeeperError: somebody holds it for too long; a keeper that waited for good would end its run no more.
-    """
-    fd = os.open(f"{runs}/.gate", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with atomic_file.unstopped():
-        try:
-            atomic_file.turn(fd, where=f"{runs}/.gate")
-            yield
-        finally:
-            atomic_file.let_go(fd)
-
-
-def _open_lock(path: Path) -> int:
-    return os.open(path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    write_mark(path, STOPPED, json.dumps({"by": SUPERVISOR, "reason": reason, "superseded": True}), like)

@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandbox.rundir import directory
+from sandbox.rundir import directory, lock
+from sandbox.rundir import label as rundir_label
 from sandbox.storage import atomic_file
 
 # The field of a label with the serial of the run's signed statement; empty where no operator's key signed it.
@@ -65,7 +66,7 @@ class Entry:
     @property
     def keeper(self) -> int:
         """The process that holds the run, 0 when there is none to name."""
-        return directory.owner_of(self.path)
+        return lock.owner_of(self.path)
 
     @property
     def state(self) -> str:
@@ -80,7 +81,7 @@ def live(runs: Path) -> list[Entry]:
     """Every live run below ``runs``, by the time of its start, then by id; self-tests are among them."""
     if not runs.is_dir():
         return []
-    with directory.gate(runs):
+    with lock.gate(runs):
         return seen(runs)
 
 
@@ -112,7 +113,7 @@ def agents(entries: Iterable[Entry]) -> Iterator[Entry]:
 
 
 def _entry(path: Path) -> Entry | None:
-    label = directory.label_of(path)
+    label = rundir_label.label_of(path)
     if label is None:
         return None
     return Entry(
@@ -135,7 +136,7 @@ def _entry(path: Path) -> Entry | None:
         max_depth=_number(label, "max_depth"),
         max_descendants=_number(label, "max_descendants"),
         on_parent_exit=label.get("on_parent_exit", "") or "terminate",
-        self_test=directory.SELF_TEST in label,
+        self_test=rundir_label.SELF_TEST in label,
         label=label,
     )
 
@@ -154,4 +155,4 @@ def held(path: Path) -> bool:
 def under_way(path: Path) -> bool:
     """Whether there is a run still. Its directory may stay a moment longer (directory.RunDirectory.vacate), held by
     whoever takes its network away once whoever asked has their answer, and takes their time to read it."""
-    return held(path) and directory.label_of(path) is not None
+    return held(path) and rundir_label.label_of(path) is not None

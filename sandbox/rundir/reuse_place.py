@@ -1,4 +1,5 @@
-"""The directory of a run that is over, for the next one of its policy (``sandbox.rundir.reuse``) and its few small files.
+"""The directory of a run that is over, for the next one of its policy (``sandbox.rundir.reuse``) and its few small
+files.
 
     what stays       lock, label.json, cgroups.json, root/, trace/ with runsc's own two files
     what goes        everything else, whoever wrote it: a mark that the run was revoked, its sockets, its records; its

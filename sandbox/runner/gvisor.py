@@ -16,15 +16,16 @@ from typing import Any
 from policy import data, denials, errors
 from policy.compile import bundle as compiled_bundle
 from policy.prove import connections
+from sandbox.attest import monitor, reference
 from sandbox.attest import network as attest_network
-from sandbox.attest import verifier
 from sandbox.audit.denials import failed_calls, refused_calls, traced
 from sandbox.broker.server import Broker
 from sandbox.config import trusted_binary
-from sandbox.control import revocation
+from sandbox.control import tree_kill
 from sandbox.host import facts
 from sandbox.kernel import procfs
 from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.proc import launch as proc_launch
 from sandbox.kernel.proc import spawn
 from sandbox.kernel.runsc import command, debug_log, start_trace
 from sandbox.kernel.runsc.log_level import Raising
@@ -33,11 +34,12 @@ from sandbox.network.gate import cgroup as gate_cgroup
 from sandbox.probes import preload
 from sandbox.rootfs import covered
 from sandbox.run_io import Channel, Finished, Round
-from sandbox.rundir import directory as rundir_directory
+from sandbox.rundir import marks
 from sandbox.rundir.directory import RunDirectory
 from sandbox.rundir.reuse import SPARE, Spares
 from sandbox.rundir.uid_pool import UidLease
 from sandbox.runner import mounts as runner_mounts
+from sandbox.runner import start_gate
 from sandbox.runner.limits import METER, CpuTime, Meter, on_devices
 from sandbox.runner.spec import CREDENTIALS, PACKAGE, Job, Secrets, Started
 from sandbox.shim.stdio import Exchange, out_of_memory
@@ -128,7 +130,7 @@ def _run(
             rounds = (*rounds, broker.round())
         watching = _watching(job, leaf, attestor)
         begun = stack.enter_context(
-            contextlib.closing(preload.Start(started, watching, heard=heard, calls=calls, held=held))
+            contextlib.closing(start_gate.Start(started, watching, heard=heard, calls=calls, held=held))
         )
         channel = _channel(job, directory, leaf, child, begun, watching, watches, rounds)
         if job.steering is not None:
@@ -147,14 +149,14 @@ def _run(
         if job.steering is not None:
             job.steering.converses(exchange)
         exchange.run()
-        revocation.give_way(directory.path)
+        tree_kill.give_way(directory.path)
         status = child.reap()
         if job.signals is not None and (told := job.signals.outcome(status)) is not None:
             exchange.ended_by(told)
         leaf.kill()
         if refused := leaf.pids_refused():
             job.denied(denials.Denial("pids", "pids_max", denials.HOST_TASKS), count=refused)
-        revoked = rundir_directory.verdict(directory.path)
+        revoked = marks.verdict(directory.path)
         cut_short = revoked is not None or not isinstance(exchange.error, errors.StartTimeoutError | None)
         if not cut_short and (fault := begun.fault(status, by_us=exchange.killed)) is not None:
             raise fault
@@ -174,7 +176,7 @@ def _goes_on(job: Job, directory: RunDirectory) -> None:
         errors.RunRevokedError, errors.KilledError: it is marked.
         errors.StoppedError: this process was told to end.
     """
-    if (revoked := rundir_directory.verdict(directory.path)) is not None:
+    if (revoked := marks.verdict(directory.path)) is not None:
         raise revoked
     if job.signals is not None:
         job.signals.check()
@@ -230,7 +232,7 @@ def _after_others(path: Path, ending: Callable[[errors.RunError], None]) -> Call
     """What is done at the end of a run, once whoever revokes it has ended all that it revokes."""
 
     def after(error: errors.RunError) -> None:
-        revocation.give_way(path)
+        tree_kill.give_way(path)
         ending(error)
 
     return after
@@ -263,13 +265,13 @@ def _launch(
     job: Job,
     directory: RunDirectory,
     leaf: cgroup.Leaf,
-    mounts: Sequence[spawn.Attach],
+    mounts: Sequence[proc_launch.Attach],
     places: Mapping[str, str],
     gate: gateway.Gateway | None = None,
     broker: Broker | None = None,
-) -> spawn.Launch:
+) -> proc_launch.Launch:
     passed = None if broker is None else broker.guest
-    return spawn.Launch(
+    return proc_launch.Launch(
         program=job.runsc_path,
         arguments=command.run_arguments(
             job.runsc_path,
@@ -296,7 +298,7 @@ def _patience(job: Job, directory: RunDirectory, leaf: cgroup.Leaf) -> spawn.Pat
     return spawn.Patience(
         seconds=job.limits.start_seconds,
         watches={**job.watches, **asked},
-        look=lambda: rundir_directory.verdict(directory.path),
+        look=lambda: marks.verdict(directory.path),
         kill=leaf.kill,
     )
 
@@ -320,7 +322,7 @@ def _attestor(
     child: spawn.Child,
     uid: int,
     network: attest_network.Network | None,
-) -> verifier.Attestor | None:
+) -> monitor.Attestor | None:
     """What was made for this run, written down for whoever attests it, and the one that does so while it lasts."""
     controllers = leaf.paths if leaf.hierarchies.version == 1 else ("",)
     runner = procfs.process(child.pid)
@@ -332,7 +334,7 @@ def _attestor(
         package = os.readlink(f"/proc/self/fd/{job.sources[PACKAGE]}")
     finally:
         os.close(fds["/"])
-    made = verifier.Made(
+    made = reference.Made(
         run_id=job.run_id,
         agent_id=job.label["agent_id"],
         policy_digest=job.artefacts.digest,
@@ -355,20 +357,18 @@ def _attestor(
     )
     directory.write_policy(job.artefacts)
     made.write(directory.path)
-    return verifier.Attestor(
+    return monitor.Attestor(
         made,
         job.artefacts,
         state=job.config.state,
         seconds=job.config.attest_seconds,
         alarm=job.config.on_drift == "alarm",
         drifted=job.drifted,
-        over=lambda: rundir_directory.verdict(directory.path) is not None,
+        over=lambda: marks.verdict(directory.path) is not None,
     )
 
 
-def _watching(
-    job: Job, leaf: cgroup.Leaf, attestor: verifier.Attestor | None
-) -> tuple[CpuTime | verifier.Attestor, ...]:
+def _watching(job: Job, leaf: cgroup.Leaf, attestor: monitor.Attestor | None) -> tuple[CpuTime | monitor.Attestor, ...]:
     """What looks at the run from when its first process runs."""
     limit_ms = job.artefacts.json("supervision.json")["task"]["cpu_time_ms"]
     clock = None if limit_ms is None else CpuTime(limit_ms, leaf.cpu_time_us)
@@ -380,8 +380,8 @@ def _channel(
     directory: RunDirectory,
     leaf: cgroup.Leaf,
     child: spawn.Child,
-    begun: preload.Start,
-    watching: Sequence[CpuTime | verifier.Attestor],
+    begun: start_gate.Start,
+    watching: Sequence[CpuTime | monitor.Attestor],
     watches: gateway.Watches,
     rounds: Sequence[Round],
 ) -> Channel:

@@ -12,7 +12,7 @@ from typing import Any
 from sandbox.kernel import libc
 from sandbox.kernel.fs import idmap as idmapped
 from sandbox.kernel.fs import secret_files
-from sandbox.kernel.proc import spawn
+from sandbox.kernel.proc import launch
 from sandbox.rootfs import covered
 from sandbox.rundir.directory import RunDirectory
 from sandbox.runner.spec import CREDENTIALS, Job
@@ -42,7 +42,7 @@ def with_secrets(job: Job, stack: contextlib.ExitStack, uid: int) -> Job:
     return dataclasses.replace(job, sources={**job.sources, **dict.fromkeys(places, files.fd)})
 
 
-def attached(job: Job, directory: RunDirectory, stack: contextlib.ExitStack, uid: int) -> list[spawn.Attach]:
+def attached(job: Job, directory: RunDirectory, stack: contextlib.ExitStack, uid: int) -> list[launch.Attach]:
     """Detached copies of every source, flags set before anything can see them (sandbox-facts: the gofer's view
     has no flags unless the mount has them already)."""
     plan: list[Mapping[str, Any]] = job.artefacts.json("mounts.json")["mounts"]
@@ -54,7 +54,7 @@ def attached(job: Job, directory: RunDirectory, stack: contextlib.ExitStack, uid
         if mount["type"] == "bind":
             fd, options = job.sources[mount["destination"]], mount["options"]
             if mount["source"] == CREDENTIALS:  # it is no copy of anything, and sealed already
-                out.append(spawn.Attach(fd, str(target)))
+                out.append(launch.Attach(fd, str(target)))
                 continue
             out.append(_attach(fd, options, target, stack, writer=uid if "idmapped" in options else None))
     # After the copies: what covers a path now may have done so when it was copied, and what came later is drift.
@@ -64,7 +64,7 @@ def attached(job: Job, directory: RunDirectory, stack: contextlib.ExitStack, uid
 
 def _attach(
     fd: int, options: Sequence[str], target: Path, stack: contextlib.ExitStack, *, writer: int | None = None
-) -> spawn.Attach:
+) -> launch.Attach:
     """``writer`` is the run's user, who is the owner of what is granted for writing, in this mount alone."""
     detached = libc.open_tree_clone(fd)
     stack.callback(os.close, detached)
@@ -77,4 +77,4 @@ def _attach(
         idmap = idmapped.namespace((info.st_uid, info.st_gid), (writer, writer))
         stack.callback(os.close, idmap)
     libc.mount_setattr(detached, attributes, idmap=idmap)
-    return spawn.Attach(detached, str(target))
+    return launch.Attach(detached, str(target))

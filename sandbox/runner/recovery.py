@@ -25,9 +25,9 @@ def recover(
     """Remove what runs left whose process is gone: their cgroups with everything in them, then their directories. The
     ids of those that are removed.
 
-    What the log says of them is for ``run_events.cut_off``, afterwards; ``used`` is told what they had used, before it is
-    taken away with what counted it. ``isolated`` says that this process is not in the host's network: of a run that had
-    a part of that, all else is taken away, and the directory that says so stays for whoever is.
+    What the log says of them is for ``run_events.cut_off``, afterwards; ``used`` is told what they had used, before it
+    is taken away with what counted it. ``isolated`` says that this process is not in the host's network: of a run that
+    had a part of that, all else is taken away, and the directory that says so stays for whoever is.
 
     Raises:
         errors.CovenantError: one cannot be ended or taken away, and stays; the others are gone.

@@ -10,7 +10,7 @@ from pathlib import Path
 from policy import denials
 from policy.compile.artefacts import Artefacts
 from policy.prove import live
-from sandbox.attest import verifier
+from sandbox.attest import monitor
 from sandbox.broker.server import Broker
 from sandbox.config import Config
 from sandbox.kernel.cgroup import cgroup
@@ -38,7 +38,7 @@ class Started:
     leaf: cgroup.Leaf
     limits: Sequence[cgroup.Limit]
     stdin: int
-    attestor: verifier.Attestor | None
+    attestor: monitor.Attestor | None
     meter: Meter
 
 
@@ -46,16 +46,17 @@ class Started:
 class Job:
     """One run, decided and prepared. ``sources`` gives, for each bind destination, an open descriptor of what is
     to be mounted there; the descriptors stay the caller's. ``covered`` are directories of the host that runsc must not
-    see (sandbox.host.runsc_network). ``label`` says whose run it is (sandbox.rundir.registry); ``claim`` is called behind the gate
-    before others can see it, and raises when the run may not be beside theirs. ``denied`` is told of everything that
-    was refused to the agent, ``drifted`` of what confines it and was changed; ``rounds`` and ``watches`` are looked
-    at while the run lasts; ``disks`` are those that its limits of input and output are about. ``arguments`` start
-    another first process than the agent, for a self-test alone. ``broker`` answers the agent where its policy has one;
-    without it every request is refused. ``steering`` is what may be asked of the run from outside. ``later`` is
-    given what was started, and brings the intent once there is one; ``intent`` is empty then. ``secrets`` puts each
-    granted secret, where they are files, and serves what is to be watched meanwhile; without it there is none.
-    ``after`` is given what is left of the run's network once it is over, to be taken away when its answer was given;
-    without it nothing is left when the run has ended. ``signals`` are held back from when its conversation begins."""
+    see (sandbox.host.runsc_network). ``label`` says whose run it is (sandbox.rundir.registry); ``claim`` is called
+    behind the gate before others can see it, and raises when the run may not be beside theirs. ``denied`` is told of
+    everything that was refused to the agent, ``drifted`` of what confines it and was changed; ``rounds`` and
+    ``watches`` are looked at while the run lasts; ``disks`` are those that its limits of input and output are about.
+    ``arguments`` start another first process than the agent, for a self-test alone. ``broker`` answers the agent where
+    its policy has one; without it every request is refused. ``steering`` is what may be asked of the run from outside.
+    ``later`` is given what was started, and brings the intent once there is one; ``intent`` is empty then. ``secrets``
+    puts each granted secret, where they are files, and serves what is to be watched meanwhile; without it there is
+    none. ``after`` is given what is left of the run's network once it is over, to be taken away when its answer was
+    given; without it nothing is left when the run has ended. ``signals`` are held back from when its conversation
+    begins."""
 
     run_id: str
     artefacts: Artefacts

@@ -29,9 +29,10 @@ from sandbox.host import facts
 from sandbox.kernel import libc
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.proc import confine, spawn
+from sandbox.kernel.proc import launch as proc_launch
 from sandbox.kernel.seccomp import load
 from sandbox.run_io import Channel, Finished, Limits, Outcome, Round
-from sandbox.rundir import directory as rundir_directory
+from sandbox.rundir import marks
 from sandbox.rundir.directory import RunDirectory
 from sandbox.runner.limits import METER, Meter
 from sandbox.shim.operations import Steering
@@ -184,9 +185,9 @@ def run(
             watches |= signals.watches((lambda: None) if leaf is None else leaf.kill)
             signals.check()
         # The cgroup is there, so whoever revokes finds it; where it was not, the mark is.
-        if directory is not None and (revoked := rundir_directory.verdict(directory.path)) is not None:
+        if directory is not None and (revoked := marks.verdict(directory.path)) is not None:
             raise revoked
-        launch = spawn.Launch(
+        launch = proc_launch.Launch(
             program=plan.program,
             arguments=[plan.program] if executable else [plan.program, plan.policy.entry],
             environment=_environment(plan, run_id),
@@ -199,7 +200,7 @@ def run(
         patience = spawn.Patience(
             seconds=limits.start_seconds,
             watches={**watches, **asked},
-            look=lambda: None if directory is None else rundir_directory.verdict(directory.path),
+            look=lambda: None if directory is None else marks.verdict(directory.path),
             kill=(lambda: None) if leaf is None else leaf.kill,
         )
         child = stack.enter_context(spawn.spawn(launch, patience))
@@ -227,7 +228,7 @@ def run(
         if signals is not None and (told := signals.outcome(status)) is not None:
             exchange.ended_by(told)
         # Whoever revoked it has killed it, which looks like a failure of its own.
-        ended = exchange.error if directory is None else rundir_directory.verdict(directory.path) or exchange.error
+        ended = exchange.error if directory is None else marks.verdict(directory.path) or exchange.error
         return _finished(plan, exchange, ended, status, meter)
 
 
@@ -260,7 +261,7 @@ def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[],
     return both
 
 
-def _package_mount(copy: Path, *, executable: bool, stack: contextlib.ExitStack) -> spawn.Attach:
+def _package_mount(copy: Path, *, executable: bool, stack: contextlib.ExitStack) -> proc_launch.Attach:
     """The verified copy, attached by descriptor: the agent never walks through COVENANT_STATE."""
     fd = os.open(copy, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     stack.callback(os.close, fd)
@@ -268,7 +269,7 @@ def _package_mount(copy: Path, *, executable: bool, stack: contextlib.ExitStack)
     stack.callback(os.close, detached)
     flags = libc.MOUNT_ATTR_RDONLY | libc.MOUNT_ATTR_NOSUID | libc.MOUNT_ATTR_NODEV
     libc.mount_setattr(detached, flags if executable else flags | libc.MOUNT_ATTR_NOEXEC)
-    return spawn.Attach(detached, WORKSPACE)
+    return proc_launch.Attach(detached, WORKSPACE)
 
 
 def _environment(plan: Plan, run_id: str) -> dict[str, str]:

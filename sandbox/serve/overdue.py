@@ -24,7 +24,7 @@ from policy import errors
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.fs import hanging
 from sandbox.kernel.fs.hanging import Page
-from sandbox.rundir import directory
+from sandbox.rundir import directory, lock
 from sandbox.serve import systemd
 from sandbox.serve.api import frames, rlimits
 from sandbox.shim import process
@@ -207,7 +207,7 @@ def _kill_runs(runs: Path, pid: int) -> None:
     """Kill what runs of a keeper that cannot: its directory is locked until it ends, so recovery leaves them."""
     with contextlib.suppress(FileNotFoundError):
         for path in runs.iterdir():
-            if path.is_dir() and directory.owner_of(path) == pid:
+            if path.is_dir() and lock.owner_of(path) == pid:
                 leaf = cgroup.Leaf(cgroup.Hierarchies.read(), path.name)
                 leaf.adopt(directory.cgroups_of(path))
                 leaf.kill()

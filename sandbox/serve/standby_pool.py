@@ -1,7 +1,7 @@
 """The instances that are kept ready, as the supervisor's main loop sees them: made one at a time, each by its holder.
 
-A holder is a process that has the instances of one package (sandbox.serve.standby_worker), so many of them that what all have
-in common costs little and its death is not that of all; where it has had its part, another is forked.
+A holder is a process that has the instances of one package (sandbox.serve.standby_worker), so many of them that what
+all have in common costs little and its death is not that of all; where it has had its part, another is forked.
 
 It decides nothing about an agent and reads nothing of one: which packages are asked for stands in records
 (standby_records), how many there may be is computed (policy.standby), and each instance sees for itself that it is

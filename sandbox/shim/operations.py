@@ -19,7 +19,7 @@ from policy.lifecycle import State
 from sandbox.audit.run_events import Rows
 from sandbox.kernel.cgroup.cgroup import Leaf
 from sandbox.run_io import Channel, Outcome, Round, Watches
-from sandbox.rundir import directory as rundir_directory
+from sandbox.rundir import marks
 from sandbox.shim import control_socket
 from sandbox.shim.stdio import Exchange
 
@@ -35,9 +35,9 @@ class Steering:
 
     ``ttl_seconds`` is the manifest's, None without one; with ``suspends`` it suspends the run instead of ending it.
     ``shown`` makes text of stderr that whoever may read logs may read; ``going_on`` is around a thaw, and raises when
-    the run of that directory is to stand (sandbox.control.revocation). ``below`` has everything below the run ended, in whose
-    name and why it is told, where whoever asked for that has not come back. ``table`` has what can be asked; others
-    may put more into it before the run listens.
+    the run of that directory is to stand (sandbox.control.revocation). ``below`` has everything below the run ended, in
+    whose name and why it is told, where whoever asked for that has not come back. ``table`` has what can be asked;
+    others may put more into it before the run listens.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Steering:
         self._rows.to(State.TERMINATED, words, waits=waits)
 
     def _marked(self) -> tuple[str, str] | None:
-        return None if self._directory is None else rundir_directory.stopped_of(self._directory)
+        return None if self._directory is None else marks.stopped_of(self._directory)
 
     def _clocks(self) -> Outcome:
         """The ttl that suspends, and the one more that a run may stay suspended."""
@@ -295,7 +295,7 @@ class Steering:
 def _only(request: Mapping[str, Any], *names: str) -> None:
     unknown = sorted(set(request) - set(names))
     if unknown:
-        raise errors.UsageError(f"a request of this kind has no `{unknown[0][: rundir_directory.WORDS]}`")
+        raise errors.UsageError(f"a request of this kind has no `{unknown[0][: marks.WORDS]}`")
 
 
 def _words(what: str, request: Mapping[str, Any]) -> str:
@@ -303,4 +303,4 @@ def _words(what: str, request: Mapping[str, Any]) -> str:
     by, reason = request.get("by", ""), request.get("reason", "")
     if not isinstance(by, str) or not isinstance(reason, str):
         raise errors.UsageError("who asks, and why, are text")
-    return rundir_directory.in_words(what, by, reason)
+    return marks.in_words(what, by, reason)

@@ -35,8 +35,7 @@ from sandbox.kernel.net import unix_address
 from sandbox.kernel.proc import pipes
 from sandbox.lifecycle.types import Answer, Request
 from sandbox.network import gateway
-from sandbox.rundir import directory as rundir_directory
-from sandbox.rundir import registry
+from sandbox.rundir import label, registry
 
 _PREFIX = "standby-"
 _LENGTH = struct.Struct(">I")
@@ -293,7 +292,7 @@ def idle_mb(runs: Path) -> int:
 
 
 def _idle(runs: Path) -> list[registry.Entry]:
-    return [one for one in registry.live(runs) if rundir_directory.STANDBY in one.label and _sockets(one.path)]
+    return [one for one in registry.live(runs) if label.STANDBY in one.label and _sockets(one.path)]
 
 
 def _answered(connection: socket.socket, run_id: str, watches: gateway.Watches) -> Answer | None:

@@ -28,12 +28,13 @@ from policy.lifecycle import State
 from policy.manifest.agent import Manifest
 from policy.rules.case import Unsigned
 from policy.signing import trust
-from sandbox.control import revocation
+from sandbox.control import tree_kill
 from sandbox.kernel.proc import epoll_waiters
 from sandbox.lifecycle import run
 from sandbox.lifecycle.types import Answer, Means, Request
 from sandbox.run_io import Finished, Given, Outcome, Round
-from sandbox.rundir import directory as rundir_directory
+from sandbox.rundir import label as rundir_label
+from sandbox.rundir import marks
 from sandbox.runner import gvisor, limits
 from sandbox.standby import dispatch, fingerprints
 from sandbox.standby.dispatch import GoneError
@@ -103,7 +104,7 @@ class Instance(run.Run):
         return dataclasses.replace(
             job,
             intent=b"",
-            label={**job.label, rundir_directory.STANDBY: "yes"},
+            label={**job.label, rundir_label.STANDBY: "yes"},
             rounds=(
                 *job.rounds,
                 Round(MOMENT_SECONDS, self._answering, lambda: MOST_SECONDS),
@@ -135,7 +136,7 @@ class Instance(run.Run):
         """
         started.leaf.freeze()
         started.leaf.keep_frozen()
-        rundir_directory.expect_relabel(started.directory)
+        rundir_label.expect_relabel(started.directory)
         limits.expect(started.directory / limits.METER)
         self._limit_files = fingerprints.Limits(started, self._stack)
         self._rows.expect_start()
@@ -234,7 +235,7 @@ class Instance(run.Run):
                 return None
             try:
                 settle = functools.partial(self._settle, started, trusted, offered, claim)
-                rundir_directory.relabel(started.directory, label, settle)
+                rundir_label.relabel(started.directory, label, settle)
             except (errors.RuleViolation, errors.BusyError) as e:
                 # Whoever asked may not have it beside those that live now. It waits for others, as it did.
                 self._request, self._line, self.intent_id = before
@@ -262,7 +263,7 @@ class Instance(run.Run):
         def release() -> None:
             # One that is ended with others at this moment stands until it is killed, which its watch says.
             over = errors.RunRevokedError, errors.KilledError
-            with contextlib.suppress(*over), revocation.going_on(started.directory):
+            with contextlib.suppress(*over), tree_kill.going_on(started.directory):
                 started.leaf.thaw()
 
         return Given(self._line, self._limits(deadline), watches, release)
@@ -272,7 +273,7 @@ class Instance(run.Run):
     ) -> None:
         """Behind the gate, before it is shown as a run. Marks are set there, and whom a newer serial has superseded may
         not hold the agent's id against that one (rule 8). Who took long to say go finds it as it is by then."""
-        if (marked := rundir_directory.verdict(started.directory)) is not None:
+        if (marked := marks.verdict(started.directory)) is not None:
             raise marked
         if time.monotonic() - offered > FRESH_SECONDS:
             self._now_ms = int(time.time() * 1000)
@@ -318,7 +319,7 @@ class Instance(run.Run):
             claim()
             raise errors.BusyError("nobody has an intent yet")  # so that the label is not shown
 
-        rundir_directory.relabel(directory, label, refused)
+        rundir_label.relabel(directory, label, refused)
 
     def _rehearse_rows(self) -> None:
         manifest = self._decision.manifest
@@ -375,7 +376,7 @@ class Instance(run.Run):
 
     def _changed(self, started: gvisor.Started, *, every_file: bool) -> str | None:
         """What else is not as it was when the instance was made, in words."""
-        if (revoked := rundir_directory.verdict(started.directory)) is not None:
+        if (revoked := marks.verdict(started.directory)) is not None:
             return revoked.message
         if (name := self._made_of.changed(every_file=every_file) or self._sources.changed()) is not None:
             return f"`{name}` was changed"

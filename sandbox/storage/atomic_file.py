@@ -282,7 +282,8 @@ def _holder(fd: int) -> int | None:
 
 def let_go(fd: int) -> None:
     """Let go of the lock of an open file, and close it: now, and not when the last that was forked meanwhile executes.
-    Among threads (sandbox.serve.standby_worker) somebody else's child may have a copy, and takes its time to join a cgroup."""
+    Among threads (sandbox.serve.standby_worker) somebody else's child may have a copy, and takes its time to join a
+    cgroup."""
     try:
         fcntl.flock(fd, fcntl.LOCK_UN)
     finally:

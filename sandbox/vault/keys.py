@@ -16,10 +16,10 @@ from typing import Literal
 
 from policy import errors
 from policy.signing.keyfile import MAX_PASSPHRASE_BYTES
+from sandbox.config import CREDENTIAL
 from sandbox.kernel import libc
 from sandbox.kernel.proc.secret_memory import Locked, guard_process
 from sandbox.storage import atomic_file
-from sandbox.vault.settings import CREDENTIAL
 
 KEY_FILE_BYTES = 32
 _MAX_FILE_BYTES = 1024

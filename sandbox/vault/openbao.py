@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from policy import errors
+from sandbox.config import VaultSettings
 from sandbox.kernel.proc.secret_memory import Locked
 from sandbox.vault import backend, keys
 from sandbox.vault.backend import Before, Change, Entry, Opened
-from sandbox.vault.settings import Settings
 
 if TYPE_CHECKING:
     import hvac
@@ -37,7 +37,7 @@ class OpenBao:
 
     name = "openbao"
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: VaultSettings) -> None:
         if settings.token is None:
             raise errors.VaultKeyError("no token is configured for OpenBao", hint='write [vault] token = "FILE"')
         self._settings, self._token = settings, settings.token

@@ -31,9 +31,11 @@ ROOT = Path(__file__).resolve().parents[2]
 _OVER_SECONDS = 30.0
 # What a run imports, here once for all subjects.
 _PARTS = (
-    "covenant.keys.identity", "sandbox.lifecycle.probe_run", "sandbox.kernel.net.conntrack", "sandbox.kernel.net.nft", "sandbox.storage.package_reader",
+    "covenant.keys.identity", "sandbox.lifecycle.probe_run", "sandbox.kernel.net.conntrack", "sandbox.kernel.net.nft",
+    "sandbox.storage.package_reader",
     "sandbox.kernel.seccomp.load", "sandbox.host.runsc_probe", "sandbox.serve.api.client", "sandbox.serve.main",
-    "sandbox.supervisor", "sandbox.runner.trusted_local", "shutil", "covenant.cli.operator.vault", "covenant.cli.operator.vault_log",
+    "sandbox.supervisor", "sandbox.runner.trusted_local", "shutil", "covenant.cli.operator.vault",
+    "covenant.cli.operator.vault_log",
     "sandbox.vault.secret_input", "tests.crash.clients", "tests.crash.steps", "tests.crash.vault_work",
 )  # fmt: skip
 

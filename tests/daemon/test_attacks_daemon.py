@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from covenant.handlers import billing
-from covenant.handlers.memory import ignore_check
+from covenant.handlers.state import ignore_rules
 from covenant.runtime import agents as runtime_agents
 from policy import errors
 from tests import daemon_kit, runtime_kit
@@ -49,21 +49,21 @@ async def test_a_name_that_is_no_utf8_stops_neither_the_daemon_nor_its_watch(
 
 @pytest.mark.parametrize("also", [(), ("!**/none.env",)])
 def test_of_a_text_full_of_places_no_more_are_counted_than_may_be(also: tuple[str, ...], monkeypatch: Any) -> None:
-    monkeypatch.setattr(ignore_check, "MOST_PLACES", 50)
+    monkeypatch.setattr(ignore_rules, "MOST_PLACES", 50)
     looked: list[int] = []
-    paths = ignore_check.Rule._paths
+    paths = ignore_rules.Rule._paths
 
     def counted(*args: Any) -> Any:
         for span in paths(*args):
             looked.append(1)
             yield span
 
-    monkeypatch.setattr(ignore_check.Rule, "_paths", counted)
+    monkeypatch.setattr(ignore_rules.Rule, "_paths", counted)
     # Where nothing is taken back one place is enough; where something is, as many as may be are.
-    rules = ignore_check.parse("\n".join((*ignore_check.SEEDED, *also)))
-    assert ignore_check.matched(rules, "x/.env.a " * 10_000) in ("**/.env", "**/.env.*")
+    rules = ignore_rules.parse("\n".join((*ignore_rules.SEEDED, *also)))
+    assert ignore_rules.matched(rules, "x/.env.a " * 10_000) in ("**/.env", "**/.env.*")
     assert len(looked) <= (50 if also else 1)
-    assert ignore_check.matched(rules, "none.txt " * 10_000) is None
+    assert ignore_rules.matched(rules, "none.txt " * 10_000) is None
 
 
 async def test_a_peers_own_feed_does_not_say_whose_tasks_there_are(covenant_home: Path) -> None:

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from covenant import settings as covenant_settings
-from covenant.adapters.ipc import gateway
+from covenant.adapters.ipc import limits
 from covenant.wire import frames, requests, strict
 from tests.daemon.test_lifecycle import environment, process
 from tests.house.test_docs import commands
@@ -69,7 +69,7 @@ def test_its_defaults_are_those_of_the_code() -> None:
 
 
 def test_its_bounds_are_those_of_the_code() -> None:
-    bounds = gateway.Bounds()
+    bounds = limits.Bounds()
     for text in (
         f"| {bounds.connections}, {bounds.of_one_peer}, {bounds.of_others} |",
         f"| {bounds.strangers}; of more",

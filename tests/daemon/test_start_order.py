@@ -18,7 +18,7 @@ from covenant import daemon_home, daemon_stores
 from covenant.adapters.http import listen
 from covenant.handlers.intents import recovery
 from covenant.handlers.mailbox import delivery
-from covenant.handlers.memory.ignore_check import IgnoreSet
+from covenant.handlers.state.ignore_rules import IgnoreSet
 from covenant.keys.identity import Identity
 from covenant.providers.embed import pick
 from covenant.runtime import agents, budget_preemption, build

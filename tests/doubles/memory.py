@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from covenant.stores.memory import plans, quotas, rows
+from covenant.stores.memory import interface, plans, quotas, rows
 from covenant.stores.memory.index import ranking, vectors
 from covenant.stores.memory.index.vectors import Entry, Matrices, Near
 from covenant.stores.memory.interface import (
@@ -204,7 +204,7 @@ class InMemory:
             self._keep(plans.correlated(self._records[record_id], receipt_id))
         return found
 
-    async def payables(self, *, owner: str | None = None) -> list[plans.Payable]:
+    async def payables(self, *, owner: str | None = None) -> list[interface.Payable]:
         """What settlement has to know of each record."""
         return [plans.payable(one) for one in self._records.values() if owner in {None, one.owner.pubkey}]
 

@@ -75,14 +75,16 @@ def test_the_list_is_alive() -> None:
 
 def test_what_asks_the_supervisor_is_light() -> None:
     """The command's own half of a run that the supervisor does: sockets and what `--help` has."""
-    code = "import sys, covenant.cli.run.run, covenant.cli.run.supervisor_client, sandbox.serve.api.client; print(*sys.modules)"
+    names = "covenant.cli.run.run, covenant.cli.run.supervisor_client, sandbox.serve.api.client"
+    code = f"import sys, {names}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "sandbox.serve.api.client" in done.stdout.split(), done.stderr
     assert sorted(set(done.stdout.split()).intersection(HEAVY) - {"socket"}) == []
 
 
 def test_services_start_without_what_only_an_answer_needs() -> None:
-    code = "import sys, sandbox.serve.main, sandbox.serve.metrics_worker, covenant.daemon, sandbox.control.prometheus as p; "
+    names = "sandbox.serve.main, sandbox.serve.metrics_worker, covenant.daemon, sandbox.control.prometheus as p"
+    code = f"import sys, {names}; "
     alone = code + "print(*sys.modules)"
     answered = code + "p.text([p.family('n', 'gauge', 'About.', [])]); print(*sys.modules)"
     found = [

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox.attest import live_runs, processes, verifier
+from sandbox.attest import live_runs, processes, reference, verifier
 from sandbox.attest.processes import Family
 from sandbox.rundir import directory as rundir_directory
 from sandbox.storage import artefact_reader
@@ -37,7 +37,7 @@ class Live:
     """One run under way. ``answer`` is there once ``end`` or ``wait`` has been called."""
 
     world: World
-    made: verifier.Made
+    made: reference.Made
     directory: Path
     thread: threading.Thread
     answers: list[Answer] = field(default_factory=list)
@@ -97,7 +97,7 @@ def live(world: World, code: str = SLEEPS, *, files: Mapping[str, str] | None = 
         return None
 
     directory = until(begun)
-    made = verifier.Made.read(directory)
+    made = reference.Made.read(directory)
     assert made is not None
     one = Live(world, made, directory, thread, answers)
     try:

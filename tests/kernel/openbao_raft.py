@@ -15,7 +15,7 @@ import hvac
 import requests
 from hvac.exceptions import VaultError
 
-from sandbox.vault.settings import Settings
+from sandbox.config import VaultSettings
 from tests.kernel.openbao_server import Server, free_port, private, started
 from tests.kernel.tls_servers import Certificates
 from tests.kernel.world import SLOWNESS
@@ -75,7 +75,7 @@ def running(base: Path) -> Iterator[RaftServer]:
     config = _CONFIG.format(base=base, port=port, cluster=free_port(), pem=certificates.path)
     (base / "server.hcl").write_text(config)
     token = private(base / "root.token", "none yet")
-    settings = Settings(
+    settings = VaultSettings(
         backend="openbao",
         address=f"https://localhost:{port}",
         token=token,

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sandbox.config import VaultSettings
 from sandbox.kernel import libc
-from sandbox.vault.settings import Settings
 
 _ROOT_TOKEN = "root-of-the-test"
 _SECONDS = 60.0
@@ -31,7 +31,7 @@ class Server:
     """``settings`` say how it is reached with a token that may do everything."""
 
     process: subprocess.Popen[bytes]
-    settings: Settings
+    settings: VaultSettings
     base: Path
 
     def client(self) -> Any:
@@ -91,7 +91,7 @@ def running(base: Path) -> Iterator[Server]:
         _wait(process, address, ca, base / "server.log")
         token = private(base / "root.token", _ROOT_TOKEN)
         yield Server(
-            process, Settings(backend="openbao", address=address, token=token, ca=ca, timeout_seconds=30), base
+            process, VaultSettings(backend="openbao", address=address, token=token, ca=ca, timeout_seconds=30), base
         )
     finally:
         process.send_signal(signal.SIGCONT)

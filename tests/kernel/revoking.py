@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from covenant.keys import trust_root
 from policy.signing import change, envelope
 from policy.signing import root as roots
-from sandbox.control import revocation
+from sandbox.control import revocation, tree_kill
 from sandbox.rundir import registry
 from sandbox.storage.trust_state import State
 from tests.kernel import internet
@@ -121,7 +121,7 @@ def next_root(world: World, build: Callable[[roots.RootDocument], Any]) -> bytes
 
 def revoke(world: World, raw: bytes) -> revocation.Enforced:
     """Install a version and enforce it, as `covenant trust` does."""
-    with revocation.urgent(), State(world.state) as state:
+    with tree_kill.urgent(), State(world.state) as state:
         present, now_ms = state.present_root(), int(time.time() * 1000)
         root = present.successor(raw, now_ms)
         return trust_root.install(state, world.home, present, root, ["tester"], ["revokes"], now_ms)

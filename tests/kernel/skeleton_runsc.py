@@ -1,4 +1,6 @@
-"""Run one command under real runsc in a root that sandbox.rootfs.skeleton made: only that root, /proc, /dev and a tmpfs."""
+"""Run one command under real runsc in a root that sandbox.rootfs.skeleton made: only that root, /proc, /dev and a
+tmpfs.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.attest import processes, verifier
+from sandbox.attest import processes, reference, verifier
 from sandbox.kernel.cgroup.cgroup import Hierarchies, Leaf
 from sandbox.lifecycle.types import Request
 from sandbox.rundir.registry import Entry
@@ -116,7 +116,7 @@ def test_a_runsc_is_held_to_the_same_filters_under_a_supervisor_and_without_one(
             eventually(lambda: _leaf(entry).pids())
             found = eventually(lambda: (shown := _attested(one, entry)).get("runs") and shown)
             assert found["holds"], found
-            made = verifier.Made.read(entry.path)
+            made = reference.Made.read(entry.path)
             assert made is not None
             family = processes.family(made.runner)
             assert family is not None

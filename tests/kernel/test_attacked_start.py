@@ -15,7 +15,7 @@ import pytest
 
 from policy import errors
 from sandbox.attest import live_runs as attest_live_runs
-from sandbox.attest import processes, verifier
+from sandbox.attest import processes, reference
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.runsc.log_level import Raising
 from sandbox.rundir import directory
@@ -113,7 +113,7 @@ def test_who_attests_from_the_first_moment_on_sees_no_drift(
     try:
         runs = world.state / "runs"
         (run_id,) = live_runs.until(lambda: attest_live_runs.live(runs))
-        made = verifier.Made.read(runs / run_id)
+        made = reference.Made.read(runs / run_id)
         assert made is not None
         found = attest_live_runs.answer(world.state, run_id, {run_id: made.policy_digest})
         assert found is not None
@@ -163,7 +163,7 @@ def test_a_sandbox_that_somebody_stops_as_it_is_asked_is_waited_for(
     goes_on: list[Callable[[], Any]] = []
 
     def stops(raising: Raising) -> None:
-        made = verifier.Made.read(raising._root.parent)
+        made = reference.Made.read(raising._root.parent)
         assert made is not None
         found = processes.family(made.runner)
         assert found is not None

@@ -15,8 +15,8 @@ import pytest
 
 from policy import errors
 from policy.prove.live import Standing
+from sandbox.attest import reference, verifier
 from sandbox.attest import tracers as attest_tracers
-from sandbox.attest import verifier
 from sandbox.kernel import procfs
 from tests.kernel import internet, live_runs
 from tests.kernel.world import World
@@ -127,7 +127,7 @@ def test_a_run_traced_at_its_start_gets_no_intent(
 ) -> None:
     examine = verifier.examine
 
-    def look(made: verifier.Made, *rest: Any, **more: Any) -> verifier.Report:
+    def look(made: reference.Made, *rest: Any, **more: Any) -> verifier.Report:
         shim = attest_tracers.shim(made.runner)
         assert shim is not None
         gofer = live_runs.until(

@@ -23,10 +23,10 @@ import pytest
 from policy import errors
 from policy.signing import change
 from sandbox.audit import run_archive
-from sandbox.control import manager, revocation
+from sandbox.control import manager, revocation_watch, tree_kill
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.proc import spawn as proc_spawn
-from sandbox.rundir import directory, registry
+from sandbox.rundir import marks, registry
 from sandbox.runner import trusted_local
 from sandbox.shim import control_socket
 from sandbox.storage.trust_state import State
@@ -85,8 +85,8 @@ def _family(world: World, elder: Path, number: int = 1) -> Iterator[tuple[revoki
 
 def test_nobody_lets_go_on_what_is_just_being_marked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who resumes it between the stop and the mark finds no mark: it is the gate that holds them."""
-    monkeypatch.setattr(revocation, "_GATE_SECONDS", 0.0)
-    mark, said = revocation.mark_stopped, list[Any]()
+    monkeypatch.setattr(tree_kill, "_GATE_SECONDS", 0.0)
+    mark, said = tree_kill.mark_stopped, list[Any]()
 
     def resume(entry: registry.Entry) -> str:
         return str(control_socket.ask(entry.path, "resume", by=ASKER.display, reason="")["state"])
@@ -103,7 +103,7 @@ def test_nobody_lets_go_on_what_is_just_being_marked(world: World, monkeypatch: 
         manager.act(world.state, ASKER, "suspend", entry.run_id)
         assert resume(entry) == "Running"  # the control: at any other moment they may
         manager.act(world.state, ASKER, "suspend", entry.run_id)
-        monkeypatch.setattr(revocation, "mark_stopped", resume_then_mark)
+        monkeypatch.setattr(tree_kill, "mark_stopped", resume_then_mark)
         assert _kill(world, entry.run_id) == [entry.run_id]
         refused(errors.KilledError, one.wait().error)
     assert said == [True]
@@ -124,7 +124,7 @@ def test_a_disk_that_takes_no_mark_keeps_nobody_alive_whom_no_cgroup_shows(
     monkeypatch.setattr(manager, "_GONE_SECONDS", 20.0)
     package, full = world.sign(world.package({"main.py": SLEEPS}, **fields)), list[Path]()
     killed, ended = threading.Event(), list[list[str]]()
-    start, together = proc_spawn.spawn, revocation.end_together
+    start, together = proc_spawn.spawn, tree_kill.end_together
 
     def no_room(path: Path, *words: str, **more: Any) -> None:
         full.append(path)
@@ -140,9 +140,9 @@ def test_a_disk_that_takes_no_mark_keeps_nobody_alive_whom_no_cgroup_shows(
         assert killed.wait(30)
         return start(*arguments)
 
-    monkeypatch.setattr(directory, "mark_stopped", no_room)
-    monkeypatch.setattr(revocation, "end_together", kill_what_is_seen)
-    monkeypatch.setattr(revocation, "stop", lambda entries: {})
+    monkeypatch.setattr(marks, "mark_stopped", no_room)
+    monkeypatch.setattr(tree_kill, "end_together", kill_what_is_seen)
+    monkeypatch.setattr(tree_kill, "stop", lambda entries: {})
     monkeypatch.setattr(proc_spawn, "spawn", while_it_is_killed)
     try:
         error = world.run(package).error
@@ -164,7 +164,7 @@ WORDS = {
 
 def _marks_one_and_dies(world: World, run_id: str, reason: str) -> None:
     """Whoever ends the tree, in a process of their own."""
-    mark, left = directory.mark_stopped, iter([1])
+    mark, left = marks.mark_stopped, iter([1])
 
     def mark_or_die(*arguments: Any, **more: Any) -> None:
         if next(left, None) is None:
@@ -173,7 +173,7 @@ def _marks_one_and_dies(world: World, run_id: str, reason: str) -> None:
 
     if (pid := os.fork()) == 0:
         with contextlib.suppress(BaseException):
-            directory.mark_stopped = mark_or_die
+            marks.mark_stopped = mark_or_die
             _kill(world, run_id, reason)
         os._exit(1)
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
@@ -206,7 +206,7 @@ def test_a_locale_in_which_the_reason_cannot_be_written_keeps_nobody_alive(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever enforces a root has another locale than whoever gave the reason in it."""
-    monkeypatch.setattr(revocation, "_VERSION_EVERY", 10**9)  # the keeper does not find it by itself
+    monkeypatch.setattr(revocation_watch, "_VERSION_EVERY", 10**9)  # the keeper does not find it by itself
     with live(world, SLEEPS) as one:
         (entry,) = _live(world)
         raw = revoking.next_root(
@@ -234,14 +234,14 @@ def test_a_locale_in_which_the_reason_cannot_be_written_keeps_nobody_alive(
 
 def test_a_keeper_that_dies_as_its_tree_is_ended_leaves_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its children would see that it is gone, and go on without it."""
-    together = revocation.end_together
+    together = tree_kill.end_together
 
     def after_its_keeper(*arguments: Any) -> None:
         os.kill(run.entry.keeper, signal.SIGKILL)
         run.process.wait(60)
         together(*arguments)
 
-    monkeypatch.setattr(revocation, "end_together", after_its_keeper)
+    monkeypatch.setattr(tree_kill, "end_together", after_its_keeper)
     with _family(world, _elder(world, 2), 2) as (run, tree):
         assert set(_kill(world, run.entry.run_id)) == {one.run_id for one in tree}
         assert _live(world) == []

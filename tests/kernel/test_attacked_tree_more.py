@@ -16,7 +16,7 @@ from policy import errors
 from sandbox.audit.log import Ledger
 from sandbox.control import manager
 from sandbox.kernel.cgroup import cgroup, kill
-from sandbox.rundir import directory, registry
+from sandbox.rundir import marks, registry
 from sandbox.runner import gvisor
 from tests.kernel.live_runs import live, until
 from tests.kernel.world import HEAD, TAIL, World, refused
@@ -41,7 +41,7 @@ def test_a_run_that_has_answered_as_it_was_marked_is_ended_and_not_answered(
 
         threads.append(threading.Thread(target=end))
         threads[0].start()
-        until(lambda: directory.stopped_of(entry.path))
+        until(lambda: marks.stopped_of(entry.path))
         return finish(*arguments)
 
     package = world.sign(world.package({"main.py": HEAD + "answer = 1" + TAIL}))

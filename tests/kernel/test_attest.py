@@ -15,7 +15,7 @@ import pytest
 
 from policy import errors
 from policy.prove.live import Standing
-from sandbox.attest import verifier
+from sandbox.attest import reference, verifier
 from sandbox.kernel import libc
 from sandbox.rundir import directory
 from sandbox.storage import artefact_reader
@@ -229,7 +229,7 @@ def test_a_run_of_which_a_part_is_gone_is_given_no_intent(
     """What is not there is no reason to say that the run is gone, while its sandbox stands."""
     examine, looks = verifier.examine, []
 
-    def look(made: verifier.Made, *rest: Any, **more: Any) -> verifier.Report:
+    def look(made: reference.Made, *rest: Any, **more: Any) -> verifier.Report:
         monkeypatch.setattr(verifier, "examine", examine)
         config = Path(made.directory, "bundle", "config.json")
         if what == "written":

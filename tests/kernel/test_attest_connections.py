@@ -13,6 +13,7 @@ import pytest
 
 from policy.connections import Connection, Ends
 from sandbox.attest import network as attest_network
+from sandbox.attest import network_view
 from sandbox.kernel.net import conntrack, netns
 from tests.kernel import internet, planted
 from tests.kernel.hands import Tamper, chain, old_nat
@@ -238,7 +239,7 @@ def test_every_entry_that_no_rule_lets_begin_is_drift(tmp_path: Path, warm: Path
         inside(hand, "gateway")(lambda: planted.expected(TCP, helped, ends("93.184.216.34", 1, own, 5000)))
         network, state = one.made.network, one.world.state
         assert network is not None
-        view = attest_network.view(network, attest_network.Seen(), state=state)
+        view = attest_network.view(network, network_view.Seen(), state=state)
         rules = (one.directory / "policy" / "firewall.nft").read_bytes()
         layers = attest_network.judge(network, view, rules, state=state, family=set())
         assert view.gateway.expected == 1

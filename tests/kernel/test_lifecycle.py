@@ -20,9 +20,9 @@ from policy import errors, lifecycle
 from policy.lifecycle import State
 from sandbox.audit import run_archive
 from sandbox.audit.log import Ledger
-from sandbox.control import manager, revocation
+from sandbox.control import manager, tree_kill
 from sandbox.kernel.cgroup import cgroup
-from sandbox.rundir import directory, registry
+from sandbox.rundir import directory, marks, registry
 from sandbox.shim import control_socket
 from sandbox.shim.stdio import Exchange
 from tests.kernel.conftest import leftovers
@@ -364,7 +364,7 @@ def test_a_tree_is_stopped_marked_and_named_before_any_of_it_is_killed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[Any] = []
-    mark, kill = directory.mark_stopped, revocation.end_together
+    mark, kill = marks.mark_stopped, tree_kill.end_together
 
     def marked(path: Path, *said: str, **more: Any) -> None:
         leaf = cgroup.Leaf(cgroup.Hierarchies.read(), path.name)
@@ -377,8 +377,8 @@ def test_a_tree_is_stopped_marked_and_named_before_any_of_it_is_killed(
         steps.append(("killed", [(row["reason"], row["runs"]) for row in rows]))
         kill(*arguments)
 
-    monkeypatch.setattr(directory, "mark_stopped", marked)
-    monkeypatch.setattr(revocation, "end_together", killed)
+    monkeypatch.setattr(marks, "mark_stopped", marked)
+    monkeypatch.setattr(tree_kill, "end_together", killed)
     with live(world, COUNTS) as one:
         goes_on(one)
         run_id = one.made.run_id
@@ -400,13 +400,13 @@ def test_a_sandbox_that_is_just_starting_ends_with_its_tree(
     the others."""
     monkeypatch.setattr(Exchange, "_give", lambda self: None)
     names: list[str] = []
-    kill = revocation.end_together
+    kill = tree_kill.end_together
 
     def killed(entries: Sequence[registry.Entry], leaves: Sequence[cgroup.Leaf], failed: list[str]) -> None:
         names.extend(leaf.name for leaf in leaves)
         kill(entries, leaves, failed)
 
-    monkeypatch.setattr(revocation, "end_together", killed)
+    monkeypatch.setattr(tree_kill, "end_together", killed)
     with live(world, COUNTS) as one:
         assert [entry.state for entry in registry.live(world.state / "runs")] == [State.ISOLATED]
         (one.directory / registry.STATE).write_text(f"{seen}\n")

@@ -16,7 +16,7 @@ from policy import errors
 from sandbox.control import manager
 from sandbox.kernel.cgroup import cgroup
 from sandbox.lifecycle import run as lifecycle_run
-from sandbox.rundir import directory, registry
+from sandbox.rundir import marks, registry
 from sandbox.storage.trust_state import State
 from sandbox.supervisor import Supervisor
 from tests.kernel import revoking
@@ -240,7 +240,7 @@ def test_both_started_at_once_leave_the_newer(world: World) -> None:
 POINTS = {
     "recorded, not marked": "sandbox.control.succession._catch",
     "marked, not named": "sandbox.audit.run_events.Rows.runs_stopped",
-    "named, not killed": "sandbox.control.revocation.end_together",
+    "named, not killed": "sandbox.control.tree_kill.end_together",
 }
 
 
@@ -277,7 +277,7 @@ def test_killed_over_it_the_older_run_ends(world: World, point: str, recovered: 
         _killed_at(world, newer, point)
         assert highest(world) > before, "the serial is durable first"
         if point == "recorded, not marked":
-            assert directory.verdict(old.entry.path) is None
+            assert marks.verdict(old.entry.path) is None
         if recovered:
             with Supervisor(world.state):
                 assert processes(old) == []

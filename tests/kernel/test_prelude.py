@@ -18,6 +18,7 @@ from policy.denials import Denial
 from sandbox.probes import preload
 from sandbox.probes.preload_object import Step, build
 from sandbox.probes.probe_program import Bytes, Call
+from sandbox.runner import start_gate
 from tests.kernel import internet, live_runs
 from tests.kernel.internet import Internet, NetworkedWorld
 from tests.kernel.test_denied_calls import told
@@ -148,15 +149,15 @@ def test_one_that_somebody_kills_before_it_was_heard_of_has_crashed_and_failed_n
     real = preload.tries
     monkeypatch.setattr(preload, "tries", lambda artefacts: _unheard(artefacts, real(artefacts)))
     world.configure(self_test=True, start_deadline_seconds=60 * SLOWNESS)
-    running: list[preload.Start] = []
-    poll = preload.Start.poll
+    running: list[start_gate.Start] = []
+    poll = start_gate.Start.poll
 
-    def noted(self: preload.Start) -> bool:
+    def noted(self: start_gate.Start) -> bool:
         heard = poll(self)
         running.extend([self] if self.running and self._heard is not None else [])  # no canaries
         return heard
 
-    monkeypatch.setattr(preload.Start, "poll", noted)
+    monkeypatch.setattr(start_gate.Start, "poll", noted)
     with live_runs.live(world) as one:
         live_runs.until(lambda: running)  # it waits for a refusal that nobody tells of
         family = one.family()

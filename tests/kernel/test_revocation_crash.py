@@ -15,7 +15,7 @@ import pytest
 from sandbox.audit.log import Ledger
 from sandbox.control import manager, revocation
 from sandbox.kernel.cgroup import cgroup, kill
-from sandbox.rundir import directory, registry
+from sandbox.rundir import directory, marks, registry
 from sandbox.storage.trust_state import State
 from tests.kernel import revoking
 from tests.kernel.conftest import leftovers
@@ -83,7 +83,7 @@ def test_nothing_that_is_revoked_runs_on_where_whoever_does_it_is_killed(world: 
             if point == "stopped, not marked":
                 leaf = _leaf(one)
                 until(leaf.frozen)
-                assert (directory.revoked_of(one.path), one.state) == (None, "Running")
+                assert (marks.revoked_of(one.path), one.state) == (None, "Running")
                 manager.act(world.state, ASKER, "resume", one.run_id)
                 assert not leaf.frozen()
                 # The same command again.

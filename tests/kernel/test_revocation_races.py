@@ -19,12 +19,13 @@ from policy import errors
 from policy.signing import change
 from policy.signing import envelope as envelopes
 from sandbox.attest import verifier
-from sandbox.control import manager, revocation
+from sandbox.control import manager, revocation, revocation_watch
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.cgroup import kill as cgroup_kill
+from sandbox.kernel.proc import launch as proc_launch
 from sandbox.kernel.proc import spawn as proc_spawn
 from sandbox.rundir import directory as rundir_directory
-from sandbox.rundir import registry
+from sandbox.rundir import marks, registry
 from sandbox.runner import trusted_local
 from sandbox.runner.limits import METER
 from sandbox.shim.operations import Steering
@@ -53,7 +54,7 @@ class Revoking(threading.Thread):
     def begun(self) -> None:
         self.start()
         runs = self.world.state / "runs"
-        until(lambda: [one for one in registry.live(runs) if rundir_directory.revoked_of(one.path)])
+        until(lambda: [one for one in registry.live(runs) if marks.revoked_of(one.path)])
 
 
 def _signed(world: World, code: str = ANSWERS) -> tuple[Path, str]:
@@ -115,7 +116,7 @@ def test_a_sandbox_that_is_just_being_started_stands_and_is_killed(
         stop(leaves)
         stopped.set()
 
-    def revoke_then_spawn(launch: proc_spawn.Launch, patience: proc_spawn.Patience) -> proc_spawn.Child:
+    def revoke_then_spawn(launch: proc_launch.Launch, patience: proc_spawn.Patience) -> proc_spawn.Child:
         monkeypatch.setattr(proc_spawn, "spawn", spawn)
         operator.begun()
         assert stopped.wait(10)
@@ -191,8 +192,8 @@ def test_a_frozen_run_dies_without_an_instruction_of_its_own(world: World, sleep
 def test_nobody_lets_go_on_what_is_being_revoked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the freezer and the kill somebody resumes it, whose keeper has not found the mark by itself yet."""
     operator = manager.Asker("operator@local", root=True)
-    kill, look, said = cgroup_kill.kill, revocation.Watch.look, list[bool]()
-    monkeypatch.setattr(revocation.Watch, "look", lambda watch: look(watch) if said else None)
+    kill, look, said = cgroup_kill.kill, revocation_watch.Watch.look, list[bool]()
+    monkeypatch.setattr(revocation_watch.Watch, "look", lambda watch: look(watch) if said else None)
 
     def resume_then_kill(leaves: Any, **more: Any) -> None:
         monkeypatch.setattr(cgroup_kill, "kill", kill)
@@ -270,7 +271,7 @@ def test_a_root_that_comes_just_after_the_last_question_ends_one_that_only_its_u
     """Whoever installed it was killed before it enforced anything: its keeper looks from the root that it was verified
     under on, and not from whichever holds when it looks first."""
     identity = _somebody(monkeypatch)
-    monkeypatch.setattr(revocation, "_VERSION_EVERY", 1)
+    monkeypatch.setattr(revocation_watch, "_VERSION_EVERY", 1)
     fields: dict[str, Any] = {"backend": "trusted-local", "required": "false", "memory_mb": 256, "cpu_ms": 60_000}
     package = world.sign(world.package({"main.py": SLEEPS}, **fields))
     listening = Steering.listening
@@ -302,7 +303,7 @@ def test_one_that_only_its_uid_confines_ends_where_whoever_stopped_it_was_killed
     stopped.adopt(rundir_directory.cgroups_of(one.path))
     stopped.freeze()
     try:
-        rundir_directory.mark_revoked(one.path, "stolen")
+        marks.mark_revoked(one.path, "stolen")
         thread.join(60)
         assert not thread.is_alive()
     finally:

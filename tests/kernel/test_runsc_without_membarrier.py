@@ -9,6 +9,7 @@ import platform
 import sys
 
 from policy import data
+from sandbox.kernel.proc import launch as proc_launch
 from sandbox.kernel.proc import spawn
 from sandbox.kernel.runsc import command
 from sandbox.kernel.seccomp import dump
@@ -31,7 +32,7 @@ PRIVATE_EXPEDITED = 8 | 16
 
 
 def told(program: str, *arguments: str, own: bytes) -> tuple[int, bytes, bytes]:
-    launch = spawn.Launch(program, [program, *arguments], command.ENVIRONMENT, filter=own)
+    launch = proc_launch.Launch(program, [program, *arguments], command.ENVIRONMENT, filter=own)
     with spawn.spawn(launch) as child, open(child.stdout, "rb", closefd=False) as out:
         printed = out.read()
         with open(child.stderr, "rb", closefd=False) as error:

@@ -23,8 +23,7 @@ from sandbox.host import facts
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.cgroup.cgroup import Leaf
 from sandbox.lifecycle.types import Request
-from sandbox.rundir import directory as rundir_directory
-from sandbox.rundir import registry
+from sandbox.rundir import label, registry
 from sandbox.rundir.registry import Entry
 from sandbox.serve import standby_worker
 from sandbox.serve.api import client
@@ -89,7 +88,7 @@ def _package(
 def _ready(served: Served, agent_id: str) -> list[Entry]:
     """The instances of an agent that can be given an intent."""
     found = registry.live(served.world.state / "runs")
-    here = (one for one in found if one.agent_id == agent_id and rundir_directory.STANDBY in one.label)
+    here = (one for one in found if one.agent_id == agent_id and label.STANDBY in one.label)
     return [one for one in here if list(one.path.glob("standby-*"))]
 
 

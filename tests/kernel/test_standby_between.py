@@ -13,7 +13,7 @@ import pytest
 from policy.signing import trust
 from sandbox import config as configuration
 from sandbox.lifecycle.types import Request
-from sandbox.rundir import directory
+from sandbox.rundir import marks
 from sandbox.rundir.registry import Entry
 from sandbox.standby import dispatch, instance
 from sandbox.storage import package_reader as packages
@@ -40,11 +40,11 @@ def _nothing(served: Served, path: Path, one: Entry) -> None:
 
 
 def _revoked(served: Served, path: Path, one: Entry) -> None:
-    directory.mark_revoked(one.path, "leak")
+    marks.mark_revoked(one.path, "leak")
 
 
 def _stopped(served: Served, path: Path, one: Entry) -> None:
-    directory.mark_stopped(one.path, "somebody", "why")
+    marks.mark_stopped(one.path, "somebody", "why")
 
 
 def _newer_serial(served: Served, path: Path, one: Entry) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sandbox.kernel.cgroup import cgroup
-from sandbox.rundir import directory, registry
+from sandbox.rundir import label, registry
 from sandbox.rundir.registry import Entry
 from sandbox.serve.api import client
 from tests.kernel import serving
@@ -57,7 +57,7 @@ def _live(served: Served) -> list[Entry]:
 
 
 def _ready(served: Served) -> list[Entry]:
-    return [one for one in _live(served) if directory.STANDBY in one.label and list(one.path.glob("standby-*"))]
+    return [one for one in _live(served) if label.STANDBY in one.label and list(one.path.glob("standby-*"))]
 
 
 def _working(served: Served) -> list[Entry]:

@@ -14,11 +14,12 @@ import pytest
 
 from policy import errors
 from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.proc import launch as proc_launch
 from sandbox.kernel.proc import spawn as proc_spawn
 from sandbox.network.gate import cgroup as gate_cgroup
 from sandbox.network.gate import prefork
 from sandbox.network.gate.process import GateProcess
-from sandbox.rundir import directory, registry
+from sandbox.rundir import directory, marks, registry
 from sandbox.shim import control_socket
 from tests.kernel import internet
 from tests.kernel.internet import Internet, NetworkedWorld
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.kernel
 def test_nothing_is_left_of_a_child_that_joins_a_stopped_cgroup() -> None:
     with cgroup.Leaf(cgroup.Hierarchies.read(), f"test-{uuid.uuid4()}") as leaf:
         leaf.freeze()
-        launch = proc_spawn.Launch("/bin/sleep", ["sleep", "600"], {}, join_files=leaf.join_files())
+        launch = proc_launch.Launch("/bin/sleep", ["sleep", "600"], {}, join_files=leaf.join_files())
         with pytest.raises(errors.StartTimeoutError, match=r"`/bin/sleep` was not executed within 0.2 s"):
             proc_spawn.spawn(launch, proc_spawn.Patience(0.2, kill=leaf.kill))
         assert leaf.pids() == []
@@ -47,7 +48,7 @@ def _ask(path: Path) -> None:
     ("act", "ended"),
     [
         pytest.param(_ask, errors.KilledError, id="whoever asks"),
-        pytest.param(lambda path: directory.mark_revoked(path, "it leaks"), errors.RunRevokedError, id="a revocation"),
+        pytest.param(lambda path: marks.mark_revoked(path, "it leaks"), errors.RunRevokedError, id="a revocation"),
         pytest.param(None, errors.StartTimeoutError, id="its deadline"),
     ],
 )
@@ -59,7 +60,7 @@ def test_a_keeper_whose_sandbox_stands_is_not_deaf(
         world.configure(start_deadline_seconds=1)
     spawn, threads = proc_spawn.spawn, list[threading.Thread]()
 
-    def stand(launch: proc_spawn.Launch, patience: proc_spawn.Patience) -> proc_spawn.Child:
+    def stand(launch: proc_launch.Launch, patience: proc_spawn.Patience) -> proc_spawn.Child:
         if not (live := registry.live(world.state / "runs")):
             return spawn(launch, patience)  # runsc itself is tried first
         (one,) = live
@@ -122,7 +123,7 @@ def _standing_gates(world: World, act: Callable[[Path], None]) -> Iterator[None]
 
 ENDS: dict[str, tuple[Callable[[Path], None], type[errors.RunError]]] = {
     "whoever asks": (_ask, errors.KilledError),
-    "a revocation": (lambda path: directory.mark_revoked(path, "it leaks"), errors.RunRevokedError),
+    "a revocation": (lambda path: marks.mark_revoked(path, "it leaks"), errors.RunRevokedError),
 }
 
 

@@ -17,9 +17,9 @@ import pytest
 
 from policy import errors, lifecycle
 from sandbox.audit import run_archive
-from sandbox.control import manager, revocation
+from sandbox.control import manager, tree_kill
 from sandbox.kernel.cgroup import cgroup
-from sandbox.rundir import directory, registry
+from sandbox.rundir import marks, registry
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import SLEEPS, until
 from tests.kernel.world import HEAD, TAIL, World
@@ -129,7 +129,7 @@ STEPS = {"both stand": 0, "the first is marked": 1, "both are marked": 2, "and n
 
 def _end_and_die(world: World, run_id: str, step: str) -> None:
     """By a process of its own."""
-    mark, left = directory.mark_stopped, iter(range(STEPS[step]))
+    mark, left = marks.mark_stopped, iter(range(STEPS[step]))
 
     def die(*arguments: Any, **more: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -141,10 +141,10 @@ def _end_and_die(world: World, run_id: str, step: str) -> None:
 
     if (pid := os.fork()) == 0:
         with contextlib.suppress(BaseException):
-            directory.mark_stopped = mark_or_die
+            marks.mark_stopped = mark_or_die
             if step == "both are marked":
                 manager._Ask._tell = die  # type: ignore[method-assign]
-            revocation.end_together = die
+            tree_kill.end_together = die
             manager.act(world.state, ASKER, "kill", run_id, reason="enough", tree=True)
         os._exit(1)
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL

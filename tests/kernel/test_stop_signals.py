@@ -27,7 +27,7 @@ from sandbox.kernel.proc import spawn as proc_spawn
 from sandbox.lifecycle import child_run
 from sandbox.lifecycle import run as lifecycle_run
 from sandbox.rootfs import skeleton
-from sandbox.rundir import directory, registry
+from sandbox.rundir import directory, marks, registry
 from sandbox.shim import process as shim_process
 from sandbox.shim import signals, stdio
 from sandbox.standby import wanted as standby_wanted
@@ -395,7 +395,7 @@ def test_what_is_below_a_run_ends_with_it_whichever_is_seen_first(
     def told(exchange: stdio.Exchange) -> None:
         give(exchange)
         (run,) = registry.agents(registry.live(world.state / "runs"))
-        directory.mark_stopped(run.path, "operator@local", "enough")
+        marks.mark_stopped(run.path, "operator@local", "enough")
         os.kill(os.getpid(), signal.SIGTERM)
         until(lambda: pipes.readable(exchange.channel.pidfd, 0))
         exchange._on_exit()

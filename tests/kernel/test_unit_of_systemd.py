@@ -1,8 +1,8 @@
 """The units of `policy compile --target systemd`, started by a real systemd: what the agent can do, and what not.
 
 The machine's own systemd, if it has one, is not asked. Limits of cgroups are not looked at here: the cgroup that the
-test makes has no controllers on a machine that has them on version 1 (tests/unit/policy/compile/targets/test_systemd.py has
-their values).
+test makes has no controllers on a machine that has them on version 1 (tests/unit/policy/compile/targets/test_systemd.py
+has their values).
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ import pytest
 
 from policy import errors
 from sandbox.broker.vault_process import Fetcher
+from sandbox.config import VaultSettings
 from sandbox.kernel.proc.secret_memory import Locked
 from sandbox.vault import keys
 from sandbox.vault.backend import MAX_VALUE_BYTES, Backend, Change, Opened
 from sandbox.vault.embedded import FileVault
 from sandbox.vault.openbao import OpenBao
-from sandbox.vault.settings import Settings
 from tests.kernel import openbao_raft
 from tests.kernel.openbao_raft import RaftServer
 from tests.kernel.openbao_server import READ_ONLY, Server, private
@@ -294,7 +294,7 @@ def collect(fetcher: Fetcher, answers: Answers, count: int) -> list[object]:
 
 
 def test_a_fetcher_asks_without_its_keeper_waiting(server: Server) -> None:
-    settings: Settings = server.settings
+    settings: VaultSettings = server.settings
     OpenBao(settings).put("fetched", "n", value("one"), before=Log())
     answers = Answers()
     with Fetcher(lambda: OpenBao(settings), "fetched", seconds=20) as fetcher:

@@ -17,7 +17,8 @@ from covenant.wire import requests, responses, streams
 from policy import errors
 
 if TYPE_CHECKING:
-    from covenant.adapters.ipc.gateway import Gateway, Peer
+    from covenant.adapters.ipc.gateway import Gateway
+    from covenant.adapters.ipc.limits import Peer
 
 _LOG = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from covenant.wire import frames, responses
 from policy import errors
 
 if TYPE_CHECKING:
-    from covenant.adapters.ipc.gateway import Bounds
+    from covenant.adapters.ipc.limits import Bounds
 
 # How many bytes are kept together.
 _TOGETHER_BYTES: Final = 64 * 1024

@@ -11,37 +11,24 @@ checkpoints and cuts are in ``covenant.cli.audit.proofs``, a witness in ``audit_
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import fcntl
 import json
 import math
-import os
-import stat
-import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from covenant.cli import common, spinner
-from covenant.cli.audit import proofs, witness
+from covenant.cli.audit import proofs, read_logs, witness
 from covenant.cli.audit import stream as audit_stream
 from covenant.cli.daemon import client
 from policy import errors
 from sandbox import progress
 
-if TYPE_CHECKING:
-    from policy.audit_log import chain as audit_log_chain
-
-_LOCK_SECONDS = 10.0
-_TRIES = 10
 _SHOWN_FAILURES = 40
 # So much of the id of a log's key is shown beside a row that was copied from it.
 _ORIGIN_SHOWN = 12
-_NAMES = ("events.jsonl", "events.chain.jsonl")
 
 
 def _no_number(text: str) -> NoReturn:
@@ -55,24 +42,6 @@ def _finite(text: str) -> float:
 
 # What it takes can be printed again as JSON: no NaN, and no number that becomes infinite.
 _NUMBERS_ONLY = json.JSONDecoder(parse_float=_finite, parse_constant=_no_number)
-
-
-@dataclass(frozen=True, slots=True)
-class Log:
-    """One log as it was read: raw bytes of the files that are there, under the writers' lock."""
-
-    name: str
-    path: Path
-    events: bytes
-    chain: bytes
-    head: bytes | None
-    public_key: bytes | None
-    set_aside: tuple[str, ...]
-    pending: bytes | None = None
-    checkpoints: bytes | None = None
-    # In words: what stands in the files beyond that, and the next start sets aside, or refuses.
-    unacknowledged: tuple[str, ...] = ()
-    refused: str | None = None
 
 
 @click.group()
@@ -90,7 +59,7 @@ def recent(limit: int, since_ms: int | None, stream: bool, as_json: bool) -> Non
     if stream:
         audit_stream.follow(limit, since_ms, _line, as_json=as_json)
         return
-    logs = read_logs()
+    logs = read_logs.read_logs()
     rows = [row for log in logs for row in _last(log, limit)]
     rows.sort(key=_moment)
     if since_ms is not None:
@@ -113,7 +82,7 @@ def verify(ctx: click.Context, as_json: bool) -> None:
     """Check every record against the chain and the signed head. Exit status 3 when a log does not hold."""
     found = []
     with spinner.shown("reading the log", quiet=as_json), progress.step("reading the log") as further:
-        for log in read_logs():
+        for log in read_logs.read_logs():
             further(f"checking the {log.name} log, {len(log.events) >> 10} KiB")
             found.append((log, proofs.report(log)))
     valid = all(report.valid for _, report in found)
@@ -146,7 +115,7 @@ def started_policies() -> dict[str, str]:
     from policy.audit_log import chain as audit_log_chain
     from policy.audit_log import verify as check
 
-    for log in read_logs():
+    for log in read_logs.read_logs():
         if log.name != "supervisor":
             continue
         key = None if log.public_key is None else audit_log_chain.read_public_key(log.public_key)
@@ -158,7 +127,7 @@ def started_policies() -> dict[str, str]:
     raise errors.LedgerError("the supervisor has no log here", hint="set COVENANT_HOME or COVENANT_STATE")
 
 
-def _print_report(log: Log, report: dict[str, Any]) -> None:
+def _print_report(log: read_logs.Log, report: dict[str, Any]) -> None:
     word = "holds" if report["valid"] else "DOES NOT HOLD"
     counts = f"{report['events']} events, {report['anchors']} chain entries, root {report['root_hash_hex']}"
     common.say(f"{log.name} log {common.visible(str(log.path))}: {word} ({counts})")
@@ -174,163 +143,7 @@ def _print_report(log: Log, report: dict[str, Any]) -> None:
         common.say(f"  note: unacknowledged bytes of a writer that died are in {common.visible(name)}")
 
 
-def read_logs() -> list[Log]:
-    """Every log there is.
-
-    Raises:
-        errors.LedgerError: there is none, or one cannot be read.
-    """
-    places = _places()
-    logs = [log for name, path in places if (log := _read(name, path)) is not None]
-    if not logs:
-        looked = " or ".join(f"`{path}`" for _, path in places)
-        raise errors.LedgerError(
-            f"no log: there is no audit log at {looked}",
-            hint="set COVENANT_HOME or COVENANT_STATE; a run makes the log",
-        )
-    return logs
-
-
-def _places() -> list[tuple[str, Path]]:
-    """Where logs may be. Nothing is made: reading leaves no directory behind."""
-    home = os.environ.get("COVENANT_HOME")
-    if not home and os.environ.get("SUDO_UID"):
-        common.home()  # refuses, with its hint
-    base = Path(home).absolute() if home else Path.home() / ".covenant"
-    state = os.environ.get("COVENANT_STATE")
-    return [
-        ("supervisor", (Path(state).absolute() if state else base / "supervisor") / "audit"),
-        ("daemon", base / "audit"),
-    ]
-
-
-def _read(name: str, path: Path) -> Log | None:
-    try:
-        return _snapshot(name, path)
-    except PermissionError as e:
-        raise errors.LedgerError(
-            f"the {name} log cannot be read: {e.strerror}", hint="run as its owner", where=str(path)
-        ) from e
-    except OSError as e:
-        raise errors.LedgerError(f"the {name} log cannot be read: {e.strerror}", where=str(path)) from e
-
-
-def _snapshot(name: str, path: Path) -> Log | None:
-    from policy.audit_log import chain as audit_log_chain
-    from sandbox.storage import atomic_file
-
-    head_folder = path.with_name("audit-head")
-    with contextlib.ExitStack() as stack:
-        # Whoever is stopped over the readers' lock lets no writer write.
-        with atomic_file.unstopped():
-            log = _locked(path, stack)
-            chain = _open(path / _NAMES[1])
-            if chain is not None:
-                stack.callback(os.close, chain)
-            sizes = [os.fstat(fd).st_size if fd is not None else None for fd in (log, chain)]
-            head, key = _content(head_folder / "head.json"), _content(head_folder / "ledger.pub")
-            # A version of the supervisor's log had one as well, which says nothing any more.
-            pending = _content(head_folder / "pending") if name == "daemon" else None
-            daemons = (pending, _content(path / "checkpoints.jsonl"))
-            if all(content is None for content in (*sizes, head, key)):
-                return None
-            aside = sorted(entry for entry in os.listdir(path) if ".aside-" in entry) if path.is_dir() else []
-            signed = None
-            if head is not None and key is not None:
-                with contextlib.suppress(errors.LedgerError):  # of a key that is none, which whoever verifies says
-                    signed = audit_log_chain.read_head(head, audit_log_chain.read_public_key(key))
-            ends, beyond, refused = [size or 0 for size in sizes], list[str](), None
-            if log is not None and chain is not None and signed is not None and name == "supervisor":
-                ends, beyond, refused = _acknowledged(log, chain, signed, ends, path)
-            if log is not None:
-                # INVARIANT: but for what is beyond the head, which whoever opens the log takes away, the files only
-                # grow, and what takes their place has other descriptors: the writer need wait no longer.
-                fcntl.flock(log, fcntl.LOCK_UN)
-        events, entries = (_first(fd, end) for fd, end in zip((log, chain), ends, strict=True))
-        events, entries = audit_log_chain.completed(events, entries, signed)
-        return Log(name, path, events, entries, head, key, tuple(aside), *daemons, tuple(beyond), refused)
-
-
-def _acknowledged(
-    log: int, chain: int, head: audit_log_chain.Head, sizes: list[int], path: Path
-) -> tuple[list[int], list[str], str | None]:
-    """How far both files are to be read, and in words what is beyond, or why the next start refuses that: then it is
-    read."""
-    from sandbox.audit import log_files
-
-    try:
-        tails = log_files.tails(log, chain, head, path)
-    except errors.LedgerError as e:
-        return sizes, [], e.message
-    said = [
-        f"`{name}` ends in {len(tail)} bytes that were not acknowledged, which the next start sets aside"
-        for name, tail in zip(_NAMES, tails, strict=True)
-        if tail
-    ]
-    return [size - len(tail) for size, tail in zip(sizes, tails, strict=True)], said, None
-
-
-def _first(fd: int | None, size: int) -> bytes:
-    """The first ``size`` bytes of a file."""
-    if fd is None:
-        return b""
-    with os.fdopen(os.dup(fd), "rb") as stream:
-        stream.seek(0)
-        return stream.read(size)
-
-
-def _locked(path: Path, stack: contextlib.ExitStack) -> int | None:
-    """The events file under the readers' lock: the one that has the name, which a cut may have changed meanwhile."""
-    for _ in range(_TRIES):
-        lock = _open(path / _NAMES[0])
-        if lock is None:
-            return None
-        try:
-            _shared(lock, path)
-            named = os.stat(path / _NAMES[0], follow_symlinks=False)
-            if os.path.samestat(os.fstat(lock), named):
-                stack.callback(os.close, lock)
-                return lock
-        except FileNotFoundError:
-            pass
-        except BaseException:
-            os.close(lock)
-            raise
-        os.close(lock)
-    raise errors.LedgerError("the log was replaced while it was read, again and again", where=str(path))
-
-
-def _shared(fd: int, path: Path) -> None:
-    """Wait until no writer is between its three files."""
-    # Asleep in the kernel, which wakes us as soon as the lock is let go: whoever only looked now and then would hardly
-    # ever find a busy daemon between two writes. A thread, since such a wait has no limit of its own.
-    waiting = threading.Thread(target=fcntl.flock, args=(fd, fcntl.LOCK_SH), daemon=True)
-    waiting.start()
-    waiting.join(_LOCK_SECONDS)
-    if waiting.is_alive():
-        raise errors.LedgerError(f"a writer held the log for {_LOCK_SECONDS:.0f} seconds", where=str(path))
-
-
-def _open(path: Path) -> int | None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise errors.LedgerError(f"`{path}` is not a regular file", where=str(path))
-    return fd
-
-
-def _content(path: Path) -> bytes | None:
-    fd = _open(path)
-    if fd is None:
-        return None
-    with os.fdopen(fd, "rb") as stream:
-        return stream.read()
-
-
-def _last(log: Log, limit: int) -> Iterable[dict[str, Any]]:
+def _last(log: read_logs.Log, limit: int) -> Iterable[dict[str, Any]]:
     """The last records, each with its origin; a line that is no event is shown as such, not dropped."""
     lines = log.events.rsplit(b"\n", limit + 1)
     # What follows the last newline was never acknowledged; what precedes the limit is one long rest.

@@ -21,7 +21,7 @@ from covenant.cli.daemon import client
 from policy import errors
 
 if TYPE_CHECKING:
-    from covenant.cli.audit.commands import Log
+    from covenant.cli.audit.read_logs import Log
     from policy.audit_log import merkle, note
     from policy.audit_log import verify as check
 
@@ -214,9 +214,9 @@ def _stored() -> list[note.Note]:
 
 def _tree() -> merkle.Tree:
     """The tree over the daemon's rows, from the files."""
-    from covenant.cli.audit import commands
+    from covenant.cli.audit import read_logs
 
-    log = next((log for log in commands.read_logs() if log.name == "daemon"), None)
+    log = next((log for log in read_logs.read_logs() if log.name == "daemon"), None)
     if log is None:
         raise errors.LedgerError("the daemon has no log here", hint="set COVENANT_HOME")
     return _tree_of(log.events.split(b"\n")[:-1])

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-# As policy.signing.revocation.NAME_PATTERN, without what that imports; tests/unit/covenant/cli/operator/test_trust.py compares.
+# As policy.signing.revocation.NAME_PATTERN, without what that imports; tests/unit/covenant/cli/operator/test_trust.py
+# compares.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

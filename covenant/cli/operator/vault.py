@@ -208,8 +208,8 @@ def _opener(config: Config, passphrase_file: str | None) -> Iterator[Key]:
 
 
 def _configured_file(config: Config, *, unless: bool) -> Path | None:
+    from sandbox.config import CREDENTIAL
     from sandbox.vault import keys
-    from sandbox.vault.settings import CREDENTIAL
 
     if unless and not config.vault.key:
         return None

@@ -46,10 +46,10 @@ def writer(config: Config, backend: str) -> Callable[[Change], None]:
 
 def rows() -> list[dict[str, Any]]:
     """The rows about secrets in the supervisor's log, oldest first; what cannot be read as one is skipped."""
-    from covenant.cli.audit import commands
+    from covenant.cli.audit import read_logs
 
     found = []
-    for line in (line for log in commands.read_logs() if log.name == "supervisor" for line in log.events.split(b"\n")):
+    for line in (line for log in read_logs.read_logs() if log.name == "supervisor" for line in log.events.split(b"\n")):
         if not any(f'"{kind}"'.encode() in line for kind in _ROWS):
             continue
         with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):

@@ -182,9 +182,9 @@ def _collect(run_id: str) -> Told:
 
 def _events(containing: bytes) -> Iterator[dict[str, Any]]:
     """The kind objects of the supervisor's log, oldest first, whose line has these bytes; what is none is skipped."""
-    from covenant.cli.audit import commands
+    from covenant.cli.audit import read_logs
 
-    for log in commands.read_logs():
+    for log in read_logs.read_logs():
         if log.name != "supervisor":
             continue
         for line in log.events.split(b"\n"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from covenant.handlers.access import authorization
 from covenant.handlers.caller import Caller
@@ -14,27 +14,6 @@ from policy import errors
 from policy.capabilities.facts import Facts
 
 ACTION: Final = "secret.access"
-
-
-class SecretSource(Protocol):
-    """Where secrets are: for the daemon ``[secrets]`` of ``secrets.toml`` (``covenant.providers.secrets_file``)."""
-
-    def get(self, name: str) -> bytes | None:
-        """The secret, None where there is none of that name."""
-
-
-class InMemorySecrets:
-    """Secrets that were given, and no others."""
-
-    def __init__(self, secrets: Mapping[str, bytes] | None = None) -> None:
-        self._secrets = dict(secrets or {})
-
-    def get(self, name: str) -> bytes | None:
-        """See ``SecretSource``."""
-        return self._secrets.get(name)
-
-    def __repr__(self) -> str:
-        return f"InMemorySecrets({len(self._secrets)})"
 
 
 async def get_secret(server: Server, caller: Caller, asked: requests.GetSecret) -> responses.Secret:

@@ -1,6 +1,7 @@
 """Every kind of drift between the stores, with the check that it fails and its mend.
 
-``KINDS`` is the closed table; docs/memory.md shows it, and tests/unit/covenant/handlers/audit/test_drift.py provokes each.
+``KINDS`` is the closed table; docs/memory.md shows it, and tests/unit/covenant/handlers/audit/test_drift.py provokes
+each.
 """
 
 from __future__ import annotations

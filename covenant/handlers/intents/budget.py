@@ -1,7 +1,7 @@
 """What was taken from budgets, and the upkeep of their files.
 
-An intent that waits for credits is resumed by ``covenant.handlers.intents.submit``; capacities and debits are set and taken by
-``covenant.handlers.billing``.
+An intent that waits for credits is resumed by ``covenant.handlers.intents.submit``; capacities and debits are set and
+taken by ``covenant.handlers.billing``.
 """
 
 from __future__ import annotations

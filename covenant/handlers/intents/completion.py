@@ -1,4 +1,5 @@
-"""The end of one intent, (6) to (9) of ``covenant.handlers.intents.pipeline``: memory, receipts, rows, settlement, answer.
+"""The end of one intent, (6) to (9) of ``covenant.handlers.intents.pipeline``: memory, receipts, rows, settlement,
+answer.
 
 An end is written once, however often it is tried. Each step of it that came through is remembered; of one that was cut
 off in the middle (a disk that hung, a daemon that stops) it is looked whether it is there, before it is done again.

@@ -1,7 +1,7 @@
 """The upkeep of memory over the wire: purging, repairing, compacting it, and correlating it with its receipts.
 
-Who may touch what is as ``covenant.handlers.memory.records`` says; the check is durable before the act, and what was done is
-durable before it is answered.
+Who may touch what is as ``covenant.handlers.memory.records`` says; the check is durable before the act, and what was
+done is durable before it is answered.
 
     purge              memory.purge
     repair, compact    memory.repair.<mode>, memory.compact.<mode>

@@ -1,4 +1,5 @@
-"""Memory over the wire: reading, searching, writing and promoting; its upkeep is ``covenant.handlers.memory.maintenance``.
+"""Memory over the wire: reading, searching, writing and promoting; its upkeep is
+``covenant.handlers.memory.maintenance``.
 
 Who sees what: the operator every record, anybody else its own alone, whatever a grant says; a grant then bounds what is
 done to them (covenant-v1.md, section 7). A record of somebody else is answered as one that is not there. A read is

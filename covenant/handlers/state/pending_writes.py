@@ -5,7 +5,8 @@ Where a disk is full or the log takes nothing none of it is there, and yet an ag
 cut off in the middle. Its reservation stays taken meanwhile, and what it used is
 neither forgotten nor given back: it is written before the next intent is let through, now and then, and when the daemon
 ends. Until then no other runs, so that a full disk makes no runs that nobody pays for, and what is kept here is bounded
-by what ran at once. A daemon that is killed before has the open reservation: ``covenant.handlers.intents.recovery`` takes that.
+by what ran at once. A daemon that is killed before has the open reservation: ``covenant.handlers.intents.recovery``
+takes that.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 What is let through and costs no credits has its rows all the same: an echo, a tool, a listing under a grant. None of
 them is left out of the log; so how many of them there may be is bounded: each identity has a bucket of tokens, however
 many connections it has, and whoever finds it empty is told when to ask again. That refusal is counted with the others
-(``covenant.handlers.state.refusal_summary``). What is paid for with credits takes none, what leaves no row takes none, and the operator
-takes none.
+(``covenant.handlers.state.refusal_summary``). What is paid for with credits takes none, what leaves no row takes none,
+and the operator takes none.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from covenant.handlers.server import Server
     from covenant.settings import PeerRate
 
-# Leave no row where they are let through (tests/unit/covenant/handlers/state/test_rate_limit.py), or, intents, are admitted where
-# it is known what they cost. What is not named here takes a token.
+# Leave no row where they are let through (tests/unit/covenant/handlers/state/test_rate_limit.py), or, intents, are
+# admitted where it is known what they cost. What is not named here takes a token.
 FREE: Final = frozenset(
     {"ping", "protocol_info", "authenticate", "submit_intent", "resume_intent", "get_intent_result"}
     | {"list_agents", "list_tools", "recent_audit", "recent_debits", "recent_denials", "list_approvals"}

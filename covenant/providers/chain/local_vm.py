@@ -10,7 +10,7 @@ from typing import Final
 
 import anyio.to_thread
 
-from covenant.providers.chain import pick, transactions
+from covenant.providers.chain import interface, transactions
 from covenant.stores.settlement.interface import Anchor, Batch
 from covenant.wire import parts
 from policy import errors
@@ -25,17 +25,19 @@ class LocalVm:
     """``pick.Chain`` in litesvm. ``seed`` are the 32 bytes of the key that pays there."""
 
     def __init__(self, seed: bytes) -> None:
-        pick.require_installed()
+        interface.require_installed()
         self._seed = seed
 
     def status(self) -> parts.ChainStatus:
         """As ``Chain.status``: always ready."""
-        return parts.ChainStatus(chain=pick.CHAIN, cluster=CLUSTER, program_id=transactions.MEMO_PROGRAM, ready=True)
+        return parts.ChainStatus(
+            chain=interface.CHAIN, cluster=CLUSTER, program_id=transactions.MEMO_PROGRAM, ready=True
+        )
 
     async def anchor(self, batch: Batch, *, now_ms: int) -> Anchor:
         """As ``Chain.anchor``; each time in a fresh machine, in a thread of its own."""
         tx_sig, slot = await anyio.to_thread.run_sync(self._execute, batch)
-        return Anchor(chain=pick.CHAIN, cluster=CLUSTER, tx_sig=tx_sig, slot=slot, confirmed_at=now_ms)
+        return Anchor(chain=interface.CHAIN, cluster=CLUSTER, tx_sig=tx_sig, slot=slot, confirmed_at=now_ms)
 
     def _execute(self, batch: Batch) -> tuple[str, int]:
         from solders.keypair import Keypair

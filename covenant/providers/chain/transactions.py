@@ -19,7 +19,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from covenant.providers.chain import pick
+from covenant.providers.chain import interface
 from covenant.stores.settlement.interface import Batch
 from policy import errors
 
@@ -84,7 +84,7 @@ def anchor_instruction(batch: Batch, *, program_id: Pubkey, authority: Pubkey) -
     Raises:
         errors.SettlementMissingError: the extra is not installed.
     """
-    pick.require_installed()
+    interface.require_installed()
     from solders.instruction import AccountMeta, Instruction
     from solders.system_program import ID
 
@@ -116,7 +116,7 @@ def memo_instruction(batch: Batch, *, authority: Pubkey) -> Instruction:
     Raises:
         errors.SettlementMissingError: the extra is not installed.
     """
-    pick.require_installed()
+    interface.require_installed()
     from solders.instruction import AccountMeta, Instruction
     from solders.pubkey import Pubkey
 

@@ -13,7 +13,8 @@ What two texts share in words makes their vectors alike, and what they share in 
     5. The sum is divided by its norm.
 
 INVARIANT: integers, square roots and correctly rounded sums, so every machine makes the same bits of the same text;
-whoever changes a step changes ``NAME``. ``tests/unit/covenant/providers/embed/test_hashed.py`` holds vectors of this version.
+whoever changes a step changes ``NAME``. ``tests/unit/covenant/providers/embed/test_hashed.py`` holds vectors of this
+version.
 """
 
 from __future__ import annotations

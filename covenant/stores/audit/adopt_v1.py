@@ -1,7 +1,7 @@
 """Version 1's log, taken over: it has no head, which is what says where a log ends.
 
-Its rows and its chain are this log's, byte for byte (policy.audit_log.chain): what holds is signed as it is, and goes on. A log
-with rows that only we write is none of version 1's: there the head was lost, and nobody signs it anew.
+Its rows and its chain are this log's, byte for byte (policy.audit_log.chain): what holds is signed as it is, and goes
+on. A log with rows that only we write is none of version 1's: there the head was lost, and nobody signs it anew.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The log on the disk. Many writers share a sync (``covenant.stores.group_commit``); readers work in threads beside them."""
+"""The log on the disk. Many writers share a sync (``covenant.stores.group_commit``); readers work in threads beside
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The log's files, for one thread: a group of rows is acknowledged by one sync.
 
-    audit-head/pending     written first, and synced: the rows, and the signed head behind them (policy.audit_log.write_ahead)
-    audit/events.jsonl, audit/events.chain.jsonl     written while the disk takes that, synced now and then
-    audit-head/head.json   written when ``pending`` is synced, itself synced now and then
+    audit-head/pending     written first, and synced: the rows, and the signed head behind them
+    (policy.audit_log.write_ahead) audit/events.jsonl, audit/events.chain.jsonl     written while the disk takes that,
+    synced now and then audit-head/head.json   written when ``pending`` is synced, itself synced now and then
 
 So the files are what ``pending`` leads to, or lack some of it; the next opening completes them. What stands in them
 beyond it, as a power cut may leave it, nobody acknowledged: it is set aside in a file beside, and told. Readers wait

@@ -2,7 +2,8 @@
 
 A task is queued, leased to its recipient (``in_flight``), answered (``result_pending``) and, once its sender has the
 answer, resolved. Every task that was taken is answered exactly once: by its recipient, by whoever repairs it, or by
-the mailbox itself when its deadline passes. Who may do what is not decided here but in ``covenant.handlers.mailbox.requests``.
+the mailbox itself when its deadline passes. Who may do what is not decided here but in
+``covenant.handlers.mailbox.requests``.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import aiosqlite
 import anyio
 import anyio.to_thread
 
-from covenant.stores.memory import load, maintenance, plans, read, schema, sqlite
+from covenant.stores.memory import interface, load, maintenance, read, schema, sqlite
 from covenant.stores.memory.index.cache import Cache
 from covenant.stores.memory.index.vectors import Block
 from covenant.stores.memory.interface import (
@@ -177,7 +177,7 @@ class DurableMemory:
         with self._guarded():
             return await read.recent(self._reader, tier, limit, owner)
 
-    async def payables(self, *, owner: str | None = None) -> list[plans.Payable]:
+    async def payables(self, *, owner: str | None = None) -> list[interface.Payable]:
         """What settlement has to know of each record, without its text and embedding."""
         with self._guarded():
             return await read.payables(self._reader, owner)

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from covenant.wire.types import MemoryRecord, SettlementReceipt, Tier
-
-if TYPE_CHECKING:
-    from covenant.stores.memory.plans import Payable
 
 Mode = Literal["dry_run", "apply"]
 
@@ -216,3 +213,13 @@ class Memory(Protocol):
     async def close(self) -> None:
         """Let go of what is held."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Payable:
+    """What the backfill has to know of a record: ``receipt`` is the one that its metadata names already."""
+
+    id: str
+    owner: str
+    created_at: int
+    receipt: str | None = None

@@ -16,6 +16,7 @@ from covenant.stores.memory.interface import (
     CompactionPolicy,
     DeleteRecord,
     DetachParent,
+    Payable,
     Repair,
 )
 from covenant.wire.types import MemoryRecord, SettlementReceipt, Tier
@@ -121,16 +122,6 @@ def compaction(
         left = ({line.id for line in known} | set(ids)) - deleted
         detached = {line.id for line in mine if line.parent is not None and line.parent not in left} - deleted
     return Compacted(tuple(sorted(deleted)), tuple(sorted(marked)), tuple(sorted(detached)))
-
-
-@dataclass(frozen=True, slots=True)
-class Payable:
-    """What the backfill has to know of a record: ``receipt`` is the one that its metadata names already."""
-
-    id: str
-    owner: str
-    created_at: int
-    receipt: str | None = None
 
 
 def payable(record: MemoryRecord) -> Payable:

@@ -8,7 +8,7 @@ from typing import Any
 import aiosqlite
 import anyio.to_thread
 
-from covenant.stores.memory import plans, rows, sqlite
+from covenant.stores.memory import interface, plans, rows, sqlite
 from covenant.stores.memory.interface import BadRow
 from covenant.wire.types import MemoryRecord, Tier
 
@@ -68,10 +68,10 @@ async def records(page: Sequence[Any]) -> list[MemoryRecord]:
     return [one for one in await rows.parse_all(page) if isinstance(one, MemoryRecord)]
 
 
-async def payables(db: aiosqlite.Connection, owner: str | None = None) -> list[plans.Payable]:
+async def payables(db: aiosqlite.Connection, owner: str | None = None) -> list[interface.Payable]:
     """What settlement has to know of each record, without its text and embedding."""
     where, values = sqlite.where(tier=None, owner=owner)
-    found: list[plans.Payable] = []
+    found: list[interface.Payable] = []
     async for chunk in chunks(db, rows.SELECT, where, values):
         found.extend(plans.payable(record) for record in await records(chunk))
     return found

@@ -28,8 +28,9 @@ GATE_UID = 64998
 NAME_SET_SIZE = 1024
 # The kernel takes rates whose bytes times 10^9 fit 64 bits (net/netfilter/nft_limit.c); a higher grant is held to this.
 MAX_BYTES_PER_SECOND = 18_000_000_000
-# Where refused packets are told: a group of nfnetlink_log in the gateway's own namespace, read by sandbox.kernel.net.nflog.
-# The rate bounds what an agent can make the supervisor read; the counters have all of them. 128 bytes hold the headers.
+# Where refused packets are told: a group of nfnetlink_log in the gateway's own namespace, read by
+# sandbox.kernel.net.nflog. The rate bounds what an agent can make the supervisor read; the counters have all of them.
+# 128 bytes hold the headers.
 LOG_GROUP, LOG_PACKETS_PER_SECOND, LOG_BURST, LOG_BYTES = 27, 64, 128, 128
 # The counters of what was refused.
 REFUSED = ("refused_tcp", "refused_udp", "refused_other")

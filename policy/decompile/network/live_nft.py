@@ -1,9 +1,9 @@
 """What ``nft -j list ruleset`` prints of a gateway, as the text of its one table: firewall.nft again.
 
-Sets, counters and chains come out as policy.decompile.network.nft reads them, so that rules out of the kernel mean what rules
-out of an artefact mean. Closed, as that reader is: a key, an expression or an object that is not in the tables below is
-refused, since it may be what opens something. Elements that the DNS gate put into the sets of names are no grant by
-themselves; they are held to what a name may lead to, and to an end.
+Sets, counters and chains come out as policy.decompile.network.nft reads them, so that rules out of the kernel mean what
+rules out of an artefact mean. Closed, as that reader is: a key, an expression or an object that is not in the tables
+below is refused, since it may be what opens something. Elements that the DNS gate put into the sets of names are no
+grant by themselves; they are held to what a name may lead to, and to an end.
 
 What stands in other tables is returned as it is, without what changes by itself (handles, counts, such elements).
 """

@@ -2,7 +2,8 @@
 
 Only the small part of nft's language that a policy needs is understood, one statement a line; everything else is
 refused with its line number, because a statement that is skipped may be the one that opens something. What the rules
-mean for packets stands in policy.decompile.network.packets (one packet) and policy.decompile.network.flows (all packets at once).
+mean for packets stands in policy.decompile.network.packets (one packet) and policy.decompile.network.flows (all packets
+at once).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import pydantic
 from pydantic import AfterValidator, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from policy.manifest import agent, parse, shapes, structure
+from policy.manifest import agent, parse, shapes
 from policy.manifest.tools import document as tools_document
 from policy.manifest.tools import shapes as tools_shapes
 from policy.signing import statement as statements
@@ -63,7 +63,7 @@ def for_agent() -> dict[str, Any]:
         "type": "object",
         "required": ["agent"],
         "properties": sections,
-        "propertyNames": {"pattern": "^[A-Za-z0-9_-]{1,64}$", "not": {"enum": [*structure.PERMISSION_DOMAINS]}},
+        "propertyNames": {"pattern": "^[A-Za-z0-9_-]{1,64}$", "not": {"enum": [*agent.PERMISSION_DOMAINS]}},
         "additionalProperties": {
             "description": "A section of somebody else: tolerated, and without effect.",
             "type": ["object", "array"],
@@ -71,7 +71,7 @@ def for_agent() -> dict[str, Any]:
             "items": {"type": "object"},
         },
         "maxProperties": len(sections) + parse.UNKNOWN_SECTIONS,
-        "allOf": [fragment for rule in structure.RULES for fragment in shapes.RULES[rule]],
+        "allOf": [fragment for rule in agent.RULES for fragment in shapes.RULES[rule]],
     }
 
 

@@ -100,7 +100,8 @@ def device_lines(index: int) -> frozenset[str]:
 
 
 def routing_rules(device: str, own: Spans) -> frozenset[str]:
-    """The namespace's routing rules that name a device, or an address of ``own`` (on policy.grants.sets.addresses' line).
+    """The namespace's routing rules that name a device, or an address of ``own`` (on policy.grants.sets.addresses'
+    line).
 
     Raises:
         errors.KernelError: the kernel does not say.

@@ -1,8 +1,8 @@
 """Packets that the gateway's firewall refused, as nfnetlink_log tells them: from a group of the namespace, by netlink.
 
-The rule that tells stands first in chain ``refuse`` and is bounded by a rate (policy.compile.network.firewall), so a flood
-reaches this process as some 64 packets a second. How many there were beside those is read from the ruleset's counters
-at the end. What is read are the headers of packets that an agent made: nothing in them is believed beyond the
+The rule that tells stands first in chain ``refuse`` and is bounded by a rate (policy.compile.network.firewall), so a
+flood reaches this process as some 64 packets a second. How many there were beside those is read from the ruleset's
+counters at the end. What is read are the headers of packets that an agent made: nothing in them is believed beyond the
 destination, which the kernel itself has judged by.
 
 Message formats: include/uapi/linux/netfilter/nfnetlink_log.h and nf_tables.h; tests/kernel/test_nflog.py holds them to

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from policy import errors
 
 if TYPE_CHECKING:
-    from sandbox.kernel.proc.spawn import Launch
+    from sandbox.kernel.proc.launch import Launch
 
 PROGRAM: Final = str(Path(__file__).with_name("covenant-start"))
 # As start.c has it: of another version not one step is taken.

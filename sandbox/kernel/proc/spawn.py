@@ -13,56 +13,18 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from policy import errors
 from sandbox import core_dumps
 from sandbox.kernel import libc
 from sandbox.kernel.proc import launcher, signals
+from sandbox.kernel.proc.launch import Launch
 
 # How often ``Patience.look`` is asked, and how long whoever was killed may take to die (seconds).
 _LOOK_SECONDS, _DEATH_SECONDS = 0.25, 10.0
 _REPORT_BYTES = 65536
-
-
-@dataclass(frozen=True, slots=True)
-class Attach:
-    """Move the detached mount ``fd`` to ``target`` in the child's namespace."""
-
-    fd: int
-    target: str
-
-    def describe(self) -> str:
-        """The operation in words."""
-        return f"attach a detached mount at {self.target}"
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Everything that the child does before execve, in order: cgroups, session, network, mounts, stdio, ``prepare``,
-    ``filter``.
-
-    ``join_files`` are joined first, so that no later step is outside the limits. ``network`` is a descriptor of the
-    network namespace that it enters, None for the caller's own, or for a new one with ``own_network``; ``covered`` are
-    directories that it sees empty. ``prepare`` is for what a backend adds (identity, filter); it must not return with
-    rights that the program may not have. ``keep`` are descriptors above 2 that the program is given by their numbers
-    here. ``filter`` is a seccomp filter that the program and all that it starts are under, an array of struct
-    sock_filter; loading it takes CAP_SYS_ADMIN or a ``prepare`` that sets no-new-privs.
-    """
-
-    program: str
-    arguments: Sequence[str]
-    environment: Mapping[str, str]
-    join_files: Sequence[str] = ()
-    mounts: Sequence[Attach] = ()
-    network: int | None = None
-    covered: Sequence[str] = ()
-    prepare: Callable[[], None] | None = None
-    directory: str = "/"
-    keep: Sequence[int] = ()
-    own_network: bool = False
-    filter: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

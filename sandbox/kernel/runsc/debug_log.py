@@ -46,7 +46,8 @@ NAME = "sentry.log"
 
 def flags(directory: Path, traced: Sequence[str] = (), *, raised: bool = False) -> dict[str, str]:
     """What runsc is told, with a pipe in this directory; ``traced`` are calls of which each is written there. What the
-    filter refuses is written from the start, or once somebody has ``raised`` the level (sandbox.kernel.runsc.log_level)."""
+    filter refuses is written from the start, or once somebody has ``raised`` the level
+    (sandbox.kernel.runsc.log_level)."""
     # Of the sandbox alone: the gofer and `runsc run` itself say 700 lines about themselves, and nothing of the agent.
     written = {"--debug-command": "boot", "--debug-log": str(directory / NAME)}
     if not raised:

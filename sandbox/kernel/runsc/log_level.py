@@ -1,15 +1,15 @@
 """gVisor's debug log from an agent's first instruction on, and not while gVisor starts.
 
-What the filter refuses is said at the level ``debug`` alone (sandbox.kernel.runsc.debug_log), and at that level gVisor also
-writes out its own filter, instruction by instruction, before it loads it: 100 KiB, and 3 of the 185 milliseconds of
-processor that a run takes (ADR 0054). So it starts one level above, and is told to say more once its own filter stands,
-over the socket on which ``runsc`` itself asks it (gvisor pkg/sentry/control Logging.Change, pkg/urpc:
-one JSON document each way).
+What the filter refuses is said at the level ``debug`` alone (sandbox.kernel.runsc.debug_log), and at that level gVisor
+also writes out its own filter, instruction by instruction, before it loads it: 100 KiB, and 3 of the 185 milliseconds
+of processor that a run takes (ADR 0054). So it starts one level above, and is told to say more once its own filter
+stands, over the socket on which ``runsc`` itself asks it (gvisor pkg/sentry/control Logging.Change, pkg/urpc: one JSON
+document each way).
 
 Until then the agent must not run, or what is refused to it first is not told. It is held by its own stdout: a pipe that
-is full. The tries of a run (sandbox.probes.preload) begin with a wait until it can be written to, before the program's first
-instruction, and what fills the pipe is taken out once gVisor has answered. Where nothing waits like that, gVisor is
-told when it starts.
+is full. The tries of a run (sandbox.probes.preload) begin with a wait until it can be written to, before the program's
+first instruction, and what fills the pipe is taken out once gVisor has answered. Where nothing waits like that, gVisor
+is told when it starts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which names the DNS gate answers for, and which addresses it lets an answer hold: lookups in the plan's tables.
 
-The same meaning as policy.grants.sets.hostnames and policy.grants.sets.addresses (tests/property compares), without importing
-them: the gate's process starts at each run and is to hold little.
+The same meaning as policy.grants.sets.hostnames and policy.grants.sets.addresses (tests/property compares), without
+importing them: the gate's process starts at each run and is to hold little.
 """
 
 from __future__ import annotations

@@ -18,10 +18,7 @@ from typing import NoReturn
 # reading the metadata of packages is a third of the gate's start.
 sys.modules.setdefault("importlib.metadata", types.ModuleType("importlib.metadata"))
 
-from sandbox.network.dns import (
-    broker_wire,
-    names,
-)
+from sandbox.network.dns import broker_wire, names  # noqa: E402
 from sandbox.network.dns import wire as dns_wire  # noqa: E402
 from sandbox.network.dns.https_record import Service  # noqa: E402
 from sandbox.network.dns.loop import READ, Loop  # noqa: E402

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Final
 
 from policy import errors
+from sandbox.kernel.proc import launch as proc_launch
 from sandbox.kernel.proc import pipes, spawn
 
-START: Final = "import sys; sys.path += sys.argv[3:]; from sandbox.network.gate import main as gate_main; gate_main.main(*sys.argv[1:3])"
+START: Final = "import sys; sys.path += sys.argv[3:]; from sandbox.network.gate import main; main.main(*sys.argv[1:3])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def begin(kind: Kind, patience: spawn.Patience) -> Begun:
         undo.callback(ours.close)
         # -I: no variable and no directory of the caller's decides what is imported; -S: nor does a .pth file. The
         # paths are those that this process has its own modules from, so that it works from a wheel and from a clone.
-        launch = spawn.Launch(
+        launch = proc_launch.Launch(
             program=sys.executable,
             arguments=[sys.executable, "-I", "-S", "-B", "-c", START, kind.module, str(theirs.fileno()), *roots()],
             environment={"LC_ALL": "C.UTF-8"},

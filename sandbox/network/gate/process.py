@@ -2,8 +2,8 @@
 
 A fresh interpreter, in an empty network namespace or the one that it is given, with the descriptors that are listed
 and no others. After its imports and before it reads anything from the agent it gives up root, all capabilities, and
-every system call that serving does not need (sandbox.kernel.proc.privdrop). It ends with the supervisor, and if it ends before,
-the run ends: the network stays closed, because nothing else answers.
+every system call that serving does not need (sandbox.kernel.proc.privdrop). It ends with the supervisor, and if it ends
+before, the run ends: the network stays closed, because nothing else answers.
 """
 
 from __future__ import annotations

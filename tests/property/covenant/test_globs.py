@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pathspec.patterns.gitignore.base import GitIgnorePatternError
 from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
-from covenant.handlers.memory.ignore_check import IgnoreSet
 from covenant.handlers.state import glob as state_glob
 from covenant.handlers.state.glob import Glob
+from covenant.handlers.state.ignore_rules import IgnoreSet
 from policy import errors
 
 _WORDS = {"*": "[^/]{0,3}", "?": "[^/]"}

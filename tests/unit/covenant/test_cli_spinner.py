@@ -293,11 +293,11 @@ def test_attesting_says_how_far_it_is(covenant_home: Path, monkeypatch: pytest.M
 
 
 def test_checking_a_log_says_which(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from covenant.cli.audit import commands, proofs
+    from covenant.cli.audit import proofs, read_logs
 
     said = steps(monkeypatch)
-    logs = [commands.Log(name, Path(name), b"x" * 2048, b"", None, None, ()) for name in ("supervisor", "daemon")]
-    monkeypatch.setattr(commands, "read_logs", lambda: logs)
+    logs = [read_logs.Log(name, Path(name), b"x" * 2048, b"", None, None, ()) for name in ("supervisor", "daemon")]
+    monkeypatch.setattr(read_logs, "read_logs", lambda: logs)
     monkeypatch.setattr(proofs, "report", lambda log: (_ for _ in ()).throw(KeyError) if log.name == "daemon" else log)
     call("audit", "verify")
     assert said == ["reading the log", "checking the supervisor log, 2 KiB", "checking the daemon log, 2 KiB"]

@@ -13,7 +13,7 @@ import pytest
 
 from policy import core_dumps as decision
 from sandbox import doctor
-from sandbox.kernel.proc import spawn
+from sandbox.kernel.proc import launch, spawn
 
 ROOT = Path(__file__).resolve().parents[3]
 CAP_SYS_RESOURCE = 24  # linux/capability.h
@@ -60,7 +60,7 @@ def test_what_is_started_has_the_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
     try:
-        with spawn.spawn(spawn.Launch("/bin/sleep", ["sleep", "60"], {})) as child:
+        with spawn.spawn(launch.Launch("/bin/sleep", ["sleep", "60"], {})) as child:
             assert resource.prlimit(child.pid, resource.RLIMIT_CORE) == (decision.LIMIT, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))

@@ -16,6 +16,7 @@ from typing import Any, cast
 import pytest
 
 from policy import errors
+from sandbox.kernel.proc import launch as proc_launch
 from sandbox.kernel.proc import signals, spawn
 from sandbox.serve import standby_worker
 from sandbox.serve.standby_worker import ASK, ENDED, FULL, TOLD
@@ -172,7 +173,7 @@ def test_each_starts_programs_while_the_others_do_and_none_waits_for_another_s()
     """A child that had another's pipe for longer than until its execve would leave that one waiting for its end."""
 
     def start() -> None:
-        launch = spawn.Launch(program="/bin/cat", arguments=["cat"], environment={}, prepare=signals.reset)
+        launch = proc_launch.Launch(program="/bin/cat", arguments=["cat"], environment={}, prepare=signals.reset)
         with spawn.spawn(launch) as child:
             os.write(child.stdin, b"x")
             assert os.read(child.stdout, 1) == b"x"
@@ -196,7 +197,7 @@ def test_nothing_is_forked_in_it_that_would_go_on_with_the_locks_of_others() -> 
     warns of it. What executes at once is forked all the same."""
 
     def work(tell: Callable[[bytes], None], told: int) -> None:
-        launch = spawn.Launch(program="/bin/true", arguments=["true"], environment={}, prepare=signals.reset)
+        launch = proc_launch.Launch(program="/bin/true", arguments=["true"], environment={}, prepare=signals.reset)
         with spawn.spawn(launch) as child:
             tell(TAKEN + str(child.reap()).encode())
         try:

@@ -82,7 +82,7 @@ def test_a_request_of_too_many_values_gets_a_code(raw: bytes) -> None:
 
     # A fresh interpreter, as the supervisor's keepers are: a test runner has gigabytes of its own that lie free.
     program = (
-        "import sys\nfrom policy import errors\nfrom sandbox.serve.api import rlimits as bounds; from sandbox.serve.api import protocol\n"
+        "import sys\nfrom policy import errors\nfrom sandbox.serve.api import protocol, rlimits as bounds\n"
         "raw = sys.stdin.buffer.read()\n"
         "try:\n"
         "    with bounds.memory(bounds.REQUEST_MEMORY):\n"

@@ -17,7 +17,9 @@ import pytest
 from policy import errors
 from policy.compile import artefacts
 from sandbox.kernel.runsc import debug_log, start_trace
-from sandbox.rundir import directory, registry, reuse, reuse_place
+from sandbox.rundir import directory, marks, registry, reuse, reuse_place
+from sandbox.rundir import label as rundir_label
+from sandbox.rundir import lock as rundir_lock
 from sandbox.rundir.directory import RunDirectory
 from sandbox.rundir.reuse import Spares
 from sandbox.shim import control_socket
@@ -68,20 +70,20 @@ def test_the_next_has_the_same_directory_and_its_own_label_lock_and_files(base: 
     first = over(base, agent="a-name-that-is-longer-than-the-next")
     with begun(base, "b") as one:
         assert one.path.stat().st_ino == first
-        assert directory.label_of(one.path) == {"agent_id": "b", "started_ms": "1"}
-        assert directory.owner_of(one.path) == os.getpid()
+        assert rundir_label.label_of(one.path) == {"agent_id": "b", "started_ms": "1"}
+        assert rundir_lock.owner_of(one.path) == os.getpid()
         assert directory.cgroups_of(one.path) == {}, "the cgroups of the run before are nobody's to remove"
         assert registry.under_way(one.path)
         assert list(one.runsc_root.iterdir()) == []
-        assert directory.revoked_of(one.path) is None
+        assert marks.revoked_of(one.path) is None
     # That one did not get as far as its policy: its directory is not kept.
     assert over(base) != 0
     assert [path.name for path in (base / "runs").iterdir()] == [".gate"]
 
 
 def _revoked(path: Path) -> None:
-    with directory.gate(path.parent):
-        directory.mark_revoked(path, "it leaks")
+    with rundir_lock.gate(path.parent):
+        marks.mark_revoked(path, "it leaks")
 
 
 def _more(path: Path) -> None:
@@ -102,7 +104,7 @@ def test_what_else_was_in_it_is_gone(base: Path, late: Callable[[Path], None]) -
             *("bundle", "cgroups.json", "label.json", "lock", "root", "trace")
         }
         assert {path.name for path in one.trace.iterdir()} == {"pod-init.json", "sentry.log"}
-        assert directory.revoked_of(one.path) is None
+        assert marks.revoked_of(one.path) is None
 
 
 def _metered(path: Path) -> None:
@@ -167,7 +169,7 @@ def test_one_that_is_not_as_it_was_left_is_not_taken(base: Path, spoil: Callable
     assert descriptors() == before
     with begun(base) as one:
         assert one.path.stat().st_ino != first
-        assert directory.label_of(one.path) == {"agent_id": "a", "started_ms": "1"}
+        assert rundir_label.label_of(one.path) == {"agent_id": "a", "started_ms": "1"}
 
 
 def test_nor_is_it_left_for_the_next(base: Path) -> None:
@@ -207,7 +209,7 @@ def test_it_is_not_seen_before_it_is_labelled_and_locked(base: Path, monkeypatch
     def looked(source: str, target: Path) -> None:
         rename(source, target)
         if Path(target).parent == base / "runs":
-            seen.append((registry.held(Path(target)), directory.label_of(Path(target))))
+            seen.append((registry.held(Path(target)), rundir_label.label_of(Path(target))))
 
     monkeypatch.setattr(os, "rename", looked)
     with begun(base, "after"):

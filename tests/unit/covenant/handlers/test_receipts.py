@@ -15,11 +15,11 @@ from covenant.handlers.caller import Caller
 from covenant.handlers.intents import budget as budget_requests
 from covenant.handlers.server import Server
 from covenant.keys.identity import Identity
+from covenant.providers.chain.interface import OffChain
 from covenant.providers.chain.local_vm import LocalVm
-from covenant.providers.chain.pick import OffChain
 from covenant.stores.capabilities.in_memory import InMemoryCapabilities
 from covenant.stores.capabilities.interface import to_wire
-from covenant.stores.memory import plans
+from covenant.stores.memory import interface as memory_interface
 from covenant.stores.settlement import durable, interface
 from covenant.wire import requests, responses
 from covenant.wire.types import AgentId, MemoryRecord, SettlementReceipt, Tier
@@ -331,12 +331,12 @@ async def test_upkeep_drops_what_is_old_and_goes_on_when_it_cannot(desk: Desk, m
 
 def test_a_backfill_believes_both_sides_and_nothing_else() -> None:
     records = [
-        plans.Payable("said", ALICE.pubkey, 5, "r1"),
-        plans.Payable("first", ALICE.pubkey, 1),
-        plans.Payable("later", ALICE.pubkey, 9),
-        plans.Payable("of-bob", BOB.pubkey, 1),
-        plans.Payable("lies", BOB.pubkey, 1, "r2"),
-        plans.Payable("named", ALICE.pubkey, 1),
+        memory_interface.Payable("said", ALICE.pubkey, 5, "r1"),
+        memory_interface.Payable("first", ALICE.pubkey, 1),
+        memory_interface.Payable("later", ALICE.pubkey, 9),
+        memory_interface.Payable("of-bob", BOB.pubkey, 1),
+        memory_interface.Payable("lies", BOB.pubkey, 1, "r2"),
+        memory_interface.Payable("named", ALICE.pubkey, 1),
     ]
     memory: dict[str, Any] = {"resource": "memory"}
     found = receipt_backfill.plan(

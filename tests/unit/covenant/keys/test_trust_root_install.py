@@ -12,10 +12,10 @@ import pytest
 from covenant.keys import trust_root
 from policy import errors
 from policy.signing.root import TrustRoot
-from sandbox.control import revocation
+from sandbox.control import revocation, tree_kill
 from sandbox.kernel.cgroup import kill
 from sandbox.network import disconnect
-from sandbox.rundir import directory as rundir_directory
+from sandbox.rundir import marks
 from sandbox.storage import atomic_file
 from sandbox.storage.trust_state import State
 from tests import signing_kit as kit
@@ -27,7 +27,7 @@ SECOND = kit.root_bytes(kit.root_document(op(2), version=2, revoked=kit.revoked(
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
-    monkeypatch.setattr(revocation, "_STARTING_SECONDS", 0.0)
+    monkeypatch.setattr(tree_kill, "_STARTING_SECONDS", 0.0)
     monkeypatch.setattr(kill, "stop", lambda leaves: None)
     monkeypatch.setattr(kill, "kill", lambda leaves: None)
     monkeypatch.setattr(disconnect, "cut", lambda links: [])
@@ -65,7 +65,7 @@ def test_whoever_rests_on_it_ends_where_the_log_takes_no_line(
         assert refused.value.message.startswith("no space left on device; the version does not hold")
         assert "the runs that rested on it were ended all the same: one; not done: the log: no" in refused.value.message
         assert (refused.value.hint, refused.value.where) == ("mend it, then repeat the command", "the log")
-        assert (rundir_directory.revoked_of(path), state.root_version()) == (REASON, 1)
+        assert (marks.revoked_of(path), state.root_version()) == (REASON, 1)
         # The same command again, once there is room.
         assert [one.run_id for one in _install(state, home, state.present_root()).ended] == ["one"]
         assert state.root_version() == 2
@@ -77,7 +77,7 @@ def test_a_version_that_came_too_late_ends_nobody(state: State, home: Path) -> N
     with live(state.path / "runs", "one", (1,)) as path:
         with pytest.raises(errors.TrustError, match="version 2 holds now, not 1"):
             _install(state, home, present)
-        assert rundir_directory.revoked_of(path) is None
+        assert marks.revoked_of(path) is None
 
 
 @pytest.mark.parametrize("rests", [True, False])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from covenant.providers import secrets_file
-from covenant.providers.chain import pick
+from covenant.providers.chain import interface, pick
 from covenant.providers.chain.local_vm import LocalVm
 from policy import errors
 
@@ -62,9 +62,9 @@ def test_a_file_that_others_can_read_is_refused(home: Path) -> None:
 
 
 def test_the_chain_is_the_one_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(pick.pick("off"), pick.OffChain)
+    assert isinstance(pick.pick("off"), interface.OffChain)
     assert isinstance(pick.pick("litesvm"), LocalVm)
-    monkeypatch.setattr(pick, "installed", lambda: False)
-    assert isinstance(pick.pick("off"), pick.OffChain)
+    monkeypatch.setattr(interface, "installed", lambda: False)
+    assert isinstance(pick.pick("off"), interface.OffChain)
     with pytest.raises(errors.SettlementMissingError):
         pick.pick("litesvm")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policy import errors
-from policy.manifest import structure
+from policy.manifest import agent
 from policy.manifest.parse import parse
 from tests import rules_kit as kit
 
@@ -39,7 +39,7 @@ def test_hidden_characters_are_refused_anywhere(character: str, place: str) -> N
     assert caught.value.where == f"agent.toml:{line}:{column}"
 
 
-@pytest.mark.parametrize("name", structure.PERMISSION_DOMAINS)
+@pytest.mark.parametrize("name", agent.PERMISSION_DOMAINS)
 def test_a_permission_domain_at_the_top_is_no_section_of_somebody_else(name: str) -> None:
     for spelt in (name, name.capitalize(), name[:-1]):
         with pytest.raises(errors.ManifestError) as caught:

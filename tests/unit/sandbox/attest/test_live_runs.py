@@ -10,7 +10,7 @@ import pytest
 
 from policy.lifecycle import State
 from policy.prove.live import Layer, Standing
-from sandbox.attest import live_runs, verifier
+from sandbox.attest import live_runs, reference, verifier
 from sandbox.attest.verifier import Report
 from sandbox.rundir import registry
 from sandbox.storage import artefact_reader
@@ -22,13 +22,13 @@ HOLDS = Report("one", (Layer("rights", Standing.EQUAL),))
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made: Any = SimpleNamespace(agent_id="probe", policy_digest="digest")
-    monkeypatch.setattr(verifier.Made, "read", lambda directory: made)
+    monkeypatch.setattr(reference.Made, "read", lambda directory: made)
     monkeypatch.setattr(artefact_reader, "read", lambda directory: None)
     monkeypatch.setattr(live_runs, "_trusted", lambda *_: ((), ()))
     monkeypatch.setattr(live_runs, "_AGAIN_SECONDS", 0.001)
     directory = tmp_path / "runs" / "one"
     directory.mkdir(parents=True)
-    (directory / verifier.RECORD).touch()
+    (directory / reference.RECORD).touch()
     return directory
 
 

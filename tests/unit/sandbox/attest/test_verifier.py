@@ -12,10 +12,13 @@ import pytest
 
 from policy import errors
 from policy.prove.live import Layer, Standing
-from sandbox.attest import processes, verifier
-from sandbox.attest.network import Network, Space
+from sandbox.attest import monitor, processes, reference, verifier
+from sandbox.attest.monitor import Attestor
+from sandbox.attest.network import Network
+from sandbox.attest.network_view import Space
 from sandbox.attest.processes import Expected, Family
-from sandbox.attest.verifier import Attestor, Made, Report
+from sandbox.attest.reference import Made
+from sandbox.attest.verifier import Report
 from sandbox.kernel import procfs
 from sandbox.kernel.procfs import Binary, Name, Process
 from sandbox.kernel.seccomp import dump
@@ -311,8 +314,8 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path, network: bool) -> No
 
 def test_a_record_that_is_not_there_or_of_another_version_is_none(tmp_path: Path) -> None:
     assert Made.read(tmp_path) is None
-    (tmp_path / verifier.RECORD).write_text('{"version": 2}')
-    (tmp_path / verifier.RECORD).chmod(0o600)
+    (tmp_path / reference.RECORD).write_text('{"version": 2}')
+    (tmp_path / reference.RECORD).chmod(0o600)
     assert Made.read(tmp_path) is None
 
 
@@ -335,9 +338,9 @@ class Looks:
     ) -> None:
         self.told: list[Layer] = []
         script = iter(reports)
-        monkeypatch.setattr(verifier, "examine", lambda *_, **__: next(script))
+        monkeypatch.setattr(monitor, "examine", lambda *_, **__: next(script))
         monkeypatch.setattr(procfs, "name", lambda pid: made().runner if runs else None)
-        monkeypatch.setattr(verifier, "_FIRST_AGAIN_SECONDS", 0)
+        monkeypatch.setattr(monitor, "_FIRST_AGAIN_SECONDS", 0)
         self.attestor = Attestor(
             made(), proof_kit.CASES["much"]().artefacts, state=Path("/nowhere"), seconds=30, alarm=alarm,
             drifted=self.told.append, over=lambda: over,
@@ -360,7 +363,7 @@ def test_whoever_is_not_found_at_the_start_is_looked_for_until_it_is(monkeypatch
 
 
 def test_nobody_is_given_an_intent_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifier, "_FIRST_SECONDS", 0)
+    monkeypatch.setattr(monitor, "_FIRST_SECONDS", 0)
     looks = Looks(monkeypatch, GONE)
     looks.attestor.started()
     error = looks.look()

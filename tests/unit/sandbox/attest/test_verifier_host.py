@@ -10,7 +10,8 @@ import pytest
 from policy import errors
 from policy.decompile import host_rules
 from sandbox.attest import network
-from sandbox.attest.network import Network, Seen, Space
+from sandbox.attest.network import Network
+from sandbox.attest.network_view import Seen, Space
 from sandbox.kernel.net import dump, nft
 from sandbox.kernel.procfs import Name
 

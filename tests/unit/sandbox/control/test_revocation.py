@@ -14,12 +14,13 @@ import pytest
 
 from policy import errors
 from policy.signing import authority, trust
-from sandbox.control import revocation
+from sandbox.control import revocation, tree_kill
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.cgroup import kill as cgroup_kill
 from sandbox.network import disconnect
 from sandbox.rundir import directory as rundir_directory
-from sandbox.rundir import registry
+from sandbox.rundir import label as rundir_label
+from sandbox.rundir import lock, marks, registry
 from sandbox.storage import atomic_file
 from sandbox.storage.trust_state import State
 from tests import signing_kit as kit
@@ -54,7 +55,7 @@ def live(runs: Path, run_id: str, signers: Sequence[int], *ancestors: str, **mor
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No keeper is there that would end its run: what waits for one does not."""
-    monkeypatch.setattr(revocation, "_STARTING_SECONDS", 0.0)
+    monkeypatch.setattr(tree_kill, "_STARTING_SECONDS", 0.0)
 
 
 def enforced(runs: Path, root: trust.TrustRoot = REVOKES_1) -> tuple[revocation.Enforced, list[Mapping[str, Any]]]:
@@ -79,7 +80,7 @@ def test_a_run_goes_with_all_below_it_and_nobody_else(tmp_path: Path) -> None:
             ("below", "bad", REASON),
         ]
         assert rows == [{"version": 1, "runs": [one.row() for one in done.ended]}]
-        marked = {one.run_id for one in registry.live(tmp_path) if rundir_directory.revoked_of(one.path)}
+        marked = {one.run_id for one in registry.live(tmp_path) if marks.revoked_of(one.path)}
         assert marked == {"bad", "below"}
         # They are being ended already: a second call does it again, and writes nothing.
         assert enforced(tmp_path) == (done, [])
@@ -104,7 +105,7 @@ def test_a_key_that_was_only_taken_out_ends_nothing_nor_does_a_root_that_revokes
 def test_a_self_test_holds_no_agent_and_a_label_that_cannot_be_judged_is_not_spared(tmp_path: Path) -> None:
     damaged = {revocation.AUTHORITY: '{"line":1}'}
     with (
-        live(tmp_path, "canary", (1,), **{rundir_directory.SELF_TEST: "1"}),
+        live(tmp_path, "canary", (1,), **{rundir_label.SELF_TEST: "1"}),
         live(tmp_path, "damaged", (2,), **damaged),
     ):
         done, _ = enforced(tmp_path)
@@ -129,7 +130,7 @@ def test_a_log_that_takes_no_row_and_a_mark_that_cannot_be_made_keep_nobody_aliv
     def full(*arguments: object, **more: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(rundir_directory, "mark_revoked", full)
+    monkeypatch.setattr(marks, "mark_revoked", full)
     with live(tmp_path, "one", (1,)):
         done = revocation.enforce(tmp_path, REVOKES_1, write=full)
         assert [one.run_id for one in done.ended] == ["one"]
@@ -144,9 +145,7 @@ def test_a_run_of_which_the_gates_alone_are_up_is_waited_for(tmp_path: Path, mon
     waited: list[str] = []
     monkeypatch.setattr(cgroup_kill, "stop", lambda leaves: None)
     monkeypatch.setattr(cgroup_kill, "kill", lambda leaves: None)
-    monkeypatch.setattr(
-        revocation, "_outwait", lambda entries, hierarchies: waited.extend(one.run_id for one in entries)
-    )
+    monkeypatch.setattr(tree_kill, "outwait", lambda entries, hierarchies: waited.extend(one.run_id for one in entries))
     runs = tmp_path / "runs"
     runs.mkdir()
     with live(runs, "starting", (1,)) as starting, live(runs, "running", (1,)) as running:
@@ -211,7 +210,7 @@ def _never(fields: object) -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What an enforcement does, in its order; nothing of it reaches the kernel."""
     done: list[str] = []
-    mark = rundir_directory.mark_revoked
+    mark = marks.mark_revoked
 
     def noted(what: str) -> Callable[..., list[str]]:
         def note(*arguments: object) -> list[str]:
@@ -227,8 +226,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(cgroup_kill, "stop", noted("stop"))
     monkeypatch.setattr(cgroup_kill, "kill", noted("kill"))
     monkeypatch.setattr(disconnect, "cut", noted("cut"))
-    monkeypatch.setattr(rundir_directory, "mark_revoked", mark_it)
-    monkeypatch.setattr(revocation, "_outwait", lambda entries, hierarchies: None)
+    monkeypatch.setattr(marks, "mark_revoked", mark_it)
+    monkeypatch.setattr(tree_kill, "outwait", lambda entries, hierarchies: None)
     return done
 
 
@@ -284,7 +283,7 @@ def test_a_root_that_cannot_be_installed_ends_them_all_the_same(tmp_path: Path) 
         rows: list[Mapping[str, Any]] = []
         with live(tmp_path, "one", (1,)) as path:
             done = revocation.enforce(tmp_path, REVOKES_1, write=rows.append, install=install)
-            assert rundir_directory.revoked_of(path) == REASON
+            assert marks.revoked_of(path) == REASON
     assert [one.run_id for one in done.ended] == ["one"]
     assert isinstance(done.refused, errors.TrustError)
     assert rows == [{"version": 1, "runs": [done.ended[0].row()]}]
@@ -329,7 +328,7 @@ def test_those_whom_no_row_names_yet_are_named_by_whoever_comes_next(tmp_path: P
     with live(tmp_path, "one", (1,)) as one, live(tmp_path, "two", (1,)):
         with pytest.raises(KilledError):
             revocation.enforce(tmp_path, REVOKES_1, write=_never, install=killed)
-        assert rundir_directory.revoked_of(one) == REASON
+        assert marks.revoked_of(one) == REASON
         assert revocation.enforce(tmp_path, REVOKES_1, write=full).failed == ("the log: the log is full",)
         with live(tmp_path, "later", (1,)):
             done, rows = enforced(tmp_path)
@@ -360,7 +359,7 @@ def test_keepers_wait_until_what_is_revoked_is_gone_and_not_for_whoever_starts_l
         return see
 
     monkeypatch.setattr(cgroup_kill, "kill", seen("killing"))
-    monkeypatch.setattr(revocation, "_outwait", seen("outwaiting"))
+    monkeypatch.setattr(tree_kill, "outwait", seen("outwaiting"))
     with live(tmp_path, "one", (1,)):
         enforced(tmp_path)
     assert first == {"killing": True, "outwaiting": False}
@@ -369,8 +368,8 @@ def test_keepers_wait_until_what_is_revoked_is_gone_and_not_for_whoever_starts_l
 @pytest.mark.parametrize(
     "mark",
     [
-        lambda path: rundir_directory.mark_revoked(path, "it leaks"),
-        lambda path: rundir_directory.mark_stopped(path, "a", "b"),
+        lambda path: marks.mark_revoked(path, "it leaks"),
+        lambda path: marks.mark_stopped(path, "a", "b"),
     ],
     ids=["revoked", "with its tree"],
 )
@@ -380,15 +379,15 @@ def test_a_keeper_gives_way_where_its_run_is_marked_and_somebody_is_at_it(
     path = tmp_path / "run"
     path.mkdir()
     looks: list[float] = []
-    with revocation.first(tmp_path):
+    with tree_kill.first(tmp_path):
         monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it waited"))
-        revocation.give_way(path)  # it is not marked: it ends for another reason
+        tree_kill.give_way(path)  # it is not marked: it ends for another reason
         mark(path)
         with monkeypatch.context() as patch:
-            patch.setattr(revocation, "_GIVE_WAY_SECONDS", 0.0)
-            revocation.give_way(path)  # whoever is at it takes too long
+            patch.setattr(tree_kill, "_GIVE_WAY_SECONDS", 0.0)
+            tree_kill.give_way(path)  # whoever is at it takes too long
         with contextlib.ExitStack() as other:
-            other.enter_context(revocation.first(tmp_path))  # a second one does without, and holds nobody up
+            other.enter_context(tree_kill.first(tmp_path))  # a second one does without, and holds nobody up
     fd = os.open(tmp_path / ".ending", os.O_RDWR)
     assert atomic_file.take(fd, 0.0)
 
@@ -397,12 +396,12 @@ def test_a_keeper_gives_way_where_its_run_is_marked_and_somebody_is_at_it(
         if len(looks) == 3:
             os.close(fd)
 
-    monkeypatch.setattr(revocation, "_GIVE_WAY_SECONDS", 3600.0)
+    monkeypatch.setattr(tree_kill, "_GIVE_WAY_SECONDS", 3600.0)
     monkeypatch.setattr(time, "sleep", sleep)
-    revocation.give_way(path)
+    tree_kill.give_way(path)
     assert len(looks) == 3
-    revocation.give_way(path)  # nobody is at it: a command that was killed holds up no keeper
-    revocation.give_way(tmp_path / "gone")
+    tree_kill.give_way(path)  # nobody is at it: a command that was killed holds up no keeper
+    tree_kill.give_way(tmp_path / "gone")
 
 
 def test_whoever_comes_late_finds_the_root_or_the_mark(tmp_path: Path) -> None:
@@ -416,8 +415,8 @@ def test_whoever_comes_late_finds_the_root_or_the_mark(tmp_path: Path) -> None:
         revocation.refuse(state, None, [above, tmp_path / "gone"])
         with pytest.raises(errors.TrustError, match="version 2, 1 holds now"):
             revocation.refuse(state, 2, [])
-        rundir_directory.mark_revoked(above, "it leaks")
-        rundir_directory.mark_revoked(above, "a second reason")
+        marks.mark_revoked(above, "it leaks")
+        marks.mark_revoked(above, "a second reason")
         with pytest.raises(errors.RevokedError, match="above this one, is being ended: it leaks"):
             revocation.refuse(state, 1, [above])
 
@@ -439,8 +438,8 @@ def test_whoever_was_asked_for_by_a_run_that_is_gone_for_it_does_not_start(tmp_p
 def test_a_gate_that_somebody_does_not_let_go_of_keeps_nobody_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(revocation, "_GATE_SECONDS", 0.05)
-    with live(tmp_path, "one", (1,)), rundir_directory.gate(tmp_path):
+    monkeypatch.setattr(tree_kill, "_GATE_SECONDS", 0.05)
+    with live(tmp_path, "one", (1,)), lock.gate(tmp_path):
         done, rows = enforced(tmp_path)
         assert [one.run_id for one in done.ended] == ["one"]
         assert len(rows) == 1

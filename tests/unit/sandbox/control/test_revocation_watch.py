@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox.control import revocation
-from sandbox.rundir import directory, registry
+from sandbox.control import revocation_watch, tree_kill
+from sandbox.rundir import marks, registry
 from sandbox.storage.trust_state import State
 from tests import signing_kit as kit
 from tests.unit.sandbox.control.test_revocation import REASON, live, op
@@ -20,7 +20,7 @@ from tests.unit.sandbox.control.test_revocation import REASON, live, op
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
-    monkeypatch.setattr(revocation, "_VERSION_EVERY", 1)
+    monkeypatch.setattr(revocation_watch, "_VERSION_EVERY", 1)
     path = tmp_path / "state"
     path.mkdir(mode=0o700)
     (path / "runs").mkdir()
@@ -34,9 +34,9 @@ def _revoke(state: State) -> None:
     state.replace_root(kit.root_bytes(later, 1, 2), kit.NOW)
 
 
-def _watch(state: State, path: Path, rows: list[Any], version: int | None = 1) -> revocation.Watch:
+def _watch(state: State, path: Path, rows: list[Any], version: int | None = 1) -> revocation_watch.Watch:
     label = json.loads((path / "label.json").read_bytes())
-    return revocation.Watch(path, label, state, rows.append, version=version)
+    return revocation_watch.Watch(path, label, state, rows.append, version=version)
 
 
 def test_a_root_that_came_before_its_first_look_is_seen_as_well(state: State) -> None:
@@ -48,7 +48,7 @@ def test_a_root_that_came_before_its_first_look_is_seen_as_well(state: State) ->
         assert watch.look() is None  # whoever installed it is about to enforce it
         assert isinstance(watch.look(), errors.RunRevokedError)
         assert [row["runs"][0]["run_id"] for row in rows] == ["one"]
-        assert directory.revoked_of(path) == REASON
+        assert marks.revoked_of(path) == REASON
 
 
 def test_who_rests_on_nothing_of_it_goes_on(state: State) -> None:
@@ -66,12 +66,12 @@ def test_on_a_full_disk_it_ends_without_a_mark(state: State, monkeypatch: pytest
     def full(*arguments: object, **more: object) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(directory, "mark_revoked", full)
+    monkeypatch.setattr(marks, "mark_revoked", full)
     with live(state.path / "runs", "one", (1,)) as path:
         _revoke(state)
         watch = _watch(state, path, [])
         outcomes = [watch.look(), watch.look()]
-        assert directory.revoked_of(path) is None
+        assert marks.revoked_of(path) is None
         assert outcomes[0] is None
         assert isinstance(outcomes[1], errors.RunRevokedError)
         assert outcomes[1].message == REASON
@@ -84,7 +84,7 @@ def test_a_keeper_does_not_wait_for_itself(state: State, monkeypatch: pytest.Mon
     def outwait(entries: list[registry.Entry], hierarchies: object) -> None:
         waited.extend(one.run_id for one in entries)
 
-    monkeypatch.setattr(revocation, "_outwait", outwait)
+    monkeypatch.setattr(tree_kill, "outwait", outwait)
     with live(state.path / "runs", "one", (1,)) as path, live(state.path / "runs", "other", (1,)):
         _revoke(state)
         watch = _watch(state, path, [])

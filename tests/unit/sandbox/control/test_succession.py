@@ -15,7 +15,8 @@ from policy.rules.case import Claimant
 from policy.rules.succession import OnNewer
 from policy.signing import trust
 from sandbox.control import succession
-from sandbox.rundir import admission, directory, registry
+from sandbox.rundir import admission, directory, lock, marks, registry
+from sandbox.rundir import label as rundir_label
 from sandbox.storage.trust_state import State
 from tests import signing_kit as kit
 
@@ -73,7 +74,7 @@ def test_unchanged_serial_takes_no_gate_and_no_sync(state: State, monkeypatch: p
     for name in ("fsync", "fdatasync"):
         monkeypatch.setattr(os, name, synced.append)
     again = Asks(first)
-    monkeypatch.setattr(directory, "gate", lambda runs: pytest.fail("no gate"))
+    monkeypatch.setattr(lock, "gate", lambda runs: pytest.fail("no gate"))
     _accept(state, first, again, [])
     assert (synced, again.asked) == ([], 0)
     monkeypatch.undo()
@@ -109,7 +110,7 @@ def test_older_run_is_marked_and_named(state: State) -> None:
         "old": {**agent, registry.SERIAL: "5"},
         "below": {"agent_id": "below", registry.SERIAL: "9", "ancestors": "old", "parent": "old", "depth": "1"},
         "same": {**agent, registry.SERIAL: "6"},
-        "waits": {**agent, registry.SERIAL: "5", directory.STANDBY: "yes"},
+        "waits": {**agent, registry.SERIAL: "5", rundir_label.STANDBY: "yes"},
         "dev": {**agent, registry.SERIAL: ""},
         "other": {"agent_id": "other", registry.SERIAL: "1"},
     }
@@ -118,7 +119,7 @@ def test_older_run_is_marked_and_named(state: State) -> None:
         one.__enter__()
     try:
         _accept(state, newer, Asks(newer), rows)
-        marked = {name for name in made if isinstance(directory.verdict(runs / name), errors.SupersededError)}
+        marked = {name for name in made if isinstance(marks.verdict(runs / name), errors.SupersededError)}
         assert marked == {"old", "below"}
         (row,) = rows
         assert {one["run_id"] for one in row["runs"]} == {"old", "below"}

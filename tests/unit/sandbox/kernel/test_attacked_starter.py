@@ -18,9 +18,10 @@ import pytest
 
 from policy import errors
 from sandbox import doctor
+from sandbox.kernel.proc import launch as proc_launch
 from sandbox.kernel.proc import launcher, spawn
 
-HERE = spawn.Launch("/bin/echo", ["echo", "here"], {})
+HERE = proc_launch.Launch("/bin/echo", ["echo", "here"], {})
 # BPF_RET with SECCOMP_RET_ALLOW, and with SECCOMP_RET_ERRNO | EPERM (linux/filter.h, linux/seccomp.h).
 ALLOW, REFUSE = (struct.pack("=HBBI", 0x06, 0, 0, value).hex() for value in (0x7FFF0000, 0x00050001))
 
@@ -87,14 +88,14 @@ def test_a_starter_of_another_version_says_what_to_do(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "launch",
     [
-        spawn.Launch("/bin/echo", ["echo", "he\0re"], {}),
-        spawn.Launch("/bin/echo", ["echo"], {"ONE": "t\0wo"}),
-        spawn.Launch("/bin/ec\0ho", ["echo"], {}),
-        spawn.Launch("/bin/echo", ["echo"], {}, directory="/\0"),
+        proc_launch.Launch("/bin/echo", ["echo", "he\0re"], {}),
+        proc_launch.Launch("/bin/echo", ["echo"], {"ONE": "t\0wo"}),
+        proc_launch.Launch("/bin/ec\0ho", ["echo"], {}),
+        proc_launch.Launch("/bin/echo", ["echo"], {}, directory="/\0"),
     ],
     ids=["argument", "environment", "program", "directory"],
 )
-def test_a_word_that_no_program_can_be_given_is_an_error_of_the_starts(way: str, launch: spawn.Launch) -> None:
+def test_a_word_that_no_program_can_be_given_is_an_error_of_the_starts(way: str, launch: proc_launch.Launch) -> None:
     """And of no other kind: who starts a run catches those of the project alone."""
     before = sorted(os.listdir("/proc/self/fd"))
     with pytest.raises(errors.KernelError, match="null byte"):
@@ -103,7 +104,7 @@ def test_a_word_that_no_program_can_be_given_is_an_error_of_the_starts(way: str,
 
 
 def test_a_newline_is_a_character_of_a_word(way: str) -> None:
-    with spawn.spawn(spawn.Launch("/bin/echo", ["echo", "a\nkeep\n3"], {})) as child:
+    with spawn.spawn(proc_launch.Launch("/bin/echo", ["echo", "a\nkeep\n3"], {})) as child:
         assert child.reap() == 0
         assert os.read(child.stdout, 100) == b"a\nkeep\n3\n"
 

@@ -17,7 +17,7 @@ from policy import errors
 from sandbox.kernel import libc, small_files
 from sandbox.kernel.cgroup import cgroup as cgroup_cgroup
 from sandbox.network import uplink
-from sandbox.rundir import directory, registry
+from sandbox.rundir import directory, label, marks, registry
 from sandbox.runner import recovery
 
 
@@ -133,17 +133,17 @@ def test_a_label_that_may_not_be_there_leaves_the_one_that_was(tmp_path: Path) -
     seen: list[dict[str, str] | None] = []
 
     def refused() -> None:
-        seen.append(directory.label_of(tmp_path / "run"))
+        seen.append(label.label_of(tmp_path / "run"))
         raise errors.BusyError("as many live as may")
 
-    with directory.RunDirectory(tmp_path / "run", {"agent_id": "a", directory.STANDBY: "yes"}) as one:
-        directory.expect_relabel(one.path)
-        assert directory.label_of(one.path) == {"agent_id": "a", directory.STANDBY: "yes"}
+    with directory.RunDirectory(tmp_path / "run", {"agent_id": "a", label.STANDBY: "yes"}) as one:
+        label.expect_relabel(one.path)
+        assert label.label_of(one.path) == {"agent_id": "a", label.STANDBY: "yes"}
         with pytest.raises(errors.BusyError):
-            directory.relabel(one.path, {"agent_id": "a", "longer": "x" * 10_000}, refused)
-        assert [*seen, directory.label_of(one.path)] == [{"agent_id": "a", directory.STANDBY: "yes"}] * 2
-        directory.relabel(one.path, {"agent_id": "b"}, lambda: None)
-        assert directory.label_of(one.path) == {"agent_id": "b"}
+            label.relabel(one.path, {"agent_id": "a", "longer": "x" * 10_000}, refused)
+        assert [*seen, label.label_of(one.path)] == [{"agent_id": "a", label.STANDBY: "yes"}] * 2
+        label.relabel(one.path, {"agent_id": "b"}, lambda: None)
+        assert label.label_of(one.path) == {"agent_id": "b"}
 
 
 def test_a_label_changes_where_a_file_system_cannot_have_two_change_places(
@@ -151,9 +151,9 @@ def test_a_label_changes_where_a_file_system_cannot_have_two_change_places(
 ) -> None:
     def relabelled(name: str) -> tuple[dict[str, str] | None, bool]:
         with directory.RunDirectory(tmp_path / name, {"agent_id": "a"}) as one:
-            directory.expect_relabel(one.path)
-            directory.relabel(one.path, {"agent_id": "b"}, lambda: None)
-            return directory.label_of(one.path), (one.path / ".label.json").exists()
+            label.expect_relabel(one.path)
+            label.relabel(one.path, {"agent_id": "b"}, lambda: None)
+            return label.label_of(one.path), (one.path / ".label.json").exists()
 
     # The control: where it can, the old one lies there until the directory goes.
     assert relabelled("can") == ({"agent_id": "b"}, True)
@@ -169,33 +169,33 @@ def test_a_mark_has_the_first_reason_whoever_it_was_made_like(tmp_path: Path) ->
     first, second, third, marked = (tmp_path / name for name in ("first", "second", "third", "marked"))
     for path in (first, second, third, marked):
         path.mkdir()
-    directory.mark_revoked(first, "it leaks")
-    directory.mark_revoked(marked, "another reason")
-    directory.mark_revoked(second, "it leaks", like=first)
-    directory.mark_revoked(marked, "it leaks", like=first)
-    directory.mark_revoked(third, "it leaks", like=tmp_path / "gone")
-    assert [directory.revoked_of(path) for path in (first, second, third)] == ["it leaks"] * 3
-    assert directory.revoked_of(marked) == "another reason"
+    marks.mark_revoked(first, "it leaks")
+    marks.mark_revoked(marked, "another reason")
+    marks.mark_revoked(second, "it leaks", like=first)
+    marks.mark_revoked(marked, "it leaks", like=first)
+    marks.mark_revoked(third, "it leaks", like=tmp_path / "gone")
+    assert [marks.revoked_of(path) for path in (first, second, third)] == ["it leaks"] * 3
+    assert marks.revoked_of(marked) == "another reason"
     # What goes with one run stays with the others.
     directory.remove(first)
-    assert directory.revoked_of(second) == "it leaks"
+    assert marks.revoked_of(second) == "it leaks"
 
 
 def test_who_ends_a_run_with_its_tree_is_told_as_far_as_it_was_written(tmp_path: Path) -> None:
     first, second, torn = (tmp_path / name for name in ("first", "second", "torn"))
     for path in (first, second, torn):
         path.mkdir()
-        assert directory.stopped_of(path) is None
-    directory.mark_stopped(first, "uid7@local", "it leaks\nall over")
-    directory.mark_stopped(first, "uid8@local", "another reason")
-    directory.mark_stopped(second, "uid7@local", "it leaks\nall over", like=first)
-    assert [directory.stopped_of(path) for path in (first, second)] == [("uid7@local", "it leaks\nall over")] * 2
+        assert marks.stopped_of(path) is None
+    marks.mark_stopped(first, "uid7@local", "it leaks\nall over")
+    marks.mark_stopped(first, "uid8@local", "another reason")
+    marks.mark_stopped(second, "uid7@local", "it leaks\nall over", like=first)
+    assert [marks.stopped_of(path) for path in (first, second)] == [("uid7@local", "it leaks\nall over")] * 2
     for left in ("", "{", '{"by": "uid7@'):  # whoever wrote it was killed over it
         (torn / "stopped").write_text(left)
-        assert directory.stopped_of(torn) == ("", "")
-        assert str(directory.verdict(torn)) == "ended by root"
-    assert directory.stopped_of(tmp_path / "gone") is None
-    assert directory.revoked_of(first) is None
+        assert marks.stopped_of(torn) == ("", "")
+        assert str(marks.verdict(torn)) == "ended by root"
+    assert marks.stopped_of(tmp_path / "gone") is None
+    assert marks.revoked_of(first) is None
 
 
 @pytest.mark.parametrize("gone", [True, False], ids=["taken away", "still there"])

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.rundir import directory, registry
+from sandbox.rundir import directory, lock, registry
+from sandbox.rundir import label as rundir_label
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_a_subtree_is_a_run_and_all_below_it(runs: Path) -> None:
         }
         for name, ancestors in above.items():
             stack.enter_context(directory.RunDirectory(runs / name, _label(name, *ancestors)))
-        test = _label("leaf", "root", "left") | {directory.SELF_TEST: "yes"}
+        test = _label("leaf", "root", "left") | {rundir_label.SELF_TEST: "yes"}
         stack.enter_context(directory.RunDirectory(runs / "test", test))
         entries = registry.live(runs)
         found = {name: {one.run_id for one in registry.subtree(entries, name)} for name in above}
@@ -101,15 +102,15 @@ def test_a_run_whose_keeper_was_killed_is_not_counted(runs: Path) -> None:
 
 def test_whoever_asks_for_the_others_is_not_looked_at_itself(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
-    label_of = directory.label_of
+    label_of = rundir_label.label_of
 
     def look(path: Path) -> dict[str, str] | None:
         looked.append(path.name)
         return label_of(path)
 
-    monkeypatch.setattr(directory, "label_of", look)
+    monkeypatch.setattr(rundir_label, "label_of", look)
     made = (directory.RunDirectory(runs / name, _label("a")) for name in ("one", "two"))
-    with next(made), next(made), directory.gate(runs):
+    with next(made), next(made), lock.gate(runs):
         assert [one.run_id for one in registry.seen(runs, but="one")] == ["two"]
         assert looked == ["two"]
         assert {one.run_id for one in registry.seen(runs)} == {"one", "two"}

@@ -18,11 +18,11 @@ from policy import errors, lifecycle
 from policy.lifecycle import State
 from sandbox.audit.log import Ledger
 from sandbox.audit.run_events import Rows
-from sandbox.control import revocation
+from sandbox.control import tree_kill
 from sandbox.kernel.cgroup.cgroup import Leaf
 from sandbox.kernel.proc.pipes import BoundedTail
 from sandbox.run_io import Channel, Limits
-from sandbox.rundir import directory
+from sandbox.rundir import lock, marks
 from sandbox.shim import control_socket
 from sandbox.shim import operations as shim_operations
 from sandbox.shim.operations import Steering
@@ -97,7 +97,7 @@ class World:
             ttl_seconds=ttl,
             suspends=suspends,
             shown=lambda raw: raw.decode(),
-            going_on=revocation.going_on,
+            going_on=tree_kill.going_on,
             below=lambda by, reason: self.below.append((by, reason)),
         )
         self.directory = self.steering._directory = Path(tempfile.mkdtemp(dir=self.runs))
@@ -186,10 +186,10 @@ def test_what_is_to_be_ended_with_its_tree_ends_where_whoever_asked_does_not_com
 @pytest.mark.parametrize("left", [False, True])
 def test_what_is_ended_with_its_tree_by_somebody_who_is_gone_ends_by_itself_with_all_below_it(left: bool) -> None:
     one = World()
-    directory.mark_stopped(one.directory, "uid7@local", "enough")
+    marks.mark_stopped(one.directory, "uid7@local", "enough")
     # They are back, or were killed over it and have left everything to its keeper.
     one.freezer.there = [7] if left else []
-    error = directory.verdict(one.directory)
+    error = marks.verdict(one.directory)
     assert isinstance(error, errors.KilledError)
     one.channel.ending(error)
     assert one.log.said == ["Terminated: stopped: ended by uid7@local: enough"]
@@ -203,7 +203,7 @@ def test_what_a_signal_ended_leaves_nobody_below_it_to_whoever_is_gone() -> None
     for marked in (True, False):
         one = World()
         if marked:
-            directory.mark_stopped(one.directory, "uid7@local", "enough")
+            marks.mark_stopped(one.directory, "uid7@local", "enough")
         one.freezer.there = []
         one.channel.ending(errors.StoppedError("interrupted"))
         assert one.below == ([("uid7@local", "enough")] if marked else [])
@@ -212,7 +212,7 @@ def test_what_a_signal_ended_leaves_nobody_below_it_to_whoever_is_gone() -> None
 def test_what_is_marked_does_not_go_on() -> None:
     one = World()
     one.ask("suspend")
-    directory.mark_stopped(one.directory, "uid7@local", "enough")
+    marks.mark_stopped(one.directory, "uid7@local", "enough")
     one.log.said.clear()
     with pytest.raises(errors.KilledError, match="ended by uid7@local: enough"):
         one.ask("resume")
@@ -234,7 +234,7 @@ def test_what_is_over_cannot_be_had_stand_to_be_ended() -> None:
 def test_what_is_being_revoked_is_not_let_go_on() -> None:
     one = World()
     one.ask("suspend")
-    directory.mark_revoked(one.directory, "it leaks")
+    marks.mark_revoked(one.directory, "it leaks")
     one.log.said.clear()
     with pytest.raises(errors.RunRevokedError, match="it leaks"):
         one.ask("resume")
@@ -246,7 +246,7 @@ def test_what_is_being_revoked_and_does_not_stop_is_not_let_go_on(by: str) -> No
     """Whoever revokes has stopped it, and a keeper that gives up stopping it would let it go on until it is killed."""
     one = World(ttl=0, suspends=True) if by == "its ttl" else World()
     one.freezer.broken = True
-    directory.mark_revoked(one.directory, "it leaks")
+    marks.mark_revoked(one.directory, "it leaks")
     if by == "somebody":
         with pytest.raises(errors.RunRevokedError, match="it leaks"):
             one.ask("suspend")
@@ -258,11 +258,11 @@ def test_what_is_being_revoked_and_does_not_stop_is_not_let_go_on(by: str) -> No
 
 def test_a_mark_is_set_before_the_thaw_or_after_it_and_never_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever revokes is behind the gate and about to mark it: until that is done nobody knows, and nothing goes on."""
-    monkeypatch.setattr(revocation, "_GATE_SECONDS", 0.05)
+    monkeypatch.setattr(tree_kill, "_GATE_SECONDS", 0.05)
     one = World()
     one.ask("suspend")
     one.log.said.clear()
-    with directory.gate(one.directory.parent), pytest.raises(errors.KeeperError):
+    with lock.gate(one.directory.parent), pytest.raises(errors.KeeperError):
         one.ask("resume")
     assert (one.log.said, one.state) == ([], "Suspended")
     held: list[bool] = []
@@ -274,7 +274,7 @@ def test_a_mark_is_set_before_the_thaw_or_after_it_and_never_meanwhile(monkeypat
 def test_the_reason_in_the_log_is_bounded() -> None:
     one = World()
     one.ask("suspend", by="b" * 9000, reason="r" * 9000)
-    assert len(one.log.said[0]) < 3 * directory.WORDS
+    assert len(one.log.said[0]) < 3 * marks.WORDS
 
 
 @pytest.mark.parametrize("operation", ["suspend", "resume", "kill"])

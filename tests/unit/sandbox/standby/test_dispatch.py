@@ -19,6 +19,7 @@ from policy.package import Package
 from sandbox.config import Config
 from sandbox.lifecycle.types import Answer, Request
 from sandbox.rundir import directory as rundir_directory
+from sandbox.rundir import label as rundir_label
 from sandbox.standby import dispatch, wanted
 from sandbox.standby.dispatch import GoneError
 from sandbox.supervisor import Supervisor
@@ -248,7 +249,7 @@ def _run_refused(state: Path, missing_mb: int | None) -> None:
 @pytest.mark.parametrize(("missing_mb", "ends"), [(100, True), (101, False), (None, False)])
 def test_what_waits_gives_way_only_where_that_would_be_enough(runs: Path, missing_mb: int | None, ends: bool) -> None:
     """A caller could ask for more than there is, again and again, and each time all that waits for others would end."""
-    label = {rundir_directory.STANDBY: "yes", "host_memory_mb": "100"}
+    label = {rundir_label.STANDBY: "yes", "host_memory_mb": "100"}
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(rundir_directory.RunDirectory(runs / "r", label))
         door = stack.enter_context(dispatch.listening(directory.path, PACKAGE))

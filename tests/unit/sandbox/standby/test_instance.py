@@ -17,6 +17,7 @@ from sandbox.config import Config
 from sandbox.lifecycle.types import Request
 from sandbox.run_io import Given
 from sandbox.rundir import directory as rundir_directory
+from sandbox.rundir import label
 from sandbox.standby import dispatch, instance
 from sandbox.storage.trust_state import State
 from tests import signing_kit as kit
@@ -116,7 +117,7 @@ def test_whoever_may_not_have_it_takes_it_from_nobody_else(tmp_path: Path, monke
     }.items():
         monkeypatch.setattr(one, name, value, raising=False)
     ours, theirs = socket.socketpair()
-    with rundir_directory.RunDirectory(tmp_path / "run", {rundir_directory.STANDBY: "yes"}) as directory, ours, theirs:
+    with rundir_directory.RunDirectory(tmp_path / "run", {label.STANDBY: "yes"}) as directory, ours, theirs:
         started: Any = SimpleNamespace(directory=directory.path)
         for end in (ours, theirs):
             end.settimeout(30)
@@ -124,7 +125,7 @@ def test_whoever_may_not_have_it_takes_it_from_nobody_else(tmp_path: Path, monke
         assert one._heard(started, theirs, {**dispatch.order(made, "s"), "text": "another", "intent_id": "i"}) is None
         assert dispatch.receive(ours)["offer"] == "run"
         assert dispatch.receive(ours) == {"cold": "as many live as may"}
-        assert rundir_directory.label_of(directory.path) == {rundir_directory.STANDBY: "yes"}
+        assert label.label_of(directory.path) == {label.STANDBY: "yes"}
     assert (one._request, one._line, one.intent_id) == (made, b"line", "intent")
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox.control import revocation
+from sandbox.control import tree_kill
 from sandbox.kernel import libc
 from sandbox.rundir import directory as rundir_directory
-from sandbox.rundir import registry
+from sandbox.rundir import lock, registry
 from sandbox.storage import atomic_file
 
 
@@ -91,7 +91,7 @@ def test_a_lock_is_let_go_though_whoever_was_forked_meanwhile_has_a_copy_of_it(t
 
     try:
         if what == "gate":
-            with rundir_directory.gate(tmp_path):
+            with lock.gate(tmp_path):
                 forks()
                 assert not again(".gate")
             assert again(".gate")
@@ -169,8 +169,8 @@ def test_a_terminal_stops_nobody_over_a_lock(tmp_path: Path, folder: int, what: 
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert not stopping & blocked
     locks = {
-        "gate": lambda: rundir_directory.gate(tmp_path),
-        "enforcement": lambda: revocation.going_on(tmp_path / "one"),
+        "gate": lambda: lock.gate(tmp_path),
+        "enforcement": lambda: tree_kill.going_on(tmp_path / "one"),
         "directory": lambda: atomic_file.locked(folder, where="here", error=errors.StateError),
     }
     with locks[what]():

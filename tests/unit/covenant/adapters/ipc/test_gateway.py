@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from covenant.adapters.ipc import gateway
+from covenant.adapters.ipc import limits
 from covenant.wire import frames, requests, responses
 from covenant.wire.types import MemoryRecord, Tier
 from tests import ipc_kit
@@ -82,7 +82,7 @@ async def test_any_other_first_frame_ends_the_connection_and_is_written(
 
 
 async def test_a_stranger_may_not_send_much(covenant_home: Path) -> None:
-    bounds = gateway.Bounds(handshake_bytes=100)
+    bounds = limits.Bounds(handshake_bytes=100)
     async with ipc_kit.running(covenant_home, bounds=bounds) as adapter, adapter.client() as client:
         await client.stream.send((101).to_bytes(4, "big"))
         assert (await client.receive())["kind"] == "authentication_failed"
@@ -93,7 +93,7 @@ async def test_a_stranger_may_not_send_much(covenant_home: Path) -> None:
 
 
 async def test_who_does_not_say_who_it_is_in_time_goes(covenant_home: Path) -> None:
-    bounds = gateway.Bounds(handshake_seconds=0.1)
+    bounds = limits.Bounds(handshake_seconds=0.1)
     async with ipc_kit.running(covenant_home, bounds=bounds) as adapter, adapter.client() as client:
         assert await client.receive() == {"kind": "authentication_failed", "reason": "no token came in time"}
         assert await client.receive() is None
@@ -101,7 +101,7 @@ async def test_who_does_not_say_who_it_is_in_time_goes(covenant_home: Path) -> N
 
 
 async def test_a_flood_of_wrong_tokens_has_few_rows_and_is_counted(covenant_home: Path) -> None:
-    bounds = gateway.Bounds(refusals=2, refusal_seconds=3600.0)
+    bounds = limits.Bounds(refusals=2, refusal_seconds=3600.0)
     wrong = {"kind": "authenticate", "token_b58": "nobody's"}
     async with ipc_kit.running(covenant_home, bounds=bounds) as adapter:
         for _ in range(30):
@@ -309,7 +309,7 @@ async def test_the_longest_frame_is_taken(covenant_home: Path) -> None:
 
 
 async def test_half_a_frame_ends_its_own_connection_only(covenant_home: Path) -> None:
-    bounds = gateway.Bounds(frame_seconds=1)
+    bounds = limits.Bounds(frame_seconds=1)
     async with (
         ipc_kit.running(covenant_home, bounds=bounds) as adapter,
         adapter.client() as other,
@@ -341,7 +341,7 @@ async def test_a_frame_may_come_byte_by_byte(covenant_home: Path) -> None:
 
 
 async def test_large_frames_of_one_peer_wait_for_each_other_and_for_nobody_else(covenant_home: Path) -> None:
-    bounds = gateway.Bounds(small_bytes=1000, large_frames=1)
+    bounds = limits.Bounds(small_bytes=1000, large_frames=1)
     # More than one read of asyncio's takes.
     large = ipc_kit.frame({**PING, "x": "y" * (1 << 20)})
     async with (
@@ -370,7 +370,7 @@ async def test_large_frames_of_one_peer_wait_for_each_other_and_for_nobody_else(
 
 
 async def test_one_that_reads_nothing_holds_up_nobody_and_goes(covenant_home: Path) -> None:
-    bounds = gateway.Bounds(frame_seconds=1)
+    bounds = limits.Bounds(frame_seconds=1)
     async with (
         ipc_kit.running(
             covenant_home, bounds=bounds, handlers={"recent_memory": records(2, text="z" * 500_000)}
@@ -402,7 +402,7 @@ async def test_a_flood_of_requests_leaves_others_their_turn(covenant_home: Path)
 
 
 async def test_strangers_make_room_for_strangers_and_take_none_from_those_inside(covenant_home: Path) -> None:
-    bounds = gateway.Bounds(strangers=4)
+    bounds = limits.Bounds(strangers=4)
     async with ipc_kit.running(covenant_home, bounds=bounds) as adapter, adapter.client() as inside:
         await inside.enter()
         async with anyio.create_task_group() as group, adapter.client() as first:
@@ -418,7 +418,7 @@ async def test_strangers_make_room_for_strangers_and_take_none_from_those_inside
 
 
 async def test_more_connections_than_there_may_be_are_told_so(covenant_home: Path) -> None:
-    bounds = gateway.Bounds(connections=2)
+    bounds = limits.Bounds(connections=2)
     async with (
         ipc_kit.running(covenant_home, bounds=bounds) as adapter,
         adapter.client() as first,
@@ -433,7 +433,7 @@ async def test_more_connections_than_there_may_be_are_told_so(covenant_home: Pat
 
 
 async def test_one_peer_has_a_bound_of_its_own(covenant_home: Path) -> None:
-    bounds = gateway.Bounds(of_one_peer=1)
+    bounds = limits.Bounds(of_one_peer=1)
     async with (
         ipc_kit.running(covenant_home, bounds=bounds) as adapter,
         adapter.client() as first,

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covenant.handlers.memory import ignore_check
-from covenant.handlers.memory.ignore_check import SEEDED, IgnoreSet
+from covenant.handlers.state import ignore_rules
+from covenant.handlers.state.ignore_rules import SEEDED, IgnoreSet
 from covenant.wire import requests
 from policy import errors
 from tests import server_kit
@@ -208,7 +209,7 @@ async def test_a_long_text_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch)
         return whole(text)
 
     monkeypatch.setattr(rules, "match", match)
-    monkeypatch.setattr(ignore_check, "_AT_ONCE", 100)
+    monkeypatch.setattr(ignore_rules, "_AT_ONCE", 100)
     found: list[str | None] = []
 
     async def look(text: str) -> None:
@@ -236,7 +237,7 @@ async def test_an_answer_waits_for_none_of_those_who_only_ask(monkeypatch: pytes
         return whole(text)
 
     monkeypatch.setattr(rules, "match", match)
-    monkeypatch.setattr(ignore_check, "_AT_ONCE", 100)
+    monkeypatch.setattr(ignore_rules, "_AT_ONCE", 100)
     async with anyio.create_task_group() as group:
         for _ in range(8):
             group.start_soon(rules.find, "asked" + "x" * 1000)

@@ -10,8 +10,8 @@ import pytest
 from covenant.handlers import paging
 from covenant.handlers.caller import Caller
 from covenant.handlers.memory import maintenance, records
-from covenant.handlers.memory.ignore_check import IgnoreSet
 from covenant.handlers.server import Server
+from covenant.handlers.state.ignore_rules import IgnoreSet
 from covenant.keys.identity import Identity
 from covenant.providers.embed.hashed import HashEmbedder
 from covenant.stores.capabilities.in_memory import InMemoryCapabilities

@@ -16,7 +16,7 @@ from solders.system_program import ID as SYSTEM
 from solders.transaction import Transaction
 from solders.transaction_metadata import FailedTransactionMetadata, TransactionMetadata
 
-from covenant.providers.chain import pick, transactions
+from covenant.providers.chain import interface, transactions
 from covenant.providers.chain.local_vm import LocalVm
 from covenant.stores.settlement.interface import Batch
 from policy import errors
@@ -29,17 +29,17 @@ BATCH = Batch(receipt_tree.batch_id(ROOT).hex(), ROOT.hex(), 5)
 
 
 def test_without_a_chain_it_is_said_what_is_missing() -> None:
-    status = pick.OffChain().status()
+    status = interface.OffChain().status()
     assert not status.ready
     assert status.missing == ("cluster", "rpc_url", "program_id", "covnt_mint", "signer")
-    partly = pick.OffChain(pick.Config(cluster="devnet", rpc_url="http://127.0.0.1:8899")).status()
+    partly = interface.OffChain(interface.Config(cluster="devnet", rpc_url="http://127.0.0.1:8899")).status()
     assert (partly.cluster, partly.missing) == ("devnet", ("program_id", "covnt_mint", "signer"))
 
 
 @pytest.mark.anyio
 async def test_without_a_chain_nothing_is_anchored() -> None:
     with pytest.raises(errors.ChainError) as refused:
-        await pick.OffChain().anchor(BATCH, now_ms=1)
+        await interface.OffChain().anchor(BATCH, now_ms=1)
     assert "program_id" in refused.value.hint
 
 
@@ -51,7 +51,7 @@ async def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) ->
         return None if name == "solders" else found(name, *more)
 
     monkeypatch.setattr(importlib.util, "find_spec", without)
-    assert pick.OffChain().status().missing[-1] == "extra settlement"
+    assert interface.OffChain().status().missing[-1] == "extra settlement"
     for attempt in (
         lambda: LocalVm(bytes(32)),
         lambda: transactions.memo_instruction(BATCH, authority=SIGNER.pubkey()),

@@ -15,7 +15,7 @@ import pydantic
 import pytest
 from jsonschema import validators
 
-from policy.manifest import agent, fields, hosts, paths, report, shapes, structure, text
+from policy.manifest import agent, fields, hosts, paths, report, shapes, text
 from policy.manifest.reference import json_schema
 from policy.manifest.tools import document as tools_document
 from policy.manifest.tools import shapes as tools_shapes
@@ -131,8 +131,8 @@ def test_tools_that_parse() -> None:
 
 
 def test_every_rule_says_what_it_can() -> None:
-    assert set(shapes.RULES) == set(structure.RULES)
-    assert [rule for rule, fragments in shapes.RULES.items() if not fragments] == [structure._syscalls]
+    assert set(shapes.RULES) == set(agent.RULES)
+    assert [rule for rule, fragments in shapes.RULES.items() if not fragments] == [agent._syscalls]
 
 
 def test_a_check_that_stands_in_no_table_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from policy import errors
 from sandbox.kernel import libc
+from sandbox.kernel.proc import launch as proc_launch
 from sandbox.kernel.proc import launcher, spawn
 
 ROOT = Path(spawn.__file__).resolve().parents[3]
@@ -57,10 +58,10 @@ def _detached(folder: Path) -> int:
         os.close(fd)
 
 
-def _told(launch: spawn.Launch, folders: Path) -> dict[str, Any]:
+def _told(launch: proc_launch.Launch, folders: Path) -> dict[str, Any]:
     mount = _detached(folders / "shown")
     try:
-        launch = replace(launch, mounts=[spawn.Attach(mount, str(folders / "over"))])
+        launch = replace(launch, mounts=[proc_launch.Attach(mount, str(folders / "over"))])
         with spawn.spawn(launch) as child, os.fdopen(os.dup(child.stdout)) as out:
             text = out.read()
             assert child.reap() == 0
@@ -79,7 +80,7 @@ def test_a_program_cannot_tell_how_it_was_started(monkeypatch: pytest.MonkeyPatc
     os.set_inheritable(forgotten, True)
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     places = [os.readlink("/proc/self/ns/mnt"), str(folders / "over"), str(folders / "covered")]
-    launch = spawn.Launch(
+    launch = proc_launch.Launch(
         sys.executable,
         ["python", "-I", "-S", "-c", TELL, ",".join(places)],
         {"LC_ALL": "C.UTF-8", "ONE": "two words", "EMPTY": ""},
@@ -114,7 +115,7 @@ def test_a_program_cannot_tell_how_it_was_started(monkeypatch: pytest.MonkeyPatc
 
 def test_a_network_of_its_own_is_a_new_one_with_nothing_up(way: str) -> None:
     show = ["sh", "-c", "readlink /proc/self/ns/net; cat /sys/class/net/lo/flags /proc/net/dev"]
-    with spawn.spawn(spawn.Launch("/bin/sh", show, {"PATH": "/bin"}, own_network=True)) as child:
+    with spawn.spawn(proc_launch.Launch("/bin/sh", show, {"PATH": "/bin"}, own_network=True)) as child:
         assert child.reap() == 0
         space, _, devices = os.read(child.stdout, 4096).decode().partition("\n")
     assert space.startswith("net:[")
@@ -122,19 +123,22 @@ def test_a_network_of_its_own_is_a_new_one_with_nothing_up(way: str) -> None:
     assert [line.split(":")[0].strip() for line in devices.splitlines() if ":" in line] == ["lo"]
 
 
-FAILURES: dict[str, tuple[Callable[[int], spawn.Launch], str]] = {
-    "join": (lambda fd: spawn.Launch(*TRUE, join_files=["/nowhere/procs"]), "join the cgroup: No such file"),
-    "join a folder": (lambda fd: spawn.Launch(*TRUE, join_files=["/"]), "join the cgroup: Is a directory"),
-    "network": (lambda fd: spawn.Launch(*TRUE, network=fd), r"enter the network namespace: (\w+: )?Invalid argument"),
-    "cover": (lambda fd: spawn.Launch(*TRUE, covered=["/nowhere"]), r"attach the mounts: (\w+: )?No such file"),
+FAILURES: dict[str, tuple[Callable[[int], proc_launch.Launch], str]] = {
+    "join": (lambda fd: proc_launch.Launch(*TRUE, join_files=["/nowhere/procs"]), "join the cgroup: No such file"),
+    "join a folder": (lambda fd: proc_launch.Launch(*TRUE, join_files=["/"]), "join the cgroup: Is a directory"),
+    "network": (
+        lambda fd: proc_launch.Launch(*TRUE, network=fd),
+        r"enter the network namespace: (\w+: )?Invalid argument",
+    ),
+    "cover": (lambda fd: proc_launch.Launch(*TRUE, covered=["/nowhere"]), r"attach the mounts: (\w+: )?No such file"),
     "attach": (
-        lambda fd: spawn.Launch(*TRUE, mounts=[spawn.Attach(fd, "/")]),
+        lambda fd: proc_launch.Launch(*TRUE, mounts=[proc_launch.Attach(fd, "/")]),
         r"attach the mounts: (\w+: )?Invalid",
     ),
-    "directory": (lambda fd: spawn.Launch(*TRUE, directory="/nowhere"), "connect stdio: No such file"),
-    "filter": (lambda fd: spawn.Launch(*TRUE, filter=b"\xff" * 8), r"load the filter: (\w+: )?Invalid argument"),
-    "execute": (lambda fd: spawn.Launch("/nowhere", ["true"], {}), "execute /nowhere: No such file"),
-    "a folder": (lambda fd: spawn.Launch("/", ["true"], {}), "execute /: Permission denied"),
+    "directory": (lambda fd: proc_launch.Launch(*TRUE, directory="/nowhere"), "connect stdio: No such file"),
+    "filter": (lambda fd: proc_launch.Launch(*TRUE, filter=b"\xff" * 8), r"load the filter: (\w+: )?Invalid argument"),
+    "execute": (lambda fd: proc_launch.Launch("/nowhere", ["true"], {}), "execute /nowhere: No such file"),
+    "a folder": (lambda fd: proc_launch.Launch("/", ["true"], {}), "execute /: Permission denied"),
 }
 
 
@@ -248,7 +252,7 @@ def test_of_another_version_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> 
     assert (status, printed, json.loads(told)[0]) == (127, b"", -1)
     monkeypatch.setattr(launcher, "_VERSION", "3")
     with pytest.raises(errors.KernelError, match=r"cannot start the sandbox: understand `.*covenant-start`: Protocol"):
-        spawn.spawn(spawn.Launch(*TRUE))
+        spawn.spawn(proc_launch.Launch(*TRUE))
 
 
 def test_more_descriptors_than_it_can_note_are_refused() -> None:
@@ -260,19 +264,19 @@ def test_more_descriptors_than_it_can_note_are_refused() -> None:
 def test_what_was_not_built_is_forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(launcher, "PROGRAM", str(tmp_path / "covenant-start"))
     assert not launcher.there()
-    with spawn.spawn(spawn.Launch("/bin/echo", ["echo", "here"], {})) as child:
+    with spawn.spawn(proc_launch.Launch("/bin/echo", ["echo", "here"], {})) as child:
         assert child.reap() == 0
         assert os.read(child.stdout, 100) == b"here\n"
 
 
 def test_a_prepare_is_always_run() -> None:
     """It is Python of the caller's, and no step may be left out because the start is quick."""
-    with spawn.spawn(spawn.Launch(*TRUE, prepare=lambda: os._exit(42))) as child:
+    with spawn.spawn(proc_launch.Launch(*TRUE, prepare=lambda: os._exit(42))) as child:
         assert child.reap() == 42
 
 
 def test_what_is_only_covered_is_covered_in_a_namespace_of_its_own() -> None:
     """Said and not done: without it the host's own directory would be covered."""
-    words = launcher.Steps(spawn.Launch(*TRUE, covered=["/srv/a", "/srv/b"])).words
+    words = launcher.Steps(proc_launch.Launch(*TRUE, covered=["/srv/a", "/srv/b"])).words
     assert words[words.index("private") :][:5] == ["private", "cover", "/srv/a", "cover", "/srv/b"]
-    assert "private" not in launcher.Steps(spawn.Launch(*TRUE)).words
+    assert "private" not in launcher.Steps(proc_launch.Launch(*TRUE)).words

@@ -17,12 +17,14 @@ from pathlib import Path
 import pytest
 
 from policy import errors
+from sandbox.kernel.proc import launch as proc_launch
 from sandbox.kernel.proc import spawn
 
 ROOT = Path(spawn.__file__).resolve().parents[3]
 SPAWN = """\
 import os, signal, sys, time
-from sandbox.kernel import libc; from sandbox.kernel.proc import spawn as process; from sandbox.kernel.proc import launcher as starter
+from sandbox.kernel import libc
+from sandbox.kernel.proc import launcher as starter, spawn as process
 starter.there = lambda: False
 me, out = os.getpid(), sys.argv[1]
 def say(what): open(out, "a").write(what + "\\n")
@@ -79,7 +81,7 @@ with process.spawn(launch) as child: child.reap()
 def test_no_descriptor_for_the_child_is_no_child(tmp_path: Path) -> None:
     """Eight for the pipes and none for the pidfd: what was forked must not run unwatched."""
     out = tmp_path / "out"
-    launch = spawn.Launch("/bin/sh", ["sh", "-c", f"sleep 0.2; echo ran > {out}"], {"PATH": "/bin"})
+    launch = proc_launch.Launch("/bin/sh", ["sh", "-c", f"sleep 0.2; echo ran > {out}"], {"PATH": "/bin"})
     with spawn.spawn(launch) as child:
         assert child.reap() == 0
     assert out.read_text() == "ran\n"
@@ -102,7 +104,7 @@ def test_what_the_caller_ignores_the_child_does_not() -> None:
     numbers = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGTSTP)
     before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
     try:
-        with spawn.spawn(spawn.Launch("/bin/grep", ["grep", "SigIgn", "/proc/self/status"], {})) as child:
+        with spawn.spawn(proc_launch.Launch("/bin/grep", ["grep", "SigIgn", "/proc/self/status"], {})) as child:
             assert child.reap() == 0
             ignored = int(os.read(child.stdout, 100).split()[1], 16)
         # 32 and 33 are glibc's own, which sigaction refuses to touch; make(1) hands them on ignored (nptl(7)).
@@ -115,10 +117,10 @@ def test_what_the_caller_ignores_the_child_does_not() -> None:
 
 
 @pytest.fixture
-def stands(tmp_path: Path) -> spawn.Launch:
+def stands(tmp_path: Path) -> proc_launch.Launch:
     """A child that stands on its way to execve, as in a stopped cgroup: nobody reads from what it opens to write."""
     os.mkfifo(tmp_path / "fifo")
-    return spawn.Launch("/bin/true", ["true"], {}, join_files=[str(tmp_path / "fifo")])
+    return proc_launch.Launch("/bin/true", ["true"], {}, join_files=[str(tmp_path / "fifo")])
 
 
 def _ours() -> tuple[list[str], set[str]]:
@@ -133,7 +135,7 @@ def _nothing_left(before: tuple[list[str], set[str]]) -> None:
     assert children <= before[1]
 
 
-def test_a_child_that_stands_on_its_way_is_not_waited_for_for_good(stands: spawn.Launch) -> None:
+def test_a_child_that_stands_on_its_way_is_not_waited_for_for_good(stands: proc_launch.Launch) -> None:
     before, killed = _ours(), list[bool]()
     with pytest.raises(errors.StartTimeoutError, match=r"`/bin/true` was not executed within 0.1 s"):
         spawn.spawn(stands, spawn.Patience(0.1, kill=lambda: killed.append(True)))
@@ -142,7 +144,7 @@ def test_a_child_that_stands_on_its_way_is_not_waited_for_for_good(stands: spawn
 
 
 @pytest.mark.parametrize("how", ["watch", "look"])
-def test_who_may_end_it_is_heard_while_it_stands(stands: spawn.Launch, how: str) -> None:
+def test_who_may_end_it_is_heard_while_it_stands(stands: proc_launch.Launch, how: str) -> None:
     ours, theirs = os.pipe()
     before, ended = _ours(), errors.KilledError("ended by operator")
     try:
@@ -159,7 +161,7 @@ def test_who_may_end_it_is_heard_while_it_stands(stands: spawn.Launch, how: str)
         os.close(theirs)
 
 
-def test_who_asks_for_something_else_is_answered_and_it_goes_on(stands: spawn.Launch) -> None:
+def test_who_asks_for_something_else_is_answered_and_it_goes_on(stands: proc_launch.Launch) -> None:
     ours, theirs = os.pipe()
     asked: list[bytes] = []
     # Whoever reads from it lets the child go on.
@@ -182,7 +184,7 @@ def test_who_asks_for_something_else_is_answered_and_it_goes_on(stands: spawn.La
 
 def test_one_that_outlives_its_signal_is_told_of_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """As who waits for a disk that does not answer: here SIGKILL does not reach it."""
-    before, launch = _ours(), spawn.Launch("/bin/sleep", ["sleep", "60"], {})
+    before, launch = _ours(), proc_launch.Launch("/bin/sleep", ["sleep", "60"], {})
     monkeypatch.setattr(spawn, "_DEATH_SECONDS", 0.05)
     monkeypatch.setattr(spawn.Child, "signal", lambda self, number: None)
     with pytest.raises(errors.KernelError, match=r"process \d+ survives SIGKILL"), spawn.spawn(launch) as child:

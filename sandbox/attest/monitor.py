@@ -1,0 +1,100 @@
+"""Attest a live run at intervals, and write each drift."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from policy import errors
+from policy.compile.artefacts import Artefacts
+from policy.prove.live import Layer, Standing
+from sandbox.attest.reference import Made
+from sandbox.attest.verifier import Known, Report, examine
+from sandbox.kernel import procfs
+from sandbox.run_io import Outcome, Round
+
+# How long a sandbox may be on its way out before its absence is called drift, and how often it is looked for meanwhile.
+_LEAVING_SECONDS, _AGAIN_SECONDS = 10.0, 0.5
+# The same before the agent is told anything, when nothing else is done meanwhile.
+_FIRST_SECONDS, _FIRST_AGAIN_SECONDS = 2.0, 0.02
+# An operator who is only to be told is told this often at most in one run.
+_MOST_ALARMS = 100
+
+
+class Attestor:
+    """The periodic attestation of one run; ``drifted`` is told of each layer that does not hold, before anything
+    follows from it. With ``alarm`` nothing does. Of one that is ``over`` nothing is looked at: that of a tree which is
+    being ended would have the processors from those who still die."""
+
+    def __init__(
+        self,
+        made: Made,
+        artefacts: Artefacts,
+        *,
+        state: Path,
+        seconds: float,
+        alarm: bool,
+        drifted: Callable[[Layer], None],
+        over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._made, self._artefacts, self._state = made, artefacts, state
+        self._seconds, self._alarm, self._drifted, self._over = seconds, alarm, drifted, over
+        self._known = Known()
+        self._started = self._seen = False
+        self._missing = 0.0
+        self._told: set[Layer] = set()
+        self._alarms = 0
+
+    def started(self) -> None:
+        """The agent's first process runs: from now on there is something to look at."""
+        self._started = True
+
+    def round(self) -> Round:
+        """As the exchange takes it: at the start, before the agent is told anything, and then by the clock."""
+        return Round(self._seconds, self._look, self._wait, at_start=True)
+
+    def _look(self) -> Outcome:
+        if not self._started:
+            return None
+        report = self._examine() if self._seen else self._first()
+        if not report.gone:
+            self._seen, self._missing = True, 0.0
+            return self._judge([layer for layer in report.layers if not layer.holds])
+        self._missing += _AGAIN_SECONDS
+        if self._over() or (self._missing < _LEAVING_SECONDS and (self._seen or not self._runs())):
+            return None
+        return self._judge([Layer("process", Standing.WIDER, "a gofer and a sandbox", "they are not there")])
+
+    def _first(self) -> Report:
+        """Who is not found is looked for until the process that runs it ends, or so long that it is not on its way out.
+        INVARIANT: nobody is given an intent unseen."""
+        until = time.monotonic() + _FIRST_SECONDS
+        while (report := self._examine()).gone and self._runs() and not self._over() and time.monotonic() < until:
+            time.sleep(_FIRST_AGAIN_SECONDS)
+        return report
+
+    def _examine(self) -> Report:
+        return examine(self._made, self._artefacts, self._known, state=self._state, over=self._over)
+
+    def _runs(self) -> bool:
+        return procfs.name(self._made.runner.pid) == self._made.runner
+
+    def _wait(self) -> float:
+        return min(_AGAIN_SECONDS, self._seconds) if self._missing else self._seconds
+
+    def _judge(self, drift: list[Layer]) -> Outcome:
+        for layer in drift:
+            if layer not in self._told and self._alarms < _MOST_ALARMS:
+                self._alarms += 1
+                self._drifted(layer)
+        # What was undone and is done again is told again.
+        self._told = set(drift)
+        if not drift or self._alarm:
+            return None
+        first = drift[0]
+        return errors.DriftError(
+            f"{first.name} is not as it was made: {first.found}, not {first.expected}",
+            hint="see `covenant audit recent`; whoever changed it had root",
+            layer=first.name,
+        )

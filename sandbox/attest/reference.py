@@ -1,0 +1,78 @@
+"""Reference values that attestation compares with (RATS, RFC 9334)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from sandbox.attest.network import Network
+from sandbox.kernel.procfs import Name
+from sandbox.kernel.runsc import debug_log
+from sandbox.storage import json_cache
+
+RECORD = "attest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What was made for one run.
+
+    ``cgroup_files`` maps controller to directory; ``memberships`` the same as /proc/PID/cgroup says it; ``limits`` each
+    file to what was written there. ``mounts`` maps each place to the device and inode of what is to be seen there;
+    ``granted`` maps each granted path to the number of the host's mount on which it was opened;
+    ``tells_calls`` says whether runsc writes what its filter refuses, and how the ``traced`` calls end, ``raises_log``
+    that it begins once the sandbox stands; ``arguments`` start a self-test, not the agent. ``nice`` is what its runner
+    was begun with.
+    """
+
+    run_id: str
+    agent_id: str
+    policy_digest: str
+    uid: int
+    runner: Name
+    directory: str
+    cgroup_version: int
+    cgroup_files: Mapping[str, str]
+    memberships: Mapping[str, str]
+    limits: Mapping[str, str]
+    mounts: Mapping[str, tuple[int, int]]
+    package: str
+    network: Network | None = None
+    tells_calls: bool = True
+    raises_log: bool = False
+    traced: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    nice: int = 0
+    granted: Mapping[str, int] = field(default_factory=dict)
+
+    def write(self, directory: Path) -> None:
+        """Leave it where ``read`` looks for it."""
+        network = None if self.network is None else self.network.to_json()
+        json_cache.write(directory / RECORD, {"version": 1, **asdict(self), "network": network})
+
+    @classmethod
+    def read(cls, directory: Path) -> Made | None:
+        """What a live run left in its directory; None when it has left nothing yet."""
+        found = json_cache.read(directory / RECORD)
+        if found is None or found.pop("version", None) != 1:
+            return None
+        runner, mounts, network = Name(**found.pop("runner")), found.pop("mounts"), found.pop("network")
+        return cls(
+            runner=runner,
+            mounts={place: (dev, ino) for place, (dev, ino) in mounts.items()},
+            network=None if network is None else Network.from_json(network),
+            arguments=tuple(found.pop("arguments")),
+            traced=tuple(found.pop("traced")),
+            **found,
+        )
+
+    @property
+    def places(self) -> dict[str, str]:
+        """runsc's flags that say where this run's files lie, and where it writes what its filter refuses."""
+        places = {"--root": f"{self.directory}/root", "--pod-init-config": f"{self.directory}/trace/pod-init.json"}
+        if self.tells_calls:
+            # The last is what runsc itself makes of the log for the sandbox.
+            written = debug_log.flags(Path(self.directory) / "trace", self.traced, raised=self.raises_log)
+            places |= {**written, "--debug-log-fd": "3"}
+        return places

@@ -1,0 +1,59 @@
+"""Watch the trust state for revocations, from a live run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from policy import errors
+from sandbox.control.revocation import Write, enforce, line_of
+from sandbox.run_io import Outcome, Round
+from sandbox.rundir import marks
+from sandbox.storage.trust_state import State
+
+# How often a keeper looks for its mark, and at every which look at the root's version: for what nobody announced.
+_LOOK_SECONDS, _VERSION_EVERY = 0.25, 8
+
+
+class Watch:
+    """A keeper's own look: at the mark in its run's directory, and at whether a new root revokes what it rests on.
+
+    ``state`` is None for a run that no trust root of an operator decides about (covenant dev). ``version`` is that of
+    the root that it was verified under, None for what nobody signed: one that came since may revoke what it rests on,
+    also where whoever installed it was killed over it.
+    """
+
+    def __init__(
+        self, path: Path, label: Mapping[str, str], state: State | None, write: Write, *, version: int | None = None
+    ) -> None:
+        self._path, self._state, self._write = path, state, write
+        self._line = line_of(label)
+        if version is None:
+            version = state.root_version() if state is not None else 0
+        self._version = self._seen = version
+        self._looks = 0
+
+    def round(self) -> Round:
+        """For the exchange: also just before the agent is given its intent."""
+        return Round(_LOOK_SECONDS, self.look, at_start=True)
+
+    def look(self) -> Outcome:
+        """The error that the run ends with, None when it goes on."""
+        self._looks += 1
+        outcome = self._look_at_the_root() if self._looks % _VERSION_EVERY == 0 else None
+        return marks.verdict(self._path) or outcome
+
+    def _look_at_the_root(self) -> Outcome:
+        if self._state is None or (version := self._state.root_version()) == self._version:
+            return None
+        if version != self._seen:  # whoever installs it enforces it next: only at the second look is that left to us
+            self._seen = version
+            return None
+        root = self._state.present_root()
+        reason = next((why for one in self._line if (why := one.revoked(root)) is not None), None)
+        if reason is None:
+            self._version = version
+            return None
+        enforce(self._path.parent, root, write=self._write, own=self._path)
+        # Also where no mark could be written: on a full disk it would go on for good.
+        return errors.RunRevokedError(reason)

@@ -1,0 +1,112 @@
+"""Hold an agent's first instruction until its policy is proved in force."""
+
+from __future__ import annotations
+
+import select
+import signal
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from policy import errors
+from sandbox.kernel.runsc import debug_log, log_level, start_trace
+from sandbox.probes import preload_object
+from sandbox.probes.preload import Heard
+
+# The exit status of who was killed, runsc itself or the sandbox that it waits for; and of runsc when that was gone
+# before it could wait for it.
+_KILLED: Final = frozenset((128 + signal.SIGKILL, 128))
+
+
+class Watching(Protocol):
+    """What looks at a run from when its first process runs."""
+
+    def started(self) -> None:
+        """It runs now."""
+
+
+class Start:
+    """When an agent may be given its intent: its first process runs, and its tries were heard of, where it has any.
+
+    ``fileno`` is readable whenever ``poll`` has something to do. ``watching`` are told when the first process runs.
+    """
+
+    def __init__(
+        self,
+        started: start_trace.StartTrace,
+        watching: Sequence[Watching],
+        *,
+        heard: Heard | None = None,
+        calls: debug_log.RefusedCalls | None = None,
+        held: log_level.Raising | None = None,
+    ) -> None:
+        self._started, self._watching, self._heard, self._calls, self._held = started, watching, heard, calls, held
+        self.running = False
+        self._epoll = select.epoll()
+        self._epoll.register(started.fileno(), select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """The descriptor to wait on."""
+        return self._epoll.fileno()
+
+    def poll(self) -> bool:
+        """Take what has arrived; never blocks. True once, when there is nothing to wait for any more."""
+        if not self.running and not self._first_runs():
+            return False
+        if self._held is not None and not self._goes_on(self._held):
+            return False
+        if self._calls is not None and self._heard is not None:
+            self._calls.ready()
+        return self._heard is None or not self._heard.missing
+
+    def _first_runs(self) -> bool:
+        if not self._started.poll():
+            return False
+        self.running = True
+        for one in self._watching:
+            one.started()
+        self._epoll.unregister(self._started.fileno())
+        if self._held is None:
+            self._listen()
+            return True
+        self._held.ask()
+        if self._held.asking:
+            self._epoll.register(self._held.fileno(), select.EPOLLIN)
+        return True
+
+    def _goes_on(self, held: log_level.Raising) -> bool:
+        """Whether the sandbox's log is on; where it has ended its exit says what there is to say."""
+        if not held.poll():
+            return False
+        self._held = None
+        self._listen()
+        return True
+
+    def _listen(self) -> None:
+        if self._heard is not None and self._calls is not None:
+            self._epoll.register(self._calls.fileno(), select.EPOLLIN)
+            self._epoll.register(self._heard.fileno(), select.EPOLLIN | select.EPOLLET)
+
+    def fault(self, status: int, *, by_us: bool) -> errors.SelfTestError | None:
+        """What to refuse the run with that has ended, or was ended ``by_us``, before all of its tries were heard of.
+
+        None where somebody else killed it, or we did while it was held: whoever is dead or waits tells nothing, and
+        nothing was found out about its policy. It has had no intent either way, and is no run that succeeded.
+        """
+        if not self.running or self._heard is None or not self._heard.missing:
+            return None
+        if self._held is not None if by_us else status in _KILLED:
+            return None
+        first = self._heard.missing[0]
+        if status == preload_object.STATUS:
+            message = f"what the policy forbids is not refused inside this run; not heard of: {first}"
+        else:
+            message = f"what the policy forbids was tried inside this run, and nobody has told of {first}"
+        return errors.SelfTestError(
+            message,
+            hint="run `covenant doctor`; with self_test = false in the configuration runs go without it and say so",
+            faults=list(self._heard.missing),
+        )
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._epoll.close()
