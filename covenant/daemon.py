@@ -39,7 +39,6 @@ from covenant.handlers import billing
 from covenant.handlers.grants import peers
 from covenant.handlers.intents import agents, budget, recovery
 from covenant.handlers.mailbox import delivery
-from covenant.handlers.state import pending_writes
 from covenant.runtime.budget_preemption import Projection
 from covenant.settings import Settings
 from covenant.wire import parts
@@ -232,8 +231,8 @@ async def _tasks(opened: Opened, settings: Settings, group: anyio.abc.TaskGroup,
     group.start_soon(lambda: server.agents.watch(noted, stop=stop.event))
     group.start_soon(_peers, opened)
     group.start_soon(budget.upkeep, server)
-    group.start_soon(pending_writes.again, server)
-    group.start_soon(server.floods.run, server)
+    group.start_soon(server.unfinished.run)
+    group.start_soon(server.floods.run, server.audit)
     group.start_soon(_watchdog)
 
 

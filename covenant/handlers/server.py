@@ -93,7 +93,7 @@ class Server:
     async def _answer(self, caller: Caller, request: requests.Request) -> responses.Response:
         try:
             if request.kind not in FREE:
-                self.rates.admit(self, caller)
+                self.rates.admit(caller, self.floods, self.now_ms())
             return await self.handlers[request.kind](self, caller, request)
         except errors.CovenantError as e:
             return responses.Error.of(e)

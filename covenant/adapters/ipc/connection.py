@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
 import anyio.to_thread
@@ -17,8 +17,9 @@ from covenant.wire import requests, responses, streams
 from policy import errors
 
 if TYPE_CHECKING:
-    from covenant.adapters.ipc.gateway import Gateway
-    from covenant.adapters.ipc.limits import Peer
+    from covenant.adapters.ipc.limits import Bounds, Peer
+    from covenant.handlers.access.auth_failures import Refusals
+    from covenant.handlers.server import Server
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,10 +29,35 @@ _READY: Final = frozenset(handshake.HANDLERS)
 _TURN: Final = 32
 
 
+class ConnectionOwner(Protocol):
+    """The gateway as a connection sees it: its server, its limits and its count of connections."""
+
+    server: Server
+    group: anyio.abc.TaskGroup
+    bounds: Bounds
+    refusals: Refusals
+
+    def admits(self, one: Connection) -> bool:
+        """Whether there is a place for this connection."""
+        ...
+
+    def known(self, one: Connection, caller: Caller) -> Peer:
+        """Count the connection for its peer.
+
+        Raises:
+            errors.BusyError: the peer has too many connections.
+        """
+        ...
+
+    def forget(self, one: Connection, peer: Peer | None, caller: Caller | None) -> None:
+        """Give the place of an ended connection back."""
+        ...
+
+
 class Connection(Channel):
     """One client. Its task ends with it, whatever it sent."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: ConnectionOwner) -> None:
         super().__init__(gateway.bounds)
         self._gateway = gateway
         self._streams = 0

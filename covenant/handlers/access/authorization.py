@@ -148,7 +148,7 @@ async def require_all(
         error = errors.CapabilityScopeError(f"`{bounded[0].action}`: {bounded[0].reason}")
     # A name in an action may be as long as a frame, and stands in the rows.
     size = sum(map(len, required))
-    await server.floods.write(server, caller, rows, (error.code, error.message), size=size)
+    await server.floods.write(server.audit, caller, server.now_ms, rows, (error.code, error.message), size=size)
     raise error
 
 

@@ -145,7 +145,7 @@ class Dispatch:
         floods, text = self.server.floods, self._of_ignored()
         row = self._end.row("intent_ignored", {"intent_text": text, "matched_pattern": pattern})
         why = ("text_ignored", f"the text matches `{pattern}`")
-        await floods.write(self.server, self.caller, [row], why, size=len(text.encode()))
+        await floods.write(self.server.audit, self.caller, self.server.now_ms, [row], why, size=len(text.encode()))
 
     def _refuse_foreseen(self) -> None:
         """Of one who was refused so often of late, what would be refused is only counted.
@@ -172,7 +172,7 @@ class Dispatch:
         except errors.CovenantError:
             return  # it is refused, with its row
         if card is None or not card.manifest.settlement.budget_credits_per_hour:
-            self.server.rates.admit(self.server, self.caller)
+            self.server.rates.admit(self.caller, self.server.floods, self.server.now_ms())
 
     def _of_ignored(self) -> str:
         """The text as the log keeps it: of whoever may not have it kept anywhere else, its beginning."""

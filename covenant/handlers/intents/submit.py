@@ -116,7 +116,7 @@ async def _once(one: Dispatch, key: str) -> responses.IntentResult:
             if one.intent_id not in failed:
                 if one.still is None:
                     # To look costs time, and no credits.
-                    server.rates.admit(server, one.caller)
+                    server.rates.admit(one.caller, server.floods, server.now_ms())
                 # One look for all of them: it reads the log from there to its end.
                 failed = await _failed(server, one.caller, ids, receipt.settled_at)
             if one.intent_id not in failed:
@@ -184,7 +184,7 @@ async def _again(one: Dispatch, record: MemoryRecord) -> responses.IntentResult:
     if record.id not in server.whole:
         if one.still is None:
             # To look whether its end is whole reads the log from there, and costs whoever asks no credits.
-            server.rates.admit(server, one.caller)
+            server.rates.admit(one.caller, server.floods, server.now_ms())
         with anyio.CancelScope(shield=True):
             await recovery.finish(server, record)
         _note_whole(server, record.id)

@@ -292,7 +292,9 @@ async def _check_recipient(server: Server, caller: Caller, task: A2ATask) -> Non
 async def _refused(
     server: Server, caller: Caller, kind: str, row: Mapping[str, object], error: errors.CovenantError
 ) -> None:
-    await server.floods.write(server, caller, [Row(kind, row, caller.agent)], (error.code, error.message))
+    await server.floods.write(
+        server.audit, caller, server.now_ms, [Row(kind, row, caller.agent)], (error.code, error.message)
+    )
 
 
 def _parties(entry: Entry) -> tuple[str, str]:
@@ -328,7 +330,7 @@ async def _reject(server: Server, caller: Caller, result: A2ATaskResult, reason:
     # Anybody may name a task that is none, in as many words as a frame takes.
     row = {"task_id": result.task_id[:_SHOWN_ID], "reason": reason[:MOST_REASON]}
     rejected = Row("a2_a_result_rejected", row, caller.agent)
-    await server.floods.write(server, caller, [rejected], ("a2_a_result_rejected", row["reason"]))
+    await server.floods.write(server.audit, caller, server.now_ms, [rejected], ("a2_a_result_rejected", row["reason"]))
 
 
 def _matches(entry: Entry, asked: requests.A2AQueue, now_ms: int) -> bool:

@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 
 from policy import errors
-
-if TYPE_CHECKING:
-    from covenant.handlers.server import Server
 
 _LOG: Final = logging.getLogger(__name__)
 _AGAIN_SECONDS: Final = 30.0
@@ -70,12 +67,11 @@ class Unfinished:
                 if scope.cancelled_caught:
                     raise errors.StoreError("what became of an intent could not be written in time")
 
-
-async def again(server: Server) -> None:
-    """Write it now and then, until cancelled: also where nobody asks for anything."""
-    while True:
-        await anyio.sleep(_AGAIN_SECONDS)
-        try:
-            await server.unfinished.write()
-        except errors.CovenantError as e:
-            _LOG.error("%d intents ran and are not written down: %s", len(server.unfinished), e)
+    async def run(self) -> None:
+        """Write the kept ends at intervals, until cancelled."""
+        while True:
+            await anyio.sleep(_AGAIN_SECONDS)
+            try:
+                await self.write()
+            except errors.CovenantError as e:
+                _LOG.error("%d intents ran and are not written down: %s", len(self), e)

@@ -19,7 +19,7 @@ from policy import errors
 
 if TYPE_CHECKING:
     from covenant.handlers.caller import Caller
-    from covenant.handlers.server import Server
+    from covenant.handlers.state.refusal_summary import Floods
     from covenant.settings import PeerRate
 
 # Leave no row where they are let through (tests/unit/covenant/handlers/state/test_rate_limit.py), or, intents, are
@@ -45,11 +45,11 @@ class Rates:
         self._rate, self._clock = rate, clock
         self._buckets: dict[str, _Bucket] = {}
 
-    def admit(self, server: Server, caller: Caller) -> None:
+    def admit(self, caller: Caller, refused: Floods, now_ms: int) -> None:
         """Take a token of the caller's.
 
         Raises:
-            errors.BusyError: it has none left; that is counted.
+            errors.BusyError: the caller has no token left. ``refused`` counts the refusal at ``now_ms``.
         """
         if caller.operator:
             return
@@ -62,7 +62,7 @@ class Rates:
             hint=f"ask again in {math.ceil((1 - bucket.tokens) / self._rate.requests_per_second)} s; "
             "COVENANT_PEER_REQUESTS_PER_SECOND and _BURST say how many may be",
         )
-        server.floods.count(caller, server.now_ms(), error.code, error.message)
+        refused.count(caller, now_ms, error.code, error.message)
         raise error
 
     def _filled(self, pubkey: str) -> _Bucket:

@@ -22,7 +22,7 @@ from policy import errors
 
 if TYPE_CHECKING:
     from covenant.handlers.caller import Caller
-    from covenant.handlers.server import Server
+    from covenant.stores.audit.interface import AuditLog
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -114,7 +114,14 @@ class Floods:
         return None if window is None else window.unstartable.get(digest)
 
     async def write(
-        self, server: Server, caller: Caller, rows: Sequence[Entry], why: tuple[str, str], *, size: int = 0
+        self,
+        audit: AuditLog,
+        caller: Caller,
+        now_ms: Callable[[], int],
+        rows: Sequence[Entry],
+        why: tuple[str, str],
+        *,
+        size: int = 0,
     ) -> None:
         """Write the rows of a refusal, or count it; ``why`` is its code and what is said of it, ``size`` as ``note``.
 
@@ -122,12 +129,12 @@ class Floods:
             errors.CovenantError: it cannot be written.
         """
         if self.full(caller):
-            self.count(caller, server.now_ms(), *why)
+            self.count(caller, now_ms(), *why)
             return
-        await server.audit.append_all(rows)
-        self.note(caller, server.now_ms(), size=size)
+        await audit.append_all(rows)
+        self.note(caller, now_ms(), size=size)
 
-    async def sum_up(self, server: Server, *, all_: bool = False) -> None:
+    async def sum_up(self, audit: AuditLog, *, all_: bool = False) -> None:
         """Write the number of what was counted, of those whose time is over.
 
         Raises:
@@ -149,7 +156,7 @@ class Floods:
                 }
                 # Whole: cut off in the middle nobody would know whether it is told, and it would be told again.
                 with anyio.move_on_after(_WRITING_SECONDS, shield=True) as scope:
-                    await server.audit.append("refusals_summed", row)
+                    await audit.append("refusals_summed", row)
                 if scope.cancelled_caught:
                     raise errors.StoreError("how often a peer was refused could not be written in time")
                 # What was counted meanwhile is in the next.
@@ -158,20 +165,20 @@ class Floods:
             if not window.unwritten:
                 self._windows.pop(pubkey, None)
 
-    async def run(self, server: Server) -> None:
+    async def run(self, audit: AuditLog) -> None:
         """Sum up now and then, and at the end: until cancelled."""
         try:
             while True:
                 await anyio.sleep(_LOOK_SECONDS)
-                await self._sum_up(server)
+                await self._sum_up(audit)
         finally:
             # Shielded: what was counted is written also where the daemon ends.
             with anyio.move_on_after(_WRITING_SECONDS, shield=True):
-                await self._sum_up(server, all_=True)
+                await self._sum_up(audit, all_=True)
 
-    async def _sum_up(self, server: Server, *, all_: bool = False) -> None:
+    async def _sum_up(self, audit: AuditLog, *, all_: bool = False) -> None:
         try:
-            await self.sum_up(server, all_=all_)
+            await self.sum_up(audit, all_=all_)
         except errors.CovenantError as e:
             _LOG.error("refusals that were counted are not in the log: %s", e)
 

@@ -70,7 +70,7 @@ async def test_calls_of_tools_are_all_written_and_so_many_in_a_time(tmp_path: Pa
     assert [_code(await server.respond(ALICE, _echo())) for _ in range(3)] == [None, None, "too_many_requests"]
     seconds.now += 1000.0
     assert [_code(await server.respond(ALICE, _echo())) for _ in range(6)].count(None) == 5
-    await server.floods.sum_up(server, all_=True)
+    await server.floods.sum_up(server.audit, all_=True)
     (row,) = await rows(server, "refusals_summed")
     assert (row["count"], row["codes"]) == (17, {"too_many_requests": 17})
 
@@ -197,10 +197,10 @@ async def test_full_buckets_are_let_go_of(tmp_path: Path, seconds: Seconds, monk
     monkeypatch.setattr(rate_limit, "_MOST_IDLE", 2)
     server = await _made(tmp_path, seconds)
     for caller in (ALICE, BOB):
-        server.rates.admit(server, caller)
+        server.rates.admit(caller, server.floods, server.now_ms())
     seconds.now += 10.0
     for _ in range(5):
-        server.rates.admit(server, server_kit.caller(mailbox_kit.EVE))
+        server.rates.admit(server_kit.caller(mailbox_kit.EVE), server.floods, server.now_ms())
     assert list(server.rates._buckets) == [mailbox_kit.EVE.pubkey]
     with pytest.raises(errors.BusyError, match="2 requests a second"):
-        server.rates.admit(server, server_kit.caller(mailbox_kit.EVE))
+        server.rates.admit(server_kit.caller(mailbox_kit.EVE), server.floods, server.now_ms())

@@ -91,7 +91,7 @@ async def test_intents_that_are_refused_fill_no_log(tmp_path: Path, seconds: Sec
     assert await rows(server, "refusals_summed") == []
     written = len(await rows(server, "intent_failed"))
     seconds.now += refusal_summary.SECONDS
-    await server.floods.sum_up(server)
+    await server.floods.sum_up(server.audit)
     (row,) = await rows(server, "refusals_summed")
     assert (row["peer_pubkey_b58"], row["peer_display"], row["code"]) == (ALICE.agent.pubkey, ALICE.agent.display, code)
     # Each is in a row of its own or in this number; Bob's has its own.
@@ -143,7 +143,7 @@ async def test_the_words_of_who_is_refused_are_bounded_as_well(
         asked = requests.SubmitIntent(text="/home/me/secrets.toml " + "x" * 600)
         assert (await submit.submit_intent(server, ALICE, asked)).status == "ignored"
     assert len(await rows(server, "intent_ignored")) == 2
-    await server.floods.sum_up(server, all_=True)
+    await server.floods.sum_up(server.audit, all_=True)
     assert [(row["count"], row["code"]) for row in await rows(server, "refusals_summed")] == [
         (MOST - 2, "text_ignored")
     ]
@@ -167,7 +167,7 @@ async def test_refusals_of_the_mailbox_are_in_it(tmp_path: Path, seconds: Second
     for number in range(3 * MOST):
         await world.post(mailbox_kit.EVE, f"t{number}")
     assert len(await world.rows("a2_a_result_rejected")) == MOST
-    await world.server.floods.sum_up(world.server, all_=True)
+    await world.server.floods.sum_up(world.server.audit, all_=True)
     assert [row["count"] for row in await world.rows("refusals_summed")] == [2 * MOST]
 
 
@@ -181,14 +181,14 @@ async def test_a_number_that_no_disk_takes_is_not_lost(tmp_path: Path, seconds: 
 
     server.audit.append = full  # type: ignore[method-assign]
     with pytest.raises(errors.StoreFullError):
-        await server.floods.sum_up(server, all_=True)
+        await server.floods.sum_up(server.audit, all_=True)
     seconds.now += 2 * refusal_summary.SECONDS
     # Its time is over, and it is still one flood: what comes now is counted with it.
     assert server.floods.full(ALICE)
     server.floods.count(ALICE, 2, "d", "n")
     server.audit.append = whole  # type: ignore[method-assign]
     async with anyio.create_task_group() as group:
-        group.start_soon(server.floods.run, server)
+        group.start_soon(server.floods.run, server.audit)
         await anyio.wait_all_tasks_blocked()
         group.cancel_scope.cancel()
     (row,) = await rows(server, "refusals_summed")
@@ -218,7 +218,7 @@ async def test_a_package_that_cannot_start_fills_no_log(tmp_path: Path, seconds:
     assert len(acts.asked) == MOST + 2
     assert server.budget.tokens(billing.budget_of("a")) == 99
     seconds.now += refusal_summary.SECONDS
-    await server.floods.sum_up(server)
+    await server.floods.sum_up(server.audit)
     (row,) = await rows(server, "refusals_summed")
     assert (row["count"], row["codes"]) == (50, {"unsigned": 50})
     # It may have been mended by now: it is tried again.
@@ -250,7 +250,7 @@ async def test_the_row_of_a_flood_names_each_kind_with_its_number(tmp_path: Path
     # However many codes somebody finds, what is held of them is bounded.
     for number in range(1000):
         server.floods.count(ALICE, 1, f"x{number}", "m")
-    await server.floods.sum_up(server, all_=True)
+    await server.floods.sum_up(server.audit, all_=True)
     (row,) = await rows(server, "refusals_summed")
     named = {f"c{number:02}": 20 - number for number in range(refusal_summary.MOST_CODES)}
     assert row["codes"] == {**named, refusal_summary.OTHERS: row["count"] - sum(named.values())}
@@ -268,7 +268,7 @@ async def test_what_is_counted_while_a_number_is_written_is_in_the_next(tmp_path
 
     server.audit.append = counts  # type: ignore[method-assign]
     for _ in range(2):
-        await server.floods.sum_up(server, all_=True)
+        await server.floods.sum_up(server.audit, all_=True)
     assert [row["codes"] for row in await rows(server, "refusals_summed")] == [{"first": 1}, {"second": 1}]
 
 
@@ -288,11 +288,11 @@ async def test_a_number_that_is_written_while_the_daemon_ends_is_told_once(tmp_p
 
         async def sums_up() -> None:
             try:
-                await server.floods.sum_up(server, all_=True)
+                await server.floods.sum_up(server.audit, all_=True)
                 await anyio.lowlevel.checkpoint()
             finally:
                 with anyio.CancelScope(shield=True):
-                    await server.floods.sum_up(server, all_=True)
+                    await server.floods.sum_up(server.audit, all_=True)
 
         group.start_soon(sums_up)
         await taken.wait()
