@@ -68,10 +68,18 @@ def _fitted(shown: list[list[str]], widths: list[int], width: int, right: Collec
         made.add_row(
             *(Text(gap + cell, no_wrap=True, overflow="ellipsis") for gap, cell in zip(gaps, row, strict=True))
         )
-    in_memory = Console(file=io.StringIO(), width=max(width, sum(least)), color_system=None)
+    most = max(width, sum(least))
+    in_memory = Console(file=io.StringIO(), width=most, color_system=None)
     with in_memory.capture() as screen:
         in_memory.print(made)
-    return [line.rstrip() for line in screen.get().splitlines()]
+    return [_cut(line.rstrip(), most) for line in screen.get().splitlines()]
+
+
+def _cut(line: str, width: int) -> str:
+    """Return a line of at most ``width`` columns: rich counts no column for an emoji modifier, a terminal two."""
+    while cells(line) > width:
+        line = line[:-2].rstrip() + "…"
+    return line
 
 
 def width() -> int | None:

@@ -160,7 +160,11 @@ def _links(entries: Iterable[registry.Entry], failed: list[str]) -> list[disconn
 
 
 def outwait(entries: Collection[registry.Entry], hierarchies: cgroup.Hierarchies) -> None:
-    """Runs in which nothing ran yet: what joins their cgroups is killed, until their keepers are done with them."""
+    """Kill each process that joins the cgroups of runs that are about to start, until their keepers are done with them.
+
+    Raises:
+        errors.KernelError: a keeper has not ended its run in ``_STARTING_SECONDS``.
+    """
     until = time.monotonic() + _STARTING_SECONDS
     while left := [one for one in entries if registry.under_way(one.path)]:
         leaves = [leaf for one in left for leaf in _leaves(hierarchies, one.path)]

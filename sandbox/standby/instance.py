@@ -6,8 +6,8 @@
     (4) it is thawed, and told
     (5) everything of a run from there on
 
-What it was made of is looked at again in (3) and by the clock; any change ends it, and the intent is run cold. Between
-(2) and (4) nothing inside runs: an idle sandbox that is not frozen takes 6 % of a core (docs/standby.md).
+Step (3) and a timer compare the files that it was made of; a change ends it, and the intent is run cold. An idle
+sandbox that is not frozen takes 6 % of a core (docs/standby.md).
 """
 
 from __future__ import annotations
@@ -39,17 +39,15 @@ from sandbox.runner import gvisor, limits
 from sandbox.standby import dispatch, fingerprints
 from sandbox.standby.dispatch import GoneError
 
-# What an instance tells whoever made it: it is ready (and its run id), it has an intent, none is to be made again, its
-# agent ran and did not come to wait for an intent.
+# The bytes of an instance to its maker: ready (with its run id), dispatched, make no other, the agent never waited.
 READY, TAKEN, HOPELESS, RESTLESS = b"r", b"t", b"x", b"n"
 # How often what an instance is made of is looked at: what costs little, and every file of its root directory.
 LOOK_SECONDS, FILES_SECONDS = 5.0, 60.0
 # A frozen agent is attested so many times less often than one that runs: nothing inside can change anything.
 ATTEST_LESS: Final = 10
-# One that was given an intent has the machine for so long, or until it has answered, before another is made: that takes
-# what a cold run takes, on both cores of a small machine, and whoever waits for the answer would wait for that as well.
+# The pool makes no other instance for so long after a dispatch, so that the answer has the processors.
 ALONE_SECONDS: Final = 0.1
-# For so long it is not shown to be at work: an agent that has its answer by then had both processors.
+# The row "working" is written after so long, so that a fast answer has both processors.
 MOMENT_SECONDS: Final = 0.003
 # For so long one that has made itself ready waits for the order without a pause.
 STAY_SECONDS: Final = 0.001

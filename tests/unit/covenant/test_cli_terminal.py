@@ -144,7 +144,7 @@ def test_what_asks_the_daemon_is_light() -> None:
     modules = ", ".join(
         [
             "covenant.wire.client",
-            "covenant.cli.audit.commands.stream",
+            "covenant.cli.audit.stream",
             *(f"covenant.cli.daemon.{name}" for name in verbs),
         ]
     )
