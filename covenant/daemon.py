@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
             raise
         sys.stderr.write(daemon_log.visible(f"covenantd: {first} [{first.code}]\n"))
         if first.hint:
-            sys.stderr.write(daemon_log.visible(f"  mend: {first.hint}\n"))
+            sys.stderr.write(daemon_log.visible(f"  fix: {first.hint}\n"))
         return _USAGE_STATUS if isinstance(first, errors.UsageError) else 1
     return 0
 

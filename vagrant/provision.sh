@@ -134,7 +134,7 @@ check() {
 }
 
 if [ "$(id -u)" != 0 ]; then
-    printf '\nmissing: root\n   mend: sudo ./vagrant/provision.sh %s\n' "$*" >&2
+    printf '\nmissing: root\n   fix: sudo ./vagrant/provision.sh %s\n' "$*" >&2
     exit 1
 fi
 steps=("$@")

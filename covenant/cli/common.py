@@ -118,7 +118,7 @@ def fail(error: errors.CovenantError, *, as_json: bool) -> NoReturn:
     else:
         say(f"covenant: {visible(str(error))} [{error.code}]", err=True)
         if error.hint:
-            say(f"  mend: {visible(error.hint)}", err=True)
+            say(f"  fix: {visible(error.hint)}", err=True)
     sys.exit(status)
 
 

@@ -43,7 +43,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     ),
     "vault": ("covenant.cli.operator.vault", "vault", "Keep the secrets that agents are granted by name."),
     "bench": ("covenant.cli.run.bench", "bench", "Measure what a run costs here, beside the raw tools."),
-    "doctor": ("covenant.cli.run.doctor", "doctor", "Say what this host can enforce, and the mend for the rest."),
+    "doctor": ("covenant.cli.run.doctor", "doctor", "Say what this host can enforce, and the fix for the rest."),
     "daemon": ("covenant.cli.daemon.basics", "daemon", "Serve this home, as covenantd does."),
     "ping": ("covenant.cli.daemon.basics", "ping", "Ask the daemon whether it is there."),
     "bootstrap": ("covenant.cli.daemon.basics", "bootstrap", "Grant the operator what the packages require."),

@@ -128,7 +128,7 @@ def _closures(effective: Effective, manifest: Manifest, host: HostFacts) -> tupl
     if runtime is None:
         raise errors.NotEnforceableError(
             f"runtime `{manifest.agent.runtime}` is not on this host",
-            hint="run `covenant doctor` for the mend",
+            hint="run `covenant doctor` for the fix",
             where=manifest.where("agent.runtime"),
         )
     key = "permissions.executables.allow"

@@ -106,7 +106,7 @@ def _runsc(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
 def _runtime(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
     runtime = manifest.agent.runtime
     if runtime not in host.runtimes and runtime != "hermes":
-        yield "agent.runtime", f"runtime `{runtime}`", "its interpreter", "run `covenant doctor` for the mend"
+        yield "agent.runtime", f"runtime `{runtime}`", "its interpreter", "run `covenant doctor` for the fix"
 
 
 def _cgroups(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:

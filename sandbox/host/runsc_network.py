@@ -80,7 +80,7 @@ def covered(config: Config, facts: HostFacts) -> tuple[str, ...]:
     if not way.name:
         raise errors.NotEnforceableError(
             f"this runsc takes no network on this kernel: {way.fault}",
-            hint="run `covenant doctor` for the mend",
+            hint="run `covenant doctor` for the fix",
             grant="resources.network",
         )
     return _ways(config)[way.name]

@@ -32,7 +32,7 @@ def runsc(means: Means, rows: Rows, facts: HostFacts) -> bool:
     if proof.fault:
         raise errors.NotEnforceableError(
             f"this runsc cannot hold an agent: {proof.fault}",
-            hint="run `covenant doctor` for the mend",
+            hint="run `covenant doctor` for the fix",
             grant="permissions.syscalls",
         )
     return True

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     except errors.CovenantError as e:
         sys.stderr.write(f"covenant-supervisor: {e} [{e.code}]\n")
         if e.hint:
-            sys.stderr.write(f"  mend: {e.hint}\n")
+            sys.stderr.write(f"  fix: {e.hint}\n")
         return 1
     except KeyboardInterrupt:
         return 1

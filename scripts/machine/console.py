@@ -24,9 +24,9 @@ def change(what: str) -> None:
     print(f"change: {what}", flush=True)
 
 
-def fine(what: str) -> None:
+def ok(what: str) -> None:
     """Report something that is as it should be."""
-    print(f"  fine: {what}", flush=True)
+    print(f"  ok: {what}", flush=True)
 
 
 def note(what: str) -> None:
@@ -37,7 +37,7 @@ def report(error: SetupError) -> None:
     """Print what is missing and the mend on stderr."""
     print(f"\nmissing: {error}", file=sys.stderr)
     for line in error.mend:
-        print(f"   mend: {line}", file=sys.stderr)
+        print(f"   fix: {line}", file=sys.stderr)
     sys.stderr.flush()
 
 

@@ -40,7 +40,7 @@ def provide(machine: Machine) -> None:
     stamp = venv / "covenant-lock.sha256"
     wanted = digest(machine.clone)
     if stamp.is_file() and stamp.read_text() == wanted:
-        console.fine(f"{VENV} is what {LOCK} says")
+        console.ok(f"{VENV} is what {LOCK} says")
         return
     if venv.exists():
         if VENV not in machine.record.added.paths:

@@ -49,7 +49,7 @@ def provide(machine: Machine) -> None:
     # Only root can try; without root its presence is all that is known.
     found = runsc.probe()
     if found.works:
-        console.fine(f"{found.path} starts a sandbox")
+        console.ok(f"{found.path} starts a sandbox")
         return
     if not machine.root:
         if found.path is None:
@@ -67,7 +67,7 @@ def provide(machine: Machine) -> None:
     found = runsc.probe()
     if not found.works:
         raise SetupError(f"a runsc that works: the one that was installed does not ({found.problem})", *GVISOR_RELEASE)
-    console.fine(f"{found.path} starts a sandbox")
+    console.ok(f"{found.path} starts a sandbox")
 
 
 def install(machine: Machine) -> None:

@@ -91,14 +91,14 @@ def _check_python() -> None:
             f"{PYTHON} is {out.strip() or 'absent'}, and {wanted} or later is needed",
             "use Debian 12, Ubuntu 24.04 or later",
         )
-    console.fine(f"{PYTHON} {out.strip()}")
+    console.ok(f"{PYTHON} {out.strip()}")
 
 
 def _packages(machine: Machine) -> None:
     # (2) Debian packages. Whoever brought nft or node in another way keeps it: what counts is the thing.
     missing = [need for need in NEEDS if not need.present()]
     if not missing:
-        console.fine("packages: " + " ".join(need.package for need in NEEDS))
+        console.ok("packages: " + " ".join(need.package for need in NEEDS))
         return
     names = [need.package for need in missing]
     _may_install(machine, names, [f"{need.package}: {need.why}" for need in missing])
@@ -137,7 +137,7 @@ def _user(machine: Machine) -> None:
     else:
         if known.pw_uid == 0:
             raise SetupError(f"user {AGENT_USER} has uid 0", f"userdel {AGENT_USER}, then run set-up again")
-        console.fine(f"user {AGENT_USER} (uid {known.pw_uid})")
+        console.ok(f"user {AGENT_USER} (uid {known.pw_uid})")
         return
     command = ["useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"]
     command += ["--shell", "/usr/sbin/nologin", AGENT_USER]

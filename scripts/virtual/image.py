@@ -43,7 +43,7 @@ def provide(machine: Machine) -> pathlib.Path:
         )
     place = recipe.cache() / recipe.digest(machine)
     if (place / "complete").exists():
-        console.fine(f"image {place}")
+        console.ok(f"image {place}")
         return place
     began = time.monotonic()
     if place.exists():
@@ -53,7 +53,7 @@ def provide(machine: Machine) -> pathlib.Path:
     place.mkdir(parents=True)
     _make(machine, machine.codename, place)
     (place / "complete").write_text("")
-    console.fine(f"image made in {time.monotonic() - began:.0f} s")
+    console.ok(f"image made in {time.monotonic() - began:.0f} s")
     for other in place.parent.iterdir():
         if other != place and other.is_dir():
             console.change(f"remove {other}, an image of another recipe")

@@ -204,4 +204,4 @@ def test_the_script_ends_with_the_status_and_one_document(daemon: Daemon) -> Non
     assert (refused.returncode, refused.stderr) == (1, "")
     assert '"code": "no_such_task"' in refused.stdout
     shown = script("a2a", "cancel", "nothing")
-    assert shown.stderr.startswith("covenant: there is no task `nothing` of yours [no_such_task]\n  mend: ")
+    assert shown.stderr.startswith("covenant: there is no task `nothing` of yours [no_such_task]\n  fix: ")

@@ -122,7 +122,7 @@ def test_a_second_daemon_of_the_same_home_is_refused(booted: BootedServices) -> 
     second = booted.run("/opt/covenant/bin/covenantd", uid=UID)
     assert second.returncode == 1
     assert f"another daemon serves `{HOME}`" in second.stderr
-    assert f"[{errors.DaemonRunsError.code}]\n  mend: " in second.stderr
+    assert f"[{errors.DaemonRunsError.code}]\n  fix: " in second.stderr
     assert _answers(booted)
     assert booted.main() == daemon
 

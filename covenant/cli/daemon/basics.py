@@ -101,7 +101,7 @@ def verify(ctx: click.Context, window: int, as_json: bool) -> None:
         for one in report["drift"]:
             about = f" {one['id']}" if one.get("id") else ""
             common.say(common.visible(f"{one['kind']}{about}: {one['message']}"))
-            common.say(common.visible(f"  mend: {one['repair']}"))
+            common.say(common.visible(f"  fix: {one['repair']}"))
         common.say(
             f"{len(report['drift'])} disagreements in the last {window} of each; of {report['orphans_total']} of them"
             " the other half is missing"

@@ -117,7 +117,7 @@ def resume(ctx: click.Context, which: str | None, latest: bool, as_json: bool) -
         else:
             common.say(f"covenant: {common.visible(e.message)} [{reason}]", err=True)
             if e.hint:
-                common.say(f"  mend: {common.visible(e.hint)}", err=True)
+                common.say(f"  fix: {common.visible(e.hint)}", err=True)
         ctx.exit(common.EXIT_FAILED)
     if as_json:
         common.emit(client.envelope("intents_resume", answer, ok=True, mode=mode))

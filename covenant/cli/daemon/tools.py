@@ -144,7 +144,7 @@ def verify(package: Path, as_json: bool) -> None:
         common.say(f"{manifest.agent.id}: {len(list(declared.tools()))} tools verified")
     for finding in () if as_json else findings:
         common.say(common.visible(f"{finding.where}: {finding.message} [{finding.code}]"))
-        common.say(common.visible(f"  mend: {finding.hint}"))
+        common.say(common.visible(f"  fix: {finding.hint}"))
     if findings:
         sys.exit(common.EXIT_NO)
 

@@ -44,7 +44,7 @@ def _print(document: dict[str, object]) -> None:
         common.say(f"{_MARKS[c['status']]:<9} {c['name']:<{width}}  {common.visible(c['found'])}")
         if c["status"] != "ok":
             common.say(f"{'':<9} {'':<{width}}  enforces: {c['enforces']}")
-            common.say(f"{'':<9} {'':<{width}}  mend: {common.visible(c['mend'])}")
+            common.say(f"{'':<9} {'':<{width}}  fix: {common.visible(c['mend'])}")
     common.say()
     if document["enforceable"]:
         common.say("linux-gvisor can be enforced on this host")

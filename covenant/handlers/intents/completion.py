@@ -35,7 +35,7 @@ T = TypeVar("T")
 MOST_OF_IGNORED: Final = 1024
 # For what is written after a run, whatever becomes of whoever asked.
 _WRITING_SECONDS: Final = 60.0
-# What another try may mend: a disk without room, or a log that cannot be written now.
+# What another try may fix: a disk without room, or a log that cannot be written now.
 _MENDED_LATER: Final = (errors.StoreError, errors.LedgerError)
 # So many receipts are looked through for that of a record.
 _MOST_RECEIPTS: Final = 100_000

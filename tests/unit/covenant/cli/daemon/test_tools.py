@@ -106,7 +106,7 @@ def test_the_seeds_example_is_refused_for_its_filler_digest_with_status_3(tmp_pa
     result = call("tools", "verify", package)
     assert result.exit_code == 3
     assert "tools.json:13:25: the package digest of server `fs` is a placeholder" in result.stdout
-    assert "  mend: put the package into tools/fs/ and run covenant tools pin" in result.stdout
+    assert "  fix: put the package into tools/fs/ and run covenant tools pin" in result.stdout
     assert len(document(0, "tools", "list", package)["tools"]) == 2
 
 

@@ -34,10 +34,10 @@ def test_a_host_that_can_enforce(monkeypatch: pytest.MonkeyPatch) -> None:
     status, out = _invoke(monkeypatch, GOOD, OPTIONAL, arguments=("--deadline", "7"))
     assert status == 0
     assert "linux-gvisor can be enforced" in out
-    assert "mend: apt-get install nftables" in out
+    assert "fix: apt-get install nftables" in out
     assert "enforces: network modes" in out
     assert "\x1b" not in out
-    assert out.count("mend:") == 1, "what is ok needs none"
+    assert out.count("fix:") == 1, "what is ok needs none"
 
 
 def test_a_host_of_which_it_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
