@@ -1,11 +1,20 @@
 # Aliases; the scripts are the real thing and need no make.
-.PHONY: contain crash demo longer test lint load undo mutants fuzz coverage golden vm
+.PHONY: contain crash demo kernel longer test lint load undo unit mutants fuzz coverage golden vm
 
 demo:
 	./scripts/demo
 
+# Both groups below.
 test:
 	./scripts/test
+
+# Lint, unit, property and golden tests; without root.
+unit:
+	./scripts/test unit
+
+# The tests that start sandboxes, the daemon and set-up. As root.
+kernel:
+	./scripts/test kernel
 
 # What is left out of `make test` for its length: the hostile probes of the network, and what attackers have tried.
 longer:
