@@ -1,4 +1,4 @@
-"""What a keeper does for one connection: read the request within its limits, do it, answer, end."""
+"""Serve one connection in a keeper: read the request within its limits, do it, answer, end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Opening:
     host_network: int
 
     def descriptors(self) -> tuple[int, ...]:
-        """What the keeper keeps: 2 is where it says what only the operator should read."""
+        """Return the descriptors that the keeper keeps. On 2 it writes what only the operator should read."""
         given = (2, self.sock.fileno(), self.alive, self.host_network)
         return tuple(fd for fd in given if fd >= 0)
 
@@ -60,7 +60,7 @@ def serve(opening: Opening, supervisor: Supervisor) -> bool:
     finally:
         supervisor.below = {}
         with contextlib.suppress(OSError):
-            # What the client still has to read is not thrown away with what it sent and nobody read.
+            # Unread input at close(2) would make the kernel drop the answer that the client still has to read.
             opening.sock.shutdown(socket.SHUT_WR)
         # After it: closing a file asks its file system (FUSE_FLUSH), and the client has its answer by now.
         with hanging.within("a descriptor that the request brought"):
@@ -97,7 +97,7 @@ def _request(talk: Conversation, until: float) -> protocol.Request | None:
         raise errors.RequestError(f"the request is refused: {e}") from e
     if raw is None:
         return None
-    # Fields that nobody knows cost memory before they are refused.
+    # Unknown fields cost memory before they are refused.
     with rlimits.memory(rlimits.REQUEST_MEMORY):
         asked = protocol.parse(raw)
     if len(talk.fds) != asked.descriptors:

@@ -23,7 +23,7 @@ from sandbox.shim.process import Keeper
 NAME = "covenant-reader"
 # Of each of its threads, of which there may be more than a hundred.
 _STACK_BYTES = 512 << 10
-# sys_admin: the kernel shows filters to nobody without; sys_ptrace: of processes of other users.
+# The kernel shows filters only with CAP_SYS_ADMIN, and those of other users' processes with CAP_SYS_PTRACE.
 _KEPT = frozenset({CAPABILITIES["sys_admin"], CAPABILITIES["sys_ptrace"]})
 
 

@@ -1,4 +1,4 @@
-"""What the supervisor gives up for good once it has opened what it needs; every keeper, gate and runsc inherits that.
+"""Drop rights of the supervisor for good, after start-up. Each keeper, gate and runsc inherits the restrictions.
 
 capabilities   those of ``CAPABILITIES``, each with what fails without it (docs/adr/0032-two-processes.md)
 system calls   all of the deny list (policy/data/deny.toml) but ``NEEDED``; of bpf(2) the question alone which
@@ -99,7 +99,7 @@ def kept() -> frozenset[int]:
 
 
 def refused() -> frozenset[str]:
-    """The system calls that are refused whatever their arguments."""
+    """Return the system calls that are refused with any arguments."""
     return frozenset(data.deny().names) - NEEDED.keys() - _WHERE.keys()
 
 

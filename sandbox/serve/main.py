@@ -87,10 +87,10 @@ def serve(state: Path) -> None:
 
 @contextlib.contextmanager
 def only_one(state: Path) -> Iterator[None]:
-    """Whoever holds the lock serves this state.
+    """Hold the lock of this state while the block lasts. Its holder serves the state.
 
     Raises:
-        errors.AlreadyServedError: another does.
+        errors.AlreadyServedError: another process holds the lock.
     """
     fd = os.open(state / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -163,7 +163,7 @@ def _roots_own(path: Path) -> int:
 
 
 def _remove_stale(directory: int, place: Path) -> None:
-    """What a supervisor that was killed left: nobody listens there, since we hold the lock."""
+    """Remove the socket of a killed supervisor. No process listens there, since this one holds the lock."""
     try:
         info = os.stat(place.name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:

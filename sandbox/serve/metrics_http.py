@@ -36,7 +36,7 @@ def _serve(gate: Gate, listener: socket.socket, numbers: socket.socket) -> None:
     while True:
         ready = dict(poll.poll())
         if numbers.fileno() in ready:
-            # Unasked comes the end, or an answer that was too late for whoever had asked.
+            # An unexpected message is the end of file, or an answer that came too late for its client.
             if not _said(numbers):
                 return
             continue

@@ -1,8 +1,8 @@
-"""A keeper without a run: it follows the log, says each run's steps on stderr as a line of JSON, and knows the numbers.
+"""The metrics worker: follow the log, write each step of a run to stderr as JSON, and keep the numbers.
 
 ``metrics`` in config.toml names where they are served: `unix:/run/covenant/metrics.sock`, for root alone, or an address
-of the loopback, for everybody on this machine. Whoever connects is answered by a process that has no rights
-(exposition), which asks here; a look is kept for a second, so that asking often costs nothing.
+of the loopback, for everybody on this machine. A process without rights (metrics_http) answers the clients
+and asks here. A result is kept for a second, so that frequent requests cost nothing.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def keep(state: Path, config: Config, listener: int, alive: int) -> None:
                 if time.monotonic() > kept_until:
                     text = metrics.text(metrics.live(state, counted), counted).encode()[: metrics_http.TEXT_BYTES]
                     kept_until = time.monotonic() + _KEPT_SECONDS
-                # It waits for nobody: whoever asks and does not read gets nothing, and holds up no line.
+                # The worker never waits for a client: one that does not read gets nothing and delays no line.
                 with contextlib.suppress(BlockingIOError):
                     ours.send(text)
 

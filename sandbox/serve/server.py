@@ -1,16 +1,16 @@
-"""The supervisor's main loop: accept, look at who it is, fork a keeper. It reads nothing that a client sends.
+"""The supervisor's main loop: accept a connection, look at its peer, fork a keeper. It reads no byte of a client.
 
-    (1) whoever is neither root nor in ``callers`` gets one constant answer, and is closed
-    (2) so does whoever has too many requests open, or asks too often
-    (3) the rest wait without a process of their own until their first byte is there, or until their time is over
-    (4) then a keeper has the connection alone (sandbox.serve.connection), one that was forked ahead of it
-        (sandbox.serve.worker_pool), or where there is none, one that is forked now
+    (1) a peer that is neither root nor in ``callers`` gets one constant answer and is closed
+    (2) so does a peer with too many open requests, or with too many in a time
+    (3) the others wait without a process until their first byte is there, or until their time is over
+    (4) then one keeper has the connection alone (sandbox.serve.connection): a prefork worker
+        (sandbox.serve.worker_pool), or a keeper that is forked now
 
-What is refused is closed by a process of its own: a descriptor that was sent and that nobody took is closed with its
-connection, and its author decides how long that takes (SO_LINGER, a file system of theirs).
+A process of its own closes refused connections. A connection may hold a descriptor that no process received; its sender
+decides how long the close of that takes (SO_LINGER, a file system of the sender).
 
-A keeper that ended by a signal left something: a further keeper removes it (``Supervisor.recover``), as the next start
-would.
+A keeper that was ended by a signal leaves files and cgroups. A further keeper removes them (``Supervisor.recover``), as
+the next start would.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ ROOT_REQUESTS = 2048
 # How many are accepted before anything else has its turn.
 _ACCEPTS = 64
 _END_SECONDS: Final = 60.0
-# How often it is looked for runs without a keeper: a child's keeper is its parent's, and an orphan's is nobody's, so
-# that no end of a process tells of it.
+# Interval of the search for runs without a keeper. The keeper of a child run is no child of this process, so that its
+# end is not seen here.
 _ABANDONED_SECONDS: Final = 5.0
 # So many refused connections are closed together, and none waits longer for that.
 _TOGETHER, _TOGETHER_SECONDS = 64, 0.05
-# What it takes to let go of what was refused: a pipe, and the pidfd of whoever closes it.
+# Descriptors for closing refused connections: a pipe, and the pidfd of the closing process.
 _SPARE = 3
 # So often on end a watcher that ended is replaced; one that lasted for so long begins the count anew.
 _WATCHERS: Final = 5
@@ -93,10 +93,13 @@ class _Waiting:
 
 @dataclass
 class Server:
-    """Serves one listening socket. ``host_network`` is a descriptor of the network namespace that a keeper returns to
-    when the operator named an uplink, -1 where it is in it already. ``goes_on`` says that somebody else holds the
-    socket and has it served again (systemd): whoever waits in its queue is the next one's. ``reader`` is the pidfd of
-    the process that reads filters (sandbox.serve.filter_reader), without which no run can be attested."""
+    """Serve one listening socket.
+
+    ``host_network`` is a descriptor of the network namespace that a keeper returns to when the operator named an
+    uplink; it is -1 where the keeper is in it already. ``goes_on`` says that systemd holds the socket and has it served
+    again: connections in its queue are for the next supervisor. ``reader`` is the pidfd of the process that reads
+    filters (sandbox.serve.filter_reader), without which no run can be attested.
+    """
 
     supervisor: Supervisor
     listener: socket.socket
@@ -134,7 +137,7 @@ class Server:
         self._overdue = Overdue(self.supervisor.path, self)
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, alive)
-            # INVARIANT: nobody else holds this end: keepers see its end of file when this process is gone.
+            # INVARIANT: no other process holds this end. Keepers see its end of file when this process ends.
             stack.callback(os.close, ours)
             stack.callback(self._use_spare)
             self._keep_spare()
@@ -161,7 +164,7 @@ class Server:
                 self._overdue.end_all(self._exited, _END_SECONDS)
             for child, _ in self._keepers.values():
                 child.close()
-        # Whoever tells a service to end may tell each of its processes.
+        # A service manager may send SIGTERM to each process of the service.
         if self._unread and not self._told_to_end:
             raise errors.KernelError(
                 "the process that reads filters has ended, so that no run can be attested",
@@ -206,7 +209,7 @@ class Server:
             except ConnectionError:
                 continue
             except OSError:
-                # No descriptor or no memory is left: whoever waits in the queue waits for a moment more.
+                # No descriptor or no memory is left: connections in the queue wait a moment longer.
                 self._pause()
                 return
             self._admit(sock)
@@ -272,7 +275,7 @@ class Server:
         del self._waiting[fd]
 
     def _dismiss(self) -> None:
-        """Tell whoever has said nothing yet, and whoever waits to be accepted; nobody comes after that."""
+        """Answer the silent and the queued connections that the service ends. No connection is accepted afterwards."""
         for fd in list(self._waiting):
             self._drop(fd, _ENDING)
         if not self.goes_on:
@@ -300,8 +303,10 @@ class Server:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Have a process close what was refused. It waits until it is the last that has them, and ends: nothing lingers
-        for a process that ends, and what waits all the same has that one alone."""
+        """Have a process of its own close the refused connections.
+
+        It waits until it is their last holder, and ends. A close that blocks then blocks that process alone.
+        """
         if not self._refused:
             return
         fds = [sock.fileno() for sock in self._refused]
@@ -337,7 +342,7 @@ class Server:
         child, page = overdue.fork(work, keep, self.supervisor.config.request_seconds)
         try:
             self._selector.register(child.pidfd, selectors.EVENT_READ, functools.partial(self._exited, child.pidfd))
-        except OSError as e:  # as in _admit: nobody would hear of its end
+        except OSError as e:  # as in _admit: its end would not be seen
             child.signal(signal.SIGKILL)
             child.reap()
             child.close()
@@ -420,7 +425,7 @@ class Server:
             self._recovering = False  # the next that ends badly asks again, and so does the next start
 
     def _look_for_abandoned(self) -> None:
-        # One that is just being made or removed is held by nobody for a moment; recovery waits for it behind the gate.
+        # A run directory that is made or removed just now has no holder for a moment; recovery waits behind the gate.
         with contextlib.suppress(OSError):
             runs = self.supervisor.path / "runs"
             if any(path.is_dir() and not registry.held(path) for path in runs.iterdir()):
@@ -452,7 +457,7 @@ class Server:
             config = configuration.load(self.supervisor.path)
             check_callers(config)
             self.supervisor.config = config
-            # What waits has the one before; whoever asks from now on is served under this one.
+            # Waiting workers have the old configuration; later requests are served under the new one.
             self._ahead.drop()
             self._ahead.soon()
             self._pool.soon()
@@ -460,7 +465,7 @@ class Server:
             systemd.tell(f"the configuration stays as it was: {e}")
 
     def _reap_orphans(self) -> None:
-        """What a keeper left when it died is ours now (PR_SET_CHILD_SUBREAPER); our own keepers are reaped by name."""
+        """Reap the processes that dead keepers left (PR_SET_CHILD_SUBREAPER). Keepers are reaped by pidfd."""
         own = {child.pid for child, _ in self._keepers.values()}
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -486,7 +491,10 @@ def check_callers(config: configuration.Config) -> None:
 
 
 def _until_end(pipe: int) -> None:
-    """Until nobody has the other end any more, which whoever was refused decides: for so long it holds nothing else."""
+    """Wait until no process has the other end of the pipe, with no other descriptor open.
+
+    The refused client decides when that is.
+    """
     for fd in seccomp_reader.descriptors():
         os.close(fd)
     os.read(pipe, 1)

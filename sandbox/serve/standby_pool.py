@@ -44,17 +44,17 @@ _SAID_BYTES = 4096
 
 
 def memory() -> standby.Machine:
-    """What the kernel says of this machine's memory.
+    """Read the memory of this machine and its stalls.
 
     Raises:
-        OSError: it does not say.
+        OSError: the kernel does not say.
     """
     found = host_memory.read()
     return standby.Machine(found.total_mb, found.available_mb, *host_memory.stalls())
 
 
 class Loop(Protocol):
-    """What the pool needs of the main loop."""
+    """The main loop, as the pool uses it."""
 
     def fork(self, work: Callable[[], None], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
         """Fork a keeper; ``ended`` is told its exit status."""
@@ -178,8 +178,10 @@ class Pool:
     # --- holders ----------------------------------------------------------------------------------
 
     def _let_go(self) -> None:
-        """Of each that nothing is wanted of any more, or that has had its part, or knows of another configuration; of
-        the last also what it has: it was made after the file was written and before the supervisor was told of it."""
+        """Close the workers that are not wanted, are used up, or have another configuration than the supervisor.
+
+        The instances of the last kind end too: they were made before the supervisor read the new configuration.
+        """
         config = self.supervisor.config
         for one in self._holders:
             if one.key not in self._wanted or one.made >= IN_ALL or one.config != config:
@@ -213,7 +215,7 @@ class Pool:
         return made
 
     def _hear(self, one: _Holder) -> None:
-        """What it says of its instances, as much as is there."""
+        """Read the words of a worker about its instances, as many as there are."""
         while not one.gone:
             try:
                 said = one.sock.recv(_SAID_BYTES)
@@ -265,7 +267,7 @@ class Pool:
         if said.startswith(ENDED):
             self._ended(number)
             if said[1]:
-                # Whatever went wrong, the next is made by another that never saw it.
+                # After a failure another worker makes the next instance.
                 one.holder.close()
                 self.loop.recover()
         elif said.startswith(READY):

@@ -65,7 +65,7 @@ class Holder:
     _began: int = 0
 
     def serve(self) -> None:
-        """Until nobody asks for another and the last has ended; a signal ends all of them."""
+        """Make instances until no more are asked for and the last has ended. A signal ends all of them."""
         _prepare()
         self._began = _resident()
         with signals.told_to_end() as told:
@@ -106,8 +106,8 @@ class Holder:
             with contextlib.suppress(BaseException):
                 os.write(2, traceback.format_exc().encode())
         finally:
-            # What it was is a circle here and there, and nobody else collects (serve.main): 2 ms, when whoever asked
-            # has been answered.
+            # The instance holds reference circles, and the collector is off (serve.main). This takes 2 ms, after the
+            # answer.
             gc.collect()
             self._say(number, ENDED + bytes([status]))
             # INVARIANT: after it was said. The process ends when there is none left.
@@ -119,7 +119,7 @@ class Holder:
             self._say(number, FULL)
 
     def _say(self, number: int, word: bytes) -> None:
-        # Whoever made it may be gone, which is seen elsewhere.
+        # The pool may be gone, which is seen elsewhere.
         with contextlib.suppress(OSError):
             self.sock.send(TOLD.pack(number) + word)
 

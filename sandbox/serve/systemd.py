@@ -1,5 +1,7 @@
-"""What systemd is told of the service (sd_notify(3)), and what it gave along (sd_listen_fds(3)); nothing without it.
-And what the operator is told on stderr."""
+"""Speak with systemd: notify it (sd_notify(3)) and take its sockets (sd_listen_fds(3)).
+
+Without systemd these do nothing. Lines for the operator go to stderr.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +12,24 @@ import socket
 import time
 
 _FIRST_FD = 3
-# How long the main loop sleeps where nobody watches it.
+# Longest sleep of the main loop without a watchdog.
 _IDLE_SECONDS = 30.0
 _last = 0.0
 
 
 def say(line: str) -> None:
-    """One message, as ``READY=1``; lost where nobody listens."""
+    """Send one message, such as ``READY=1``. It is lost without a listener."""
     place = os.environ.get("NOTIFY_SOCKET", "")
     if not place.startswith(("/", "@")):
         return
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         address = b"\0" + place[1:].encode() if place[0] == "@" else place.encode()
-        # Whoever listens may have stopped to: then nobody waits for them.
+        # The listener may have stopped: the send does not wait for it.
         sock.sendto(line.encode(), socket.MSG_DONTWAIT, address)
 
 
 def tell(words: str) -> None:
-    """One line to the operator, on stderr; lost where that is full, closed, or read by nobody, which ends no loop."""
+    """Write one line for the operator to stderr. It is lost where stderr is full, closed or not read."""
     poll = select.poll()
     poll.register(2, select.POLLOUT)
     with contextlib.suppress(OSError):
@@ -36,7 +38,7 @@ def tell(words: str) -> None:
 
 
 def watchdog_seconds() -> float:
-    """How often the watchdog is told at least: half of what it waits, so that one turn may be late."""
+    """Return the seconds between watchdog messages: half of its timeout, so that one message may be late."""
     given, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
     if not given.isdigit() or (pid and pid != str(os.getpid())):
         return _IDLE_SECONDS

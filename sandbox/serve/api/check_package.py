@@ -1,7 +1,7 @@
-"""The question whether an operator signed a package, asked by whoever runs it elsewhere (at an API of Hermes).
+"""Check a package for a client that runs it elsewhere, at the API of Hermes.
 
-Whoever asks has a copy of the trust root at best; what this state has and no copy can, is the root that holds, what it
-revokes, the highest serial that was accepted, and the greatest time ever seen.
+The client has at best a copy of the trust root. This state holds the root that is in force, its revocations, the
+highest accepted serial and the greatest time ever seen.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from sandbox.serve.api import frames, paths
 if TYPE_CHECKING:
     from policy import denials
 
-# Before the request is sent; a queue that is full makes whoever connects wait.
+# Limit of the wait before the request is sent. A client waits while the listen queue is full.
 CONNECT_SECONDS: Final = 10.0
 _SEND_SECONDS: Final = 10.0
 _UCRED = struct.Struct("3i")
@@ -33,7 +33,7 @@ Said = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the agent answered (policy.contract.AgentResult)."""
+    """The answer of the agent (policy.contract.AgentResult)."""
 
     text: str
     sources: tuple[str, ...]
@@ -43,7 +43,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the run used (policy.contract.Usage)."""
+    """The resources that the run used (policy.contract.Usage)."""
 
     cpu_ms: int | None
     memory_peak_bytes: int | None
@@ -52,7 +52,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a run that was started, as sandbox.lifecycle.run.Answer has it."""
+    """The outcome of a run that was started, as sandbox.lifecycle.run.Answer has it."""
 
     run_id: str
     intent_id: str
@@ -77,11 +77,11 @@ def candidates(state: str, *, given: bool) -> list[str]:
 
 @contextlib.contextmanager
 def connected(path: str) -> Iterator[socket.socket | None]:
-    """A connection to the supervisor that listens at ``path``; None where nobody does.
+    """Connect to the supervisor that listens at ``path``. Yield None where no process listens.
 
     Raises:
-        errors.ImpostorError: whoever listens there is not root.
-        errors.ServiceError: it does not take connections.
+        errors.ImpostorError: the listening process is not root.
+        errors.ServiceError: the supervisor does not take connections.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         try:

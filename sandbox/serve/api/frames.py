@@ -25,7 +25,7 @@ _INT = struct.Struct("i")
 
 
 class FrameError(ValueError):
-    """What came is no frame; the text says why, in one lower-case line."""
+    """The received bytes are no frame. The text says why, in one lower-case line."""
 
 
 class SlowError(FrameError):

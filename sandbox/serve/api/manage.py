@@ -43,7 +43,7 @@ def operate(talk: Conversation, asked: protocol.Operate) -> None:
 
 
 def logs(talk: Conversation, asked: protocol.Logs) -> None:
-    """What a run wrote to stderr from an offset on.
+    """Answer with the stderr of a run from an offset on.
 
     Raises:
         errors.NoRunError: there is no such run that the caller may see.

@@ -1,7 +1,7 @@
-"""What may be asked of the supervisor: closed models, one for each kind, read strictly from one frame.
+"""Requests to the supervisor: one closed model for each kind, read strictly from one frame.
 
-The first frame of a connection is the request, and there is no second: whatever a client sends after it, or its end of
-file, is its leave.
+The first frame of a connection is its only request. Any byte that the client sends after it, or its end of file, means
+that the client leaves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Request(pydantic.BaseModel):
 
 
 class OnBehalfOf(pydantic.BaseModel):
-    """For whom somebody asks: a name for people, and the key that decides elsewhere. Nothing is decided by it here."""
+    """The identity that a client asks for: a display name and a public key. The supervisor decides nothing by it."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -53,7 +53,7 @@ class OnBehalfOf(pydantic.BaseModel):
 class Run(Request):
     """Run the signed package in the directory that comes as a descriptor, with the intent ``text``.
 
-    ``user`` is for trusted-local and root alone. A run ends when whoever asked goes away, unless ``detach``.
+    ``user`` is for trusted-local and root alone. A run ends when the client leaves, unless ``detach``.
     ``intent_id`` is the asker's own name for the intent, by which ``ps`` shows the run as well; it decides nothing.
     ``manifest_sha256`` is the manifest that the asker has seen and has decided by: a package with another is refused.
     ``on_behalf_of`` says for whom they ask, which the agent and the log are told and which decides nothing either.
@@ -130,7 +130,7 @@ class Operate(Request):
 
 
 class Logs(Request):
-    """What the run wrote to stderr from ``offset`` on."""
+    """The stderr of a run from ``offset`` on."""
 
     kind: Literal["logs"]
     run: RunId

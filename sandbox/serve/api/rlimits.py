@@ -1,8 +1,8 @@
-"""What a request of somebody who is not root may cost before a signature says that it is worth it.
+"""Limits of a request by a user other than root, until a signature is verified.
 
-memory     what is parsed and read is bounded by the kernel (RLIMIT_DATA), not by what its author made of it
+memory     the kernel bounds the memory of parsing and reading (RLIMIT_DATA)
 seconds    a directory may lie on a file system that does not answer
-turns      packages of one user are read one at a time, so that many requests hold one package and not many
+turns      packages of one user are read one at a time, so that many requests hold one package in memory
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who does what is asked: the table from each model of ``protocol`` to its function."""
+"""Route each request model of ``protocol`` to its function."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def run(talk: Conversation, asked: protocol.Run) -> None:
 
 
 def _taken_away(after: contextlib.ExitStack) -> bool:
-    """Whether what was left of a run is gone. Whoever asked has their answer; the operator reads what is wrong."""
+    """Whether the remains of a run are removed. The client has its answer by now; the operator reads the failure."""
     try:
         after.close()
     except errors.CovenantError as e:
@@ -66,8 +66,10 @@ def _taken_away(after: contextlib.ExitStack) -> bool:
 
 @contextlib.contextmanager
 def _reached(talk: Conversation, directory: int) -> Iterator[dispatch.Reached | None]:
-    """An instance of what seems to lie there is told that somebody comes, before anything else is done for them. Only
-    for root, whose package is read without bounds: a caller's could keep us here, and waits until it was read."""
+    """Announce a request to a warm sandbox of the package that seems to lie there, before any other step.
+
+    This is for root only, whose package is read without limits. A package of another caller could delay this process.
+    """
     if talk.caller.uid != 0 or not talk.supervisor.keeps_standby:
         yield None
         return
@@ -130,10 +132,10 @@ def _is_plain(asked: protocol.Run, answer: Answer) -> bool:
 
 
 def check_seen(package: Package, digest: str | None) -> None:
-    """Whoever asks may have decided by a manifest: that its caller holds what it requires, for one.
+    """Refuse a package whose manifest is not the one that the client decided by.
 
     Raises:
-        errors.StaleAgentError: it is another by now, of whoever signed it.
+        errors.StaleAgentError: the package has another manifest by now.
     """
     if digest is not None and package.digests[MANIFEST_NAME] != digest:
         raise errors.StaleAgentError(
@@ -144,7 +146,10 @@ def check_seen(package: Package, digest: str | None) -> None:
 
 
 def _for_whom(whom: protocol.OnBehalfOf | None, issuer: Mapping[str, str]) -> dict[str, Any]:
-    """What of a request is said for whom: to the log as it was said, to the agent so that it is nobody else."""
+    """Return the identity of a request, as the log writes it and as the agent is told it.
+
+    The agent is told a name that no other identity has.
+    """
     if whom is None:
         return {}
     told = contract.on_behalf(whom.display, whom.pubkey_b58, by=issuer["display"])
@@ -152,7 +157,10 @@ def _for_whom(whom: protocol.OnBehalfOf | None, issuer: Mapping[str, str]) -> di
 
 
 def _retell(talk: Conversation, own: Supervisor, retelling: Retelling, *failure: object) -> None:
-    """The frame before the last, also where the run failed. A log that cannot be read loses nobody their answer."""
+    """Send the rows of the run in the frame before the last, also where the run failed.
+
+    A log that cannot be read delays no answer.
+    """
     try:
         told = retelling.read()
         if any(not open_runs.owed(own.path, run_id) for run_id in retelling.lost):
@@ -167,11 +175,12 @@ def _retell(talk: Conversation, own: Supervisor, retelling: Retelling, *failure:
 
 @contextlib.contextmanager
 def in_their_name(talk: Conversation, own: Supervisor, place: str) -> Iterator[None]:
-    """While the block lasts, files are opened with the caller's rights and, of somebody who is not root, within their
-    bounds: the keeper of a child, too, reads what lies in their hands before any signature says that it is worth it.
+    """Open files with the rights of the caller while the block lasts, and within its limits unless it is root.
+
+    The keeper of a child reads the caller's files too, before any signature is verified.
 
     Raises:
-        errors.CovenantError: it would have taken more.
+        errors.CovenantError: reading would exceed the limits.
     """
     if talk.caller.uid == 0:
         with hanging.within(place, _roots_seconds(talk)):
@@ -201,7 +210,7 @@ def verified(
         with rlimits.seconds(most, "reading the package", place_of(directory)), talk.caller.rights():
             package = packages.read(directory)
         if package.envelope is None:
-            # allow_unsigned_trusted_local is for whoever may write it down, and not for whoever may ask.
+            # allow_unsigned_trusted_local is for the operator, who writes the configuration, and not for callers.
             raise errors.UnsignedError("the package is not signed", hint="covenant manifest sign PACKAGE")
         read(package.envelope)
         return trust.verify(
@@ -249,8 +258,8 @@ def name_of(directory: int, talk: Conversation) -> str:
 
     Rule 8 takes one place for one package, and so believes this name: it is that of a place here, where the very
     directory is found again. What the kernel says of another is text that its author may have chosen (a mount
-    namespace of theirs), and has their name before it, so that it is never the name of a place. Asked with the rights
-    of whoever asks, and within their time.
+    namespace of theirs), and has their name before it, so that it is never the name of a place. The look has the
+    rights of the caller and its time limit.
     """
     place = os.readlink(f"/proc/self/fd/{directory}")
     shown = _escaped(place)

@@ -38,7 +38,7 @@ _GROUPS_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who is at the other end, as the kernel noted it when they connected (SO_PEERCRED, unix(7))."""
+    """The peer of a connection, as the kernel noted it at connect(2) (SO_PEERCRED, unix(7))."""
 
     pid: int
     uid: int
@@ -47,7 +47,7 @@ class Caller:
 
     @classmethod
     def of(cls, sock: socket.socket) -> Caller:
-        """Whoever connected to this socket."""
+        """Read the peer of a connected socket."""
         pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
         return cls(pid, uid, gid)
 
@@ -90,9 +90,12 @@ class Caller:
 
 @dataclass
 class Conversation:
-    """What a handler is given. ``fds`` came with the request, and are closed with the connection; ``alive`` is
-    readable once the supervisor is gone, -1 where there is none. ``again`` is set by a handler that has come to the end
-    that most come to, after which the keeper may serve another (sandbox.serve.worker_pool)."""
+    """One connection, as a handler uses it.
+
+    ``fds`` came with the request and are closed with the connection. ``alive`` becomes readable when the supervisor
+    ends; it is -1 where there is none. A handler sets ``again`` at an ordinary end: the keeper may then serve another
+    connection (sandbox.serve.worker_pool).
+    """
 
     sock: socket.socket
     caller: Caller
@@ -130,7 +133,7 @@ class Conversation:
         return fd
 
     def state(self, name: str, **fields: Any) -> None:
-        """Say how far it is. Whoever does not listen is gone (``watches``), and is told nothing more."""
+        """Send the state of the run. A client that does not read counts as gone (``watches``) and gets no more."""
         if self._gone:
             return
         try:
@@ -150,7 +153,7 @@ class Conversation:
         self._send(frame)
 
     def tell(self, document: Mapping[str, Any]) -> None:
-        """Say what was asked for beside the answer, before it. Bounded by whoever made it."""
+        """Send a document that goes with the answer, before it. Its maker bounds its size."""
         self._send(frames.encode(document))
 
     def _send(self, frame: bytes) -> None:
@@ -162,26 +165,28 @@ class Conversation:
             self._gone = True
 
     def watches(self, *, detach: bool = False) -> dict[int, Callable[[], Outcome]]:
-        """For the exchange (run_io.Channel.watches): a run ends with whoever asked, and with the supervisor where the
-        operator wants it so."""
+        """Return the watches of the run (run_io.Channel.watches).
+
+        A run ends when its client leaves, and with the supervisor where the operator configured that.
+        """
         watches: dict[int, Callable[[], Outcome]] = {}
         if not detach:
             watches[self.sock.fileno()] = self._left
         return {**watches, **self.ends_with_us()}
 
     def ends_with_us(self) -> dict[int, Callable[[], Outcome]]:
-        """What of these a run's children have as well, whatever becomes of them at its end."""
+        """Return the watches that children of the run have as well."""
         if self.alive >= 0 and self.supervisor.config.on_supervisor_exit == "end":
             return {self.alive: _supervisor_ended}
         return {}
 
     @property
     def told(self) -> bool:
-        """Whether whoever asked was there until the last word, as far as is known."""
+        """Whether the client read everything so far, as far as is known."""
         return not self._gone
 
     def left(self) -> bool:
-        """Whether whoever asked has gone, or said something more, which is the same."""
+        """Whether the client has left. A further byte from it means the same."""
         return self._gone or pipes.readable(self.sock.fileno(), 0)
 
     def _left(self) -> Outcome:
