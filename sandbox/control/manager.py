@@ -1,7 +1,8 @@
-"""What can be asked about runs, and of them, wherever it is asked: in a command of root's, or in a supervisor's keeper.
+"""Operations over all runs: list, log, wait, kill, suspend and resume.
 
-Who lives is read from the runs' own directories (registry), what is done to one its keeper does (control, steering),
-and what is left of one that ended stands in the archive.
+A command of root and a keeper of the supervisor both use them. The live runs are read from their directories
+(registry). The shim of a run does an operation on it (shim.control_socket, shim.operations). The archive holds the
+records of runs that ended.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from sandbox.shim import control_socket
 
 Operation = Literal["suspend", "resume", "kill"]
 T = TypeVar("T")
-# How long whatever is to be stopped or ended may take, and how often it is looked at meanwhile.
+# Limit of a stop or an end, and the interval of looks meanwhile.
 _PATIENCE_SECONDS, _AGAIN_SECONDS = 15.0, 0.02
-# When whoever waits comes back whose place another took.
+# Pause of a waiter whose place another one took.
 _PUSHED_OUT_SECONDS = 0.25
 # What ends may first wait for its children: their grace, and then twice what they have to go (sandbox.broker.children).
 _GONE_SECONDS = 120.0
@@ -37,7 +38,7 @@ _MOST_ABOVE = 64
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who asks: ``display`` is how labels and rows name them, ``root`` may see and end the runs of all."""
+    """The requester: ``display`` is its name in labels and rows; ``root`` may see and end the runs of all."""
 
     display: str
     root: bool
@@ -115,9 +116,9 @@ def _kill_tree(state: Path, asker: Asker, run: str, reason: str) -> list[str]:
 
 
 def logs(state: Path, asker: Asker, run: str, offset: int = 0) -> dict[str, Any]:
-    """What a run wrote to stderr from ``offset`` on, in part where it is much: ask again from ``next``.
+    """Return the stderr of a run from ``offset`` on, in parts: ask again from ``next``.
 
-    ``begins`` is where the text begins: later than ``offset`` when what lies between was not kept. ``live`` says
+    ``begins`` is where the text begins: later than ``offset`` when the part between was not kept. ``live`` says
     whether there may be more.
 
     Raises:
@@ -152,7 +153,7 @@ def _logs(state: Path, asker: Asker, run: str, offset: int) -> dict[str, Any]:
 def ended(
     state: Path, asker: Asker, run: str, *, left: Callable[[], bool] = lambda: False
 ) -> run_archive.Record | None:
-    """The record of a run when it has ended, at once when it did already; None when whoever asks has ``left``.
+    """Return the record of a run once it has ended. None: the requester has ``left``.
 
     Raises:
         errors.NoRunError: there is no such run, and no record of one.
@@ -169,7 +170,7 @@ def _ended(state: Path, asker: Asker, run: str, left: Callable[[], bool]) -> run
     entry = entries[0]
     while not left():
         try:
-            # The end of file is the end of the run. Whoever else asks may take our place in the keeper: then again.
+            # The end of file is the end of the run. Another requester may take this place in the keeper: then again.
             with control_socket.Connection(entry.path) as connection:
                 while not (over := connection.closed(0.25)) and not left():
                     pass
@@ -187,7 +188,7 @@ def _ended(state: Path, asker: Asker, run: str, left: Callable[[], bool]) -> run
 
 
 class _Ask:
-    """One operation on one run or many, in the name of whoever asks."""
+    """One operation on one run or many, in the name of its requester."""
 
     def __init__(self, state: Path, asker: Asker, reason: str) -> None:
         self._runs, self._asker = state / "runs", asker
@@ -252,10 +253,10 @@ class _Ask:
                 ended += [one.run_id for one in moving]
 
     def _catch(self, run_id: str, known: Collection[str]) -> tuple[list[Entry], list[cgroup.Leaf]]:
-        """What there is of the subtree but for those that are ``known``, stopped and marked; and their leaves.
+        """Stop and mark the runs of the subtree that are not ``known`` yet; return them and their leaves.
 
-        INVARIANT: behind the gate. Whoever is shown below one of them, lets it go on or gives its directory away has
-        done so before, or finds the mark.
+        INVARIANT: behind the gate. A start below one of them, a resume of it or a reuse of its directory came before,
+        or finds the mark.
         """
         with lock.gate(self._runs):
             below = registry.subtree(registry.seen(self._runs), run_id)
@@ -284,7 +285,7 @@ def _seen(state: Path, asker: Asker) -> list[Entry]:
     return [
         entry
         for entry in entries
-        # Whoever outlives its parent is still for whom the first of its line was started.
+        # An orphan still belongs to the issuer of the first run of its line.
         if asker.may(
             [
                 entry.issuer["display"],
@@ -335,14 +336,14 @@ def _record(state: Path, asker: Asker, run: str) -> run_archive.Record:
     ending = None if found else open_runs.named(state, run)
     gone = ending is not None and not registry.under_way(state / "runs" / ending)
     if ending is not None and gone and asker.may(_started_by(state, ending)):
-        # It lives no more and has no record yet: whoever keeps it has still to write its end, or was killed.
+        # It is not live and has no record yet: its keeper has still to write its end, or was killed.
         try:
             found = [_await_record(state, ending, time.monotonic() + _PATIENCE_SECONDS, unseen=True).run_id]
         except errors.CutOffError:
             if asker.root:
                 raise
     record = run_archive.read(state, found[0]) if len(found) == 1 else None
-    # What somebody may not see is not there for them.
+    # A run that the requester may not see does not exist for it.
     if record is None or not asker.may(_asked_by(state, record.issuer, record.parent, _live(state))):
         how = f"{len(found)} runs have" if len(found) > 1 and asker.root else "no run, live or archived, has"
         raise errors.NoRunError(f"{how} an id that begins with `{run}`", hint="covenant ps lists the live ones")
@@ -350,8 +351,10 @@ def _record(state: Path, asker: Asker, run: str) -> run_archive.Record:
 
 
 def _theirs(state: Path, asker: Asker, run_ids: Sequence[str]) -> list[str]:
-    """Those among runs that ended of which the asker may see the record. A damaged one is of nobody, and says so when
-    it is asked for alone."""
+    """Return the ended runs whose records the requester may see.
+
+    A damaged record belongs to no requester; asked for alone, it is reported as damaged.
+    """
     found, live = [], _live(state)
     for run_id in run_ids:
         try:
@@ -366,8 +369,10 @@ def _theirs(state: Path, asker: Asker, run_ids: Sequence[str]) -> list[str]:
 
 
 def _started_by(state: Path, run_id: str) -> Iterator[str]:
-    """As ``_asked_by``, of a run that has neither a label any more nor a record yet: by the row of its start. Whoever
-    may not see it does not wait for its end."""
+    """As ``_asked_by``, for a run that has no label any more and no record yet: by the row of its start.
+
+    A requester that may not see the run does not wait for its end.
+    """
     event = open_runs.start_of(state, run_id)
     if event is not None:
         yield from _asked_by(state, event["issuer"]["display"], event["kind"].get("parent"), _live(state))
@@ -378,7 +383,7 @@ def _live(state: Path) -> dict[str, Entry]:
 
 
 def _asked_by(state: Path, issuer: str, parent: str | None, live: Mapping[str, Entry]) -> Iterator[str]:
-    """Who asked for the run, and for each one above it: those that ended have records, those that live their labels."""
+    """Return the issuers of the run and of each run above it, by the records of ended and the labels of live runs."""
     yield issuer
     for _ in range(_MOST_ABOVE):
         if parent is None:
@@ -414,8 +419,10 @@ def _asked(entry: Entry, operation: str, **fields: Any) -> dict[str, Any]:
 
 
 def _await_record(state: Path, run_id: str, until: float, *, unseen: bool = False) -> run_archive.Record:
-    """The record of a run that has just ended: it is written a moment after, by whoever owes the log its end. One that
-    is ``unseen`` may also be about to begin."""
+    """Return the record of a run that has just ended: its keeper writes it a moment later.
+
+    An ``unseen`` run may also be about to begin.
+    """
     while True:
         owed = open_runs.owed(state, run_id)
         if (record := run_archive.read(state, run_id)) is not None:
@@ -433,7 +440,7 @@ def _await_record(state: Path, run_id: str, until: float, *, unseen: bool = Fals
 
 
 class _BegunError(Exception):
-    """What had no record had not ended: it had not begun, and has now."""
+    """A run without a record had not begun then, and has begun now."""
 
 
 def _once_begun(ask: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""What is going on, in numbers: the live runs with what they use, and what the log counts; also as Prometheus reads it.
+"""Metrics: the live runs with their use, and the counts of the log; also in the text format of Prometheus.
 
 Numbers and agent ids alone: no intent, no result, no path, no package, no text of an agent's. The number of series is
 bounded: codes, layers and states are closed tables, and only so many agent ids have series of their own.
@@ -72,7 +72,7 @@ class Seen:
 
 @dataclass
 class Tally:
-    """What the log counts, from its first row on. ``read`` goes on where it stopped.
+    """The counts of the log, from its first row on. ``read`` goes on where it stopped.
 
     It follows the file and verifies nothing: ``covenant audit verify`` does.
     """
@@ -143,7 +143,7 @@ def tally(state: Path, *, whole: bool) -> Tally:
     if whole:
         return Tally(path)
     with contextlib.suppress(FileNotFoundError):
-        # Whoever may ask may ask often: a run that has lived through a gigabyte of log is counted in part.
+        # A client may ask often: a run that has lived through a gigabyte of log is counted in part.
         return Tally(path, _offset=max(open_runs.settled(state), path.stat().st_size - MOST_BYTES))
     return Tally(path)
 
@@ -213,7 +213,7 @@ def text(runs: Sequence[Seen], counted: Tally) -> str:
 
 
 def _by_agent(runs: Sequence[Seen]) -> dict[str, Counter[str]]:
-    """What each agent's runs use in all; those beyond ``MAX_AGENTS`` together under no id, the largest first."""
+    """Return the total use of each agent, the largest first. Agents beyond ``MAX_AGENTS`` are summed under no id."""
     by_id: dict[str, Counter[str]] = {}
     for seen in runs:
         used = seen.usage

@@ -55,7 +55,7 @@ class Member:
     def lineage(
         self, *, deadline: float, own: Drawn, on_excess: OnExcess = "reject", only: Effective | None = None
     ) -> Lineage:
-        """What a child of it is told; ``own`` is what it takes of its ceilings itself."""
+        """Return the ceilings for a child of this run. ``own`` is the part that the run uses itself."""
         return Lineage(self, deadline, own, on_excess, only)
 
 
@@ -73,7 +73,7 @@ class Lineage:
 
     @property
     def remaining_ms(self) -> int:
-        """What is left of its parent's task now."""
+        """Return the time that is left of the parent's task, now."""
         return max(0, int((self.deadline - time.monotonic()) * 1000))
 
     @property
@@ -83,7 +83,7 @@ class Lineage:
 
     @property
     def issuer(self) -> dict[str, str]:
-        """Who asks for the child: the agent, by its run, under the key of whoever asked for the first of them."""
+        """Return the issuer of the child: the agent, by its run, under the key of the first issuer of the line."""
         return {"display": f"{self.parent.agent_id}@{self.parent.run_id}", "pubkey": self.parent.issuer["pubkey"]}
 
     def present(self, entries: Iterable[registry.Entry]) -> Parent:
@@ -125,12 +125,11 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one run asks of the machine and of those above it. ``effective`` is what it gets if it is admitted.
+    """A request of one run to the machine and to the runs above it. ``effective`` is its grant if it is admitted.
 
-    ``caller`` is whoever asked for it, or for the first of those above it; of one that is bounded (``bounded``) so many
-    runs may live at once as ``most`` says, those among them that outlive whoever started them. ``itself`` is the run
-    that asks where it is among those that live, with what it held so far. ``claimant`` is its signed statement beside
-    those of other runs, None where an operator's serials say nothing of it.
+    ``caller`` is the issuer of the run, or of the first run above it. A bounded caller (``bounded``) may have ``most``
+    live runs, orphans included. ``itself`` is the requesting run where it is live already, with its holdings so far.
+    ``claimant`` is its signed statement beside those of other runs, None where serials say nothing of it.
     """
 
     manifest: Manifest
@@ -148,7 +147,7 @@ class Claim:
     def label(
         self, *, issuer: Mapping[str, str], operator: str | None, signers: Iterable[Signer], now_ms: int
     ) -> dict[str, str]:
-        """What others may need to know of this run while it lives, and the next start if it is cut off."""
+        """Return the label: facts that other processes need while the run lives, and the next start after a crash."""
         resources, spawning = self.effective.resources, self.effective.spawning
         numbers = {
             "depth": 0 if self.lineage is None else self.lineage.depth,
@@ -183,7 +182,7 @@ class Claim:
         self.check(registry.seen(runs, but=self.itself))
 
     def check(self, entries: Sequence[registry.Entry]) -> None:
-        """What depends on the runs that are live.
+        """Check the rules that depend on the live runs.
 
         Raises:
             errors.RuleViolation: rule 8: another package has the agent id; rule 5: an ancestor has no place left; rule
@@ -225,14 +224,14 @@ class Claim:
 
 
 def caller(runs: Path, issuer: Mapping[str, str], lineage: Lineage | None) -> str:
-    """Whoever asked for the first of the runs in a line; empty when its parent is gone."""
+    """Return the issuer of the first run in a line. It is empty when its parent is gone."""
     if lineage is None:
         return issuer["display"]
     return (label.label_of(runs / lineage.parent.run_id) or {}).get(CALLER, "")
 
 
 def bounded(caller: str) -> bool:
-    """Whether this is somebody whose runs are counted: root's are not, and what is kept ready is nobody's yet."""
+    """Whether the runs of this caller are counted: those of root and standby sandboxes are not."""
     return caller.startswith("uid")
 
 
@@ -244,7 +243,7 @@ def roots(entries: Iterable[registry.Entry], caller: str) -> int:
 
 
 def shown_to(caller: str, lineage: Lineage | None) -> Callable[[registry.Entry], bool]:
-    """Of which live runs a refusal may tell: root of all, another caller of their own, and an agent of none."""
+    """Return the live runs that a refusal may name: all for root, their own for a caller, none for an agent."""
     if lineage is not None:
         return lambda one: False
     return lambda one: not bounded(caller) or one.label.get(CALLER) == caller

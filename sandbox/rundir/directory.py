@@ -61,7 +61,7 @@ class RunDirectory:
         self.rootfs = self.bundle / "rootfs"
         self._lock = -1
         self._complete = False
-        # The error of one that was marked before nobody could see it any more: whoever marks it names it as ended.
+        # The error of a run that was marked while it could still be seen: the marking process names it as ended.
         self.ended: errors.RunRevokedError | errors.KilledError | None = None
 
     def __enter__(self) -> RunDirectory:
@@ -89,12 +89,12 @@ class RunDirectory:
     def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
         # INVARIANT: nothing is mounted below in this namespace; mounts live in the child's own and end with it.
         try:
-            # Of a run that failed somebody may still live, or a part be half made.
+            # A failed run may still have a live process, or a part that is half made.
             whole = error is None and self._complete
             if whole:
                 self._give()
-            # Where the gate is not to be had it stays, as one that nobody holds does, for whoever recovers: what the
-            # run came to is told all the same.
+            # Without the gate the directory stays, like one without a holder, for recovery. The result of the run is
+            # reported all the same.
             with contextlib.suppress(errors.KeeperError), gate(self.path.parent):
                 self._look()
                 left = whole and self._spares is not None and reuse_place.leave(self._spares, self.path)
@@ -105,12 +105,14 @@ class RunDirectory:
                 os.close(self._lock)
 
     def vacate(self, *kept: str) -> None:
-        """The run is over, but not yet gone what lies outside of its directory (``note_network``): of the directory,
-        what a recovery needs for that stays, and what is ``kept``, and nobody sees a run in it any more."""
+        """Empty the directory of a run that is over, but for the files that recovery needs and those in ``kept``.
+
+        Its network (``note_network``) still exists. No process sees a run in the directory any more.
+        """
         with gate(self.path.parent), os.scandir(self.path) as found:
             self._look()
             entries = [one for one in found if one.name not in _LEFT.union(kept)]
-            # Files first: by these whoever looks in knows that there is a run, and reads the rest of it then.
+            # Files first: a reader knows by them that there is a run, and then reads the rest.
             for one in entries:
                 if not one.is_dir(follow_symlinks=False):
                     os.unlink(one.path)
@@ -125,9 +127,10 @@ class RunDirectory:
             self.ended = self.ended or verdict(self.path)
 
     def _survived(self) -> bool:
-        """Whether a cgroup of it is there still, which could not be seen empty or not be taken away (no descriptor was
-        left for its list, say), or a part of its network (``left``). Without the directory nobody would ever find it,
-        or who lives in it."""
+        """Whether a cgroup of the run is left that could not be removed, or a part of its network (``left``).
+
+        Only the directory leads to such a cgroup and to the processes in it.
+        """
         try:
             left = (network_of(self.path) or {}).get("left", False)
             return left or any(place.is_dir() for place in cgroups_of(self.path).values())
@@ -146,7 +149,7 @@ class RunDirectory:
         small_files.put(self.path / _CGROUPS, json.dumps({name: str(path) for name, path in paths.items()}).encode())
 
     def write_policy(self, policy: Artefacts) -> None:
-        """The artefacts that the run was started from, for whoever attests it from another process."""
+        """Read the artefacts that the run was started from, for attestation in another process."""
         place = self.path / POLICY
         if self._spares is None or not self._spares.take(POLICY, place) or not _holds(place, policy.files):
             if place.exists():
@@ -220,7 +223,7 @@ def abandoned(runs: Path) -> Iterator[list[Path]]:
     with contextlib.ExitStack() as stack:
         found = []
         with gate(runs):
-            # Of all of them together: nobody else passes meanwhile.
+            # The time of all of them together: no other process has the gate meanwhile.
             until = time.monotonic() + DYING_SECONDS
             for path in sorted(p for p in runs.iterdir() if p.is_dir()):
                 lock = open_lock(path)
@@ -231,17 +234,20 @@ def abandoned(runs: Path) -> Iterator[list[Path]]:
 
 
 def remove(path: Path) -> None:
-    """Remove one run's directory. Behind the gate: its lock goes before it does, and whoever looked just then
-    would make a new one, take the run for abandoned and leave the directory not empty."""
+    """Remove the directory of one run, behind the gate.
+
+    The lock goes before the directory. Without the gate another process could make a new lock between the two, take the
+    run for abandoned and leave the directory not empty.
+    """
     with gate(path.parent):
         shutil.rmtree(path)
 
 
 def cgroups_of(path: Path) -> dict[str, Path]:
-    """Where a run's cgroups were to lie; empty when its process died before it made any.
+    """Read the planned paths of a run's cgroups. They are empty when its process died before it made any.
 
-    INVARIANT: none of another run's. This file is written over when the directory becomes that of another
-    (sandbox.rundir.reuse_place), and whoever opened it just before reads of that one's, which they are about to end.
+    INVARIANT: none of another run's. This file is written over when the directory becomes that of another run
+    (sandbox.rundir.reuse_place). A process that opened it just before would end the wrong run.
     """
     try:
         noted: dict[str, str] = json.loads((path / _CGROUPS).read_bytes())
@@ -252,7 +258,7 @@ def cgroups_of(path: Path) -> dict[str, Path]:
 
 
 def network_of(path: Path) -> dict[str, Any] | None:
-    """What was noted of a run's gateway; None when it has none, or its process died before there was one."""
+    """Read the note of a run's gateway. None: it has none, or its process died before it was made."""
     try:
         noted: dict[str, Any] = json.loads((path / _NETWORK).read_bytes())
     except (FileNotFoundError, ValueError):

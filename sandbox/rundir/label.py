@@ -25,8 +25,11 @@ _ROOM_BYTES = 4096
 
 
 def expect_relabel(path: Path) -> None:
-    """Make the file that ``relabel`` fills, while nobody waits: one that is new may wait for the disk's journal, and
-    ext4 looks for a place on the disk for what has none when it is renamed over another (auto_da_alloc, ext4(5))."""
+    """Make the file that ``relabel`` fills, before a client waits.
+
+    A new file may wait for the journal. ext4 allocates its blocks when it is renamed over another file (auto_da_alloc,
+    ext4(5)).
+    """
     small_files.put(f"{path}/.{LABEL}", b" " * _ROOM_BYTES)
     fd = os.open(f"{path}/.{LABEL}", os.O_WRONLY | os.O_CLOEXEC)
     try:
@@ -36,8 +39,10 @@ def expect_relabel(path: Path) -> None:
 
 
 def relabel(path: Path, label: Mapping[str, str], claim: Callable[[], None]) -> None:
-    """Show a live run of ours under another label; ``claim`` is called behind the gate, sees the one that it had, and
-    raises when it may not be beside the others under the new one: it keeps that one then.
+    """Show a live run under another label.
+
+    ``claim`` is called behind the gate with the old label. It raises when the rules refuse the new label beside the
+    other runs; the run keeps the old one then.
 
     The two change places, where the file system can: to free the old one takes 0.3 ms, and happens with the directory.
     """
@@ -47,7 +52,7 @@ def relabel(path: Path, label: Mapping[str, str], claim: Callable[[], None]) -> 
         claim()
         try:
             libc.exchange(new, f"{path}/{LABEL}")
-        except OSError:  # EINVAL of a file system that cannot: whatever else it is, this says it
+        except OSError:  # EINVAL: the file system cannot exchange names; another cause shows here too
             os.rename(new, f"{path}/{LABEL}")
 
 

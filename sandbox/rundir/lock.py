@@ -31,7 +31,7 @@ def free(lock: int, deadline_seconds: float = DYING_SECONDS) -> bool:
 
 
 def owner_of(path: Path) -> int:
-    """The process that wrote itself into a run's lock; 0 when nobody did yet or the run is gone."""
+    """Read the id of the process that holds a run's lock. 0: none is written yet, or the run is gone."""
     try:
         owner = (path / "lock").read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -40,7 +40,7 @@ def owner_of(path: Path) -> int:
 
 
 def _owner_lives(lock: int) -> bool:
-    """Whether the process that wrote itself into the lock is there and no zombie; yes where nobody did yet."""
+    """Whether the process in the lock lives and is no zombie. True where no process is written there yet."""
     owner = os.pread(lock, 32, 0)
     if not owner.isdigit():
         return True
@@ -53,10 +53,10 @@ def _owner_lives(lock: int) -> bool:
 
 @contextlib.contextmanager
 def gate(runs: Path) -> Iterator[None]:
-    """Between a directory's making and its lock, and while it is removed, nobody may take it for abandoned.
+    """Hold the gate of all runs: no process takes a directory that is made or removed for abandoned meanwhile.
 
     Raises:
-        errors.KeeperError: somebody holds it for too long; a keeper that waited for good would end its run no more.
+        errors.KeeperError: another process holds it for too long. A keeper must not wait for good: it ends its run.
     """
     fd = os.open(f"{runs}/.gate", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with atomic_file.unstopped():

@@ -27,12 +27,12 @@ def mark_revoked(path: Path, reason: str, *, like: Path | None = None) -> None:
 
 
 def mark_stopped(path: Path, by: str, reason: str, *, like: Path | None = None) -> None:
-    """As ``mark_revoked``, of a run that somebody ends with its tree: who, and why."""
+    """Mark a run that an operator ends with its tree, as ``mark_revoked`` does: by whom, and why."""
     write_mark(path, STOPPED, json.dumps({"by": by, "reason": reason}), like)
 
 
 def stopped_of(path: Path) -> tuple[str, str] | None:
-    """Who ends a run with its tree, and why; None when nobody has marked it."""
+    """Read by whom and why a run ends with its tree. None: it has no mark."""
     said = _said(path)
     return None if said is None else (said["by"], said["reason"])
 
@@ -44,7 +44,7 @@ def _said(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError:
-        return {"by": "", "reason": ""}  # whoever wrote it was killed over it
+        return {"by": "", "reason": ""}  # its writer was killed over it
     return said
 
 
@@ -55,18 +55,18 @@ def write_mark(path: Path, name: str, text: str, like: Path | None) -> None:
                 os.link(like / name, path / name, follow_symlinks=False)
             except FileExistsError:
                 return
-            except OSError:  # that one is gone, or has as many names as it may have
+            except OSError:  # the other mark is gone, or has as many names as it may have
                 pass
             else:
                 return
         fd = os.open(path / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        # Whatever the locale of whoever ends it: another's keeper reads it, and what they cannot write ends nobody.
+        # In any locale of the writer: another keeper reads it, and text that cannot be encoded must not stop the end.
         with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
 
 
 def revoked_of(path: Path) -> str | None:
-    """Why a run is being ended, None when nobody has marked it."""
+    """Return why a run is being ended. None: it has no mark."""
     try:
         fd = os.open(f"{path}/{_REVOKED}", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -86,7 +86,7 @@ def verdict(path: Path) -> errors.RunRevokedError | errors.KilledError | None:
 
 
 def in_words(what: str, by: str, reason: str) -> str:
-    """Who did something to a run, and why, as the log has it: bounded, and in the words of whoever asked."""
+    """Format who acted on a run and why, for the log: bounded, with the reason as the requester wrote it."""
     given = f": {reason[:WORDS]}" if reason else ""
     return f"{what} by {by[:WORDS] or 'root'}{given}"
 

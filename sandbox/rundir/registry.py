@@ -1,8 +1,7 @@
-"""Who is live now: what every run's directory says of it, read behind the gate that runs come and go by.
+"""The live runs, read from their directories behind the gate of the runs.
 
-The directories are all there is: no process holds a list that another would have to be told of, and whoever is killed
-takes nothing with it. A run counts from the moment that its label can be seen until its directory is gone or the lock
-on it is free, which is what its keeper's death comes to.
+The directories are the only list, so that a killed process loses nothing. A run counts from the moment its label can be
+seen until its directory is gone or its lock is free. The kernel frees the lock when the keeper dies.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from sandbox.storage import atomic_file
 
 # The field of a label with the serial of the run's signed statement; empty where no operator's key signed it.
 SERIAL = "serial"
-# One word, written by whoever keeps the run (policy.lifecycle); absent while nobody wrote one.
+# One word, written by the keeper of the run (policy.lifecycle); absent before the first.
 STATE = "state"
 
 
@@ -86,8 +85,7 @@ def live(runs: Path) -> list[Entry]:
 
 
 def seen(runs: Path, *, but: str = "") -> list[Entry]:
-    """As ``live``, for whoever is behind the gate already: what it answers holds until the gate is left. Nobody looks
-    at the run ``but``."""
+    """As ``live``, for a caller that holds the gate: the answer holds until the gate is left. ``but`` is left out."""
     with os.scandir(runs) as names:
         there = [one.name for one in names if one.name != but and one.is_dir()]
     found = (_entry(runs / name) for name in there if atomic_file.held(f"{runs}/{name}/lock"))
@@ -101,8 +99,7 @@ def subtree(entries: Iterable[Entry], run_id: str) -> list[Entry]:
 
 
 def held_under(entries: Collection[Entry], run_id: str) -> list[Entry]:
-    """The runs that hold their places in the sums of this one: those that it started, and those that lost whoever
-    stood between, which held them until then."""
+    """Return the runs that count in the sums of this one: its children, and descendants whose parents are gone."""
     live = {one.run_id for one in entries}
     return [one for one in entries if next((up for up in reversed(one.ancestors) if up in live), "") == run_id]
 
@@ -153,6 +150,8 @@ def held(path: Path) -> bool:
 
 
 def under_way(path: Path) -> bool:
-    """Whether there is a run still. Its directory may stay a moment longer (directory.RunDirectory.vacate), held by
-    whoever takes its network away once whoever asked has their answer, and takes their time to read it."""
+    """Whether there is a run still. Its directory may stay a moment longer (directory.RunDirectory.vacate).
+
+    A keeper removes the network of the run only after the client has read its answer.
+    """
     return held(path) and rundir_label.label_of(path) is not None
