@@ -1,1 +1,1 @@
-"""What a running agent may ask: credentials, children and packages."""
+"""Requests of a running agent: credentials, children and packages."""

@@ -47,7 +47,7 @@ TEXT_BYTES, MOST_PATHS, PATH_BYTES = 512 * 1024, 256, 4096
 # for one that the agent sends: so many bytes of rows at once, and then so many a second. That is 8 KiB for each of the
 # children that may be started; each run below has as much, and costs a place and a start.
 LOGGED_PER_SECOND, LOGGED_BURST = 64 * 1024, 4 << 20
-# Results that nobody has asked for yet, in number and in bytes.
+# Limits of the results that the agent has not asked for yet: number and bytes.
 UNREAD, UNREAD_BYTES = 1024, 64 << 20
 # How long a child that ends with its parent may take beyond the grace, and then after it was told to end.
 _LEAVING_SECONDS, _STOPPING_SECONDS = 20.0, 20.0
@@ -60,7 +60,7 @@ _OUTLIVES: Final = "adopt"
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """What one child is started for. ``alive`` is at its end of file once the parent's keeper is gone."""
+    """The request for one child. ``alive`` is at its end of file once the keeper of the parent is gone."""
 
     run_id: str
     agent_id: str
@@ -83,12 +83,14 @@ class _Child:
 
 
 class Spawner:
-    """Starts the children of one run. ``member`` is that run; ``start`` does (3) and (4) in the child's keeper, and
-    ``keep`` are descriptors that it needs; ``use`` says what the run takes itself just now.
+    """Start the children of one run.
 
-    ``denied`` is told of every child that was refused, ``used`` the milliseconds of processor time of every one that
-    has ended, with those below it: else whoever is to be billed would leave its work to its children. While the run is
-    ``ending`` it starts no more.
+    ``member`` is that run. ``start`` does (3) and (4) in the keeper of the child, ``keep`` are descriptors that it
+    needs, and ``use`` returns the resources that the run uses itself at the moment.
+
+    ``denied`` is called for each refused child. ``used`` gets the processor time in milliseconds of each child that
+    ended and of the runs below it: an agent cannot avoid its bill by leaving its work to children. While the run is
+    ``ending`` it starts no more children.
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class Spawner:
         return {"spawn": self.spawn, "wait": self.wait}
 
     def served_by(self, broker: Broker) -> None:
-        """Whoever brings the requests watches for the children as well."""
+        """The broker, which brings the requests, watches the children as well."""
         self._broker = broker
 
     def started(self, task_seconds: float) -> None:
@@ -223,7 +225,7 @@ class Spawner:
                     self._hear(child)
 
     def _check(self) -> None:
-        """What can be said without looking at a package. The rules are asked again in the child's keeper."""
+        """Refuse a request that is wrong without a look at a package. The keeper of the child asks the rules again."""
         spawning = self._member.effective.spawning
         if not spawning.allowed:
             raise errors.SpawnBudgetViolation(
@@ -358,7 +360,7 @@ def _request(fields: Mapping[str, Any]) -> _Asked:
 
 
 def _only(value: Any) -> Effective | None:
-    """What the child is to have at most, beside what its manifest and its parent say."""
+    """Return the limits of the request, beside those of the child's manifest and of its parent."""
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -428,8 +430,8 @@ def gone(alive: int) -> bool:
 
 
 def on_parent_exit(fate: str, adopted: Callable[[], None]) -> Callable[[], Outcome]:
-    """What a child does when its parent is gone, once: ``terminate`` ends it at once, ``wind-down`` asks it to end and
-    gives it the grace, ``adopt`` lets it go on."""
+    """Act once on the end of the parent: ``terminate`` ends the child at once, ``wind-down`` asks it to end within
+    the grace, ``adopt`` lets it go on."""
     done = False
 
     def look() -> Outcome:

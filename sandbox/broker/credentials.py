@@ -1,12 +1,12 @@
-"""What an agent may ask its broker of secrets: a token once, then each granted secret by its name.
+"""Credentials of a running agent: a token once, then each granted secret by its name.
 
     {"id": 1, "kind": "token"}                                     {"id": 1, "ok": {"token": T, "expires_ms": 60000}}
     {"id": 2, "kind": "credential", "name": "github", "token": T}  {"id": 2, "ok": {"value": "...", "version": 3}}
     anything else of these two kinds                               {"id": 3, "error": {"code": "credential_refused"}}
 
-The token is random, known here by its hash alone, given to whoever asks first, and ends with the run's deadline: what
-gets hold of the descriptor later and not of the token gets no secret. Names are the effective ones, so a child's are
-its parent's as well; a secret is that of the agent id which asks, so a child has its own.
+The token is random and known here by its hash alone. The first request gets it, and it ends with the run's deadline: a
+process that gets hold of the descriptor later, without the token, gets no secret. Names are the effective ones, so a
+child's are its parent's as well; a secret is that of the agent id which asks, so a child has its own.
 
 A refusal is one answer, whatever its cause; the cause is a denial in the log. What is not granted is looked for in the
 vault as what is not there is, under a name that cannot be there, so that the one takes what the other does.
@@ -68,7 +68,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What one run may have: the effective names, of this agent id, until so many seconds after its start."""
+    """The credential grants of one run: effective names of this agent id, until so many seconds after its start."""
 
     agent_id: str
     names: Collection[str]
@@ -83,8 +83,11 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Tellers:
-    """Who is told. ``granted`` writes a durable row (name, version, backend) before the secret leaves; ``revoked`` says
-    whether the run is being ended for it."""
+    """The observer of grants.
+
+    ``granted`` writes a durable row (name, version, backend) before the secret leaves; ``revoked`` says whether the run
+    is being ended for it.
+    """
 
     granted: Callable[[str, int, str], None]
     denied: denials.Told
@@ -121,7 +124,7 @@ class Credentials:
             handler(call)
 
     def token(self, call: Call) -> None:
-        """The run's token, to whoever asks first."""
+        """Return the token of the run, to the first request."""
         if self._is_early(self.token, call):
             return
         if not self._rate.take(self.clock()):
@@ -134,7 +137,7 @@ class Credentials:
             call.answer({"token": token, "expires_ms": max(0, int((self._end() - self.clock()) * 1000))})
 
     def credential(self, call: Call) -> None:
-        """One secret, to whoever has the token."""
+        """Return one secret, to a request with the token."""
         if self._is_early(self.credential, call):
             return
         if self._grants >= MOST_GRANTS or not self._rate.take(self.clock()):

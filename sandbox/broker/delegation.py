@@ -39,8 +39,7 @@ Start = Callable[[Errand, Say], None]
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """What a child's own run knows of its being one: who its parent is, and whom it tells.
-    ``stack`` owns what it opens for as long as it runs."""
+    """The parent of a child run, as the child's keeper sees it. ``stack`` owns the descriptors of the run."""
 
     errand: Errand
     say: Say
@@ -57,17 +56,17 @@ class Child:
         return self.errand.lineage
 
     def admitted(self, label: Mapping[str, str]) -> None:
-        """Its place is taken, or about to be: behind the gate.
+        """Check, behind the gate, that the parent of this child is live.
 
         Raises:
-            errors.ParentEndedError: whoever asked for it is gone.
+            errors.ParentEndedError: the parent is gone.
         """
         if children.gone(self.errand.alive):
             raise errors.ParentEndedError("the run that asked for it has ended")
         self.say({"admitted": {"on_parent_exit": label["on_parent_exit"]}})
 
     def watches(self, label: Mapping[str, str], adopted: Callable[[], None]) -> gateway.Watches:
-        """What its exchange looks at beside its own: its parent's end, once. ``adopted`` is called when it goes on."""
+        """Return the watch of the parent's end. ``adopted`` is called when the child goes on without its parent."""
         epoll = self.stack.enter_context(contextlib.closing(select.epoll()))
         # At its end of file a pipe is readable for good: it is told of once.
         epoll.register(self.errand.alive, select.EPOLLIN | select.EPOLLONESHOT)
@@ -159,16 +158,19 @@ def standing(place: Path) -> errors.CovenantError | None:
 
 
 def _use(directory: Path, overhead_mb: int) -> Drawn:
-    """What the parent takes of its ceilings itself: the memory that it has now beyond its sandbox's own, and a process.
-    Its processor time is what its children leave."""
+    """Return the part of its ceilings that the parent uses itself: memory beyond its sandbox's own, and one process.
+
+    Its processor time is the part that its children leave.
+    """
     leaf = cgroup.Leaf(cgroup.Hierarchies.read(), directory.name)
     leaf.adopt(rundir_directory.cgroups_of(directory))
     return Drawn(memory_mb=max(0, leaf.memory_bytes() // _MIB - overhead_mb), pids_max=1)
 
 
 def end_below(runs: Path, run_id: str, by: str, reason: str) -> None:
-    """By the keeper of a run that somebody was to end with everything below it, and was killed over it: each of those
-    stands from then on, which is ended by its own keeper (``steering``). One that does not answer keeps no other alive.
+    """Stop each run below this one, where the process that was to end the tree was killed.
+
+    The keeper of each run ends it then (``shim.operations``). A keeper that does not answer keeps no other run alive.
     """
     until, asked = time.monotonic() + _PATIENCE_SECONDS, {run_id}
     while moving := [one for one in registry.subtree(registry.live(runs), run_id) if one.run_id not in asked]:
@@ -192,7 +194,7 @@ def _have_end(path: Path, *, by: str, reason: str) -> None:
 
 
 def narrowed(lineage: Lineage, manifest: Manifest, runs: Path) -> Effective | None:
-    """What is left of a child's wishes under its parent, by which the host is looked at; None where nothing is taken.
+    """Narrow a child's wishes by its parent, for the look at the host. None: the child takes nothing.
 
     Raises:
         errors.ParentEndedError: the run that asked for it has ended.
@@ -206,8 +208,10 @@ def narrowed(lineage: Lineage, manifest: Manifest, runs: Path) -> Effective | No
 
 
 def missing(lineage: Lineage | None, manifest: Manifest) -> tuple[str, ...]:
-    """What the manifest requires of whoever asks and they do not hold. An operator holds all; an agent hands on what
-    its own caller was shown to hold for it."""
+    """Return the required capabilities that the caller does not hold.
+
+    An operator holds all. An agent hands on those that its own caller was shown to hold.
+    """
     required = manifest.capabilities.required
     return () if lineage is None else tuple(sorted(set(required) - lineage.parent.capabilities))
 

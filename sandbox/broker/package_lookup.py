@@ -2,7 +2,7 @@
 
 The agent says an id and nothing else. Each directory holds packages side by side; the one whose manifest has the id is
 read once, into memory, and verified anew like any package. What lies there beside it, or in its stead, is no danger: it
-is signed for that id by somebody who may, or it does not start.
+starts only with a valid signature for that id.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ def find(
     *,
     rights: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Found:
-    """The package of an agent id: in the configured ``directories``, which only root may write, else in the open
-    directory ``beside``, which is that of the operator's own package and is read with the ``rights`` of whoever asked.
+    """Find the package of an agent id in the configured ``directories``, which only root may write, else in ``beside``.
+
+    ``beside`` is the open directory of the operator's own package. It is read with the ``rights`` of the requester.
 
     Raises:
         errors.PackageError: there is none, there are two in one directory, or it cannot be read.
@@ -154,8 +155,10 @@ def _manifest(package: int) -> bytes:
 
 
 def _id(raw: bytes, name: str) -> str | None:
-    """The agent id in a manifest that nobody has verified yet, which is bounded as one that was: tomllib alone is
-    quadratic in the parts of a key. None where there is none."""
+    """Read the agent id of an unverified manifest. None: it has none.
+
+    The text has the bounds of a verified manifest, since tomllib is quadratic in the parts of a key.
+    """
     try:
         agent = syntax.load(raw, name)[1].get("agent")
     except errors.ManifestSyntaxError:

@@ -2,7 +2,7 @@
 
     one line, one answer    JSON objects: {"id", "kind", ...} -> {"id", "ok": {...}} | {"id", "error": {"code", ...}}
     in any order            an answer that takes its time does not hold up the next; ``id`` says which it is
-    who                     whoever has the descriptor: the agent of this run, and what it chose to give it to
+    who                     the agent of this run, and each process that it gave the descriptor to
 
 What comes over it is hostile. A line is bounded, requests are bounded in number and rate, and what an agent does not
 read is not written: it is not listened to any more until it does. Only plain reads are made, so that no descriptor can
@@ -30,7 +30,7 @@ from sandbox.run_io import Outcome, Round
 
 LINE_BYTES: Final = 1 << 20
 # How many requests may be without an answer, how many may come in a second and at once, and how many lines may be no
-# requests at all before nobody listens any more.
+# requests at all before the broker closes the descriptor.
 OUTSTANDING, PER_SECOND, BURST, MALFORMED = 256, 64, 320, 16
 # With so much unread nothing more is read; one answer is at most a result, which is bounded itself.
 _UNREAD_BYTES = 1 << 20
@@ -304,7 +304,7 @@ class Broker:
             self._epoll.modify(self._own.fileno(), wanted)
 
     def _hang_up(self) -> None:
-        """Listen no more; what was asked for goes on, and is answered to nobody."""
+        """Close the descriptor. Requests that have begun go on, without an answer."""
         if self._alive:
             self._alive = False
             self._epoll.unregister(self._own.fileno())

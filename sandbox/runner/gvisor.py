@@ -1,6 +1,6 @@
 """The linux-gvisor runner: compiled artefacts to a running sandbox, and back to one result with nothing left.
 
-Every acquisition is entered on one stack and released in reverse, whatever happens; what a kill -9 of this process
+Every acquisition is entered on one stack and released in reverse, after any failure too. What a kill -9 of this process
 leaves behind (a run directory, an empty cgroup) is removed by the next start (``sandbox.runner.recovery``).
 """
 
@@ -63,7 +63,7 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroup.Hierarchies
         if job.after is not None and _networked(job):
             # Where the gate is not to be had, all of it is taken away now.
             with contextlib.suppress(errors.KeeperError):
-                # Its end is not written yet: of one that is killed before that nobody shall say that it used nothing.
+                # Its end is not written yet: a kill before that must not make its use look like zero.
                 directory.vacate(METER)
                 job.after.push(lasting.pop_all())
     # Its keeper's own look came before others saw it no more (directory.RunDirectory): it is ended, or it is answered.
@@ -73,7 +73,7 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroup.Hierarchies
 def _run(
     job: Job, runs: Path, uids: UidLease, hierarchies: cgroup.Hierarchies, lasting: contextlib.ExitStack
 ) -> tuple[RunDirectory, Finished]:
-    """``lasting`` is given what is still there when nobody lives any more: the directory and the gateway."""
+    """``lasting`` is given the resources that outlive the processes: the directory and the gateway."""
     with contextlib.ExitStack() as stack:
         heard = None
         if job.tries is not None:
@@ -89,7 +89,7 @@ def _run(
         gates = _gates(job, leaf)
         directory.note_cgroups({**leaf.plan(), **({} if gates is None else gate_cgroup.noted(gates))})
         stack.enter_context(leaf)
-        # The cgroup is there, so whoever revokes finds it; where it was not, the mark is.
+        # A revocation finds the cgroup by now; one that came before left its mark.
         _goes_on(job, directory)
         broker = stack.enter_context(_broker(job))
         limits = _limits(job, leaf.hierarchies.version)
@@ -106,7 +106,7 @@ def _run(
             "--pod-init-config": str(started.config),
             **(debug_log.flags(directory.trace, _traced(job), raised=_raises(job)) if calls else {}),
         }
-        # Once more: a vault and a gateway took their time, and whoever revokes waits for no keeper for that long.
+        # Once more: the vault and the gateway took their time, and a revocation does not wait that long for a keeper.
         _goes_on(job, directory)
         launch = _launch(job, directory, leaf, mounts, places, gate, broker)
         child = stack.enter_context(spawn.spawn(launch, _patience(job, directory, leaf)))
@@ -164,7 +164,7 @@ def _run(
 
 
 def _interruptible(job: Job, leaf: cgroup.Leaf) -> Job:
-    """From here on a signal kills what is in the leaf, and ends whatever waits for the run's descriptors."""
+    """From here on a signal kills the processes in the leaf and ends the waits on the run's descriptors."""
     held = {} if job.signals is None else job.signals.watches(leaf.kill)
     return dataclasses.replace(job, watches={**job.watches, **held})
 
@@ -199,7 +199,7 @@ def _networked(job: Job) -> bool:
 
 
 def _gateway(job: Job, directory: RunDirectory, gates: cgroup.Leaf, stack: contextlib.ExitStack) -> gateway.Gateway:
-    """What the network of the run passes through: closed, and not made yet."""
+    """The gateway of the run's network: closed, and not made yet."""
     gates.apply(gate_cgroup.LIMITS[gates.hierarchies.version])
     opened = gateway.opened(
         job.artefacts,
@@ -229,7 +229,7 @@ def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[],
 
 
 def _after_others(path: Path, ending: Callable[[errors.RunError], None]) -> Callable[[errors.RunError], None]:
-    """What is done at the end of a run, once whoever revokes it has ended all that it revokes."""
+    """Finish a run that is revoked, once the revoking process has ended all of its runs."""
 
     def after(error: errors.RunError) -> None:
         tree_kill.give_way(path)
@@ -241,7 +241,7 @@ def _after_others(path: Path, ending: Callable[[errors.RunError], None]) -> Call
 def _refused_calls(
     job: Job, directory: RunDirectory, stack: contextlib.ExitStack, heard: preload.Heard | None
 ) -> debug_log.RefusedCalls | None:
-    """What the filter refuses, unless the operator does without; the tries of a run are listened for all the same."""
+    """Listen for the calls that the filter refuses, unless the operator does without. Probes are heard in any case."""
     if not job.config.tell_calls and heard is None:
         return None
     names = {number: name for name, number in data.syscalls(facts.architecture()).numbers.items()}
@@ -293,7 +293,7 @@ def _launch(
 
 
 def _patience(job: Job, directory: RunDirectory, leaf: cgroup.Leaf) -> spawn.Patience:
-    """What is served while what joins a leaf is on its way: whoever ends the run, asks it or revokes it."""
+    """Serve kills, requests and revocations while a process is on its way into the leaf."""
     asked = {} if job.steering is None else job.steering.before()
     return spawn.Patience(
         seconds=job.limits.start_seconds,
@@ -323,7 +323,7 @@ def _attestor(
     uid: int,
     network: attest_network.Network | None,
 ) -> monitor.Attestor | None:
-    """What was made for this run, written down for whoever attests it, and the one that does so while it lasts."""
+    """Write the reference values of this run for attestation, and return the monitor that attests it."""
     controllers = leaf.paths if leaf.hierarchies.version == 1 else ("",)
     runner = procfs.process(child.pid)
     if runner is None:
@@ -369,7 +369,7 @@ def _attestor(
 
 
 def _watching(job: Job, leaf: cgroup.Leaf, attestor: monitor.Attestor | None) -> tuple[CpuTime | monitor.Attestor, ...]:
-    """What looks at the run from when its first process runs."""
+    """Return the rounds that look at the run from its first process on."""
     limit_ms = job.artefacts.json("supervision.json")["task"]["cpu_time_ms"]
     clock = None if limit_ms is None else CpuTime(limit_ms, leaf.cpu_time_us)
     return tuple(one for one in (clock, attestor) if one is not None)
@@ -424,7 +424,7 @@ def _finish(
     oom = leaf.oom_kills()
     error = exchange.error
     if revoked is not None:
-        error = revoked  # whoever ends it has killed it, which looks like a crash
+        error = revoked  # the revoking process killed it, which looks like a crash
     elif oom and (error is None or isinstance(error, errors.DeadlineError)):
         # An OOM kill shows as status 137, or as 1 with an empty stderr like an agent's own exit 1, or as a sandbox
         # that hangs: only the cgroup's counter tells (sandbox-facts).

@@ -63,7 +63,7 @@ class CpuTime:
 
 
 def expect(noted: Path) -> None:
-    """Make the file that ``Meter.begin`` fills, while nobody waits: a new one may wait for the disk's journal."""
+    """Make the file that ``Meter.begin`` fills, before a client waits: a new file may wait for the journal."""
     os.close(_open_note(noted))
 
 
@@ -81,9 +81,9 @@ def _open_note(noted: Path) -> int:
 
 @dataclass
 class Meter:
-    """What a run uses, from when it is given its intent: what its start and its waiting took is nobody's task.
+    """Count the use of a run from its intent on. Its start and its wait belong to no task.
 
-    Without a ``leaf`` nothing is counted, and that is said.
+    Without a ``leaf`` nothing is counted, and the result says so.
     """
 
     leaf: Leaf | None
@@ -93,8 +93,10 @@ class Meter:
     _begun: bool = False
 
     def begin(self) -> None:
-        """It is about to be given its intent; ``noted`` says so to whoever has to count when this process is killed.
-        The first time counts."""
+        """Start the count at the intent. Only the first call counts.
+
+        ``noted`` writes the start for the process that counts when this one is killed.
+        """
         if self._begun:
             return
         self._began_us = self._cpu_time_us()
@@ -128,7 +130,7 @@ class Meter:
         if self.leaf is None:
             return None
         try:
-            # A gate does what the agent has it do, and is nobody else's.
+            # A gate works for this agent alone.
             return self.leaf.cpu_time_us() + (0 if self.gates is None else self.gates.cpu_time_us())
         except errors.KernelError:
             return None  # no limit rests on it here: CpuTime reads it for itself, and does not go without

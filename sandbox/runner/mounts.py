@@ -1,4 +1,4 @@
-"""What runsc finds mounted: detached copies of every source of a run, and the file system of its credentials."""
+"""Mounts of a run: detached copies of each source, and the file system of its credentials."""
 
 from __future__ import annotations
 

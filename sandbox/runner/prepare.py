@@ -29,7 +29,7 @@ from sandbox.storage.package_store import PackageStore
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is asked of one run beside the decision: whose it is, what it is told, how long it may take."""
+    """The order of one run, beside the decision: its issuer, its intent, its time limit."""
 
     run_id: str
     package: Package
@@ -117,7 +117,7 @@ def _source(
     config: Config,
     never: Mapping[str, str],
 ) -> int:
-    """What is mounted, open: the ``copy`` of the package, the file that names the resolver, or a granted path."""
+    """Open a source of a mount: the ``copy`` of the package, the resolver's file, or a granted path."""
     if mount["source"] == "package":
         return os.open(copy, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     if mount["source"] == "resolver":

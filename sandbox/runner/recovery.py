@@ -1,4 +1,4 @@
-"""What runs left whose process is gone: it is ended, counted, and taken away, in this order."""
+"""Recover runs whose process is gone: end them, count their use, and remove their files, in this order."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ def recover(
     used: Callable[[str, contract.Usage], None] = lambda run_id, usage: None,
     isolated: bool = False,
 ) -> list[str]:
-    """Remove what runs left whose process is gone: their cgroups with everything in them, then their directories. The
-    ids of those that are removed.
+    """Remove the cgroups and directories of runs whose process is gone. Return the ids of the removed runs.
 
     What the log says of them is for ``run_events.cut_off``, afterwards; ``used`` is told what they had used, before it
     is taken away with what counted it. ``isolated`` says that this process is not in the host's network: of a run that
@@ -35,7 +34,7 @@ def recover(
     removed, failed = [], list[errors.CovenantError]()
     with abandoned(runs) as found:
         paths = []
-        # First of all, and whatever of the rest fails: what still runs has nobody who watches it.
+        # First, before any step that may fail: no process watches the agents that still run.
         for path in found:
             try:
                 leaf = cgroup.Leaf(hierarchies or cgroup.Hierarchies.read(), path.name)
@@ -63,8 +62,10 @@ def recover(
 
 
 def used_by(leaf: cgroup.Leaf, path: Path) -> contract.Usage:
-    """What a run had used whose process is gone; ``path`` is its directory. For how long nobody saw, and it is not
-    guessed from the clock: of one that had its intent that is not known, and neither is what was not counted."""
+    """Return the use of a run whose process is gone; ``path`` is its directory.
+
+    Its duration was not seen and is not guessed from the clock. Use that was not counted is unknown too.
+    """
     noted = path / METER
     if not was_begun(noted):
         return contract.NOTHING_USED  # it is written before the intent is given

@@ -18,7 +18,7 @@ _KILLED: Final = frozenset((128 + signal.SIGKILL, 128))
 
 
 class Watching(Protocol):
-    """What looks at a run from when its first process runs."""
+    """Rounds that look at a run from its first process on."""
 
     def started(self) -> None:
         """It runs now."""
@@ -87,10 +87,10 @@ class Start:
             self._epoll.register(self._heard.fileno(), select.EPOLLIN | select.EPOLLET)
 
     def fault(self, status: int, *, by_us: bool) -> errors.SelfTestError | None:
-        """What to refuse the run with that has ended, or was ended ``by_us``, before all of its tries were heard of.
+        """Return the error of a run that ended, or was ended ``by_us``, before all of its probes reported.
 
-        None where somebody else killed it, or we did while it was held: whoever is dead or waits tells nothing, and
-        nothing was found out about its policy. It has had no intent either way, and is no run that succeeded.
+        None: another process killed it, or this one did while it was held. A dead or held process reports nothing, so
+        that its policy is neither proved nor refuted. It had no intent and is no run that succeeded.
         """
         if not self.running or self._heard is None or not self._heard.missing:
             return None

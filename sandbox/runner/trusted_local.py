@@ -56,7 +56,7 @@ _ROOT_LIKE_GROUPS = frozenset(
 )
 _NOBODY = 65534
 _OPEN_FILES = 1024
-# Measured with node 20: it starts with 1,024 MiB of RLIMIT_AS and not with 512, whatever it then uses.
+# Measured with node 20: it starts with 1,024 MiB of RLIMIT_AS and not with 512, at any use.
 _NODE_ADDRESS_SPACE = 1024 * 1024 * 1024
 
 
@@ -80,7 +80,7 @@ class Plan:
 
     @property
     def not_enforced(self) -> tuple[str, ...]:
-        """What this backend leaves advisory, to print and to log."""
+        """Return the limits that this backend does not enforce, to print and to log."""
         return self.policy.not_enforced
 
     def describe(self) -> str:
@@ -184,7 +184,7 @@ def run(
         if signals is not None:
             watches |= signals.watches((lambda: None) if leaf is None else leaf.kill)
             signals.check()
-        # The cgroup is there, so whoever revokes finds it; where it was not, the mark is.
+        # A revocation finds the cgroup by now; one that came before left its mark.
         if directory is not None and (revoked := marks.verdict(directory.path)) is not None:
             raise revoked
         launch = proc_launch.Launch(
@@ -227,7 +227,7 @@ def run(
         status = child.reap()
         if signals is not None and (told := signals.outcome(status)) is not None:
             exchange.ended_by(told)
-        # Whoever revoked it has killed it, which looks like a failure of its own.
+        # The revoking process killed it, which looks like a failure of its own.
         ended = exchange.error if directory is None else marks.verdict(directory.path) or exchange.error
         return _finished(plan, exchange, ended, status, meter)
 
@@ -342,9 +342,9 @@ def _channel(
     watches: Mapping[int, Callable[[], Outcome]],
 ) -> Channel:
     def kill() -> None:
-        # The keeper ends with the namespace; its own death would end it too, but nobody would wait for that.
+        # The keeper ends with the namespace; its own death would end it too, without a wait for that.
         child.signal(confine.KILL_ALL)
-        # Whoever stopped it to revoke it may have been killed over it, and then nothing else ever lets it die.
+        # The process that stopped it to revoke it may be dead; then only this thaw lets it die.
         if leaf is not None:
             leaf.kill()
 
@@ -369,6 +369,6 @@ def _finished(plan: Plan, exchange: Exchange, error: errors.RunError | None, sta
         error = errors.AgentFailedError(
             f"the agent exited with status {status}", hint=hint if small else "", exit_status=status
         )
-    # Never by getrusage(2): it has its start among it, no child that nobody waited for, and of several processes the
-    # memory of the largest.
+    # Not by getrusage(2): that counts the start, misses children that were not waited for, and of several processes
+    # gives the memory of the largest.
     return exchange.finished(status, error, cpu_ms=meter.cpu_ms(), memory_peak_bytes=meter.memory_peak_bytes())
