@@ -1,1 +1,1 @@
-"""What each request does, whoever carried it here."""
+"""Handlers: one function for each request, over any adapter."""

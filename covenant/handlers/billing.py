@@ -1,7 +1,7 @@
-"""What an intent costs: reserved before its run, settled by what was measured after it, and receipts of both.
+"""Billing of intents: a reservation before the run, a settlement by the measured use, and receipts of both.
 
-An agent's budget is its own, whoever asks: it is kept under the name ``<id>@agent`` and a key that is made of the id.
-No private key belongs to that; it only tells buckets apart.
+An agent has one budget for all callers, under the name ``<id>@agent`` and a key that is derived from the id. No private
+key belongs to it; the key only tells buckets apart.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DOMAIN: Final = b"covenant.agent.v1\0"
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """What was reserved for an intent, and of whose budget."""
+    """The reservation of an intent, and the budget that it is of."""
 
     agent: AgentId
     credits: int
@@ -46,8 +46,8 @@ async def reserve(server: Server, caller: Caller, card: Card | None, intent_id: 
     The reservation is what says after a death of the daemon that there was such an intent (``aftermath``), also where
     it takes nothing, and where no agent does it.
 
-    Version 1 ran an agent whose budget nobody had set as if it had none, and said so (``budget_unseeded``). Here its
-    manifest sets it at that moment, the same row says so, and the intent is under it.
+    Version 1 ran an agent without a set budget as if it had none, and said so (``budget_unseeded``). Here the manifest
+    sets the budget at that moment, the same row says so, and the intent is under it.
 
     Raises:
         errors.BudgetExhaustedError: there is none; ``details`` says what there is and when there is enough.

@@ -1,4 +1,4 @@
-"""Who asks, as the adapter that authenticated it found."""
+"""The caller of a request, as its adapter authenticated it."""
 
 from __future__ import annotations
 

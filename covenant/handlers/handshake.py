@@ -12,7 +12,7 @@ from policy import errors
 
 
 async def ping(server: Server, caller: Caller, asked: requests.Ping) -> responses.Pong:
-    """Somebody is there."""
+    """Answer that the daemon is there."""
     return _PONG
 
 
@@ -22,7 +22,7 @@ async def protocol_info(server: Server, caller: Caller, asked: requests.Protocol
 
 
 async def authenticate(server: Server, caller: Caller, asked: requests.Authenticate) -> responses.Authenticated:
-    """Refused: whoever gets here is somebody already, for the connection's life.
+    """Refuse a second authentication: a connection has one caller as long as it lasts.
 
     Raises:
         errors.AuthenticationError: always.

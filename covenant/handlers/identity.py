@@ -1,4 +1,4 @@
-"""The daemon's signature over a message that somebody brings, behind a tag that says what it is."""
+"""The daemon's signature over a caller's message, behind a tag that names its purpose."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_SKEW_MS: Final = 5 * 60 * 1000
 
 
 def attested(message: bytes, ts: int) -> bytes:
-    """What is signed behind the tag of ``Domain.ATTESTATION``: the time (u64, big-endian) and the message."""
+    """Return the signed bytes behind the tag of ``Domain.ATTESTATION``: the time (u64, big-endian) and the message."""
     return ts.to_bytes(8) + message
 
 

@@ -1,1 +1,1 @@
-"""Who asks and what they may do: authentication, authorization and secrets."""
+"""Authentication, authorization and secrets of callers."""

@@ -46,8 +46,7 @@ class Refusals:
         self._last = ""
 
     async def write(self, reason: str) -> bool:
-        """Somebody was refused. When this returns it is in the log, or will be in the number that comes; whether it
-        has a row of its own.
+        """Write a refused authentication, or count it for the next summary. Return whether it has a row of its own.
 
         Raises:
             errors.CovenantError: it cannot be written.

@@ -14,10 +14,10 @@ _LONGEST = 64
 
 
 async def admit(server: Server, token_b58: str, transport: Transport) -> Caller:
-    """Whoever the token lets in; the caller of this audits a refusal (``refused``).
+    """Return the caller that a token admits. The function that calls this audits a refusal (``refused``).
 
     Raises:
-        errors.AuthenticationError: the token is nobody's, or no longer.
+        errors.AuthenticationError: the token is unknown, revoked or expired.
     """
     peer = await server.peers.authenticate(token_b58) if 0 < len(token_b58) <= _LONGEST else None
     if peer is None:
@@ -31,16 +31,17 @@ async def admit(server: Server, token_b58: str, transport: Transport) -> Caller:
 
 
 def check(server: Server, caller: Caller) -> None:
-    """Whether whoever was let in may still be in: a token that was revoked or has ended ends its open connections too.
-    The operator's go on: they outlive a rotation of its token, as in version 1.
+    """Refuse an admitted caller whose token was revoked or has expired. Its open connections end too.
+
+    Connections of the operator outlive a rotation of its token, as in version 1.
 
     Raises:
-        errors.AuthenticationError: no longer.
+        errors.AuthenticationError: the token is not valid any more.
     """
     if not caller.operator and not server.peers.admits(caller.agent.pubkey, caller.token_prefix):
         raise errors.AuthenticationError("the token was revoked or has ended")
 
 
 async def refused(server: Server, reason: str, transport: Transport) -> None:
-    """Write that somebody was not let in."""
+    """Write the row of a refused authentication."""
     await server.audit.append("authentication_failed", {"transport": transport, "reason": reason})

@@ -1,4 +1,4 @@
-"""Who may: the capability check that stands before every act, and its row in the log either way.
+"""Authorization: the capability check before every act, and its row in the log either way.
 
 The decision is made in memory (``policy.capabilities``, ``covenant.stores.capabilities``); what takes time is the row.
 A row that cannot be written is a refusal.
@@ -39,7 +39,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is known of one action: the grant that allows it, or why none of those held does (None: none is held)."""
+    """The result for one action: the grant that allows it, or why no held grant does (None: none is held)."""
 
     action: str
     grant: Grant | None
@@ -47,9 +47,9 @@ class Decision:
 
 
 def decide(capabilities: Capabilities, pubkey: str, action: str, facts: Facts, now_ms: int) -> Decision:
-    """Whether a live grant of the action, or of one that stands for it, admits the request. No I/O.
+    """Find a live grant of the action, or of one that implies it, that admits the request. No I/O.
 
-    Of several the first that admits it is taken, and one that is used up only where there is no other.
+    The first that admits the request is taken. A used-up grant is taken only where there is no other.
     """
     reason: str | None = None
     spent: Grant | None = None
@@ -66,8 +66,10 @@ def decide(capabilities: Capabilities, pubkey: str, action: str, facts: Facts, n
 
 
 def holds(server: Server, caller: Caller, action: str, facts: Facts = NONE) -> bool:
-    """Whether the caller has a live grant now that admits the request, without a row and without a wait: while a row
-    was written it may have been taken back, and whoever did so have been told."""
+    """Whether the caller has a live grant now that admits the request, without a row and without a wait.
+
+    The grant may have been revoked while a row was written, and the revoking caller have its answer.
+    """
     return decide(server.capabilities, caller.agent.pubkey, action, facts, server.now_ms()).grant is not None
 
 
@@ -110,7 +112,7 @@ async def require_all(
 ) -> list[SignedCapability]:
     """As ``require`` for several actions and one row; the grants stand in the order of the actions.
 
-    ``concealed``: the rows are the daemon's whatever the answer, for what is refused for another reason then.
+    ``concealed``: the daemon issues the rows in any case, for a request that is then refused for another reason.
 
     Raises:
         errors.CapabilityMissingError: as ``require``, for all that are missing.
@@ -187,10 +189,10 @@ async def _used_up(server: Server, grants: Sequence[SignedCapability], error: er
 
 
 async def require_operator(server: Server, caller: Caller, rejected: str | None, what: str) -> None:
-    """Refuse whoever is not the operator; ``rejected`` is the kind of the row about it, issued by the daemon.
+    """Refuse a caller other than the operator. ``rejected`` is the kind of the row that the daemon issues.
 
     Raises:
-        errors.OperatorOnlyError: the caller is somebody else.
+        errors.OperatorOnlyError: the caller is not the operator.
     """
     if caller.operator:
         return

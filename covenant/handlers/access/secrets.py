@@ -45,8 +45,8 @@ async def get_secret(server: Server, caller: Caller, asked: requests.GetSecret) 
         raise _refusal()
     row = {"agent_id": caller.agent.display, "secret_name": asked.name, "signature_b58": signed.signature}
     await server.audit.append("secret_access_granted", row, issuer=caller.agent)
-    # INVARIANT: nothing waits from here on. Rows were written since it was decided, and whoever took the grant back
-    # meanwhile may have been told already that it is.
+    # INVARIANT: nothing waits from here on. Rows were written since the decision: the grant may have been revoked
+    # meanwhile, and the revoking caller have its answer.
     if not authorization.holds(server, caller, _action(server, caller, asked.name), Facts(secret_name=asked.name)):
         await _denied(server, caller, asked.name, "the grant was taken back, or ended, while its rows were written")
         raise _refusal()

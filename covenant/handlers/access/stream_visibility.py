@@ -1,7 +1,7 @@
-"""Who may see what comes: rows and records pass one by one what their own request's handler lets through.
+"""Visibility of streams: each row and record passes the rules of its own request's handler.
 
-Nothing is written here: the request that begins a stream is checked and written down as any other is, and what a
-stream shows afterwards is what the same request would show now.
+This module writes nothing. The request that begins a stream is checked and written like any other. Afterwards the
+stream shows what the same request would show at that moment.
 """
 
 from __future__ import annotations

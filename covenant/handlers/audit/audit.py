@@ -1,6 +1,6 @@
-"""The audit log, asked: own rows for everybody; whether it holds, and what was cut, for whoever may.
+"""Requests about the audit log: own rows for each caller; verification and purge for callers with the grant.
 
-Each answer is about rows that are durable. A purge leaves a signed record of what it cut, and a row about who did it.
+Each answer is about durable rows. A purge leaves a signed record of the rows that it cut, and a row with its caller.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _ON_CHAIN: Final = ("chain", "cluster", "tx_sig", "slot", "confirmed_at")
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A grant, and when it was made; 0 where nobody wrote that down."""
+    """A grant, and when it was made. 0: the time was not written."""
 
     signed: SignedCapability
     granted_at_ms: int
@@ -42,13 +42,13 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What was read of each store.
+    """The newest entries of each store.
 
     ``records``, ``receipts``, ``grants`` and ``events`` are the newest of each. ``existing`` are the ids among those
     that these name which memory has; ``parents`` maps ids to parents, as far as chains were followed; ``paying`` are
     all receipts that name one of the records or are named by one. ``log`` are the rows that tell of acts since
-    ``log_since_ms``: what is older cannot be judged. ``operator`` is the key whose purge is of everybody's records;
-    anybody else's is of their own.
+    ``log_since_ms``: what is older cannot be judged. ``operator`` is the key whose purge covers all records;
+    a purge by another key covers its own.
     """
 
     records: Sequence[MemoryRecord] = ()
@@ -83,7 +83,7 @@ def found(window: Window) -> list[Drift]:
 
 
 class History:
-    """What the log says was written, deleted and cut."""
+    """The writes, deletions and purges that the log tells of."""
 
     def __init__(self, log: Sequence[AuditEvent], since_ms: int, operator: str) -> None:
         self._operator = operator
@@ -240,7 +240,7 @@ _RECEIPT_TESTS: Final[Mapping[str, tuple[Callable[[SettlementReceipt], bool], st
     "receipt_settled_at_zero": (lambda r: r.settled_at == 0, "it was settled at time 0"),
     "receipt_confirmed_at_zero": (lambda r: r.confirmed_at == 0, "it was confirmed at time 0"),
     "receipt_payer_pubkey_zeroed": (lambda r: r.payer.pubkey == ZERO_KEY, "the payer's key is all zeros"),
-    # What an agent's run, or no agent, used may be nothing; whatever else is receipted costs something.
+    # A run, or an intent without an agent, may have used nothing. Each other receipt has a cost.
     "receipt_credits_zero": (
         lambda r: r.credits_consumed == 0 and r.resource != "compute",
         "it is for no credits",

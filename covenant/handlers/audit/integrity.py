@@ -1,7 +1,7 @@
-"""Whether the log holds: one look at a time, however many ask.
+"""Verification of the log: one at a time, for any number of callers.
 
-A look costs time that grows with the log, and a core meanwhile. Whoever asks while one goes on waits for the next,
-which has the rows that were there when they asked, and shares it with everybody else who waits.
+A verification costs time that grows with the log, and one core. A caller that asks during one waits for the next, which
+has the rows of the moment of asking. All waiting callers share it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _LOOKS: Final[WeakKeyDictionary[AuditLog, _Looks]] = WeakKeyDictionary()
 
 
 async def verified(server: Server, *, within_ms: int = 0) -> verify.Report:
-    """What verifying the log finds: of a look that began after this was asked, or within the last ``within_ms``."""
+    """Return the result of a verification that began after this call, or within the last ``within_ms``."""
     looks = _LOOKS.setdefault(server.audit, _Looks())
     asked = looks.begun
-    # Whoever takes an older one need not wait for the one that goes on.
+    # An older result that is new enough needs no wait for the running verification.
     # A clock that was put back says nothing of an age.
     if (last := looks.last) is not None and 0 <= server.now_ms() - last.at_ms < within_ms:
         return last.report

@@ -1,6 +1,6 @@
-"""Who did what, by whose leave, under which rule, and what came of it: the audit log read as a list of acts.
+"""Provenance: the audit log as a list of acts, each with actor, grant, rule and outcome.
 
-Every kind of row is read by the same questions, in the order of the tables below; what a kind does not say is null.
+Each kind of row is read by the tables below, in their order. A field that a kind does not have is null.
 """
 
 from __future__ import annotations
@@ -68,8 +68,11 @@ async def query_provenance(
 
 
 async def _integrity(server: Server, *, fresh: bool) -> parts.AuditReport:
-    """Whether the log holds. Anybody may ask, and it costs time that grows with the log: so only the operator has it
-    looked at each time, and others hear what was found within the last minute."""
+    """Return whether the log holds.
+
+    A verification costs time that grows with the log. Only the operator gets a new one each time; other callers get the
+    result of the last minute.
+    """
     return audit.report(await integrity.verified(server, within_ms=0 if fresh else FOUND_FOR_MS))
 
 

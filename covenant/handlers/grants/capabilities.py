@@ -116,8 +116,9 @@ def from_daemon(server: Server, subject: AgentId, action: str, scope: Any, expir
 async def revoke_capability(
     server: Server, caller: Caller, asked: requests.RevokeCapability
 ) -> responses.CapabilityRevoked:
-    """End a grant and those that narrow it, and every run for somebody who was given the intent under one of them and
-    holds no other: with all that it started, before anybody is answered.
+    """Revoke a grant and those that narrow it, and end each run whose intent no other grant allows.
+
+    A run ends with all that it started, before the caller is answered.
 
     Raises:
         errors.NotYoursError: the caller neither holds it nor gave it, and is not the operator. Of one that is not there
@@ -136,7 +137,7 @@ async def revoke_capability(
         return responses.CapabilityRevoked(signature_b58=signature, removed=False)
     lacked = agent_selection.lacking(server)
     ended = await server.capabilities.revoke(signature, server.now_ms())
-    # INVARIANT: nothing waits here. From the revocation on both are done, whoever goes away.
+    # INVARIANT: nothing waits here. After the revocation both are done, also when the caller leaves.
     told = [(one, True) for one in ended] or [(grant, False)]
     rows = [Entry("capability_revoked", _revoked(one, removed=removed), caller.agent) for one, removed in told]
     await grant_revocation.enforce(server, lacked, functools.partial(server.audit.append_all, rows))
@@ -227,7 +228,7 @@ def _held(server: Server, caller: Caller, asked: requests.GrantCapability, scope
 
 
 def _somebody(server: Server, caller: Caller, subject: str) -> AgentId:
-    """Who is meant by a key, or by the display name of exactly one peer."""
+    """Find the agent of a key, or of the display name of exactly one peer."""
     if "@" not in subject:
         try:
             key_bytes(subject)

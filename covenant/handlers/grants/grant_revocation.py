@@ -1,4 +1,4 @@
-"""What runs under a grant ends with it: a revocation that only refused what comes next would leave an agent at work.
+"""End the runs under a revoked grant. A revocation that only refused later requests would leave an agent at work.
 
 The supervisor stops the whole tree and kills it (``covenant kill --tree``); a run that is not there yet ends with the
 request that asks for it. Nothing in it is a condition: what cannot be ended is said, and ends with its request too.
@@ -23,9 +23,10 @@ _LOG = logging.getLogger(__name__)
 
 
 async def enforce(server: Server, lacked: Container[str], write: Callable[[], Awaitable[object]]) -> None:
-    """End the runs whose intent needs what whoever asked holds no more; but not those that ``lacked`` it before, whose
-    grant ran out while they ran. Meanwhile ``write`` says in the log what was taken back: a tree may take its time to
-    end, and whoever asked, or the daemon, may be gone by then.
+    """End the runs whose intent needs a grant that its caller lost, but not those that ``lacked`` it before.
+
+    The latter have a grant that expired during the run. Meanwhile ``write`` writes the revocation to the log: a tree
+    may take time to end, and the caller or the daemon may be gone by then.
 
     Raises:
         errors.CovenantError: what ``write`` raised, once they have ended.
@@ -38,7 +39,7 @@ async def enforce(server: Server, lacked: Container[str], write: Callable[[], Aw
             live.withdrawn = f"the grant of `{action}`"
             ending.append(live)
     unwritten: errors.CovenantError | None = None
-    # It is done whether or not whoever asked is still there.
+    # This is done also when the caller has left.
     with anyio.CancelScope(shield=True):
         async with anyio.create_task_group() as group:
             for live in ending:

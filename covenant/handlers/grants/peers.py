@@ -26,7 +26,7 @@ from policy.capabilities.token import MalformedError, key_bytes
 MOST_SHOWN: Final = 1000
 MATCHES_SHOWN: Final = 20
 MAX_ACTIONS: Final = 256
-# `<agent id>@agent` is the account of an agent of this daemon; nobody from outside has the name of one.
+# `<agent id>@agent` is the account of an agent of this daemon. No peer may have such a name.
 _AGENT_HOST: Final = "agent"
 
 
@@ -51,10 +51,10 @@ async def list_peers(server: Server, caller: Caller, asked: requests.ListPeers) 
 async def rotate_operator_token(
     server: Server, caller: Caller, asked: requests.RotateOperatorToken
 ) -> responses.OperatorTokenRotated:
-    """Another token for the operator. Connections that are open go on; the old token opens no other.
+    """Rotate the token of the operator. Open connections go on; the old token opens no other.
 
     Raises:
-        errors.OperatorOnlyError: the caller is somebody else.
+        errors.OperatorOnlyError: the caller is not the operator.
     """
     await authorization.require_operator(
         server, caller, "operator_token_rotation_rejected", "rotate the operator's token"
@@ -70,11 +70,11 @@ async def rotate_operator_token(
 
 
 async def revoke_peer(server: Server, caller: Caller, asked: requests.RevokePeer) -> responses.PeerRevoked:
-    """Let nobody in by the token of that prefix, for the operator or under a grant of ``peers.revoke``.
+    """Revoke the token of a prefix, for the operator or under a grant of ``peers.revoke``.
 
     Raises:
         errors.PeerRefusedError: the prefix is empty, or ``match_limit`` is 0.
-        errors.OperatorOnlyError: it is the operator's token, and the caller is somebody else.
+        errors.OperatorOnlyError: it is the operator's token, and the caller is not the operator.
         errors.CapabilityMissingError: the caller may not.
     """
     if not asked.token_prefix or asked.match_limit == 0:
@@ -98,12 +98,12 @@ async def revoke_peer(server: Server, caller: Caller, asked: requests.RevokePeer
 
 
 async def enroll_peer(server: Server, caller: Caller, asked: requests.EnrollPeer) -> responses.PeerEnrolled:
-    """Let somebody in with a token that is said once, and grant it the actions, both until ``expires_at``.
+    """Admit a peer with a token that is shown once, and grant it the actions, both until ``expires_at``.
 
     Raises:
-        errors.OperatorOnlyError: the caller is somebody else.
+        errors.OperatorOnlyError: the caller is not the operator.
         errors.PeerRefusedError: the name or key is another's, or the end is past.
-        errors.GrantRefusedError: an action cannot be granted so; nobody was let in.
+        errors.GrantRefusedError: an action cannot be granted so; no peer was admitted.
     """
     if not caller.operator:
         refused = {"subject_display": asked.display, "action": "peers.enroll", "reason": "not the operator"}
@@ -123,7 +123,7 @@ async def enroll_peer(server: Server, caller: Caller, asked: requests.EnrollPeer
         for one in signed:
             await capabilities.give(server, caller.agent, one)
     except errors.CovenantError:
-        # The token was said to nobody; nobody is let in by it.
+        # The token was never shown, and it is revoked.
         await server.peers.revoke(made.entry)
         raise
     granted = tuple(parts.GrantedAction(action=one.capability.action, signature_b58=one.signature) for one in signed)
@@ -204,7 +204,7 @@ def _check_enrolment(server: Server, agent: AgentId, asked: requests.EnrollPeer)
     if host == _AGENT_HOST and any(card.id == local for card in server.agents.cards()):
         raise errors.PeerRefusedError(f"`{agent.display}` is an agent of this daemon")
     if agent.pubkey in {billing.budget_of(each).pubkey for each in (local, *_ids(server))}:
-        # Nobody holds a private half of these keys: whoever came in by one would be given the agent's tasks.
+        # These keys have no private half. A peer with one would be given the tasks of the agent.
         raise errors.PeerRefusedError("the key is that of an agent of this daemon")
     # A grant may name a peer by its display name (`a2a.send.<display>`), so that it names one.
     if any(entry.agent_id.pubkey != agent.pubkey for entry in server.peers.named(agent.display)):

@@ -1,4 +1,4 @@
-"""Who does an intent, and whether whoever asks would be refused before anything begins. Nothing is written here."""
+"""Select the agent of an intent, and check whether its caller would be refused. This module writes nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def find(server: Server, text: str, agent: str | None) -> tuple[Card | None, int
 
 
 def others(card: Card | None) -> list[str]:
-    """What the agent requires of its caller beside what every intent does."""
+    """Return the capabilities that the agent requires of its caller, beside those of every intent."""
     return [] if card is None else [one for one in card.manifest.capabilities.required if one != WRITE]
 
 
@@ -43,7 +43,7 @@ def missing(server: Server, caller: Caller, card: Card | None) -> list[authoriza
 
 
 def lacking(server: Server) -> dict[str, str]:
-    """Of the intents that agents work on now, by id, an action that one needs and that whoever asked holds no more."""
+    """Return the running intents, by id, with an action that each needs and that its caller holds no more."""
     found = {}
     for live in server.runners.live.values():
         gone = [one.action for one in _decided(server, live.caller, live.card) if one.grant is None]

@@ -24,10 +24,10 @@ async def list_agents(server: Server, caller: Caller, asked: requests.ListAgents
 
 
 async def reload_agents(server: Server, caller: Caller, asked: requests.ReloadAgents) -> responses.Agents:
-    """Look again; the operator's alone, since it is a walk through the home.
+    """Read the agents again; for the operator alone, since it walks through the home.
 
     Raises:
-        errors.OperatorOnlyError: somebody else asked.
+        errors.OperatorOnlyError: the caller is not the operator.
     """
     await authorization.require_operator(server, caller, None, "reload agents")
     await server.agents.reload(lambda change: noted(server, change, "request", caller))

@@ -19,10 +19,10 @@ from policy.signing import strict_json
 
 
 async def list_approvals(server: Server, caller: Caller, asked: requests.ListApprovals) -> responses.Approvals:
-    """What waits; the operator's alone, since it shows what others asked their agents.
+    """List the waiting approvals; for the operator alone, since they show the intents of other callers.
 
     Raises:
-        errors.OperatorOnlyError: somebody else asked.
+        errors.OperatorOnlyError: the caller is not the operator.
     """
     await authorization.require_operator(server, caller, None, "see what waits for approval")
     approving: Approving | None = server.runners.approving
@@ -32,10 +32,10 @@ async def list_approvals(server: Server, caller: Caller, asked: requests.ListApp
 async def resolve_approval(
     server: Server, caller: Caller, asked: requests.ResolveApproval
 ) -> responses.ApprovalResolved:
-    """Answer one; the rows of it are the operator's.
+    """Answer an approval. The operator issues its rows.
 
     Raises:
-        errors.OperatorOnlyError: somebody else asked.
+        errors.OperatorOnlyError: the caller is not the operator.
         errors.NoApprovalError: none waits under this id, or it does not offer this choice.
         errors.CovenantError: the answer could not be written down, or not be given.
     """

@@ -1,4 +1,4 @@
-"""What was taken from budgets, and the upkeep of their files.
+"""Debits of budgets, and the maintenance of their files.
 
 An intent that waits for credits is resumed by ``covenant.handlers.intents.submit``; capacities and debits are set and
 taken by ``covenant.handlers.billing``.
@@ -19,7 +19,7 @@ from covenant.stores.budget import interface
 from covenant.wire import requests, responses
 from policy import errors
 
-# How long debits stay in the file that one can look them up in; the audit log has them for ever.
+# How long debits stay in the file of look-ups. The audit log has them for ever.
 KEPT_MS: Final = 30 * 24 * 3_600_000
 _DAY_SECONDS: Final = 24 * 3600
 

@@ -31,9 +31,9 @@ from policy import errors
 _LOG: Final = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# So much of an ignored text has its row, where whoever submitted it may do nothing with one that is not.
+# Bytes of an ignored text in its row, where its caller may do nothing with a text that is kept.
 MOST_OF_IGNORED: Final = 1024
-# For what is written after a run, whatever becomes of whoever asked.
+# Limit of the writes after a run, also when the caller has left.
 _WRITING_SECONDS: Final = 60.0
 # What another try may fix: a disk without room, or a log that cannot be written now.
 _MENDED_LATER: Final = (errors.StoreError, errors.LedgerError)
@@ -42,13 +42,13 @@ _MOST_RECEIPTS: Final = 100_000
 
 
 def writing() -> anyio.CancelScope:
-    """What is written in this block is written whoever goes away meanwhile, and not for ever."""
+    """Shield the writes of this block from a caller that leaves, within a time limit."""
     return anyio.move_on_after(_WRITING_SECONDS, shield=True)
 
 
 @dataclass
 class End:
-    """What is to be written of this intent. ``reserved`` once it has its reservation."""
+    """The writes that complete an intent. ``reserved`` once it has its reservation."""
 
     server: Server
     caller: Caller
@@ -197,7 +197,7 @@ class End:
         return self.row("run_usage", about)
 
     def row(self, kind: str, fields: Mapping[str, Any]) -> Entry:
-        """A row of this intent, issued by whoever asked."""
+        """Return a row of this intent, issued by its caller."""
         return Entry(kind, {"intent_id": self.intent_id, **fields}, self.caller.agent)
 
     def _of_done(self, *, kept: bool) -> str:
@@ -233,7 +233,7 @@ class End:
         )
         try:
             records.check_size(record)
-            # What costs credits is bounded by them; of what costs none, such as an echo, nobody fills the disk.
+            # Credits bound most intents. This keeps those without a cost, such as an echo, from filling the disk.
             paid = self.reserved is not None and self.reserved.credits > 0
             await self.server.memory.put(record, room=None if paid else records.room_of(self.caller))
             receipt = await billing.settle_memory(self.server, self.caller, record.id, record.text)

@@ -1,4 +1,4 @@
-"""What was denied to agents while they worked on intents: rows of our own log, beside those of the supervisor's."""
+"""Denials of agents that worked on intents: rows of the daemon's log, beside those of the supervisor's log."""
 
 from __future__ import annotations
 

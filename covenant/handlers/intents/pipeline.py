@@ -11,8 +11,8 @@
     (8) the audit row
     (9) the result
 
-What of (6) to (8) succeeded is on disk before (9). A run that fails is settled, has its receipt and its rows, and
-whoever goes away, and a daemon that stops, leave rows that say so. What was reserved in (4) is settled last of all:
+The writes of (6) to (8) are on disk before (9). A failed run is settled and has its receipt and its rows. A caller that
+leaves and a daemon that stops leave rows that say so. What was reserved in (4) is settled last of all:
 from (4) on an intent is in the ledger until its rows are in the log, and the next start writes those of one whose
 daemon died (``covenant.handlers.intents.recovery``).
 """
@@ -61,7 +61,7 @@ KEY_WORD: Final = "key:"
 _MOST_WAITING: Final = 1_000
 _MOST_WAITING_BYTES: Final = 16 * 1024 * 1024
 
-# Refused before anything began, which costs whoever asked nothing.
+# Refused before anything began, which costs the caller nothing.
 _BEFORE: Final = frozenset({"router", "capability", "budget"})
 # Says nothing of the agent that was to be started.
 _PASSING: Final = (errors.BusyError, errors.StoreError, errors.LedgerError)
@@ -131,7 +131,7 @@ class Dispatch:
                 raise errors.StoreError("what became of the intent could not be written in time") from e
             raise self._told(card, e) from e
         except BaseException as e:
-            # Whatever it is, the run was ended with us.
+            # With any cause, the run ended with this task.
             with completion.writing():
                 await self._end.kept(functools.partial(self._failed, card, _cut(e)))
             raise
@@ -148,7 +148,7 @@ class Dispatch:
         await floods.write(self.server.audit, self.caller, self.server.now_ms, [row], why, size=len(text.encode()))
 
     def _refuse_foreseen(self) -> None:
-        """Of one who was refused so often of late, what would be refused is only counted.
+        """Count a refusal without a row, for a caller that was refused often of late.
 
         Raises:
             errors.CovenantError: as ``_check`` and ``_reserve``.
@@ -159,11 +159,12 @@ class Dispatch:
             raise error
 
     def _admit(self) -> None:
-        """What costs credits is bounded by them; of what costs none there may be so many in a time. A task of the
-        mailbox, which has ``still``, was admitted when it was sent.
+        """Bound the rate of intents that cost no credits.
+
+        A task of the mailbox, which has ``still``, was admitted when it was sent.
 
         Raises:
-            errors.BusyError: there were more; that is counted.
+            errors.BusyError: the caller sent too many; the refusal is counted.
         """
         if self.caller.operator or self.still is not None:
             return
@@ -175,7 +176,7 @@ class Dispatch:
             self.server.rates.admit(self.caller, self.server.floods, self.server.now_ms())
 
     def _of_ignored(self) -> str:
-        """The text as the log keeps it: of whoever may not have it kept anywhere else, its beginning."""
+        """Return the text for the log. Of a text that may not be kept elsewhere this is its beginning."""
         facts = authorization.Facts(tier=Tier.WORKING)
         decided = authorization.decide(
             self.server.capabilities, self.caller.agent.pubkey, _WRITE, facts, self.server.now_ms()
@@ -207,12 +208,12 @@ class Dispatch:
         # Where the end of a run that was cannot be written, none begins.
         await server.unfinished.write()
         try:
-            # Whole or not at all: of a reservation that was cut off in the middle nobody would know here.
+            # Whole or not at all: a reservation that was cut off in the middle would be unknown here.
             with completion.writing() as scope:
                 self._end.reserved = await billing.reserve(server, self.caller, card, self.intent_id)
             if scope.cancelled_caught:
                 raise errors.StoreError("the budget could not be written in time")
-            # For whoever went away meanwhile none begins.
+            # No run begins for a caller that has left.
             await anyio.lowlevel.checkpoint_if_cancelled()
         except errors.BudgetExhaustedError as e:
             if self.resumes is None and card is not None:
@@ -229,7 +230,7 @@ class Dispatch:
         await self._no_longer_waits()
 
     async def _no_longer_waits(self) -> None:
-        """It was asked again under its key, and runs now: nobody resumes it a second time."""
+        """Forget the checkpoint: the intent was asked for again under its key and runs now."""
         for found in self.server.checkpoints.active():
             if found.intent_id == self.intent_id:
                 await self.server.checkpoints.claim(found.intent_id, found.agent)
@@ -303,7 +304,7 @@ class Dispatch:
         if never_began and card is not None and not isinstance(error, _PASSING):
             server.floods.unstartable(self.caller, card.digest, error)
         if receipt is not None or unseen:
-            # One that may have run, of which nobody said what it used, is taken what was reserved for it.
+            # A run that may have begun, with unknown use, is billed its reservation.
             await self._end.settle(receipt)
         else:
             await self._end.release()
@@ -345,7 +346,7 @@ class Dispatch:
             )
 
     def _told(self, card: Card | None, error: errors.CovenantError) -> errors.CovenantError:
-        """The error as whoever asked is told it, with the agent's name."""
+        """Return the error for the caller, with the name of the agent."""
         if isinstance(error, errors.BudgetExhaustedError | errors.PreemptedError):
             # Not how many credits: the budget is shared with everybody else who asks this agent.
             waits = self.intent_id
@@ -368,7 +369,7 @@ class Dispatch:
 
 
 def echo(text: str) -> str:
-    """What version 1 answers where no agent is meant."""
+    """Return the answer of version 1 to an intent without an agent."""
     return f"phase 0 echo (no agent matched): {text}"
 
 
@@ -387,7 +388,7 @@ def _check_size(text: str) -> None:
 
 
 def _cut(error: BaseException) -> errors.CovenantError:
-    """What the log says of an intent that ended without an error of ours."""
+    """Return the row of an intent that ended without an error of the daemon."""
     if isinstance(error, Exception):
         return errors.InternalError(f"the daemon failed: {type(error).__name__}")
     return errors.KilledError("whoever asked went away, or the daemon stopped")
