@@ -204,7 +204,7 @@ class Trigger:
 def role(command: bytes) -> str:
     """What a process below a run is, by its command line; what runs below the sandbox is the agent's."""
     words = command.split(b"\0")
-    if b"gate_main" in command:
+    if b"sandbox.network.gate import main" in command:
         return "gate"
     if words[0] == b"runsc-gofer":
         return "gofer"

@@ -15,7 +15,7 @@ import pytest
 
 from policy import errors
 from policy.prove.live import Standing
-from sandbox.attest import reference, verifier
+from sandbox.attest import monitor, reference, verifier
 from sandbox.attest import tracers as attest_tracers
 from sandbox.kernel import procfs
 from tests.kernel import internet, live_runs
@@ -143,7 +143,7 @@ def test_a_run_traced_at_its_start_gets_no_intent(
         with traced(last(gofer)) if tracing else contextlib.nullcontext():
             return examine(made, *rest, **more)
 
-    monkeypatch.setattr(verifier, "examine", look)
+    monkeypatch.setattr(monitor, "examine", look)
     answer = world.run(world.sign(world.copy("hello")))
     states = [row["kind"]["state"] for row in world.rows() if row["kind"]["type"] == "run_state"]
     assert (answer.error is None, "Running" in states) == (not tracing,) * 2

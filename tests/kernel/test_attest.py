@@ -15,7 +15,7 @@ import pytest
 
 from policy import errors
 from policy.prove.live import Standing
-from sandbox.attest import reference, verifier
+from sandbox.attest import monitor, reference, verifier
 from sandbox.kernel import libc
 from sandbox.rundir import directory
 from sandbox.storage import artefact_reader
@@ -230,7 +230,7 @@ def test_a_run_of_which_a_part_is_gone_is_given_no_intent(
     examine, looks = verifier.examine, []
 
     def look(made: reference.Made, *rest: Any, **more: Any) -> verifier.Report:
-        monkeypatch.setattr(verifier, "examine", examine)
+        monkeypatch.setattr(monitor, "examine", examine)
         config = Path(made.directory, "bundle", "config.json")
         if what == "written":
             config.write_bytes(config.read_bytes() + b" {}")
@@ -239,7 +239,7 @@ def test_a_run_of_which_a_part_is_gone_is_given_no_intent(
         looks.append(examine(made, *rest, **more))
         return looks[-1]
 
-    monkeypatch.setattr(verifier, "examine", look)
+    monkeypatch.setattr(monitor, "examine", look)
     answer = world.run(world.sign(world.copy("hello")))
     states = [row["kind"]["state"] for row in world.rows() if row["kind"]["type"] == "run_state"]
     assert (answer.error is None, looks[0].holds, "Running" in states) == (what == "nothing",) * 3

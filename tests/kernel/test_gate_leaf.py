@@ -57,8 +57,8 @@ def test_both_gates_of_a_run_are_in_it_and_the_agent_is_not(networked: Networked
         assert set(gates.paths.values()) <= set(noted.values())
         serving = gates.pids()
         commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in serving]
-        assert sorted(b"dns_serve" in one for one in commands) == [False, True]
-        assert all(b"gate_main" in one for one in commands)
+        assert sorted(b"sandbox.network.dns.server" in one for one in commands) == [False, True]
+        assert all(b"sandbox.network.gate import main" in one for one in commands)
         assert not set(serving) & set(_family(one.directory))
         for limit in gate_cgroup.LIMITS[gates.hierarchies.version]:
             assert (gates.paths[limit.controller] / limit.file).read_text().strip() == limit.value

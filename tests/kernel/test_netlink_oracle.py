@@ -14,6 +14,7 @@ from pyroute2 import IPRoute  # type: ignore[import-untyped]
 from sandbox.kernel.net import dump
 from sandbox.kernel.net import netns as spaces
 from sandbox.network import addresses, namespaces
+from tests.kernel.live_runs import until
 
 _PERMANENT = 0x80  # linux/neighbour.h, NUD_PERMANENT
 _KINDS = {1: "unicast", 2: "local", 3: "broadcast", 4: "anycast"}
@@ -67,8 +68,14 @@ def _route(one: object) -> str:
 @pytest.mark.parametrize("place", ["agent", "gateway"])
 def test_another_reader_sees_what_we_read(run: namespaces.Spaces, place: str) -> None:
     fd = getattr(run, place)
-    theirs = spaces.within(fd, _dumped)
-    ours = spaces.within(fd, dump.lines)
+
+    def between_two_equal_reads() -> tuple[dict[str, set[str]], frozenset[str]] | None:
+        # The kernel adds the local route of an IPv6 address a moment after the address.
+        before = spaces.within(fd, dump.lines)
+        theirs = spaces.within(fd, _dumped)
+        return (theirs, before) if before == spaces.within(fd, dump.lines) else None
+
+    theirs, ours = until(between_two_equal_reads)
     for what, lines in theirs.items():
         assert lines == {line for line in ours if line.startswith(f"{what} ")}, what
         assert lines

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from policy import errors
 from policy.signing import change
 from policy.signing import envelope as envelopes
-from sandbox.attest import verifier
+from sandbox.attest import monitor, verifier
 from sandbox.control import manager, revocation, revocation_watch
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.cgroup import kill as cgroup_kill
@@ -162,14 +162,14 @@ def test_what_is_revoked_while_its_start_is_looked_at_is_given_nothing(
     examine, gone = verifier.examine, []
 
     def revoke_then_look(*what: Any, over: Callable[[], bool], **more: Any) -> verifier.Report:
-        monkeypatch.setattr(verifier, "examine", examine)
+        monkeypatch.setattr(monitor, "examine", examine)
         assert not over()
         operator.begun()
         report = examine(*what, over=over, **more)
         gone.append((report.gone, report.layers))
         return report
 
-    monkeypatch.setattr(verifier, "examine", revoke_then_look)
+    monkeypatch.setattr(monitor, "examine", revoke_then_look)
     answer = world.run(package)
     operator.join()
     _revoked(answer)

@@ -79,6 +79,7 @@ def test_a_parent_that_was_suspended_for_a_moment_is_told_so_and_may_ask_again(w
     elder = member(world, "elder", asks, more=spawn(2, 4), **BIG)
     with revoking.running(world, elder) as run:
         top, kept = run.entry.run_id, run.entry.keeper
+        until(lambda: _states(world).get("elder") == "Running")
         until(lambda: _forked(kept))
         manager.act(world.state, ASKER, "suspend", top)
         until(lambda: not _forked(kept))

@@ -532,7 +532,7 @@ def told(event, arguments):
 sys.addaudithook(told)
 """
 # What is no Python, executes at once, or does nothing that could want a lock (ADR 0037, ADR 0051).
-_AMONG_THREADS = {"starter.py:start", "process.py:_fork", "idmap.py:namespace"}
+_AMONG_THREADS = {"launcher.py:start", "spawn.py:_fork", "idmap.py:namespace"}
 
 
 def test_instances_with_a_network_each_have_their_own_in_one_holder(
@@ -565,7 +565,7 @@ def test_instances_with_a_network_each_have_their_own_in_one_holder(
     # The control: of each instance its sandbox and its gates, and the forks that do go on as Python.
     among = [one for one in told if one[0] == standby_worker.NAME and one[1] > 1]
     assert len(among) >= 2 * 2
-    assert {one[2] for one in told if one[1] == 1} >= {"keeper.py:fork"}
+    assert {one[2] for one in told if one[1] == 1} >= {"process.py:fork"}
     assert {one[2] for one in told if one[1] > 1} <= _AMONG_THREADS
 
 

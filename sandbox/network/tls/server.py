@@ -149,7 +149,7 @@ class Server:
 
 
 def serve(gate: Any) -> None:
-    """What ``gate_main`` runs: seal, then serve the listeners ``v4`` and ``v6``."""
+    """Serve DNS or TLS as the gate process: seal, then serve the listeners ``v4`` and ``v6``."""
     listeners = [socket.socket(fileno=gate.fds[name]) for name in sorted(gate.fds)]
     server = Server(gate.plan, listeners, gate.denied)
     gate.seal()
