@@ -1,1 +1,1 @@
-"""What an agent may have: decided from bytes, times and host facts that are given, never fetched."""
+"""Decide the policy of an agent from given bytes, times and host facts. This package fetches nothing."""

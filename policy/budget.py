@@ -42,12 +42,12 @@ class Bucket:
 
     @property
     def tokens(self) -> int:
-        """What can be spent."""
+        """Return the credits that can be spent."""
         return max(0, self.balance)
 
     @property
     def debt(self) -> int:
-        """What has to refill before anything can be spent."""
+        """Return the credits that have to refill before any can be spent."""
         return max(0, -self.balance)
 
 
@@ -140,7 +140,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a run used up to some moment."""
+    """The measured use of a run up to a moment."""
 
     cpu_ms: int = 0
     memory_byte_ms: int = 0
@@ -153,7 +153,7 @@ class Usage:
 
 
 def parts_used(usage: Usage, prices: Prices) -> int:
-    """What the usage costs, exactly, in ``prices.parts`` parts of a credit."""
+    """Return the exact cost of the usage, in ``prices.parts`` parts of a credit."""
     return (
         usage.cpu_ms * prices.memory_byte_ms * prices.wall_ms
         + usage.memory_byte_ms * prices.cpu_ms * prices.wall_ms
@@ -162,12 +162,12 @@ def parts_used(usage: Usage, prices: Prices) -> int:
 
 
 def cost(usage: Usage, prices: Prices) -> int:
-    """What a run that used this costs in whole credits, rounded up: at least what was reserved for it."""
+    """Return the cost of a run in whole credits, rounded up: at least its reservation."""
     return min(max(DISPATCH_CREDITS, -(-parts_used(usage, prices) // prices.parts)), U64_MAX)
 
 
 def storage_cost(stored_bytes: int, prices: Prices) -> int:
-    """What a record of memory costs: at least one credit (version 1: ceil(bytes / 1024))."""
+    """Return the cost of a memory record: at least one credit (version 1: ceil(bytes / 1024))."""
     return max(1, -(-stored_bytes // prices.stored_bytes))
 
 
@@ -201,7 +201,7 @@ def project_overshoot(
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a run had used at a moment of a clock that only goes forward."""
+    """The use of a run at a moment of a monotonic clock."""
 
     at_ms: int
     usage: Usage
@@ -219,7 +219,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a run is ended, and the credits that say so: used, expected one window from now, and allowed."""
+    """The verdict on a run, with its credits: used, expected one window from now, and allowed."""
 
     run_id: str
     agent: str
@@ -239,12 +239,12 @@ def verdicts(
     min_window_ms: int,
     min_samples: int,
 ) -> tuple[Verdict, ...]:
-    """Which of the live runs are ended for their budget. The order of ``runs`` is the order in which they began.
+    """Decide which live runs end for their budget. ``runs`` are in the order in which they began.
 
-    The rule: a debit that was accepted pays for its run. An empty bucket therefore ends nobody. Only under ``linear``
-    is a run ended, and only when its measured cost is over, or within another window will be over, what its agent has
-    left plus what was reserved for the run itself. Runs of one agent share what is left: who began first takes first.
-    An agent without a bucket has no gate.
+    The rule: an accepted debit pays for its run, so an empty bucket ends no run. Only under ``linear`` is a run ended:
+    when its measured cost exceeds, or will exceed within another window, the rest of its agent plus its own
+    reservation. Runs of one agent share the rest, in the order in which they began. An agent without a bucket has no
+    limit.
     """
     left: dict[str, int] = {}
     answers = []

@@ -18,15 +18,15 @@ RESULT_BYTES = 4 * 1024 * 1024
 STDOUT_BYTES = 16 * 1024 * 1024
 STDERR_BYTES = 64 * 1024
 INTENT_BYTES = 1024 * 1024
-# Of a result's lists and objects: how deep they may lie in each other, and how many there may be. Whoever hands the
-# result on walks through it, by its own stack and in its own memory, of which three bytes of an agent's take 64.
+# Limits of the lists and objects in a result: depth and number. Each reader of the result recurses through it, and
+# three bytes of an agent take 64 bytes of its memory.
 RESULT_DEPTH = 64
 RESULT_CONTAINERS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What the agent is asked. ``issued_at`` is in Unix milliseconds."""
+    """The intent for an agent. ``issued_at`` is in Unix milliseconds."""
 
     id: str
     text: str
@@ -59,17 +59,17 @@ class Intent:
 
 
 def on_behalf(display: str, pubkey: str, *, by: str) -> dict[str, str]:
-    """The issuer that an agent reads when ``by`` asks for somebody else: ``ada@laptop.via.uid990``.
+    """Return the issuer that an agent reads when ``by`` asks on behalf of another: ``ada@laptop.via.uid990``.
 
-    What stands behind the last ``.via.`` is the word of the kernel, so that nobody's name for somebody is taken for the
-    operator at the command line (``operator@local``), for another asker's, or for an agent's (``<id>@<run id>``).
+    The kernel gives the part behind the last ``.via.``. So a chosen name cannot pass for the operator at the command
+    line (``operator@local``), for another caller, or for an agent (``<id>@<run id>``).
     """
     return {"display": f"{display}.via.{by.partition('@')[0]}", "pubkey": pubkey}
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a run was measured to use, from its intent to its end; None where this machine does not count it.
+    """The measured use of a run, from its intent to its end; None where this machine does not count it.
 
     ``cpu_ms`` is the processor time of the whole sandbox and of the runs that it started and that ended before it or
     with it, ``memory_peak_bytes`` the most that the sandbox held at one time, its start included, ``wall_ms`` the time
@@ -90,7 +90,7 @@ NOTHING_USED = Usage()
 
 @dataclass(frozen=True, slots=True)
 class AgentResult:
-    """What the agent answered. ``files`` and ``runtime_events`` are version 1's, kept as they came."""
+    """The answer of an agent. ``files`` and ``runtime_events`` are version 1's, kept as they came."""
 
     text: str
     sources: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ def _decode(line: bytes) -> dict[str, Any]:
 
     try:
         document = json.loads(line.decode("utf-8"), parse_constant=refuse)
-        # What json.loads takes and nobody could hand on as JSON: a lone surrogate, and a number such as 1e999, which it
+        # json.loads takes these, and no JSON can carry them on: a lone surrogate, and a number such as 1e999, which it
         # makes an infinity of.
         json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeError as e:

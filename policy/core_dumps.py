@@ -1,6 +1,6 @@
-"""What a crash of a process with RLIMIT_CORE = 1 writes, by the kernel's core_pattern (core(5), fs/coredump.c). Pure.
+"""Core dumps of a process with RLIMIT_CORE = 1, by the kernel's core_pattern (core(5), fs/coredump.c). Pure.
 
-A limit of 0 stops core files alone: a handler behind `|` gets the whole memory whatever the limit is, with one
+A limit of 0 stops core files alone: a handler behind `|` gets the whole memory under any limit, with one
 exception. At exactly 1 the kernel starts no handler, and 1 byte is less than the least size of a core file. So 1 is
 never worse than 0. A handler behind a socket (`@`, from Linux 6.16) has no such exception.
 """

@@ -37,10 +37,10 @@ MANIFEST = "agent.toml"
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What may start. ``trusted`` is None only for a look without a signature (``policy compile``).
+    """A decision on one package. ``trusted`` is None only for a look without a signature (``policy compile``).
 
-    ``refusals`` is what a run would refuse, for such a look; a decision that may start has none. ``delegation`` is
-    what rule 4 took where there is a parent: requested, granted and removed by domain.
+    ``refusals`` are those that a run would meet, for such a look; a decision that may start has none. ``delegation``
+    is the effect of rule 4 where there is a parent: requested, granted and removed by domain.
     """
 
     trusted: trust.TrustedPackage | None
@@ -71,7 +71,7 @@ def manifest_of(package: Package) -> Manifest:
 
 @functools.lru_cache(maxsize=8)
 def _parsed(raw: bytes) -> Manifest:
-    """A manifest is frozen and says what its bytes say: whoever runs an agent again and again reads them once."""
+    """Parse a manifest. The result is frozen and depends on the bytes alone, so it is cached."""
     return parse.parse(raw, file=MANIFEST)
 
 
@@ -94,7 +94,7 @@ def _proved(
 
 
 class Policies:
-    """Compiled and proved policies, kept for the life of whoever decides more than once: (5) and (6)."""
+    """Compiled and proved policies of (5) and (6), kept for later decisions of the same process."""
 
     def __init__(self) -> None:
         self._cache = Cache(_proved)

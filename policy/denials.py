@@ -1,11 +1,10 @@
-"""What was refused to an agent while it ran, wherever that happened: one shape, one id, few rows.
+"""Denials of a running agent, from each layer: one shape, one id, few rows.
 
-A denial's id is a digest over its own words alone: not the run, not the policy. The same refusal therefore has the same
-name on the screen, in the log and in ``covenant policy why``, in every run and before and after a change that did not
-mend it.
+The id of a denial is a digest over its own fields alone, without the run and the policy. So the same refusal has the
+same id on the screen, in the log and in ``covenant policy why``, in every run and under every policy that refuses it.
 
-``Bounds`` decides what of a flood is written down: the first of a denial at once, its repeats as one summary a second,
-at most 1,000 rows a run, and what does not fit as one number a layer at the end. Nothing here reads a clock.
+``Bounds`` limits the rows of a flood: the first of a denial at once, its repeats as one summary a second, at most 1,000
+rows a run, and the rest as one number a layer at the end. This module reads no clock.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ REST_TARGET, REST_CODE = "", "not_listed"
 _ID = re.compile(r"d-[0-9a-f]{12}")
 # What a layer says of what no grant allows; the gates have their own words (sandbox.network).
 NOT_GRANTED: Final = "not_granted"
-# A call that is granted, and was refused with these arguments, which nobody tells.
+# A granted call that was refused for its arguments, which no layer reports.
 ARGUMENTS: Final = "arguments"
 # A path that is there and may not be written; scratch space that is used up; one process or thread too many.
 READ_ONLY: Final = "read_only"
@@ -51,7 +50,7 @@ FULL: Final = "full"
 TOO_MANY: Final = "too_many"
 # The second wall around processes, of the host's own tasks.
 HOST_TASKS: Final = "host_tasks"
-# The target of a start of a program whose path nobody tells.
+# The target of a program start whose path no layer reports.
 EXECVE: Final = "execve"
 # The key of agent.toml that would have allowed it, by layer and code; what is not here no line of a manifest allows.
 _GRANTS: Final[Mapping[tuple[str, str], str]] = {
@@ -120,14 +119,14 @@ def checked(denial: Denial) -> Denial:
 
 
 class Told(Protocol):
-    """Whoever is told of a denial, and how often it came."""
+    """Takes a denial and how often it came."""
 
     def __call__(self, denial: Denial, *, count: int = 1) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is written down: ``count`` refusals of this denial since its last row."""
+    """A row to write: ``count`` refusals of this denial since its last row."""
 
     denial: Denial
     count: int
@@ -155,7 +154,7 @@ class Bounds:
     _rest: dict[str, int] = field(default_factory=dict)
 
     def told(self, denial: Denial, *, now_ms: int, count: int = 1) -> list[Row]:
-        """What is to be written now of ``count`` refusals: the first of a denial, or nothing yet."""
+        """Return the rows to write now for ``count`` refusals: the first of a denial, or none yet."""
         denial = checked(denial)
         if (seen := self._seen.get(denial)) is not None:
             seen.again += count
@@ -177,7 +176,7 @@ class Bounds:
         ]
 
     def wind_up(self) -> list[Row]:
-        """What is left when the run has ended: the last summaries, then one number a layer for what has no row."""
+        """Return the last rows of the run: the open summaries, then one number a layer for refusals without a row."""
         out = []
         for denial in sorted(self._waiting, key=_order):
             if self.rows < MAX_ROWS - len(LAYERS) - 1:

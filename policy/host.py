@@ -90,9 +90,9 @@ class RunscFacts:
 
 @dataclass(frozen=True, slots=True)
 class NetworkFacts:
-    """Whether an agent can have a network here: ``lacks`` is what is missing, ``mend`` what to do; empty if nothing.
+    """The network that this host can give: ``lacks`` names the missing part, ``mend`` the fix; empty if none.
 
-    ``stack`` says whose network stack an agent's packets are made by: gVisor's own (``sandbox``), or that of the host's
+    ``stack`` names the network stack of an agent: gVisor's own (``sandbox``), or that of the host's
     kernel within the agent's namespace (``host``), as runsc's flag has it.
     """
 
@@ -117,7 +117,7 @@ class GrantedPath:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What the compiler is told about the machine. Memory and disk in MiB, cpus as a count."""
+    """Facts about the machine for the compiler. Memory and disk in MiB, cpus as a count."""
 
     arch: Literal["x86_64", "aarch64"]
     kernel: str

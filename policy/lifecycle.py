@@ -1,7 +1,7 @@
 """The states of a run, and the one table of how it goes from each to the next (docs/lifecycle.md shows it).
 
 A state is the last one that was written to the log: each transition is an audit event (``run_state``) that is written
-before the act. Nothing else than this table lets a run change its state, whoever asks for it.
+before the act. Only this table lets a run change its state, for any requester.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _ALLOWED = frozenset((one.source, one.target) for one in TRANSITIONS)
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What somebody may ask of a run from outside: from which states, and which it is in afterwards."""
+    """A request to a run from outside: the states that allow it, and the state afterwards."""
 
     name: str
     sources: frozenset[State]

@@ -1,7 +1,7 @@
 """An agent package as bytes: which names, counts and sizes it may have, and its digest.
 
-Pure. ``sandbox.storage.package_reader.read`` makes one from a directory; whatever is hashed, verified, parsed and run
-afterwards is taken from ``Package.files``, so that no second look at the disk can show other bytes.
+Pure. ``sandbox.storage.package_reader.read`` makes one from a directory. All later steps take the bytes of
+``Package.files``: hash, verify, parse and run. So no second look at the disk can show other bytes.
 
 Directories are not part of a package: they exist as far as a file lies in them.
 """
@@ -26,8 +26,8 @@ MAX_DEPTH = 32
 MAX_NAME_BYTES = 255
 MAX_PATH_BYTES = 1024
 
-# Controls, formats (bidi, zero width), surrogates (a name that is not UTF-8), private use and unassigned (nobody
-# knows how they are shown), separators and spaces other than the ordinary one: two names that look the same, or a
+# Controls, formats (bidi, zero width), surrogates (a name that is not UTF-8), private use and unassigned (their
+# display is undefined), separators and spaces other than the ordinary one: two names that look the same, or a
 # name that steers a terminal, have no place in a signed list.
 _REFUSED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"})
 # Marks, letters and symbols that show nothing: Default_Ignorable_Code_Point of Unicode 15 beyond the categories
@@ -168,7 +168,7 @@ def check_paths(paths: Iterable[str]) -> None:
 
 
 def _enter(node: _Tree, name: str, new: _Tree | None, path: str) -> _Tree | None:
-    """What lies under a name of one directory, put there as ``new`` when nothing did."""
+    """Return the entry under a name of one directory; ``new`` is put there when it has none."""
     known, below = node.setdefault(_fold(name), (name, new))
     if known != name:
         raise errors.PackageError(f"`{known}` and `{name}` of `{path}` differ only in case or Unicode form")

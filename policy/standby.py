@@ -25,7 +25,7 @@ FIRST_WAIT, LONGEST_WAIT, LONGEST_RESTLESS = 1.0, 300.0, 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the kernel says of its memory, in MiB and percent; ``some`` and ``full`` are 0 where it does not say."""
+    """The memory of the machine, in MiB and percent; ``some`` and ``full`` are 0 where it does not say."""
 
     total_mb: int
     available_mb: int
@@ -34,7 +34,7 @@ class Machine:
 
     @property
     def reserve_mb(self) -> int:
-        """What stays for those that run; on a small machine half of it."""
+        """Return the memory that stays for live runs; on a small machine half of it."""
         return min(max(RESERVE_MB, int(self.total_mb * RESERVE_SHARE)), self.total_mb // 2)
 
     @property

@@ -1,4 +1,4 @@
-"""What the author of the package must change."""
+"""Errors that the author of the package must act on."""
 
 from __future__ import annotations
 

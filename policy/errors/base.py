@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 
 class Actor(StrEnum):
-    """Who has to act before the same call can succeed."""
+    """The person who has to act before the same call can succeed."""
 
     AUTHOR = "author"
     OPERATOR = "operator"
@@ -54,7 +54,7 @@ class CovenantError(Exception):
 
 
 def also(error: BaseException, what: str) -> None:
-    """What went wrong after an error and because of none: it is said wherever that one is, which stays the first."""
+    """A second failure after an error: it is reported with the error, which stays the first."""
     if isinstance(error, CovenantError):
         error.message = f"{error.message}; and {what}"
     else:

@@ -1,4 +1,4 @@
-"""What the daemon refuses, and what its clients find at its socket."""
+"""Errors of the daemon, and of its clients at its socket."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class UnsupportedError(OperatorError):
 
 
 class FrameError(OperatorError):
-    """What came is no frame: longer than 8 MiB, or cut off."""
+    """The received bytes are no frame: longer than 8 MiB, or cut off."""
 
     code = "bad_frame"
 
 
 class AuthenticationError(OperatorError):
-    """Whoever connected gave no token that lets somebody in."""
+    """The client gave no valid token."""
 
     code = "authentication_failed"
 
@@ -240,7 +240,7 @@ class HttpRefusedError(OperatorError):
 
 
 class SlowSubscriberError(OperatorError):
-    """Whoever follows a stream took so long that its queue was full; what was missed is in the store."""
+    """The reader of a stream was so slow that its queue was full. The store holds the missed entries."""
 
     code = "slow_subscriber"
 
@@ -252,13 +252,13 @@ class TooManySubscribersError(OperatorError):
 
 
 class SenderMismatchError(OperatorError):
-    """The task names another sender than whoever sends it."""
+    """The task names another sender than its caller."""
 
     code = "a2a_sender_mismatch"
 
 
 class RecipientRejectedError(OperatorError):
-    """The recipient has granted nobody to send it tasks in the sender's name, or is not known here."""
+    """The recipient has not granted tasks in the sender's name, or is not known here."""
 
     code = "a2a_recipient_rejected"
 
@@ -324,7 +324,7 @@ class NoteError(OperatorError):
 
 
 class CapabilityMissingError(OperatorError):
-    """Whoever asks holds no live grant of an action that this needs."""
+    """The caller holds no live grant of an action that this needs."""
 
     code = "capability_not_held"
 
@@ -378,7 +378,7 @@ class OperatorTokenError(OperatorError):
 
 
 class AttestationError(OperatorError):
-    """What should be attested is too long, is not base58, or bears a time that is not now."""
+    """The message to attest is too long, is not base58, or bears a time that is not now."""
 
     code = "attestation_refused"
 
@@ -390,6 +390,6 @@ class SecretDeniedError(OperatorError):
 
 
 class NotSenderError(OperatorError):
-    """Only whoever sent a task may take it back."""
+    """Only the sender of a task may withdraw it."""
 
     code = "not_the_sender"

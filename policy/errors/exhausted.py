@@ -1,4 +1,4 @@
-"""What the machine ran out of: told apart from faults of this program by the number that the kernel gave."""
+"""Exhausted resources of the machine, told apart from faults of this program by the kernel's errno."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What whoever looks after the machine must change."""
+"""Errors that the administrator of the machine must act on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator must change: a call, a key, the trust root, a configuration."""
+"""Errors that the operator must act on: a call, a key, the trust root, a configuration."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class BackendError(OperatorError):
 
 
 class CapabilityError(OperatorError):
-    """Whoever asks for the run does not hold what its manifest requires of its caller."""
+    """The caller does not hold the capabilities that the manifest requires of it."""
 
     code = "capability_missing"
 

@@ -25,7 +25,7 @@ class SchemaViolation(RuleViolation):
 
 
 class NeverGrantableError(SchemaViolation):
-    """Rule 1: a path that no manifest is granted, whoever signed it (policy/data/never_grantable.toml)."""
+    """Rule 1: a path that no manifest is granted, with any signature (policy/data/never_grantable.toml)."""
 
     code = "never_grantable"
 

@@ -68,7 +68,7 @@ class StartTimeoutError(RunError):
 
 
 class KilledError(RunError):
-    """It was ended because somebody who may asked for it; the log says who, and the reason that they gave."""
+    """The run was ended by an authorised requester. The log holds its name and its reason."""
 
     code = "stopped"
     actor = Actor.OPERATOR

@@ -1,4 +1,4 @@
-"""What the supervisor's own socket refuses, and what its clients find there."""
+"""Errors of the supervisor's socket, and of its clients there."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class HangingError(MachineError):
 
 
 class ImpostorError(MachineError):
-    """Whoever serves at the supervisor's socket is not root: nothing is sent there."""
+    """The process at the supervisor's socket is not root: nothing is sent there."""
 
     code = "supervisor_untrusted"
 

@@ -1,7 +1,7 @@
-"""What a live run rests on, in a form that outlives the process that verified it: for the day when it is revoked.
+"""The authority of a live run, in a form that outlives the process that verified it, for a later revocation.
 
-A run rests on its own signed statement and on that of every run above it: whoever was started by an agent whose
-manifest is taken back goes with it, also when that agent has ended meanwhile.
+A run rests on its own signed statement and on those of the runs above it. A run that an agent started ends when the
+manifest of that agent is revoked, also when the agent has ended meanwhile.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Authority(_Closed):
 
     @classmethod
     def of(cls, run_id: str, trusted: TrustedPackage, signers: Iterable[Signer]) -> Authority:
-        """What a run that is about to start rests on itself; ``signers`` as ``trust.authorise`` gave them."""
+        """Return the own authority of a run that is about to start; ``signers`` as ``trust.authorise`` gave them."""
         statement = trusted.statement
         by = tuple(
             _SignedBy(name=s.name, keyid=s.keyid, threshold=s.threshold, approve_unlimited=s.scope.approve_unlimited)
@@ -85,9 +85,9 @@ def _encoded(line: tuple[Authority, ...]) -> str:
 
 
 def decode(text: str) -> tuple[Authority, ...]:
-    """What ``encode`` wrote.
+    """Read the text that ``encode`` wrote.
 
     Raises:
-        strict_json.MalformedError: it is not that.
+        strict_json.MalformedError: the text has another form.
     """
     return strict_json.validate(_Line, strict_json.loads(text.encode(), max_bytes=MAX_BYTES)).line

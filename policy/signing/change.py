@@ -1,7 +1,7 @@
-"""The changes of a trust root, each one version on: what may be asked for, what is refused, and how it reads.
+"""Changes of a trust root, each one version on: the requests, the refusals, and the changes in words.
 
-Nothing is weakened along the way: a change that would leave nobody to sign the next version, or a threshold that
-nobody can ever meet, is refused with what to ask for instead.
+Nothing is weakened along the way. A change that would leave no key to sign the next version, or a threshold that no
+set of keys can meet, is refused with the request to make instead.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def revoke_key(
     """Without the key of this name or id, for good. An id that is not listed can be revoked before it ever is.
 
     Raises:
-        errors.TrustError: it is revoked already, no key has that name, or nobody would be left to sign roots.
+        errors.TrustError: it is revoked already, no key has that name, or no key would be left to sign roots.
     """
     out = _named(present, name)
     if out is None and not _is_digest(name):
@@ -186,7 +186,7 @@ def _named(present: RootDocument, name: str) -> OperatorKey | None:
 
 
 def never_counting(document: RootDocument) -> tuple[str, ...]:
-    """The names of keys whose demand for other signers no package could ever meet, whatever its agent and role."""
+    """Return the names of keys whose demand for other signers no package can meet, with any agent and role."""
     # A pattern stands for an id that begins so and that no other names: no agent id has a star in it, and no role.
     agents = {pattern for k in document.keys for pattern in k.scope.agents}
     roles = {role for k in document.keys for role in k.scope.roles}
@@ -198,7 +198,7 @@ def never_counting(document: RootDocument) -> tuple[str, ...]:
 
 
 def describe(old: RootDocument, new: RootDocument, when: Callable[[int], str]) -> tuple[str, ...]:
-    """What the new version changes, a line each, for whoever is asked to sign it; ``when`` writes a moment."""
+    """Return the changes of the new version, a line each, for its signers; ``when`` formats a time."""
     lines = []
     before, after = ({k.public: k for k in d.keys} for d in (old, new))
     lines += [f"removes {_shown(k, when)}" for public, k in before.items() if public not in after]
@@ -272,7 +272,7 @@ def _next(
 
 
 def _strict(present: RootDocument, **changed: Any) -> Proposal:
-    """As ``_next``, unless a key that counted before, or a new one, never would, or nobody could sign the next."""
+    """As ``_next``, but refuse a key that could never count, and a version after which no key could sign the next."""
     made = _next(present, **changed)
     if _goes_on(present) and not _goes_on(made.document):
         raise errors.TrustError(

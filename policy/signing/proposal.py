@@ -54,7 +54,7 @@ class Proposal:
         return one, other
 
     def complete(self, present: roots.TrustRoot, now_ms: int) -> bool:
-        """Whether nobody's signature is missing."""
+        """Whether no signature is missing."""
         return all(side.missing == 0 for side in self.sides(present, now_ms))
 
     def signers(self, present: roots.TrustRoot, now_ms: int) -> dict[str, envelopes.PublicKey]:
@@ -89,7 +89,7 @@ class Proposal:
 
 
 def propose(document: roots.RootDocument) -> Proposal:
-    """A proposal that nobody signed yet.
+    """Make a proposal without signatures.
 
     Raises:
         errors.TrustError: so large that no reader would take it.
@@ -110,7 +110,7 @@ def decode(raw: bytes) -> Proposal:
         errors.TrustError: not one closed trust root, or not in the bytes that its writer would write.
     """
     document, signed = roots.decode(raw)
-    # Whoever signs it after this has read the document, so the bytes may say nothing that the document does not.
+    # Later signers have read the document, so the bytes may say nothing that the document does not.
     if document.encode() != signed.payload:
         raise errors.TrustError("the trust root is not written in its canonical form")
     return Proposal(document, signed)

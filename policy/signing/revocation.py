@@ -1,4 +1,4 @@
-"""What a trust root takes back: keys by id, signed payloads by digest, an agent's serials up to a number.
+"""Revocations of a trust root: keys by id, signed payloads by digest, an agent's serials up to a number.
 
 The lists are part of the root, so they are signed, versioned and carried as it is. They only grow: version N + 1
 repeats each entry of version N, or it cannot follow. A revoked key signs nothing, neither packages nor roots, and is
@@ -77,7 +77,7 @@ class Revocations(_Closed):
         return next((k for k in self.keys if k.keyid == keyid), None)
 
     def package(self, payload_digest: str, agent_id: str, serial: int) -> str | None:
-        """Why a statement is revoked by itself, whoever signed it; None when it is not."""
+        """Return why a statement itself is revoked, with any signers; None when it is not."""
         for manifest in self.manifests:
             if manifest.payload_digest == payload_digest:
                 return f"the signed manifest was revoked: {manifest.reason}"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Stated(Protocol):
-    """What of a statement says whether it was taken back."""
+    """The fields of a statement that a revocation is decided by."""
 
     @property
     def agent_id(self) -> str:

@@ -35,7 +35,7 @@ class _Closed(pydantic.BaseModel):
 
 
 class Scope(_Closed):
-    """What a key may sign: agent ids (exact, or a prefix and ``*``) and roles (names, or ``*``).
+    """The scope of a key: agent ids (exact, or a prefix and ``*``) and roles (names, or ``*``).
 
     ``approve_unlimited``: whether a statement's approval of a lifetime without an end counts with this signature.
     """
@@ -63,8 +63,8 @@ class OperatorKey(_Closed):
     """One key of the root: its name, scope, validity, and among how many signers it counts.
 
     ``threshold`` 1 means that this key alone suffices; with 2, another key whose scope covers the package must
-    have signed as well, and count. ``root`` keys sign the trust root itself: whoever does gives out scopes, so it is
-    said of a key, never derived. A key whose scope is empty signs roots only.
+    have signed as well, and count. ``root`` keys sign the trust root itself and so give out scopes: a key is marked
+    so, and it is never derived. A key whose scope is empty signs roots only.
     """
 
     name: Annotated[str, pydantic.Field(pattern=revocation.NAME_PATTERN)]
@@ -231,7 +231,7 @@ class TrustRoot:
         return root
 
     def check_follows(self, document: RootDocument) -> None:
-        """Refuse a document that could not follow this version, whoever signs it.
+        """Refuse a document that could not follow this version with any signatures.
 
         Raises:
             errors.TrustError: another version than the next, or a revocation is missing.

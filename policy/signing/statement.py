@@ -1,7 +1,7 @@
-"""What the operator signs: an in-toto Statement v1 over every file of one package.
+"""The signed statement of a package: an in-toto Statement v1 over each of its files.
 
-The statement is closed: an unknown key anywhere in it is refused, and no key has a default, so that what was
-signed is what is read. Times are Unix milliseconds. Source: in-toto Statement v1; shared design, "One signature".
+The statement is closed: an unknown key anywhere in it is refused, and no key has a default. So the signed fields are
+the fields that are read. Times are Unix milliseconds. Source: in-toto Statement v1; shared design, "One signature".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from policy import errors, package
 from policy.signing import strict_json
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
-# A TypeURI needs no page behind it; `.invalid` can never become somebody else's domain (RFC 2606).
+# A TypeURI needs no page behind it; `.invalid` can never become a real domain (RFC 2606).
 # INVARIANT: a change of the predicate's meaning is a new version here, never another reading of this one.
 PREDICATE_TYPE = "https://covenant.invalid/agent-package/v1"
 
@@ -46,7 +46,7 @@ class _Subject(_Closed):
 
 
 class Predicate(_Closed):
-    """What is claimed about the package beside its bytes.
+    """The claims about a package, beside its bytes.
 
     ``audience`` None means any host; ``parent_digest`` is the payload digest of the one parent that may spawn
     the agent, None for any that the other rules allow. The versions are those of the role table and the deny

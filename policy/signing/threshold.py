@@ -34,7 +34,7 @@ def counting(signed: Iterable[Key]) -> tuple[Key, ...]:
 def missing(signed: Iterable[Key], others: Iterable[Key], *, least: int = 1) -> int | None:
     """How many of ``others`` have to sign as well until ``least`` keys count; None when all of them are too few.
 
-    Whoever wants the fewest beside it is asked first, so no smaller number would do.
+    The key with the lowest demand is asked first, so no smaller number would do.
     """
     made = tuple(signed)
     asked = sorted(others, key=lambda key: key.threshold)

@@ -1,7 +1,7 @@
-"""Whether this package is what an operator signed for this host: rule 2. No input or output of its own.
+"""Rule 2: check that an operator signed this package for this host. This module does no input or output.
 
-``verify`` alone makes a ``TrustedPackage``, which ``again`` renews; whatever acts on a package asks for that type, so
-that code that skips the check does not type-check. Who may sign is ``policy.signing.root``.
+``verify`` alone makes a ``TrustedPackage``, and ``again`` renews it. Code that acts on a package takes that type, so
+that code without the check does not pass mypy. ``policy.signing.root`` says which keys may sign.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Accepted:
 
 
 class SerialState(Protocol):
-    """What was accepted before; ``sandbox.storage.trust_state.State`` is the durable one."""
+    """The accepted serials and times; ``sandbox.storage.trust_state.State`` is the durable one."""
 
     def accepted(self, agent_id: str) -> Accepted | None:
         """The last accepted serial of an agent id, None when there was none."""
