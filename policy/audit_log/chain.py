@@ -247,7 +247,7 @@ def sign_head(head: Head, key: Ed25519PrivateKey) -> bytes:
 
 
 def signed_head(head: Head, key: Ed25519PrivateKey, *, signer: str | None = None) -> bytes:
-    """The line in a slot, without what fills it. ``signer`` is the key's id, for whoever signs often and has it."""
+    """The line in a slot, without what fills it. ``signer`` is the key's id, for a caller that signs often."""
     return _signed(_head_body(head, signer or key_id(key.public_key())), key)
 
 
@@ -304,8 +304,10 @@ def _last_line(raw: bytes, end: int) -> bytes:
 
 
 def slot_offset(head: Head) -> int:
-    """Where a head stands in a file that is written whole, with the one before it in the other slot. Whoever writes
-    one slot alone takes the one that does not hold the newest head (``newest_head``): a torn write spares that."""
+    """Return the slot of a head in a file that is written whole; the head before it is in the other slot.
+
+    A writer of one slot takes the slot without the newest head (``newest_head``): a torn write spares that.
+    """
     return (head.count % 2) * SLOT_BYTES
 
 
@@ -332,7 +334,7 @@ def newest_head(raw: bytes, public_key: Ed25519PublicKey) -> tuple[Head, int] | 
 
 
 def _said_index(slot: bytes) -> int:
-    """Of the last record, as a slot says that nobody has verified yet."""
+    """Return the last record of a slot, unverified."""
     try:
         index = json.loads(slot.partition(b"\n")[0])["index"]
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -349,8 +351,8 @@ def head_is_whole(raw: bytes, public_key: Ed25519PublicKey) -> bool:
     """Whether both slots hold what the last two writes left: the newest head and the one before it, or before what it
     carries.
 
-    After a write that was cut off they do not, until the next one; nor when somebody blanked the newest. So
-    those of a log that never had a record do not either: they are what is left of one that had one.
+    After a write that was cut off they do not, until the next one; nor after the newest was blanked. The slots of a
+    log without a record do not either: they may be the remains of a log that had one.
     """
     heads = read_heads(raw, public_key)
     if len(raw) != HEAD_BYTES or len(heads) != 2:
@@ -411,7 +413,7 @@ def claimed_head(line: bytes, public_key: Ed25519PublicKey) -> Head | None:
 
 
 class _Claimed(NamedTuple):
-    """What a signed line says, and the rows that stand behind it in its slot."""
+    """Read a signed line, and the rows behind it in its slot."""
 
     head: Head
     body: bytes

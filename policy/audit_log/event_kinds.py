@@ -2,7 +2,7 @@
 for what version 1 leaves unaudited.
 
 ``policy.audit_log.events`` joins them with the kinds of the supervisor's log. Types as there; a `?` after one allows
-null. Whoever acted is the row's issuer. Tokens stand here by their first six characters, texts of tools by their
+null. The actor is the issuer of the row. Tokens stand here by their first six characters, texts of tools by their
 digest.
 """
 
@@ -155,7 +155,7 @@ OURS: Final[Mapping[str, Mapping[str, str]]] = {
         "credits": "int",
     },
     # Where the run had others below it: what all of them used together that had ended when it was answered, which the
-    # credits are for. `runs` were started, `unended` of them had not ended: what these use is billed to nobody. Of
+    # credits are for. `runs` were started, `unended` of them had not ended: their use is not billed. Of
     # `uncounted` that had, something was not counted, and so is not in the sums either.
     "family_usage": {
         "intent_id": "text",
@@ -197,7 +197,7 @@ OURS: Final[Mapping[str, Mapping[str, str]]] = {
     "memory_write_ignored": {"memory_id": "text", "matched_pattern": "text"},
     "memory_purged": {"tier": "text?", "before_ms": "int", "purged": "int"},
     "capabilities_purged": {"before_ms": "int", "purged": "int"},
-    # A grant made by its holder to somebody else; `parent_signature_b58` is the grant that it narrows.
+    # A grant by its holder to another peer; `parent_signature_b58` is the grant that it narrows.
     "capability_attenuated": {
         "subject_display": "text",
         "action": "text",

@@ -1,8 +1,8 @@
-"""A row's kind as JSON text in one pass: what writes a value is what checks it.
+"""Write a row's kind as JSON text in one pass: the writer of a value checks it.
 
-A row is written for every request, and almost every one is as its kind says. So each field has one writer, made once,
-that refuses whatever is not exactly of its type; ``policy.audit_log.events`` then looks at the row the long way, says
-what is wrong with it, or cleans it.
+A row is written for each request, and almost every row is as its kind says. So each field has one writer that refuses a
+value of another type. ``policy.audit_log.events`` then looks at the row the long way: it names the fault, or cleans the
+row.
 """
 
 from __future__ import annotations
@@ -94,8 +94,10 @@ WRITERS: Final[Mapping[str, Writer]] = {**_TYPES, **{f"{name}?": _or_null(write)
 
 
 class _Shape(NamedTuple):
-    """What rows that give the same names have alike: the text around their values, and the names in the order of the
-    table with what writes each. ``in_order``: they are given in that order."""
+    """The common part of rows with the same names: the text around their values, and the names with their writers.
+
+    The names are in the order of the table. ``in_order``: they are given in that order.
+    """
 
     template: str
     names: Sequence[str]
@@ -117,7 +119,7 @@ class Kind:
         self._shapes: dict[tuple[str, ...], _Shape] = {}
 
     def text(self, fields: Mapping[str, Any]) -> str | None:
-        """The row's text, or None where it is not plainly what the kind says: that is for somebody else to decide."""
+        """Return the text of the row, or None where it is not plainly as its kind says."""
         names = tuple(fields)
         shape = self._shapes.get(names) or self._learnt(names)
         if shape is None:

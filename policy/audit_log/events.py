@@ -128,7 +128,7 @@ SUPERVISOR: dict[str, dict[str, str]] = {
     },
     # `status` is ok, failed or ended; `code` the error's code; `exit_status` or `exit_signal` of the agent. `cpu_ms`,
     # `memory_peak_bytes` and `wall_ms` are what this run used from its intent on, those that it started not among it;
-    # null where this machine does not count it or nobody saw it.
+    # null where this machine does not count it or its keeper was killed.
     "run_ended": {
         **_RUN,
         "status": "text",
@@ -188,7 +188,7 @@ SUPERVISOR: dict[str, dict[str, str]] = {
     "runs_revoked": {"operator": "text?", "version": "int", "runs": "objects"},
     # Durable before a tree is ended because its issuer asked for it: each as {run_id, agent_id}.
     "runs_stopped": {"operator": "text?", "reason": "text", "runs": "objects"},
-    # Durable before the version holds; `changes` in the words that whoever signed it was shown.
+    # Durable before the version holds; `changes` in the words that its signers were shown.
     "trust_changed": {
         "operator": "text?",
         "version_from": "int?",
@@ -216,8 +216,10 @@ _BEGINS = re.compile(
 
 
 class Begins(NamedTuple):
-    """What stands at the beginning of a line. ``host`` is what the issuer's display has behind its ``@``: of what an
-    agent asked for, the id of its run. ``run_id`` is None where the row is of no run."""
+    """The beginning of a line. ``host`` is the part of the issuer's display behind its ``@``.
+
+    For a request of an agent, that is the id of its run. ``run_id`` is None where the row is of no run.
+    """
 
     event_id: str
     host: str
@@ -287,7 +289,7 @@ def issuer_text(issuer: Mapping[str, str]) -> str:
 
 
 def body_text(issuer: str, kind: str) -> str:
-    """What stands in a line behind its id and its time, of an issuer and a kind that were made text before.
+    """Return the part of a line behind its id and its time, from an issuer and a kind that are text already.
 
     Raises:
         errors.EventError: more than 8 MiB.
@@ -323,7 +325,7 @@ def assembled(event_id: str, now_ms: int, issuer: str, kind: str) -> bytes:
 def event_line(kind: str, fields: Mapping[str, Any], *, event_id: str, issuer: Mapping[str, str], now_ms: int) -> bytes:
     """One event as its exact JSON line, without the newline: these are the bytes that are hashed.
 
-    ASCII only, so that no control or bidi character of an agent reaches whoever reads the file itself.
+    ASCII only, so that no control or bidi character of an agent reaches a reader of the file itself.
 
     Raises:
         errors.EventError: as ``kind_object``, a malformed issuer or time, or more than 8 MiB.
@@ -342,7 +344,7 @@ def rejection(
     """The fields of ``manifest_rejected`` for a refusal: rule, grant, place, code and message.
 
     Rule 2 is a signature error and rule 1 any error of the manifest's own text; what is neither has no rule. What is
-    said has at most ``MESSAGE_CHARACTERS`` each: whoever asked is told the rest.
+    said has at most ``MESSAGE_CHARACTERS`` each: the caller is told the rest.
     """
     rule: int | None = None
     if isinstance(error, errors.RuleViolation):

@@ -24,7 +24,7 @@ _HASH_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """What of a receipt is settled. ``payer`` is the public key in base58."""
+    """The settled fields of a receipt. ``payer`` is the public key in base58."""
 
     id: str
     payer: str

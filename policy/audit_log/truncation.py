@@ -29,7 +29,7 @@ _FIELDS: Final = tuple(event_kinds.OURS[KIND])
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What is cut now: its rows, and what the whole log was before.
+    """A cut: its rows, and the whole log before it.
 
     ``tree`` is the frontier over everything that was ever cut, this included.
     """
@@ -62,8 +62,9 @@ def fields(cut: Cut, key: Ed25519PrivateKey) -> dict[str, Any]:
 
 
 def frontier(line: bytes, public_key: Ed25519PublicKey | None) -> merkle.Frontier | None:
-    """What stands for the records that were cut, from the first line of a log; empty when it is no re-base record, None
-    when it is one that does not hold.
+    """Read the re-base record of a cut from the first line of a log.
+
+    The result is empty when the line is no re-base record, and None when the record does not hold.
 
     Without a key the signature is not looked at.
     """

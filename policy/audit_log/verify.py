@@ -71,7 +71,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What ``verify`` found. ``notes`` are no failures: a torn tail that the head does not name, a torn head slot."""
+    """The result of ``verify``. ``notes`` are no failures: a torn tail beyond the head, a torn head slot."""
 
     events: int
     anchors: int
@@ -177,7 +177,7 @@ def follow(lines: Iterable[bytes], index: int, previous: str) -> tuple[bytes, in
 
 
 def rebase_failures(lines: Sequence[bytes], public_key: Ed25519PublicKey | None) -> list[Failure]:
-    """What is wrong with the records of cuts: one may stand, signed, at the beginning, and nowhere else."""
+    """Find faults of re-base records: one may stand, signed, at the beginning, and nowhere else."""
     failures = []
     for index, line in enumerate(lines):
         if truncation.NEEDLE not in line:
@@ -286,7 +286,7 @@ def _without_reference(log: _Log, head: audit_log_chain.Head | None) -> list[Fai
 
 
 def _broken_links(log: _Log) -> list[Failure]:
-    """What the chain file says against itself: entries out of order, and links that do not follow."""
+    """Find contradictions in the chain file: entries out of order, and links that do not follow."""
     readable = [a for a in log.anchors if a]
     # Beyond that an index is made up, and listing what lies between would only cost memory.
     most = _LOST_AT_LEAST + _LOST_TIMES * (len(log.anchors) + len(log.hashes))

@@ -1,4 +1,4 @@
-"""What was acknowledged and may not be in the log's files yet: one file, so that one sync acknowledges a group of rows.
+"""The write-ahead file: acknowledged rows that the log's files may lack. One sync acknowledges a group of rows.
 
     signed head, signed head    where the files stood when they were last synced, and one row before
     signed head, rows           after each group: the head behind it, and its lines
@@ -27,7 +27,7 @@ _REBASE = b"rebase"
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What the file says: the lines of both files between ``base`` and ``head``, and where its last record ends.
+    """The content of the file: the lines of both files between ``base`` and ``head``, and where its last record ends.
 
     ``signed`` is the line of ``head``; ``rebased`` says that the files are to be replaced.
     """
@@ -56,7 +56,7 @@ def group(head: bytes, rows: Sequence[audit_log_chain.Row]) -> bytes:
 
 
 def replay(raw: bytes, public_key: Ed25519PublicKey) -> Replay | None:
-    """What the file says, or None when it does not begin with a head that verifies."""
+    """Read the file. None: it does not begin with a head that verifies."""
     base, position = _head(raw, 0, public_key)
     rebased = raw.startswith(_REBASE + b"\n", position)
     before, position = _head(raw, position + rebased * (len(_REBASE) + 1), public_key)
@@ -103,7 +103,7 @@ def _records(raw: bytes, position: int, head: audit_log_chain.Head, public_key: 
 def caught_up(events: bytes, chain: bytes, head: bytes, found: Replay) -> tuple[bytes, bytes, bytes]:
     """Both files and ``head.json`` as the next opening will leave them, where they hold nothing else than that.
 
-    For whoever reads the files of a daemon that was killed and cannot mend them.
+    For a reader of a killed daemon's files that may not repair them.
     """
     if found.rebased:
         return events, chain, head

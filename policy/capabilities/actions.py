@@ -23,7 +23,7 @@ def well_formed(action: str) -> bool:
 
 
 def namespace(action: str) -> str:
-    """What stands before the first dot."""
+    """Return the part before the first dot."""
     return action.partition(".")[0]
 
 

@@ -1,8 +1,8 @@
-"""Whether a chain of grants leads to the daemon's identity, and each is within the one above it.
+"""Verify a chain of grants: it leads to the daemon's identity, and each grant is within the one above it.
 
 A holder grants less of what it holds in one of two ways. Either it signs itself: then ``granted_by`` is its key. Or it
 asks the daemon, which knows the caller and signs for it: then ``granted_by`` is the daemon's. In both the scope's
-``parent_b58`` names the grant above, so that whoever holds the tokens can check all of it offline.
+``parent_b58`` names the grant above, so that a holder of the tokens can check all of it offline.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a request is about, as far as a scope can bound it."""
+"""Facts about a request, as far as a scope can bound it."""
 
 from __future__ import annotations
 

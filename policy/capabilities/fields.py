@@ -238,7 +238,7 @@ NAMESPACES: Final[Mapping[str, Mapping[str, Field]]] = {
     },
     "a2a": {
         "peer_pubkey_b58": _PEER,
-        # Of an agent of this host, whose name and key are those of its id: whatever package has that id.
+        # Of an agent of this host, whose name and key are those of its id: with any package of that id.
         "manifest_sha256": Field(
             "64 hexadecimal digits", _is_digest, same, _equals("manifest_sha256", lambda facts: facts.manifest_sha256)
         ),

@@ -23,7 +23,7 @@ _NEEDS: Final = {"secret.access": "names"}
 
 
 def check(action: str, scope: Any) -> str | None:
-    """Why nobody should be granted this scope of the action; None when it is well formed."""
+    """Return why this scope of the action cannot be granted; None when it is well formed."""
     known = fields.NAMESPACES.get(actions.namespace(action))
     if scope == {} or known is None:
         return _unbounded(action, scope)

@@ -3,8 +3,8 @@
     subject key (32) | action length (u32) | action | scope length (u32) | scope as RFC 8785 JSON
     | grantor key (32) | whether it ends (1 or 0) | when it ends (u64, 0 if never)
 
-All numbers big-endian. Display names are not signed. INVARIANT: these are version 1's bytes; whatever else the same key
-signs must not be readable as them (``covenant.keys.identity``), which ``parse`` decides.
+All numbers big-endian. Display names are not signed. INVARIANT: these are version 1's bytes; no other message of the
+same key may be readable as them (``covenant.keys.identity``), which ``parse`` decides.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _END: Final = struct.Struct(">BQ")
 
 
 class MalformedError(ValueError):
-    """What is given is no capability; the text says why, in one lower-case line."""
+    """The input is no capability. The text says why, in one lower-case line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Token:
 
 
 def key_bytes(key: str) -> bytes:
-    """The 32 bytes of a public key that can name somebody.
+    """Return the 32 bytes of a public key that can name a peer.
 
     Raises:
         MalformedError: not base58 of 32 bytes, or a point of small order.
@@ -95,7 +95,7 @@ def key_bytes(key: str) -> bytes:
     except ValueError:
         raise MalformedError("the key is not base58 of 32 bytes") from None
     try:
-        # For a point of small order there are signatures that hold over any message, so it can name nobody.
+        # For a point of small order there are signatures that hold over any message, so it can name no peer.
         return envelope.PublicKey(raw).raw
     except ValueError:
         raise MalformedError("the key is a point of small order, or not in its one form") from None
@@ -126,7 +126,7 @@ def normal_scope(scope: Any) -> Any:
 
 
 def parse(message: bytes) -> Token | None:
-    """The capability whose canonical bytes these are, None where they are nobody's: the inverse of ``message``."""
+    """Return the capability of these canonical bytes; None where there is none: the inverse of ``message``."""
     try:
         view = memoryview(message)
         subject, view = bytes(view[:KEY_BYTES]), view[KEY_BYTES:]

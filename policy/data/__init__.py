@@ -122,7 +122,7 @@ def deny() -> DenyList:
 
 @functools.cache
 def arguments() -> ArgumentRules:
-    """What granted calls may be asked for.
+    """Read the argument rules of granted calls.
 
     Raises:
         errors.InstallationError: the data file is not as this program was shipped with.

@@ -20,7 +20,7 @@ class PriceTableError(ValueError):
 
 @functools.cache
 def prices() -> Prices:
-    """What one credit buys.
+    """Read the prices: the use that a credit buys.
 
     Raises:
         errors.InstallationError: the file is malformed.

@@ -1,4 +1,4 @@
-"""What the versioned data files hold, as frozen values: profiles, deny list, numbers, argument rules, paths."""
+"""The contents of the versioned data files, as frozen values: profiles, deny list, numbers, argument rules, paths."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentRule:
-    """What a granted ``call`` may be asked for: one of ``allow`` must hold."""
+    """The argument rules of a granted ``call``: one of ``allow`` must hold."""
 
     call: str
     reason: str = field(compare=False, repr=False)

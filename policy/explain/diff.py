@@ -1,6 +1,6 @@
-"""What a change means to the kernel: two policies, read out of their artefacts, compared grant by grant.
+"""Show the effect of a change on the kernel: compare two policies, read out of their artefacts, grant by grant.
 
-The rows are ordered by risk: what lets an agent run other code stands before what lets it read one more file. A
+The rows are ordered by risk: a grant to run other code stands before a grant to read one more file. A
 change widens exactly when the second policy is not a subset of the first; then some row has an added line
 (tests/unit/policy/explain/test_diff.py).
 """
@@ -131,7 +131,7 @@ _FACTS: dict[str, Callable[[Decompiled], object]] = {
 
 
 def compare(old: Grants | Effective, new: Grants | Effective) -> Diff:
-    """What ``new`` allows beyond ``old``, and what it lacks of it."""
+    """Return the grants of ``new`` beyond ``old``, and those that it lacks."""
     added, removed = _lines(new, old), _lines(old, new)
     rows = [
         Row(risk, domain, noun, added.get((risk, domain, noun), ()), removed.get((risk, domain, noun), ()))

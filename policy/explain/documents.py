@@ -1,7 +1,7 @@
 """The rules of the artefacts that are not the process's own config: network, firewall, gates, vault, supervisor.
 
-Each reader yields (``artefact:place``, what it says). Every document is closed: a key or a line that is not known here
-would be a rule that nobody explained.
+Each reader yields (``artefact:place``, what it says). Every document is closed: an unknown key or line would be a
+rule without an explanation.
 """
 
 from __future__ import annotations

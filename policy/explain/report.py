@@ -2,7 +2,7 @@
 
 The rules are read out of the artefacts (the filter out of its BPF), not out of the manifest beside them; the cause
 is then looked up in provenance.json. A rule without a cause, or a cause without a rule, is an error: the artefacts
-would do something that nobody asked for, or promise something that they do not hold.
+would do something without a request, or promise something that they do not hold.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from policy.decompile import calls, conditions, oci_seccomp
 from policy.explain import documents
 from policy.explain.documents import closed
 
-# The closed set of places in config.json; anything else there is a rule that nobody explained.
+# The closed set of places in config.json; anything else there is a rule without an explanation.
 _CONFIG_KEYS = {"ociVersion", "hostname", "root", "process", "mounts", "linux"}
 _PROCESS_KEYS = {"terminal", "user", "args", "env", "cwd", "capabilities", "noNewPrivileges", "rlimits"}
 _LINUX_KEYS = {"namespaces", "resources", "seccomp", "gidMappings", "uidMappings"}

@@ -90,7 +90,7 @@ class Effective:
         additions: Mapping[str, source.Calls] | None = None,
         below: Mapping[str, frozenset[str]] | None = None,
     ) -> Self:
-        """What ``manifest`` asks for.
+        """Return the grants that ``manifest`` requests.
 
         ``profiles`` are the named sets of system calls; ``additions`` the sets that a grant of ``executables`` or
         ``network`` brings with it; ``below`` maps each role to itself and the roles below it. Without the last two
@@ -123,7 +123,7 @@ class Effective:
         return tuple((name, getattr(self, name)) for name in DOMAINS)
 
     def meet(self, other: Self, /) -> Self:
-        """What both allow, in every domain."""
+        """Return the grants that both allow, in every domain."""
         return self._of(mine.meet(getattr(other, name)) for name, mine in self.domains())
 
     def is_subset(self, other: Self, /) -> bool:

@@ -51,7 +51,7 @@ class Lifetime:
         return within(self.ttl_seconds, other.ttl_seconds) and at_most(ON_EXPIRY, self.on_expiry, other.on_expiry)
 
     def difference(self, other: Self, /) -> Self:
-        """What of this ``other`` does not cover."""
+        """Return the part of this that ``other`` does not cover."""
         return type(self)(
             0 if within(self.ttl_seconds, other.ttl_seconds) else self.ttl_seconds,
             ON_EXPIRY[0] if at_most(ON_EXPIRY, self.on_expiry, other.on_expiry) else self.on_expiry,

@@ -69,7 +69,7 @@ class Network:
 
     @classmethod
     def without_table(cls, mode: Mode) -> Self:
-        """What ``mode`` allows where the manifest lists no destinations."""
+        """Return the destinations that ``mode`` allows where the manifest lists none."""
         return cls.any(WITHOUT_TABLE[mode], addresses.PUBLIC)
 
     @classmethod

@@ -129,7 +129,7 @@ class PathSet:
 
 @dataclass(frozen=True, slots=True)
 class Filesystem:
-    """What an agent sees of the host's files.
+    """The host files that an agent sees.
 
     ``write`` paths can be read and written, ``read`` paths only read: one that ``write`` already covers is not
     listed again. ``mode`` is ordered as in ``MODES``.
@@ -163,7 +163,7 @@ class Filesystem:
         return self.read.union(self.write)
 
     def meet(self, other: Self, /) -> Self:
-        """What both show."""
+        """Return the paths that both show."""
         write = self.write.meet(other.write)
         return type(self)(lower(MODES, self.mode, other.mode), self.readable().meet(other.readable()), write)
 

@@ -1,4 +1,4 @@
-"""What the grants are read from: the part of a manifest that ``Effective.from_manifest`` looks at.
+"""The source of the grants: the part of a manifest that ``Effective.from_manifest`` reads.
 
 Grants lie below manifests (design.md), so the shape is stated here and ``policy.manifest`` has it; mypy compares.
 """

@@ -71,7 +71,7 @@ class Spawning:
         )
 
     def for_child(self) -> Self:
-        """What is left for a child: one level less."""
+        """Return the grant that is left for a child: one level less."""
         depth = None if self.max_depth is None else max(self.max_depth - 1, 0)
         return type(self)(depth, self.max_descendants, self.on_parent_exit)
 

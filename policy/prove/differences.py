@@ -1,4 +1,4 @@
-"""What two sets of grants differ in, domain by domain, and the error that says so."""
+"""Compare two sets of grants domain by domain, and make the error of a difference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from policy.grants.sets.domain import Domain
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What artefacts allow in one domain beyond what they may, and what they lack, as lines."""
+    """The excess and the lack of artefacts in one domain, as lines."""
 
     domain: str
     wider: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class Difference:
 
 
 def between(domain: str, found: Domain, expected: Domain) -> Difference:
-    """What ``found`` is beyond ``expected``, and short of it. Empty exactly when the two are equal."""
+    """Return the excess of ``found`` over ``expected``, and its lack. Empty exactly when the two are equal."""
     wider, missing = found.difference(expected).describe(), expected.difference(found).describe()
     if found != expected and not wider and not missing:
         # A mode, or a form, for which a domain has no line.

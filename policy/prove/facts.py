@@ -1,7 +1,7 @@
-"""What runs beside the grants: the package and its entry, the host's runtime and programs, the runsc binary.
+"""Facts beside the grants: the package and its entry, the host's runtime and programs, the runsc binary.
 
-None of it is a grant, so comparing grants cannot show a fault in it. Whoever compiled for a host has these facts and
-hands them to the proof; for artefacts that lie in a directory there is nobody to ask.
+None of them is a grant, so comparing grants cannot show a fault in them. The compiler has these facts and hands them to
+the proof. For artefacts in a directory there are none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from policy.manifest.agent import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the artefacts must name. Digests are hex SHA-256.
+    """The facts that artefacts must name. Digests are hex SHA-256.
 
     ``closures`` maps the runtime (a word) and each granted program (a path) to its closure; ``kinds`` each granted
     path to ``file`` or ``dir``; ``args`` starts the agent; by ``secret_files`` what is granted of secrets is files.

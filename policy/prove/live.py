@@ -1,12 +1,12 @@
-"""The kernel beside the manifest: what a running agent is allowed lies within what was proved of its artefacts.
+"""Prove that the kernel allows a running agent no more than was proved of its artefacts.
 
     (1) each layer's read-out is put in the place of what was compiled      policy.decompile.live
     (2) a layer that comes out as it was compiled allows what was proved of it, and nothing is read twice
     (3) any other is read as artefacts are, and compared domain by domain: calls with their arguments, ceilings by
         each of their holders, what is started and from which files
 
-A limit that somebody has lowered is no drift. Rules, mounts, flags or a configuration that grant no more and yet are
-not what was made are: nobody has any business there. So is what cannot be read: it came from no grant.
+A limit that somebody has lowered is no drift. Rules, mounts, flags or a configuration that differ from those that
+were made are drift, even if they grant no more. So is a part that cannot be read: it came from no grant.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _layer(name: str, compiled: Artefacts, made: Callable[[], dict[str, bytes]])
 
 
 def _beyond(now: Decompiled, before: Decompiled) -> Iterator[Difference]:
-    """What is allowed now and was not proved."""
+    """Return the grants that are allowed now and were not proved."""
     ceilings = dict(before.grants.domains())
     for name, mine in now.grants.domains():
         if not mine.is_subset(ceilings[name]):

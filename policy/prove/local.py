@@ -44,7 +44,7 @@ _ABSENT: Final = frozenset({calls.ENOSYS})
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What must be refused, by name. A call that stands nowhere passes.
+    """The calls that must be refused, by name. Any other call passes.
 
     ``only``: calls of which nothing passes but this; ``refused``: calls of which nothing is refused but this;
     ``missing``: calls that answer ENOSYS.
@@ -56,7 +56,7 @@ class Demand:
 
 
 def demanded(manifest: Manifest) -> Demand:
-    """What the filter of this manifest has to refuse under trusted-local: (2) to (5)."""
+    """Return the calls that the filter of this manifest has to refuse under trusted-local: (2) to (5)."""
     rules = data.arguments()
     only = {name: _condition(rules.rules[name].allow) for name in rules.rest_on_host}
     only |= dict.fromkeys(_SOCKETS, conditions.any_of([[(0, _ALL_BITS, _AF_UNIX)]]))

@@ -1,4 +1,4 @@
-"""What a grant becomes when its enforcer is coarser than it: the one table of tolerances, and the rules that apply it.
+"""Roundings of grants by coarser enforcers: the one table of tolerances, and the rules that apply it.
 
 A rule takes the effective grants of a domain and says what artefacts that hold them must read back as, with the ids of
 the roundings that made a difference. The comparison that follows is for equality.
@@ -125,7 +125,7 @@ def _resources(effective: Effective, found: Decompiled) -> Expected:
 
 
 def of_holder(holder: str, resources: Resources) -> Resources:
-    """The ceilings that one of their holders has: the OCI configuration has no place for those of io."""
+    """The ceilings of one holder: the OCI configuration has no place for those of io."""
     return replace(resources, **dict.fromkeys(_IO)) if holder == "oci" else resources
 
 

@@ -1,6 +1,6 @@
-"""What nothing enforces and people read: effective.json, provenance.json and the index of network.json.
+"""Documents for people, which nothing enforces: effective.json, provenance.json and the index of network.json.
 
-They say what was decided and found.
+They hold the decision and its facts.
 """
 
 from __future__ import annotations

@@ -89,8 +89,10 @@ def resource_availability(case: Case) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Promised:
-    """What a live run may take of this machine's memory, in MiB, whether it does or not. ``shown`` says that whoever is
-    told of a refusal may know of the run; of the others they learn the sum."""
+    """The memory that a live run may take, in MiB. ``shown``: the receiver of a refusal may know of the run.
+
+    Of the other runs a refusal tells the sum.
+    """
 
     run_id: str
     agent_id: str
@@ -101,7 +103,7 @@ class Promised:
 def within_host(
     wanted_mb: int, capacity_mb: int, promised: Sequence[Promised], where: Callable[[str], str], *, share: str = ""
 ) -> None:
-    """Rule 6 for what is live now: whatever all runs may take together, this machine has.
+    """Rule 6 for the live runs: this machine has the memory that all of them may take together.
 
     ``capacity_mb`` is what may be promised in all; ``share`` says how much of the machine that is.
 
@@ -127,7 +129,7 @@ def within_host(
 
 
 def host_memory_mb(effective: Effective, *, gvisor: bool) -> int:
-    """What a run may take of its machine's memory in all, in MiB."""
+    """Return the memory that a run may take of its machine, in MiB."""
     want = effective.resources
     memory, disk, pids = want.memory_mb or 0, want.disk_mb or 0, want.pids_max or 0
     # A tmpfs lives in memory, and the sentry needs its own (decisions.md, Filesystem and execution).

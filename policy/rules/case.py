@@ -29,7 +29,7 @@ class Owner:
     """A package that holds an agent id on this host: in the agents directory, in the store, or in a live run.
 
     ``package`` is where it lies, as the operator knows it; ``payload_digest`` that of its signed statement. ``shown``
-    says that whoever is told of a refusal may know where that is. ``run_id`` is empty for one that does not run.
+    says that the receiver of a refusal may know where that is. ``run_id`` is empty for one that does not run.
     ``serial`` is that of its signed statement, None where it says nothing beside others: the package is not signed, or
     a local key of `covenant dev` signed it. ``signers`` are the ids of the keys that count for it.
     """
@@ -87,12 +87,12 @@ class Case:
 
     @property
     def effective(self) -> Effective:
-        """What the agent gets if every rule agrees."""
+        """Return the grants of the agent if every rule agrees."""
         return self.requested if self.delegation is None else self.delegation.granted
 
     @property
     def statement(self) -> Statement | None:
-        """What was signed, None for an unsigned package."""
+        """The signed statement, None for an unsigned package."""
         return self.trusted.statement if isinstance(self.trusted, TrustedPackage) else None
 
     def where(self, grant: str) -> str:

@@ -1,8 +1,8 @@
-"""What a manifest demands and this version, or this host, cannot hold under linux-gvisor. Not one of the nine rules.
+"""Demands of a manifest that this version, or this host, cannot hold under linux-gvisor. Not one of the nine rules.
 
-A demand that cannot be enforced is refused with the grant, the missing thing and the mend; nothing is weakened or
-skipped in silence (design.md, Refusal). What is not built compiles all the same, so that it can be looked at and
-proved; a run asks here first. ``NOT_YET`` is the closed table of it: whoever builds one takes its line out.
+A demand that cannot be enforced is refused with the grant, the missing part and the fix; nothing is weakened or
+skipped in silence (design.md, Refusal). A demand that is not built yet compiles all the same, so that it can be looked
+at and proved; a run asks here first. ``NOT_YET`` is the closed table of them; a feature that is built leaves it.
 trusted-local has a check of its own (sandbox.runner.trusted_local).
 """
 
@@ -45,9 +45,9 @@ def findings(manifest: Manifest, host: HostFacts) -> Iterator[errors.MachineErro
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a key demands (``{0}`` is its value), what is missing, and the mend.
+    """The demand of a key (``{0}`` is its value), the missing part, and the fix.
 
-    ``unless`` are the values that demand nothing, beside whatever is false as Python sees it.
+    ``unless`` are the values that demand nothing, beside those that are false in Python.
     """
 
     demand: str
@@ -138,7 +138,7 @@ def _io(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
 
 
 def _waiting_secrets(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
-    """What is there from a run's start would be there for as long as an instance waits, and of that day."""
+    """Grants that begin at a run's start would age with a waiting standby sandbox."""
     standby = manifest.sandbox.standby
     if standby and manifest.permissions.credentials.files and manifest.permissions.credentials.grants:
         mend = (

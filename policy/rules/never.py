@@ -1,4 +1,4 @@
-"""Paths that no manifest is granted, whoever signed it: part of rule 1.
+"""Paths that no manifest is granted, with any signature: part of rule 1.
 
 Asked twice with one table: about the path as the manifest writes it, and by the sandbox about the path as the host
 resolves it. Pure: COVENANT_HOME, COVENANT_STATE and the supervisor's own code come as ``extra``.
@@ -41,7 +41,7 @@ def check(
 def refusal(
     path: str, table: NeverGrantable, extra: Mapping[str, str] = _NOTHING, *, write: bool = False
 ) -> errors.NeverGrantableError | None:
-    """What ``check`` would raise, for a caller whose place costs a scan of the file; None when it would not."""
+    """Return the error of ``check``, for a caller whose place costs a scan of the file; None when there is none."""
     for trees in (extra, table.trees, table.write_trees if write else _NOTHING):
         tree = find(path, trees)
         if tree is not None:

@@ -39,7 +39,7 @@ __all__ = ["RULES", "Case", "Owner", "Parent", "Unsigned", "Verdict", "check", "
 
 
 def requested(manifest: Manifest, *, roles: Roles, profiles: Mapping[str, source.Calls] | None = None) -> Effective:
-    """What the manifest asks for, with this program's profiles and additions and the computed order of roles.
+    """Return the requested grants, with this program's profiles and additions and the computed order of roles.
 
     Raises:
         errors.ManifestError: the profile is not known.
@@ -181,7 +181,7 @@ def lifetime_approval(case: Case) -> None:
     """(9) Asked of what the manifest requests: a parent that happens to end does not replace the approval.
 
     Raises:
-        errors.LifetimeViolation: it asks for no end, and nobody who may approve that did.
+        errors.LifetimeViolation: it asks for no end, without the approval of a key that may give it.
     """
     signed = case.trusted if isinstance(case.trusted, TrustedPackage) else None
     if not case.requested.lifetime.unlimited:

@@ -1,4 +1,4 @@
-"""What a spawning parent is to the rules, and what a child gets of it: rules 4 and 5.
+"""Rules 4 and 5: a spawning parent as the rules see it, and the grants of its child.
 
 A parent is proved by the socket that the request came over (decisions.md, Roles), never named by a client; the
 supervisor fills these values in from its own records.
@@ -34,7 +34,7 @@ class Ancestor:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What is drawn from a parent's ceilings: its own use and the grants of its live children, summed."""
+    """The draw on a parent's ceilings: its own use and the grants of its live children, summed."""
 
     memory_mb: int = 0
     pids_max: int = 0
@@ -66,7 +66,7 @@ class Parent:
 
     @property
     def ceiling(self) -> Effective:
-        """What a child may have at most."""
+        """Return the most that a child may have."""
         return self.effective.for_child(remaining_seconds=self.remaining_seconds)
 
 

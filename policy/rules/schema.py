@@ -21,7 +21,7 @@ def check(case: Case) -> None:
     """Raise for the first constraint that is broken.
 
     Raises:
-        errors.SchemaViolation: it is; NeverGrantableError for a path that nobody is granted.
+        errors.SchemaViolation: it is; NeverGrantableError for a path that no manifest is granted.
     """
     for constraint in _CONSTRAINTS:
         for grant, message, hint in constraint(case):

@@ -49,7 +49,7 @@ class Proposal:
         return self.envelope.encode()
 
     def sides(self, present: roots.TrustRoot, now_ms: int) -> tuple[Side, Side]:
-        """What the present version says, and what the proposed one says of itself."""
+        """Return the present root and the proposed one, each as it describes itself."""
         one, other = (_side(document, self.envelope, now_ms) for document in (present.document, self.document))
         return one, other
 

@@ -318,7 +318,7 @@ def _enough(signers: tuple[Signer, ...]) -> tuple[Signer, ...]:
     """Those that count; there is at least one."""
     counting = threshold.counting(signers)
     if not counting:
-        # One more at least, even where the fewest that one of them asks for are there: the others ask for more.
+        # One more at least: the lowest demand of a key may be met, while the other keys demand more.
         least = max(min(s.threshold for s in signers), len(signers) + 1)
         raise errors.SignatureError(
             f"{len(signers)} operators signed and {least} are needed",

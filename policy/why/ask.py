@@ -1,8 +1,8 @@
 """Why may an agent do one thing, or why not: answered from the artefacts that were compiled, read back.
 
 A question is a value that knows three things: what the artefacts say of it (``seen``), whether a set of grants would
-allow it (``granted``: a parent's ceiling, a role's), and what an author would write to be granted it (``mend``). What
-no manifest can be granted, whoever signs it, is said with its reason.
+allow it (``granted``: a parent's ceiling, a role's), and what an author would write to be granted it (``mend``). A
+grant that no signature can give is named with its reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from policy.manifest import text
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What there is to look at: the artefacts read back, the package's file names, the closures of this host.
+    """The sources of an answer: the artefacts read back, the package's file names, the closures of this host.
 
     ``bounds`` are the ceilings above the agent by what people call them (``role `reader```, ``parent `boss```);
     ``never`` the trees of this host that are never granted, beside those of the data file.
@@ -35,7 +35,7 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the artefacts say: yes or no, the sentence, and the rule (``artefact:place``) where one rule decides."""
+    """The artefacts' answer: yes or no, the sentence, and the rule (``artefact:place``) where one rule decides."""
 
     allowed: bool
     because: str
@@ -74,7 +74,7 @@ class Question(Protocol):
         """The question in words."""
 
     def seen(self, sight: Sight) -> Seen:
-        """What the artefacts say."""
+        """Return the answer of the artefacts."""
 
     def granted(self, grants: Grants | Effective) -> bool:
         """Whether a set of grants allows it."""

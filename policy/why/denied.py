@@ -110,7 +110,7 @@ def words(denial: Denial) -> dict[str, Any]:
 
 
 def meaning(denial: Denial) -> str:
-    """What it means, in a sentence."""
+    """Return the meaning of the denial, in a sentence."""
     who = denials.LAYERS.get(denial.layer, "something that serves the run")
     if denial.code == denials.REST_CODE:
         return f"{who} refused more than is listed one by one"
@@ -118,20 +118,20 @@ def meaning(denial: Denial) -> str:
 
 
 def explain(denial: Denial, sight: Sight) -> Explanation:
-    """What it means, and what of it an author or an operator can change."""
+    """The meaning of a denial, and the change that an author or an operator can make."""
     question = None if denial.grant is None else question_of(denial, sight)
     answer = None
     if question is not None:
         try:
             answer = ask(question, sight)
         except errors.CovenantError:
-            # It names what cannot exist; whoever refused it did so for its own reasons.
+            # The denial names an object that cannot exist; its layer refused it for other reasons.
             question = None
     return Explanation(denial, meaning(denial), answer, _note(denial, answer))
 
 
 def question_of(denial: Denial, sight: Sight) -> Question | None:
-    """What ``policy why`` would ask about it; None where there is no such question."""
+    """Return the question of ``policy why`` about it; None where there is no such question."""
     ask_of = _QUESTIONS.get(denial.layer)
     try:
         return None if ask_of is None else ask_of(denial, sight)

@@ -175,7 +175,7 @@ class Execute:
         return "[permissions.executables]", f"allow = [{toml(self.path)}]"
 
     def never(self, sight: Sight) -> str:
-        """What may not even be read may not be started; the package's own files are never granted programs."""
+        """A file that may not be read may not be started; the package's own files are never granted programs."""
         if _within(self.path, WORKSPACE):
             return "a file of the package is started as the entry, or not at all"
         return Open(self.path).never(sight)

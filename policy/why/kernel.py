@@ -68,7 +68,7 @@ class Connect:
         return (*change, "[[permissions.network]]", *entry)
 
     def never(self, sight: Sight) -> str:
-        """What no entry can name: no single destination, a name of this machine, a bare label."""
+        """Return the names that no entry can hold: no single destination, a name of this machine, a bare label."""
         try:
             hosts.check(self._written())
         except PydanticCustomError as e:
@@ -153,7 +153,7 @@ class Credential:
         return "[permissions.credentials]", f"grants = [{toml(self.name)}]"
 
     def never(self, sight: Sight) -> str:
-        """Every secret can be granted by somebody."""
+        """Every secret can be granted by some key."""
         return ""
 
 

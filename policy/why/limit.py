@@ -46,7 +46,7 @@ class Limit:
         return ("[lifetime]" if self.key == TTL else "[resources]"), f"{self.key} = {self.wanted}"
 
     def never(self, sight: Sight) -> str:
-        """Every ceiling can be higher for somebody."""
+        """Every ceiling can be raised by some key."""
         return ""
 
 

@@ -59,7 +59,7 @@ _cached = functools.lru_cache(maxsize=4096)
 
 @_cached
 def union(a: Access, b: Access) -> Access:
-    """What either allows."""
+    """Return the union: the access that either allows."""
     if a == b or not b:
         return a
     tcp = spans.union(a.tcp, b.tcp)
@@ -68,7 +68,7 @@ def union(a: Access, b: Access) -> Access:
 
 @_cached
 def meet(a: Access, b: Access) -> Access:
-    """What both allow."""
+    """Return the meet: the access that both allow."""
     if a == b or not a:
         return a
     tcp = spans.meet(a.tcp, b.tcp)
@@ -78,7 +78,10 @@ def meet(a: Access, b: Access) -> Access:
 
 @_cached
 def minus(a: Access, b: Access) -> Access:
-    """What ``a`` allows and ``b`` does not. Plain TCP where ``b`` has only tls stays whole: it is more than tls."""
+    """Return the access that ``a`` allows and ``b`` does not.
+
+    Plain TCP where ``b`` has only tls stays whole: it is more than tls.
+    """
     if not a or not b:
         return a
     return Access(

@@ -137,7 +137,7 @@ def join(parts: Iterable[tuple[int, int, Access]]) -> Reach:
 
 
 def meet(a: Reach, b: Reach) -> Reach:
-    """What both reach, by one merge."""
+    """Return the addresses that both reach, by one merge."""
     if a == b:
         return a
     out: list[tuple[int, int, Access]] = []
@@ -154,7 +154,7 @@ def meet(a: Reach, b: Reach) -> Reach:
 
 
 def minus(a: Reach, b: Reach) -> Reach:
-    """What ``a`` reaches and ``b`` does not."""
+    """Return the addresses that ``a`` reaches and ``b`` does not."""
     return _joined(_pieces(a, b, access.minus))
 
 

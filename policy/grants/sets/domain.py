@@ -1,4 +1,4 @@
-"""What every domain of grants can do, and the two shapes that most of them are made of.
+"""The interface of each domain of grants, and the two shapes that most of them are made of.
 
 A domain is a bounded meet-semilattice: ``meet`` is what two parties both allow, ``is_subset`` is its order
 (``a.is_subset(b) == (a.meet(b) == a)``), each class has a ``bottom()`` that allows nothing and a ``top()`` that
@@ -20,14 +20,14 @@ class Domain(Protocol):
 
     @classmethod
     def bottom(cls) -> Self:
-        """What allows nothing."""
+        """Return the value that allows nothing."""
 
     @classmethod
     def top(cls) -> Self:
-        """What allows everything; a ceiling that leaves the domain open."""
+        """Return the value that allows everything: a ceiling that leaves the domain open."""
 
     def meet(self, other: Self, /) -> Self:
-        """What both allow."""
+        """Return the value that both allow."""
 
     def is_subset(self, other: Self, /) -> bool:
         """Whether everything that this allows, ``other`` allows too."""

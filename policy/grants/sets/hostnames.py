@@ -91,7 +91,10 @@ def join(parts: Iterable[tuple[str, Access]]) -> Names:
 
 
 def meet(a: Names, b: Names) -> Names:
-    """What both allow. Between two patterns of either side nothing changes, so their patterns suffice."""
+    """Return the names that both allow.
+
+    Between two patterns of either side nothing changes, so their patterns suffice.
+    """
     if a == b:
         return a
     mine, theirs = dict(a), dict(b)
