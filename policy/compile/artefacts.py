@@ -1,4 +1,4 @@
-"""What a policy compiles to: named byte strings, their causes, and one digest over all of them."""
+"""The artefacts of a policy: named byte strings, their causes, and one digest over all of them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Compiled policies kept by everything that they hang on, so that the same decision is not compiled twice.
+"""Cache compiled policies by all of their inputs, so that the same decision is not compiled twice.
 
-A value that its holder owns, as the supervisor does for its life: two holders share nothing. What is kept is bounded
-in number and in bytes, since manifests are hostile; what was used longest ago goes first. An error is never kept, nor
-what a check refused: whatever is given was checked once, on these very bytes.
+A holder owns its cache, as the supervisor does for its life: two holders share nothing. The cache is bounded in number
+and in bytes, since manifests are hostile; the entry that was used longest ago goes first. Errors and refusals are never
+cached: each entry was checked once, on these very bytes.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Cache:
 
 
 def _facts(effective: Effective, manifest: Manifest, host: HostFacts) -> Hashable:
-    """What ``plan.compile`` looks at of the machine: free memory and the like are rule 6's, and change all the time."""
+    """Return the host facts that ``plan.compile`` reads. Free memory and the like are for rule 6, and change often."""
     runtime = host.runtimes.get(manifest.agent.runtime)
     programs = tuple((path, _closure(host.executables.get(path))) for path in effective.executables.paths)
     paths = (*effective.filesystem.read, *effective.filesystem.write)

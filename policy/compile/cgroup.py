@@ -25,7 +25,7 @@ OVERHEAD_VERSION = 1
 
 
 def overhead_mb(pids_max: int) -> int:
-    """What the sandbox itself takes beside its guest, in MiB, with ``pids_max`` processes."""
+    """Return the memory of the sandbox beside its guest, in MiB, with ``pids_max`` processes."""
     return _IDLE_MB + pids_max // 2
 
 

@@ -33,7 +33,7 @@ MASKED = {
     "/sys": "what gVisor tells of the host's hardware belongs to no grant",
 }
 _EMPTY = ("ro", *_SAFE, "noexec", "mode=0555", "size=4k")
-# The flags of a granted path. Whoever walks a writable one on the host follows no link that the agent made in it;
+# The flags of a granted path. A program that walks a writable one on the host follows no link of the agent in it;
 # gVisor itself reads links and stays in the agent's root (tests/kernel/test_writable_paths.py). In a writable one the
 # agent is the owner of what the owner of the granted path owns, and of nothing else.
 _FLAGS = {"read": ("ro", *_SAFE, "noexec"), "write": ("rw", *_SAFE, "noexec", "nosymfollow", "idmapped")}
@@ -116,7 +116,7 @@ def as_files(effective: Effective, manifest: Manifest) -> bool:
 
 
 def rooms(effective: Effective, host: HostFacts) -> dict[str, int]:
-    """What can be written below each granted path, in MiB; 0 where nothing bounds it."""
+    """Return the MiB that can be written below each granted path; 0 where nothing bounds it."""
     return {path: host.granted[path].room_mb for path in effective.filesystem.write if path in host.granted}
 
 

@@ -1,7 +1,7 @@
 """Effective policy and host facts to artefacts: the one place that calls every compiler, in a fixed order.
 
-Pure and deterministic: the same input gives the same bytes on any machine, whatever the order in which grants
-were written (tests/unit/policy/compile/test_plan.py, tests/golden/test_policy.py).
+Pure and deterministic: the same input gives the same bytes on any machine, for any order of the written
+grants (tests/unit/policy/compile/test_plan.py, tests/golden/test_policy.py).
 
 Everything that parses is compiled, also what cannot be run yet: a run asks policy.rules.enforceable first.
 """
@@ -110,7 +110,7 @@ def compile(
 
 
 def _requested(manifest: Manifest) -> Effective:
-    """What the manifest asks for, before any parent. Its role's order is that of the built-in table."""
+    """Return the requested grants, before any parent. The order of roles is that of the built-in table."""
     return Effective.from_manifest(
         manifest, profiles=data.profiles(), additions=data.additions(), below=data.roles().below
     )

@@ -240,7 +240,7 @@ class DenyRule:
 
 @dataclass(frozen=True, slots=True)
 class DenyFilter:
-    """What sandbox.kernel.seccomp.load loads into a trusted-local child: default allow, these rules refused.
+    """The filter that sandbox.kernel.seccomp.load loads into a trusted-local child: default allow, these rules refused.
 
     `absent` are the denied names that `arch` does not have; the loader checks that libseccomp agrees.
     """

@@ -1,8 +1,8 @@
-"""What the trusted-local backend may run, and what it can hold it to. Pure.
+"""The trusted-local backend: the manifests that it may run, and the limits that it can hold. Pure.
 
-trusted-local is no sandbox: a dedicated uid, limits of the process, a deny list. What a manifest demands
-beyond that is refused with the mend; what the seed calls advisory is accepted and named in ``not_enforced``,
-which is printed and goes into the audit log.
+trusted-local is no sandbox: a dedicated uid, limits of the process, a deny list. A demand beyond that is refused with
+the fix. A demand that the seed calls advisory is accepted and named in ``not_enforced``, which is printed and goes into
+the audit log.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _UNIX_SOCKETS = "resources.network: unix sockets that the user may open can be r
 
 @dataclass(frozen=True, slots=True)
 class LocalPolicy:
-    """What holds a trusted-local agent. Bytes, counts; ``scratch_bytes`` 0 means no writable directory.
+    """The limits of a trusted-local agent. Bytes, counts; ``scratch_bytes`` 0 means no writable directory.
 
     ``own_network`` is an empty network namespace; ``hide_run`` covers /run, whose sockets reach the network
     through other programs. ``not_enforced`` is for people and the log, in a fixed order.

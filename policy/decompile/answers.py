@@ -1,4 +1,4 @@
-"""What a filter answers to every call there is: each architecture tag, each number, each value of the arguments.
+"""Evaluate a filter for every call: each architecture tag, each number, each value of the arguments.
 
 `bpf.decide` runs a program on one call; here it is run on all at once. Tag and number are followed as ranges: a
 comparison with a constant cuts a range in two or three, so the spans found are apart and cover all 2^32 tags
@@ -35,7 +35,7 @@ _State = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What becomes of a call: every action that is returned for some arguments, and when the one asked for is."""
+    """The answer to a call: each action that some arguments get, and the condition of the requested action."""
 
     actions: frozenset[int]
     when: Condition
@@ -43,7 +43,7 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the filter says to these numbers under these architecture tags (first and last of each)."""
+    """The answer of the filter to these numbers under these architecture tags (first and last of each)."""
 
     numbers: Range
     tags: Range
@@ -110,7 +110,7 @@ class _Reader:
         return self._returns[action]
 
     def _rest(self, start: _State) -> Rest:
-        """What follows from an instruction on, as a function of the arguments."""
+        """Return the answer from an instruction on, as a function of the arguments."""
         if start not in self._solved:
             reached: set[_State] = set()
             waiting = [start]

@@ -1,4 +1,4 @@
-"""A seccomp filter taken apart, whoever made it: its instructions, and what it answers to one call.
+"""Take a seccomp filter of any origin apart: its instructions, and its answer to one call.
 
 policy.decompile.answers reads it for all calls at once. Only the instructions that seccomp compilers emit are
 understood; any other is an error, since a program that is half read proves nothing.

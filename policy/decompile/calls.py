@@ -1,4 +1,4 @@
-"""What a filter lets an agent call: for each name the arguments that pass, and the calls that do not exist.
+"""The calls that a filter allows: for each name the arguments that pass, and the calls that do not exist.
 
 The common language of the two readings, `read_bpf` here and `oci_seccomp.read`: two filters that mean the same give
 values that are `equal`, however they are laid out. All that is not named is refused with EPERM. Comparing is exact
@@ -81,7 +81,7 @@ def expected(
 
 
 def read_bpf(program: bytes, arch: str, names: Mapping[int, str]) -> Calls:
-    """What a program lets by, for every call that can be made on a machine of `arch`.
+    """Read the calls that a program allows, over every call of a machine of `arch`.
 
     Args:
         program: an array of struct sock_filter, as it is loaded.

@@ -41,7 +41,7 @@ def wall(pids_max: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one version of cgroups holds, in the units of the grants; io ceilings None where there are none."""
+    """The limits of one version of cgroups, in the units of the grants; io ceilings None where there are none."""
 
     memory_mb: int
     swap_mb: int
@@ -66,7 +66,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What the files of one version say, in bytes, tasks and microseconds; ``weight`` is in that version's units."""
+    """The file values of one version, in bytes, tasks and microseconds; ``weight`` is in that version's units."""
 
     memory: int
     swap: int

@@ -7,7 +7,7 @@ make of a word has it too: ``w > v`` means that for some bit i that v lacks, w h
 
 Inclusion is decided, not sampled. ``beyond(inner, outer)`` takes each cube of `inner` and cuts one cube of `outer`
 after the other out of it. What a cube leaves of another is the disjoint union, over the bits that it fixes and
-the other does not, of the pieces in which that bit is the first to differ; so whatever survives every cut lies in
+the other does not, of the pieces in which that bit is the first to differ; so a piece that survives every cut lies in
 `inner` and not in `outer`, and when nothing survives, all of it lies in `outer`.
 """
 

@@ -56,8 +56,7 @@ _BROKER: Final = {"--pass-fd": "3"}  # the descriptor over which the agent asks 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What varies from one config.json to another. ``stack`` says whose network stack it has, in a namespace that
-    it is given; empty where it has none."""
+    """The variable parts of a config.json. ``stack`` names its network stack, in a given namespace, or is empty."""
 
     args: tuple[str, ...]
     stack: str

@@ -1,11 +1,10 @@
-"""A running agent read back as artefacts: what the kernel and the disk hold now, in the words that policies are
-compiled to.
+"""Read a running agent back as artefacts: the state of the kernel and the disk, in the form that policies compile to.
 
-Each layer puts what was found in the place of what was compiled, and nothing else. So the readers of this package say
-what a live sandbox allows, with the same meaning and the same severity as they say it of artefacts, and policy.prove
-compares the two domain by domain. A layer whose files come out as they were compiled allows what was proved of them.
+Each layer puts its finding in the place of its compiled artefact, and nothing else. So the readers of this package read
+a live sandbox as strictly as they read artefacts, and policy.prove compares the two domain by domain. A layer whose
+files come out as compiled allows what was proved of them.
 
-What no artefact has a word for (a mount that nobody made, another table) is refused here.
+A finding without a form in the artefacts (a foreign mount, another table) is refused here.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _ROOT: Final = ("ro", "nosuid", "nodev")
 
 @dataclass(frozen=True, slots=True)
 class Readout:
-    """What was found of one run.
+    """The findings about one run.
 
     ``config`` is the config.json that runsc was given, ``uid`` and ``run_id`` what had been filled in there. ``flags``
     are those of the sandbox's command line that a policy has a word for; ``runsc_sha256`` is of the file that it runs.
@@ -156,5 +155,5 @@ def _firewall(compiled: Files, found: Readout) -> dict[str, bytes]:
 
 
 def said(error: errors.ArtefactError) -> str:
-    """What a reader says of a layer that it does not understand, in one line."""
+    """Return the error of a reader about a layer that it does not understand, in one line."""
     return f"{error.where}: {error.message}" if error.where else error.message

@@ -30,7 +30,7 @@ _SCRATCH_HEAD = (*_HELD, "mode=1777")
 WORKSPACE: Final = "/workspace"
 # Where libc reads whom to ask for names; ours says the gateway.
 RESOLVER: Final = "/etc/resolv.conf"
-# A file system that the supervisor fills with the granted secrets, and nobody else.
+# A file system that the supervisor alone fills, with the granted secrets.
 CREDENTIALS: Final = "/run/credentials"
 SCRATCH: Final = "/tmp"  # noqa: S108 (the agent's own)
 # gVisor mounts these itself, writable, or shows the host in them: each policy covers them (docs/adr/0005).
@@ -55,7 +55,7 @@ class Closure:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What an agent's root holds.
+    """The contents of an agent's root.
 
     ``scratch_mb`` is the size of the writable tmpfs, None when there is none; ``mounted`` are all places in order,
     ``granted`` those of the host, with ``file`` or ``dir``; ``rooms`` what can be written below each writable one, MiB.
@@ -171,7 +171,7 @@ def _closures(value: list[Any], args: tuple[str, ...]) -> tuple[Closure, tuple[C
 
 
 def _from_closures(runtime: Closure, programs: Sequence[Closure], mounts: Sequence[_Mount]) -> None:
-    """What is started lies in the root, which is made of closures, and not in anything that is mounted there."""
+    """Check that the started program lies in the root, which closures make, and in no mount."""
     for closure in (*([runtime] if runtime.name in _INTERPRETERS else []), *programs):
         for mount in mounts:
             if (closure.entry + "/").startswith(mount.destination.rstrip("/") + "/"):
@@ -235,7 +235,7 @@ def _seen(
 
 
 def _kinds(mounts: Sequence[_Mount], runtime: Closure) -> Iterator[str]:
-    """What each mount is; the table of everything that a mount may be."""
+    """Classify each mount, by the table of all allowed mounts."""
     package = _PACKAGE["program" if runtime.name == _PROGRAM else "script"]
     for mount in mounts:
         place = mount.destination

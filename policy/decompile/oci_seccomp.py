@@ -4,15 +4,15 @@ runsc has a meaning of its own for this text, which is neither the specification
 here was seen under a live runsc, fact by fact, in tests/kernel/test_runsc_seccomp_semantics.py:
 
     entries          the first entry that lists the call and whose arguments match decides, else the default
-    SCMP_ACT_ERRNO   EPERM, whatever errnoRet says (later releases heed it, so it has to say the same)
-    SCMP_ACT_TRACE   ENOSYS as long as nobody traces, so ptrace must not be granted beside it
+    SCMP_ACT_ERRNO   EPERM, for any errnoRet (later releases heed it, so it has to say the same)
+    SCMP_ACT_TRACE   ENOSYS as long as there is no tracer, so ptrace must not be granted beside it
     args             all must match; but once two of a rule are on one argument, any one of all of them is enough
     operators        compare all 64 bits, without sign; SCMP_CMP_MASKED_EQ is (argument & value) == valueTwo
     architectures    not looked at: a call by another entry (32-bit, x32) never passes
     names            one that runsc does not know is passed over
     keys             heeded in any case of their letters, and passed over when unknown
 
-Only what a grant needs is taken. All else is refused, whatever it means: other actions (they kill, or runsc does not
+Only what a grant needs is taken. All else is refused, with any meaning: other actions (they kill, or runsc does not
 start), flags and listeners (runsc passes them over), a name with two actions (its entries' order would count), an
 entry without names (it says nothing), an index over 5 (6 ends the sandbox), numbers that Go would not take.
 """
@@ -51,7 +51,7 @@ _ARGUMENT_KEYS: Final = (frozenset({"index", "op", "value"}), frozenset({"valueT
 
 
 def read(document: object, arch: str, numbers: Mapping[str, int]) -> Calls:
-    """What runsc lets by under this filter, on a machine of `arch`.
+    """Read the calls that runsc allows under this filter, on a machine of `arch`.
 
     Args:
         document: the value of ``linux.seccomp``, parsed.

@@ -1,4 +1,4 @@
-"""Compiled artefacts read back into grants: what they allow, whoever made them and from whatever.
+"""Read compiled artefacts of any origin back into grants.
 
 Only the artefacts that something enforces are read: the OCI configuration, both forms of the filter, cgroups, mounts,
 network, gates, credentials, supervision and runsc's flags. effective.json and provenance.json say what was meant, and
@@ -63,7 +63,7 @@ class Grants:
 
 @dataclass(frozen=True, slots=True)
 class Decompiled:
-    """What the artefacts allow.
+    """The grants that the artefacts hold.
 
     ``calls`` holds the system calls with the arguments that pass, as both filters have them; ``limits`` the resource
     ceilings by what holds them (``v2``, ``v1`` where version 1 can, ``oci``), of which ``grants`` has those of ``v2``;

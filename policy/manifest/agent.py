@@ -311,7 +311,7 @@ class Lifetime(fields.Section):
 
 @dataclass(frozen=True)
 class Source:
-    """What the file said beyond its values: the keys that it wrote, sections that are not ours, its text."""
+    """The file beyond its values: its written keys, foreign sections, its text."""
 
     written: frozenset[str] = frozenset()
     unknown: tuple[str, ...] = ()
@@ -372,7 +372,7 @@ class Manifest(fields.Section):
 
     @property
     def source(self) -> Source:
-        """What the file said beyond the values."""
+        """The file beyond its values."""
         return self._source
 
     @property

@@ -85,7 +85,7 @@ def scan(document: str) -> Scan:
 def _key(token: str) -> str:
     try:
         return str(json.loads(token))
-    except ValueError:  # no JSON from here on: whatever it is, it names nothing
+    except ValueError:  # no JSON from here on: the rest names nothing
         return token
 
 

@@ -25,7 +25,7 @@ class Place(NamedTuple):
     column: int
 
 
-# Every alternative of a string matches whatever follows its quote, closed or not: a failed match would be tried
+# Every alternative of a string matches the text behind its quote, closed or not: a failed match would be tried
 # again from the next quote, which is quadratic. The loops are unrolled and not possessive: Python 3.11 loses its
 # place when the body of a possessive loop fails half-way (tests/unit/policy/manifest/test_lines.py has the case).
 STRING = (

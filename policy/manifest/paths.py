@@ -1,7 +1,7 @@
 """Paths of a manifest, as text: one spelling for each, settled before anything is compared or mounted.
 
-A path is judged by its components. Whatever could be read in two ways is refused and the right spelling named,
-never repaired in silence: what was signed is what is compared. That a path exists, is no symlink and is
+A path is judged by its components. An ambiguous spelling is refused and the right one named, never repaired in
+silence: the signed spelling is compared. That a path exists, is no symlink and is
 grantable is for the host (decisions.md, Authority and state).
 """
 

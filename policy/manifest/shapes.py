@@ -1,6 +1,6 @@
-"""What JSON Schema can say of each check of a manifest's values: a fragment a validator, and one a rule.
+"""JSON Schema of each check of a manifest's values: a fragment for each validator and each rule.
 
-A fragment accepts whatever its validator accepts and as little else as its language allows
+A fragment accepts each value that its validator accepts, and as little else as its language allows
 (tests/property/policy/manifest/test_schema.py); ``LEFT`` names what is left to the parser. Patterns keep to what ECMA
 262 and Python read alike: no look-behind, no Unicode properties, nothing outside the basic plane.
 """
@@ -50,7 +50,7 @@ def whole(pattern: str) -> str:
 
 
 def unpinned() -> str:
-    """What a version is to its end that pins nothing: a word that moves, no digit, a range."""
+    """A whole version that pins nothing: a word that moves, no digit, a range."""
     moving = "|".join("".join(f"[{ch}{ch.upper()}]" for ch in word) for word in tool_uri.MOVING)
     return f"(?:{moving}|[^0-9]*|(?:.*[.])?[xX](?:[.+-].*)?)$"
 
@@ -105,7 +105,7 @@ VALIDATORS: dict[Callable[..., Any], Fragment] = {
     permissions._unique_paths: {"uniqueItems": True},  # noqa: SLF001
     permissions._unique_entries: {"uniqueItems": True},  # noqa: SLF001
 }
-"""What each validator of a value says in JSON Schema."""
+"""The JSON Schema of each validator of a value."""
 
 # Methods of a model that check a field against another: the rule that says the same, below.
 DECORATED = {("Agent", "_inside_the_package"): agent._entry}  # noqa: SLF001
@@ -204,7 +204,7 @@ RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
         },
     ),
 }
-"""What each rule across sections says in JSON Schema."""
+"""The JSON Schema of each rule across sections."""
 
 LEFT = (
     "the size of the file, its encoding, its number of keys and its depth",
@@ -219,4 +219,4 @@ LEFT = (
     "a system call that is both allowed and denied, and whether profiles, calls and roles exist",
     "an unknown section that is within two edits of a known one",
 )
-"""What the schema cannot say and the parser does."""
+"""The checks of the parser that a schema cannot express."""

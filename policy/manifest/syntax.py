@@ -98,7 +98,7 @@ def _decode(raw: bytes, file: str) -> str:
 
 def _refuse_unreadable(document: str, file: str) -> None:
     # In comments and sections of others too: U+2028 shows the rest of a comment as a line of its own, and a bidi
-    # character turns a line round, so that whoever signs reads another manifest than the one that is parsed.
+    # character turns a line round, so that a signer reads another manifest than the one that is parsed.
     found = {ch for ch in set(document) if ch not in "\t\r\n" and unicodedata.category(ch) in _UNREADABLE}
     if found:
         first = min(document.index(ch) for ch in found)

@@ -1,7 +1,7 @@
-"""What any string of a manifest may be, and how a refused value is shown.
+"""Strings of a manifest: the characters that they may hold, and the display of a refused value.
 
 A manifest is hostile input: a string of it ends in terminals, logs and file names. So control, bidi and format
-characters are refused on parsing, and whatever is quoted in an error is made visible and cut short.
+characters are refused on parsing, and text that an error quotes is made visible and cut short.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pydantic_core import PydanticCustomError
 STRING_CHARACTERS = 1024
 _SHOWN_CHARACTERS = 120
 
-# Cc controls, Cf format (bidi, zero width), Cs surrogates, Co private use, Cn unassigned (nobody knows how it will be
-# shown), Zl and Zp separators.
+# Cc controls, Cf format (bidi, zero width), Cs surrogates, Co private use, Cn unassigned (its display is
+# undefined), Zl and Zp separators.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _ASCII_TEXT = re.compile(r"[ -~]+")
 

@@ -3,7 +3,7 @@
     matrix://tool/mcp/<alias>/<name>@<version>         a tool of an MCP server, by its alias in tools.json
     matrix://tool/<namespace>/<name>@<version>         a native tool
 
-The version is a pin: a URI without one, or with a word that means whatever is newest, names no tool
+The version is a pin: a URI without one, or with a word for the newest one, names no tool
 (seeds/matrix-agent-manifests.txt, Q17; reference/octantos-and-matrix.md, Matrix tool manifests).
 """
 

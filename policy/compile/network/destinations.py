@@ -110,7 +110,7 @@ class Destinations:
             errors.NotEnforceableError: two of its grants would have one name.
         """
         found = cls(_groups(network), _names(network))
-        # 64 bits can be made to collide by whoever writes the manifest; then two grants would share a set.
+        # The author of a manifest can make 64 bits collide; then two grants would share a set.
         keys = [*(one.key for one in found.groups), *(one.key for one in found.names)]
         if len(set(keys)) != len(keys):
             raise errors.NotEnforceableError("two network grants have one digest", hint="write one of them differently")

@@ -167,7 +167,7 @@ class _Gateway:
         return chain
 
     def _plain(self) -> Chain:
-        """What a name grant of plain tcp allows is not redirected, unless no name may lead there."""
+        """Exclude the destinations of plain-tcp name grants from redirection, unless no name may lead there."""
         chain = Chain("plain")
         if not self.tls or not any(one.sets and one.protocol == "tcp" for one in self.found.names):
             return chain

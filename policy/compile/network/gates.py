@@ -10,7 +10,7 @@ from policy.compile.network.firewall import DNS_PORT, TLS_PORT
 from policy.compile.network.routes import Traced
 
 TYPES = ("A", "AAAA", "HTTPS")
-# What an agent needs and no more: a name is also a message to whoever answers for it.
+# The least that an agent needs: a name is also a message to the server that answers for it.
 QUERIES_PER_SECOND, BURST = 20, 40
 NAME_BYTES = 253
 # A shorter time would end while the agent still holds the answer, a longer one outlives the owner's change.

@@ -1,7 +1,7 @@
 """The one door from a string to the text of an nft ruleset.
 
 What a manifest writes never stands in that text: addresses, ports and rates are printed from integers, and sets,
-counters and chains have names of ours, digests among them. Whatever else is a string goes through ``name`` or
+counters and chains have names of ours, digests among them. Each other string goes through ``name`` or
 ``quoted``, which refuse every character that could end a word, a string, a statement or a block.
 """
 

@@ -24,7 +24,7 @@ LOSS = "loss.json"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be compiled, and what the operator says to it.
+    """The input of a target: the policy to compile, and the operator's choices.
 
     ``image`` is for kubernetes alone: the reference, pinned by digest, of an image that holds package and runtime.
     """

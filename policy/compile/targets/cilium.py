@@ -1,7 +1,7 @@
 """Network grants to a CiliumNetworkPolicy: names by toFQDNs, TLS by the server name, addresses by CIDR.
 
-A NetworkPolicy cannot say either of the first two, and policies of both kinds add up: what stands in one is allowed
-whatever the other says. So names, TLS and DNS stand here alone, and where there is no Cilium they are refused.
+A NetworkPolicy cannot say either of the first two, and policies of both kinds add up: a rule in one allows,
+with any rule in the other. So names, TLS and DNS stand here alone, and where there is no Cilium they are refused.
 
 The form is that of the CRD ciliumnetworkpolicies.cilium.io, v2, as Cilium 1.18 publishes it: ``**.`` before a name is
 every name below it, ``*`` alone every name, at most 40 ports a rule; an older Cilium reads ``**.`` as one level, which
@@ -40,7 +40,7 @@ def compile(effective: Effective, *, name: str, labels: dict[str, str], selector
     rules = [*_dns(effective), *itertools.chain(*map(_rules, _by_access(effective)))]
     spec |= {"egress": rules} if rules else {"egressDeny": [{"toEntities": ["all"]}]}
     if effective.network.names:
-        # A name leads only to public addresses (decisions.md, Network), whatever the resolver answers. What an
+        # A name leads only to public addresses (decisions.md, Network), for any answer of the resolver. What an
         # address entry grants must stay: a denial stands above every permission.
         closed = spans.minus(spans.minus(addresses.ALL, addresses.PUBLIC), loss.private_reach(effective))
         if closed:

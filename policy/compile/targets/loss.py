@@ -1,4 +1,4 @@
-"""What a target other than linux-gvisor loses of a manifest: the loss report, and what the operator accepted of it.
+"""The loss report: the parts of a manifest that a target other than linux-gvisor loses, and their acceptance.
 
     lost grant         the agent can do less than it was granted; listed
     lost restriction   the target would allow more; refused, unless the operator names it
@@ -46,7 +46,7 @@ Test = Callable[[Effective, Manifest, Row], Found]
 
 
 def value(effective: Effective, manifest: Manifest, field: str) -> Any:
-    """What a row's field says: of the effective grants, or of the manifest for what is in no domain."""
+    """Return the value of a row's field: of the effective grants, or of the manifest for a field without a domain."""
     section, name = field.split(".")
     if section in DOMAINS:
         return getattr(effective, section).canonical()[name]
@@ -96,7 +96,7 @@ def _under_a_second(effective: Effective, _: Manifest, __: Row) -> Found:
 
 
 def _cpu_time_binds(effective: Effective, _: Manifest, __: Row) -> Found:
-    """Whether cpu_time_ms is less than what the quota allows within the deadline, which no target cuts below 1 s."""
+    """Return whether cpu_time_ms is below the quota within the deadline, which no target cuts below 1 s."""
     limit, quota = effective.resources.cpu_time_ms, effective.resources.cpu_millis
     if limit is None or (quota is not None and limit * 1000 >= quota * max(1000, deadline_ms(effective))):
         return None

@@ -27,7 +27,7 @@ _NOT_OF_PROGRAMS = frozenset("\"'\\")
 
 
 def word(value: str) -> str:
-    """``value`` as one word, whatever it holds.
+    """Quote ``value`` as one word, with any content.
 
     Raises:
         errors.NotEnforceableError: it holds a control character, or is too long for a unit file's line.
@@ -86,6 +86,6 @@ def rooted(value: str) -> str:
 def bind(source: str, destination: str) -> str:
     """``SOURCE:DESTINATION`` of a bind mount; a colon within quotes separates nothing.
 
-    ``norbind``: by default systemd brings along whatever else is mounted below the source, which nobody granted.
+    ``norbind``: by default systemd brings along the other mounts below the source, which are not granted.
     """
     return f"{path(source)}:{path(destination)}:norbind"

@@ -1,4 +1,4 @@
-"""What an agent's root holds under systemd: the runtime's closure, the package and the granted paths, as bind mounts.
+"""The root of an agent under systemd: the runtime's closure, the package and the granted paths, as bind mounts.
 
 A closure is bound file by file, so that nothing beside it is there. One part of one runtime is too large for that:
 python3's library of some 1,200 files is bound as the directory that holds ``os.py``, and what else lies in it on the

@@ -1,4 +1,4 @@
-"""What a table of nft rules does with all packets of one kind at once: which ports end how, for given sets.
+"""Evaluate a table of nft rules for all packets of one kind at once: the end of each port, for given sets.
 
 A *kind* fixes everything but destination and port. The rules of a hook that can match the kind are laid out in one
 line, chains in the place where they are called, so that every jump leads forward. For one destination only the sets
@@ -85,7 +85,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """What became of all ports, those that are accepted, and the parts of the line that some of them came by."""
+    """The result for all ports: those that are accepted, and the parts of the line that some of them passed."""
 
     by_outcome: Mapping[Outcome, Spans]
     accepted: Spans
@@ -262,7 +262,7 @@ def _known_device(kind: Kind, rule: Rule) -> None:
 
 
 def _landed(waiting: dict[int, Spans], flowing: Spans, since: int, at: int) -> tuple[Spans, int]:
-    """What flows at a place, and from which place on some of it did."""
+    """The ports that flow at a place, and the first place that some of them passed."""
     for target in [one for one in waiting if one <= at]:
         since = min(since, target) if flowing else target
         flowing = spans.union(flowing, waiting.pop(target))
@@ -310,8 +310,8 @@ def memberships(where: tuple[int, int], sets: Iterable[tuple[str, Spans]]) -> It
 def unordered(flow: Flow, order: Sequence[str], ignored: Collection[str]) -> int | None:
     """The line of a rule for which a destination in more sets could fare worse than in each of them; None without one.
 
-    ``order`` holds verdicts from the strongest to the weakest; ``policy`` among them is that of the chain, whatever it
-    is, and 0 is its line. When all rules but those for the sets ``ignored`` end packets in that order, and none jumps
+    ``order`` holds verdicts from the strongest to the weakest; ``policy`` among them is the verdict of the chain,
+    and 0 is its line. When all rules but those for the sets ``ignored`` end packets in that order, and none jumps
     ahead, what is in several sets has what each of them gives.
     """
     rank = {verdict: at for at, verdict in enumerate(order)}

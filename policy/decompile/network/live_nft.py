@@ -1,4 +1,4 @@
-"""What ``nft -j list ruleset`` prints of a gateway, as the text of its one table: firewall.nft again.
+"""Read the output of ``nft -j list ruleset`` for a gateway as the text of its one table: firewall.nft again.
 
 Sets, counters and chains come out as policy.decompile.network.nft reads them, so that rules out of the kernel mean what
 rules out of an artefact mean. Closed, as that reader is: a key, an expression or an object that is not in the tables
@@ -47,7 +47,7 @@ class Listing:
 
 @functools.lru_cache(maxsize=8)
 def read(raw: bytes) -> Listing:
-    """What the kernel holds. The same bytes are read once: a gateway whose rules rest says the same in every round.
+    """Read the rules of the kernel. The same bytes are parsed once: a gateway at rest prints the same in every round.
 
     Raises:
         errors.ArtefactError: something in our table is not understood, or a name led to what no name may lead to.

@@ -48,7 +48,7 @@ class Reached:
 
 
 def read(files: Files) -> Reached:
-    """What the network artefacts let an agent reach.
+    """Read the destinations that the network artefacts let an agent reach.
 
     Raises:
         errors.ArtefactError: one is malformed, or they contradict each other.

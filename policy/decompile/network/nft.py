@@ -280,7 +280,7 @@ _MATCHES: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str], int], dict
     (re.compile(rf"(ip|ip6) daddr @({_NAME}) "), _daddr),
     (re.compile(rf"(tcp|udp) dport {_PORTS} "), lambda m, line: {"ports": _ports(m[2], line), "dport": m[1]}),
     (re.compile(r"meta l4proto (tcp|udp) "), lambda m, line: {"protocol": m[1]}),
-    # Without these two messages a host on an IPv6 link finds nobody (RFC 4861): a protocol of its own here.
+    # Without these two messages a host on an IPv6 link finds no neighbour (RFC 4861): a protocol of its own here.
     (
         re.compile(r"icmpv6 type \{ nd-neighbor-solicit, nd-neighbor-advert \} "),
         lambda m, line: {"protocol": NEIGHBOUR},
@@ -293,10 +293,10 @@ _MATCHES: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str], int], dict
         lambda m, line: {"limit": _bounded(m[1], line, 10**15, least=1)},
     ),
 )
-# It tells of a packet and lets it go on. Without its rate an agent could drown whoever reads it, so this is the one
+# It tells of a packet and lets it go on. Without its rate an agent could drown the reader, so this is the one
 # spelling that there is, and it has no other match.
 LOG: Final = "limit rate 64/second burst 128 packets log group 27 snaplen 128"
-# nft puts `meta l4proto tcp` before it: whatever else comes by goes on with the next rule.
+# nft puts `meta l4proto tcp` before it: any other packet goes on with the next rule.
 _TCP_RESET: Final = Verdict("drop")
 _COUNTER = re.compile(rf'counter name "({_NAME})" ')
 _VERDICTS: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str], int], Verdict]], ...]] = (

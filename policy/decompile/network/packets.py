@@ -1,4 +1,4 @@
-"""What a table of nft rules does with one packet: the rules read one after the other, as the kernel does.
+"""Evaluate a table of nft rules for one packet: the rules one after the other, as the kernel does.
 
 Slow and plain on purpose. It is what policy.decompile.network.flows, which reads all packets at once, is compared with
 (tests/property/policy/test_nft_reading.py).

@@ -45,7 +45,7 @@ def refuse(message: str, *, line: int | None = None, where: str = FIREWALL) -> e
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """What the rules do with the ports of one destination: forwarded, or brought to the TLS gate and let out for it."""
+    """The ports of one destination: forwarded, or redirected to the TLS gate and allowed for it."""
 
     tcp: Spans
     udp: Spans
@@ -91,7 +91,7 @@ class Gateway:
     # --- the ways that must not be, and those that must ---------------------------------------------------------
 
     def _told(self) -> None:
-        """What is refused is told of first, and nothing else is: a packet that passes would be told as a denial."""
+        """Check that each refused packet is logged first, and no other: a logged passing packet is a false denial."""
         telling = [rule for rule in self.table.rules() if rule.verdict.kind == "log"]
         refusals = self.table.chains.get(REFUSAL)
         if refusals is None or len(telling) != 1 or refusals.rules[:1] != tuple(telling):
@@ -108,7 +108,7 @@ class Gateway:
 
     @staticmethod
     def _few(named: set[T]) -> list[T]:
-        """Each pair of devices is a kind of packet that is looked at, so whoever names many would stop the machine."""
+        """Bound the pairs of devices: each is a kind of packet to evaluate, and many would stop the machine."""
         if len(named) > _MAX_NAMED:
             raise refuse(f"the rules name {len(named)} devices or users, of which a gateway has a few")
         return sorted(named)
@@ -138,7 +138,7 @@ class Gateway:
         self._to_the_gates()
 
     def _brought_elsewhere(self) -> None:
-        """What was redirected comes to hook input alone: the other hooks are read as if nothing ever had been."""
+        """Redirected packets come to hook input alone: the other hooks are read as if there were none."""
         waiting = [chain for name, chain in self.table.chains.items() if name in BASE and name != "input"]
         seen = {chain.name for chain in waiting}
         while waiting:
@@ -150,7 +150,7 @@ class Gateway:
                     waiting.append(self.table.chains[rule.verdict.chain])
 
     def _to_the_gates(self) -> None:
-        """What the agent reaches in the gateway itself is the gates, each only in the way that it is meant for."""
+        """Check that the agent reaches only the gates in the gateway itself, each in its own way."""
         dns: Spans = () if self.gates.dns_port is None else ((self.gates.dns_port,) * 2,)
         tls: Spans = () if self.gates.tls_port is None else ((self.gates.tls_port,) * 2,)
         for protocol, dnat, allowed in (
@@ -205,7 +205,7 @@ class Gateway:
                     for dnat in (False, True):  # what was brought to the TLS gate counts as what is forwarded
                         yield Kind("input", protocol, iif=AGENT, established=established, dnat=dnat, over=True)
                 else:
-                    # Whoever answers: the resolver has another uid than the TLS gate.
+                    # For any answer: the resolver has another uid than the TLS gate.
                     for uid in self._uids():
                         yield Kind("output", protocol, oif=AGENT, established=established, uid=uid, over=True)
 
@@ -215,7 +215,7 @@ class Gateway:
     # --- addresses and names ------------------------------------------------------------------------------------
 
     def raw(self, sets: frozenset[str]) -> Raw:
-        """What the rules do with the ports of a destination that is in exactly these sets."""
+        """Return the end of the ports of a destination that is in exactly these sets."""
         found = self._raw.get(sets)
         if found is None:
             found = self._raw[sets] = self._evaluate(sets)
@@ -411,7 +411,7 @@ def common_access(reach: addresses.Reach) -> Access:
 def with_common(network: Network) -> Network:
     """The same destinations, each name with what every public address has beside its own.
 
-    A name leads to public addresses, so it is reached by whatever all of those are; grants keep the two apart, and
+    A name leads to public addresses, so each way to all of those reaches it; grants keep the two apart, and
     rules cannot.
     """
     common = common_access(network.reach)

@@ -97,7 +97,7 @@ def for_statement() -> dict[str, Any]:
         "title": "The signed statement of an agent package",
         "description": "The payload of agent.dsse.json, an in-toto Statement v1. Times are Unix milliseconds.",
         "$comment": _left(_STATEMENT_LEFT),
-        **_object(statements._Wire, style=_WIRE),  # noqa: SLF001 - the form on the wire is nobody else's business
+        **_object(statements._Wire, style=_WIRE),  # noqa: SLF001 - only this module needs the form on the wire
     }
 
 

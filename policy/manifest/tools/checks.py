@@ -1,4 +1,4 @@
-"""What can be said of a package's tools without starting one: grants, digests, pins, programs.
+"""Check a package's tools without starting one: grants, digests, pins, programs.
 
 ``verify`` asks every question, and no finding is yes; ``notes`` are those that ``manifest check`` asks as well. A tool
 may be called when its URI and its class are granted in agent.toml and its class is allowed in tools.json.
@@ -75,11 +75,11 @@ class _Case:
 
 
 def verify(read: package.Package, manifest: Manifest, tools: ToolManifest) -> tuple[Finding, ...]:
-    """Whether the tools of a package are what they say, pinned, and what its manifest grants.
+    """Check that the tools of a package are as described, pinned, and granted by its manifest.
 
     1. the agent is the one of agent.toml;
     2. the digests are digests, and those of the files in the package;
-    3. what a server runs lies in its package;
+    3. the program of a server lies in its package;
     4. the tools and their pins are the same, one to one;
     5. what agent.toml grants exists, with its class allowed and granted;
     6. the credentials that a server is given are granted.
@@ -96,7 +96,7 @@ def verify(read: package.Package, manifest: Manifest, tools: ToolManifest) -> tu
 
 
 def notes(read: package.Package, manifest: Manifest) -> list[str]:
-    """What ``manifest check`` says of a package's tools: 1, 5 and 6, or that there is nothing to look at."""
+    """Return the findings of ``manifest check`` on tools: 1, 5 and 6, or that there is nothing to look at."""
     raw = read.files.get(tool_manifests.FILE)
     if raw is None:
         skills = manifest.permissions.skills.allow
@@ -173,7 +173,7 @@ def _programs(case: _Case) -> Iterator[Finding]:
             continue
         script = bare and name in INTERPRETERS
         program = (server.args[0] if server.args else "") if script else server.command
-        # An interpreter takes `-c` for an option, whatever file has that name; without a script it runs its input.
+        # An interpreter takes `-c` for an option, also where a file has that name; without a script it runs its input.
         outside = program.startswith("-") or (bare and not script)
         if outside or f"{inside}{program.removeprefix('./')}" not in case.read.files:
             message = f"{text.quote(program or name)} is no program of `{inside}`"
@@ -181,7 +181,7 @@ def _programs(case: _Case) -> Iterator[Finding]:
 
 
 def _fetched(server: Server) -> str:
-    """What a fetching command fetches, as it is named in its arguments."""
+    """Return the package that a fetching command fetches, as its arguments name it."""
     word = next((a for a in server.args if not a.startswith("-") and a not in _STEPS), "")
     if not word:
         return ""

@@ -1,4 +1,4 @@
-"""``tools.lock.json``: what a server's package and each of its tools were when somebody looked at them and pinned them.
+"""``tools.lock.json``: the pinned digests of a server's package and of each of its tools.
 
 The package of server ``fs`` is the directory ``tools/fs/`` of the agent's package, as it is unpacked and runs: its
 digest is that of the listing of its files, as ``sha256sum`` prints it. A tool's digest covers its name, description and
@@ -39,7 +39,7 @@ _Pin = Annotated[Digest, AfterValidator(_whole)]
 
 
 class ServerPins(fields.Section):
-    """What was pinned of one server."""
+    """The pins of one server."""
 
     version: Version
     package_digest: _Pin | None

@@ -1,4 +1,4 @@
-"""What JSON Schema can say of each check of a tool manifest: as ``shapes`` for ``agent.toml``."""
+"""JSON Schema of each check of a tool manifest: as ``shapes`` for ``agent.toml``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ VALIDATORS: dict[Callable[..., Any], Fragment] = {
     tool_uri.pinned: {"pattern": whole(tool_uri.PARTS["version"][0]), "not": {"pattern": f"^{unpinned()}"}},
     digests.well_formed: {"pattern": r"^sha256:(?:[0-9a-f]{64}|[0-9a-f]{0,63}(?:\u2026|\.\.\.))$"},
 }
-"""What each validator of a value says in JSON Schema."""
+"""The JSON Schema of each validator of a value."""
 
 
 def _empty(key: str) -> Fragment:
@@ -48,7 +48,7 @@ def _empty(key: str) -> Fragment:
 
 
 def _server() -> tuple[Fragment, ...]:
-    """What each transport needs, and that it has nothing of the other's."""
+    """Require the keys of each transport, and none of the other."""
     out = []
     for transport, (needed, _) in document.TRANSPORTS.items():
         theirs = [
@@ -79,7 +79,7 @@ RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
         },
     ),
 }
-"""What each rule between keys says in JSON Schema."""
+"""The JSON Schema of each rule between keys."""
 
 LEFT = (
     "the size of the document, its depth, a key that stands twice in one object",
@@ -89,4 +89,4 @@ LEFT = (
     "which host and port an endpoint may name, and which variables choose the code that runs",
     "an alias, a tool, a variable or a native tool that is listed twice",
 )
-"""What the schema cannot say and the parser does."""
+"""The checks of the parser that a schema cannot express."""
