@@ -203,9 +203,15 @@ def test_gvisor_may_trace_its_own_stubs(world: World) -> None:
 def test_a_stub_that_the_shim_traces_is_drift(world: World) -> None:
     """The exception is gVisor's kernel and nobody else: this process is the shim of the run."""
     with live_runs.live(world) as one:
-        found = dict(kinds(one))
-        assert found["shim"] == os.getpid()
-        with traced(found["stub"]) as tracer:
-            assert tracer not in procfs.threads(found["sandbox"])
-            assert [wrong[0] for wrong in layers(one.report())] == ["process"]
+        while True:
+            found = dict(kinds(one))
+            assert found["shim"] == os.getpid()
+            stub = procfs.name(found["stub"])
+            with traced(found["stub"]) as tracer:
+                assert tracer not in procfs.threads(found["sandbox"])
+                wrong = [layer[0] for layer in layers(one.report())]
+                # gVisor ends a stub with its guest's process; only a stub that lives counts.
+                if stub is not None and procfs.name(stub.pid) == stub:
+                    break
+        assert wrong == ["process"]
         assert one.report().holds
