@@ -168,11 +168,15 @@ class _Walk:
 
     def _excluded(self, expressions: list[Any]) -> bool:
         """Whether a match of iptables says that the packet is for the host itself, as docker's rules for its published
-        ports do. An nft before 1.0.8 names no such match: then a jump that has one is taken for that."""
+        ports do.
+
+        nft prints the match's name and not its arguments, and before 1.0.8 no name: then a jump that has one is taken
+        for that. A match with ``data`` is of the older iptables, whose reader has decoded the arguments itself.
+        """
         kinds = [one["xt"] for one in expressions if isinstance(one, dict) and "xt" in one]
         leads = any(isinstance(one, dict) and one.keys() & {"jump", "goto"} for one in expressions)
-        named = [(one.get("type"), one.get("name")) if isinstance(one, dict) else None for one in kinds]
-        return self.way.out and (("match", "addrtype") in named or (leads and None in named))
+        named = [(one.get("type"), one.get("name"), "data" in one) if isinstance(one, dict) else None for one in kinds]
+        return self.way.out and (("match", "addrtype", False) in named or (leads and None in named))
 
     def _may(self, match: Any, key: Key) -> bool:
         if not isinstance(match, dict):
@@ -196,10 +200,14 @@ class _Walk:
         equal = operator != "!="
         device = self.way.devices.get(str(about.get("key"))) if kind == "meta" else None
         if device is not None:
-            return any(_same_device(value, device) for value in values) is equal
+            known = all(isinstance(value, str) for value in values)
+            return not known or any(_same_device(value, device) for value in values) is equal
         if kind == "payload" and about.get("field") in self.way.addresses and about.get("protocol") in ("ip", "ip6"):
             mine = spans.meet(self.way.addresses[about["field"]], (addresses.ALL[about["protocol"] == "ip6"],))
-            held = spans.join(span for value in values for span in _spans(value))
+            understood = [_spans(value) for value in values]
+            if None in understood:
+                return True
+            held = spans.join(span for one in understood for span in one or ())
             return bool(spans.meet(mine, held) if equal else spans.minus(mine, held))
         if kind in _MARKS and about.get("key") == "mark" and all(isinstance(one, int) for one in values):
             return (0 in values) is equal  # a mark that another rule gave is that rule's
@@ -217,7 +225,7 @@ class _Walk:
         if isinstance(meta, dict) and meta.get("key") in self.way.devices:
             return any(_same_device(value, self.run.device) and value != "*" for value in values)
         if isinstance(payload, dict) and payload.get("field") in ("saddr", "daddr"):
-            held = [span for value in values for span in _spans(value) if span not in addresses.ALL]
+            held = [span for value in values for span in _spans(value) or () if span not in addresses.ALL]
             return bool(spans.meet(spans.join(held), self.run.own))
         return False
 
@@ -242,8 +250,8 @@ def _same_device(value: Any, device: str) -> bool:
     return device.startswith(value[:-1]) if value.endswith("*") else value == device
 
 
-def _spans(value: Any) -> Spans:
-    """An element as spans of the line; everything where it is not understood."""
+def _spans(value: Any) -> Spans | None:
+    """Return an element as spans of the line, or None where it is not understood."""
     try:
         if isinstance(value, str):
             return (_span(ipaddress.ip_network(value, strict=False)),)
@@ -255,7 +263,7 @@ def _spans(value: Any) -> Spans:
             return ((first[0], last[1]),)
     except (ValueError, KeyError, TypeError):
         pass
-    return addresses.ALL
+    return None
 
 
 def _span(network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> tuple[int, int]:

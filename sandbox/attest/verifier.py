@@ -155,7 +155,7 @@ def _beside(
     yield cgroups.judge(made.cgroup_files.values(), "the run")
     yield cgroups.scheduled({task for one in found.all() for task in procfs.threads(one.name.pid)})
     yield _identities(made, found, mounts)
-    yield _covered(made, artefacts)
+    yield _covered(made, artefacts, mounts)
     yield _package(made, artefacts, known)
 
 
@@ -247,12 +247,13 @@ def _identities(made: Made, found: Family, mounts: tuple[procfs.Mount, ...]) -> 
         os.close(root)
 
 
-def _covered(made: Made, artefacts: Artefacts) -> Iterator[Layer]:
+def _covered(made: Made, artefacts: Artefacts, mounts: tuple[procfs.Mount, ...]) -> Iterator[Layer]:
     """(3) The agent sees what the host shows at the granted paths, by the mount table of the run's shim."""
     if made.granted:
         table = small_files.text(f"/proc/{procfs.parent(made.runner.pid)}/mountinfo")
         plan = artefacts.json("mounts.json")["mounts"]
-        for path, point in covered.found(plan, made.granted, [*filesystems.mounts(table)]):
+        roots = {mount.place: mount.root for mount in mounts}
+        for path, point in covered.found(plan, made.granted, [*filesystems.mounts(table)], roots):
             yield Layer("mounts", Standing.WIDER, f"on the host no mount over or in {path}", f"one at {point}")
 
 

@@ -5,11 +5,13 @@ DIRECTORY/x, that copy shows the file beneath, which nobody on the host sees. So
 and a mount that appears while the run lasts is drift.
 
 A covering mount is found by the id of the mount that the granted path was opened on: its parent is that mount, or one
-that this mount is attached to. A name alone says nothing, since mounts may be stacked.
+that this mount is attached to. A name alone says nothing, since mounts may be stacked and directories renamed.
 """
 
 from __future__ import annotations
 
+import os
+import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -35,9 +37,17 @@ def numbers(plan: Iterable[Mapping[str, Any]], sources: Mapping[str, int]) -> di
     return {m["source"]: filesystems.number_of(sources[m["destination"]]) for m in granted(plan)}
 
 
-def over(number: int, path: str, table: Collection[Mount], *, beside: Collection[str] = ()) -> str | None:
-    """Where a mount covers ``path``, which was opened on the mount with this number, or a name in it; None where none
-    does. A mount at a path of ``beside`` is granted itself. A path whose mount is gone from the table is covered."""
+def over(
+    number: int, path: str, table: Collection[Mount], *, beside: Collection[str] = (), root: str = ""
+) -> str | None:
+    """Return where a mount covers ``path``, which was opened on the mount with this number, or a name in it.
+
+    A mount at a path of ``beside`` is granted itself. A path whose mount is gone from the table is covered. ``root`` is
+    where the granted directory lies in its file system now (mountinfo, field 4), which a rename changes.
+
+    Returns:
+        The mount point, or None where no mount covers anything.
+    """
     by_number = {mount.number: mount for mount in table}
     if number not in by_number:
         return path
@@ -51,7 +61,14 @@ def over(number: int, path: str, table: Collection[Mount], *, beside: Collection
             continue
         if _holds(mount.point, path) or (mount.parent == number and _holds(path, mount.point)):
             return mount.point
+        if root and mount.parent == number and _holds(root, _within(by_number[number], mount.point)):
+            return mount.point
     return None
+
+
+def _within(mount: Mount, path: str) -> str:
+    """Return the place in the file system of ``mount`` that is seen at ``path``."""
+    return os.path.normpath(os.path.join(mount.root, os.path.relpath(path, mount.point)))
 
 
 def check(fd: int, path: str, *, beside: Collection[str] = (), where: str = "") -> None:
@@ -88,13 +105,19 @@ def check_all(plan: Iterable[Mapping[str, Any]], sources: Mapping[str, int]) -> 
 
 
 def found(
-    plan: Iterable[Mapping[str, Any]], opened: Mapping[str, int], table: Collection[Mount]
+    plan: Iterable[Mapping[str, Any]],
+    opened: Mapping[str, int],
+    table: Collection[Mount],
+    roots: Mapping[str, str] = types.MappingProxyType({}),
 ) -> Iterator[tuple[str, str]]:
-    """Yield each granted path that a mount of the host's ``table`` covers now, with the mount point. ``opened`` is what
-    ``numbers`` returned when the path was opened."""
+    """Yield each granted path that a mount of the host's ``table`` covers now, with the mount point.
+
+    ``opened`` is what ``numbers`` returned when the path was opened. ``roots`` has by the agent's place where each
+    granted directory lies in its file system now; without it a renamed directory is looked for under its old name.
+    """
     for mount, beside in _beside(plan):
-        path = mount["source"]
-        if path in opened and (point := over(opened[path], path, table, beside=beside)) is not None:
+        path, root = mount["source"], roots.get(mount["destination"], "")
+        if path in opened and (point := over(opened[path], path, table, beside=beside, root=root)) is not None:
             yield path, point
 
 

@@ -157,6 +157,14 @@ def lasting(world: World) -> dict[str, Any]:
             with mount:
                 found[name] = [wrong(one), one.drift_after(told)[0]]
             found[f"{name}, taken away"] = wrong(one)
+        DOCS.rename(PLACE / "renamed")
+        try:
+            found["renamed"] = wrong(one)
+            with bound("other/page", "renamed/page"):
+                found["over a file, renamed"] = wrong(one)
+        finally:
+            (PLACE / "renamed").rename(DOCS)
+        found["named as before"] = wrong(one)
     world.configure(attest_seconds=1)
     with live(world, more=reads) as one, bound("other/page", "docs/page"):
         found["ended"] = refusal(one.wait().error)

@@ -43,14 +43,17 @@ def error(name: str) -> bytes:
     return struct.pack("=H29sB30s2x", 64, b"ERROR", 0, name.encode())
 
 
-def load_nat(*first: bytes, chains: bytes = b"") -> None:
-    """The table nat of the calling thread's namespace: these rules in PREROUTING, and all policies accept."""
+def load_nat(*first: bytes, chains: tuple[bytes, ...] = ()) -> None:
+    """Load the table nat of the calling thread's namespace: these rules in PREROUTING, and all policies accept.
+
+    ``chains`` are the entries of user chains. ``load_nat`` moves nothing: a jump must hold its place already.
+    """
     entries, hooks, underflows = b"".join(first), [0] * 5, [0] * 5
     for hook in _NAT_HOOKS:
         hooks[hook] = 0 if hook == 0 else len(entries)
         underflows[hook] = len(entries)
         entries += rule(verdict(_ACCEPT))
-    entries += chains + rule(error("ERROR"))
+    entries += b"".join(chains) + rule(error("ERROR"))
     count, at = 0, 0
     while at < len(entries):
         count, at = count + 1, at + struct.unpack_from("=H", entries, at + 90)[0]

@@ -98,6 +98,12 @@ def test_a_mount_during_the_run_is_drift(found: dict[str, Any], where: str, poin
     assert got[f"{where}, taken away"] == []
 
 
+def test_mount_in_a_renamed_directory_is_drift(found: dict[str, Any]) -> None:
+    got = found["lasting"]
+    assert got["renamed"] == got["named as before"] == [], "control"
+    assert got["over a file, renamed"] == [["mounts", "one at /srv/renamed/page"]]
+
+
 def test_a_mount_during_the_run_ends_it(found: dict[str, Any]) -> None:
     code, message, _ = found["lasting"]["ended"]
     assert code == "drift"

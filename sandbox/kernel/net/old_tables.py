@@ -26,6 +26,8 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _NAME = 32
 # Verdicts of a standard target: -NF_DROP-1, -NF_ACCEPT-1, -NF_QUEUE-1, -NF_REPEAT-1.
 _VERDICTS: Final = {-1: "drop", -2: "accept", -4: "queue", -5: "return"}
+_ADDRTYPE: Final = {0: struct.Struct("=HHII"), 1: struct.Struct("=HHI")}
+_LOCAL_TYPE = 1 << 2  # 1 << RTN_LOCAL
 _INV_IN, _INV_OUT, _INV_SOURCE, _INV_DESTINATION = 0x01, 0x02, 0x08, 0x10
 
 
@@ -77,7 +79,10 @@ def _table(form: _Form, name: str) -> Iterator[dict[str, Any]]:
         size = numbers[11]
         raw = _asked(sock, form.level, _GET_ENTRIES, struct.pack("=32sI4x", name.encode(), size) + bytes(size))
     entries = raw[40 : 40 + size]
-    hooks = {numbers[at]: hook for at, hook in enumerate(_HOOKS) if valid & 1 << at}
+    hooks: dict[int, list[str]] = {}
+    for number, hook in enumerate(_HOOKS):
+        if valid & 1 << number:
+            hooks.setdefault(numbers[number], []).append(hook)
     yield from _rules(form, f"{name} (iptables)", entries, hooks)
 
 
@@ -89,23 +94,42 @@ def _asked(sock: socket.socket, level: int, option: int, request: bytes) -> byte
     return buffer.raw
 
 
-def _rules(form: _Form, table: str, entries: bytes, hooks: dict[int, str]) -> Iterator[dict[str, Any]]:
-    """The chains in the order of the table: a hook begins one, and so does a target ``ERROR``, which has its name."""
+def _rules(form: _Form, table: str, entries: bytes, hooks: dict[int, list[str]]) -> Iterator[dict[str, Any]]:
+    """Yield the chains in the order of the table. A hook begins a chain, and so does a target ``ERROR``.
+
+    The name of a user's chain gets the prefix ``chain``: root may name one like a hook. One entry may serve many hooks.
+
+    Raises:
+        OSError: EBADMSG: a chain runs on into the next one, or a jump leads into the middle of a chain. The program
+            iptables makes neither.
+    """
     about, cut = {"family": form.family, "table": table}, list(_cut(form, entries))
-    # A jump says the place of the first rule.
-    names = {at + size: _text(data) for at, size, _, name, data in cut if name == "ERROR"}
-    chain = ""
+    # A jump holds the place of the first rule of its chain.
+    names = {at + size: f"chain {_text(data)}" for at, size, _, name, data in cut if name == "ERROR"}
+    chains: list[str] = []
+    ended = True
     for at, size, target_at, name, data in cut:
-        if at in hooks:
-            chain = hooks[at]
-            kind = "nat" if table.startswith("nat") else "filter"
-            yield {"chain": {**about, "name": chain, "type": kind, "hook": chain, "prio": 0}}
-        if name == "ERROR":
-            chain = names[at + size]
-            yield {"chain": {**about, "name": chain}}
-        else:
+        begun = hooks.get(at, [names[at + size]] if name == "ERROR" else [])
+        if begun and not ended:
+            raise _unknown_form()
+        chains = begun or chains
+        for chain in begun:
+            yield {"chain": {**about, "name": chain, **(_hook(table, chain) if at in hooks else {})}}
+        ended = name == "ERROR"
+        if not ended:
             matches = [*_head(form, entries[at : at + form.entry]), *_further(form, entries, at, target_at)]
-            yield {"rule": {**about, "chain": chain, "expr": [*matches, _statement(name, data, names)]}}
+            statement = _statement(name, data, names, at + size)
+            ended = not matches and not name and struct.unpack_from("=i", data)[0] < 0
+            for chain in chains:
+                yield {"rule": {**about, "chain": chain, "expr": [*matches, *statement]}}
+
+
+def _hook(table: str, hook: str) -> dict[str, Any]:
+    return {"type": "nat" if table.startswith("nat") else "filter", "hook": hook, "prio": 0}
+
+
+def _unknown_form() -> OSError:
+    return OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
 
 
 def _cut(form: _Form, entries: bytes) -> Iterator[tuple[int, int, int, str, bytes]]:
@@ -114,7 +138,7 @@ def _cut(form: _Form, entries: bytes) -> Iterator[tuple[int, int, int, str, byte
     while at + form.entry <= len(entries):
         target_at, size = struct.unpack_from("=HH", entries, at + form.offsets)
         if size < form.entry or target_at + 32 > size:
-            raise OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
+            raise _unknown_form()
         # struct xt_entry_target: u16 size, 29 bytes of name, revision; what it holds is after it.
         name = _text(entries[at + target_at + 2 : at + target_at + 31])
         yield at, size, target_at, name, entries[at + target_at + 32 : at + size]
@@ -125,13 +149,20 @@ def _text(raw: bytes) -> str:
     return raw.split(b"\0")[0].decode("ascii", "replace")
 
 
-def _statement(name: str, data: bytes, names: dict[int, str]) -> dict[str, Any]:
+def _statement(name: str, data: bytes, names: dict[int, str], after: int) -> list[dict[str, Any]]:
+    """Return the statement of a rule: none where the rule only counts, and its verdict leads to the rule ``after`` it.
+
+    Raises:
+        OSError: EBADMSG: a jump leads into the middle of a chain.
+    """
     if name:
-        return {"xt": {"type": "target", "name": name, "data": data.hex()}}
+        return [{"xt": {"type": "target", "name": name, "data": data.hex()}}]
     (verdict,) = struct.unpack_from("=i", data)
-    if verdict >= 0:
-        return {"jump": {"target": names.get(verdict, str(verdict))}}
-    return {_VERDICTS.get(verdict, "queue"): None}
+    if verdict >= 0 and verdict in names:
+        return [{"jump": {"target": names[verdict]}}]
+    if verdict >= 0 and verdict != after:
+        raise _unknown_form()
+    return [] if verdict >= 0 else [{_VERDICTS.get(verdict, "queue"): None}]
 
 
 def _head(form: _Form, entry: bytes) -> Iterator[dict[str, Any]]:
@@ -149,10 +180,17 @@ def _head(form: _Form, entry: bytes) -> Iterator[dict[str, Any]]:
     for key, at, inverted in (("iifname", base, _INV_IN), ("oifname", base + 16, _INV_OUT)):
         name, mask = entry[at : at + 16], entry[at + 32 : at + 48]
         if any(mask):
-            held = name.rstrip(b"\0").decode("ascii", "replace")
-            # Where the mask ends before the name's own end, the rest may be anything.
-            whole = mask[len(held) : len(held) + 1] == b"\xff"
-            yield _match({"meta": {"key": key}}, held if whole else f"{held}*", inverted=bool(flags & inverted))
+            yield _match({"meta": {"key": key}}, _device(name, mask), inverted=bool(flags & inverted))
+
+
+def _device(name: bytes, mask: bytes) -> Any:
+    """Return a device as nft prints it. The mask says which bytes count; behind them the name may be anything."""
+    counted = len(mask) - len(mask.lstrip(b"\xff"))
+    if any(mask[counted:]) or b"\0" in name[: counted - 1]:
+        # A mask with holes is not understood, and so may match every device.
+        return {"mask": [name.hex(), mask.hex()]}
+    held = name[:counted].rstrip(b"\0").decode("ascii", "replace")
+    return held if len(held) < counted else f"{held}*"
 
 
 def _prefix(address: bytes, mask: bytes) -> Any:
@@ -174,6 +212,20 @@ def _further(form: _Form, entries: bytes, at: int, target_at: int) -> Iterator[d
         (size,) = struct.unpack_from("=H", entries, inner)
         if size < 32:
             return
-        name = _text(entries[inner + 2 : inner + 31])
-        yield {"xt": {"type": "match", "name": name, "data": entries[inner + 32 : inner + size].hex()}}
+        name, revision = _text(entries[inner + 2 : inner + 31]), entries[inner + 31]
+        data = entries[inner + 32 : inner + size]
+        if name == "addrtype" and _to_the_host(revision, data):
+            yield _match({"fib": {"result": "type", "flags": ["daddr"]}}, "local", inverted=False)
+        else:
+            yield {"xt": {"type": "match", "name": name, "data": data.hex()}}
         inner += size
+
+
+def _to_the_host(revision: int, data: bytes) -> bool:
+    """Return whether a match addrtype says ``--dst-type LOCAL`` and no inversion (linux/netfilter/xt_addrtype.h)."""
+    form = _ADDRTYPE.get(revision)
+    if form is None or len(data) < form.size:
+        return False
+    _, destination, *inverted = form.unpack_from(data)
+    # Revision 0 has a word for each inversion; of revision 1 the flag 2 inverts the destination.
+    return destination == _LOCAL_TYPE and not (inverted[1] if revision == 0 else inverted[0] & 2)
