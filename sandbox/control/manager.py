@@ -8,6 +8,7 @@ records of runs that ended.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from policy.lifecycle import State
 from sandbox.audit import open_runs, run_archive
 from sandbox.audit.log import Ledger
 from sandbox.control import metrics, tree_kill
-from sandbox.kernel.cgroup import cgroup
 from sandbox.rundir import admission, lock, marks, registry
 from sandbox.rundir.registry import Entry
 from sandbox.shim import control_socket
@@ -236,24 +236,19 @@ class _Ask:
         be one that nobody could see yet. A log that takes no row keeps nobody alive: it is in ``unwritten``.
         """
         ended: list[str] = []
-        with tree_kill.first(self._runs):
-            while True:
-                moving, leaves = self._catch(entry.run_id, ended)
-                if not moving:
-                    return ended
-                try:
-                    self._tell(moving)
-                except errors.CovenantError as e:
-                    self.unwritten = e
-                tree_kill.end_together(moving, leaves, [])
-                for one in moving:
+        with tree_kill.sweep_lock(self._runs):
+            while (caught := self._catch(entry.run_id, ended)).entries:
+                unwritten = tree_kill.end(caught, functools.partial(self._tell, caught.entries), [])
+                self.unwritten = unwritten or self.unwritten
+                for one in caught.entries:
                     if marks.verdict(one.path) is None:
                         with contextlib.suppress(errors.CovenantError):  # whether it is gone is looked at
                             self("kill", one)
-                ended += [one.run_id for one in moving]
+                ended += [one.run_id for one in caught.entries]
+        return ended
 
-    def _catch(self, run_id: str, known: Collection[str]) -> tuple[list[Entry], list[cgroup.Leaf]]:
-        """Stop and mark the runs of the subtree that are not ``known`` yet; return them and their leaves.
+    def _catch(self, run_id: str, known: Collection[str]) -> tree_kill.Caught:
+        """Stop and mark the runs of the subtree that are not ``known`` yet.
 
         INVARIANT: behind the gate. A start below one of them, a resume of it or a reuse of its directory came before,
         or finds the mark.
@@ -261,9 +256,8 @@ class _Ask:
         with lock.gate(self._runs):
             below = registry.subtree(registry.seen(self._runs), run_id)
             found = [one for one in below if one.run_id not in known]
-            leaves = tree_kill.stop(found)
-            tree_kill.mark_stopped(found, self._asker.display, self._reason)
-        return found, [leaf for both in leaves.values() for leaf in both]
+            mark = functools.partial(tree_kill.mark_stopped, found, self._asker.display, self._reason)
+            return tree_kill.catch(found, mark, [])
 
     def _tell(self, entries: Sequence[Entry]) -> None:
         """The row that names them, durable when this returns."""

@@ -10,7 +10,7 @@ itself, and the keepers of the runs find a mark in their directories and write t
                                        later finds the root or the mark
     a cgroup is made before the mark   is looked for: whoever joins it later stands, and is killed
     a cgroup is made after the mark    by a keeper that looks for the mark next, and starts nothing
-    what stands is let go on           behind the gate, by a keeper that saw no mark there (``going_on``)
+    a stopped run is thawed            behind the gate, by a keeper that saw no mark there (``allow_thaw``)
 
 Each keeper looks at its mark and at the root's version as well (``Watch``), so that a command that was killed between
 two of its steps leaves nothing running that it marked, or that a root which is installed revokes.
@@ -29,7 +29,6 @@ from policy import errors
 from policy.signing import authority, strict_json
 from policy.signing.root import TrustRoot
 from sandbox.control import tree_kill
-from sandbox.kernel.cgroup import cgroup, kill
 from sandbox.rundir import label as rundir_label
 from sandbox.rundir import marks, registry
 from sandbox.storage.trust_state import State
@@ -89,7 +88,7 @@ def enforce(
     (4) ``install``, where the root does not hold yet, and (1) to (3) once more, for what was shown before it did
     (5) one durable row that names them
     (6) all their networks cut, while
-    (7) all of them are killed, and waited for; until here their keepers wait for us (``give_way``)
+    (7) all of them are killed, and waited for; until here their keepers wait for us (``wait_for_sweep``)
     (8) those whose keepers were about to start them: until each keeper has found its mark
 
     ``own`` is the run of the keeper that does it, which cannot wait for itself in (8). Whoever gives ``install`` has
@@ -128,10 +127,8 @@ class _Sweep:
 
     def __init__(self, runs: Path, root: TrustRoot, stack: contextlib.ExitStack) -> None:
         self._runs, self._root, self._stack = runs, root, stack
-        self._hierarchies: cgroup.Hierarchies | None = None
         self._hit: dict[str, Ended] = {}
-        self._leaves: dict[str, list[cgroup.Leaf]] = {}
-        self._late: list[registry.Entry] = []
+        self._parts: list[tree_kill.Caught] = []
         self._failed: list[str] = []
         # Parents first.
         self.caught: list[registry.Entry] = []
@@ -155,21 +152,13 @@ class _Sweep:
                 self._tell(write)
 
     def _stop(self, hit: Mapping[str, Ended], found: list[registry.Entry]) -> None:
-        if self._hierarchies is None:
-            self._hierarchies = cgroup.Hierarchies.read()
-            self._stack.enter_context(tree_kill.first(self._runs))
+        """(2) and (3)."""
+        if not self._parts:
+            self._stack.enter_context(tree_kill.sweep_lock(self._runs))
         self._hit.update(hit)
-        leaves = tree_kill.all_leaves(self._hierarchies, found, self._failed)
         unmarked = [one for one in found if marks.revoked_of(one.path) is None]
-        kill.stop(leaf for both in leaves.values() for leaf in both[:1])  # (2)
-        # INVARIANT: nothing is done between the stop and the mark.
-        _mark(unmarked, hit, self._failed)  # (3)
-        kill.stop(leaf for both in leaves.values() for leaf in both[1:])
-        late = [one for one in found if not tree_kill.is_up(leaves[one.run_id])]
-        leaves.update(tree_kill.all_leaves(self._hierarchies, late, self._failed))
-        kill.stop(leaf for one in late for leaf in leaves[one.run_id])
-        self._leaves.update(leaves)
-        self._late += late
+        mark = functools.partial(_mark, unmarked, hit, self._failed)
+        self._parts.append(tree_kill.catch(found, mark, self._failed))
         self.caught = sorted((*self.caught, *found), key=lambda one: one.depth)
 
     def _tell(self, write: Write) -> None:
@@ -185,14 +174,13 @@ class _Sweep:
 
     def end(self) -> None:
         """(6) and (7)."""
-        every = [leaf for one in self.caught for leaf in self._leaves[one.run_id]]
+        every = [leaf for part in self._parts for leaf in part.every_leaf()]
         tree_kill.end_together(self.caught, every, self._failed)
 
     def outwait(self, own: Path | None) -> None:
         """(8)."""
-        assert self._hierarchies is not None
-        starting, hierarchies = [one for one in self._late if one.path != own], self._hierarchies
-        tree_kill.attempt(self._failed, "runs about to start", lambda: tree_kill.outwait(starting, hierarchies))
+        starting = [one for part in self._parts for one in part.starting if one.path != own]
+        tree_kill.attempt(self._failed, "runs about to start", lambda: tree_kill.outwait(starting))
 
     def enforced(self, refused: errors.CovenantError | None) -> Enforced:
         """What it came to; what failed twice is said once."""

@@ -24,7 +24,6 @@ from policy.rules import succession
 from policy.rules.succession import OnNewer
 from policy.signing import trust
 from sandbox.control import tree_kill
-from sandbox.kernel.cgroup import cgroup
 from sandbox.run_io import Outcome, Round
 from sandbox.rundir import admission, directory, lock, marks, registry
 from sandbox.rundir import label as rundir_label
@@ -41,10 +40,9 @@ Write = Callable[[Mapping[str, Any]], None]
 class _Caught:
     """Runs that are stopped and marked. ``reasons`` is by run id; ``untold`` are those that had no mark before."""
 
-    runs: list[Entry] = field(default_factory=list)
+    sweep: tree_kill.Caught = field(default_factory=tree_kill.Caught)
     reasons: dict[str, str] = field(default_factory=dict)
     untold: list[Entry] = field(default_factory=list)
-    leaves: list[cgroup.Leaf] = field(default_factory=list)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The fields of the rows that name them, one for each reason."""
@@ -98,7 +96,7 @@ def enforce(runs: Path, state: State, *, setting: OnNewer, write: Write) -> list
     with lock.gate(runs):
         caught = _catch(registry.seen(runs), state, setting)
     _end(caught, runs, write)
-    return [one.run_id for one in caught.runs]
+    return [one.run_id for one in caught.sweep.entries]
 
 
 class Watch:
@@ -161,28 +159,28 @@ def _catch(entries: Sequence[Entry], state: State, setting: OnNewer) -> _Caught:
             why = f"serial {newest} of agent `{one.agent_id}` was accepted, which is newer than {one.serial}"
             for below in registry.subtree(agents, one.run_id):
                 caught.reasons.setdefault(below.run_id, why)
-    caught.runs = [one for one in agents if one.run_id in caught.reasons]
-    if caught.runs:
-        caught.untold = [one for one in caught.runs if marks.verdict(one.path) is None]
-        leaves = tree_kill.stop(caught.runs)
+    runs = [one for one in agents if one.run_id in caught.reasons]
+    caught.untold = [one for one in runs if marks.verdict(one.path) is None]
+
+    def mark() -> None:
         for one in caught.untold:
             with contextlib.suppress(OSError):  # one that cannot be marked ends all the same
                 directory.mark_superseded(one.path, caught.reasons[one.run_id])
-        caught.leaves = [leaf for both in leaves.values() for leaf in both]
+
+    if runs:
+        caught.sweep = tree_kill.catch(runs, mark, [])
     return caught
 
 
 def _end(caught: _Caught, runs: Path, write: Write) -> None:
-    if not caught.runs:
+    if not caught.sweep.entries:
         return
-    unwritten: errors.CovenantError | None = None
-    # Agents that are to end may keep every processor from this process (kernel.urgent).
-    with tree_kill.urgent(), tree_kill.first(runs):
-        try:
-            for fields in caught.rows():
-                write(fields)
-        except errors.CovenantError as e:
-            unwritten = e  # a log that takes no row keeps no run alive
-        tree_kill.end_together(caught.runs, caught.leaves, [])
+
+    def rows() -> None:
+        for fields in caught.rows():
+            write(fields)
+
+    with tree_kill.urgent(), tree_kill.sweep_lock(runs):
+        unwritten = tree_kill.end(caught.sweep, rows, [])
     if unwritten is not None:
         raise unwritten

@@ -1,4 +1,10 @@
-"""Stop and kill a run with every run below it."""
+"""Stop and kill runs with every run below them: for `kill --tree`, a revocation and a newer serial.
+
+    (1) ``catch``, behind the gate of the runs: stop the agents, mark the runs, stop their gates
+    (2) ``end``: write the row that names the runs, kill all of them together, cut their networks
+
+The caller decides which runs end and what the mark says. It holds ``sweep_lock`` around both steps.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,8 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from policy import errors
@@ -19,41 +26,89 @@ from sandbox.storage import atomic_file
 
 _STARTING_SECONDS = 15.0
 _GATE_SECONDS = 2.0
-# In the directory of all runs: held by whoever ends some of them; and how long a keeper lets that one go first.
+# The lock of a sweep, in the directory of all runs; the longest wait of a shim for it, and the interval of looks.
 _ENDING = ".ending"
-_GIVE_WAY_SECONDS, _GIVE_WAY_LOOK_SECONDS = 10.0, 0.05
-# For whoever installs a root that revokes: around the installation and ``enforce``.
+_SWEEP_SECONDS, _SWEEP_LOOK_SECONDS = 10.0, 0.05
+# Around a sweep: the agents that are to end may keep every processor from this process.
 urgent = priority.ahead
 
 
-def give_way(path: Path) -> None:
-    """By the keeper of a run whose sandbox has ended or is to: where it is revoked, or ended with its tree, wait until
-    all that ends with it is gone. A tree's keepers who clean up at once take the processors from those who still die.
+def wait_for_sweep(path: Path) -> None:
+    """Wait until the sweep that ends this marked run is over. A run without a mark does not wait.
 
-    Whoever ends them holds a lock, which the kernel takes from the dead; a keeper waits for a bounded time.
+    The shim calls it before it cleans up: shims of a tree that clean up at once take the processors from the deaths of
+    the others. The sweep holds a lock (``sweep_lock``), which the kernel releases where its process dies. The wait is
+    bounded.
     """
     with contextlib.suppress(OSError):
         if marks.verdict(path) is None:
             return
-        until = time.monotonic() + _GIVE_WAY_SECONDS
+        until = time.monotonic() + _SWEEP_SECONDS
         while atomic_file.held(path.parent / _ENDING) and time.monotonic() < until:
-            time.sleep(_GIVE_WAY_LOOK_SECONDS)
+            time.sleep(_SWEEP_LOOK_SECONDS)
 
 
-def stop(entries: Sequence[registry.Entry]) -> dict[str, list[cgroup.Leaf]]:
-    """Stop the agents of these runs, all of them before any is marked; their leaves, by run id. Nothing is
-    written down: what somebody stopped who was killed over it is what `resume` lets go on.
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """Runs that stand and are marked. ``leaves`` is by run id: the agent's own, then that of its gates.
+
+    ``starting`` are the runs whose agent was not seen in its cgroup: their shims may be about to start it.
     """
-    leaves: dict[str, list[cgroup.Leaf]] = {}
-    with contextlib.suppress(errors.CovenantError):
-        leaves = all_leaves(cgroup.Hierarchies.read(), entries, [])
-        kill.stop(leaf for both in leaves.values() for leaf in both[:1])
-    return leaves
+
+    entries: tuple[registry.Entry, ...] = ()
+    leaves: Mapping[str, list[cgroup.Leaf]] = field(default_factory=dict)
+    starting: tuple[registry.Entry, ...] = ()
+
+    def every_leaf(self) -> list[cgroup.Leaf]:
+        """Return the leaves of all runs."""
+        return [leaf for both in self.leaves.values() for leaf in both]
+
+
+def catch(entries: Sequence[registry.Entry], mark: Callable[[], object], failed: list[str]) -> Caught:
+    """Stop the agents of these runs, call ``mark``, and stop their gates. Add to ``failed`` each step that failed.
+
+    The agents stop before the mark is written. Where this process is killed between the two, `resume` thaws them; it
+    knows nothing of gates, so that those stop after the mark. A leaf that was made meanwhile is stopped as well.
+    """
+    leaves: dict[str, list[cgroup.Leaf]] = {one.run_id: [] for one in entries}
+
+    def look(some: Sequence[registry.Entry]) -> None:
+        leaves.update(_all_leaves(cgroup.Hierarchies.read(), some, failed))
+
+    def halt(some: Iterable[cgroup.Leaf]) -> None:
+        attempt(failed, "processes", lambda: kill.stop(some))
+
+    attempt(failed, "the cgroups", lambda: look(entries))
+    halt(leaf for both in leaves.values() for leaf in both[:1])
+    # INVARIANT: nothing is done between the stop and the mark.
+    mark()
+    halt(leaf for both in leaves.values() for leaf in both[1:])
+    starting = [one for one in entries if not _is_up(leaves[one.run_id])]
+    attempt(failed, "the cgroups", lambda: look(starting))
+    halt(leaf for one in starting for leaf in leaves[one.run_id])
+    return Caught(tuple(entries), leaves, tuple(starting))
+
+
+def end(caught: Caught, write: Callable[[], object], failed: list[str]) -> errors.CovenantError | None:
+    """Call ``write``, which makes the row durable, then end the runs. A row that fails keeps no run alive.
+
+    Returns:
+        The error of ``write``, or None.
+    """
+    unwritten: errors.CovenantError | None = None
+    try:
+        write()
+    except errors.CovenantError as e:
+        unwritten = e
+    end_together(caught.entries, caught.every_leaf(), failed)
+    return unwritten
 
 
 def mark_stopped(entries: Sequence[registry.Entry], by: str, reason: str) -> None:
-    """Say in the directory of each who ends it with its tree, and why: its keeper ends it from now on, also where
-    whoever does this is killed over it. One that cannot be marked is ended all the same."""
+    """Mark each run with the requester and the reason of its end. A run that cannot be marked is ended all the same.
+
+    Its shim ends a marked run, also where this process is killed.
+    """
     failed: list[str] = []
     marked: Path | None = None
     for one in entries:
@@ -62,9 +117,10 @@ def mark_stopped(entries: Sequence[registry.Entry], by: str, reason: str) -> Non
 
 
 def end_together(entries: Sequence[registry.Entry], leaves: Sequence[cgroup.Leaf], failed: list[str]) -> None:
-    """Kill what is in the leaves of runs, all at once, each of which is marked and waits (``give_way``), and cut their
-    networks: one after the other, the first ones' keepers would clean up while the last ones die. What is not done here
-    they do; ``failed`` is told of it.
+    """Kill the processes of marked runs together and cut their networks. Add to ``failed`` each step that failed.
+
+    Their shims wait meanwhile (``wait_for_sweep``): else the first ones clean up while the last agents still run. What
+    fails here the shims do.
     """
     cut = disconnect.Aside(_links(entries, failed))
     attempt(failed, "processes", lambda: kill.kill(leaves))
@@ -72,12 +128,12 @@ def end_together(entries: Sequence[registry.Entry], leaves: Sequence[cgroup.Leaf
 
 
 @contextlib.contextmanager
-def going_on(path: Path) -> Iterator[None]:
-    """Around the thaw of a run: nobody marks it while the block lasts, so that whoever revokes it stops it after.
+def allow_thaw(path: Path) -> Iterator[None]:
+    """Hold the gate of the runs around the thaw of one: a sweep marks and stops it after the block.
 
     Raises:
         errors.RunRevokedError, errors.KilledError: it is marked, and stands until it is killed.
-        errors.KeeperError: the gate is not free, and whoever holds it may be about to mark it.
+        errors.KeeperError: the gate is not free, and its holder may be about to mark the run.
     """
     failed: list[str] = []
     with runs_gate(path.parent, failed):
@@ -109,10 +165,10 @@ def _leaves(hierarchies: cgroup.Hierarchies, path: Path) -> list[cgroup.Leaf]:
     return [gate_cgroup.without(leaf), *([] if gates is None else [gates])]
 
 
-def all_leaves(
+def _all_leaves(
     hierarchies: cgroup.Hierarchies, entries: Iterable[registry.Entry], failed: list[str]
 ) -> dict[str, list[cgroup.Leaf]]:
-    """By run id. Of one that cannot be seen there are none, and its keeper is waited for as if it had not begun."""
+    """Return the leaves by run id. A run whose leaves cannot be read has none, and counts as one that is starting."""
     found: dict[str, list[cgroup.Leaf]] = {}
     for one in entries:
 
@@ -124,8 +180,8 @@ def all_leaves(
     return found
 
 
-def is_up(leaves: Sequence[cgroup.Leaf]) -> bool:
-    """Whether somebody is seen in the agent's own leaf. Of one that cannot be seen nobody knows what is on its way."""
+def _is_up(leaves: Sequence[cgroup.Leaf]) -> bool:
+    """Return whether a process is in the agent's own leaf. False also where it cannot be read."""
     try:
         return bool(leaves and kill.listed(leaves[0]))
     except errors.KernelError:
@@ -133,10 +189,10 @@ def is_up(leaves: Sequence[cgroup.Leaf]) -> bool:
 
 
 @contextlib.contextmanager
-def first(runs: Path) -> Iterator[None]:
-    """The processors are for deaths while the block lasts: keepers wait with what they do afterwards (``give_way``).
+def sweep_lock(runs: Path) -> Iterator[None]:
+    """Hold the lock for which shims wait before they clean up (``wait_for_sweep``). It is no condition of the block.
 
-    Of two who end runs at once the second does without, and nothing is a condition here.
+    Of two sweeps at once the second one does without.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
@@ -159,13 +215,13 @@ def _links(entries: Iterable[registry.Entry], failed: list[str]) -> list[disconn
     return found
 
 
-def outwait(entries: Collection[registry.Entry], hierarchies: cgroup.Hierarchies) -> None:
+def outwait(entries: Collection[registry.Entry]) -> None:
     """Kill each process that joins the cgroups of runs that are about to start, until their keepers are done with them.
 
     Raises:
         errors.KernelError: a keeper has not ended its run in ``_STARTING_SECONDS``.
     """
-    until = time.monotonic() + _STARTING_SECONDS
+    hierarchies, until = cgroup.Hierarchies.read(), time.monotonic() + _STARTING_SECONDS
     while left := [one for one in entries if registry.under_way(one.path)]:
         leaves = [leaf for one in left for leaf in _leaves(hierarchies, one.path)]
         kill.stop(leaves)

@@ -230,7 +230,7 @@ class Terms:
             ttl_seconds=lifetime.ttl_seconds or None,
             suspends=lifetime.on_expiry == "suspend",
             shown=lambda raw: prepare.redacted(raw, self._means.path),
-            going_on=tree_kill.going_on,
+            allow_thaw=tree_kill.allow_thaw,
             below=functools.partial(delegation.end_below, self._means.path / "runs", self.run_id),
         )
 

@@ -149,7 +149,7 @@ def _run(
         if job.steering is not None:
             job.steering.converses(exchange)
         exchange.run()
-        tree_kill.give_way(directory.path)
+        tree_kill.wait_for_sweep(directory.path)
         status = child.reap()
         if job.signals is not None and (told := job.signals.outcome(status)) is not None:
             exchange.ended_by(told)
@@ -232,7 +232,7 @@ def _after_others(path: Path, ending: Callable[[errors.RunError], None]) -> Call
     """Finish a run that is revoked, once the revoking process has ended all of its runs."""
 
     def after(error: errors.RunError) -> None:
-        tree_kill.give_way(path)
+        tree_kill.wait_for_sweep(path)
         ending(error)
 
     return after

@@ -34,7 +34,7 @@ class Steering:
     """One run's. ``listening`` while its directory is there, ``joined`` when there is a sandbox to be asked about.
 
     ``ttl_seconds`` is the manifest's, None without one; with ``suspends`` it suspends the run instead of ending it.
-    ``shown`` makes text of stderr that whoever may read logs may read; ``going_on`` is around a thaw, and raises when
+    ``shown`` makes text of stderr that whoever may read logs may read; ``allow_thaw`` is around a thaw, and raises when
     the run of that directory is to stand (sandbox.control.revocation). ``below`` has everything below the run ended, in
     whose name and why it is told, where whoever asked for that has not come back. ``table`` has what can be asked;
     others may put more into it before the run listens.
@@ -47,10 +47,10 @@ class Steering:
         ttl_seconds: int | None,
         suspends: bool,
         shown: Callable[[bytes], str],
-        going_on: Callable[[Path], contextlib.AbstractContextManager[None]],
+        allow_thaw: Callable[[Path], contextlib.AbstractContextManager[None]],
         below: Callable[[str, str], None] = lambda by, reason: None,
     ) -> None:
-        self._rows, self._ttl, self._shown, self._going_on, self._below = rows, ttl_seconds, shown, going_on, below
+        self._rows, self._ttl, self._shown, self._allow_thaw, self._below = rows, ttl_seconds, shown, allow_thaw, below
         self._expires = suspends and ttl_seconds is not None
         self._leaf: Leaf | None = None
         self._directory: Path | None = None
@@ -201,7 +201,7 @@ class Steering:
             raise errors.WrongStateError("the run is to be ended", hint="covenant ps says when it is gone")
         assert self._leaf is not None
         assert self._directory is not None
-        with self._going_on(self._directory):
+        with self._allow_thaw(self._directory):
             self._rows.to(State.RUNNING, _words("asked", request))
             try:
                 self._leaf.thaw()
@@ -286,7 +286,7 @@ class Steering:
         self._rows.to(State.SUSPENDED, words)
         self._suspended_at = time.monotonic()
         try:
-            self._leaf.freeze(going_on=functools.partial(self._going_on, self._directory))
+            self._leaf.freeze(allow_thaw=functools.partial(self._allow_thaw, self._directory))
         except (errors.KernelError, errors.NotEnforceableError) as e:
             self._rows.to(State.RUNNING, f"it could not be stopped: {e.message}")
             raise

@@ -261,7 +261,7 @@ class Instance(run.Run):
         def release() -> None:
             # One that is ended with others at this moment stands until it is killed, which its watch says.
             over = errors.RunRevokedError, errors.KilledError
-            with contextlib.suppress(*over), tree_kill.going_on(started.directory):
+            with contextlib.suppress(*over), tree_kill.allow_thaw(started.directory):
                 started.leaf.thaw()
 
         return Given(self._line, self._limits(deadline), watches, release)

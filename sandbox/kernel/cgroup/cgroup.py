@@ -307,12 +307,12 @@ class Leaf:
         self,
         deadline_seconds: float = 5.0,
         *,
-        going_on: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        allow_thaw: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         """Stop every thread in the leaf, the sentry's too; returns when the kernel says that all of them stand, or that
         nobody is left: whoever killed them let them go.
 
-        ``going_on`` is around the thaw of one that did not stop, and raises when it is to stand all the same.
+        ``allow_thaw`` is around the thaw of one that did not stop, and raises when it is to stand all the same.
 
         Raises:
             errors.NotEnforceableError: there is no freezer.
@@ -321,7 +321,7 @@ class Leaf:
         try:
             self._settle(frozen=True, deadline_seconds=deadline_seconds)
         except errors.KernelError:
-            with going_on(), contextlib.suppress(OSError):
+            with allow_thaw(), contextlib.suppress(OSError):
                 self._ask(frozen=False)
             raise
 

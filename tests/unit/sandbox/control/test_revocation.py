@@ -145,7 +145,7 @@ def test_a_run_of_which_the_gates_alone_are_up_is_waited_for(tmp_path: Path, mon
     waited: list[str] = []
     monkeypatch.setattr(cgroup_kill, "stop", lambda leaves: None)
     monkeypatch.setattr(cgroup_kill, "kill", lambda leaves: None)
-    monkeypatch.setattr(tree_kill, "outwait", lambda entries, hierarchies: waited.extend(one.run_id for one in entries))
+    monkeypatch.setattr(tree_kill, "outwait", lambda entries: waited.extend(one.run_id for one in entries))
     runs = tmp_path / "runs"
     runs.mkdir()
     with live(runs, "starting", (1,)) as starting, live(runs, "running", (1,)) as running:
@@ -227,7 +227,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(cgroup_kill, "kill", noted("kill"))
     monkeypatch.setattr(disconnect, "cut", noted("cut"))
     monkeypatch.setattr(marks, "mark_revoked", mark_it)
-    monkeypatch.setattr(tree_kill, "outwait", lambda entries, hierarchies: None)
+    monkeypatch.setattr(tree_kill, "outwait", lambda entries: None)
     return done
 
 
@@ -379,15 +379,15 @@ def test_a_keeper_gives_way_where_its_run_is_marked_and_somebody_is_at_it(
     path = tmp_path / "run"
     path.mkdir()
     looks: list[float] = []
-    with tree_kill.first(tmp_path):
+    with tree_kill.sweep_lock(tmp_path):
         monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it waited"))
-        tree_kill.give_way(path)  # it is not marked: it ends for another reason
+        tree_kill.wait_for_sweep(path)  # it is not marked: it ends for another reason
         mark(path)
         with monkeypatch.context() as patch:
-            patch.setattr(tree_kill, "_GIVE_WAY_SECONDS", 0.0)
-            tree_kill.give_way(path)  # whoever is at it takes too long
+            patch.setattr(tree_kill, "_SWEEP_SECONDS", 0.0)
+            tree_kill.wait_for_sweep(path)  # whoever is at it takes too long
         with contextlib.ExitStack() as other:
-            other.enter_context(tree_kill.first(tmp_path))  # a second one does without, and holds nobody up
+            other.enter_context(tree_kill.sweep_lock(tmp_path))  # a second one does without, and holds nobody up
     fd = os.open(tmp_path / ".ending", os.O_RDWR)
     assert atomic_file.take(fd, 0.0)
 
@@ -396,12 +396,12 @@ def test_a_keeper_gives_way_where_its_run_is_marked_and_somebody_is_at_it(
         if len(looks) == 3:
             os.close(fd)
 
-    monkeypatch.setattr(tree_kill, "_GIVE_WAY_SECONDS", 3600.0)
+    monkeypatch.setattr(tree_kill, "_SWEEP_SECONDS", 3600.0)
     monkeypatch.setattr(time, "sleep", sleep)
-    tree_kill.give_way(path)
+    tree_kill.wait_for_sweep(path)
     assert len(looks) == 3
-    tree_kill.give_way(path)  # nobody is at it: a command that was killed holds up no keeper
-    tree_kill.give_way(tmp_path / "gone")
+    tree_kill.wait_for_sweep(path)  # nobody is at it: a command that was killed holds up no keeper
+    tree_kill.wait_for_sweep(tmp_path / "gone")
 
 
 def test_whoever_comes_late_finds_the_root_or_the_mark(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_keeper_does_not_wait_for_itself(state: State, monkeypatch: pytest.Mon
     """Its own run has no cgroup, as one that is just starting: but nobody else will end it."""
     waited: list[str] = []
 
-    def outwait(entries: list[registry.Entry], hierarchies: object) -> None:
+    def outwait(entries: list[registry.Entry]) -> None:
         waited.extend(one.run_id for one in entries)
 
     monkeypatch.setattr(tree_kill, "outwait", outwait)

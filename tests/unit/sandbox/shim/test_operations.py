@@ -58,11 +58,11 @@ class Freezer:
     def pids(self) -> list[int]:
         return self.there
 
-    def freeze(self, *, going_on: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    def freeze(self, *, allow_thaw: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
         try:
             self._act("freeze")
         except errors.KernelError:
-            with going_on():
+            with allow_thaw():
                 self._log.said.append("undone")
             raise
 
@@ -97,7 +97,7 @@ class World:
             ttl_seconds=ttl,
             suspends=suspends,
             shown=lambda raw: raw.decode(),
-            going_on=tree_kill.going_on,
+            allow_thaw=tree_kill.allow_thaw,
             below=lambda by, reason: self.below.append((by, reason)),
         )
         self.directory = self.steering._directory = Path(tempfile.mkdtemp(dir=self.runs))

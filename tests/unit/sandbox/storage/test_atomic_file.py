@@ -170,7 +170,7 @@ def test_a_terminal_stops_nobody_over_a_lock(tmp_path: Path, folder: int, what: 
     assert not stopping & blocked
     locks = {
         "gate": lambda: lock.gate(tmp_path),
-        "enforcement": lambda: tree_kill.going_on(tmp_path / "one"),
+        "enforcement": lambda: tree_kill.allow_thaw(tmp_path / "one"),
         "directory": lambda: atomic_file.locked(folder, where="here", error=errors.StateError),
     }
     with locks[what]():

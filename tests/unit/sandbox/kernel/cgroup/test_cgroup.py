@@ -150,7 +150,7 @@ def test_one_that_is_to_stand_all_the_same_is_not_thawed_where_it_did_not_freeze
     monkeypatch.setattr(leaf, "_freezer_says", lambda: None)
     monkeypatch.setattr(leaf, "pids", lambda: [4242])
     with pytest.raises(errors.RunRevokedError, match="it leaks"):
-        leaf.freeze(0.01, going_on=stands)
+        leaf.freeze(0.01, allow_thaw=stands)
     assert (leaf.paths["freezer"] / "freezer.state").read_text() == "FROZEN"
 
 
