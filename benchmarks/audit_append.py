@@ -95,7 +95,7 @@ async def grown(folder: Path, rows: int) -> DurableAudit:
 async def one_round(
     folder: Path, line: bytes, small: DurableAudit, large: DurableAudit, *, turned: bool
 ) -> dict[str, tuple[float, float]]:
-    """What each of the three costs now."""
+    """Measure the three once and return their times by name."""
     made = {}
     for name in ("large", "log", "raw") if turned else ("raw", "log", "large"):
         made[name] = raw(folder, line) if name == "raw" else await log(small if name == "log" else large)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""What a capability check costs with 1, 1,000 and 100,000 grants: the decision alone, without its row in the log.
+"""Measure a capability check with 1, 1,000 and 100,000 grants: the decision alone, without its row in the log.
 
     .venv/bin/python benchmarks/capability_check.py [grants]
 
-Beside each figure stands a bare look-up in a dict of as many pairs of subject and action, taken in the same run. Also:
-how long the store takes to open, and what the first check of a grant costs, which verifies its signature.
+Beside each figure is a bare look-up in a dict of as many pairs of subject and action, taken in the same run. The
+benchmark also prints how long the store takes to open, and the time of the first check of a grant, which verifies its
+signature.
 """
 
 from __future__ import annotations

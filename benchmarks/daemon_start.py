@@ -62,7 +62,10 @@ async def fill(home: Path, count: int) -> None:
 
 
 def give(home: Path, count: int) -> None:
-    """As many grants in their file, whose signatures nobody has a reason to verify until they are used."""
+    """Write `count` grants to the file of grants.
+
+    The signatures are made up: a signature is verified only at first use.
+    """
     root = Identity.load(home).agent
     with (home / "capabilities" / "granted.jsonl").open("ab") as stream:
         for number in range(count):
@@ -72,7 +75,7 @@ def give(home: Path, count: int) -> None:
 
 
 def start(home: Path) -> tuple[float, float, int, int]:
-    """Seconds from exec to ready, and of the processor; resident and private memory in KiB, idle."""
+    """Return the seconds from exec to ready and of processor time, then resident and private memory in KiB, idle."""
     place = str(home.parent / "notify")
     Path(place).unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:

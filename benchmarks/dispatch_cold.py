@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def memory(served: Served) -> None:
-    """What is private to each keeper while its agent runs, and to the supervisor itself."""
+    """Print the private memory of each shim while its agent runs, and of the supervisor."""
     package = served.world.sign(served.world.package({"main.py": LONG}, name="long", id="long", cpu_ms=60000))
     started = sum(row["kind"]["type"] == "run_started" for row in served.world.rows())
     with contextlib.ExitStack() as stack:

@@ -98,10 +98,10 @@ def raw(one: Subject, net: Internet, number: int) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _covered(space: str) -> Iterator[str]:
-    """What some runsc take for the sign of the machine's own namespace is not to be seen here (runsc_network.py)."""
+    """Hide the directory that some runsc take as the sign of the machine's own namespace (runsc_network.py)."""
     place = "/proc/sys/net/core"
     with open(space, "rb") as entry:
-        # What /proc/sys/net shows is of the namespace of whoever looks, and so is what is mounted there.
+        # /proc/sys/net shows the network namespace of the process that reads it, and so does a mount on it.
         netns.within(entry.fileno(), lambda: libc.mount("none", place, "tmpfs"))
         try:
             yield space

@@ -43,14 +43,14 @@ def bare(port: int, body: bytes) -> None:
 
 
 def free_port() -> int:
-    """One that nobody listens at just now."""
+    """Return a port on which no process listens now."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         return int(sock.getsockname()[1])
 
 
 @contextlib.contextmanager
 def process(arguments: list[str], port: int, **environment: str) -> Iterator[None]:
-    """A server of its own, from when it takes connections."""
+    """Run a server in its own process; enter when it accepts connections."""
     env = {**os.environ, **environment}
     with subprocess.Popen([sys.executable, *arguments], cwd=ROOT, env=env, stderr=subprocess.DEVNULL) as popen:
         try:

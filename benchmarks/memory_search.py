@@ -58,9 +58,9 @@ async def medians(
     *,
     before: Callable[[], Awaitable[object]] | None = None,
 ) -> list[tuple[float, float]]:
-    """Of both in milliseconds: the medians, the fastest tenth, and the medians of processor time.
+    """Return milliseconds of both: the medians, the fastest tenth, and the medians of processor time.
 
-    They are called in turns, each as often before the other as after it.
+    The calls alternate. Each comes as often before the other as after it.
     """
     ours: list[tuple[float, float]] = []
     theirs: list[tuple[float, float]] = []

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """One revocation that ends a tree of running agents, each with a network, beside `kill -9` of the same processes.
 
-    from the call to the last process gone (pidfds, watched by another process than the one that revokes), to the last
-    byte that arrived in the world, and to the return; then the same tree as `covenant kill --tree` ends it, and whoever
-    takes a capability back (it returns when all is cleaned up); then killed by hand, with nothing cut and nothing
-    written down
+A trial measures from the call to three events: the end of the last process (pidfds, watched by a process other than the
+one that revokes), the last byte that arrived in the world, and the return. The same tree is then ended by `covenant
+kill --tree`, which is also what taking back a capability does; it returns when all is cleaned up. At last it is killed
+by hand, with no connection cut and no audit row written.
 
-The tree is flat: one run and the others below it, as their labels say; each agent sends without a pause. Running
-sandboxes use all of a small machine by themselves (6 % of a core each, idle), so that the same tree is revoked once
-more with all but one frozen, as suspended runs and standby instances are. An internet of namespaces of its own, as the
-tests have; needs root, and leaves nothing. Whoever receives is a process of its own: threads of one interpreter take
-turns, and the one that revokes waited for thirty that read.
+The tree is flat: one run and the others below it, as their labels say. Each agent sends without a pause. Running
+sandboxes use all of a small machine (6 % of a core each, idle). So the same tree is revoked once more with all but one
+frozen, as suspended runs and standby instances are. The benchmark has its own internet of namespaces, as the tests
+have. It needs root and leaves nothing. The receiver is a separate process: threads of one interpreter take turns, and a
+revoking thread once waited for thirty that read.
 
 .venv/bin/python benchmarks/revocation.py [trials] [runs] [running | frozen] [revoked | "kill --tree" | "kill -9"]...
 """
@@ -74,15 +74,15 @@ class World:
         return answer
 
     def forget(self) -> None:
-        """Whatever came until now."""
+        """Forget the bytes that arrived until now."""
         self._ask("forget")
 
     def senders(self) -> int:
-        """How many runs something came from."""
+        """Return the number of runs that sent a byte."""
         return len(self._ask("total"))
 
     def last(self) -> float:
-        """When the last byte of all came."""
+        """Return the time at which the last byte arrived."""
         return max(self._ask("last").values())
 
 
@@ -105,7 +105,7 @@ def world_apart(net: Internet) -> Iterator[World]:
 
 
 def _answer(net: Internet, connection: socket.socket) -> None:
-    # Elsewhere in the world nobody is kept from reading by our agents: what is read late looks as if it came late.
+    # Real receivers are on other machines, which our agents do not slow down. A byte that is read late counts as late.
     with tree_kill.urgent(), Sink.open(net) as sink, connection.makefile("rw") as stream:
         for line in stream:
             if line == "forget\n":
@@ -203,9 +203,9 @@ def watched(
     act: Callable[[], object],
     inside: Callable[[Callable[[], None]], None] = _plainly,
 ) -> Trial:
-    """``act``, and when the last process of these runs was gone, as a process of its own sees it.
+    """Run ``act`` and return when the last process of these runs was gone, as another process sees it.
 
-    ``inside`` runs a call where it has to be: to get there is none of what is measured, and takes its time as well.
+    ``inside`` runs a call in the right namespace. Entering it is not part of the measurement, and takes time as well.
     """
     pids = [pid for one in entries for pid in leaf_of(one).pids()]
     assert len(pids) > 3 * len(entries)
@@ -216,7 +216,7 @@ def watched(
             _watch(pids, go)
         finally:
             os._exit(0)
-    # Whoever watches has the only end that is written to: where they fail, what is read below ends.
+    # The child holds the only write end of `come`. If the child fails, the read below returns.
     os.close(go)
     os.read(come, 1)
     begin = returned = 0.0
@@ -236,7 +236,7 @@ def watched(
 
 
 def _watch(pids: list[int], go: int) -> None:
-    # As whoever receives: what is seen late looks as if it came late.
+    # Urgent like the receiver: an end that is seen late counts as late.
     with tree_kill.urgent():
         left = []
         for pid in pids:
@@ -264,7 +264,7 @@ def revoke(world: NetworkedWorld, entries: list[registry.Entry], sink: World) ->
 
 
 def end(world: NetworkedWorld, entries: list[registry.Entry], sink: World) -> Trial:
-    """As ``covenant kill --tree``, and whoever takes a capability back."""
+    """End the tree as `covenant kill --tree` does, and as taking back a capability does."""
     asker = manager.Asker("operator@local", root=True)
 
     def act() -> None:
@@ -275,7 +275,7 @@ def end(world: NetworkedWorld, entries: list[registry.Entry], sink: World) -> Tr
 
 
 def kill(world: NetworkedWorld, entries: list[registry.Entry], sink: World) -> Trial:
-    """By hand: SIGKILL to every process, thawed first where version 1 would keep it standing."""
+    """Kill by hand: SIGKILL to every process, thawed first where cgroup version 1 would keep it frozen."""
     leaves = [leaf_of(one) for one in entries]
 
     def act() -> None:
@@ -326,7 +326,7 @@ def main() -> None:
                 for name, way in ways.items():
                     one = trial(net, world, count, sink, way, state == "frozen")
                     figures.setdefault(f"{name}, {STATES[state]}", []).append(one)
-                    # Twenty trials take half an hour: whoever stops it has those that were made.
+                    # Twenty trials take half an hour. Printing each one keeps its figure for a user who stops early.
                     print(f"{number}/{trials} {name}: gone {one.gone * 1000:.1f} ms", file=sys.stderr, flush=True)
     print(f"{count} runs with a network, {trials} trials; ms from the call, median and worst")
     for name, made in figures.items():

@@ -89,7 +89,7 @@ def _rate(pool: ThreadPoolExecutor, one: Callable[[int], None], block: int) -> f
 
 
 def gauges(served: Served) -> dict[str, int]:
-    """What must stay as it is. Memory in KiB, of the supervisor and what it forked and keeps."""
+    """Return the figures that must stay constant. Memory is in KiB, of the supervisor and its resident children."""
     until = time.monotonic() + 10
     runs = served.world.state / "runs"
     while time.monotonic() < until and any(path.is_dir() for path in runs.iterdir()):

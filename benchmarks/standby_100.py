@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Many agents of which all but two are frozen: what they cost while nobody asks them anything, as root.
+"""Measure many agents, all but two of them frozen, while no request comes. Needs root.
 
     .venv/bin/python benchmarks/standby_100.py [agents] [seconds]
 
-Memory of the supervisor's own processes (proportional set size, what is shared being divided), memory of the
-sandboxes, processor time of everything together, and what a dispatch takes among so many.
+Prints the memory of the supervisor's own processes (proportional set size, which divides shared pages), the memory of
+the sandboxes, the processor time of everything, and the time of a dispatch among so many.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sandbox.storage import package_reader as packages  # noqa: E402
 from tests.kernel.serving import Served, children_of, open_place, reader_of  # noqa: E402
 from tests.kernel.world import HEAD, TAIL, World  # noqa: E402
 
-_MOST = 50  # of one package, so that one manifest is not all there is
+_MOST = 50  # of one package, so that there is more than one manifest
 _BUSY = 2
 _HZ = os.sysconf("SC_CLK_TCK")
 _CODE = HEAD + "import time\nif intent['text'] == 'stay': time.sleep(86400)\nanswer = 1\n" + TAIL
@@ -66,7 +66,7 @@ def holders_of(pids: list[int]) -> list[int]:
 
 
 def private_kb(pid: int) -> int:
-    """What a process shares with no other, 0 when it has gone."""
+    """Return the KiB that a process shares with no other, 0 if it has gone."""
     with contextlib.suppress(OSError):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
@@ -74,7 +74,7 @@ def private_kb(pid: int) -> int:
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """The processor time of these processes so far."""
+    """Return the processor time of these processes so far, in seconds."""
     used = 0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -122,7 +122,7 @@ def await_all(runs: Path, paths: list[Path], counts: list[int]) -> None:
 
 
 def report(served: Served, runs: Path, seconds: float) -> None:
-    """What everything costs while nobody asks."""
+    """Print the cost of everything while no request comes."""
     entries = list(registry.agents(registry.live(runs)))
     own = [served.pid, reader_of(served.pid), *children_of(served.pid)]
     leaves = []
@@ -154,7 +154,7 @@ def report(served: Served, runs: Path, seconds: float) -> None:
 
 
 def dispatches(served: Served, runs: Path, path: Path, count: int) -> None:
-    """What a dispatch takes among so many."""
+    """Print the time of a dispatch among `count` standbys."""
     package, lines, whole = packages.read(path), [], []
     for _ in range(10):
         while dispatch.ready(runs, package) < count - 1:

@@ -22,7 +22,7 @@ PACKAGES = ("iproute2", "libseccomp2", "nftables", "procps", "python3", "python3
 
 
 def main() -> int:
-    """Install what is missing; a runsc that is there stays, whatever it is."""
+    """Install what is missing; a runsc that is already there stays, in any version."""
     machine = where.look(CLONE)
     RECORD.mkdir(mode=0o755, parents=True, exist_ok=True)
     machine = dataclasses.replace(machine, record=Record(RECORD))

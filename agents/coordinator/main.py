@@ -71,7 +71,10 @@ def shelves(part: str, roots: list[str]) -> list[str]:
 
 
 def look_up(broker: Broker, parts: list[str], roots: list[str]) -> list[dict[str, Any]]:
-    """What came of each part, all of them looked up at once."""
+    """Return the result of each part.
+
+    All children are spawned before the first wait, so that they run at the same time.
+    """
     asked = []
     for part in parts:
         narrow = shelves(part, roots)
@@ -85,7 +88,7 @@ def look_up(broker: Broker, parts: list[str], roots: list[str]) -> list[dict[str
 
 
 def joined(parts: list[str], answers: list[dict[str, Any]]) -> dict[str, object]:
-    """One answer of several, with each source once and in their order."""
+    """Join several answers into one; each source is listed once, in their order."""
     texts, sources = [], []
     for part, said in zip(parts, answers, strict=True):
         if "error" in said:

@@ -118,10 +118,10 @@ def read(path: str) -> bytes:
 
 
 def unpack(packed: bytes) -> bytes:
-    """What a gzip stream says, up to a bound: a small file may unpack to more than there is memory.
+    """Decompress a gzip stream up to UNPACKED_BYTES: a small file may unpack to more than the memory.
 
-    zlib and not the gzip module: that one refuses a stream that FILE_BYTES has cut, and reads in four calls what
-    is here already.
+    Use zlib and not the gzip module. The module refuses a stream cut at FILE_BYTES, and needs four calls to read bytes
+    that are already in memory.
     """
     try:
         return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(packed, UNPACKED_BYTES)
@@ -130,7 +130,7 @@ def unpack(packed: bytes) -> bytes:
 
 
 def lines_with(content: bytes, words: list[str]) -> list[tuple[int, str]]:
-    """The lines with the most of the words, as (number, text that can be shown), in the order of the file."""
+    """Return the lines with the most of the words as (number, printable text), in the order of the file."""
     lines = content.decode("utf-8", "replace").splitlines()
     # The most words first, then the earliest line.
     ranked = [(-hits, number) for number, line in enumerate(lines, 1)

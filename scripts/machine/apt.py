@@ -85,7 +85,7 @@ def install(record: Record, packages: Sequence[str], *, release: str = "") -> No
 
 
 def removal(packages: Sequence[str]) -> list[str]:
-    """What apt would remove if `packages` were purged (a simulation)."""
+    """Return the packages that apt would remove if `packages` were purged (a simulation)."""
     plan = console.run([*_GET, "-s", "purge", *packages], env=_ENV)
     return re.findall(r"^(?:Purg|Remv) (\S+)", plan, re.MULTILINE)
 

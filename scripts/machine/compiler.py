@@ -41,7 +41,7 @@ def build(target: pathlib.Path, source: pathlib.Path, *flags: str) -> None:
     if target.is_file() and target.stat().st_mtime_ns > newest:
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the target and then renamed: whoever runs meanwhile sees the old one or the new one, never half.
+    # Build beside the target, then rename: a process that runs meanwhile sees the old file or the new one, never half.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as directory:
         made = pathlib.Path(directory) / target.name
         subprocess.run([COMPILER, *FLAGS, *flags, "-o", str(made), str(source)], check=True)

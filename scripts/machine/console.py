@@ -1,4 +1,4 @@
-"""What set-up and undo say, and how they run a command: every change is printed before it is made."""
+"""Messages and commands of set-up and undo: every change is printed before it is made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COMMAND_DEADLINE_SECONDS = 1800
 
 
 class SetupError(Exception):
-    """What is missing on this machine (the message) and how to get it (the mend, one line each)."""
+    """Raised when this machine lacks something: the message names it, `mend` says how to get it, one line each."""
 
     def __init__(self, message: str, *mend: str) -> None:
         super().__init__(message)

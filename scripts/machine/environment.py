@@ -1,4 +1,4 @@
-"""The virtual environment: what the lock says, from whatever index the machine is set to."""
+"""The virtual environment: made from the lock, with the index that the machine is set to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOCK = pathlib.Path("locks/dev.txt")
 
 
 def digest(clone: pathlib.Path) -> str:
-    """What the environment was made from: lock, project table, interpreter and place of the clone."""
+    """Return the digest of the environment's sources: lock, project table, interpreter and place of the clone."""
     import tomllib  # here, so that an older python is told by step (1) and not by a traceback
 
     project = tomllib.loads((clone / "pyproject.toml").read_text())

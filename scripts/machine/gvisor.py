@@ -124,7 +124,10 @@ def _offered() -> bool:
 
 
 def _write(machine: Machine, name: str, text: str) -> None:
-    """Make a file of apt's configuration, said and recorded first; one that somebody else made stays."""
+    """Write a file of apt's configuration.
+
+    Announce and record it first; refuse to replace a file that set-up did not make.
+    """
     path = pathlib.Path(name)
     if path.exists() and name not in machine.record.added.files:
         raise SetupError(

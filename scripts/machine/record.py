@@ -1,7 +1,7 @@
-"""What set-up added, written down before it is added, so that undo takes back exactly that.
+"""The record of set-up's additions, written before each addition, so that undo takes back exactly these.
 
-The record lies in `.setup/added.json` of the clone. An entry is written before its act: after a crash in
-between, undo finds nothing to remove for it, which is harmless; the other order would forget a change.
+The record is `.setup/added.json` in the clone. An entry is written before its act. After a crash between the two, undo
+finds nothing to remove for the entry, which is harmless. The other order would forget a change.
 """
 
 from __future__ import annotations

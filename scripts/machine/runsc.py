@@ -41,7 +41,7 @@ _PROGRAM = "i=0; while [ $i -lt 40 ]; do /bin/true & wait $! || exit 1; i=$((i+1
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """What a probe found: the binary, and why it does not work (None: it does)."""
+    """The result of a probe: the binary, and the reason why it does not work (None: it works)."""
 
     path: str | None
     problem: str | None

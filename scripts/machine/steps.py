@@ -95,7 +95,7 @@ def _check_python() -> None:
 
 
 def _packages(machine: Machine) -> None:
-    # (2) Debian packages. Whoever brought nft or node in another way keeps it: what counts is the thing.
+    # (2) Debian packages. An nft or node that was installed in another way stays: the program counts, not the package.
     missing = [need for need in NEEDS if not need.present()]
     if not missing:
         console.ok("packages: " + " ".join(need.package for need in NEEDS))

@@ -46,7 +46,7 @@ def take_back(clone: pathlib.Path) -> None:
 def _paths(clone: pathlib.Path, record: Record) -> None:
     for name in list(record.added.paths):
         path = clone / name
-        # A record is a file that somebody could edit: nothing outside the clone is removed through it.
+        # The record can be edited by hand: remove nothing outside the clone because of it.
         if ".." in pathlib.PurePath(name).parts or pathlib.PurePath(name).is_absolute() or not name:
             raise SetupError(f"the record names `{name}`, which is not inside the clone", f"look at {record.path}")
         if path.is_symlink() or path.is_file():
@@ -83,7 +83,7 @@ def _packages(record: Record) -> None:
     if ours:
         others = sorted(set(apt.removal(ours)) - set(ours))
         if others:
-            # Somebody installed these after set-up; removing them would not be taking back what set-up added.
+            # `others` were installed after set-up. Removing them would not be taking back what set-up added.
             console.note(f"{' '.join(ours)} stay, because {' '.join(others)} need them now")
             return
         console.change(f"remove Debian packages: {' '.join(ours)}")

@@ -133,6 +133,6 @@ def _status(path: pathlib.Path) -> int | None:
 
 
 def serial_tail(work: pathlib.Path) -> str:
-    """The end of the serial console, for whoever has to find out why."""
+    """Return the end of the serial console, for the developer who looks for the cause of a failure."""
     lines = (work / "serial.log").read_text(errors="replace").splitlines()[-_SERIAL_LINES:]
     return "\n".join("".join(c if c.isprintable() else " " for c in line) for line in lines)

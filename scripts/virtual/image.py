@@ -113,7 +113,7 @@ def _make(machine: Machine, codename: str, place: pathlib.Path) -> None:
 
 
 def _configure(root: pathlib.Path, files: dict[str, str], codename: str) -> None:
-    """Name, apt and mounts of the image; its root has no password and nobody logs in."""
+    """Write the name, apt's settings and the mounts of the image. Its root has no password, so no login is possible."""
     (root / "etc/hostname").write_text("covenant-vm\n")
     (root / "etc/hosts").write_text("127.0.0.1 localhost covenant-vm\n::1 localhost\n")
     (root / "etc/apt/sources.list").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a boot brings along beside the image: this clone as it is now, and Covenant's wheel built from it."""
+"""The payload of a boot, beside the image: this clone as it is now, and Covenant's wheel built from it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SIZE = "256M"
 
 
 def files(clone: pathlib.Path) -> list[pathlib.Path]:
-    """Of the clone: what git tracks, and what is new and not ignored; paths relative to it.
+    """Return the files of the clone that git tracks, and the new ones that it does not ignore, as relative paths.
 
     Raises:
-        SetupError: git does not say.
+        SetupError: git failed.
     """
     # Under sudo the clone may belong to another user; the command line may say that it is safe.
     command = ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -30,10 +30,10 @@ def files(clone: pathlib.Path) -> list[pathlib.Path]:
 
 
 def make(machine: Machine, place: pathlib.Path, work: pathlib.Path) -> pathlib.Path:
-    """An ext4 file with the clone, and in `built/` the wheel, built with the wheels of the locks in `place`.
+    """Make an ext4 file with the clone, and in `built/` the wheel, built with the wheels of the locks in `place`.
 
     Raises:
-        SetupError: a wheel could not be had or built.
+        SetupError: a wheel is missing or cannot be built.
     """
     stage = work / "payload"
     shutil.rmtree(stage, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What the image of the virtual machine is made of, and the digest under which it is kept."""
+"""The recipe for the image of the virtual machine, and the digest under which the image is kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIZE = "3G"
 # In the clone: logs of the last boot. That it is in set-up's record says that there are images as well.
 WORK = "build/vm"
 
-# Whatever of the clone goes into the image; a change of one of them makes another image.
+# Files of the clone that go into the image; a change of one of them makes another image.
 FILES = (
     "vagrant/provision.sh",
     "vagrant/packages.py",
@@ -51,7 +51,7 @@ def cache() -> pathlib.Path:
 
 
 def digest(machine: Machine) -> str:
-    """Of everything that decides what is in the image, but for the versions on the mirror of that day."""
+    """Return the digest of everything that decides the image's content, except the mirror's versions of that day."""
     parts = [repr((machine.codename, os.uname().machine, STEPS)).encode()]
     folders = sorted((machine.clone / "scripts/machine").glob("*.py"))
     parts += [path.read_bytes() for path in [*(machine.clone / name for name in FILES), *folders]]
@@ -59,10 +59,10 @@ def digest(machine: Machine) -> str:
 
 
 def origin(files: Mapping[str, str], codename: str) -> sources.Entry:
-    """The machine's own entry for its release: mirror and key.
+    """Return the machine's own entry for its release: mirror and key.
 
     Raises:
-        SetupError: it has none.
+        SetupError: there is none.
     """
     found = [entry for entry in sources.entries(files) if entry.suite == codename]
     if not found:

@@ -46,7 +46,7 @@ TAIL = "\nprint(json.dumps({'text': json.dumps(answer)}))\n"
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-    """What an agent does, by code that sets `answer`; lines of [resources]; a host path that it may write."""
+    """The parts of an agent: code that sets `answer`, lines of [resources], and a host path that it may write."""
 
     code: str
     resources: str
@@ -91,14 +91,14 @@ class Agent:
         return document
 
     def value(self) -> Any:
-        """What the agent put into `answer`; a run that failed fails the test."""
+        """Return the agent's `answer`; a failed run fails the test."""
         document = self.answer()
         assert document["kind"] == "intent_result", document
         return json.loads(document["text"])
 
 
 class Operator:
-    """Root with a home of its own, as one who installed the wheel and read the README."""
+    """Root with its own home, as an operator who installed the wheel and read the README."""
 
     def __init__(self, base: pathlib.Path) -> None:
         self.base = base
@@ -153,7 +153,7 @@ def rows(kind: str) -> list[dict[str, Any]]:
 
 
 def until(look: Callable[[], _T | None], what: str) -> _T:
-    """What `look` gives once it gives something; a test that waits in vain fails."""
+    """Wait until `look` returns something, and return it; a timeout fails the test."""
     end = time.monotonic() + PATIENCE_SECONDS
     while (found := look()) is None:
         assert time.monotonic() < end, f"waited in vain for {what}"
@@ -162,12 +162,12 @@ def until(look: Callable[[], _T | None], what: str) -> _T:
 
 
 def numbers(path: pathlib.Path) -> Mapping[str, int]:
-    """A flat keyed cgroup file such as cpu.stat."""
+    """Read a flat keyed cgroup file such as cpu.stat."""
     return {key: int(value) for key, value in (line.split() for line in path.read_text().splitlines())}
 
 
 def kernel_log() -> list[str]:
-    """What the kernel said since it started."""
+    """Return the lines of the kernel log since the boot."""
     done = subprocess.run(
         ["/usr/bin/journalctl", "-k", "-b", "-o", "cat"], capture_output=True, text=True, timeout=120, check=True
     )
@@ -175,7 +175,7 @@ def kernel_log() -> list[str]:
 
 
 def leftovers() -> list[str]:
-    """What runs left anywhere on this machine: leaves, scopes, processes, mounts, run directories."""
+    """Return the remains of runs on this machine: leaves, scopes, processes, mounts, run directories."""
     # A supervisor in this very process (those of tests/kernel) keeps its scope, and the leaf that it moved into, for as
     # long as the process lives.
     own = f"covenant-{os.getpid()}-"

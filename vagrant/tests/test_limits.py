@@ -27,18 +27,18 @@ answer = 1
 """
 WRITTEN_MB, WRITE_BPS = 4, 1 << 19
 DISK = "memory_mb = 64\ndisk_mb = 24\n"
-# How long it takes until it is on the disk, in seconds.
+# The agent returns the seconds until the data is on the disk.
 WRITE = f"""\
 begin = time.monotonic()
 with open("/srv/written/{{}}/file", "wb") as file:
     file.write(bytes({WRITTEN_MB} << 20)), file.flush(), os.fsync(file.fileno())
 answer = time.monotonic() - begin
 """
-# Alive while the others end, and answers afterwards.
+# The agent stays alive while the others end, and answers afterwards.
 WAIT = "time.sleep(120)\n"
 SPIN = "while True: pass\n"
-# A child at a time until there are as many as there may be: each needs tasks of the host that were not there before,
-# and only whoever has not come to the end yet can be stopped on the way.
+# Start children one at a time, up to the limit. Each needs host tasks that did not exist before, and only an agent that
+# has not reached the limit can be stopped on the way.
 EVERY_SECONDS = 20
 FORK = f"""\
 number = 0
@@ -54,7 +54,7 @@ answer = number
 
 @dataclasses.dataclass
 class Fleet:
-    """Agents that were started together, and where their sandboxes lie."""
+    """Agents that were started together, and the cgroups of their sandboxes."""
 
     agents: dict[str, kit.Agent]
     leaves: dict[str, pathlib.Path]

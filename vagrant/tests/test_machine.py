@@ -1,4 +1,4 @@
-"""What this machine is, and that Covenant is installed on it as an operator would: a control for all that follows."""
+"""Check this machine, and that Covenant is installed on it as an operator would: a control for all later tests."""
 
 from __future__ import annotations
 

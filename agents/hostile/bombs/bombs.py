@@ -1,7 +1,7 @@
-"""Taking more than the manifest gives: each bomb has a bound of its own and ends even where nothing stops it.
+"""Take more than the manifest grants; each bomb has its own bound and ends even where no limit stops it.
 
-The bounds lie above the limits of this package's agent.toml (192 MiB, 16 MiB of disk, 32 processes, 10 s) and far
-below what a machine notices.
+The bounds are above the limits of this package's agent.toml (192 MiB, 16 MiB of disk, 32 processes, 10 s). They are far
+too small to harm the machine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ IPC_PRIVATE, IPC_RMID, IPC_CREAT = 0, 0, 0o1000
 
 
 def _sleeper(seconds: float, *, leave: bool = False) -> int:
-    """A child that does nothing, in a session of its own when it may `leave`, and ends by itself."""
+    """Start a child that sleeps and then exits, in its own session if `leave` is set."""
     pid = os.fork()
     if pid == 0:
         # INVARIANT: the child never comes back from here, or it would answer in its parent's name.
@@ -187,7 +187,10 @@ def bomb_disk_shm() -> str:
 
 @probe("bomb_disk_deleted")
 def bomb_disk_deleted() -> str:
-    """What has no name any more still takes its place; in pieces, so that no limit of one file's size stops it."""
+    """Fill the disk with files that are already unlinked: they still take space.
+
+    Many small files keep below RLIMIT_FSIZE.
+    """
     written = 0
     with contextlib.ExitStack() as held:
         while written < DISK_BYTES:
@@ -229,7 +232,7 @@ def bomb_time() -> str:
 
 @probe("bomb_ignore_signals", alone=True)
 def bomb_ignore_signals() -> str:
-    """Deaf to every signal that can be ignored, and so are its children; beside them a storm of signals and timers."""
+    """Ignore every signal that can be ignored, in children too, under a storm of signals and timers."""
     for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
         signal.signal(number, signal.SIG_IGN)
     children = []
@@ -242,7 +245,7 @@ def bomb_ignore_signals() -> str:
 
 
 def _orphan() -> None:
-    """A process without a parent, in a session of its own, that a timer and it itself interrupt without end."""
+    """Start an orphan in its own session that a timer and it itself interrupt without end."""
     child = os.fork()
     if child:
         os.waitpid(child, 0)
@@ -327,7 +330,7 @@ def bomb_disk_attributes() -> str:
 
 @probe("bomb_memory_pipes", alone=True)
 def bomb_memory_pipes() -> str:
-    """What lies in a pipe is the kernel's memory and no process's."""
+    """Fill pipes: their buffers are kernel memory that is charged to no process's address space."""
     kept, ends = 0, []
     while kept < SHARED_BYTES:
         reader, writer = os.pipe()
@@ -340,7 +343,7 @@ def bomb_memory_pipes() -> str:
 
 @probe("bomb_memory_sockets", alone=True)
 def bomb_memory_sockets() -> str:
-    """What nobody receives lies in the socket."""
+    """Fill sockets with data that no peer receives; it stays in the socket buffers."""
     kept, ends = 0, []
     while kept < SHARED_BYTES:
         pair = socket.socketpair()
@@ -352,7 +355,7 @@ def bomb_memory_sockets() -> str:
 
 
 def _stuffed(write: Callable[[bytes], int]) -> int:
-    """Write until nothing more is taken; how much was."""
+    """Write until the descriptor would block, and return the number of bytes written."""
     block, taken = b"\xa5" * (64 << 10), 0
     with contextlib.suppress(BlockingIOError):
         while taken < SHARED_BYTES:

@@ -1,4 +1,4 @@
-"""Addresses that nobody granted: without a name, in every spelling and family, private, metadata, the host's own."""
+"""Try addresses without a grant: no name, every spelling and family, private, metadata, and the host's own."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def metadata_name() -> str:
 
 @probe("host_scan")
 def host_scan() -> str:
-    """Ports of the gateway: whatever takes a connection, but for the resolver."""
+    """Scan the gateway's ports: any port that accepts a connection is a hole, except the resolver's."""
     opened = []
     for port in (*range(1, 200), 443, 853, 2375, 2376, 3128, 5353, 6443, 8000, 8080, 8443, 8444, 9090, 10250, 47001):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as made:

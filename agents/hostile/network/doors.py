@@ -63,7 +63,7 @@ def door_bluetooth() -> str:
 
 @probe("door_inherited")
 def door_inherited() -> str:
-    """A socket that was left open from outside reaches whatever it is connected to."""
+    """Look for an inherited socket: one left open reaches the peer that it is connected to."""
     found = []
     for entry in os.listdir("/proc/self/fd"):
         try:
@@ -78,7 +78,10 @@ def door_inherited() -> str:
 
 @probe("door_pass_descriptor")
 def door_pass_descriptor() -> str:
-    """SCM_RIGHTS over a pair of one's own brings nothing that one has not: the pair exists, the wall is elsewhere."""
+    """Look for a named socket.
+
+    SCM_RIGHTS over the agent's own pair passes only its own descriptors, so a peer is needed.
+    """
     with open("/proc/net/unix", encoding="ascii") as file:
         others = [line.split()[-1] for line in file.readlines()[1:] if line.split()[-1].startswith(("/", "@"))]
     if not others:

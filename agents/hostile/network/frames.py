@@ -1,4 +1,4 @@
-"""Frames as they lie on the wire: who one is on the link, and who the others are."""
+"""Frames on the link: false claims about the agent's own address and about those of others."""
 
 from __future__ import annotations
 
@@ -47,27 +47,27 @@ def frame_listen() -> str:
 
 @probe("frame_arp_gateway")
 def frame_arp_gateway() -> str:
-    """I am the gateway, says the agent to all."""
+    """Claim the gateway's address to the whole link."""
     _frame(ARP, _arp(STRANGER, wire.GATEWAY, wire.GATEWAY) + wire.mark("frame_arp_gateway"))
     return _told()
 
 
 @probe("frame_arp_stranger")
 def frame_arp_stranger() -> str:
-    """An address of the link that is nobody's."""
+    """Announce an address that no host on the link has."""
     _frame(ARP, _arp(STRANGER, "192.0.0.5", wire.GATEWAY) + wire.mark("frame_arp_stranger"))
     return _told()
 
 
 def _arp(sender: bytes, address: str, target: str) -> bytes:
-    """A reply (RFC 826)."""
+    """Build an ARP reply (RFC 826)."""
     head = struct.pack("!HHBBH", 1, IPV4, 6, 4, 2)
     return head + sender + socket.inet_aton(address) + EVERYBODY + socket.inet_aton(target)
 
 
 @probe("frame_nd_gateway")
 def frame_nd_gateway() -> str:
-    """A neighbour advertisement with override: the gateway's address is mine (RFC 4861)."""
+    """Claim the gateway's address by a neighbour advertisement with the override flag (RFC 4861)."""
     _frame(IPV6, _advertisement("frame_nd_gateway", wire.GATEWAY6), to=ALL_NODES)
     return _told()
 
@@ -93,7 +93,7 @@ def _icmp6(body: bytes, *, source: str, target: str = "ff02::1", hops: int = 255
 
 @probe("frame_router_advertisement")
 def frame_router_advertisement() -> str:
-    """I am the router of this link."""
+    """Claim to be the router of this link."""
     body = struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 1800, 0, 0) + b"\x01\x01" + STRANGER
     body += wire.mark("frame_router_advertisement").ljust(48, b"-")
     _frame(IPV6, _icmp6(body, source="fe80::77"), to=ALL_NODES)
@@ -102,7 +102,7 @@ def frame_router_advertisement() -> str:
 
 @probe("frame_foreign_hardware")
 def frame_foreign_hardware() -> str:
-    """The agent's address from another device."""
+    """Send the agent's address from another device."""
     packet = ip(17, datagram("frame_foreign_hardware", 123), source=wire.AGENT, target=wire.SERVICE)
     _frame(IPV4, packet, to=wire.GATEWAY_MAC, sender=STRANGER)
     return _told()
@@ -127,7 +127,7 @@ def frame_foreign_source_ipv6() -> str:
 
 @probe("frame_not_granted")
 def frame_not_granted() -> str:
-    """All is the agent's own but the destination: past netstack, straight to the wire."""
+    """Write a frame straight to the wire, past netstack; only the destination is not the agent's own."""
     packet = ip(17, datagram("frame_not_granted"), source=wire.AGENT)
     _frame(IPV4, packet, to=wire.GATEWAY_MAC)
     return _told()
@@ -135,7 +135,7 @@ def frame_not_granted() -> str:
 
 @probe("frame_vlan")
 def frame_vlan() -> str:
-    """The same in a VLAN tag, which a rule on ethertypes may not look into."""
+    """Write the same frame with a VLAN tag, inside which a rule on ethertypes may not look."""
     inner = ip(17, datagram("frame_vlan"), source=wire.AGENT)
     _frame(VLAN, struct.pack("!HH", 5, IPV4) + inner, to=wire.GATEWAY_MAC)
     return _told()
@@ -155,7 +155,7 @@ def frame_pppoe() -> str:
 
 @probe("frame_dhcp")
 def frame_dhcp() -> str:
-    """A DHCP server of one's own for whoever asks on the link."""
+    """Offer a lease to every DHCP client on the link, as a rogue server would."""
     packet = ip(17, datagram("frame_dhcp", 68), source="0.0.0.0", target="255.255.255.255")  # noqa: S104
     _frame(IPV4, packet)
     return _told()

@@ -1,4 +1,4 @@
-"""Names: asking for what is not granted, smuggling data in questions, and answers that lead where none may."""
+"""DNS attacks: ungranted names, data smuggled in questions, and answers that lead to forbidden addresses."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def rebind_alias() -> str:
 
 @probe("rebind_second")
 def rebind_second() -> str:
-    """A public address first and the private one behind it: whoever checks only the first lets it in."""
+    """Return a public address first and a private one second; a check of only the first lets the private one in."""
     wire.resolved(question(f"second.{WILD}"))
     return wire.tcp("rebind_second", wire.PRIVATE, 443)
 
@@ -297,7 +297,7 @@ def resolver_direct() -> str:
 
 @probe("resolver_direct_granted_name")
 def resolver_direct_granted_name() -> str:
-    """A granted name, from a resolver that nobody granted."""
+    """Ask an ungranted resolver for a granted name."""
     return resolved(question(f"{label('resolver_direct_granted_name')}.{WILD}"), server=wire.RESOLVERS[1])
 
 
@@ -313,7 +313,7 @@ def resolver_direct_ipv6() -> str:
 
 @probe("resolver_upstream")
 def resolver_upstream() -> str:
-    """The machine's own resolver, which the gate may ask and the agent may not."""
+    """Ask the machine's own resolver, which the gate may use and the agent may not."""
     return resolved(question(f"{label('resolver_upstream')}.{EVIL}"), server="9.9.9.9")
 
 

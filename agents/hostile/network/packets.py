@@ -122,7 +122,7 @@ def raw_spoofed() -> str:
 
 @probe("raw_spoofed_as_gateway")
 def raw_spoofed_as_gateway() -> str:
-    """What comes from the gateway itself might pass where the agent may not."""
+    """Spoof the gateway's source address, which the firewall might let pass where it stops the agent's own."""
     raw(ip(17, datagram("raw_spoofed_as_gateway"), source=wire.GATEWAY))
     return _told()
 
@@ -135,7 +135,7 @@ def raw_own_source() -> str:
 
 @probe("raw_source_route")
 def raw_source_route() -> str:
-    """Loose source routing: the granted service as a step on the way to a private address (RFC 791)."""
+    """Use loose source routing: the granted service is a hop on the way to a private address (RFC 791)."""
     option = b"\x83\x07\x04" + socket.inet_aton(wire.PRIVATE) + b"\0"
     packet = ip(17, datagram("raw_source_route"), source=wire.AGENT, target=wire.SERVICE, options=option)
     raw(packet, target=wire.SERVICE)
@@ -294,7 +294,7 @@ def _device() -> int:
 
 @probe("netlink_foreign_address")
 def netlink_foreign_address() -> str:
-    """Take another's address, and speak with it."""
+    """Take the address of another host and send from it."""
     address = socket.inet_aton(FOREIGN)
     body = struct.pack("=BBBBI", socket.AF_INET, 32, 0, 0, 2) + _attribute(1, address) + _attribute(2, address)
     _netlink(RTM_NEWADDR, body)
@@ -319,7 +319,7 @@ def netlink_hardware_address() -> str:
 
 @probe("netlink_link")
 def netlink_link() -> str:
-    """A device of one's own: a bridge, a tunnel, a veth."""
+    """Create a network device: a bridge, a tunnel, a veth."""
     info = _attribute(18, _attribute(1, b"dummy\0"))
     _netlink(
         RTM_NEWLINK, struct.pack("=BxHiII", 0, 0, 0, 0, 0) + _attribute(3, b"own0\0") + info, NLM_CREATE | NLM_EXCL

@@ -1,7 +1,7 @@
-"""What the network probes share: marks that an observer outside recognises, questions, ClientHellos, exchanges.
+"""Helpers for the network probes: marks, DNS questions, ClientHellos and exchanges.
 
-Whatever a probe sends carries its mark, `mk-NAME-km`. The tests listen on every link behind the gateway: a mark that is
-seen there got out, whatever the probe itself believes. Every server of the test's world says `reached`.
+A probe sends its mark, `mk-NAME-km`, in all its traffic. The tests listen on every link behind the gateway. A mark that
+they see there got out, even if the probe reports that it was blocked. Every server of the test world answers `reached`.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ A, NS, CNAME, NULL, MX, TXT, AAAA, SRV, HTTPS, AXFR, ANY = 1, 2, 5, 10, 15, 16, 
 
 
 def mark(name: str) -> bytes:
-    """What the observers look for; a legal DNS label."""
+    """Return the mark that the observers search for, as bytes of a legal DNS label."""
     return b"mk-" + name.replace("_", "-").encode() + b"-km"
 
 
 def label(name: str) -> str:
-    """`mark` as text."""
+    """Return `mark` as text."""
     return mark(name).decode()
 
 
 def family(address: str) -> socket.AddressFamily:
-    """Of a literal address."""
+    """Return the address family of a literal address."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def tcp(name: str, address: str, port: int, *, first: bytes | None = None, pieces: int = 1) -> str:
-    """Connect, send the mark (or `first`, in so many segments) and hear from the server.
+    """Connect, send the mark (or `first`, in `pieces` segments) and wait for the server's answer.
 
     Raises:
         OSError: the connection was refused or cut.
-        Blocked: it stood, and nobody answered.
+        Blocked: the connection was made and no answer came.
     """
     with socket.socket(family(address), socket.SOCK_STREAM) as made:
         made.settimeout(SECONDS)
@@ -60,7 +60,7 @@ def tcp(name: str, address: str, port: int, *, first: bytes | None = None, piece
 
 
 def talk(made: socket.socket, first: bytes, *, pieces: int = 1) -> str:
-    """Send `first` and hear `reached`."""
+    """Send `first` and read until `reached` arrives."""
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     size = max(1, -(-len(first) // pieces))
     for start in range(0, len(first), size):
@@ -95,11 +95,11 @@ def udp(name: str, address: str, port: int, payload: bytes | None = None) -> str
 
 
 def tell(name: str, address: str, port: int, payload: bytes | None = None) -> str:
-    """Say it to everybody on the link, and wait for nobody.
+    """Send a datagram, to a broadcast address too, and do not wait for an answer.
 
     Raises:
         OSError: the network refused.
-        Blocked: it went out; an open ear in the gateway says whether it was heard.
+        Blocked: the datagram was sent; only a listener in the gateway knows if it arrived.
     """
     with socket.socket(family(address), socket.SOCK_DGRAM) as made:
         if family(address) == socket.AF_INET:
@@ -110,12 +110,12 @@ def tell(name: str, address: str, port: int, payload: bytes | None = None) -> st
 
 
 def encoded(name: str) -> bytes:
-    """A name as it goes over the wire."""
+    """Encode a name in DNS wire format."""
     return b"".join(bytes([len(part)]) + part.encode() for part in name.split(".") if part) + b"\0"
 
 
 def question(name: str, kind: int = A, *, kclass: int = 1, flags: int = 0x0100) -> bytes:
-    """A DNS message with one question."""
+    """Build a DNS message with one question."""
     return os.urandom(2) + struct.pack("!HHHHH", flags, 1, 0, 0, 0) + encoded(name) + struct.pack("!HH", kind, kclass)
 
 

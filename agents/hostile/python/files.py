@@ -254,14 +254,14 @@ def file_symlink_race() -> str:
 
 @probe("file_magic_link")
 def file_magic_link() -> str:
-    """The links of /proc/self/fd lead to what was opened, whatever its name is now."""
+    """Escape through a link in /proc/self/fd, which leads to the opened directory under any name that it has now."""
     start = os.open(GRANTED, os.O_PATH | os.O_DIRECTORY)
     return _read(f"/proc/self/fd/{start}/../../../etc/shadow")
 
 
 @probe("device_node_disk")
 def device_node_disk() -> str:
-    """A block device of the host's first disk, made by number."""
+    """Make a block device node for the host's first disk, by number."""
     path = f"/tmp/disk-{os.getpid()}"
     os.mknod(path, 0o600 | 0o060000, os.makedev(254, 0))
     os.unlink(path)
@@ -270,7 +270,7 @@ def device_node_disk() -> str:
 
 @probe("device_node_zero")
 def device_node_zero() -> str:
-    """A device node that is made and then opened, where nodev should have stopped the second."""
+    """Make a device node and open it; where the node can be made, nodev must refuse the open."""
     path = f"/tmp/zero-{os.getpid()}"
     os.mknod(path, 0o600 | 0o020000, os.makedev(1, 5))
     try:

@@ -1,4 +1,4 @@
-"""Who the agent is: uid, capabilities, limits, and what it inherited."""
+"""Probe the agent's identity: uid, capabilities, limits, and inherited descriptors and settings."""
 
 from __future__ import annotations
 
@@ -133,7 +133,10 @@ def descriptor_leak() -> str:
 
 @probe("terminal_held")
 def terminal_held() -> str:
-    """Whoever holds the operator's terminal steers it by escape sequences, and on old kernels types on it (TIOCSTI)."""
+    """Look for the operator's terminal.
+
+    A holder controls it by escape sequences, and on old kernels types on it (TIOCSTI).
+    """
     for entry in os.listdir("/proc/self/fd"):
         if os.isatty(int(entry)):
             os.write(int(entry), b"")

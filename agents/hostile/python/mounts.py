@@ -75,7 +75,7 @@ def mount_cgroup() -> str:
 
 @probe("mount_over_package")
 def mount_over_package() -> str:
-    """What is mounted over the package runs in its place the next time a file is loaded."""
+    """Mount over the package: a file loaded later would come from the mount."""
     _mount("tmpfs", "/workspace", "tmpfs")
     empty = not os.listdir("/workspace")
     call("umount2", b"/workspace", MNT_DETACH)
@@ -90,7 +90,7 @@ def mount_remount_writable() -> str:
 
 @probe("mount_umount")
 def mount_umount() -> str:
-    """Taking /tmp away shows what lies under it."""
+    """Unmount /tmp, which would show the directory under it."""
     call("umount2", b"/tmp", MNT_DETACH)
     return "took /tmp away"
 

@@ -1,4 +1,4 @@
-"""The network, with network = "off": whatever answers is a hole. The control has something that answers."""
+"""Probe the network under network = "off": any peer that answers is a hole. The control run has a peer that answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ABSTRACT_NAME = b"\0covenant-hostile-control"
 SOCKET_PATHS = ("/run/docker.sock", "/run/containerd/containerd.sock", "/run/covenant/supervisor.sock")
 PORT = 47_001
 METADATA_ADDRESS = "169.254.169.254"
-PUBLIC_ADDRESS = "192.0.2.1"  # TEST-NET-1, RFC 5737: nobody's on the real internet
+PUBLIC_ADDRESS = "192.0.2.1"  # TEST-NET-1, RFC 5737: not routed on the real internet
 
 SECONDS = 2.0
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 1, 0x1000
@@ -36,7 +36,7 @@ def tcp_loopback() -> str:
 
 @probe("tcp_metadata")
 def tcp_metadata() -> str:
-    """The metadata service of clouds hands out credentials to whoever asks."""
+    """Ask a cloud's metadata service, which gives credentials to any client."""
     return _connect(METADATA_ADDRESS)
 
 
@@ -47,7 +47,7 @@ def tcp_public() -> str:
 
 @probe("udp_exchange")
 def udp_exchange() -> str:
-    """A question and an answer by datagram: how names are resolved, and how data leaves."""
+    """Exchange datagrams: the way in which names are resolved and data leaks out."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as exchange:
         exchange.settimeout(SECONDS)
         exchange.connect((PUBLIC_ADDRESS, PORT))
@@ -119,7 +119,7 @@ def unix_abstract() -> str:
 
 @probe("unix_service_socket")
 def unix_service_socket() -> str:
-    """Whoever talks to docker's socket is root on the host."""
+    """Connect to a service socket of the host; a client of docker's socket is root on the host."""
     failure: OSError | None = None
     for path in SOCKET_PATHS:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -135,7 +135,7 @@ def unix_service_socket() -> str:
 
 @probe("vsock_host")
 def vsock_host() -> str:
-    """Address 2 is the host of a virtual machine."""
+    """Connect to address 2, the host of a virtual machine."""
     with socket.socket(AF_VSOCK, socket.SOCK_STREAM) as connection:
         connection.settimeout(SECONDS)
         connection.connect((2, PORT))

@@ -75,7 +75,7 @@ def process_environment() -> str:
 
 @probe("process_command_line")
 def process_command_line() -> str:
-    """Whatever a host process has on its command line (runsc's names every path of the bundle)."""
+    """Read the command line of a host process (runsc's contains every path of the bundle)."""
     pid = _some_foreign()
     with open(f"/proc/{pid}/cmdline", "rb") as file:
         return f"{pid} is {file.read(200)!r}"
@@ -170,7 +170,7 @@ def pages_move() -> str:
 
 @probe("memory_file_own_code")
 def memory_file_own_code() -> str:
-    """/proc/self/mem writes where the mapping forbids it: code that nobody may change."""
+    """Write through /proc/self/mem into a read-only mapping: the agent's own code."""
     address = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value
     assert address is not None
     with open("/proc/self/mem", "r+b", buffering=0) as memory:
@@ -183,7 +183,7 @@ def memory_file_own_code() -> str:
 
 @probe("memory_file_other")
 def memory_file_other() -> str:
-    """The same file of another process."""
+    """Write through /proc/PID/mem of another process."""
     pid = _some_foreign()
     with open(f"/proc/{pid}/maps", encoding="ascii") as file:
         start = int(file.readline().split("-")[0], 16)
