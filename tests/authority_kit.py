@@ -1,4 +1,4 @@
-"""A server with the stores of authority in memory, and callers: the operator and peers that were let in."""
+"""A server with the stores of authority in memory, and callers: the operator and enrolled peers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class World:
         self.audit.listen(lambda event: self.rows.append((event.kind["type"], event.issuer.display, event.kind)))
 
     async def enroll(self, agent: AgentId, *actions: str) -> Caller:
-        """Let somebody in."""
+        """Enroll a peer and return it as a caller."""
         asked = requests.EnrollPeer(display=agent.display, pubkey=agent.pubkey, actions=actions)
         answer = await self.ask(self.operator, asked)
         self.rows.clear()

@@ -41,5 +41,5 @@ def narrowed(
 
 
 def signed(by: str, token: Token) -> str:
-    """The signature of somebody's own key."""
+    """Sign a token with the key of `by`."""
     return base58.encode(_KEYS[by].sign(token.message()))

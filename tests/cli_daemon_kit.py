@@ -1,4 +1,4 @@
-"""A daemon in a thread for tests of the command line: its agents are done by a double, its clock is the machine's."""
+"""A daemon in a thread for tests of the command line. A double runs its agents; its clock is the machine's."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tests import daemon_kit
 from tests.cli_kit import call, done
 from tests.mailbox_kit import MANIFEST, Runs
 
-# Fields that hold whatever somebody put there.
+# Fields that hold data of a client's choice.
 OPEN = frozenset({"metadata", "scope", "inputSchema", "_meta", "before", "after"})
-# What the tests of verbs need beyond what `bootstrap` grants.
+# Actions that the tests of verbs need beyond those that `bootstrap` grants.
 ACTIONS = (
     "memory.read",
     "memory.purge",
@@ -110,7 +110,7 @@ def answered(*arguments: str, status: int = 0) -> dict[str, Any]:
 
 
 def exit_status(result: Result) -> int:
-    """What the verb would end with: the status of a refusal is given by the console script."""
+    """Return the exit status of the verb. The console script sets the status of a refusal."""
     if isinstance(result.exception, errors.UsageError):
         return common.EXIT_USAGE
     return common.EXIT_FAILED if isinstance(result.exception, errors.CovenantError) else result.exit_code

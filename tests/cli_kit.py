@@ -1,4 +1,4 @@
-"""Calling ``covenant`` in this process, as an operator would, and looking at what it said."""
+"""Calls ``covenant`` in this process, as an operator would, and reads its output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from policy import errors
 
 
 def call(*arguments: str | Path, stdin: str | bytes | None = None) -> Result:
-    """One command, whatever comes of it."""
+    """Run one command, which may succeed or fail."""
     return CliRunner().invoke(cli, [str(a) for a in arguments], input=stdin)
 
 

@@ -1,4 +1,4 @@
-"""What every test stands on: no network, a home of its own, and kernel tests that cannot vanish.
+"""Settings of every test: no network, its own home, and kernel tests that cannot vanish.
 
 The folder decides what a test may do:
 
@@ -6,8 +6,8 @@ The folder decides what a test may do:
     tests/kernel                                real runsc, as root; marked `kernel` by its folder
     tests/packaging, tests/house                read the tree, build a wheel, run set-up
 
-A kernel test that lacks root or a working runsc is skipped by name on a developer's machine, and is a
-failure where `CI` or `COVENANT_REQUIRE_KERNEL` is set, which scripts/test does: a test not run is not green.
+A kernel test that lacks root or a working runsc is skipped by name on a developer's machine. It fails where `CI` or
+`COVENANT_REQUIRE_KERNEL` is set, which scripts/test does: a test that was not run is not green.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ _REQUIRE_VARIABLES = ("CI", "COVENANT_REQUIRE_KERNEL")
 
 
 def _no_property_by_time() -> None:
-    """What a property test says does not hang on how busy the machine is. The rest is as Hypothesis has it: the same
-    examples each time where `CI` is set. A profile that somebody else loaded stays."""
+    """Turn off deadlines: the result of a property test must not depend on how busy the machine is.
+
+    The rest is Hypothesis's default: the same examples each time where `CI` is set. A profile that another plugin or
+    caller loaded stays.
+    """
     import hypothesis
 
     found = hypothesis.settings.get_current_profile_name()
     if found in {"default", "ci"}:
         parent = hypothesis.settings.get_profile(found)
-        # Of the health checks the one that a busy machine breaks: how long drawing an example takes.
+        # Suppress the one health check that a busy machine breaks: the time to draw an example.
         slow = [hypothesis.HealthCheck.too_slow]
         hypothesis.settings.register_profile("covenant", parent, deadline=None, suppress_health_check=slow)
         hypothesis.settings.load_profile("covenant")
@@ -103,10 +106,10 @@ class NetworkTakenAwayError(AssertionError):
 
 @pytest.fixture(autouse=True)
 def _no_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unit, property and golden tests have no network: only unix sockets connect or bind.
+    """Take the network from unit, property and golden tests: only unix sockets connect or bind.
 
-    getaddrinfo goes too, since a name lookup is traffic. Whoever catches OSError broadly must not pass by
-    accident, so the error is an AssertionError.
+    getaddrinfo goes too, since a name lookup is traffic. The error is an AssertionError, so that code which catches
+    OSError broadly does not pass by accident.
     """
     if _folder(request.path) not in _OFFLINE_FOLDERS:
         return

@@ -1,7 +1,7 @@
-"""The containment suite by itself: ``python -m tests.containment`` runs all of it, prints the page and writes it.
+"""Runs the containment suite by itself: ``python -m tests.containment`` runs all of it, prints the page and writes it.
 
-As root, on a machine with runsc; what it needs of networks it makes itself. Exit status 1 when anything got out, or
-when a control does not show what its probe is named for; the page is left as it was then.
+Needs root and a machine with runsc; it makes the networks that it needs. The exit status is 1 when a probe got out, or
+when a control does not show what its probe is named for. The page is then left as it was.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _sandbox(base: Path) -> list[str]:
 
 
 def _package(world: World, package: str, probes: list[table.Probe]) -> Mapping[str, str]:
-    """What is wrong with each probe of a package under Covenant."""
+    """Return the fault of each faulty probe of a package under Covenant."""
     path = world.sign(world.copy(f"hostile/{package}"))
     together = [probe.id for probe in probes if not probe.alone and probe.limit is None]
     answer = world.run(path, table.batch(together))

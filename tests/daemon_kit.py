@@ -78,7 +78,7 @@ async def running(
 
 @contextlib.asynccontextmanager
 async def peer(one: Daemon, agent: Any, *actions: str) -> AsyncIterator[AsyncClient]:
-    """Somebody who was let in, connected."""
+    """Enroll a peer and yield its connected client."""
     made = await one.ask("enroll_peer", display=agent.display, pubkey=agent.pubkey, actions=list(actions))
     async with async_client.connected(one.home, token=made["token_b58"]) as client:
         yield client

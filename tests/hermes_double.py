@@ -63,7 +63,7 @@ class Run:
         self.raw(b": stream closed\n\n")
 
     async def until(self, look: Callable[[], bool]) -> None:
-        """Wait until somebody has asked for something."""
+        """Wait until `look` is true; it is tried after each request."""
         while not look():
             await self.changed.wait()
 

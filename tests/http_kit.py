@@ -1,4 +1,4 @@
-"""A gateway on a free port of the loopback, over a server of in-memory stores, and clients that say anything."""
+"""A gateway on a free port of the loopback, over a server of in-memory stores, and clients that send any bytes."""
 
 from __future__ import annotations
 
@@ -34,13 +34,16 @@ CONSOLE = "http://localhost:3000"
 
 
 class Identity:
-    """The daemon's: whoever has its key is the operator."""
+    """The daemon's identity: a client with its key is the operator."""
 
     agent = ME
 
 
 class Peers:
-    """Who may come in, as ``covenant.handlers.access.authentication`` asks; ``broken`` is what a look raises."""
+    """Enrolled peers, with the interface that ``covenant.handlers.access.authentication`` uses.
+
+    A lookup raises ``broken``.
+    """
 
     def __init__(self) -> None:
         self.tokens = {TOKEN: ME, OTHER_TOKEN: OTHER}
@@ -54,7 +57,7 @@ class Peers:
 
 
 class Grants:
-    """Grants as ``covenant.handlers.access.authorization`` looks for them, of nobody's signature."""
+    """Grants without signatures, with the interface that ``covenant.handlers.access.authorization`` uses."""
 
     def __init__(self) -> None:
         self.grants: list[Grant] = []
@@ -120,7 +123,7 @@ async def serving(server: Server, *, origins: Sequence[str] = (CONSOLE,), **boun
 
 @asynccontextmanager
 async def client(gateway: Gateway, token: str | None = TOKEN) -> AsyncIterator[aiohttp.ClientSession]:
-    """A client of it."""
+    """Yield an HTTP client of the gateway."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     timeout = aiohttp.ClientTimeout(total=20)
     base = f"http://127.0.0.1:{gateway.port}"
@@ -129,7 +132,7 @@ async def client(gateway: Gateway, token: str | None = TOKEN) -> AsyncIterator[a
 
 
 async def raw(gateway: Gateway, data: bytes, *, until_end: bool = True, seconds: float = 10.0) -> bytes:
-    """What comes back for these bytes, until the other side ends the connection or says nothing for a moment."""
+    """Send these bytes and return the answer: all of it up to the end of the connection, or only the first bytes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     found = b""
     try:
@@ -140,7 +143,7 @@ async def raw(gateway: Gateway, data: bytes, *, until_end: bool = True, seconds:
                 if not until_end:
                     break
     except ConnectionResetError:
-        # Closed with something unread in the kernel, which may take the answer with it: what came is what came.
+        # A close with unread data in the kernel may lose part of the answer: keep the part that came.
         pass
     finally:
         writer.close()

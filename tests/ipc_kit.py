@@ -1,4 +1,4 @@
-"""The socket's adapter over a server of in-memory stores, and a client that sends whatever a test likes."""
+"""The socket's adapter over a server of in-memory stores, and a client that sends any bytes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A server with peers, grants and agents for tests of the mailbox and of tools: every store in memory, runs by a
-double."""
+"""A server with peers, grants and agents for tests of the mailbox and of tools: stores in memory, runs by a double."""
 
 from __future__ import annotations
 
@@ -121,7 +120,7 @@ class World:
         return billing.budget_of(agent_id)
 
     async def ask(self, agent: AgentId, request: requests.Request) -> Any:
-        """The response, whatever it is."""
+        """Return the response, also a refusal."""
         return await self.server.respond(self.caller(agent), request)
 
     async def send(self, sender: AgentId, recipient: AgentId, name: str = "t1", **fields: Any) -> responses.Response:

@@ -1,4 +1,4 @@
-"""What the tests of the proof stand on: compiled policies with what was decided, and ways to falsify an artefact."""
+"""Helpers for tests of the proof: compiled policies with their decisions, and ways to falsify an artefact."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FILES = '[permissions.filesystem]\nread = ["/opt/a", "/usr/share/doc"]\n'
 
 @dataclass(frozen=True)
 class Case:
-    """What was decided, what it compiled to, and what the compiler was told beside it."""
+    """A decision, its compiled artefacts, and the other facts that the compiler had."""
 
     effective: Effective
     artefacts: Artefacts
@@ -58,7 +58,7 @@ class Case:
         return prove.prove(self.effective, artefacts or self.artefacts, known=self.known)
 
     def falsified(self, *edits: Callable[[Documents], None]) -> Artefacts:
-        """The artefacts after these edits, each in its one spelling: what a faulty compiler would have written."""
+        """Return the artefacts after these edits, in canonical spelling: the output of a faulty compiler."""
         documents = Documents(self.artefacts)
         for edit in edits:
             edit(documents)

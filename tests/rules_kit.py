@@ -1,4 +1,4 @@
-"""What the tests of the nine rules stand on: a case that every rule accepts, and the ways to change it."""
+"""Helpers for tests of the nine rules: a case that every rule accepts, and ways to change it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A ``Server`` in one call for tests of handlers: every store in memory, a clock that stands still until it is told."""
+"""A ``Server`` in one call for tests of handlers: every store in memory, a clock that only the test moves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Clock:
 
 
 class Absent:
-    """What a test did not give: using it is the test's mistake."""
+    """A part that a test did not give; using it is the test's mistake."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -140,5 +140,5 @@ def make(*, home: Path, now_ms: Any = None, **given: Any) -> Server:
 
 
 def caller(agent: AgentId, *, operator: bool = False, transport: Any = "ipc") -> Caller:
-    """Somebody who asks."""
+    """Return a caller for the agent."""
     return Caller(agent=agent, operator=operator, token_prefix=agent.pubkey[:6], transport=transport)

@@ -1,4 +1,4 @@
-"""What the tests of signing stand on: fixed keys, a fixed moment, and a signed package in one call."""
+"""Helpers for tests of signing: fixed keys, a fixed moment, and a signed package in one call."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""One point after another: a run is killed somewhere, the next start clears up, and what is left is looked for.
+"""Kill a run at one point after another; the next start clears up, and the campaign searches for remains.
 
-(1) the run, killed at a point: the process of the run itself at a step of its own or of one that it forked, or
-    something below it (the runsc process, the sandbox, the gofer, the agent, a gate), or from outside at any time
-(2) where only something below was killed the run must end by itself, with an error that says so
-(3) the next start, which is killed as well now and then; then one that is not
-(4) nothing is left; what is not ours is untouched; each started run has exactly one end; what was acknowledged to
-    be written is there; the log holds together
+(1) The run is killed at a point. Either the process of the run is killed at its own step or at one of a process that it
+    forked. Or a process below it is killed (the runsc process, the sandbox, the gofer, the agent, a gate). Or the run
+    is killed from outside at any time.
+(2) Where only a process below was killed, the run must end by itself, with an error that says so.
+(3) The next start, which is now and then killed as well; then one that is not killed.
+(4) Nothing is left. Objects that are not ours are untouched. Each started run has exactly one end. Each acknowledged
+    row is in the log. The log holds together.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ from tests.crash.scenes import Scene
 from tests.crash.server import Outcome, Server, Subject
 from tests.crash.steps import FAULTS, ROLES, Target
 
-# What may be said of a run below which something was killed; never `internal`, and never nothing at all.
+# Errors with which a run may end when a process below it was killed; never `internal`, and never none at all.
 _ENDINGS = frozenset({
     "", "agent_failed", "drift", "gate_died", "kernel", "sandbox_crashed", "supervisor_silent",
     # What was killed was a self-test's: it says no, as it does for every way in which it does not pass.
     "not_enforceable", "self_test_failed",
 })  # fmt: skip
 
-# Whoever brought an intent hears that the instance's own keeper was killed.
+# The client that sends an intent is told that the instance's shim was killed.
 _OF_AN_INSTANCE = frozenset({"keeper_silent"})
 
-# What whoever asked may be told instead of an answer; `stopped` says that the supervisor ended, and its runs with it.
+# Errors that the client may get instead of an answer. `stopped`: the supervisor ended, and its runs with it.
 _TOLD = _ENDINGS - {""} | _OF_AN_INSTANCE | {"stopped"}
 
-# A keeper that only brings an intent to an instance takes fewer steps than this; one that makes an instance many more.
+# A shim that only brings an intent to an instance takes fewer steps than this; one that makes an instance many more.
 _SHORT = 500
-# Steps of an instance from its last row until whoever asked has its answer, and more.
+# Steps of an instance from its last row until the client has its answer, and a margin.
 _ANSWERING = 60
 
-# Seen once in some two thousand points, where thirty processes waited for each core, and not again in forty tries of
-# the like: what was killed was noticed by the run's clock alone.
+# Seen once in some 2,000 points, with thirty processes per core, and not in forty more tries: only the run's clock
+# noticed the killed process.
 _LATE = frozenset({"deadline"})
 
 
@@ -66,17 +67,17 @@ class Point:
 
 @dataclass
 class Tally:
-    """What was tried, and what was wrong."""
+    """Counts of what was tried, and the faults that were found."""
 
     tried: dict[str, int] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
 
     def count(self, name: str) -> None:
-        """One more of a kind."""
+        """Add one to the count of `name`."""
         self.tried[name] = self.tried.get(name, 0) + 1
 
     def spared(self) -> list[str]:
-        """The roles (``ROLES``) of which none was killed."""
+        """Return the roles (``ROLES``) of which no process was killed."""
         return [role for role in ROLES if not self.tried.get(f"the {role}")]
 
 
@@ -91,12 +92,12 @@ class Campaign:
         self._started: set[str] = set()
 
     def calibrate(self) -> None:
-        """Learn what a run and a start take.
+        """Learn the steps and the time of a run and of a start.
 
         Raises:
-            AssertionError: a run that nobody kills does not pass, or leaves something.
+            AssertionError: a run that is not killed fails or leaves something.
         """
-        self._calm()  # which makes what every later one finds: copies, keys, folders
+        self._calm()  # makes what every later run finds: copies, keys, folders
         calm = self._calm()
         start = self.subject("recover", None)
         assert start.status == 0, start.detail
@@ -112,15 +113,17 @@ class Campaign:
         return calm
 
     def rows(self) -> Iterator[Point]:
-        """Every step within the writing of each audit row, and the one after it; of an instance that waits every step
-        from its intent on, and every step of whoever brings it that."""
+        """Yield every step within the writing of each audit row, and the step after it.
+
+        For a waiting instance, yield every step from its intent on, and every step of the shim that brings the intent.
+        """
         # Rows that were written together have the same steps.
         for slot, first, last in dict.fromkeys(row[2:] for row in self.calm.rows):
             for step in range(first, last + 2):
                 yield Point(Target(slot, step))
         if self.scene.work == "standby":
-            # All instances are one process's, whose steps are those of all: those of the first that is given an intent,
-            # up to its end and the answer.
+            # All instances belong to one process, which counts the steps of all. Take those of the first that is given
+            # an intent, up to its end and the answer.
             holder, begin = next((slot, last) for _, kind, slot, _, last in self.calm.rows if kind == "run_started")
             end = next(last for _, kind, slot, _, last in self.calm.rows if kind == "run_ended" and slot == holder)
             most = min(end + _ANSWERING, self.steps[holder])
@@ -149,8 +152,10 @@ class Campaign:
         return Point(Target(0, main, chance.choice(roles)))
 
     def attempt(self, point: Point, *, endings: Collection[str] | None = None) -> list[str]:
-        """What is wrong after this point; each with the point before it. ``endings`` are the errors that a run may end
-        with which was not killed itself."""
+        """Run the point, and return the faults found after it, each with the point before it.
+
+        ``endings`` are the errors with which a run that was not killed itself may end.
+        """
         ids = traces.run_ids(self.scene.seen)
         self._started.clear()
         outcome = self._run(point)
@@ -162,7 +167,7 @@ class Campaign:
             wrong.append("it hung")
         by_itself = outcome.status is not None and outcome.status >= 0
         if by_itself:
-            # Only something below it was killed, or nothing: it clears up by itself.
+            # Only a process below the run was killed, or none: the run clears up by itself.
             allowed = _ENDINGS | (_LATE if point.target and point.target.victim in ROLES else set())
             allowed |= _OF_AN_INSTANCE if self.scene.work == "standby" else set()
             if outcome.error not in (allowed if endings is None else endings):
@@ -182,8 +187,11 @@ class Campaign:
         return wrong
 
     def _leaves(self, point: Point) -> bool:
-        """Whether something is left for the next start although the first process ended by itself: what had run out, a
-        child's keeper was killed, and nobody is above both, or one of a supervisor that was then told to end."""
+        """Whether the next start finds remains although the first process ended by itself.
+
+        That is so for an exhausted resource, for a child whose shim was killed with no process above both, and for a
+        shim of a supervisor that was then told to end.
+        """
         target = point.target
         if target is None:
             return False
@@ -199,7 +207,7 @@ class Campaign:
         )
 
     def subject(self, work: str, target: Target | None, kill_after: float | None = None) -> Outcome:
-        """What becomes of one subject."""
+        """Run one subject and return its outcome."""
         return self.server.subject(
             Subject(
                 work=work,
@@ -216,7 +224,7 @@ class Campaign:
         )
 
     def problems(self, outcome: Outcome, ids: set[str]) -> list[str]:
-        """What is left, touched or lost; ``ids`` are the runs that there were."""
+        """Return what is left, touched or lost; ``ids`` are the runs that existed."""
         wrong = [f"it still runs: {one}" for one in self.server.settle()]
         wrong += traces.left(self.scene.seen, self.before, ids, named=self.scene.place)
         held = traces.held(self.scene.place) - self.held
@@ -268,12 +276,12 @@ class Campaign:
         return wrong
 
     def verified(self) -> list[str]:
-        """What ``covenant audit verify`` says of the whole log."""
+        """Return the complaints of ``covenant audit verify`` about the whole log."""
         return [f"{self.scene.name}: {one}" for one in verified(self.scene.seen / "supervisor")]
 
 
 def verified(state: Path) -> list[str]:
-    """What ``covenant audit verify`` says of a state's whole log; empty when it holds."""
+    """Return the complaints of ``covenant audit verify`` about a state's whole log; empty when it holds."""
     raw = [(state / "audit" / name).read_bytes() for name in ("events.jsonl", "events.chain.jsonl")]
     head = (state / "audit-head" / "head.json").read_bytes()
     key = chain.read_public_key((state / "audit-head" / "ledger.pub").read_bytes())
@@ -292,8 +300,10 @@ def _kind(point: Point, outcome: Outcome) -> str:
 
 
 class Foreign:
-    """What stands beside and is not ours: a cgroup of another name and one that looks like a run's, each with a process
-    in it. ``touched`` says what of it is not as it was. All else that is not ours: test_recovery_foreign.py."""
+    """Foreign objects beside the runs: a cgroup with another name and one named like a run's, each with a process.
+
+    ``touched`` lists the changes to them. test_recovery_foreign.py tests all other foreign objects.
+    """
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene

@@ -1,4 +1,4 @@
-"""Who asks the supervisor that is killed: forked before anything is counted, told to nobody what they know."""
+"""Clients of the killed supervisor: forked before any step is counted, so that their own steps do not count."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def fork(subject: Any, tell: Tell, failed: Callable[[BaseException], None]) -> N
 
 
 def _ask(subject: Any, text: str, goes_on: Callable[[], bool], tell: Tell) -> None:
-    """One intent, once: whatever goes wrong after it was sent, nobody sends it again."""
+    """Send one intent once; after a failure it is not sent again."""
     from sandbox.serve.api import client
 
     directory = os.open(subject.package, os.O_RDONLY | os.O_DIRECTORY)
@@ -63,7 +63,7 @@ def _ask(subject: Any, text: str, goes_on: Callable[[], bool], tell: Tell) -> No
 
 
 def _connections(state: str, goes_on: Callable[[], bool]) -> Iterator[socket.socket]:
-    """The connection, once there is somebody."""
+    """Yield the connection, once a supervisor listens."""
     from sandbox.serve.api import client, paths
 
     while goes_on():

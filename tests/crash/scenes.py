@@ -1,4 +1,4 @@
-"""What is killed: a package in a world of its own, in every way in which a run can be made."""
+"""The scenes of a crash campaign: a package in its own world, in every way in which a run can be made."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The process that the subjects are forked from: one thread, everything imported, and every orphan comes back to it.
+"""The process from which the subjects are forked: one thread, everything imported, reaper of every orphan.
 
-Speaks JSON lines over stdin and stdout. It is a child subreaper, so that whatever a killed subject leaves alive becomes
-its child: ``settle`` says what did not end by itself.
+Speaks JSON lines over stdin and stdout. It is a child subreaper, so a process that a killed subject leaves alive
+becomes its child. ``settle`` returns those that did not end by themselves.
 """
 
 from __future__ import annotations
@@ -42,11 +42,18 @@ _PARTS = (
 
 @dataclass(frozen=True)
 class Subject:
-    """What a subject does: ``run`` the package, ``serve`` until a client has had it run, or ``standby`` until one has
-    had instances of it answer, write the ``vault`` from its ``first`` command on, or only ``recover`` or ``start``
-    (which run nothing), in the network namespace at ``network`` unless that is empty. It is given up after
-    ``deadline`` seconds; ``kill_after`` kills it from outside. ``ballast`` is the file that fills the disk, and is
-    taken away before a start that only recovers."""
+    """The work of a subject, by ``work``.
+
+    - ``run``: run the package.
+    - ``serve``: serve until a client's run of the package has ended.
+    - ``standby``: serve until instances of the package have answered a client.
+    - ``vault``: write the vault from its ``first`` command on.
+    - ``recover`` or ``start``: recover or start only; neither runs an agent.
+
+    It works in the network namespace at ``network`` unless that is empty. The server gives it up after ``deadline``
+    seconds; ``kill_after`` kills it from outside. ``ballast`` is the file that fills the disk; it is removed before a
+    start that only recovers.
+    """
 
     work: str
     state: str
@@ -64,10 +71,12 @@ class Subject:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a subject. ``status`` is its exit status or minus a signal, None when it hung and was killed;
-    ``rows`` the ids of the audit rows that were acknowledged to it, each with its kind, the process that
-    wrote it, and its first and last step there; ``error`` the code of what it ended with; ``done`` what it said of
-    what it was asked for."""
+    """The outcome of a subject.
+
+    ``status`` is its exit status or minus a signal, None when it hung and was killed. ``rows`` are the ids of the audit
+    rows that were acknowledged to it, each with its kind, the process that wrote it, and its first and last step there.
+    ``error`` is the code of the error that ended it. ``done`` is what the subject reported.
+    """
 
     status: int | None
     fired: bool
@@ -80,9 +89,9 @@ class Outcome:
 
 
 class Server:
-    """A server process, from the side of whoever asks it. Use as a context manager.
+    """A server process, seen from its client. Use as a context manager.
 
-    ``prefix`` is the command that starts it, in place of nothing: for one in a mount namespace of its own.
+    ``prefix`` is put before the command that starts it, for example to give it a mount namespace.
     """
 
     def __init__(self, prefix: Sequence[str] = ()) -> None:
@@ -122,7 +131,7 @@ class Server:
         return Outcome(**{**raw, "rows": [tuple(row) for row in raw["rows"]]})
 
     def settle(self, seconds: float = 10.0) -> list[str]:
-        """What still lives of all that was ever started, by its command line; it is killed."""
+        """Kill all subjects that still live, and return their command lines."""
         alive: list[str] = self._ask({"op": "settle", "seconds": seconds})["alive"]
         return alive
 
@@ -205,7 +214,10 @@ def _subject(subject: Subject, folder: str) -> dict[str, Any]:
 
 
 def _hear(told: str) -> None:
-    """Whoever asked outlives what was asked, and is told that by the kernel; so long it has for saying so."""
+    """Wait until the client reports that it is over.
+
+    It outlives the subject, and the kernel tells it of the subject's end.
+    """
     until = time.monotonic() + _OVER_SECONDS
     while b'{"over": true}\n' not in Path(told).read_bytes() and time.monotonic() < until:
         time.sleep(0.005)

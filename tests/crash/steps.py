@@ -46,17 +46,17 @@ class Target:
 
 
 class Counter:
-    """What the processes of one run share: how many steps each took, how many there are, whether the kill was done."""
+    """Counters that the processes of one run share: each one's steps, their number, and whether the kill was done."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 8 * (SLOTS + 2))
 
     def get(self, slot: int) -> int:
-        """The steps that a process took so far."""
+        """Return the number of steps that a process took so far."""
         return int(struct.unpack_from("Q", self._memory, 8 * slot)[0])
 
     def put(self, slot: int, value: int) -> None:
-        """Set them."""
+        """Set the number of steps of a process."""
         struct.pack_into("Q", self._memory, 8 * slot, value)
 
     @property
@@ -202,7 +202,7 @@ class Trigger:
 
 
 def role(command: bytes) -> str:
-    """What a process below a run is, by its command line; what runs below the sandbox is the agent's."""
+    """Return the role of a process below a run, by its command line; a process below the sandbox is the agent's."""
     words = command.split(b"\0")
     if b"sandbox.network.gate import main" in command:
         return "gate"

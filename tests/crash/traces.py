@@ -1,4 +1,4 @@
-"""What runs leave behind, wherever a run makes something: looked for by the ids and the state of this world alone."""
+"""Search for remains of runs wherever a run makes something, by the ids and the state of this world only."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def cgroups(ids: Collection[str]) -> list[str]:
 
 
 def mounts(home: Path) -> list[str]:
-    """What is mounted below the home, in every mount namespace that somebody is in."""
+    """Return the mounts below the home, in every mount namespace that has a process."""
     found = {}
     for entry in ("self", *filter(str.isdigit, os.listdir("/proc"))):
         with contextlib.suppress(OSError):
@@ -78,9 +78,11 @@ def processes(home: Path) -> list[str]:
 
 
 def held(home: Path) -> set[str]:
-    """What has no name in the home and lives for as long as somebody has it: network namespaces, by a thread, a
-    descriptor or a mount, and detached and credentials' file systems. Of what is ours alone (``_ours``): others on this
-    machine make and leave such things as well."""
+    """Return nameless objects of our processes that live as long as a process holds them.
+
+    These are network namespaces (held by a thread, a descriptor or a mount), detached file systems, and file systems of
+    credentials. Only our processes count (``_ours``): others on this machine make and leave such objects as well.
+    """
     found: set[str] = set()
     for pid in _ours(home):
         with contextlib.suppress(OSError):  # it is just ending
@@ -91,7 +93,7 @@ def held(home: Path) -> set[str]:
 
 
 def _ours(home: Path) -> Iterator[int]:
-    """This process, what descends from it, and whoever has something of the home, whoever their parent is by now."""
+    """Yield this process, its descendants, and every process that holds something of the home, under any parent."""
     children: dict[int, list[int]] = {}
     waiting, seen = [os.getpid()], set[int]()
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
@@ -121,13 +123,13 @@ def _descriptors(pid: int) -> Iterator[tuple[str, str]]:
 
 
 def _mounted(table: Sequence[str]) -> set[str]:
-    """Of a process's mountinfo(5): network namespaces, by their numbers, and file systems of credentials."""
+    """Return the network namespaces, by number, and the file systems of credentials in a process's mountinfo(5)."""
     spaces = {line.split()[3] for line in table if " - nsfs " in line and line.split()[3].startswith("net:[")}
     return spaces | {f"file system {line.split()[2]} of credentials" for line in table if _CREDENTIALS.search(line)}
 
 
 def _opened(pid: int, mounted: Collection[str]) -> set[str]:
-    """Of a process's descriptors: network namespaces, and directories of a mount that its mount namespace has not."""
+    """Return a process's open network namespaces, and its open directories on mounts outside its mount namespace."""
     found = set()
     for number, link in _descriptors(pid):
         if link.startswith("net:["):

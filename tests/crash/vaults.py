@@ -1,9 +1,9 @@
-"""The vault is killed while it is written: what was acknowledged is there and readable, nothing is half, all goes on.
+"""Kill the vault's writer: acknowledged commands are there and readable, none is half done, all goes on.
 
-(1) the commands, from an empty state, killed at a step
-(2) the vault is what it was after the last command that was acknowledged, or after the one that was not
-(3) the rest of the commands do as ever, without anybody mending anything; then nothing is there that was not in a
-    calm life, no secret lies anywhere in the clear, and the log holds and says what the vault has
+(1) The commands, from an empty state, killed at a step.
+(2) The vault is as it was after the last acknowledged command, or after the next one.
+(3) The rest of the commands work as ever, without a repair. Then there is nothing that a calm life would not leave. No
+    secret is in the clear anywhere. The log holds and agrees with the vault.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class VaultCampaign:
             stream.write(f'[vault]\nkey = "{self._key}"\n')
 
     def calibrate(self) -> None:
-        """Learn what a life takes.
+        """Learn the number of steps of a life.
 
         Raises:
-            AssertionError: one that nobody kills does not pass.
+            AssertionError: a life that is not killed fails.
         """
-        self._life(0, None)  # which makes what every later one finds: the log, its key
+        self._life(0, None)  # makes what every later life finds: the log, its key
         self._nothing()
         calm = self._life(0, None)
         assert calm.status == 0, calm.detail
@@ -47,7 +47,7 @@ class VaultCampaign:
         assert self._ended() == []
 
     def attempt(self, step: int) -> list[str]:
-        """What is wrong after a kill before this step; each with the step before it."""
+        """Kill before this step, and return the faults, each with the step before it."""
         self._nothing()
         outcome = self._life(0, step)
         self._tally.count("the vault's writer" if outcome.fired else "nothing: it was over before")
@@ -57,7 +57,7 @@ class VaultCampaign:
         held: Sequence[Held] = [None, *(one.held for one in COMMANDS)]
         if found not in held[done : done + 2]:
             wrong.append(f"{done} commands were acknowledged, and the vault holds {found}")
-        # One that does the same twice is done twice; what is to be done next is known by what is there.
+        # A repeated command is done twice, so the next one to do is known by the content of the vault.
         first = done if found == held[done] else done + 1
         rest = self._life(first, None)
         if rest.status != 0:
@@ -68,7 +68,7 @@ class VaultCampaign:
         return wrong
 
     def verified(self) -> list[str]:
-        """What the whole log says."""
+        """Return the complaints about the whole log."""
         return [f"vault: {one}" for one in verified(self._world.state)]
 
     # --- the parts --------------------------------------------------------------------------------------
@@ -92,7 +92,10 @@ class VaultCampaign:
         shutil.rmtree(self._world.state / FOLDER, ignore_errors=True)
 
     def _held(self) -> Held | str:
-        """What the vault holds, as a run would be given it; None where there is none, a text where it cannot be."""
+        """Return the content of the vault as a run would get it.
+
+        None without a vault, a text when it cannot be read.
+        """
         if not (self._world.state / FOLDER / "vault.json").exists():
             return None
         vault = FileVault(self._world.state, lambda: keys.configured(str(self._key)))
@@ -108,7 +111,7 @@ class VaultCampaign:
                 yield (entry.agent_id, entry.name), (found.version, bytes(found.value.view).decode())
 
     def _ended(self) -> list[str]:
-        """What is not as it is after a calm life."""
+        """Return the differences from the state after a calm life."""
         wrong = [] if self._held() == COMMANDS[-1].held else [f"in the end it holds {self._held()}"]
         beside = {path.name for path in self._world.base.iterdir()} - {"home", "packages", self._key.name}
         wrong += [f"file {name}" for name in (*beside, *traces.unknown(self._world.home, self._before))]
@@ -117,7 +120,7 @@ class VaultCampaign:
         return wrong + self._disagreements()
 
     def _disagreements(self) -> list[str]:
-        """What the last row about each secret says that the vault does not have."""
+        """Return the rows on secrets that disagree with the vault: the last row of each secret counts."""
         said: dict[tuple[str, str], int] = {}
         for row in (row["kind"] for row in self._world.rows()):
             if row["type"] == "vault_changed" and row["action"] == "created":

@@ -1,4 +1,4 @@
-"""What the tests of the HTTP adapter share."""
+"""Fixtures of the tests of the HTTP adapter."""
 
 from __future__ import annotations
 

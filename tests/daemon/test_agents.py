@@ -108,7 +108,7 @@ async def test_an_approval_goes_by_way_of_the_daemon_to_the_operator_and_back(co
 async def test_a_daemon_that_ends_says_so_of_what_it_was_at(
     covenant_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has asked is answered within the daemon's patience; this run takes longer."""
+    """A client gets its answer within the daemon's patience; this run takes longer."""
     monkeypatch.setattr(daemon_module, "STOP_SECONDS", 0.2)
     began = anyio.Event()
 

@@ -1,4 +1,7 @@
-"""What somebody with few rights, or a Hermes API of somebody else's, can make the daemon hold, write or do twice."""
+"""Attacks on bounds: a peer with few rights, or a foreign Hermes API.
+
+Each tries to make the daemon hold or write too much, or do something twice.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,7 @@ async def test_who_may_nothing_writes_no_long_rows(covenant_home: Path) -> None:
         assert max(len(json.dumps(row.kind)) for row in written) < 4096
 
 
-# A Hermes API that is somebody else's ---------------------------------------------------------------------------
+# A foreign Hermes API ---------------------------------------------------------------------------
 
 
 def _api(url: str) -> HermesApi:

@@ -1,5 +1,7 @@
-"""A daemon that is killed while authority and stores change: when it is there again nothing that was acknowledged is
-missing, doubled or undone, and no right is wider than it was."""
+"""A daemon that is killed while authority and stores change.
+
+After the restart no acknowledged change is missing, doubled or undone, and no right is wider than before.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def _daemon(home: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @dataclass
 class Known:
-    """What was acknowledged; what was asked for last and not answered may be there or not."""
+    """Acknowledged changes. The last request had no answer, so its change may exist or not."""
 
     tokens: dict[str, str] = field(default_factory=dict)
     shown_out: dict[str, str] = field(default_factory=dict)
@@ -175,7 +177,7 @@ def _check_memory(asking: client.Client, known: Known) -> None:
 
 
 def _effective(asking: client.Client, home: Path) -> set[str]:
-    """Of ADA's grants those that hold, as ADA itself is told."""
+    """Return ADA's effective grants, as the daemon reports them to ADA."""
     made = asking.ask("enroll_peer", display=ADA.display, pubkey=ADA.pubkey)
     with client.connected(home, token=made["token_b58"]) as ada:
         grants: list[dict[str, Any]] = ada.ask("capability_usage", limit=1000)["grants"]

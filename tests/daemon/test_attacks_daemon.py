@@ -1,5 +1,7 @@
-"""A daemon as whoever can reach it attacks it: names in its home that stop its watch, texts that stop its loop,
-and what its own rows would tell a peer of others."""
+"""Attacks on a daemon by clients that can reach it.
+
+Names in its home that stop its watch, texts that stop its loop, and rows that would tell a peer about others.
+"""
 
 from __future__ import annotations
 

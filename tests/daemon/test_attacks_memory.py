@@ -1,4 +1,4 @@
-"""How much one peer can have the daemon hold at once by asking for much of what is long."""
+"""The memory that one peer can make the daemon hold at once by asking for many long entries."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_many_long_rows_are_not_read_at_once(covenant_home: Path, monkeypa
     async with daemon_kit.running(covenant_home) as daemon:
         made = await daemon.ask("enroll_peer", display="eve@local", actions=["memory.write"])
         async with async_client.connected(covenant_home, token=made["token_b58"]) as eve:
-            # Of whoever may write, a row has the whole of an intent's text.
+            # The row of a peer that may write contains the whole text of an intent.
             for _ in range(20):
                 assert (await eve.ask("submit_intent", text="/.env " + "x" * LONG))["status"] == "ignored"
             brought = _counted(monkeypatch, daemon.server.audit)
@@ -152,11 +152,11 @@ async def test_a_peer_that_fills_memory_fills_its_own_room_alone(
                 await eve.ask("put_memory", tier="working", text=f"eve {number}")
             with pytest.raises(errors.CovenantError, match="3 records"):
                 await eve.ask("put_memory", tier="episodic", text="eve once more")
-            # Nobody else has less for it.
+            # The other peers' quotas are not reduced.
             await bob.ask("put_memory", tier="working", text="bob")
             for number in range(4):
                 await daemon.ask("put_memory", tier="working", text=f"operator {number}")
-            # What was refused left neither a receipt nor a row that says that it was kept.
+            # A refused record left neither a receipt nor a row that says that it was kept.
             assert len(await daemon.server.receipts.recent(100)) == 3 + 1 + 4
             rows = await daemon.server.audit.recent(1000)
             assert sum(row.kind.get("type") == "memory_written" for row in rows) == 3 + 1 + 4

@@ -1,5 +1,7 @@
-"""A peer that was let in and may nothing, over the real socket: what each request tells it of somebody else, and what
-it can make the daemon write."""
+"""An enrolled peer without rights, over the real socket.
+
+Each test checks what a request tells it about another peer, and what it can make the daemon write.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ _DIFFERS = {"submit_intent", "recent_audit", "verify"}
 
 @dataclass
 class Theirs:
-    """What somebody else has: names by which a stranger could ask for it."""
+    """Names of another peer's objects, by which a stranger could ask for them."""
 
     memory: str
     intent: str
@@ -42,7 +44,7 @@ class Theirs:
 
     @classmethod
     def nothing(cls) -> Theirs:
-        """Names like those, of nothing."""
+        """Return names of the same form, of objects that do not exist."""
         memory, intent, task, event = (str(uuid.uuid4()) for _ in range(4))
         return cls(memory, intent, task, base58.encode(b"\x05" * 64), event)
 

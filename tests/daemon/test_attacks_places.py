@@ -1,4 +1,4 @@
-"""Who holds places so that others get none: strangers at the port, peers at the socket."""
+"""Clients that hold places to keep others out: strangers at the port, peers at the socket."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_strangers_at_the_port_hold_no_place_against_who_has_a_token(tmp_p
             stack.callback(writer.close)
             writer.write(b"GET /tools HTTP/1.1\r\n")
             strangers.append(reader)
-        # Those that came first are gone; whoever has a token comes in, and its open connection was left alone.
+        # The first strangers are disconnected. A client with a token gets in, and its open connection is untouched.
         async with asyncio.timeout(10):
             with contextlib.suppress(ConnectionError):
                 assert await strangers[0].read() == b""
@@ -82,7 +82,7 @@ async def test_peers_together_do_not_keep_the_operator_out(covenant_home: Path) 
         assert let_in == 5
         async with async_client.connected(covenant_home) as operator:
             assert (await operator.ask("ping"))["kind"] == "pong"
-        # A place that is given back is somebody's again.
+        # A released place can be taken again.
         await stack.aclose()
         async with asyncio.timeout(10), async_client.connected(covenant_home, token=tokens[2]) as peer:
             assert (await peer.ask("ping"))["kind"] == "pong"

@@ -1,5 +1,7 @@
-"""Verbs whose answer is sometimes no, with a home of their own: an intent that waited, stores that disagree, a token
-that is two people's beginning."""
+"""Verbs that sometimes answer no, each with its own home.
+
+An intent that waited, stores that disagree, a token prefix that two peers share.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
 def test_an_intent_that_waited_is_resumed_once(daemon: Daemon) -> None:
     bucket, ledger = billing.budget_of("poor"), daemon.server.budget
     daemon.portal.call(ledger.set_capacity, bucket, 1)
-    # Somebody else's run has the only credit, until it gives it back.
+    # Another run has the only credit until it returns it.
     daemon.portal.call(ledger.try_debit, bucket, 1, "another")
     assert answered("intent", "--agent", "poor", "do it later", status=1)["code"] == "budget_exhausted"
     (waiting,) = [one.intent_id for one in daemon.server.checkpoints.active()]

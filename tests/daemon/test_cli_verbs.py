@@ -81,11 +81,11 @@ def test_capabilities() -> None:
     assert "0 of 2" in done("capabilities", "usage")
     signature = bounded["signature_b58"]
     assert verb("capability_revoked", "capabilities", "revoke", signature)["removed"] is True
-    # whoever types another signature than they mean is not told that it is done
+    # a wrong signature is not reported as revoked
     for said in (call("capabilities", "revoke", signature), call("capabilities", "revoke", "1" * 20)):
         assert (said.exit_code, said.stdout) == (1, "there is no such grant that holds\n")
     assert answered("capabilities", "revoke", "1" * 20, status=1)["removed"] is False
-    # as a narrow terminal shows it; what begins none is said to be none
+    # the signature as a narrow terminal shows it; a prefix without a match is refused
     again = answered("capabilities", "grant", "tool.call.nothing")["signature_b58"]
     assert answered("capabilities", "revoke", f"{again[:9]}…")["signature_b58"] == again
     assert verb("capabilities_purged", "capabilities", "purge", "--before-ms", "0")["purged"] == 0

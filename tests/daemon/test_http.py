@@ -1,4 +1,4 @@
-"""The gateway on the loopback: what it answers to whom, over a server whose handlers are told what to say."""
+"""The gateway on the loopback: its answers to each client, over a server with scripted handlers."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ async def test_what_has_no_row_of_its_own_is_a_number_in_the_log_and_for_the_ope
             numbers = prometheus_text.parse(await answer.text())
             assert numbers["covenant_refusals_unwritten_total"] == {'transport="http"': 5.0}
         assert len(audit.rows) == 2
-    # Nobody came after them: the number is written at the end of the time, or of the daemon.
+    # No refusal came after them: the count is written at the end of the period, or of the daemon.
     assert [row[1]["transport"] for row in audit.rows] == ["http"] * 3
     assert audit.rows[-1][1]["reason"].startswith("5 more were refused and not written one by one; the last: ")
 

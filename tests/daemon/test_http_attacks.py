@@ -1,4 +1,4 @@
-"""What somebody who can reach the port tries, as the bytes that they send: each beside what passes."""
+"""Attacks by a client that can reach the port, as the bytes that it sends; each is beside a request that passes."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ async def gateway(tmp_path: Path, echo: http_kit.Echo) -> AsyncIterator[Gateway]
 
 
 async def alive(gateway: Gateway) -> bool:
-    """Whether it answers somebody else."""
+    """Whether the gateway answers another client."""
     return statuses(await raw(gateway, head(gateway, "GET /tools HTTP/1.1", "Connection: close"))) == [200]
 
 
 async def until(done: Callable[[], bool]) -> None:
-    """Wait for what nobody tells of."""
+    """Poll until `done`, for conditions that send no notification."""
     with anyio.fail_after(10):
         while not done():  # noqa: ASYNC110
             await anyio.sleep(0.02)
@@ -335,7 +335,7 @@ async def test_a_flood_of_streams_leaves_a_place_for_others(gateway: Gateway, ec
             with anyio.fail_after(60):
                 found.append(statuses(await reader.readuntil(b"\r\n")))
         assert found == [[200]] * 4 + [[429]] * 2
-        # Somebody else has places of their own.
+        # Another peer has its own places.
         others = head(gateway, "GET /audit/recent HTTP/1.1", "Accept: text/event-stream", token=http_kit.OTHER_TOKEN)
         assert statuses(await raw(gateway, others, until_end=False)) == [200]
     finally:

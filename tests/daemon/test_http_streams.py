@@ -1,4 +1,4 @@
-"""Streams as they are: what was and then what comes, nothing twice or left out, for whom it is, and with an end."""
+"""Streams: past events, then new ones, none twice, none missing, only for their reader, and with an end."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_rows_that_were_and_rows_that_come(gateway: Gateway, echo: http_ki
             ("stream_chunk", "b", 1),
         ]
         assert was[0].data["chunk"] == event("a").model_dump(mode="json")
-        # One that was told already, one of somebody else's, and one that is new.
+        # One event that was already sent, one of another peer, and a new one.
         for row in (event("b"), event("theirs", owner=http_kit.OTHER), event("c", text="line\nbreak")):
             gateway.server.feed.publish("audit", row)
         (new,) = await taken(stream, 1)
@@ -141,12 +141,12 @@ async def test_who_falls_behind_is_told(gateway: Gateway, echo: http_kit.Echo) -
     async with http_kit.client(gateway) as client, client.get("/audit/recent", headers=STREAM) as answer:
         stream = http_kit.events(answer)
         await taken(stream, 1)
-        # In one breath: nobody could have read any of it meanwhile.
+        # All at once: no reader could take one between two of them.
         for number in range(2000):
             gateway.server.feed.publish("audit", event(str(number)))
         with anyio.fail_after(10):
             found = [one async for one in stream]
-    # What fits its queue, and perhaps the one that it waited for: a beginning without a gap.
+    # The events that fit the queue, and perhaps the one that the stream waited for: a beginning without a gap.
     assert [one.id for one in found[:-1]] == [str(number) for number in range(len(found) - 1)]
     assert len(found) - 1 in (1024, 1025)
     assert (found[-1].event, found[-1].data["message"]) == ("stream_error", "this stream fell behind and was ended")
@@ -229,7 +229,7 @@ async def test_an_intent_goes_on_when_its_client_leaves(gateway: Gateway, echo: 
                 async with anyio.create_task_group() as group:
                     group.start_soon(_post_and_leave, client, headers)
                     await begun.wait()
-                    # Long enough that the gateway has written to nobody.
+                    # Long enough that the gateway writes to no client.
                     await anyio.sleep(0.2)
                     group.cancel_scope.cancel()
         go_on.set()

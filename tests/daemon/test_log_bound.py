@@ -1,4 +1,4 @@
-"""What clients cannot do to the daemon's own log: fill it."""
+"""Clients cannot fill the daemon's own log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def http_port(one: Process) -> int:
 
 
 def sent(address: tuple[str, int] | str, data: bytes) -> bytes:
-    """What is answered to these bytes, until the daemon ends the connection."""
+    """Return the answer to these bytes, up to the end of the connection."""
     family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as sock, contextlib.suppress(ConnectionError):
         sock.settimeout(30)

@@ -1,4 +1,4 @@
-"""docs/daemon.md: its commands as somebody types them, its tables beside the code that they are about."""
+"""docs/daemon.md: its commands as a user types them, its tables compared with the code that they describe."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_its_commands_work(covenant_home: pathlib.Path, clone: pathlib.Path) -> 
 
 
 def test_it_names_every_variable() -> None:
-    """What `settings.read` asks an environment for; the table shortens some to their end."""
+    """The page names each variable that `settings.read` reads; its table shortens some to their end."""
     asked = _Asked(COVENANT_HOME=os.environ["COVENANT_HOME"])
     covenant_settings.read(asked)
     told = set(re.findall(r"\b[A-Z][A-Z0-9]+(?:_[A-Z0-9]+)+\b", PAGE))

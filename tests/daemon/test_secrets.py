@@ -1,4 +1,4 @@
-"""A secret of secrets.toml: to whom it was granted over the socket, and to nobody else or otherwise."""
+"""A secret of secrets.toml reaches the run that has the grant, over the socket, and reaches no other run."""
 
 from __future__ import annotations
 

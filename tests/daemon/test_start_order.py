@@ -1,7 +1,7 @@
-"""In which order a daemon opens what it holds, and that it closes it in the other.
+"""The order in which a daemon opens its stores; it closes them in reverse.
 
-Each step is a promise to a later one: nobody connects before the row that says that the daemon runs, no package is run
-before there is a log to write it into, nothing is opened in a home that another daemon holds.
+Each step depends on an earlier one. No client connects before the row that says that the daemon runs. No package is run
+before there is a log for its rows. Nothing is opened in a home that another daemon holds.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ END = ["STOPPING=1", "daemon_stopped", "no HTTP", *(f"no {name}" for name in CLO
 
 
 class Seen:
-    """What was called, in the order of the first calls: the watcher looks at the packages again, sooner or later."""
+    """The steps in the order of their first calls.
+
+    The watcher reads the packages again at any time, so repeats do not count.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps: list[str] = []

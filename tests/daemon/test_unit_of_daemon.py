@@ -1,4 +1,4 @@
-"""The units of the daemon: systemd knows every line of them, and they take from it what it does not need."""
+"""The units of the daemon: systemd knows every line of them, and they remove the privileges that it does not need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOME = "/var/lib/covenantd"
 
 
 def _verified(place: Path, *, changed: tuple[str, str] = ("", "")) -> str:
-    """What systemd says of copies of the units whose program and user exist on any machine."""
+    """Return systemd's messages on copies of the units whose program and user exist on any machine."""
     for name in NAMES:
         text = (UNITS / name).read_text().replace("/opt/covenant/bin/covenantd", "/bin/true")
         text = re.sub(r"(?m)^((?:Socket)?(?:User|Group))=covenant$", r"\1=root", text)

@@ -1,4 +1,4 @@
-"""What a daemon does by itself while nobody asks: each of its tasks is started, and does its work as it was told."""
+"""The daemon's background tasks: each is started, and works as configured, without a request."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_stale_leases_are_put_back_where_that_was_asked_for(covenant_home:
 
 async def test_nobody_looks_for_stale_leases_unasked(covenant_home: Path) -> None:
     async with daemon_kit.running(covenant_home, retry=Retry(scheduler=False, interval_ms=1)) as one:
-        # So long that whoever looks every millisecond would have looked.
+        # Long enough for a scheduler with a period of a millisecond to run.
         await anyio.sleep(0.1)
         found = await one.server.audit.recent(1000)
     kinds = {event.kind["type"] for event in found}

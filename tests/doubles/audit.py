@@ -1,4 +1,4 @@
-"""The log in memory: the same rows, chain, checkpoints and cuts, for tests and for whoever keeps nothing."""
+"""The log in memory: the same rows, chain, checkpoints and cuts, for tests and for a daemon without files."""
 
 from __future__ import annotations
 

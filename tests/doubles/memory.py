@@ -1,4 +1,4 @@
-"""Memory without a file: for tests, and for a daemon that keeps nothing."""
+"""Memory without a file: for tests, and for a daemon without files."""
 
 from __future__ import annotations
 
@@ -107,7 +107,10 @@ class InMemory:
         *,
         owner: str | None = None,
     ) -> list[Hit]:
-        """What is like the embedding, fused with what has words of the text; see ``ranking``."""
+        """Return records similar to the embedding, fused with records that contain words of the text.
+
+        See ``ranking``.
+        """
         if limit <= 0:
             return []
         depth = ranking.depth(limit)
@@ -154,7 +157,7 @@ class InMemory:
     async def repair(
         self, command: Repair, *, apply: bool, owner: str | None = None, room: Room | None = None
     ) -> Repaired | None:
-        """What the command does, done when ``apply``; None when there is no such record."""
+        """Return the result of the command, and apply it if ``apply``; None when there is no such record."""
         before = self._of(command.id, owner)
         if before is None:
             return None
@@ -185,7 +188,7 @@ class InMemory:
     async def compact(
         self, policy: CompactionPolicy, *, reason: str, now_ms: int, apply: bool, owner: str | None = None
     ) -> Compacted:
-        """What the policy does, done when ``apply``."""
+        """Return the result of the policy, and apply it if ``apply``."""
         marked_at_ms = now_ms if policy.marked_at_ms is None else policy.marked_at_ms
         plan = plans.compaction(map(plans.line, self._records.values()), policy, owner=owner)
         if apply:
@@ -205,7 +208,7 @@ class InMemory:
         return found
 
     async def payables(self, *, owner: str | None = None) -> list[interface.Payable]:
-        """What settlement has to know of each record."""
+        """Return the data that settlement needs about each record."""
         return [plans.payable(one) for one in self._records.values() if owner in {None, one.owner.pubkey}]
 
     async def bad_rows(self, limit: int) -> list[BadRow]:

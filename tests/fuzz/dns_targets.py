@@ -1,4 +1,4 @@
-"""DNS messages, as the agent and as resolvers send them, and what the gate's process asks of its broker."""
+"""DNS messages, as the agent and resolvers send them, and the requests of the gate's process to its broker."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _told(read: wire.Answer, kind: int) -> str:
     told = dns.message.from_wire(wire.reply(made, 0, data=data, ttl=30))
     for rrset in told.answer:
         for rdata in rrset:
-            # No ECH, whatever the record was.
+            # No ECH, in any kind of record.
             assert 5 not in getattr(rdata, "params", {})
     return f"{read.rcode} {read.truncated} {read.negative} {bool(read.addresses)} {len(read.services)}"
 

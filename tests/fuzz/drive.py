@@ -42,7 +42,7 @@ class Target:
 
 @dataclass
 class Outcome:
-    """What one run of a target came to. ``finds`` are inputs with what went wrong, the first of each kind."""
+    """The result of one run of a target. ``finds`` are failing inputs, each with its fault, the first of each kind."""
 
     name: str
     inputs: int = 0
@@ -52,7 +52,7 @@ class Outcome:
 
 
 class _TooSlow(BaseException):
-    """An input took longer than any may."""
+    """Raised when an input takes longer than the limit."""
 
 
 def _too_slow(*_: object) -> None:
@@ -104,7 +104,7 @@ def _place(find: BaseException) -> str:
 
 
 def ill_formed(refusal: Exception) -> str:
-    """What is wrong with the words of a refusal: they are shown to people, and hold what the input gave them."""
+    """Return the fault in the words of a refusal, which are shown to users and contain parts of the input."""
     if not isinstance(refusal, errors.CovenantError):
         return ""
     for name, text in (("message", refusal.message), ("hint", refusal.hint), ("place", refusal.where)):

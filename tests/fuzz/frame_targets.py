@@ -1,4 +1,4 @@
-"""What a client may send to the supervisor: frames off a real socket, and what is read of the bodies in them."""
+"""Client input of the supervisor: frames from a real socket, and the bodies in them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sandbox.serve.api import frames, protocol
 from tests.fuzz.drive import Target
 
 _BODY_BYTES = 4096
-# All of it lies in the socket before the first read, so nobody waits; this ends a read that would.
+# All bytes are in the socket before the first read, so no read waits; this timeout ends one that does.
 _SECONDS = 5.0
-# Two names from outside of 64 characters each, which escaped are ten times as long, and what is said around them.
+# Two names from outside of 64 characters each, ten times as long when escaped, and the words around them.
 _REFUSAL_CHARACTERS = 2 * 64 * 10 + 200
 _KEY = base58.encode(bytes(range(32)))
 _WORDS = (
@@ -72,7 +72,7 @@ def request(raw: bytes) -> str:
 
 
 def _judge(refusal: Exception) -> None:
-    """What refuses can be shown in one line, and was no wait for what was there already."""
+    """Assert that the refusal is one printable line, and that it is no timeout: all bytes were there."""
     assert not isinstance(refusal, frames.SlowError)
     said = refusal.message if isinstance(refusal, errors.CovenantError) else str(refusal)
     assert said.isprintable()

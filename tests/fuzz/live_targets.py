@@ -1,7 +1,7 @@
-"""What a kernel could say of a live run: its listing of rules and its configuration, changed anywhere.
+"""Kernel output about a live run: its listing of rules and its configuration, changed anywhere.
 
-What is read of a listing is a text that the reader of rules takes or refuses, and never another exception; what is said
-to hold of a configuration is the compiled one.
+The reader of a listing returns a text that the reader of rules accepts or refuses; it raises no other exception. A
+configuration is reported as equal only if it is the compiled one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a running agent, the log, the machine's files and its tools say."""
+"""Output of a running agent, the log, the machine's files and its tools."""
 
 from __future__ import annotations
 

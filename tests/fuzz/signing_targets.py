@@ -1,4 +1,4 @@
-"""What is signed, and what says who may sign: JSON that decides, read once and strictly."""
+"""Signed documents, and those that say who may sign: JSON that decides, read once and strictly."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def statement(raw: bytes) -> str:
 
 
 def root(raw: bytes) -> str:
-    """The document of a trust root, put into an envelope by somebody: closed, consistent, and signed by itself."""
+    """Decode a trust root in a made-up envelope: closed, consistent, and signed by itself."""
     signed = envelopes.Envelope(raw, roots.PAYLOAD_TYPE, (envelopes.Signature("", bytes(64)),)).encode()
     document, _ = roots.decode(signed)
     again = envelopes.Envelope(document.encode(), roots.PAYLOAD_TYPE, (envelopes.Signature("", bytes(64)),)).encode()

@@ -1,20 +1,20 @@
-"""One golden decision: inputs in a JSON file, and what the deciding half makes of them.
+"""One golden decision: inputs in a JSON file, and the result of the deciding half.
 
 ``tests/golden/decisions/NAME.json`` holds ``inputs``, written by hand, and ``outputs``, which this module computes:
 
-    about       what the case shows
+    about       the property that the case shows
     manifest    the lines of agent.toml
     files       further files of the package; main.py alone when absent
     host        one of HOSTS; ``host_changes`` replaces single facts
-    signature   null for an unsigned package, else what differs from one that is signed well: ``signers`` (the fixed
-                keys), ``scopes`` (what the trust root says of keys), ``revoked`` (what it takes back), ``statement``
+    signature   null for an unsigned package, else the differences from a well-signed one: ``signers`` (the fixed
+                keys), ``scopes`` (the trust root's limits on keys), ``revoked`` (what it revokes), ``statement``
                 (fields), ``envelope`` (its bytes), ``accepted`` (by this host before), ``now_days`` (from the
                 signature), ``change`` (files after it)
     parent      null, or {manifest, remaining_seconds, drawn, ancestors}: ``on_excess`` says reject or narrow
-    owners      who holds the agent id already, as [place, payload digest]
+    owners      the current holders of the agent id, as [place, payload digest]
 
-The verdict is that of the signature, the parser, the nine rules, the compilers and the proof. ``run`` is what a run
-would be refused for today on this host although the rules allow it.
+The verdict is that of the signature, the parser, the nine rules, the compilers and the proof. ``run`` is the error that
+refuses a run on this host today although the rules allow it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def written(inputs: dict[str, Any]) -> str:
 
 
 def outputs(inputs: dict[str, Any]) -> dict[str, Any]:
-    """What is decided."""
+    """Return the decision."""
     try:
         return _allowed(inputs)
     except errors.CovenantError as refusal:

@@ -1,6 +1,6 @@
-"""What is decided in over a hundred cases, word for word and digest for digest; git shows what a change changes.
+"""The decision in more than a hundred cases, word for word and digest for digest; git shows the effect of a change.
 
-Regenerate with `make golden`. A case more is a file more: its ``inputs`` alone will do.
+Regenerate with `make golden`. To add a case, add a file with its ``inputs``.
 """
 
 from __future__ import annotations

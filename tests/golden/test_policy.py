@@ -1,4 +1,4 @@
-"""What a policy compiles to, byte for byte: a change of any compiler shows here, and so does a machine's influence.
+"""The artefacts of a policy, byte for byte: they show a change of any compiler, and an influence of the machine.
 
 Regenerate with `.venv/bin/python -m tests.golden.test_policy`, and let git show what changed.
 """

@@ -1,4 +1,4 @@
-"""What a package compiles to for another target, byte for byte.
+"""The artefacts of a package for another target, byte for byte.
 
 Regenerate with `.venv/bin/python -m tests.golden.test_targets`, and let git show what changed.
 """

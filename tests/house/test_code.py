@@ -140,7 +140,10 @@ def test_public_modules_say_what_they_are(clone: pathlib.Path) -> None:
 
 
 def test_no_property_hangs_on_how_busy_the_machine_is(request: pytest.FixtureRequest) -> None:
-    """Of those that are collected with this one, so a run of the whole suite looks at all; and what is inherited."""
+    """Check the settings of all tests collected with this one, and the inherited profile.
+
+    A run of the whole suite checks all.
+    """
     import hypothesis
 
     found = {"the profile": hypothesis.settings()}

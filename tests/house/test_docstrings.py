@@ -1,4 +1,4 @@
-"""What is public in the three rooms says what it does, and a function that refuses says how."""
+"""Public names in the three rooms have docstrings, and a function that refuses documents its errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _public(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.ClassDef]:
 
 
 def _own(function: ast.FunctionDef) -> Iterator[ast.AST]:
-    """What stands in a function, without the functions in it."""
+    """Yield the nodes of a function, without those of the functions in it."""
     todo: list[ast.AST] = list(function.body)
     while todo:
         node = todo.pop()

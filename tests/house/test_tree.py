@@ -1,4 +1,4 @@
-"""What may not be in the tree: machine paths, registry hosts, envelopes, keys, code in agents/."""
+"""Forbidden content of the tree: machine paths, registry hosts, envelopes, keys, code in agents/."""
 
 from __future__ import annotations
 

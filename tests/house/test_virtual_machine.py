@@ -86,7 +86,7 @@ def test_the_scripts_parse_and_can_be_run(clone: pathlib.Path, name: str) -> Non
 
 
 def test_the_parts_of_the_lock_are_whole(clone: pathlib.Path) -> None:
-    """What provision.sh names is in the lock, and what pytest and hatchling need is named."""
+    """Each name in provision.sh is in the lock, and the needs of pytest and hatchling are named."""
     text = (clone / "vagrant/provision.sh").read_text()
     pinned = set(re.findall(r"^([a-z0-9-]+)==", (clone / "locks/dev.txt").read_text(), re.MULTILINE))
     for part in ("BUILD", "SUITE"):
@@ -141,7 +141,7 @@ def _collected(clone: pathlib.Path, gone: set[str], *words: str) -> subprocess.C
 
 
 def test_the_suite_needs_no_more_than_the_machine_has(clone: pathlib.Path) -> None:
-    """Its tests are collected without whatever else a developer's machine has."""
+    """Its tests are collected without the other packages of a developer's machine."""
     lines = re.findall(r"^CHECKED\+?=\((.*)\)$", (clone / "vagrant/provision.sh").read_text(), re.MULTILINE)
     words = subprocess.run(
         ["/bin/bash", "-c", f"printf '%s\\n' {' '.join(lines)}"], cwd=clone, capture_output=True, text=True
@@ -151,7 +151,7 @@ def test_the_suite_needs_no_more_than_the_machine_has(clone: pathlib.Path) -> No
     done = _collected(clone, gone, *words)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert len(re.findall(r"::", done.stdout)) > 30
-    # The other way: a module that they do need is missed.
+    # Control: a module that the tests do need is missed.
     missed = _collected(clone, gone | {"pydantic"}, *words)
     assert "No module named 'pydantic'" in missed.stdout + missed.stderr
 

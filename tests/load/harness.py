@@ -1,7 +1,7 @@
-"""A daemon of its own under load: who asks what, what was answered, and what its files say afterwards.
+"""A separate daemon under load: the requests, the answers, and the content of its files afterwards.
 
-As root the agents are those of a supervisor's double, over its real frames; another user has nobody who runs agents,
-and asks what no agent answers. Everything else is the daemon itself.
+As root the agents are those of a supervisor's double, over its real frames. Another user has no supervisor, and sends
+intents that no agent answers. Everything else is the daemon itself.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ AGENT: Final = "load"
 
 @dataclass
 class Asked:
-    """What was asked under a key, and every answer to it."""
+    """An intent sent under one key, and every answer to it."""
 
     text: str
     answers: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Daemon:
-    """``covenantd`` in a process of its own."""
+    """``covenantd`` in its own process."""
 
     def __init__(self, home: Path, supervisor: Path) -> None:
         self.home, self._supervisor = home, supervisor
@@ -90,7 +90,7 @@ class Daemon:
 
 @contextlib.contextmanager
 def prepared(base: Path) -> Iterator[tuple[Daemon, SupervisorDouble | None]]:
-    """A home with one agent, a daemon that serves it, and whoever runs the agent, if anybody does."""
+    """Yield a daemon that serves a home with one agent, and the supervisor's double, None without root."""
     home, socket = base / "home", base / "s.sock"
     home.mkdir(mode=0o700)
     with contextlib.ExitStack() as stack:
@@ -142,8 +142,11 @@ async def drive(daemon: Daemon, asked: dict[str, Asked], *, clients: int, kill_a
 
 
 async def check(daemon: Daemon, asked: dict[str, Asked], *, whole: bool) -> None:
-    """What was answered is in the log once, in memory as it was told, and nothing twice; with ``whole`` everything was
-    answered. The daemon serves, so that its own verification can be asked for."""
+    """Check that each answer is once in the log, is in memory as it was sent, and that nothing is doubled.
+
+    With ``whole`` every intent must have an answer. The daemon must be serving, since its own verification is
+    requested.
+    """
     told = {one.answers[0]["intent_id"]: one for one in asked.values() if one.answers}
     if whole:
         assert len(told) == len(asked)
@@ -170,7 +173,7 @@ async def check(daemon: Daemon, asked: dict[str, Asked], *, whole: bool) -> None
 
 
 def questions(count: int, *, agent: bool) -> dict[str, Asked]:
-    """So many intents, each under a key of its own; for the agent by its name in the text, or for nobody."""
+    """Make `count` intents, each under its own key; the text names the agent, or none."""
     return {f"key-{n}": Asked(f"{AGENT if agent else 'nobody'} number {n}") for n in range(count)}
 
 
@@ -206,6 +209,6 @@ async def kill(base: Path, *, intents: int, clients: int) -> int:
         if double is not None:
             again = {one["intent_id"] for one in double.requests[runs:]}
             assert not again & kept
-            # Whoever was at work when it was killed may have run twice; nobody else.
+            # An intent in progress at the kill may run twice, no other.
             assert len(double.requests) <= intents + clients
     return before

@@ -1,4 +1,4 @@
-"""The run without a mutant: which test stands on which line, and how long each takes."""
+"""The run without a mutant: the tests that execute each line, and the time of each test."""
 
 from __future__ import annotations
 
@@ -106,9 +106,9 @@ class Selector:
         self._mentions = _mentions(baseline.seconds)
 
     def tests(self, site: operators.Site, path: str) -> tuple[str, ...]:
-        """The tests that stand on the site or name what it makes: those of its room first, each the fastest first."""
+        """Return the tests that execute the site or use its names: those of its room first, each the fastest first."""
         found = self._on(path, site.line, site.last_line)
-        # What an import runs is seen by whoever uses the name that it gave a value to.
+        # Code that runs at import is seen by tests that use the names which it binds.
         if not site.in_function or "" in found:
             names, using, behind = self._behind(site.binds)
             found |= using.union(*(self._mentions.get(name, ()) for name in names))

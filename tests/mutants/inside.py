@@ -1,7 +1,7 @@
-"""What happens inside a forked child: pytest over chosen tests, with a mutant in the place of one module.
+"""The inside of a forked child: pytest over chosen tests, with a mutant in the place of one module.
 
-Imported before policy and the tests are, so that each child imports those anew. A child never writes: it ends by
-its exit status, which is all that the parent reads of it.
+Import this before policy and the tests, so that each child imports those anew. A child never writes; its exit status is
+all that the parent reads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/mutants.md: what was tried, what was noticed, and why each survivor may live."""
+"""docs/mutants.md: the mutants tried, those noticed, and the reason why each survivor may live."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _code(text: str) -> str:
 
 
 def faults(results: Sequence[Result], why: Mapping[str, str]) -> list[str]:
-    """What keeps the run from being good: too few, too many alive, an unexplained one."""
+    """Return the faults of the run: too few mutants, too many survivors, a survivor without a reason."""
     found = []
     if len(results) < LEAST_DRAWN:
         found.append(f"only {len(results)} mutants were drawn, at least {LEAST_DRAWN} are due")

@@ -20,7 +20,7 @@ _WALL_SECONDS = 600
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one mutant: ``tests`` is how many could have seen it."""
+    """The result of one mutant; ``tests`` is the number of tests that could have noticed it."""
 
     site: operators.Site
     outcome: str
@@ -29,7 +29,7 @@ class Result:
 
     @property
     def survived(self) -> bool:
-        """Whether no test noticed it: also when none stands on it."""
+        """Whether no test noticed it; true also when no test executes it."""
         return self.outcome in ("survived", "no test")
 
 

@@ -1,4 +1,4 @@
-"""Set-up and undo, piece by piece: the source line, the record, what is missing, what is taken back."""
+"""Set-up and undo, piece by piece: the source line, the record, missing parts, and removal."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def test_the_environment_is_made_anew_when_the_lock_changes(tmp_path: pathlib.Pa
 
 @pytest.fixture
 def machine_calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """What undo would do to the machine, instead of doing it."""
+    """Record the commands that undo would run on the machine, and run none."""
     calls: list[list[str]] = []
 
     def run(command: Sequence[str], **options: object) -> str:

@@ -1,4 +1,4 @@
-"""The units of the supervisor: systemd knows every line of them, and they take what the process itself keeps."""
+"""The units of the supervisor: systemd knows every line of them, and they leave exactly what the process needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = ("covenant-supervisor.service", "covenant-supervisor.socket")
 
 
 def _verified(place: Path, *, changed: tuple[str, str] = ("", "")) -> str:
-    """What systemd says of copies of the units whose program exists on any machine."""
+    """Return systemd's messages on copies of the units whose program exists on any machine."""
     for name in NAMES:
         text = (UNITS / name).read_text().replace("/opt/covenant/bin/covenant-supervisor", "/bin/true")
         # The page is installed by the package, which is not on this machine.

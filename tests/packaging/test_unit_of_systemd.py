@@ -1,4 +1,4 @@
-"""What systemd itself makes of the units: its parser, its review of exposure, and its own list of implicit calls."""
+"""Units as systemd itself sees them: its parser, its review of exposure, and its own list of implicit calls."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_exposure_is_below_the_stated_number(name: str, tmp_path: Path) -> N
 
 
 def open_rows(service: Path) -> set[str]:
-    """What systemd's review finds wanting, by its own names."""
+    """Return the faults that systemd's review finds, by its own names."""
     done = analyze("security", "--offline=true", "--no-pager", "--json=short", f"./{service.name}", cwd=service.parent)
     return {row["name"].rstrip("=") for row in json.loads(done.stdout) if row["set"] is False}
 

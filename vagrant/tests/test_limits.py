@@ -133,7 +133,10 @@ _FILES = ("memory.max", "memory.swap.max", "memory.oom.group", "pids.max", "cpu.
 
 
 def test_cpu_max_is_a_quota(fleet: Fleet) -> None:
-    """Of what the kernel counted: a tenth of a core, throttled, while a neighbour takes many times that."""
+    """The slow run gets a tenth of a core and is throttled, as the kernel counts it.
+
+    Its neighbour gets many times that.
+    """
     before, began = _used(fleet), time.monotonic()
     time.sleep(10)
     seconds, after = time.monotonic() - began, _used(fleet)
