@@ -81,7 +81,7 @@ exec "$SYSTEMD" --system --log-target=journal --show-status=no --unit=test.targe
 
 
 class BootedServices(BootedSystemd):
-    """Boots with both sockets listening; nothing else of ours runs until somebody asks."""
+    """Boots with both sockets listening; no other service of ours runs until a client connects."""
 
     script: ClassVar[str] = _SCRIPT
 
@@ -117,7 +117,7 @@ class BootedServices(BootedSystemd):
         (self._stage / "machine-id").write_text(uuid.uuid4().hex + "\n")
 
     def environment(self) -> Mapping[str, str]:
-        """What the script is told besides."""
+        """Return further environment variables of the script."""
         packages = Path(click.__file__).parents[1]
         return {"V1": " ".join(self._v1), "TREE": str(ROOT), "PACKAGES": str(packages), "STATE": str(self.world.state)}
 
@@ -140,7 +140,7 @@ class BootedServices(BootedSystemd):
         return self.inside(str(HOME).lstrip("/"))
 
     def eventually(self, look: Callable[[], Any]) -> Any:
-        """What ``look`` finds, once it finds something."""
+        """Return the first result of ``look`` that is true; fail after START_SECONDS."""
         until = time.monotonic() + START_SECONDS
         while True:
             try:
@@ -164,7 +164,7 @@ class BootedServices(BootedSystemd):
         return self.run("/opt/covenant/bin/covenant", *arguments, uid=UID)
 
     def systemctl(self, *arguments: str) -> str:
-        """What systemctl says; it must succeed."""
+        """Run systemctl, assert that it succeeds, and return its output."""
         done = self.run("systemctl", *arguments)
         assert done.returncode == 0, (arguments, done.stdout, done.stderr, self.log())
         return done.stdout.strip()
@@ -179,7 +179,7 @@ class BootedServices(BootedSystemd):
         return 0
 
     def journal(self, which: str = "_SYSTEMD_UNIT=covenantd.service") -> list[str]:
-        """What was written by a unit's processes, or by whom else ``which`` names (journalctl(1))."""
+        """Return the journal of a unit's processes, or of the entries that ``which`` names (journalctl(1))."""
         return self.run("journalctl", "--no-pager", "-o", "cat", which).stdout.splitlines()
 
     def install(self, package: Path) -> None:

@@ -140,7 +140,7 @@ class BootedSystemd:
         self._end()
 
     def environment(self) -> Mapping[str, str]:
-        """What the script is told besides."""
+        """Return further environment variables of the script."""
         return {}
 
     def _wait(self) -> None:
@@ -162,7 +162,7 @@ class BootedSystemd:
         return Path(f"/proc/{self._first()}/root", *parts)
 
     def log(self) -> str:
-        """What came before systemd's own log, which has no terminal."""
+        """Return the output before systemd's own log, which has no terminal."""
         return (self._stage / "log").read_text(errors="replace")
 
     def ask(self, line: bytes, *, seconds: float = ANSWER_SECONDS) -> bytes:

@@ -1,7 +1,7 @@
-"""What root can change by hand at a live run, and what attestation says: the layer, or why the change stands.
+"""Changes that root can make by hand to a live run, each with the layer that finds it, or the reason for no drift.
 
-docs/attestation.md shows this table (``python -m tests.kernel.by_hand`` writes it there); tests/kernel/test_by_hand.py
-makes each change. Here: the network of the run. Beside: the host, processes and files (by_hand_beside.py).
+docs/attestation.md shows this table (``python -m tests.kernel.by_hand`` writes it there). tests/kernel/test_by_hand.py
+makes each change. This module has the network of the run; by_hand_beside.py has the host, processes and files.
 """
 
 from __future__ import annotations

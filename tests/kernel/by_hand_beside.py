@@ -236,7 +236,7 @@ PROCESSES: Final[dict[str, Change]] = {
     "memory of a gate written": stands(process("gate", _poked, _nothing), MEMORY),
 }
 
-# Files that one version of cgroups has and the other has not: a machine tries those of its own.
+# Files that only one version of cgroups has: a machine tries those of its own version.
 OF_VERSION: Final[dict[int, frozenset[str]]] = {
     1: frozenset(
         name

@@ -13,10 +13,10 @@ from tests.kernel.world import World
 
 
 def leftovers(world: World) -> list[str]:
-    """What the runs of this world left on the machine: cgroups of theirs, processes, mounts, run directories."""
+    """Return what the runs of this world left on the machine: cgroups, processes, mounts, run directories."""
     found = []
     runs_of_it = {row["kind"].get("run_id") for row in world.rows()} - {None}
-    # Others come and go in there while it is walked, which os.walk takes and a glob does not.
+    # Other cgroups appear and vanish during the walk, which os.walk tolerates and a glob does not.
     for place, names, _ in os.walk("/sys/fs/cgroup"):
         found += [f"{place}/{name}" for name in names if any(name.startswith(run_id) for run_id in runs_of_it)]
     mine = os.fsencode(world.state)

@@ -1,4 +1,4 @@
-"""Run in a mount namespace of its own: grants paths that mounts cover, and says what an agent reads there.
+"""Run in its own mount namespace: grants paths that mounts cover, and prints what an agent reads there.
 
 unshare --mount --propagation private python -m tests.kernel.covered_paths BASE WARM
 """
@@ -77,12 +77,12 @@ class Asking:
 
 
 def refusal(error: errors.CovenantError | None) -> list[str] | None:
-    """What somebody is told."""
+    """Return the refusal as its client sees it."""
     return None if error is None else [error.code, error.message, error.hint]
 
 
 def before(asking: Asking) -> dict[str, Any]:
-    """What was covered before the run began."""
+    """Return the answers for paths covered before the run began."""
     found: dict[str, Any] = {"plain": asking("/srv/docs")}
     with bound("other/page", "docs/page"):
         found["a file over a file"] = asking("/srv/docs")
@@ -177,7 +177,7 @@ def wrong(one: Live) -> list[list[str]]:
 
 
 def packaged(world: World) -> dict[str, Any]:
-    """A package is read through no mount, whatever the mount shows."""
+    """Run a package with mounts over its files: it is read through no mount, so a covered file is refused."""
     path = world.sign(world.copy("hello"))
 
     def run() -> list[str] | None:
@@ -196,7 +196,7 @@ def packaged(world: World) -> dict[str, Any]:
 
 
 def main(base: Path, warm: Path) -> dict[str, Any]:
-    """What came of it all."""
+    """Return the results of all parts."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "none", str(PLACE)], check=True)
     for name in ("docs", "other", "third", "seen"):
         lay(PLACE / name, name)

@@ -1,4 +1,4 @@
-"""A gate for tests: it tells of itself what the kernel says, and tries what a gate must not be able to do."""
+"""A gate for tests: it reports its own state from the kernel, and tries what a gate must not be able to do."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _probe(asked: str, status: int, gate: main.Gate) -> str:
 
 
 def _send(flags: int) -> None:
-    with contextlib.suppress(BrokenPipeError):  # nobody listens there: it was let through
+    with contextlib.suppress(BrokenPipeError):  # no receiver: the call was let through
         _PAIR[0].send(b"x", flags)
 
 

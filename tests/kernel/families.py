@@ -1,4 +1,4 @@
-"""Agents that start agents, for tests: what their code has in common, and packages side by side."""
+"""Agents that start agents, for tests: common parts of their code, and packages side by side."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def member(world: World, name: str, code: str, **fields: Any) -> Path:
 
 
 def answered(world: World, path: Path, text: str = "hi", **request: Any) -> Any:
-    """What the agent put into `answer`; fails the test when the run failed."""
+    """Return the agent's `answer`; a failed run fails the test."""
     answer = world.run(path, text, **request)
     assert answer.error is None, (str(answer.error), answer.stderr)
     assert answer.result is not None

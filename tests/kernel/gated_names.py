@@ -124,9 +124,9 @@ class Gated:
         return self.spaces.within("agent", probe)
 
     def codes(self) -> set[tuple[str, str]]:
-        """What was denied so far: (target, code)."""
-        # Reports keep their order: when a later question's is there, all before it are. After a flood it may have to
-        # be asked again, since a gate tells only so much a second.
+        """Return the denials so far as (target, code)."""
+        # Reports keep their order: when a later question's report is here, all before it are. After a flood, ask again:
+        # a gate sends only a limited number of reports a second.
         until = time.monotonic() + 30
         while True:
             self.marks += 1
@@ -143,7 +143,7 @@ class Gated:
 
 
 def exchange(gated: Gated, spaces: Namespaces, stop: int) -> None:
-    """What the run's exchange does, in the namespace that stands for the supervisor's."""
+    """Do the work of the run's exchange, in the namespace that plays the supervisor's."""
     with open(f"/proc/{spaces.pids['world']}/ns/net") as entry:
         assert _LIBC.setns(entry.fileno(), 0x40000000) == 0
     poll = select.poll()

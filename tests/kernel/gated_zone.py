@@ -28,7 +28,7 @@ MANY: dict[str, Any] = {"queries_per_second": 5000, "burst": 5000}
 
 
 def zone() -> dict[tuple[str, str], Sequence[str]]:
-    """What the world's resolver knows."""
+    """Return the records of the world's resolver."""
     found: dict[tuple[str, str], Sequence[str]] = {
         ("api.example.com", "A"): [PUBLIC],
         ("api.example.com", "AAAA"): [V6],

@@ -326,7 +326,7 @@ def moved(controller: str, *, thread: bool = False, below: bool = False, gates: 
 
 
 def stranger(*, space_of: str = "", controller: str = "", gates: bool = False) -> Tamper:
-    """A process of somebody else's in a namespace or a cgroup of the run."""
+    """Put a foreign process into a namespace or a cgroup of the run."""
 
     @contextlib.contextmanager
     def tamper(hand: Hand) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""A FUSE file system for tests, mounted in a directory of theirs, that stops answering when it is told to."""
+"""A FUSE file system for tests, mounted in a directory of theirs, that stops answering on command."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def mounted(source: Path, place: Path, *, uid: int = 0) -> Iterator[Hanging]:
 
 
 def as_user(uid: int, work: Callable[[], object]) -> object:
-    """What ``work`` returns in a process of this user's, as JSON has it."""
+    """Run ``work`` in a process of this user, and return its result, passed as JSON."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,10 +1,10 @@
-"""A FUSE server that answers until it is told not to: run as a program by ``hanging_files``, over raw /dev/fuse.
+"""A FUSE server that answers until a command stops it: run as a program by ``hanging_files``, over raw /dev/fuse.
 
     hanging_server.py SOURCE MOUNTPOINT UID     serve a copy of SOURCE, read once, whose files all belong to UID
 
-Commands, one a line on stdin: ``hang OPERATION...`` (by the names in ``_OPERATIONS``), ``deaf`` (read no request any
-more), ``answer`` (answer what hangs and all that comes). Each is acknowledged by ``ok``. A request that is read and not
-answered is told as ``hung OPERATION``. ``end``, or the end of stdin, unmounts and ends the connection (fuse(4)).
+Commands, one a line on stdin: ``hang OPERATION...`` (names in ``_OPERATIONS``), ``deaf`` (read no more requests),
+``answer`` (answer hanging and later requests). Each is acknowledged by ``ok``. A request that is read and not answered
+is reported as ``hung OPERATION``. ``end``, or the end of stdin, unmounts and ends the connection (fuse(4)).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Server:
         try:
             os.write(self.fd, _OUT.pack(_OUT.size + len(body), error, unique) + body)
         except OSError as e:
-            if e.errno != errno.ENOENT:  # whoever asked was killed meanwhile
+            if e.errno != errno.ENOENT:  # the client was killed meanwhile
                 raise
 
     def _done(self, name: str, node: Node | None, rest: bytes) -> bytes:

@@ -1,8 +1,8 @@
-"""What a client with bad intentions sends to the supervisor; run as another user, one JSON document of what came back.
+"""Requests of a malicious client to the supervisor; run as another user, prints one JSON document of the answers.
 
     python3 hostile_clients.py SOCKET PLACE
 
-PLACE is a directory of that user's with what the descriptors are of. Standard library alone: the user reads no clone.
+PLACE is a directory of that user with the files for the descriptors. Standard library alone: the user reads no clone.
 """
 
 import array
@@ -36,7 +36,7 @@ def framed(body: bytes) -> bytes:
 
 
 def rest(sock: socket.socket) -> Any:
-    """What the other side said until it closed: a frame's code, or a word."""
+    """Return the supervisor's answer up to its close: a frame's code, or a word."""
     raw = b""
     try:
         while part := sock.recv(65536):
@@ -79,7 +79,7 @@ def opened(name: str, flags: int = os.O_RDONLY) -> int:
 
 
 def frames() -> Any:
-    """What is no request."""
+    """Send bytes that are no request."""
     body = json.dumps({"kind": "run", "text": "hi"}).encode()
     return {
         "nothing": sent(b"", end=True),
@@ -112,7 +112,7 @@ def frames() -> Any:
 
 
 def descriptors() -> Any:
-    """What is no directory, or none that its holder may read."""
+    """Send descriptors that are no directory, or a directory that their holder may not read."""
     reader, _ = os.pipe()
     gone = os.path.join(PLACE, "gone")
     os.mkdir(gone)
@@ -139,7 +139,7 @@ def descriptors() -> Any:
         "who an agent becomes": run([opened("package")], user="root"),
     }
     with connected() as sock:
-        # Not with the first byte: the kernel drops what nobody asked it for.
+        # Not with the first byte: the kernel drops descriptors that the receiver did not ask for.
         request = framed(json.dumps({"kind": "run", "text": "hi"}).encode())
         sock.sendall(request[:10])
         time.sleep(0.1)
@@ -210,7 +210,7 @@ def flood(count: int) -> Any:
 
 
 def deaf(count: int) -> Any:
-    """Requests whose answers nobody reads, and half requests that nobody ends."""
+    """Send requests and read no answer; send half requests and never end them."""
     held = []
     for index in range(count):
         sock = connected()
@@ -228,7 +228,10 @@ def deaf(count: int) -> Any:
 
 
 def again() -> Any:
-    """Questions on end, each with something beside it that is to stay with whoever answered: what was said to each."""
+    """Repeat a question, each time on a new connection with an extra part that the server might keep.
+
+    Return the answers.
+    """
     body, found = framed(b'{"kind": "ps"}'), []
     for beside in ("nothing", "descriptors that nobody takes", "its own other end", "more than was asked"):
         with connected() as sock:
@@ -250,8 +253,10 @@ def again() -> Any:
 
 
 def owned() -> Any:
-    """Whoever serves is made the owner of descriptors of ours, to be killed when they can be read (F_SETSIG, fcntl(2)):
-    how many were tried, and what became of a child of our own, with whom it works."""
+    """Make the supervisor's processes owners of our descriptors, so that readable data kills them (F_SETSIG, fcntl(2)).
+
+    Return how many processes were tried, and the fate of our own child, on which it works.
+    """
     child = os.fork()
     if not child:
         signal.pause()
@@ -270,8 +275,10 @@ def owned() -> Any:
 
 
 def leased() -> Any:
-    """A file of the package is leased: whoever opens it waits for us to give it up, or for the kernel's patience. What
-    is said of it, after how long, and what is said once it is given up."""
+    """Lease a file of the package: an open then waits until we release the lease, or for the kernel's patience.
+
+    Return the answer, its time in seconds, and the answer after the release.
+    """
     file = opened("package/main.py")
     signal.signal(signal.SIGIO, signal.SIG_IGN)
     fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
@@ -327,7 +334,7 @@ def mutated(chance: random.Random) -> tuple[bytes, int, bool]:
 
 
 def patient(data: bytes, count: int, end: bool) -> str:
-    """What is said to this, asked again where it was asked too often, or with too much open."""
+    """Return the answer, with retries while the client is refused for too many requests or open connections."""
     for _ in range(600):
         fds = [opened("package") for _ in range(count)]
         try:

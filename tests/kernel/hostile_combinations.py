@@ -1,4 +1,4 @@
-"""The combinations of the containment suite, each run once and asked by whoever wants its rows."""
+"""The combinations of the containment suite; each is run once, when the first test needs its rows."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Suite:
         return found | _strays(setting, outcome)
 
     def walls(self) -> dict[str, str]:
-        """What a sandbox with every right can say past a real gateway that grants the names and the service."""
+        """Return the faults of a sandbox with every right behind a gateway that grants the names and the service."""
         setting = SETTINGS["named"]
         artefacts = sample.compiled(sample.manifest(network=setting.network, more=setting.manifest()))
         ids = [probe.id for probe in BEHIND_THE_WALLS]

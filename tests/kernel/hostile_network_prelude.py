@@ -1,4 +1,4 @@
-"""Runs inside the plain sandbox of the network probes' control: what doors.py looks for is really there."""
+"""Runs inside the plain sandbox of the network probes' control: makes the objects that doors.py searches for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIFETIME_SECONDS = 240
 
 
 def answer(listener: socket.socket) -> None:
-    """Greet whoever connects."""
+    """Greet every client."""
     while True:
         connection, _ = listener.accept()
         with connection:

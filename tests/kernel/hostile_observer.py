@@ -1,4 +1,4 @@
-"""What arrives on a link: the marks that probes put into all they send, and where each packet went."""
+"""An observer of a link: the marks of the probes in its packets, and the destination of each packet."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PORTS = (6, 17, 132, 136)
 
 @dataclass
 class Seen:
-    """What one observer saw: how often each probe's mark, and the (protocol, address, port) of every packet."""
+    """Counts of one observer: of each probe's mark, and the (protocol, address, port) of every packet."""
 
     marks: Counter[str] = field(default_factory=Counter)
     targets: set[tuple[int, str, int]] = field(default_factory=set)
@@ -70,7 +70,7 @@ def _port(protocol: int, payload: bytes) -> int:
 
 @contextlib.contextmanager
 def hearing(sockets: list[socket.socket]) -> Iterator[Seen]:
-    """What reached sockets of `ears`; known when the block has ended."""
+    """Yield counts of the packets that reach sockets of `ears`; they are complete when the block has ended."""
     seen = Seen()
     try:
         yield seen

@@ -1,7 +1,7 @@
-"""Runs inside the plain sandbox of the hostile controls: everything that a probe looks for is really there.
+"""Runs inside the plain sandbox of the hostile controls: makes every object that a probe searches for.
 
 A probe that finds no other process, no listener and no leaked descriptor proves nothing where there is none. So this
-makes them, waits until they answer, and then becomes the command of its arguments.
+makes them, waits until they answer, and then executes the command of its arguments.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def listeners() -> list[socket.socket]:
 
 
 def answer(listener: socket.socket) -> None:
-    """Greet whoever connects."""
+    """Greet every client."""
     while True:
         connection, _ = listener.accept()
         with connection:

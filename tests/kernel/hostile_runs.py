@@ -1,8 +1,8 @@
-"""One combination of the containment suite: all network probes in one sandbox, and what was seen outside meanwhile.
+"""One combination of the containment suite: all network probes in one sandbox, and the packets seen outside meanwhile.
 
-`control` is a plain sandbox with no rule around it, `behind_the_walls` the same plain sandbox (uid 0, every capability,
-no filter: a sentry that was taken over) in the namespaces of a real gateway, `covenant` a signed package by the
-supervisor.
+`control` is a plain sandbox without rules around it. `behind_the_walls` is the same plain sandbox (uid 0, every
+capability, no filter: a sentry that was taken over) in the namespaces of a real gateway. `covenant` is a signed
+package, run by the supervisor.
 """
 
 from __future__ import annotations
@@ -41,9 +41,12 @@ RUN_ID = "c0ffee00-0000-4000-8000-000000000000"
 
 @dataclass
 class Outcome:
-    """What the probes answered, and what observers counted: in the ``world`` (behind the host), on the agent's
-    ``link`` at the gateway's end, and what open sockets in the gateway ``heard``. ``error`` is how the run ended if not
-    by answering; ``denied`` what its gateway told."""
+    """The answers of the probes, and the counts of the observers.
+
+    The observers count in the ``world`` (behind the host), on the agent's ``link`` at the gateway's end, and on open
+    sockets in the gateway (``heard``). ``error`` is how a run ended that did not answer. ``denied`` are the gateway's
+    denials.
+    """
 
     rows: dict[str, table.Row]
     world: Seen
@@ -211,7 +214,7 @@ def _behind(spaces: Namespaces, artefacts: Artefacts, config: Config, ids: Seque
 
 @contextlib.contextmanager
 def _attended(made: gateway.Gateway) -> Iterator[None]:
-    """What the supervisor does while a run lasts: look after the gates' broker and what they report."""
+    """Do the supervisor's work during a run: serve the gates' broker and read their reports."""
     over = threading.Event()
     failures: list[object] = []
 

@@ -1,4 +1,4 @@
-"""The settings in which the network probes run under Covenant: what each grants, and what may be seen outside."""
+"""The settings of the network probes under Covenant: the grants of each, and the packets that may be seen outside."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Setting:
 
 
 def _resolving(protocol: int, address: str, port: int) -> bool:
-    """The gates' own questions to the machine's resolver, and the host's word that nobody waits for an answer."""
+    """Whether a packet is a gate's question to the machine's resolver, or the host's ICMP error for a late answer."""
     return address == RESOLVER and (protocol, port) in ((_TCP, 53), (_UDP, 53), (_ICMP, 0))
 
 

@@ -58,7 +58,7 @@ class Granted:
 
 @dataclass(frozen=True)
 class Row:
-    """What one probe answered (agents/hostile/common/harness.py)."""
+    """The answer of one probe (agents/hostile/common/harness.py)."""
 
     probe: str
     outcome: str

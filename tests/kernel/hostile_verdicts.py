@@ -1,4 +1,4 @@
-"""Whether a row of the containment suite is what the table promises; everything else is a finding."""
+"""Verdicts on rows of the containment suite: a difference from the table is a finding."""
 
 from __future__ import annotations
 
@@ -40,8 +40,11 @@ def wrong_in_control(probe: NetworkProbe, outcome: Outcome) -> str | None:
 
 
 def escaped(probe: NetworkProbe, outcome: Outcome, *, unprivileged: bool = True) -> str | None:
-    """What got out, or None. ``unprivileged`` is false for a sandbox that may send what frames it likes: then what is
-    said on the link alone is none, but for the frames that the agent's own end has to refuse."""
+    """Return what got out, or None.
+
+    ``unprivileged`` is false for a sandbox that may send any frames. A packet on the link alone is then no finding,
+    except for the frames that the agent's own end has to refuse.
+    """
     row = outcome.rows[probe.id]
     if unprivileged and row.outcome != "blocked":
         return f"{row.outcome}: {row.detail}"

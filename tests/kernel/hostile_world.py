@@ -1,8 +1,8 @@
 """The world that the network probes try to reach: it answers at every address and every port.
 
-Run as a program inside a network namespace that a test made, as root of that namespace: whatever arrives is redirected
-to listeners here that say `reached`; port 53 is answered as a name server does whose owner is hostile. So a probe that
-gets out is always told so. Says `ready` on stdout, then lives until stdin is closed.
+Run it as a program inside a network namespace that a test made, as root of that namespace. All packets are redirected
+to listeners here that say `reached`. Port 53 is answered as a hostile owner's name server would. So a probe that gets
+out always gets an answer. The program prints `ready` on stdout, then lives until stdin is closed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ PATIENCE_SECONDS = 0.3
 
 
 def answer(question: dns.message.Message) -> dns.message.Message:
-    """What a hostile owner of every zone says."""
+    """Return the answer of a hostile owner of every zone."""
     made = dns.message.make_response(question)
     made.flags |= dns.flags.AA | dns.flags.RA
     asked = question.question[0]
@@ -90,7 +90,7 @@ def answer(question: dns.message.Message) -> dns.message.Message:
     elif kind == dns.rdatatype.MX:
         add(text, "MX", "10 reached.evil.example.net.")
     elif kind in (dns.rdatatype.NULL, dns.rdatatype.ANY, dns.rdatatype.AXFR, dns.rdatatype.TXT):
-        # NULL has no text form; whoever asked for it is content with any record.
+        # NULL has no text form; any record is enough for a client that asked for it.
         add(text, "TXT", '"reached the world"')
     return made
 
@@ -103,14 +103,14 @@ def answered(data: bytes) -> bytes:
         return answer(dns.message.from_wire(data, ignore_trailing=True)).to_wire()
     if len(data) < 12:
         return GREETING
-    # Several questions, other classes and opcodes: flags of success and one record that nobody parses.
+    # Several questions, other classes and opcodes: flags of success and one record that no client parses.
     return data[:2] + b"\x85\x80" + struct.pack("!HHHH", 0, 1, 0, 0) + b"\0\0\x10\0\1\0\0\0\0\0\x01\0"
 
 
 class Greeter(socketserver.BaseRequestHandler):
     """Says that it was reached, and reads until the other end has enough.
 
-    To whoever speaks TLS it says so behind a ServerHello: a gate that waits for one passes the rest on.
+    To a TLS client it says so after a ServerHello: a gate that waits for one passes the rest on.
     """
 
     def handle(self) -> None:

@@ -197,7 +197,7 @@ class Internet:
         return self.within("host", lambda: uplink.look("eth0")).ipv6 is not None
 
     def leftovers(self) -> list[str]:
-        """What runs left on the host: devices, tables, settings."""
+        """Return what runs left on the host: devices, tables, settings."""
         links = [line for line in self.run("host", "ip", "-o", "link").splitlines() if "cv-" in line]
         tables = [t for t in self.run("host", "nft", "list", "tables").splitlines() if "covenant" in t]
         routes = [r for r in self.run("host", "ip", "route").splitlines() if "198.19." in r]

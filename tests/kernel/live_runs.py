@@ -1,4 +1,4 @@
-"""A run that lives while a test looks at it from outside, as `covenant attest` does."""
+"""A live run that a test examines from outside, as `covenant attest` does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SLEEPS = "import time\ntime.sleep(300)\n"
 
 
 def until(true: Callable[[], Any], *, seconds: float = WAIT_SECONDS) -> Any:
-    """What ``true`` gives as soon as it gives something."""
+    """Return the first true value of ``true``; fail after ``seconds``."""
     end = time.monotonic() + seconds
     while not (value := true()):
         assert time.monotonic() < end, "it did not become true in time"
@@ -48,7 +48,7 @@ class Live:
         return found
 
     def report(self) -> verifier.Report:
-        """What a look from another process comes to."""
+        """Return the report of an examination by another process."""
         policy = artefact_reader.read(self.directory / rundir_directory.POLICY)
         return verifier.examine(self.made, policy, verifier.Known(), state=self.world.state)
 
@@ -67,7 +67,7 @@ class Live:
         return found
 
     def wait(self) -> Answer:
-        """What came of it when it has ended by itself."""
+        """Wait until the run has ended by itself, and return its answer."""
         self.thread.join(WAIT_SECONDS)
         assert not self.thread.is_alive()
         return self.answers[0]

@@ -50,7 +50,7 @@ class Server:
         return private(self.base / f"{name}.token", made)
 
     def stop(self) -> None:
-        """Have it answer nobody; ``go_on`` undoes it."""
+        """Stop the server without ending it, so that no request is answered; ``go_on`` undoes it."""
         self.process.send_signal(signal.SIGSTOP)
         until = time.monotonic() + _SECONDS
         while any(_state(path) != "T" for path in Path(f"/proc/{self.process.pid}/task").iterdir()):
@@ -100,8 +100,10 @@ def running(base: Path) -> Iterator[Server]:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody has now, and that the kernel gives to nobody who does not ask for its number: one
-    that it gives was another connection's before the server had it, or while one was started anew (ip(7))."""
+    """Return a free port of loopback that the kernel gives only to a process that asks for its number (ip(7)).
+
+    An ephemeral port was once taken by another connection before the server had it, or while a server was restarted.
+    """
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     beyond = [port for port in range(10_000, 65_536) if not low <= port <= high]
     assert len(beyond) > 1_000

@@ -27,7 +27,7 @@ def ends(source: str, source_port: int, destination: str, destination_port: int)
 
 
 def back(sent: Ends) -> Ends:
-    """The direction of an answer that nobody translates."""
+    """Return the direction of an answer without address translation."""
     return Ends(sent.destination, sent.source, sent.destination_port, sent.source_port)
 
 

@@ -1,4 +1,4 @@
-"""Runs in processes of their own, as `covenant run` makes them, and an operator who takes back what they rest on."""
+"""Runs in separate processes, as `covenant run` makes them, and an operator who revokes what they depend on."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Running:
     entry: registry.Entry
 
     def document(self) -> dict[str, Any]:
-        """What it printed, once it has ended."""
+        """Wait for the end of the run, and return the document that it printed."""
         out, _ = self.process.communicate(timeout=60)
         found: dict[str, Any] = json.loads(out)
         return found

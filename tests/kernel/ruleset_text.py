@@ -1,4 +1,4 @@
-"""What ``nft -j list ruleset`` says, written back in the words of firewall.nft, so that the two can be compared."""
+"""The output of ``nft -j list ruleset``, written in the words of firewall.nft, so that the two can be compared."""
 
 from __future__ import annotations
 

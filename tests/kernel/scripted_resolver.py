@@ -1,4 +1,4 @@
-"""A resolver that answers as a test wrote it down, over UDP and TCP, and remembers every question that reached it."""
+"""A resolver that gives a test's scripted answers, over UDP and TCP, and records every question that reached it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Resolver:
         return {name for name, _, _ in self.asked}
 
     def answer(self, wire: bytes, transport: str) -> bytes | None:
-        """What it answers to ``wire``."""
+        """Return the answer to ``wire``."""
         self.seen.append(wire)
         query = dns.message.from_wire(wire)
         (question,) = query.question

@@ -1,4 +1,7 @@
-"""What outlived its supervisor: the next one attests it, and what was suspended still stands, or is gone whole."""
+"""Runs that outlive their supervisor: the next one attests them.
+
+A suspended run is still suspended, or gone whole.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from tests.kernel.world import HEAD, SLOWNESS, TAIL, World
 
 @contextlib.contextmanager
 def at_work(served: Served) -> Iterator[tuple[Entry, socket.socket]]:
-    """One run, and the connection of whoever asked for it."""
+    """Yield one run, and the connection of its client."""
     world = served.world
     package = world.sign(world.package({"main.py": LONG}, id="long", cpu_ms=60_000 * SLOWNESS))
     with serving.asked(served.path, package) as sock:
@@ -39,7 +42,7 @@ def at_work(served: Served) -> Iterator[tuple[Entry, socket.socket]]:
 
 
 def _attested(served: Served, entry: Entry) -> dict[str, Any]:
-    """What ``covenant attest`` says of the run."""
+    """Return the document of ``covenant attest`` for the run."""
     done = covenant("attest", entry.run_id, "--json", served=served)
     document: dict[str, Any] = json.loads(done.stdout)
     assert (done.returncode == 0) == bool(document.get("holds")), done
@@ -61,7 +64,7 @@ def _suspended(served: Served, entry: Entry) -> Leaf:
 
 
 def _said(sock: socket.socket) -> str:
-    """The code of the error that whoever asked is told."""
+    """Return the code of the error that the client gets."""
     answer = client.answer_of(_answer(sock))
     assert answer.error is not None
     return answer.error.code
@@ -157,7 +160,7 @@ def _keeper(served: Served, entry: Entry) -> None:
 
 @pytest.mark.parametrize(("kills", "codes"), [(_supervisor, {"stopped"}), (_keeper, {"cut_off"})])
 def test_what_was_suspended_is_gone_whole_with_whoever_kept_it(world: World, kills: Any, codes: set[str]) -> None:
-    """Frozen processes die of no signal before the thaw (cgroup version 1): whoever clears up gives them both."""
+    """Frozen processes die of a signal only after the thaw (cgroup version 1), so the clean-up gives them both."""
     with Served(world, on_supervisor_exit="end") as served, at_work(served) as (entry, _):
         pids = _suspended(served, entry).pids()
         assert pids, "the control"

@@ -1,5 +1,7 @@
-"""Whoever comes between the kernel and who reads a filter out of it: nothing is taken for fine that was not read, and
-nobody who was looked at is other than before."""
+"""Attacks between the kernel and a reader of filters.
+
+An unread filter never passes, and an examined process is as before.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,7 @@ def one() -> Iterator[Filtered]:
 
 @contextlib.contextmanager
 def traced(pid: int, options: int = 0) -> Iterator[threading.Event]:
-    """Somebody else traces it; setting the event ends that."""
+    """Trace the process from another thread; setting the event ends that."""
     begun, over = threading.Event(), threading.Event()
 
     def trace() -> None:
@@ -117,7 +119,7 @@ def traced(pid: int, options: int = 0) -> Iterator[threading.Event]:
 
 
 def _after(monkeypatch: pytest.MonkeyPatch, request: int, act: Callable[[], object]) -> None:
-    """Come between one request of whoever reads and the next."""
+    """Call `act` after a ptrace request of the reader and before its next one."""
     real = dump._ptrace
 
     def ptrace(asked: int, pid: int, address: int = 0, data: int = 0) -> int:
@@ -165,7 +167,7 @@ def test_a_stop_that_comes_while_it_is_looked_at_is_one(one: Filtered, monkeypat
 def test_filters_that_a_tracer_may_have_put_out_of_force_are_not_taken_for_read(
     one: Filtered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """/proc shows them as before: that somebody traces it is all that can be seen."""
+    """/proc shows the filters as before; the tracer is the only visible sign."""
     monkeypatch.setattr(dump, "_TRACED_SECONDS", 0.2)
     with traced(one.pid, SUSPEND_SECCOMP):
         assert one.asked() == 0, "the control: the filter is out of force"

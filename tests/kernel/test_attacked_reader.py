@@ -1,4 +1,4 @@
-"""What was tried on the process that reads filters: where it cannot read, what ends it, who holds the way to it."""
+"""Attacks on the process that reads filters: where it cannot read, what ends it, and which processes can reach it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.kernel.world import SLOWNESS, World
 
 
 def opened(pid: int) -> set[str]:
-    """What a process has open; nothing of one that is gone."""
+    """Return the links of a process's open descriptors; empty for a process that is gone."""
     found = set()
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for fd in os.listdir(f"/proc/{pid}/fd"):
@@ -56,8 +56,11 @@ def exited(pidfd: int) -> bool:
 
 
 def test_under_the_unit_that_is_shipped_it_is_under_no_filter_either(tmp_path: Path) -> None:
-    """systemd makes filters of some of a unit's keys (SystemCallArchitectures= among them): whoever is started under
-    one reads none, and each answer is that nothing can be read, which is no drift and is told to nobody."""
+    """systemd makes filters of some of a unit's keys (SystemCallArchitectures= among them).
+
+    A process that is started under a filter reads none. Each answer would be that nothing can be read, which is no
+    drift and goes unnoticed.
+    """
     with BootedSupervisor(tmp_path) as booted:
         assert booted.asked()["kind"] == "runs"
         main = booted.main()
@@ -70,8 +73,10 @@ def test_without_a_thread_it_says_what_whoever_reads_by_themselves_is_told(
     filtered: int,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing can be read just now (``readback_filter``: EAGAIN), which ends no run. That the reader is gone would be
-    drift: a machine out of threads for a moment would end whatever starts then, for tampering."""
+    """A read that cannot start a thread is EAGAIN (``readback_filter``), which ends no run.
+
+    A missing reader would be drift: a machine out of threads for a moment would end each starting run for tampering.
+    """
 
     def none_left(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -91,7 +96,7 @@ def test_with_few_descriptors_it_answers_what_it_can_and_goes_on(
     filtered: int,  # noqa: F811
     reads: process.Keeper,  # noqa: F811
 ) -> None:
-    """What does not fit is dropped with its packet by the kernel, and whoever asked sees the end of their socket."""
+    """The kernel drops descriptors over the limit with their packet, and the client sees the end of its socket."""
     live_runs.until(lambda: serving.status(reads.pid)["NoNewPrivs"] == "1")
     resource.prlimit(reads.pid, resource.RLIMIT_NOFILE, (8, 8))
     found: list[object] = []
@@ -117,8 +122,10 @@ def test_with_few_descriptors_it_answers_what_it_can_and_goes_on(
 
 
 def test_who_is_told_to_end_with_its_reader_has_not_failed(world: World) -> None:
-    """`systemctl kill` and the end of a session tell all processes of a cgroup: one that was to end and came back by
-    Restart=on-failure would be ended by nobody."""
+    """`systemctl kill` and the end of a session signal all processes of a cgroup.
+
+    A supervisor that reports a failure then would be restarted by Restart=on-failure, and nothing would end it.
+    """
     with Served(world) as served:
         served.quiet()
         reading = serving.reader_of(served.pid)
@@ -182,7 +189,7 @@ def test_a_second_supervisor_of_one_state_leaves_no_reader_and_harms_no_first(wo
 
 
 def _readers(world: World) -> list[int]:
-    """Those of all supervisors of a state, whoever their parent is by now."""
+    """Return the readers of all supervisors of a state, under any parent."""
     found = []
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -199,7 +206,7 @@ def _readers(world: World) -> list[int]:
 
 
 def test_nothing_that_is_executed_has_the_way_to_it(world: World) -> None:
-    """Whoever has it can have any process of the machine stopped for a moment, and end the supervisor (shutdown(2))."""
+    """A holder of the socket can stop any process of the machine for a moment, and end the supervisor (shutdown(2))."""
     package = world.sign(world.package({"main.py": LONG}, id="long", cpu_ms=60_000 * SLOWNESS))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -207,7 +214,7 @@ def test_nothing_that_is_executed_has_the_way_to_it(world: World) -> None:
     with Served(world, metrics=f"127.0.0.1:{port}") as served:
         live_runs.until(lambda: served.waiting() and _of_user(served.pid, metrics_worker.UID))
         (end,) = (one for one in opened(serving.reader_of(served.pid)) if one.startswith("socket:"))
-        # The one socket that all have in common which are forked with nothing else than what a keeper is given.
+        # The one socket that is common to all processes forked with only a shim's descriptors.
         ours = set.intersection(*(opened(pid) for pid in serving.children_of(served.pid)), opened(served.pid))
         (asking,) = (one for one in ours if one.startswith("socket:"))
         assert asking != end
@@ -244,8 +251,10 @@ def _of_user(pid: int, uid: int) -> list[int]:
 def test_who_only_closes_what_was_refused_does_not_keep_it(
     reads: process.Keeper,  # noqa: F811
 ) -> None:
-    """Whoever was refused decides how long that takes (a file system of theirs): for so long a reader whose supervisor
-    has ended would be there for nobody, and one more with each that ends."""
+    """A refused client decides how long its refusal takes (its own file system).
+
+    For so long, a reader whose supervisor has ended would remain without use, and one more with each that ends.
+    """
     (fd,) = seccomp_reader.descriptors()
     asking = os.readlink(f"/proc/self/fd/{fd}")
     caught: list[tuple[process.Keeper, int]] = []
@@ -282,7 +291,7 @@ def test_who_only_closes_what_was_refused_does_not_keep_it(
 
 
 def test_a_reader_that_stands_still_holds_up_nobody_but_who_asks_it(world: World) -> None:
-    """The main loop asks it nothing; and whoever waited is answered once it goes on."""
+    """The main loop asks it nothing, and a waiting client is answered once the reader goes on."""
     package = world.sign(world.copy("hello"))
     with Served(world) as served:
         assert served.run(package).error is None

@@ -201,7 +201,7 @@ def test_gvisor_may_trace_its_own_stubs(world: World) -> None:
 
 
 def test_a_stub_that_the_shim_traces_is_drift(world: World) -> None:
-    """The exception is gVisor's kernel and nobody else: this process is the shim of the run."""
+    """The exception holds for gVisor's kernel alone: this process is the shim of the run."""
     with live_runs.live(world) as one:
         for _ in range(10):
             found = dict(kinds(one))

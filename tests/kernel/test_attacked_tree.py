@@ -1,6 +1,8 @@
-"""The end of a tree, attacked: by who resumes it at that very moment, by a disk that takes no mark, by words that no
-keeper takes, by two at once, and by keepers that hang or die over it. Each gap is held open by a hook; the kernel's
-part is real."""
+"""Attacks on the end of a tree.
+
+A client resumes it at that very moment; a disk takes no mark; a shim takes no words; two end it at once; shims hang or
+die meanwhile. A hook holds each gap open; the kernel's part is real.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,7 @@ def _family(world: World, elder: Path, number: int = 1) -> Iterator[tuple[revoki
 
 
 def test_nobody_lets_go_on_what_is_just_being_marked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who resumes it between the stop and the mark finds no mark: it is the gate that holds them."""
+    """A resume between the stop and the mark finds no mark: the gate holds it back."""
     monkeypatch.setattr(tree_kill, "_GATE_SECONDS", 0.0)
     mark, said = tree_kill.mark_stopped, list[Any]()
 
@@ -163,7 +165,7 @@ WORDS = {
 
 
 def _marks_one_and_dies(world: World, run_id: str, reason: str) -> None:
-    """Whoever ends the tree, in a process of their own."""
+    """End the tree in another process, which dies after the first mark."""
     mark, left = marks.mark_stopped, iter([1])
 
     def mark_or_die(*arguments: Any, **more: Any) -> None:
@@ -205,8 +207,8 @@ def test_no_words_keep_what_is_below_from_ending_with_a_tree_that_is_half_ended(
 def test_a_locale_in_which_the_reason_cannot_be_written_keeps_nobody_alive(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever enforces a root has another locale than whoever gave the reason in it."""
-    monkeypatch.setattr(revocation_watch, "_VERSION_EVERY", 10**9)  # the keeper does not find it by itself
+    """The process that enforces a root has another locale than the one that wrote the reason in it."""
+    monkeypatch.setattr(revocation_watch, "_VERSION_EVERY", 10**9)  # the shim does not find it by itself
     with live(world, SLEEPS) as one:
         (entry,) = _live(world)
         raw = revoking.next_root(
@@ -254,7 +256,7 @@ def test_a_keeper_that_dies_as_its_tree_is_ended_leaves_nobody(world: World, mon
 
 
 def test_a_keeper_that_hangs_keeps_none_of_its_tree_alive(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asked is told that it is still there; of its agents nobody is."""
+    """The client is told that the shim is still there; none of its agents is."""
     with _family(world, _elder(world)) as (run, tree):
         os.kill(run.entry.keeper, signal.SIGSTOP)
         try:

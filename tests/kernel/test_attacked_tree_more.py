@@ -59,8 +59,10 @@ def test_a_run_that_has_answered_as_it_was_marked_is_ended_and_not_answered(
 def test_a_child_that_is_shown_late_is_ended_where_the_log_takes_no_row(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its parent's keeper was just starting it: it is there when the parent is gone. That nothing could be written
-    down of the parent's end is said after, and keeps nobody from looking once more."""
+    """The parent's shim was just starting the child, which is there when the parent is gone.
+
+    The failure to log the parent's end is reported afterwards, and the manager still looks once more.
+    """
     append, subtree, gone, shown = Ledger.append, registry.subtree, manager._until_gone, set[str]()
 
     def full(self: Ledger, kind: str, *arguments: Any, **more: Any) -> str:

@@ -179,7 +179,7 @@ def test_one_signature_is_not_another(two: World) -> None:
             two.run(path)
         with pytest.raises(errors.TrustError, match="payload type"):
             state.replace_root(good, two.now_ms)
-        # The statement under the other type is no statement, whoever signs it.
+        # The statement under the other type is no statement, under any signature.
         payload = envelope.decode(good).payload
         as_root = envelope.sign(payload, root.PAYLOAD_TYPE, [two.key])
         signing.write_envelope(path, as_root.encode())

@@ -183,7 +183,7 @@ def test_two_packages_of_one_id_that_start_at_once_do_not_both_run(
     before: list[Any] = []
 
     def late(runs: Path) -> Any:
-        """Whoever looks sees what was there before the other came, however often: only the claim sees both."""
+        """Return the state before the other run came, however often it is read: only the claim sees both."""
         if not started:
             before.extend(looked(runs))
             started.append(covenant(world, first))
@@ -307,7 +307,7 @@ def test_a_swapped_component_is_not_followed(world: World, granted: Path) -> Non
 
 
 def test_many_lines_no_lines_and_lines_that_never_end(world: World, backend: dict[str, Any]) -> None:
-    """Whatever comes over stdout ends as one error of the contract, within the deadline, and the log counts it."""
+    """Any output on stdout ends as one error of the contract, within the deadline, and the log counts it."""
     flood = "os.write(1, b'a\\n' * (4 << 20)); os.write(1, b'a\\n' * (2 << 20))"
     for code, kind in (
         (flood, errors.MalformedOutputError),

@@ -40,7 +40,7 @@ def keyed(world: World) -> World:
 
 
 def test_what_is_revoked_while_the_vault_is_asked_is_not_started(keyed: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever revokes waits some seconds for keepers that are about to start their runs; a vault may take longer."""
+    """A revocation waits some seconds for shims that are about to start their runs; a vault may take longer."""
     package = keyed.sign(keyed.package({"main.py": ANSWERS}, more=FILES))
     signed = envelopes.decode((package / "agent.dsse.json").read_bytes())
     operator = Revoking(keyed, hashlib.sha256(signed.payload).hexdigest())

@@ -124,7 +124,7 @@ def one_thread_out(one: Live) -> Iterator[None]:
 
 @contextlib.contextmanager
 def a_stranger(one: Live) -> Iterator[None]:
-    """A process of somebody else's stands under the run's limits."""
+    """Put a foreign process under the run's limits."""
     with subprocess.Popen(["/usr/bin/sleep", "60"]) as stranger:
         leaf(one, "pids", "cgroup.procs").write_text(str(stranger.pid))
         try:
@@ -226,7 +226,7 @@ def test_what_is_changed_before_the_agent_is_told_anything_is_found_at_the_start
 def test_a_run_of_which_a_part_is_gone_is_given_no_intent(
     world: World, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """What is not there is no reason to say that the run is gone, while its sandbox stands."""
+    """A missing file is no reason to say that the run is gone while its sandbox exists."""
     examine, looks = verifier.examine, []
 
     def look(made: reference.Made, *rest: Any, **more: Any) -> verifier.Report:

@@ -1,4 +1,4 @@
-"""What widens a cgroup beside its limits, in cgroups and processes of the test's own."""
+"""Ways to widen a cgroup besides its limits, in cgroups and processes of the test's own."""
 
 from __future__ import annotations
 

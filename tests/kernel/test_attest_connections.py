@@ -79,7 +79,7 @@ def inside(hand: Hand, place: str) -> Callable[[Callable[[], None]], None]:
 
 
 def tracked(one: Live) -> list[Connection]:
-    """What the gateway's table has."""
+    """Return the connections in the gateway's table."""
     network = one.made.network
     assert network is not None
     return netns.within(network.gateway.fd, conntrack.connections)

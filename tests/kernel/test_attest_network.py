@@ -104,7 +104,7 @@ def _rule(hand: Hand, chain: str, says: str) -> contextlib.AbstractContextManage
 
 @contextlib.contextmanager
 def a_stranger(hand: Hand, place: str) -> Iterator[None]:
-    """A process of somebody else's lives in the namespace."""
+    """Start a foreign process in the namespace."""
     network = hand.one.made.network
     assert network is not None
     fd = getattr(network, place).fd
@@ -131,7 +131,10 @@ def _unbound(hand: Hand) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _escaped(hand: Hand) -> Iterator[None]:
-    """What a gate asks by leaves the cgroup that bounds both; it lives in the host's network, and not the gateway's."""
+    """Move a gate's requesting process out of the cgroup that bounds both.
+
+    It lives in the host's network, not the gateway's.
+    """
     network = hand.one.made.network
     assert network is not None
     place = next(Path(file).parent for file in network.gates if "pids.max" in file)
@@ -365,7 +368,7 @@ def test_what_no_listing_of_rules_shows_is_read_as_well() -> None:
 
 
 def _old_table() -> None:
-    # Whoever asks about a table makes it: struct ipt_getinfo, IPT_SO_GET_INFO (linux/netfilter_ipv4/ip_tables.h).
+    # A question about a table creates it: struct ipt_getinfo, IPT_SO_GET_INFO (linux/netfilter_ipv4/ip_tables.h).
     with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW) as sock:
         libc = ctypes.CDLL(None, use_errno=True)
         info, size = ctypes.create_string_buffer(b"filter", 84), ctypes.c_uint32(84)
