@@ -324,7 +324,7 @@ class Foreign:
         return self
 
     def touched(self) -> list[str]:
-        """What somebody laid hands on."""
+        """Return the foreign objects that were changed."""
         wrong = [f"foreign cgroup {path} is gone" for path in self._paths if not path.exists()]
         return wrong + [f"foreign process {p.pid} was ended" for p in self._processes if p.poll() is not None]
 

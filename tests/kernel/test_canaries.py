@@ -1,4 +1,4 @@
-"""The self-test of a policy: what it forbids is tried under the artefacts of the run, and a failure starts nothing."""
+"""The self-test of a policy tries forbidden acts under the artefacts of the run; after a failure nothing starts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_without_it_each_run_says_so(world: World) -> None:
 
 
 def test_a_sandbox_that_is_wider_than_its_policy_runs_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is tried is what a narrower policy forbids, in the sandbox of this one: a write, a program and a call."""
+    """The self-test tries acts that a narrower policy forbids: a write, a program and a call."""
     strict: list[Artefacts] = []
     job = gvisor.run
 
@@ -119,7 +119,8 @@ def test_with_a_network_a_connection_and_a_name_are_tried(
     faults = caught.value.details["faults"]
     assert any("a connection to 93.184.216.34:80: it gave 0, and not refused by" in fault for fault in faults), faults
     assert any("name api.example.com" in fault and "not refused by the DNS gate" in fault for fault in faults), faults
-    # A refusal of the world's own is none of ours: nobody listens there, and that fails as a refused one does.
+    # The world's own refusal is not one of ours: no server listens there, and the connection fails as a refused one
+    # does.
     monkeypatch.setattr(denial_probes, "_FORBIDDEN_ADDRESSES", (("93.184.216.34", 81),))
     monkeypatch.setattr(denial_probes, "_FORBIDDEN_NAMES", ())
     with pytest.raises(errors.SelfTestError) as caught:

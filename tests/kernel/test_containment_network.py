@@ -1,8 +1,8 @@
-"""Every network probe of agents/hostile/network: blocked where nothing grants it, answered where something does.
+"""Every network probe of agents/hostile/network: blocked without a grant, answered with one.
 
-The control runs them all between namespaces without a rule, where each does what it is named for. Under Covenant each
-combination is one sandbox, observed from outside: no mark of a probe and no packet that nothing grants is seen there,
-whatever the probe itself believes. The walls stand alone against the same probes of a sandbox with every right.
+The control runs all probes between namespaces without a rule, where each achieves what its name says. Under Covenant
+each combination is one sandbox, observed from outside. No mark of a probe and no ungranted packet is seen there, even
+if the probe reports otherwise. The walls are tested alone against the same probes in a sandbox with every right.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> dict[str, Any
 
 
 def pages(page: str | int, inner: str | int, room: str | int = GONE) -> dict[str, str | int]:
-    """What the agent read of each page."""
+    """Return the expected answer of the agent for each page."""
     return {"/srv/docs/page": page, "/srv/docs/inner/page": inner, "/srv/docs/room/page": room}
 
 

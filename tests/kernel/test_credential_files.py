@@ -208,7 +208,7 @@ def test_a_vault_that_takes_its_time_keeps_nobody_from_ending_the_run(
 
 
 def _heard(directory: Path) -> dict[str, object] | None:
-    """What it says of its state, once it listens."""
+    """Return the state that the run reports, once it listens."""
     try:
         return control_socket.ask(directory, "state")
     except errors.NoRunError:

@@ -1,7 +1,7 @@
-"""Each store of the daemon on a disk that is full: whoever asks is told, reads go on, and when there is room again, and
-after a kill, everything that was acknowledged is there. So with no descriptors left.
+"""Each store of the daemon on a full disk, and with no descriptors left.
 
-Every store's directory is a small tmpfs in a mount namespace of the test's own; the daemon is a user without rights.
+The client is told, and reads go on. When there is room again, and after a kill, every acknowledged change is there.
+Each store's directory is a small tmpfs in a mount namespace of the test's own. The daemon is a user without rights.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _intent(one: client.Client) -> str:
 
 
 def _wait(one: client.Client) -> str:
-    """The id of an intent that waits for credits, as whoever asked is told."""
+    """Return the id of an intent that waits for credits, as its client is told."""
     with pytest.raises(errors.CovenantError) as raised:
         one.ask("submit_intent", text="zzz", agent=POOR)
     if not isinstance(raised.value, errors.BudgetExhaustedError):
@@ -295,7 +295,7 @@ def disk() -> Iterator[Disk]:
 
 
 def _reads(one: client.Client) -> None:
-    """What needs no store to be written."""
+    """Make the requests that write to no store."""
     for kind, fields in (
         ("ping", {}),
         ("recent_memory", {"limit": 5}),

@@ -1,4 +1,4 @@
-"""Who decides whether a package is sent to a Hermes API: the supervisor's trust, end to end, and never the daemon's.
+"""The supervisor's trust alone decides if a package is sent to a Hermes API, end to end; the daemon's never does.
 
 A real supervisor, a real daemon on its socket, and a double of the API over real HTTP.
 """
@@ -50,8 +50,10 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def home(served: Served, tmp_path: Path) -> Path:
-    """A daemon's home whose own working copy of the trust root trusts nobody but a stranger: ``strange`` is the one
-    package that the daemon by itself would send."""
+    """A daemon's home whose own copy of the trust root trusts only a stranger.
+
+    ``strange`` is the one package that the daemon by itself would send.
+    """
     home, world, stranger = tmp_path / "home", served.world, Ed25519PrivateKey.generate()
     for directory in (home, home / "trust", home / "agents"):
         directory.mkdir(mode=0o700)
@@ -94,7 +96,8 @@ async def test_the_supervisor_s_trust_decides_what_is_sent_to_hermes(served: Ser
                 "tampered": errors.DigestMismatchError,
             }.items():
                 assert await _refused(daemon, name) == error.code
-        # It is known from now on that there is one: without it nobody decides, also after a start of the daemon.
+        # The daemon now knows that there is a supervisor. Without it no package is sent, also after a restart of the
+        # daemon.
         assert (home / build.SUPERVISED).is_file()
         async with _daemon(home, double, state=home / "elsewhere") as daemon:
             for name in ("signed", "strange"):

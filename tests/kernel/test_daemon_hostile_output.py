@@ -1,5 +1,7 @@
-"""Agents that answer with what they should not, in real sandboxes behind the real supervisor and a daemon of its own:
-over every door an error that says what it is or an answer within its bounds, and nobody else waits for it.
+"""Agents with forbidden answers, in real sandboxes behind a real supervisor and a separate daemon.
+
+Over every transport the client gets an error that names the fault, or an answer within its bounds. No other client
+waits for it.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _WRITE = "w = sys.stdout.buffer.write\n"
 
 
 class Case(NamedTuple):
-    """What the agent's code does; the code of the error, or None for an answer that ``text`` and ``count`` describe."""
+    """The agent's code, and the code of its error, or None for an answer that ``text`` and ``count`` describe."""
 
     code: str
     error: str | None = None
@@ -143,7 +145,7 @@ def daemon(warm: Path) -> Iterator[Process]:
 
 @pytest.fixture(autouse=True)
 def _memory(daemon: Process) -> Iterator[None]:
-    """What it held at most, for one case."""
+    """Limit the daemon's peak memory during one case."""
     Path(f"/proc/{daemon.pid}/clear_refs").write_text("5")
     yield
     peak = int(serving.status(daemon.pid)["VmHWM"].split()[0]) * 1024
@@ -152,7 +154,7 @@ def _memory(daemon: Process) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def _others(daemon: Process) -> AsyncIterator[None]:
-    """Somebody else asks all the while, and is answered before the block is."""
+    """Let another client ask all the while; it is answered before the block ends."""
     async with async_client.connected(daemon.home) as other, anyio.create_task_group() as group:
         answered, over = 0, False
 
@@ -171,7 +173,7 @@ async def _others(daemon: Process) -> AsyncIterator[None]:
 
 
 def _agrees(name: str, answer: dict[str, Any]) -> None:
-    """Whether an answer is what the case says."""
+    """Assert that the answer is the one of its case."""
     case = CASES[name]
     if case.error is not None:
         assert (answer["kind"], answer["code"]) == ("error", case.error)
@@ -184,7 +186,7 @@ def _agrees(name: str, answer: dict[str, Any]) -> None:
 
 
 def _ends(daemon: Process) -> list[dict[str, Any]]:
-    """The rows of how intents ended; none is long, whatever an agent printed."""
+    """Return the rows of how intents ended; none is long, however much an agent printed."""
     lines = (daemon.home / "audit" / "events.jsonl").read_bytes().splitlines()
     assert max(map(len, lines)) < 16_384
     kinds = [json.loads(line)["kind"] for line in lines]
@@ -228,14 +230,14 @@ async def test_over_http(name: str, stream: bool, daemon: Process) -> None:
 
 
 def _streamed(body: bytes, case: Case) -> dict[str, Any]:
-    """What the events of a stream say together. A line ends with what the standard says, and with nothing else."""
+    """Return the result of a stream's events. Lines end at the standard's line ends only."""
     found = []
     for block in re.split(rb"\r\n\r\n|\n\n", body.strip()):
         data = [line.removeprefix(b"data:").strip() for line in re.split(rb"\r\n|\n|\r", block) if line[:5] == b"data:"]
         if data:
             found.append(json.loads(b"\n".join(data)))
     if found[-1]["kind"] == "stream_error":
-        # Version 1's has no code.
+        # Errors of version 1 have no code.
         return {"kind": "error", "message": found[-1]["message"], "code": case.error}
     begin, *chunks, end = found
     assert (begin["response_kind"], len(chunks), end["kind"]) == ("intent_result", 1, "stream_end")

@@ -23,7 +23,7 @@ from tests.kernel.world import HEAD, SLOWNESS, TAIL, World
 
 pytestmark = pytest.mark.anyio
 
-# Long enough to be killed in, whatever the machine.
+# Long enough for a kill to hit it on any machine.
 SLOW = HEAD + f"import time\ntime.sleep({5 * SLOWNESS})\nanswer = 'at last: ' + intent['text']\n" + TAIL
 BURNS = HEAD + "while True: pass\n"
 PATIENCE = 120 * SLOWNESS

@@ -53,7 +53,7 @@ def served(warm: Path) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def home(served: Served) -> Path:
-    """A daemon's home with the sample agents, one that nobody signed, and one that never ends."""
+    """A daemon's home with the sample agents, an unsigned one, and one that never ends."""
     home = served.world.base / "daemon"
     (home / "agents").mkdir(parents=True, mode=0o700)
     home.chmod(0o700)
@@ -217,12 +217,12 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Of the daemon."""
+        """The process id of the daemon."""
         return self._popen.pid
 
     @property
     def log(self) -> str:
-        """What it and those before it wrote."""
+        """The output of this daemon and of those before it."""
         return Path(self._log.name).read_text()
 
     def end(self, number: int) -> int:

@@ -1,7 +1,7 @@
-"""Each refusal of a run is one row with one id, and the line that ``covenant denials`` names makes the same probe pass.
+"""Each refusal of a run is one row with one id, and the lines that ``covenant denials`` names make the same probe pass.
 
-Under real runsc, with a network on an internet of the test's own. The agent is asked everything in one run; the control
-is the same package with the named lines, in which the same probes succeed.
+Real runsc, with a network on an internet of the test's own. One run makes all the probes. The control is the same
+package with the named lines, in which the same probes succeed.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def denied(world: World, run_id: str) -> list[dict[str, Any]]:
 
 
 def explained(world: World, subject: str | Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What ``covenant denials`` says, by the target of each."""
+    """Return the denials of ``covenant denials`` by target."""
     monkeypatch.setenv("COVENANT_HOME", str(world.home))
     found = cli_kit.document("denials", subject)
     return {one["target"]: one for one in found["denials"]}
 
 
 def added(one: dict[str, Any], table: str) -> Any:
-    """What the named lines write into a table of the manifest."""
+    """Return what the named lines write into a table of the manifest."""
     return tomllib.loads("\n".join(one["add"]))[table]
 
 
@@ -69,7 +69,7 @@ def test_memory_is_one_denial_and_its_line_mends_it(world: World, monkeypatch: p
     )
     assert (row["grant"], row["count"]) == ("resources.memory_mb", 1)
     assert [one.denial for one in answer.denials] == [expected]
-    # Before the run's last row, so that whoever follows the log has all of a run when it ends.
+    # Before the run's last row: a reader that follows the log has all rows of a run when it ends.
     assert world.rows()[-1]["kind"]["type"] == "run_ended"
     one = explained(world, world.base / "packages" / "probe", monkeypatch)["memory_mb"]
     assert added(one, "resources") == {"memory_mb": 512}
@@ -140,7 +140,7 @@ def test_each_refusal_of_the_network_is_one_denial_whose_line_mends_it(
     assert found == {probe: refused for probe, (refused, _, _) in PROBES.items()}
     rows = [row for row in denied(networked, answer.run_id) if row["target"] != NETLINK.target]
     expected = [denial for _, _, denial in PROBES.values()]
-    # One name of each, whatever the agent's libraries repeat (a name is asked for twice, by IPv4 and IPv6).
+    # One id of each, even if the agent's libraries repeat a probe (they ask for a name twice, by IPv4 and IPv6).
     assert {row["denial"] for row in rows} == {denial.id for denial in expected}
     assert {(row["layer"], row["target"], row["code"]) for row in rows} == {
         (denial.layer, denial.target, denial.code) for denial in expected
@@ -174,9 +174,9 @@ def test_a_flood_of_refused_packets_is_few_rows(networked: NetworkedWorld) -> No
     answer = networked.run_code(code, network="full", more=internet.entries(*GRANTED), cpu_ms=100_000)
     assert answer.error is None, (answer.error, answer.stderr)
     told = [row for row in denied(networked, answer.run_id) if row["layer"] == "packet"]
-    # A few rows a turn: what was heard of before may be told after the number of all others.
+    # A few rows a turn: an older denial's row may come after the row that counts all others.
     rows, (rest,) = [row for row in told if row["target"]], [row for row in told if not row["target"]]
-    # The rule's rate while the run lasted, whatever the agent sends.
+    # The rule's rate during the run limits the rows, not the packets that the agent sends.
     bound = LOG_BURST + LOG_PACKETS_PER_SECOND * (answer.timings["sandbox"] + 2)
     assert LOG_BURST / 2 <= len(rows) <= bound
     assert len(rows) <= MAX_ROWS

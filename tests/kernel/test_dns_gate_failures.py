@@ -1,4 +1,4 @@
-"""What the DNS gate does when something fails or floods: a resolver, a set, the agent's own questions, the gate."""
+"""The DNS gate under failures and floods: a resolver, a set, the agent's own questions, the gate."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_resolvers_that_fail_are_passed_over(spaces: Namespaces, artefacts: Arte
         "deep.example.org": lambda _: b"\0",
         "mixed.example.org": lambda r: dns.message.make_response(_query(r)).to_wire()[:3] + b"\x82" + r.to_wire()[4:],
     }
-    # 198.51.100.9 is nobody's; the second is there and refuses everything; the third is the scripted one.
+    # 198.51.100.9 is no host; the second is there and refuses everything; the third is the scripted one.
     resolvers = ("198.51.100.9", "203.0.113.5", gated_names.RESOLVER)
     with gated_names.opened(spaces, artefacts, made, resolvers=resolvers, **MANY) as gated:
         assert gated.texts("alias.example.org") == [PUBLIC]
@@ -72,7 +72,10 @@ def _query(response: dns.message.Message) -> dns.message.Message:
 
 
 def test_bent_answers_break_nothing_and_lead_nowhere_else(spaces: Namespaces, artefacts: Artefacts) -> None:
-    """Whatever a resolver sends: an answer of the gate is whole, and holds public addresses that are in the sets."""
+    """With any bytes from a resolver, an answer of the gate is whole.
+
+    Its addresses are public and in the sets.
+    """
     drawn = random.Random(7)
 
     def bent(response: dns.message.Message) -> bytes:
@@ -111,7 +114,7 @@ def test_a_full_set_is_a_failure_that_is_told(spaces: Namespaces, artefacts: Art
         served = [one for one in answers if one != ["SERVFAIL"]]
         assert len(served) == 34
         assert ("n34.wide.example", "set_full") in gated.codes()
-        # Nobody else's names suffer.
+        # Other names are not affected.
         assert gated.texts("api.example.com") == [PUBLIC]
 
 

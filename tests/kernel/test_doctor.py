@@ -1,4 +1,4 @@
-"""covenant doctor on this machine, and on machines that are broken in the ways that were seen."""
+"""covenant doctor on this machine, and on machines broken in ways that have been seen."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def _traces() -> tuple[list[str], list[str], list[str]]:
-    """What a probe could leave: cgroups of its name, processes of its name, directories in /tmp."""
+    """Return what a probe could leave: cgroups and processes with its name, directories in /tmp."""
     mounts = cgroup.Hierarchies.read().mounts.values()
     groups = [str(p) for m in set(mounts) for p in m.glob("covenant/doctor-*")]
     processes = []
@@ -131,7 +131,7 @@ def test_a_broken_runsc_is_named_in_bounded_time(
 
 
 def test_one_that_stands_before_it_is_executed_hangs_no_doctor(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody stops every cgroup as soon as it is made."""
+    """Freeze every cgroup as soon as it is made."""
     enter = cgroup.Leaf.__enter__
 
     def stopped(self: cgroup.Leaf) -> cgroup.Leaf:

@@ -1,4 +1,4 @@
-"""Many cgroups ended at once: also those in which somebody forks without a pause, is frozen, or is about to begin."""
+"""Many cgroups ended at once, also with members that fork without a pause, are frozen, or are about to begin."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_all_of_them_are_empty_when_it_returns(code: str, *, frozen: bool) -> No
         kill.kill(leaves)
         assert [one.pids() for one in leaves] == [[], [], []]
         assert [process.wait(60) for process in processes] == [-9, -9, -9]
-        # The control: whoever lies beside them lives.
+        # The control: the neighbour lives.
         assert other.pids() != []
 
 
@@ -146,7 +146,7 @@ def test_whoever_joins_one_that_was_empty_stands_until_it_is_killed() -> None:
             kill.kill([place])
             assert process.wait(60) == -9
             assert process.stdout.read() == b""
-    # The control: where nobody stopped it, the same begins.
+    # The control: without the stop the same process begins.
     with leaf() as place, inside(place, SLEEPS) as process:
         started(process)
 

@@ -1,4 +1,7 @@
-"""What runs out: each time a clear error, nothing that was acknowledged lost, nothing left after the next start."""
+"""Exhausted resources: each gives a clear error and loses no acknowledged write.
+
+Nothing is left after the next start.
+"""
 
 from __future__ import annotations
 
@@ -189,7 +192,7 @@ def test_a_clock_that_jumps_while_a_run_lives_moves_none_of_its_clocks(
         (ended,) = one.rows("run_ended")
     assert TTL_SECONDS <= lasted < 60 * SLOWNESS
     assert TTL_SECONDS * 1000 <= ended["wall_ms"] <= lasted * 1000
-    # The control: it did jump, for whoever writes it down; and the log that says so holds.
+    # The control: the clock of the log's timestamps did jump, and the log with these rows verifies.
     monkeypatch.undo()
     (at,) = [row["timestamp_ms"] for row in world.rows()[before:] if row["kind"]["type"] == "run_ended"]
     assert abs(at / 1000 - time.time() - days * 86_400) < 3600

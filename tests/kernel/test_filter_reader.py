@@ -1,5 +1,7 @@
-"""What is under a filter has filters read for it: by one process, which has no more rights than that takes, and which
-no nonsense ends."""
+"""A process under a filter has filters read for it by one process.
+
+The reader has no more rights than that takes, and no malformed question ends it.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,7 @@ def reads() -> Iterator[process.Keeper]:
 
 
 def under_a_filter(look: Callable[[], object]) -> Any:
-    """What ``look`` comes to in a process under the supervisor's own filter."""
+    """Return the result of ``look`` in a process under the supervisor's own filter."""
     read, write = os.pipe2(os.O_CLOEXEC)
 
     def work() -> None:
@@ -214,13 +216,13 @@ def test_nonsense_is_answered_by_nothing_and_harms_nobody(filtered: int, reads: 
             packet(raw)
             packet(raw, theirs.fileno())
         packet(question)
-        packet(question, null)  # which cannot be written
-        packet(question, full.fileno())  # whom nobody reads
+        packet(question, null)  # cannot be written
+        packet(question, full.fileno())  # is not read
         packet(question, *[theirs.fileno()] * 50)
 
         os.close(null)
         assert seccomp_reader.digests(filtered) == DIGESTS
-        # Of all these one was a question with a socket that can be answered on.
+        # Only one of all these was a question with a socket for its answer.
         assert json.loads(ours.recv(65536)) == {"digests": list(DIGESTS)}
         assert not select.select([ours], [], [], 0.2)[0]
     live_runs.until(lambda: len(os.listdir(f"/proc/{reads.pid}/fd")) == 4)

@@ -1,6 +1,6 @@
-"""What the compiled ruleset does with packets: granted destinations connect, others are refused at once.
+"""The compiled ruleset on real packets: granted destinations connect, others are refused at once.
 
-Every denial has its control: the same probe from the same place, before the ruleset was loaded, or where it is granted.
+Every denial has its control: the same probe from the same place, before the ruleset was loaded, or with a grant.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Gateway:
         return self.spaces.within("agent", probe)
 
     def fill(self, host: str, address: str) -> None:
-        """What the DNS gate would do before it answers."""
+        """Fill a set as the DNS gate does before it answers."""
         name = next(name for name in self.sets[host] if name[1] == ("6" if ":" in address else "4"))
         self.spaces.run("gateway", "nft", "add", "element", "inet", "covenant", name, f"{{ {address} timeout 60s }}")
 

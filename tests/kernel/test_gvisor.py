@@ -1,4 +1,4 @@
-"""The main job under real runsc: the contract of the seed, and that nothing is left whatever the agent does."""
+"""The main job under real runsc: the contract of the seed, and no remains after any act of the agent."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_sigterm_comes_first_and_is_not_enough_for_one_that_ignores_it(world: Wo
     ],
 )
 def test_each_broken_contract_has_its_own_error(world: World, code: str, kind: type[errors.RunError]) -> None:
-    # Whatever is written before the intent is another error, and how soon it is given is nobody's promise.
+    # Output before the intent is another error, and its time is not specified.
     answer = world.run_code(HEAD + code)
     assert answer.error is not None
     refused(kind, answer.error)

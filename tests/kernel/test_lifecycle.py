@@ -31,7 +31,7 @@ from tests.kernel.world import HEAD, TAIL, World, refused
 
 ROOT = Path(__file__).resolve().parents[2]
 ASKER = manager.Asker("operator@local", root=True)
-# Counts on stderr, one number a line, so that whoever reads it sees whether it goes on.
+# Counts on stderr, one number a line, so that a reader sees progress.
 COUNTS = """\
 import sys, time
 sys.stdin.readline()
@@ -44,7 +44,7 @@ while True:
 
 
 def covenant(world: World, *arguments: str, check: bool = True) -> dict[str, Any]:
-    """What a command of its own process prints as one document."""
+    """Run a command in its own process, and return the document that it prints."""
     done = subprocess.run(
         [sys.executable, "-m", "covenant", *arguments, "--json"],
         env={**os.environ, "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)},
@@ -85,7 +85,7 @@ def stands(one: Live) -> None:
     held = leaf(one)
     assert held.frozen()
     before, used, own = counted(one), held.cpu_time_us(), time.thread_time()
-    # On a machine that is busy with others a sleep shows little: whoever wants it gets a processor meanwhile.
+    # On a busy machine a sleep shows little: use processor time here, so that the agent could have had some as well.
     while time.thread_time() - own < 0.1:
         pass
     assert counted(one) == before
@@ -125,7 +125,7 @@ def test_a_run_is_suspended_with_its_sentry_goes_on_after_and_is_ended(world: Wo
         first = covenant(world, "logs", run_id)
         assert first["live"]
         assert [int(line) for line in first["text"].split()] == list(range(1, len(first["text"].split()) + 1))
-        # Whoever waits has its own outcome; ended while it is suspended, thawed with its death pending.
+        # A waiting client gets its own outcome. The run is ended while suspended: it is thawed with its death pending.
         manager.act(world.state, ASKER, "suspend", run_id)
         last = counted(one)
         waiting = subprocess.Popen(
@@ -178,7 +178,7 @@ EXPIRES = '[lifetime]\nttl_seconds = 2\non_expiry = "suspend"'
 
 def test_a_ttl_suspends_and_one_more_ends(world: World) -> None:
     with live(world, COUNTS, more=EXPIRES.replace("2", "3")) as one:
-        # Written down before it is done: whoever reads the state may read it before the run stands.
+        # The shim logs the state before it freezes the run, so a reader may see it early.
         until(lambda: entry(one).state == State.SUSPENDED and leaf(one).frozen())
         stands(one)
         assert "ttl_seconds" in refused(errors.DeadlineError, one.wait().error)
@@ -396,8 +396,7 @@ def test_a_tree_is_stopped_marked_and_named_before_any_of_it_is_killed(
 def test_a_sandbox_that_is_just_starting_ends_with_its_tree(
     world: World, monkeypatch: pytest.MonkeyPatch, seen: State
 ) -> None:
-    """Its agent may run already, and keep the processor from its keeper: whatever its state says, it is killed with
-    the others."""
+    """The agent may run already and take the processor from its shim, so it is killed with the others in any state."""
     monkeypatch.setattr(Exchange, "_give", lambda self: None)
     names: list[str] = []
     kill = tree_kill.end_together
@@ -418,7 +417,7 @@ def test_a_sandbox_that_is_just_starting_ends_with_its_tree(
 
 
 def test_a_log_that_takes_no_row_keeps_no_tree_alive(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asked hears of it when all of it is gone."""
+    """The client is told of it when all of the tree is gone."""
     append = Ledger.append
 
     def full(self: Ledger, kind: str, *arguments: Any, **more: Any) -> str:

@@ -91,7 +91,7 @@ def test_a_caller_sees_and_ends_what_it_asked_for_and_nothing_else(served: Serve
         assert lines[:3] == [1, 2, 3]
         assert follower.returncode == 0
         assert own.wait(60) == 1
-        # It has ended, and says so to whoever comes later; to nobody else.
+        # It has ended, and tells only its own caller, also later.
         assert said(covenant("wait", mine, "--json", served=served, uid=CALLER))["code"] == "stopped"
         assert said(covenant("wait", others[:7], "--json", served=served, uid=CALLER))["code"] == "no_such_run"
         reasons = [

@@ -1,4 +1,4 @@
-"""Every limit of a manifest holds under real runsc, is read back, and is told apart from an agent's own failure.
+"""Every limit of a manifest holds under real runsc, is read back, and differs from an agent's own failure.
 
 Each has its positive control: the same agent within the limit succeeds.
 """
@@ -161,7 +161,7 @@ def test_cpu_millis_is_a_quota(world: World) -> None:
     than any quota."""
 
     def took(cpu_millis: int) -> tuple[Any, int]:
-        """What a run used that never rests for 2 s, and how long the kernel held its threads back, in milliseconds."""
+        """Return the use of a run that never rests for 2 s, and its throttled time in milliseconds."""
         burn = "import time\nbegin = time.monotonic()\nwhile time.monotonic() - begin < 2: pass\nanswer = 1\n"
         code = HEAD + burn + TAIL
         fields: dict[str, Any] = {"resources": f"cpu_millis = {cpu_millis}", "cpu_ms": 100_000}
@@ -233,7 +233,7 @@ def test_limits_are_in_the_kernel_while_the_agent_runs(world: World) -> None:
 
 
 def _held(world: World) -> dict[str, Any]:
-    """What the kernel holds for the one live run, once its sandbox has processes."""
+    """Return the kernel's limits of the one live run, once its sandbox has processes."""
     hierarchies = cgroup.Hierarchies.read()
     until = time.monotonic() + 60
     while time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""What is seen of runs while they live: by root, by a client of the supervisor, by a scraper, and on stderr."""
+"""Views of live runs: for root, for a client of the supervisor, for a scraper, and on stderr."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ answer = 1
 
 
 def until(true: Callable[[], Any], *, seconds: float = 60.0) -> Any:
-    """What it gives as soon as it gives something."""
+    """Return the first true value of ``true``; fail after ``seconds``."""
     end = time.monotonic() + seconds
     while not (value := true()):
         assert time.monotonic() < end, "it did not become true in time"

@@ -24,7 +24,7 @@ def _free(family: socket.AddressFamily, host: str) -> int:
 
 
 def _listens(port: int) -> set[str]:
-    """The addresses at which somebody listens at this port, as the kernel writes them (proc_net_tcp(5))."""
+    """Return the addresses with a listener at this port, as the kernel writes them (proc_net_tcp(5))."""
     lines = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
     return {one[1].rpartition(":")[0] for one in lines if int(one[1].rpartition(":")[2], 16) == port and one[3] == "0A"}
 

@@ -1,4 +1,4 @@
-"""Names as an agent under gVisor meets them: granted ones lead on at once, and nothing else is said to anyone outside.
+"""Names as an agent under gVisor sees them: granted ones resolve at once, and nothing else is sent outside.
 
 Each run is one sandbox with many probes. A refusal has its control in the same sandbox.
 """
@@ -72,7 +72,7 @@ def networked(tmp_path: Path, warm: Path, net: Internet) -> Iterator[NetworkedWo
 
 
 def run(networked: NetworkedWorld, code: str, more: str, **fields: Any) -> tuple[Any, set[tuple[str, str]]]:
-    """What the agent answered, and what was denied to it: (target, code) of the DNS gate."""
+    """Return the agent's answer, and its denials as (target, code) of the DNS gate."""
     whole = HEAD + internet.PROBES + internet.TLS_PROBE + ASK + code + TAIL
     answer = networked.run_code(whole, network="full", more=more, **fields)
     assert answer.error is None, (answer.error, answer.stderr)

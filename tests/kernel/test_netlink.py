@@ -17,7 +17,7 @@ from sandbox.network import namespaces
 
 
 def ip(namespace: int, *command: str) -> list[dict[str, Any]]:
-    """What `ip -j` prints in a namespace of this process."""
+    """Return the output of `ip -j` in a namespace of this process."""
     entered = ["nsenter", f"--net=/proc/{os.getpid()}/fd/{namespace}", "ip", "-j", *command]
     found: list[dict[str, Any]] = json.loads(subprocess.run(entered, capture_output=True, check=True).stdout or b"[]")
     return found

@@ -1,4 +1,4 @@
-"""What our own netlink makes and reads, beside what pyroute2 reads of the same namespaces.
+"""Our own netlink compared with pyroute2 in the same namespaces: what one makes the other must read.
 
 Links are made and dumped by messages of our own (docs/adr/0024); another implementation must see the same things.
 """

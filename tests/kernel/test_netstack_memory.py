@@ -1,4 +1,4 @@
-"""What an agent leaves in the buffers of its network stack is its own memory: the stack is in the agent's cgroup."""
+"""Data in the buffers of an agent's network stack is the agent's own memory: the stack is in its cgroup."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kernel.internet import Internet, NetworkedWorld
 from tests.kernel.world import HEAD, SLOWNESS, TAIL, refused
 
 MIB, PORT = 1 << 20, 9100
-# Each connection stands and nobody at the other end reads: what is sent stays here.
+# Each connection is open and its other end does not read, so the sent data stays here.
 HOARD = """
 import socket
 held, sent = [], 0

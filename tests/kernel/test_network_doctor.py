@@ -1,4 +1,4 @@
-"""What doctor says of the network is what happens: the rules that it names stop agents, and its mend lets them by."""
+"""The network findings of doctor are true: the rules that it names stop agents, and its fix lets them pass."""
 
 from __future__ import annotations
 

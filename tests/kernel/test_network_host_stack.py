@@ -1,6 +1,6 @@
-"""An agent whose packets the host kernel's stack makes (runsc_network = "host"): the same answers as with gVisor's own.
+"""An agent on the host kernel's stack (runsc_network = "host") gets the same answers as with gVisor's own.
 
-Whatever the agent's own namespace would take, the gateway's rules and the walls are beyond it.
+The agent's own namespace may accept anything: the gateway's rules and the walls are outside it.
 """
 
 from __future__ import annotations

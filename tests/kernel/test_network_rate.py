@@ -1,4 +1,4 @@
-"""``net_bps`` holds in both directions, whatever carries it: what arrives in a window is counted, with a control."""
+"""``net_bps`` holds in both directions and for every protocol: the bytes of a window are counted, with a control."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def _nft(script: Path, refusal: str) -> str:
 
 
 def _start(networked: NetworkedWorld) -> None:
-    """What a start does by itself, with the machine's own nft."""
+    """Do the work of a start, with the machine's own nft."""
     internet.configured(networked, networked.internet)
     networked.internet.within("host", lambda: Supervisor(networked.state).__enter__().__exit__())
 

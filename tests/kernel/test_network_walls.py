@@ -1,7 +1,7 @@
-"""The walls, shown from where an agent cannot even stand: raw frames from inside its own namespace.
+"""The walls, tested from a place that no agent reaches: raw frames from inside its own namespace.
 
-This is what a sentry in an agent's hands could send. The gateway is the real one, with its rules, on the host of the
-tests' internet; the namespace has no sandbox in it, so that the test can be the one who sends.
+A sentry under the agent's control could send these. The gateway is the real one, with its rules, on the host of the
+tests' internet. The namespace has no sandbox in it, so that the test can send.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def test_an_echo_is_refused_and_an_error_about_a_granted_flow_comes_back(opened:
     def ask() -> str:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
             made.settimeout(5)
-            # Granted, and nobody listens there: the world's own error must arrive.
+            # Granted, and no server listens there: the world's own error must arrive.
             made.connect(("93.184.216.34", 5000))
             made.send(b"ask")
             try:
@@ -281,7 +281,7 @@ def test_a_place_that_is_taken_is_left_to_whose_it_is(net: Internet) -> None:
     finally:
         net.run("host", "ip", "route", "del", f"{wanted.ipv4}/32", "dev", "eth0")
     with Opened(net, artefacts) as third:
-        # The control: where nobody has it, a run has the place that its id leads to.
+        # The control: while no other holds it, a run gets the place that its id leads to.
         assert third.place == own.uplink(zlib.crc32(third.run_id.encode()))
 
 
@@ -376,14 +376,14 @@ def test_what_is_remembered_of_a_run_is_bounded_whatever_it_opens_and_closes(net
             second.gateway.collect()
             return second.gateway.remembered.count() < before
 
-        # The control: what is over stays where it is until somebody looks at it once its time is up.
+        # The control: an expired entry stays until a collection looks at it.
         live_runs.until(taken_away)
 
 
 def test_without_ipv6_on_the_host_the_agent_hears_so_at_once(
     net: Internet, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a kernel before 6.17 gives, that is no router."""
+    """Simulate the answer of a kernel before 6.17 that is no router."""
     artefacts = sample.compiled(sample.manifest(network="full"))
     monkeypatch.setattr(uplink, "held_table", lambda binary: uplink.Before("eth0", False, None))
 

@@ -78,7 +78,7 @@ def highest(world: World) -> int:
 
 
 def cold(world: World, package: Path) -> dict[str, Any]:
-    """What a `covenant run` of its own prints once it has ended."""
+    """Run `covenant run` in its own process, and return the document that it prints at its end."""
     environment = {"PATH": os.environ["PATH"], "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "covenant", "run", str(package), "hi", "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=120)

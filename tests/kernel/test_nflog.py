@@ -1,6 +1,6 @@
-"""The firewall's log as this kernel writes it: which packets are told, with what target, and what a flood costs.
+"""The firewall's log as this kernel writes it: which packets are reported, with what target, and the cost of a flood.
 
-A packet that is granted is the control: it passes by the same rules and is not told.
+A granted packet is the control: it passes by the same rules and is not reported.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Told:
             self.denials.append(denial)
 
     def within(self, count: int, seconds: float = 10) -> list[Denial]:
-        """What was told, once there are so many; fewer when the time is over."""
+        """Return the denials reported, once there are `count`; fewer when the time is over."""
         until = time.monotonic() + seconds
         while len(self.denials) < count and time.monotonic() < until:
             if select.select([self.reader], [], [], until - time.monotonic())[0]:

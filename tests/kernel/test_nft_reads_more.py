@@ -1,4 +1,4 @@
-"""What nft adds to a text of its own accord: what policy.decompile.network.nft has to read into it as well."""
+"""The parts that nft itself adds to a text; policy.decompile.network.nft has to add them as well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller is told of runs that they asked for, once some of the tree have ended and others live on."""
+"""The supervisor's report to a caller on its runs, once some of the tree have ended and others live on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only root can lay into a package: devices and mounts. Each is refused beside a package that is read."""
+"""Entries that only root can put into a package: devices and mounts. Each is refused beside a package that is read."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_filters_are_read_out_of_the_process_that_has_them_oldest_first() -> Non
 
 
 def test_who_is_frozen_is_not_waited_for_and_read_once_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No tracer stops it, and whoever froze it may be waiting for us."""
+    """A frozen process cannot be stopped by a tracer, and the process that froze it may be waiting for us."""
     monkeypatch.setattr(dump, "_DEADLINE_SECONDS", 3600.0)
     expected = (f"1:{hashlib.sha256(ALLOW).hexdigest()}",)
     command = [sys.executable, "-c", FILTERED, ALLOW.hex()]

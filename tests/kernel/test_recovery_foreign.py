@@ -1,4 +1,4 @@
-"""A recovery beside what is not ours and looks as if it were: it takes its own orphans away and nothing else."""
+"""A recovery beside foreign objects that look like a run's: it removes its own orphans and nothing else."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _TABLES = (("ip", "covenant_uplink"), ("inet", "covenant_uplink2"))
 
 @dataclass
 class Stranger:
-    """What stands beside the orphans. ``seen`` is all of it, so that two looks can be compared."""
+    """Foreign objects beside the orphans. ``seen`` is all of them, so that two looks can be compared."""
 
     net: Internet
     held: Path
@@ -117,7 +117,7 @@ def _content(path: Path) -> bytes:
 
 @contextlib.contextmanager
 def stranger(net: Internet, runs: Path, base: Path, sock: Path) -> Iterator[Stranger]:
-    """Made, and taken away by whoever made it."""
+    """Make the foreign objects, and remove them at the end."""
     base.mkdir()
     held, space = runs / str(uuid.uuid4()), base / "cv-12345678"
     device = addresses.host_device(held.name)
@@ -197,7 +197,7 @@ def _recovered(world: NetworkedWorld, *, mounts: int) -> None:
 
 
 def _of_a_run(net: Internet, path: Path) -> list[str]:
-    """What is there of a run: its directory, its device, its cgroups."""
+    """Return what exists of a run: its directory, its device, its cgroups."""
     found = [str(path)] if path.exists() else []
     found += [
         line for line in net.run("host", "ip", "-o", "link").splitlines() if addresses.host_device(path.name) in line
@@ -241,7 +241,7 @@ def test_a_recovery_takes_its_own_orphans_and_touches_nothing_that_looks_like_th
         assert _of_a_run(net, other.directory) == of_other
         assert net.within("host", other.report).holds
 
-        # The control: what was spared for being held goes as soon as nobody holds it.
+        # The control: an object that was spared because it was held goes when it is no longer held.
         os.kill(beside.holder, signal.SIGKILL)
         until(lambda: not any(cgroup.members(path) for path in beside.leaf.values()))
         _recovered(world, mounts=os.getpid())

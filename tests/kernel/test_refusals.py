@@ -1,4 +1,4 @@
-"""What was not signed, not allowed or cannot be held does not start: each with its own code, and in the log."""
+"""A package that is unsigned, forbidden or not enforceable does not start: each has its own code, and is in the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A revocation reaches what runs: processes, packets, connections and whoever is about to start; and nobody else."""
+"""A revocation reaches processes, packets, connections and runs that are about to start; it reaches no other run."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _place(net: Internet, run_id: str) -> str:
 def test_a_tree_that_is_killed_loses_its_network_also_while_its_keeper_does_nothing(
     networked: NetworkedWorld, net: Internet, sink: Sink, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a capability that is taken back comes to: links and connections go with the processes, by whoever asks."""
+    """A revoked capability ends links and connections with the processes, under any caller."""
     run_id, beside = pair.leaks.entry.run_id, pair.sibling.entry.run_id
     place, other = _place(net, run_id), _place(net, beside)
     assert place in _remembered(net)

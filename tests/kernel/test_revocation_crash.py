@@ -1,4 +1,4 @@
-"""kill -9 of whoever revokes, amid each step: what is marked ends all the same, what only stands can be let go on."""
+"""kill -9 of the revoking process amid each step: marked runs end all the same, runs only stopped can be resumed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.kernel.world import World
 pytestmark = pytest.mark.kernel
 
 ASKER = manager.Asker("operator@local", root=True)
-# Where whoever revokes dies: the first thing of the next step.
+# The point at which the revoking process dies: the first call of the next step.
 POINTS: dict[str, tuple[Any, str]] = {
     "stopped, not marked": (revocation, "_mark"),
     "marked, not installed": (State, "replace_root"),

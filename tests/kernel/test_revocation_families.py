@@ -1,4 +1,4 @@
-"""Agents that agents started, revoked: what is above goes on, and what is below ends whatever its manifest says."""
+"""Revoked agents in a family: runs above go on, and runs below end under any manifest."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def test_what_is_below_ends_and_what_is_above_hears_of_it(world: World) -> None:
         assert {one.agent_id: one.because for one in enforced.ended} == dict.fromkeys(
             ("middle", "below", "outlives"), live["middle"].run_id
         )
-        # Whoever is still being cleaned up after is live, and would be named once more.
+        # A run that is still being cleaned up is live, and would be named once more.
         until(lambda: {one.agent_id for one in registry.live(world.state / "runs")} == {"top", "beside"})
-        # The control: whom nobody revoked goes on, until it is its turn.
+        # The control: an agent that was not revoked goes on until its turn.
         second = _revoke(world, live["top"])
         assert {one.agent_id for one in second.ended} == {"top", "beside"}
         assert run.document()["code"] == "revoked"

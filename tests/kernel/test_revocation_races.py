@@ -1,5 +1,8 @@
-"""A revocation that comes in the middle: between verifying and starting, before the cgroup, before the sandbox, and to
-whoever is frozen or was forgotten. Each gap is held open by a hook in our own process; the kernel's part is real."""
+"""A revocation in the middle of other work, with each gap held open by a hook in our own process.
+
+It comes between verification and start, before the cgroup, before the sandbox, and to runs that are frozen or were
+forgotten. The kernel's part is real.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ from tests.kernel import live_runs, revoking
 from tests.kernel.live_runs import SLEEPS, until
 from tests.kernel.world import World, refused
 
-# What an agent that is ended says, and what it says when nobody ends it.
+# The outcome of an agent that is ended, and the code of one that answers when it is not.
 LEAKS = "the signed manifest was revoked: it leaks"
 ANSWERS = 'import sys\nsys.stdin.readline()\nprint(\'{"text": "done"}\')\n'
 
@@ -190,7 +193,7 @@ def test_a_frozen_run_dies_without_an_instruction_of_its_own(world: World, sleep
 
 
 def test_nobody_lets_go_on_what_is_being_revoked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the freezer and the kill somebody resumes it, whose keeper has not found the mark by itself yet."""
+    """Between the freezer and the kill a client resumes the run, whose shim has not found the mark by itself yet."""
     operator = manager.Asker("operator@local", root=True)
     kill, look, said = cgroup_kill.kill, revocation_watch.Watch.look, list[bool]()
     monkeypatch.setattr(revocation_watch.Watch, "look", lambda watch: look(watch) if said else None)
@@ -268,8 +271,10 @@ def test_an_agent_that_only_its_uid_confines_ends_as_well(world: World, monkeypa
 def test_a_root_that_comes_just_after_the_last_question_ends_one_that_only_its_uid_confines(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever installed it was killed before it enforced anything: its keeper looks from the root that it was verified
-    under on, and not from whichever holds when it looks first."""
+    """The process that installed the root was killed before it enforced anything.
+
+    The shim compares with the root under which it was verified, not with the root that holds at its first look.
+    """
     identity = _somebody(monkeypatch)
     monkeypatch.setattr(revocation_watch, "_VERSION_EVERY", 1)
     fields: dict[str, Any] = {"backend": "trusted-local", "required": "false", "memory_mb": 256, "cpu_ms": 60_000}
@@ -314,7 +319,10 @@ def test_one_that_only_its_uid_confines_ends_where_whoever_stopped_it_was_killed
 
 
 def _somebody(monkeypatch: pytest.MonkeyPatch) -> trusted_local.Identity:
-    """No account of any machine, outside the range of the sandboxed runs, and nobody else's who tests at this time."""
+    """Return an identity without an account, outside the range of the sandboxed runs.
+
+    Its uid differs from those of other test processes.
+    """
     uid = 2_000_000_000 + os.getpid()
     identity = trusted_local.Identity("nobody-in-particular", uid, uid)
     monkeypatch.setattr(trusted_local, "identify", lambda name, config: identity)

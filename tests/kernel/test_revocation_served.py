@@ -1,4 +1,4 @@
-"""A trust root that revokes, installed by hand under a running supervisor: the whole tree goes, and what only waits."""
+"""A trust root with a revocation, installed by hand under a running supervisor: the whole tree and the standbys end."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def served(warm: Path) -> Iterator[Served]:
 
 
 def _installed(world: World, digest: str) -> None:
-    """The next root, put where it decides by somebody who then says nothing to anybody."""
+    """Install the next root, and notify no process."""
     raw = revoking.next_root(world, revoking.manifest_of(world, digest))
     with State(world.state) as state:
         state.replace_root(raw, int(time.time() * 1000))
 
 
 def _enforced(served: Served) -> dict[str, Any]:
-    """What `covenant trust enforce` says."""
+    """Return the document of `covenant trust enforce`."""
     done = serving.covenant("trust", "enforce", "--json", served=served)
     assert done.returncode == 0, done
     said: dict[str, Any] = json.loads(done.stdout)

@@ -1,7 +1,7 @@
-"""What runsc makes of linux.seccomp: what policy.decompile.oci_seccomp believes, and why it refuses all else.
+"""How runsc applies linux.seccomp: the assumptions of policy.decompile.oci_seccomp, and its reasons to refuse the rest.
 
-Every answer stands beside another from the same sandbox, so that a filter that did nothing, or refused everything,
-would be seen. The calls have no effect whatever their arguments, which the filter alone looks at.
+Every answer is beside another from the same sandbox. So a filter that did nothing, or refused everything, would be
+seen. The calls have no effect with any arguments, which only the filter reads.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def test_conditions_of_one_rule() -> None:
     calls: dict[tuple[Any, ...], int] = {
         ("getppid", 1, 2): 0, ("getppid", 1, 0): EPERM, ("getppid", 0, 2): EPERM,
         ("getsid", 1): 0, ("getsid", 2): 0, ("getsid", 3): EPERM,
-        # One argument twice, and any one of all the rule's conditions is enough, on whatever argument.
+        # One argument twice: any one of all the rule's conditions is enough, on any argument.
         ("getpgid", 1, 0): 0, ("getpgid", 2, 0): 0, ("getpgid", 0, 3): 0, ("getpgid", 0, 0): EPERM,
     }  # fmt: skip
     filter_ = document(*entries)

@@ -1,4 +1,7 @@
-"""gVisor under a kernel that has no membarrier(2), as it is started: it says nothing, and tells its guests the same."""
+"""gVisor as Covenant starts it, under a kernel without membarrier(2).
+
+It prints nothing, and tells its guests that they have none.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def test_a_program_so_started_finds_no_such_call_and_every_other(way: str) -> No
 
 
 def test_gvisor_goes_on_without_a_word() -> None:
-    """It warns of a call that fails on whatever its caller reads, and that is an agent's stderr."""
+    """A warning of a failed call would go to its caller's output, and that is an agent's stderr."""
     status, printed, said = told(plain_runsc.find_runsc(), "--version", own=command.own_filter(ARCH))
     assert (status, said) == (0, b"")
     assert printed.startswith(b"runsc version")

@@ -57,8 +57,8 @@ def test_the_emitted_bpf_loads_and_holds() -> None:
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
 @pytest.mark.parametrize("profile", ["python3", "node", "static"])
 def test_the_kernel_takes_every_profile(arch: str, profile: str) -> None:
-    # Loading checks the program (jumps, length, last instruction) whatever it allows; the other architecture's
-    # filter then refuses even the exit, so it is loaded where nothing has to work afterwards.
+    # Loading checks the program (jumps, length, last instruction) without regard to what it allows. The other
+    # architecture's filter then refuses even the exit, so it is loaded where nothing has to work afterwards.
     program = seccomp.compile(data.profile(profile).names, arch=arch).bpf
     script = host_filter.CHILD.split("before = errnos()", maxsplit=1)[0] + "load_bpf()\nlibc.getppid()\n"
     script += "import ctypes; ctypes.string_at(0)\n"  # end by a signal, since exit_group may be refused

@@ -49,7 +49,7 @@ def test_a_runsc_that_drops_the_filter_runs_nothing(world: World) -> None:
 def test_the_proof_is_made_once_and_again_when_anything_of_it_changes(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Whoever calls names no directory from which a program is started: TMPDIR is not asked.
+    # The caller names no directory from which to start a program: TMPDIR is not used.
     monkeypatch.setattr(tempfile, "tempdir", "/no/such/directory")
     record = world.state / "closures" / "self-test.json"
     record.unlink(missing_ok=True)

@@ -1,4 +1,7 @@
-"""What the supervisor gives up is really gone: each thing tried in a process of its own before and after, as root."""
+"""The rights that the supervisor drops are really gone.
+
+Each is tried as root in a separate process, before and after.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The main loop of the service alone: what it refuses costs it nothing that its author decides."""
+"""The main loop of the service alone: a refused client decides none of the loop's costs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from sandbox.serve.api import frames
 from sandbox.shim import process
 from tests.kernel.serving import CALLER, STRANGER, open_place
 
-# Longer than any test may take: whoever waits for it hangs.
+# Longer than any test may take: a wait for it hangs.
 _LINGER_SECONDS = 600
-# Of the main loop: where it listens, and its way to the keeper that waits.
+# Of the main loop: its listening socket, and its socket to the waiting shim.
 _OWN_SOCKETS = 2
 
 
@@ -70,14 +70,14 @@ def listening() -> Iterator[tuple[Path, socket.socket]]:
 
 
 def code(client: socket.socket) -> str:
-    """What is answered."""
+    """Return the code of the answer."""
     raw = frames.receive(client, max_bytes=frames.ANSWER_BYTES, until=time.monotonic() + 30)
     assert raw is not None
     return str(json.loads(raw)["code"])
 
 
 def codes(clients: list[socket.socket]) -> dict[str, int]:
-    """What each is answered, by how often."""
+    """Return how often each code is answered."""
     return dict(Counter(code(client) for client in clients))
 
 
@@ -131,7 +131,7 @@ def test_whoever_waits_when_it_ends_is_told(tmp_path: Path, monkeypatch: pytest.
             raw = frames.receive(client, max_bytes=frames.ANSWER_BYTES, until=None)
             assert raw is not None
             assert json.loads(raw)["code"] == "supervisor_silent"
-        # Nobody hangs in a queue that nobody reads any more.
+        # No client is left in a queue that is no longer read.
         with socket.socket(socket.AF_UNIX) as late, pytest.raises(ConnectionRefusedError):
             late.connect(str(tmp_path / "s"))
 
@@ -204,7 +204,7 @@ def test_all_together_have_no_more_open_than_there_may_be(monkeypatch: pytest.Mo
             _until(lambda: _sockets(pid) == _OWN_SOCKETS)
             clients = [stack.enter_context(asking(place, uid)) for uid in (0, CALLER, 0, CALLER, 0)]
             assert [code(client) for client in clients[most:]] == ["too_many_requests"] * 2
-            # Whoever goes makes room for the next, once what was refused has been let go of as well.
+            # A client that leaves makes room for the next, once the refused ones are closed as well.
             clients.pop(0).close()
             _until(lambda: _sockets(pid) == _OWN_SOCKETS + most - 1 and not _lets_go(pid))
             clients[most - 1 :] = [stack.enter_context(asking(place, uid)) for uid in (CALLER, 0)]

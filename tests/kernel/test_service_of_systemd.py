@@ -1,4 +1,7 @@
-"""The supervisor's own units under a real systemd: started by the socket, ready when it says so, back when killed."""
+"""The supervisor's own units under a real systemd.
+
+The socket starts the supervisor; it is ready when it says so, and is restarted after a kill.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ class BootedSupervisor(BootedSystemd):
         return self.inside("run/covenant/supervisor.sock")
 
     def asked(self) -> dict[str, Any]:
-        """What it answers to `ps`; systemd starts it for that."""
+        """Return the answer to `ps`, for which systemd starts the supervisor."""
         with client.connected(str(self.socket)) as sock:
             assert sock is not None, self.log()
             sock.settimeout(START_SECONDS)
@@ -90,7 +93,7 @@ def test_systemd_starts_it_for_whoever_asks_and_again_when_it_was_killed(tmp_pat
         assert first
         assert status(first)["Seccomp"] == "2"
         assert booted.inside("var/lib/covenant").stat().st_mode & 0o777 == 0o700
-        # Whoever waits in the queue while it is away is answered by the next.
+        # A client that waits in the queue during the restart is answered by the next supervisor.
         os.kill(first, signal.SIGKILL)
         assert booted.asked()["kind"] == "runs"
         assert booted.main() not in (0, first)

@@ -1,5 +1,7 @@
-"""The daemon's own units under a real systemd, in front of the real supervisor under its own: started by the first
-client, ready when it says so, back when it is killed or hangs, ended in order.
+"""The daemon's own units under a real systemd, before the real supervisor under its own units.
+
+The daemon is started by the first client, ready when it says so, restarted when it is killed or hangs, and ended in
+order.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def booted(warm: Path) -> Iterator[BootedServices]:
 
 
 def _with_agents(booted: BootedServices) -> None:
-    """What an operator does once."""
+    """Do the operator's first steps."""
     for name in ("hello", "slow"):
         booted.install(booted.world.base / "packages" / name)
     assert "routable" in _said(booted, "agents", "reload")
@@ -91,7 +93,7 @@ def _stopped(booted: BootedServices) -> int:
 
 def test_the_first_client_starts_it_and_an_intent_goes_through_both_and_back(booted: BootedServices) -> None:
     assert (booted.main(), booted.main(SUPERVISOR)) == (0, 0)
-    # Nobody made a home, and no token is there before the first connection.
+    # There was no home, and there is no token before the first connection.
     assert "answers" in _said(booted, "ping")
     daemon = booted.main()
     held = status(daemon)
@@ -142,7 +144,7 @@ def test_it_ends_in_order_and_the_next_client_starts_it_again(booted: BootedServ
         daemon = booted.main()
         booted.systemctl("stop", "covenantd.service")
         assert not Path(f"/proc/{daemon}").exists()
-        # Whoever had asked was answered before it ended.
+        # The waiting client was answered before the daemon ended.
         found = asked.result(60 * SLOWNESS)
     assert found["text"] == "late"
     assert _shown(booted, "ActiveState", "Result") == {"ActiveState": "inactive", "Result": "success"}
@@ -169,7 +171,7 @@ def test_a_socket_that_somebody_left_there_is_replaced(booted: BootedServices) -
     assert booted.main() == 0
     assert _ask(booted, "ping")["kind"] == "pong"
     made = (booted.home / client.SOCKET).stat()
-    # Nobody is given it: who may reach it is said by the directory.
+    # The socket is open to all users: the directory's mode limits access.
     assert (made.st_mode & 0o777, made.st_uid, booted.home.stat().st_mode & 0o777) == (0o666, 0, 0o700)
     code = f"import socket; socket.socket(socket.AF_UNIX).connect('{HOME}/{client.SOCKET}')"
     assert "PermissionError" in booted.run("/usr/bin/python3", "-c", code, uid=UID + 1).stderr

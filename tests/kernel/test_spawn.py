@@ -1,4 +1,4 @@
-"""Agents that start agents: what a child gets, what it can never have, and what is left when its parent ends."""
+"""Agents that start agents: a child's rights, rights that it can never have, and the remains when its parent ends."""
 
 from __future__ import annotations
 
@@ -284,12 +284,12 @@ def parent_of_three(
 
 
 def _plain(world: World) -> Path:
-    """An agent that does nothing: any start writes down what became of whoever was killed."""
+    """Make an agent that does nothing: any start logs the ends of killed runs."""
     return world.sign(world.package({"main.py": HEAD + "answer = ''" + TAIL}))
 
 
 def check_fates(world: World, places: Path) -> None:
-    """What each child's row says of its end; the one that goes on is told to, once it is alone."""
+    """Check the end in each child's row; the child that goes on is told to end once it is alone."""
     until(lambda: {one.agent_id for one in entries(world)} == {"adopt"})
     (places / "red" / "on").touch()
     ended: dict[str, dict[str, Any]] = {}
@@ -384,7 +384,7 @@ def running(world: World, package: Path, number: int) -> Iterator[list[registry.
 
 
 def test_what_an_agent_says_of_itself_counts_for_nothing(family_world: World) -> None:
-    """Another's run as the parent, an id that is a path, a sibling's package under the same id, a package of nobody."""
+    """False claims of an agent: a foreign run as parent, a path as id, a sibling's package, an unsigned package."""
     world = family_world
     member(world, "leaf", "answer = 1", **SMALL)
     unsigned = world.package({"main.py": "print(1)"}, name="unsigned", id="unsigned")
@@ -451,7 +451,7 @@ def test_an_agent_that_starts_itself_stops(family_world: World) -> None:
 
 
 def test_floods_and_silence_harm_nobody(family_world: World) -> None:
-    """Lines that are no requests, one without an end, requests faster than any rate, and answers that nobody reads."""
+    """Lines that are no requests, one without an end, requests faster than any rate, and answers that are not read."""
     world = family_world
     garbage = """
     try:

@@ -1,4 +1,7 @@
-"""What a child reaches is what its manifest and its parent both reach, tried from inside on an internet of the test."""
+"""A child reaches only hosts that its manifest and its parent may reach.
+
+The tests try it from inside, on their own internet.
+"""
 
 from __future__ import annotations
 

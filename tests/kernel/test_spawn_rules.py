@@ -1,7 +1,7 @@
-"""The rules that are asked again of a child when its parent asks for it: one child that breaks each, and its control.
+"""The rules that are checked again when a parent asks for a child: one child that breaks each, and its control.
 
-Each is signed by whoever signs everything here, so that a rule alone refuses it. Of rule 5 a child cannot break the
-depth: who has no level below it has no broker (test_spawn.py).
+One key signs everything here, so that a rule alone refuses a child. A child cannot break the depth of rule 5: an agent
+without a level below it has no broker (test_spawn.py).
 """
 
 from __future__ import annotations
@@ -99,7 +99,10 @@ def test_what_a_parent_was_left_bounds_its_child_and_not_what_its_manifest_says(
 
 
 def test_a_place_must_be_left_with_whoever_is_above_the_parent(ruled: World) -> None:
-    """Who asks has room for it, and the run that started them has none: the first of the two that it may have below."""
+    """The asking agent has room for a child, and the run above it has none.
+
+    Two live descendants are its limit.
+    """
     ruled.configure()
     _child(ruled, "second")
     member(ruled, "first", "import time\ntime.sleep(600)", **SMALL)
@@ -109,13 +112,15 @@ def test_a_place_must_be_left_with_whoever_is_above_the_parent(ruled: World) -> 
     said = json.loads(answered(ruled, top)["ok"]["text"])
     assert said["error"]["code"] == "rule_5_spawn_budget", said
     assert "`above` has 2 live descendants" in said["error"]["message"]
-    # The control: the same agent with nobody above it.
+    # The control: the same agent without a parent.
     assert answered(ruled, path)["ok"]["text"] == "1"
 
 
 def test_how_long_a_row_is_is_not_for_a_parent_to_say(ruled: World) -> None:
-    """What it leaves of a child is quoted where it is refused, and has a bound; its text stands in the log whole, and
-    has a rate. Half of a surrogate pair is no path of anybody's."""
+    """The parent's limits for a child are quoted in a refusal, up to a bound.
+
+    The child's text is whole in the log, at a limited rate. Half of a surrogate pair is no valid path.
+    """
     ruled.configure()
     _child(ruled, "reads", more=reads("/usr/share/doc"))
     code = """

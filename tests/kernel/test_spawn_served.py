@@ -91,7 +91,7 @@ def test_what_outlives_its_parent_counts_among_its_callers_runs_and_is_theirs_to
         assert len(orphans()) == 2
         assert asked("run", str(top), "hi")["code"] == "too_many_requests"
         assert {one["run_id"] for one in asked("ps")["runs"]} == set(orphans())
-        # Nobody else is held up by them, and each that ends makes room for another.
+        # They hold up no other caller, and each that ends makes room for another.
         assert "text" in asked("run", str(top), "hi", uid=0)
         assert asked("run", str(top), "hi")["code"] == "too_many_requests"
         first = asked("ps")["runs"][0]["run_id"]

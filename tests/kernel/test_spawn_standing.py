@@ -26,7 +26,7 @@ print("READY", file=sys.stderr, flush=True)
 while True:
     time.sleep(0.05)
 """
-# So large that whoever reads it is still at it when the parent is suspended.
+# So large that its reader is still reading when the parent is suspended.
 LARGE = 100 << 20
 
 
@@ -52,7 +52,7 @@ def test_who_is_asked_to_end_starts_no_child_that_outlives_it(world: World) -> N
 
 @pytest.mark.parametrize("when", ["while it is read", "once it runs"])
 def test_a_suspended_tree_stays_suspended(world: World, when: str) -> None:
-    """Whether its child was there already, the control, or was still being read."""
+    """Suspend the tree while its child is being read; the control suspends it when the child already runs."""
     text = HEAD + KIT + STAYS + TAIL
     about = {"name": "slow", "id": "slow", "cpu_ms": 250_000, **SMALL}
     world.sign(world.package({"main.py": text, "data": "x" * LARGE}, **about))

@@ -1,5 +1,7 @@
-"""What changes while whoever was offered an instance has not said go yet: seen before anything is begun, and the intent
-goes elsewhere."""
+"""Changes between the offer of an instance and the client's go.
+
+They are seen before anything is begun, and the intent goes elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ def _thawed(served: Served, path: Path, one: Entry) -> None:
 
 
 def _go(served: Served, path: Path, one: Entry, act: Callable[..., None], late: float) -> dict[str, object]:
-    """What whoever asks is told, where that happens before they say go."""
+    """Return the client's answer when `act` happens before it says go."""
     world = served.world
     request = Request(packages.read(path), "x", world.issuer, package_name=str(path))
     digest = configuration.load(world.state).digest

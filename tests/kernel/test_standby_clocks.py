@@ -1,4 +1,4 @@
-"""What an instance has behind it when its intent comes: its waiting, which no clock counts, and a self-test."""
+"""The time before an instance's intent: its waiting, which no clock counts, and a self-test."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_none_is_kept_of_a_policy_that_fails_its_self_test(warm: Path, monkeypat
             path, (first,) = _warmed(served, "tried")
             record.unlink()
             assert _said(served.run(path, "x"))["run"] == first.run_id
-            # The control, which nobody's run has tried before it.
+            # The control, which no run has tried before it.
             (second,) = _await(served, "tried")
             assert _steps(world, second.run_id) == [*_BEFORE, "Isolated"]
             assert _tests(world, second.run_id) == [("standby@local", True)]

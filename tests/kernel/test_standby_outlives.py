@@ -1,4 +1,4 @@
-"""An instance that has its intent outlives the supervisor where the operator says so; one that waits never does."""
+"""An instance with an intent outlives the supervisor where the operator says so; one that waits never does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.kernel.serving import Served
 from tests.kernel.world import HEAD, SLOWNESS, TAIL, World
 
 PATIENCE = 60 * SLOWNESS
-# Works until somebody says that it is enough, or has nothing to do at all.
+# Works until the file GO exists, or has nothing to do at all.
 WAITS = (
     HEAD
     + """
@@ -65,7 +65,7 @@ def _working(served: Served) -> list[Entry]:
 
 
 def _rows(world: World, entry: Entry) -> list[dict[str, Any]]:
-    """Of its start and its end."""
+    """Return the rows of its start and its end."""
     kinds = [row["kind"] for row in world.rows() if row["kind"]["type"] in ("run_started", "run_ended")]
     return [kind for kind in kinds if kind["run_id"] == entry.run_id]
 
@@ -119,7 +119,7 @@ def test_an_instance_at_work_outlives_the_supervisor_as_any_run_and_one_that_wai
                 _until(lambda: len(_rows(world, used)) == 2, served)
             assert [row["type"] for row in _rows(world, used)] == ["run_started", "run_ended"]
             assert _rows(world, used)[1]["code"] == (None if wanted == "continue" else "stopped")
-            # Of one that nobody used there is neither.
+            # An unused instance has neither row.
             assert _rows(world, waits) == []
             if answer is not None:
                 assert answer.result is not None
@@ -138,7 +138,7 @@ def _goes_on(served: Served, used: Entry) -> None:
 
 
 def _answer(sock: socket.socket) -> client.Answer:
-    """What whoever asked the dead one hears, after everything that is said on the way."""
+    """Return the answer that the dead supervisor's client gets, after all state messages."""
     while (document := client._next(sock))["kind"] == "state":
         pass
     return client.answer_of(document)

@@ -1,6 +1,6 @@
-"""A machine that is short of memory gets it back from what only waits; when it has enough, that is made anew.
+"""A machine short of memory takes it back from waiting instances; with enough memory they are made anew.
 
-The kernel's own words are the test's: a real shortage would be everybody's on this machine.
+The test writes the kernel's files itself: a real shortage would affect all other processes of this machine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ AMPLE, SHORT = TOTAL_KIB, 2 << 20  # a tenth of all of it stays for those that r
 
 
 class Proc:
-    """In the place of /proc: how much memory is free, and how much of the time somebody waited for some."""
+    """A double of /proc: the free memory, and the share of time in which tasks waited for memory."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -41,7 +41,7 @@ class Proc:
         self.says()
 
     def says(self, *, available_kib: int = AMPLE, some: float = 0.0, full: float = 0.0) -> None:
-        """Each file is whole at any time."""
+        """Write the files; each is whole at any time."""
         rest = "avg60=0.00 avg300=0.00 total=0"
         rows = {**dict.fromkeys(OTHERS, 0), "MemTotal": TOTAL_KIB, "MemAvailable": available_kib}
         self._put("meminfo", "".join(f"{name}: {kib} kB\n" for name, kib in rows.items()))
@@ -83,7 +83,7 @@ def test_what_waits_is_given_back_and_made_anew_when_there_is_enough(served: Ser
         proc.says(some=50.0, full=20.0)
     until(lambda: _gone(served, first))
     assert not _ready(served, "waits")
-    # Whoever asks is answered, by a cold run.
+    # A client is answered, by a cold run.
     said = _said(served.run(path, "now"))
     assert said["text"] == "now"
     assert said["run"] not in {one.run_id for one in first}

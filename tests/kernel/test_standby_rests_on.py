@@ -1,4 +1,4 @@
-"""What an idle instance rests on and nobody had taken away yet: the runsc that it was started by, and its serial."""
+"""The inputs of an idle instance that are replaced but not revoked: the runsc that started it, and its serial."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_runsc_that_was_replaced_starts_the_next_and_ends_who_waits_under_the_
             _until(lambda: not asked.path.exists(), served)
             policies = _policies(served)
             assert policies[str(answer.run_id)] != policies[used.run_id]
-            # And where nobody asks, by the clock.
+            # Without a request, the clock finds it.
             (waits,) = _await(served, "upgraded")
             _replace(binary)
             _until(lambda: not waits.path.exists(), served)

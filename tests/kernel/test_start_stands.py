@@ -1,5 +1,7 @@
-"""A sandbox, or a gate of its network, whose cgroup somebody stops before it runs: its keeper hears who ends it, and
-gives up in the end."""
+"""A sandbox, or a gate of its network, whose cgroup is frozen before it runs.
+
+Its shim still notices a command to end, and gives up in the end.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,7 @@ def networked(tmp_path: Path, warm: Path, net: Internet) -> Iterator[NetworkedWo
 
 @contextlib.contextmanager
 def _standing_gates(world: World, act: Callable[[Path], None]) -> Iterator[None]:
-    """The gates of the one run stand while the block lasts, and ``act`` is done once somebody does in there."""
+    """Freeze the gates of the one run during the block; ``act`` is done once one of their processes is frozen."""
     (one,) = registry.live(world.state / "runs")
     leaf = cgroup.Leaf(cgroup.Hierarchies.read(), one.run_id)
     leaf.adopt(directory.cgroups_of(one.path))

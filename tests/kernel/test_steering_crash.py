@@ -1,5 +1,7 @@
-"""kill -9 of a keeper amid what somebody asked of its run: they hear of it, and the next start clears up; and of
-whoever ends a whole tree: its keepers do the rest."""
+"""kill -9 of a shim amid an operation on its run: the client is told, and the next start clears up.
+
+Also kill -9 of the process that ends a whole tree: the shims of the tree do the rest.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,8 @@ def test_whoever_asks_a_keeper_that_dies_of_it_is_told_and_nothing_of_it_stays(
         assert record.code == "cut_off"
 
 
-# A keeper whose run stands below another's by its label, and that finds out that whoever ends it is gone when told so.
+# A shim whose run is below another's by its label. It notices the death of the process that ends it when the test says
+# so.
 MEMBER = """\
 import os, runpy, sys
 from sandbox.rundir import admission; from sandbox.shim import operations as steering
@@ -123,12 +126,12 @@ steering.Steering._forsaken = lambda self: forsaken(self) if os.path.exists(told
 sys.argv[0] = "covenant"
 runpy.run_module("covenant", run_name="__main__")
 """
-# Whoever ends a tree of two is killed at one step of that; how many are marked by then.
+# The process that ends a tree of two is killed at one step; the number is how many are marked by then.
 STEPS = {"both stand": 0, "the first is marked": 1, "both are marked": 2, "and named in the log": 2}
 
 
 def _end_and_die(world: World, run_id: str, step: str) -> None:
-    """By a process of its own."""
+    """End the tree in another process, which dies at the step."""
     mark, left = marks.mark_stopped, iter(range(STEPS[step]))
 
     def die(*arguments: Any, **more: Any) -> None:
@@ -179,7 +182,7 @@ def test_a_tree_ends_whose_end_was_begun_by_somebody_who_is_killed(world: World)
         found = until(lambda: shown([*tops, *below]))
         for keeper, step in zip(tops, STEPS, strict=True):
             _end_and_die(world, found[keeper].run_id, step)
-        # Nobody was marked: they stand, and whoever ends them once more ends them.
+        # No run was marked: they stay suspended, and a second kill ends them.
         untold = found[tops[0]], found[below[0]]
         until(lambda: all(_stands(one) for one in untold))
         assert registry.under_way(untold[1].path)
@@ -198,7 +201,7 @@ def test_a_tree_ends_whose_end_was_begun_by_somebody_who_is_killed(world: World)
     assert found[below[1]].run_id in suspended
     assert set(suspended) <= {found[one].run_id for one in below[1:]}
     assert set(suspended.values()) == {"to be ended, asked by operator@local: enough"}
-    # Who was killed before that has named nobody; each run says for itself why it ended.
+    # A killed process has named no run; each run says for itself why it ended.
     named = [{one["run_id"] for one in row["runs"]} for row in rows if row["type"] == "runs_stopped"]
     last = {found[tops[-1]].run_id, found[below[-1]].run_id}
     assert named == [last, {one.run_id for one in untold}]

@@ -1,4 +1,4 @@
-"""A run that is told to stop ends its agent, clears up and says so, without waiting for the next start."""
+"""A run that is told to stop ends its agent, clears up and reports it, without waiting for the next start."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_signal_while_a_run_is_cleared_away_cuts_nothing_short(
 
 
 def test_a_canary_that_is_interrupted_has_not_failed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next run tries it again, and is not refused for what nobody found."""
+    """The next run tries it again, and is not refused for a fault that was not found."""
     world.configure(self_test=True)
     leave, signals = rundir_directory.RunDirectory.__exit__, [signal.SIGTERM]
 
@@ -148,7 +148,7 @@ def test_a_run_that_was_told_to_outlive_its_terminal_does(world: World) -> None:
 def test_a_run_that_the_supervisor_cannot_go_on_with_is_dead_before_what_surrounds_it_is_taken_away(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its gateway gone and its last rows written, an agent that still lives would do what nobody writes down."""
+    """With its gateway gone and its last rows written, a living agent would act without a log."""
     leaves: list[cgroup.Leaf] = []
     alive: list[list[int]] = []
     enter, leave = cgroup.Leaf.__enter__, spawn.Child.__exit__

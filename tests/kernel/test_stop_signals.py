@@ -1,4 +1,4 @@
-"""Signals at the moments at which most is to be lost: a start, an end, an agent that must be dead, a child's use."""
+"""Signals at the moments when most can be lost: a start, an end, an agent that must be dead, a child's use."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_child_that_is_interrupted_when_it_has_answered_says_so(
 def test_what_was_used_is_kept_where_the_last_row_cannot_be_written(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By whoever writes it next, and for a parent by its own."""
+    """The process that writes the row next keeps it, and for a parent its own shim."""
     burns = "import time\nwhile time.process_time() < 0.5: pass\nanswer = 1"
     path = world.sign(world.package({"main.py": HEAD + burns + TAIL}))
     append, go, runs = Rows._append, lifecycle_run.Run.go, list[lifecycle_run.Run]()
@@ -187,7 +187,7 @@ def test_what_was_used_is_kept_where_the_last_row_cannot_be_written(
 
 
 def test_an_agent_is_dead_at_once_when_its_run_is_told_to_end(world: World) -> None:
-    """Also where somebody has the log just then."""
+    """This holds also while another process has the log's lock."""
     path = world.sign(world.package({"main.py": HEAD + "import time; time.sleep(60)\nanswer = 1" + TAIL}))
     process = begun(world, path)
     until(lambda: any(one["state"] == "Running" for one in _of(world.rows(), "run_state")))
@@ -201,7 +201,7 @@ def test_an_agent_is_dead_at_once_when_its_run_is_told_to_end(world: World) -> N
         fcntl.flock(log, fcntl.LOCK_EX)
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        # Nobody's turn has come until then, whose first act this would be.
+        # No writer's turn can come before that, and a writer would end the agent first.
         while lives() and time.monotonic() - began < atomic_file.TURN_SECONDS / 2:
             time.sleep(0.01)
         dead = not lives()
@@ -294,7 +294,7 @@ def test_a_start_that_is_interrupted_leaves_nothing(world: World, monkeypatch: p
 
 
 def test_an_agent_is_dead_at_once_when_its_keeper_waits_for_the_log(world: World) -> None:
-    """Somebody has the log, a row of the run's is to be written, and then it is told to end."""
+    """Another process has the log's lock, the run has a row to write, and then it is told to end."""
     path = world.sign(world.package({"main.py": HEAD + "import time; time.sleep(60)\nanswer = 1" + TAIL}))
     process = begun(world, path)
     until(lambda: any(one["state"] == "Running" for one in _of(world.rows(), "run_state")))

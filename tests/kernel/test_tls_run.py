@@ -112,7 +112,7 @@ def retried(second):
 
 
 def hellos() -> dict[str, list[bytes]]:
-    """What the agent says, in segments."""
+    """Return the agent's ClientHellos, in segments."""
 
     def padded(name: str, size: int) -> bytes:
         short = len(kit.message(kit.body(kit.server_name(name.encode()), kit.extension(21, b""))))

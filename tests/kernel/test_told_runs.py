@@ -1,4 +1,4 @@
-"""What a caller is told of the runs that came of its request: rows byte for byte, what a family used, and for whom."""
+"""The report to a caller on the runs of its request: rows byte for byte, the use of a family, and their caller."""
 
 from __future__ import annotations
 
@@ -347,7 +347,7 @@ async def test_of_a_run_whose_keeper_was_killed_the_daemon_says_that_its_rows_ar
 
 
 def _cost_of(family: dict[str, Any]) -> int:
-    """What a family costs, by its own row."""
+    """Return the cost of a family by its own row."""
     used = Family(**{name: family[name] for name in Family.__slots__})
     return billing.cost(Usage(0, 0, 0), Told(family=used))
 

@@ -1,4 +1,4 @@
-"""What a run sends and receives is what `covenant top` says of it while it lives, the right way round."""
+"""`covenant top` shows the bytes that a live run sends and receives, each in the right column."""
 
 from __future__ import annotations
 

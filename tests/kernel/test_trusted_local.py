@@ -1,7 +1,7 @@
-"""trusted-local on the real kernel: who the agent is, what it cannot reach, and that nothing of it stays.
+"""trusted-local on the real kernel: the agent's identity, what it cannot reach, and that nothing of it remains.
 
-Each denial stands beside a control in which the same probe succeeds or fails differently. Every probe runs
-inside ``trusted_local.run`` (its own uid, mounts and pids); what differs in a control is one part of the plan.
+Each denial is beside a control in which the same probe succeeds or fails differently. Every probe runs inside
+``trusted_local.run`` (its own uid, mounts and pids); a control differs in one part of the plan.
 """
 
 from __future__ import annotations
@@ -719,7 +719,7 @@ def test_a_cover_that_cannot_be_mounted_stops_the_run(state: Path, monkeypatch: 
 
 
 def _children() -> set[str]:
-    """Of this process, with those that are still to be waited for."""
+    """Return the children of this process, zombies included."""
     return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
 
 

@@ -51,7 +51,7 @@ def made(base: Path, code: str, **changes: str) -> Path:
 
 @pytest.fixture(scope="module")
 def probed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the probe found in its unit."""
+    """Return the results of the probe in its unit."""
     base = tmp_path_factory.mktemp("unit")
     source = made(base, WORKLOAD.read_text(), resources="disk_mb = 3\npids_max = 9", more=GRANTS)
     with boot(source, base) as booted:
@@ -90,7 +90,7 @@ def test_what_is_mounted_below_a_granted_path_is_not_granted(probed: dict[str, A
 
 
 def test_a_fifo_below_a_granted_path_is_the_stated_loss(probed: dict[str, Any]) -> None:
-    # systemd.read-sockets: the mount is read-only, and yet nobody reading is all that the kernel misses.
+    # systemd.read-sockets: the mount is read-only, and the kernel still fails only for the missing reader.
     assert probed["granted_fifo"] == "ENXIO"
 
 

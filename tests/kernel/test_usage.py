@@ -1,4 +1,4 @@
-"""What a run has used is measured by its own cgroup, and comes back with its answer."""
+"""The use of a run is measured by its own cgroup, and returned with its answer."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_what_is_left_to_a_child_is_billed_all_the_same(served: Served) -> None:
 
 
 def test_a_long_grace_keeps_nobody_from_ending_a_run_at_once(served: Served) -> None:
-    """Whoever may end it gently has 60 s to give, and an agent that stays would have them whatever root asks."""
+    """A gentle end gives 60 s, and an agent that stays would take them from root's kill as well."""
     code = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: print('asked', file=sys.stderr, flush=True))\n"
     waits = "print('here', file=sys.stderr, flush=True)\nwhile True: time.sleep(0.05)\n"
     package = served.world.sign(served.world.package({"main.py": _HEAD + code + waits}, name="long", id="long"))

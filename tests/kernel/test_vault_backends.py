@@ -269,7 +269,7 @@ def test_what_was_acknowledged_is_there_after_the_server_was_killed(server: Raft
 
 
 class Answers:
-    """What a fetcher was answered, in the order of its questions."""
+    """The answers to a fetcher, in the order of its questions."""
 
     def __init__(self) -> None:
         self.said: list[object] = []

@@ -41,7 +41,7 @@ answer = {{
     "start": {{p: start(p, "--version")[0] == 0 for p in {PROGRAMS!r}}},
 }}
 """
-# Directories, which nobody opens to write; and of what belongs to gVisor, what a sandbox has not.
+# Exceptions: directories cannot be opened to write, and a sandbox lacks some files that belong to gVisor.
 LAX = {"write": {"/tmp"}, "read": {"/dev/kmsg", "/dev/mem"}}
 
 

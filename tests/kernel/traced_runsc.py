@@ -1,7 +1,7 @@
-"""What a program asks its kernel for: gVisor's own strace, read back call by call, and the programs worth tracing.
+"""Traces of a program's system calls: gVisor's own strace, read back call by call, and the programs worth tracing.
 
-clone3 answers ENOSYS as it does in every sandbox of ours, so that what libc does instead is seen. Nothing else is
-refused: a call that a profile lacks shows as a call, not as an error that the program went round.
+clone3 returns ENOSYS as in every sandbox of ours, so that libc's fallback is seen. Nothing else is refused: a call that
+a profile lacks shows as a call, not as an error that the program worked around.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Sample:
         return data.profile(self.profile).names.union(*(data.addition(name).names for name in self.additions))
 
     def refused(self, trace: Trace) -> frozenset[Call]:
-        """What the filter of this sample refuses of these calls."""
+        """Return the calls that the filter of this sample refuses."""
         return frozenset(
             call for call in trace.calls if call.name not in self.granted or not call.allowed(network=self.network)
         )
@@ -151,7 +151,7 @@ class Sample:
         return done
 
 
-# A resolver that nobody answers, and a name with three addresses: several are sorted, for which libc asks netlink.
+# A resolver that no server answers, and a name with three addresses: libc sorts several, and asks netlink for that.
 NAME_FILES = {
     "/etc/hosts": b"127.0.0.1 localhost\n127.0.0.1 two.example\n127.0.0.2 two.example\n127.0.0.3 two.example\n",
     "/etc/resolv.conf": b"nameserver 127.0.0.1\noptions timeout:1 attempts:1\n",

@@ -133,7 +133,7 @@ class World:
         return self.run(self.sign(package), text, **(request or {}))
 
     def ask(self, code: str, **fields: Any) -> Any:
-        """What ``code`` put into ``answer``; fails the test when the run failed."""
+        """Return the `answer` of ``code``; a failed run fails the test."""
         answer = self.run_code(HEAD + code + TAIL, **fields)
         assert answer.error is None, (answer.error, answer.stderr)
         assert answer.result is not None

@@ -1,4 +1,4 @@
-"""Run in a mount namespace of its own: makes images with file systems, grants them, and says what an agent could do.
+"""Run in its own mount namespace: makes images with file systems, grants them, and prints what an agent could do.
 
 unshare --mount --propagation private python -m tests.kernel.written_image BASE WARM
 """
@@ -79,7 +79,7 @@ def image(base: Path, name: str, options: str, *, mb: int = ROOM_MB, parent: Pat
 
 
 def furnish(room: Path) -> None:
-    """What an operator might have put there."""
+    """Put in the files of an operator."""
     (room / "text").write_text("as it was")
     (room / "owners").write_text("the owner's")
     (room / "owners").chmod(0o600)
@@ -93,7 +93,7 @@ def furnish(room: Path) -> None:
 
 
 def main(base: Path, warm: Path) -> dict[str, Any]:
-    """What came of every grant."""
+    """Return the result of every grant."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "none", str(PLACE)], check=True)
     world = World(base, warm=warm)
     room, open_ = image(base, "room", "nosuid,nodev"), image(base, "open", "nodev")

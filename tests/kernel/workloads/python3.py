@@ -1,7 +1,7 @@
-"""What an honest Python agent does with the standard library: the profile `python3` must let all of it pass.
+"""The work of an honest Python agent with the standard library: the profile `python3` must allow all of it.
 
-It is run inside gVisor with and without the filter, and once under strace when the profile grows. Each step
-prints its name when it is done; the last line is `done`. It needs /tmp and nothing else.
+It is run inside gVisor with and without the filter, and once under strace when the profile grows. Each step prints its
+name when it is done; the last line is `done`. It needs /tmp and nothing else.
 """
 
 import asyncio

@@ -1,4 +1,7 @@
-"""What an agent can do in its unit: every attempt with its outcome, as one line of JSON. Run by systemd alone."""
+"""A probe of an agent's rights in its unit: every attempt with its outcome, as one line of JSON.
+
+Run by systemd alone.
+"""
 
 import ctypes
 import errno
