@@ -3,8 +3,8 @@
 
     .venv/bin/python benchmarks/capability_check.py [grants]
 
-Beside each figure is a bare look-up in a dict of as many pairs of subject and action, taken in the same run. The
-benchmark also prints how long the store takes to open, and the time of the first check of a grant, which verifies its
+Beside each figure is a bare look-up in a dict of as many pairs of subject and action, from the same run. The benchmark
+also prints how long the store takes to open. Last comes the time of a grant's first check, which verifies its
 signature.
 """
 

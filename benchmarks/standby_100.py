@@ -3,8 +3,8 @@
 
     .venv/bin/python benchmarks/standby_100.py [agents] [seconds]
 
-Prints the memory of the supervisor's own processes (proportional set size, which divides shared pages), the memory of
-the sandboxes, the processor time of everything, and the time of a dispatch among so many.
+Prints the memory of the supervisor's own processes (proportional set size, which divides shared pages) and of the
+sandboxes. Also prints the processor time of everything, and the time of a dispatch among so many.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs the containment suite by itself: ``python -m tests.containment`` runs all of it, prints the page and writes it.
 
 Needs root and a machine with runsc; it makes the networks that it needs. The exit status is 1 when a probe got out, or
-when a control does not show what its probe is named for. The page is then left as it was.
+when a control fails to show its probe's effect. The page is then left as it was.
 """
 
 from __future__ import annotations

@@ -189,8 +189,8 @@ class Campaign:
     def _leaves(self, point: Point) -> bool:
         """Whether the next start finds remains although the first process ended by itself.
 
-        That is so for an exhausted resource, for a child whose shim was killed with no process above both, and for a
-        shim of a supervisor that was then told to end.
+        That is so after an exhausted resource. It is so for a child whose shim was killed with no process above both.
+        It is also so for a shim of a supervisor that was then told to end.
         """
         target = point.target
         if target is None:

@@ -73,9 +73,9 @@ class Subject:
 class Outcome:
     """The outcome of a subject.
 
-    ``status`` is its exit status or minus a signal, None when it hung and was killed. ``rows`` are the ids of the audit
-    rows that were acknowledged to it, each with its kind, the process that wrote it, and its first and last step there.
-    ``error`` is the code of the error that ended it. ``done`` is what the subject reported.
+    ``status`` is its exit status or minus a signal, None when it hung and was killed. ``rows`` are the audit rows that
+    were acknowledged to it: the id, the kind, the process that wrote it, and its first and last step there. ``error``
+    is the code of the error that ended it. ``done`` is what the subject reported.
     """
 
     status: int | None

@@ -1,4 +1,4 @@
-"""The memory that one peer can make the daemon hold by asking for many long entries at once."""
+"""The memory of the daemon that a single peer can take by asking for many long entries at once."""
 
 from __future__ import annotations
 

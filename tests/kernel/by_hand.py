@@ -1,4 +1,4 @@
-"""Changes that root can make by hand to a live run, each with the layer that finds it, or the reason for no drift.
+"""Changes that root can make by hand to a live run, each with the layer that finds it or the reason for none.
 
 docs/attestation.md shows this table (``python -m tests.kernel.by_hand`` writes it there). tests/kernel/test_by_hand.py
 makes each change. This module has the network of the run; by_hand_beside.py has the host, processes and files.

@@ -43,8 +43,8 @@ RUN_ID = "c0ffee00-0000-4000-8000-000000000000"
 class Outcome:
     """The answers of the probes, and the counts of the observers.
 
-    The observers count in the ``world`` (behind the host), on the agent's ``link`` at the gateway's end, and on open
-    sockets in the gateway (``heard``). ``error`` is how a run ended that did not answer. ``denied`` are the gateway's
+    There are three observers: ``world`` (behind the host), the agent's ``link`` at the gateway's end, and ``heard``
+    (open sockets in the gateway). ``error`` is how a run ended that did not answer. ``denied`` are the gateway's
     denials.
     """
 

@@ -1,4 +1,4 @@
-"""Each refusal of a run is one row with one id, and the lines that ``covenant denials`` names make the same probe pass.
+"""Each refusal of a run is one row with one id; the lines that ``covenant denials`` names let the same probe pass.
 
 Real runsc, with a network on an internet of the test's own. One run makes all the probes. The control is the same
 package with the named lines, in which the same probes succeed.

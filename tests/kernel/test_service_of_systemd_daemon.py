@@ -1,7 +1,7 @@
 """The daemon's own units under a real systemd, before the real supervisor under its own units.
 
-The daemon is started by the first client, ready when it says so, restarted when it is killed or hangs, and ended in
-order.
+The first client starts the daemon, which is ready when it says so. It is restarted when it is killed or hangs, and
+ended in order.
 """
 
 from __future__ import annotations
