@@ -1,1 +1,1 @@
-"""What holds an agent to its policy: the only door to the kernel, and the runners."""
+"""Hold an agent to its policy: all access to the kernel, and the runners."""

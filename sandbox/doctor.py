@@ -1,7 +1,7 @@
-"""What this host can enforce: one table of checks, each with what it enforces and the exact mend.
+"""Check what this host can enforce: one table of checks, each with its purpose and the exact fix.
 
-``covenant doctor`` prints them. Nothing is left behind, each step has a deadline, and what needs root is
-``unknown`` without it rather than guessed.
+``covenant doctor`` prints them. The checks leave nothing behind, and each step has a deadline. A check that needs root
+returns ``unknown`` without it instead of a guess.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PROBE_LIMITS = {
 
 
 class Status(StrEnum):
-    """``unknown`` means that it could not be looked at, which is not a yes."""
+    """Result of a check. ``unknown`` means that it could not be made, which does not count as ok."""
 
     OK = "ok"
     DEGRADED = "degraded"
@@ -77,7 +77,7 @@ class Report:
         return all(c.status in (Status.OK, Status.DEGRADED) for c in self.checks if c.required)
 
     def to_json(self) -> dict[str, Any]:
-        """The document of ``covenant doctor --json``."""
+        """Return the document of ``covenant doctor --json``."""
         return {
             "kind": "doctor",
             "enforceable": self.enforceable,
@@ -87,7 +87,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one look gave: the status, what was found, and the mend where it is not ok."""
+    """Result of one check: the status, the finding, and the fix if it is not ok."""
 
     status: Status
     found: str
@@ -102,7 +102,7 @@ def _ok(found: str) -> Finding:
 
 
 def examine(config: Config, *, deadline_seconds: float) -> Report:
-    """Make every check; ``deadline_seconds`` is for each start of a sandbox, of which there are three."""
+    """Make every check. ``deadline_seconds`` limits each of the three starts of a sandbox."""
     done: list[Check] = []
     for name, required, enforces, look in _TABLE:
         try:
@@ -198,7 +198,7 @@ def _freezer(config: Config, deadline: float) -> Finding:
 
 
 def standby(config: Config, deadline: float) -> Finding:
-    """Which agents the supervisor does not keep ready for the moment, and why."""
+    """Report the agents whose standby instances the supervisor holds back now, with the reasons."""
     now_ms = int(time.time() * 1000)
     try:
         kept = len(wanted.wanted(config.state))
@@ -270,7 +270,7 @@ def _loader(config: Config, deadline: float) -> Finding:
 
 
 def _written(config: Config, deadline: float) -> Finding:
-    """What bounds a write path is looked at where one is granted; here, whether this host can have one."""
+    """Check whether this host can have a bounded write path. The bound itself is checked when a path is granted."""
     known = {line.split()[-1] for line in Path("/proc/filesystems").read_text().splitlines() if line}
     kinds = sorted(known & set(writable_size.KINDS))
     if not kinds:
@@ -306,7 +306,7 @@ def _starter(config: Config, deadline: float) -> Finding:
     if not launcher.there():
         mend = "install Covenant's wheel for this platform; in a clone, ./scripts/setup"
         return Finding(Status.DEGRADED, f"no {launcher.PROGRAM}: each run forks Python for it, some 8 ms", mend)
-    # One that is there and cannot be used fails every run, with an error of `spawn`'s that says so.
+    # A program that exists and does not work fails every run; the error of `spawn` says so.
     with spawn.spawn(launch.Launch("/bin/true", ["true"], {})) as child:
         if status := child.reap():
             return Finding(Status.MISSING, f"{launcher.PROGRAM} does not work: status {status}", launcher.MEND)
@@ -318,7 +318,7 @@ def _core_dumps(config: Config, deadline: float) -> Finding:
 
 
 def core_dumps_of(core_pattern: str) -> Finding:
-    """What becomes of the memory of an agent, or of its sandbox, that crashes under this core_pattern."""
+    """Report where this core_pattern sends the memory of an agent or a sandbox that crashes."""
     where, shown = core_dumps.destination(core_pattern), core_pattern[:200].encode("unicode_escape").decode()
     if where == "file":
         return _ok(f"core_pattern `{shown}` names a file: runs write none (RLIMIT_CORE is {core_dumps.LIMIT})")
@@ -336,7 +336,7 @@ def _landlock(config: Config, deadline: float) -> Finding:
 
 
 def _vault(config: Config, deadline_seconds: float) -> Finding:
-    """As a run opens it: by the key file of the configuration, or the server's token."""
+    """Open the vault as a run does: by the key file of the configuration, or the server's token."""
     from sandbox.vault import open as vault_open
 
     if os.geteuid() != 0:
@@ -351,13 +351,13 @@ def _vault(config: Config, deadline_seconds: float) -> Finding:
 
 
 def kernel_version(release: str) -> tuple[int, int]:
-    """Major and minor of a kernel release such as ``6.1.0-18-amd64``; (0, 0) when it says neither."""
+    """Return major and minor of a kernel release such as ``6.1.0-18-amd64``, or (0, 0) if it has neither."""
     match = re.match(r"(\d+)\.(\d+)", release)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def release_date(version: str) -> int:
-    """The date in a runsc version as a number, ``0.0~20240729.0`` or ``release-20240729.0``: 20240729; else 0."""
+    """Return the date in a runsc version such as ``0.0~20240729.0`` or ``release-20240729.0`` as a number, else 0."""
     match = re.search(r"20\d{6}", version)
     return int(match[0]) if match else 0
 

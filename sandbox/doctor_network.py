@@ -1,6 +1,6 @@
-"""What ``covenant doctor`` says of the network: how runsc takes one, by which interface, and whose rules stand beside.
+"""Network checks of ``covenant doctor``: how runsc takes a network, the uplink, and rules of other firewalls.
 
-Each look gives (status word, what was found, the mend). They look at the namespace of the thread that asks.
+Each check returns (status word, finding, fix). They examine the network namespace of the calling thread.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _WORDS: Final = {
     "gVisor's own makes agents' packets; the gateway's rules are the same",
 }
 _AS_ROOT: Final = "run covenant doctor as root"
-# Rules of the old kind are not in what nft lists.
+# nft does not list legacy iptables rules.
 _LEGACY: Final = ("/proc/net/ip_tables_names", "/proc/net/ip6_tables_names")
-# Whose a table or chain is, by how it begins.
+# The program that owns a table or chain, by the prefix of its name.
 _OWNERS: Final = {
     "DOCKER": "docker",
     "ufw-": "ufw",
@@ -44,10 +44,10 @@ _OWNERS: Final = {
 
 
 def way(config: Config, facts: RunscFacts | None, deadline_seconds: float) -> Look:
-    """How this runsc takes a network on this kernel, tried anew.
+    """Find out by a new attempt how this runsc takes a network on this kernel.
 
     Raises:
-        errors.MachineError: it cannot be tried.
+        errors.MachineError: Raised when the attempt cannot be made.
     """
     if facts is None:
         return UNKNOWN, "no usable runsc to try", "see the line `runsc`"
@@ -67,10 +67,10 @@ def way(config: Config, facts: RunscFacts | None, deadline_seconds: float) -> Lo
 
 
 def interface(config: Config, facts: RunscFacts | None, deadline_seconds: float) -> Look:
-    """The operator's uplink, and what is switched on for it while runs with a network are live.
+    """Report the operator's uplink, and the forwarding that is enabled for it while runs with a network are live.
 
     Raises:
-        errors.NotEnforceableError: it is not there.
+        errors.NotEnforceableError: Raised when the uplink does not exist.
     """
     found = host_facts.network_facts(config)
     if found.lacks:
@@ -85,20 +85,20 @@ def interface(config: Config, facts: RunscFacts | None, deadline_seconds: float)
 
 
 def names(config: Config, facts: RunscFacts | None, deadline_seconds: float) -> Look:
-    """Whom the DNS gate asks. Nothing is asked here.
+    """Report the resolvers of the DNS gate. No query is sent here.
 
     Raises:
-        errors.HostError: there is nobody.
+        errors.HostError: Raised when there is no resolver.
     """
     asked = ", ".join(resolvers.of(config))
     return OK, f"asks {asked} ({'config.toml' if config.resolvers else 'the resolv.conf of this host'})", ""
 
 
 def others(config: Config, facts: RunscFacts | None, deadline_seconds: float) -> Look:
-    """Rules of others on the way that agents' packets take.
+    """Report rules of other firewalls on the path of agents' packets.
 
     Raises:
-        errors.MachineError: nft is missing or does not answer.
+        errors.MachineError: Raised when nft is missing or does not answer.
     """
     binary = trusted_binary(config.nft)
     if os.geteuid() != 0:
@@ -122,7 +122,7 @@ def others(config: Config, facts: RunscFacts | None, deadline_seconds: float) ->
 
 
 def _mend(chain: dict[str, Any], chains: list[dict[str, Any]], device: str) -> Iterator[str]:
-    """The lines that let agents' packets pass a chain: in the place that docker leaves for others where it is there."""
+    """Yield the commands that let agents' packets pass a chain, in docker's DOCKER-USER chain if it exists."""
     mine = f"{addresses.HOST_PREFIX}*"
     where = (chain["family"], chain["table"])
     user = any((c["family"], c["table"]) == where and c["name"] == "DOCKER-USER" for c in chains)

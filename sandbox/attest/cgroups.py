@@ -1,4 +1,4 @@
-"""What widens a cgroup beside its limits: bursts, protections, and BPF programs that are attached to it."""
+"""Check a cgroup for settings that widen its limits: bursts, protections and attached BPF programs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Final
 from policy.prove.live import Layer, Standing
 from sandbox.kernel import libc, small_files
 
-# Files that no policy has a word for, and what each holds in a cgroup that nobody changed. Of memory.oom_control the
-# first line alone. A kernel without a file has nothing to widen there.
+# Files that no policy names, each with its content in a new cgroup. Only the first line of memory.oom_control counts.
+# A kernel without a file has nothing to widen there.
 _FILES: Final = {
     "cpu.cfs_burst_us": "0",
     "cpu.max.burst": "0",
@@ -28,9 +28,9 @@ _PLACES: Final = (*range(4), 6, *range(8, 16), *range(18, 23), *range(29, 33), 3
 
 
 def judge(directories: Iterable[str], what: str) -> Iterator[Layer]:
-    """What is not as in a cgroup that was just made. ``what`` names whose cgroup it is.
+    """Yield a layer for each difference from a new cgroup. ``what`` names the owner of the cgroup.
 
-    Programs are of version 2 alone: the kernel attaches none to a cgroup of version 1.
+    BPF programs are checked on version 2 only: the kernel attaches none to a cgroup of version 1.
     """
     for directory in sorted(set(directories)):
         for name, value in _present(directory):
@@ -43,7 +43,7 @@ def judge(directories: Iterable[str], what: str) -> Iterator[Layer]:
 
 @functools.lru_cache(maxsize=64)
 def _present(directory: str) -> tuple[tuple[str, str], ...]:
-    """Those of the files that a cgroup has: the kernel gives and takes none while it exists."""
+    """Return the files of ``_FILES`` that a cgroup has. The kernel adds and removes none while the cgroup exists."""
     there = set(os.listdir(directory))
     return tuple((name, value) for name, value in _FILES.items() if name in there)
 
@@ -54,7 +54,7 @@ def _unified(directory: str) -> bool:
 
 
 def scheduled(threads: Iterable[int]) -> Iterator[Layer]:
-    """Threads under a scheduling policy that the quota of the processor does not hold (real time, deadlines)."""
+    """Yield a layer for each thread whose scheduling policy the CPU quota does not limit (real time, deadline)."""
     for thread in sorted(threads):
         with contextlib.suppress(ProcessLookupError):
             if (policy := os.sched_getscheduler(thread) & ~os.SCHED_RESET_ON_FORK) not in _FAIR:
@@ -63,7 +63,7 @@ def scheduled(threads: Iterable[int]) -> Iterator[Layer]:
 
 
 def programs(directory: str) -> int:
-    """How many BPF programs are attached to a cgroup itself."""
+    """Count the BPF programs that are attached to the cgroup itself."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return sum(libc.attached_programs(fd, place) for place in _PLACES)

@@ -1,4 +1,4 @@
-"""Attest runs that other processes supervise: what ``covenant attest`` answers.
+"""Attest runs that other processes supervise, for ``covenant attest``.
 
     (1) the run's directory says what was made for it, and holds its artefacts; only root can have written it
     (2) the artefacts are those whose digest the log's row of the start has           the signed log is what is trusted
@@ -6,8 +6,8 @@
         of a child: what its parent left of that, and within what its parent runs under              policy.prove.within
     (4) the kernel holds no more than they allow                                      sandbox.attest.verifier.examine
 
-So the directory only says where to look: whoever changes its artefacts would have to change the log, which is
-verified before, and the copy, whose digest stands in the artefacts.
+The directory only says where to look. A change of its artefacts would also need a change of the log, which is verified
+before, and of the copy, whose digest the artefacts contain.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ from sandbox.rundir import directory as rundir_directory
 from sandbox.rundir import label, registry
 from sandbox.storage import artefact_reader, package_reader
 
-# A run that starts or ends is looked at again for so long before it is said that it is not there, or not as it should
-# be.
+# A run that is starting or ending is examined again for this long before it is reported as absent or as drifted.
 _PATIENCE_SECONDS, _AGAIN_SECONDS = 5.0, 0.1
 _DIGESTS = "policy"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one run was found to be. ``domains`` are the lines of the proof of its artefacts, a line a domain."""
+    """Attestation of one run. ``domains`` are the lines of the proof of its artefacts, one line for each domain."""
 
     run_id: str
     agent_id: str
@@ -52,7 +51,7 @@ class Answer:
         return bool(self.layers) and all(layer.holds for layer in self.layers)
 
     def to_json(self) -> dict[str, Any]:
-        """As one element of ``runs`` of ``covenant attest --json``."""
+        """Return the element of ``runs`` that ``covenant attest --json`` prints for this run."""
         return {
             "run_id": self.run_id,
             "agent_id": self.agent_id,
@@ -67,7 +66,7 @@ class Answer:
 
 
 def live(runs: Path) -> list[str]:
-    """The ids of the agents' runs that have begun and have not ended; a self-test is none."""
+    """Return the ids of the runs of agents that have begun and not ended. Self-tests are left out."""
     if not runs.is_dir():
         return []
     begun = (path for path in runs.iterdir() if (path / reference.RECORD).is_file())
@@ -75,12 +74,12 @@ def live(runs: Path) -> list[str]:
 
 
 def answer(state: Path, run_id: str, started: Mapping[str, str]) -> Answer | None:
-    """(1) to (4) of one run; None when it ended meanwhile.
+    """Attest one run by steps (1) to (4). Returns None if the run ended meanwhile.
 
-    ``started`` maps run ids to the policy digests that the verified log has of their starts.
+    ``started`` maps run ids to the policy digests in their start rows of the verified log.
 
     Raises:
-        errors.ArtefactError, errors.ProofError: (2), (3); a fault, or somebody changed what lies in the directory.
+        errors.ArtefactError, errors.ProofError: Raised when (2) or (3) fails: a fault, or the directory was changed.
     """
     directory, known = state / "runs" / run_id, verifier.Known()
     until = time.monotonic() + _PATIENCE_SECONDS
@@ -100,7 +99,7 @@ def answer(state: Path, run_id: str, started: Mapping[str, str]) -> Answer | Non
         # (4)
         begins = _begins(directory)
         report = verifier.examine(made, artefacts, known, state=state)
-        # What is just being made does not lie within its manifest yet; its agent has no intent.
+        # A run that is being made is not within its manifest yet. Its agent has no intent.
         if not report.gone and (report.holds or not begins or time.monotonic() > until):
             return Answer(run_id, made.agent_id, made.policy_digest, (*beside, *report.layers), domains)
         if not _is_there(directory):
@@ -140,7 +139,7 @@ def _trusted(
 
 
 def _proof(made: reference.Made, artefacts: Artefacts, started: Mapping[str, str]) -> Iterator[str]:
-    """(3) The manifest is read out of the copy that runs, whose digest the artefacts name."""
+    """(3) Prove the artefacts by the manifest of the running copy, whose digest the artefacts name."""
     copy = package_reader.read(Path(made.package))
     manifest = decide.manifest_of(copy)
     granted = nine.requested(manifest, roles=data.roles())
@@ -154,7 +153,7 @@ def _proof(made: reference.Made, artefacts: Artefacts, started: Mapping[str, str
         raise errors.ProofError("a child has what its own manifest does not grant")
     yield from prove.prove(left, artefacts).lines()
     place = directory.parent / above / rundir_directory.POLICY
-    # A parent that has ended is held to nothing any more; what it was is in the log.
+    # A parent that has ended has no live policy to compare with; the log has its digest.
     with contextlib.suppress(FileNotFoundError):
         over = artefact_reader.read(place)
         if over.digest != started.get(above):

@@ -14,18 +14,21 @@ from sandbox.attest.verifier import Known, Report, examine
 from sandbox.kernel import procfs
 from sandbox.run_io import Outcome, Round
 
-# How long a sandbox may be on its way out before its absence is called drift, and how often it is looked for meanwhile.
+# How long a sandbox may take to end before its absence counts as drift, and the interval of the checks meanwhile.
 _LEAVING_SECONDS, _AGAIN_SECONDS = 10.0, 0.5
-# The same before the agent is told anything, when nothing else is done meanwhile.
+# The same for the first check, before the agent gets its intent; the shim does nothing else meanwhile.
 _FIRST_SECONDS, _FIRST_AGAIN_SECONDS = 2.0, 0.02
-# An operator who is only to be told is told this often at most in one run.
+# The most alarms of one run, where drift does not end it.
 _MOST_ALARMS = 100
 
 
 class Attestor:
-    """The periodic attestation of one run; ``drifted`` is told of each layer that does not hold, before anything
-    follows from it. With ``alarm`` nothing does. Of one that is ``over`` nothing is looked at: that of a tree which is
-    being ended would have the processors from those who still die."""
+    """Attest one run periodically.
+
+    ``drifted`` is called with each layer that does not hold, before the run is ended for it. With ``alarm`` the run is
+    not ended. A run that is ``over`` is not examined: in a tree that is being killed, attestation would take CPU from
+    the kills still in progress.
+    """
 
     def __init__(
         self,
@@ -47,11 +50,11 @@ class Attestor:
         self._alarms = 0
 
     def started(self) -> None:
-        """The agent's first process runs: from now on there is something to look at."""
+        """Begin to examine the run: the agent's first process exists."""
         self._started = True
 
     def round(self) -> Round:
-        """As the exchange takes it: at the start, before the agent is told anything, and then by the clock."""
+        """Return the round for the exchange: once before the agent gets its intent, then at each interval."""
         return Round(self._seconds, self._look, self._wait, at_start=True)
 
     def _look(self) -> Outcome:
@@ -67,8 +70,10 @@ class Attestor:
         return self._judge([Layer("process", Standing.WIDER, "a gofer and a sandbox", "they are not there")])
 
     def _first(self) -> Report:
-        """Who is not found is looked for until the process that runs it ends, or so long that it is not on its way out.
-        INVARIANT: nobody is given an intent unseen."""
+        """Examine the run for the first time. Retries while the sandbox is absent and ``runsc run`` lives, at most 2 s.
+
+        INVARIANT: no agent gets an intent before this examination.
+        """
         until = time.monotonic() + _FIRST_SECONDS
         while (report := self._examine()).gone and self._runs() and not self._over() and time.monotonic() < until:
             time.sleep(_FIRST_AGAIN_SECONDS)
@@ -88,7 +93,7 @@ class Attestor:
             if layer not in self._told and self._alarms < _MOST_ALARMS:
                 self._alarms += 1
                 self._drifted(layer)
-        # What was undone and is done again is told again.
+        # Drift that was undone and comes back is reported again.
         self._told = set(drift)
         if not drift or self._alarm:
             return None

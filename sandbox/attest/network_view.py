@@ -10,8 +10,10 @@ from policy.connections import Connection
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """One namespace: the supervisor's descriptor of it, its inode, and what was in it when it was made: things, and the
-    number of the last transaction of rules."""
+    """One namespace: the supervisor's descriptor, the inode, and the content when it was made.
+
+    ``lines`` are its objects; ``generation`` is the number of the last transaction of rules.
+    """
 
     fd: int
     inode: int
@@ -21,7 +23,7 @@ class Space:
 
 @dataclass
 class Seen:
-    """Listings by what was listed, each with the number of the transaction after which it was taken."""
+    """Cache of listings by name, each with the number of the last transaction before it was taken."""
 
     listings: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     host: tuple[tuple[str, int], str, bytes] | None = None
@@ -29,8 +31,10 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """What one namespace holds now; ``listing`` is empty where there was no transaction since it was made.
-    ``connections`` are those that the kernel tracks, ``expected`` is the number that it would take for related."""
+    """Current content of one namespace. ``listing`` is empty if there was no transaction since it was made.
+
+    ``connections`` are those that the kernel tracks. ``expected`` is the number of its conntrack expectations.
+    """
 
     listing: bytes
     lines: frozenset[str]
@@ -41,9 +45,11 @@ class Inside:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What was found: in the gateway's namespace, in the agent's, of the host's own table (a digest of how it reads),
-    of the run's device there, of the connections that the host tracks for the run, and of the rules of others there
-    that touch it."""
+    """Findings in the gateway's namespace, in the agent's and on the host.
+
+    ``host`` is a digest of the listing of the host's own table, ``device`` describes the run's device there.
+    ``connections`` are those that the host tracks for the run. ``touching`` are rules of other programs that match it.
+    """
 
     gateway: Inside
     agent: Inside

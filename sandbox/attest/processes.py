@@ -1,12 +1,12 @@
-"""A run's processes beside what a run's processes are: who they are, what they may, where they live.
+"""Compare a run's processes with the expected ones: identity, rights, namespaces and cgroups.
 
     runsc run          the supervisor's child; root, outside of the sandbox, waits for it
       runsc-gofer      opens files for the sandbox, in a root of its own
       runsc-sandbox    gVisor's kernel
         (no name)      stubs, in which the agent's code runs; as many as it has processes
 
-The rights are gVisor's own and the same in every run (sandbox-facts: "read-back"), so they are held to a table; who may
-ask the host's kernel for what within them is gVisor's fixed filter, which is held to the one that this runsc binary
+The rights are gVisor's own and the same in every run (sandbox-facts: "read-back"), so a table lists them. gVisor's
+fixed filter restricts the system calls within these rights. It is compared with the filter that this runsc binary
 loaded before.
 """
 
@@ -30,13 +30,12 @@ _OWN: Final = {
     _GOFER: ("ipc", "mnt", "net", "pid", "user", "uts"),
     _SANDBOX: ("ipc", "mnt", "net", "user", "uts"),
 }
-# Of the flags before the sub-command, those that say where this run's files lie and what is written there, and not what
-# it may.
+# The flags before the sub-command that name places of this run's files and the content of its log. They grant nothing.
 _PLACES: Final = frozenset({
     *("--root", "--pod-init-config", "--debug", "--debug-command", "--debug-log", "--debug-log-fd"),
     *("--strace", "--strace-syscalls", "--strace-log-size"),
 })  # fmt: skip
-# What `runsc run` itself adds for whom it opened the log.
+# `runsc run` adds this flag for the process that gets the open log.
 _LOG: Final = "--debug-log-fd="
 # A flag of the sub-command: --pass-fd=OUTSIDE:INSIDE, once for each descriptor.
 _PASSED: Final = "--pass-fd="
@@ -45,7 +44,7 @@ _COMMANDS: Final = {_GOFER: "gofer", _SANDBOX: "boot"}
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The processes of one run. ``others`` are the stubs, and whatever else descends from ``runsc run``."""
+    """The processes of one run. ``others`` are the stubs and all other descendants of ``runsc run``."""
 
     runner: Process
     gofer: Process
@@ -53,15 +52,18 @@ class Family:
     others: tuple[Process, ...]
 
     def all(self) -> tuple[Process, ...]:
-        """Every one."""
+        """Return all of them."""
         return (self.runner, self.gofer, self.sandbox, *self.others)
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What was made: where the run's files lie by flag, its cgroups (controller to path, empty for version 2), and
-    the inode of the network namespace that the sandbox was given, None when runsc made one. ``threads`` are those that
-    the kernel lists in each of these cgroups; who is in no list is asked where it is."""
+    """Values that the supervisor made for the run.
+
+    ``places`` maps flags to the paths of the run's files. ``cgroups`` maps controllers to paths; the key is empty for
+    version 2. ``network`` is the inode of the sandbox's network namespace, None if runsc made it. ``threads`` are the
+    kernel's lists of the threads in each cgroup; the cgroup of a thread in no list is read by itself.
+    """
 
     places: Mapping[str, str]
     cgroups: Mapping[str, str]
@@ -71,9 +73,9 @@ class Expected:
 
 
 def family(runner: Name, members: Collection[int] = ()) -> Family | None:
-    """The family of a ``runsc run``; None when it, its gofer or its sandbox is not there (yet, or any more).
+    """Return the family of a ``runsc run``. Returns None if it, its gofer or its sandbox does not exist (any more).
 
-    ``members`` are the processes in the run's cgroups: those of them that descend from it are among its family.
+    ``members`` are the processes in the run's cgroups. Its descendants among them belong to its family.
     """
     numbers = procfs.family(runner, members)
     found = [one for pid in numbers or () if (one := procfs.process(pid)) is not None]
@@ -90,13 +92,16 @@ def family(runner: Name, members: Collection[int] = ()) -> Family | None:
 
 
 def still_there(found: Family) -> bool:
-    """Whether the three that every run has are the same as they were."""
+    """Whether ``runsc run``, gofer and sandbox are still the same processes."""
     return all(procfs.name(one.name.pid) == one.name for one in (found.runner, found.gofer, found.sandbox))
 
 
 def flags(found: Family, expected: Expected) -> tuple[str, ...]:
-    """The sandbox's flags that a policy has words for: those before its sub-command, but for this run's places, and
-    each descriptor that was passed to the agent, by its number inside."""
+    """Return the sandbox's flags that a policy names.
+
+    These are the flags before its sub-command without this run's places, and each descriptor that was passed to the
+    agent, by its number inside.
+    """
     before = _before_command(found.sandbox, _SANDBOX)
     passed = (one for one in found.sandbox.arguments[1 + len(before) :] if one.startswith(_PASSED))
     numbers = tuple(f"{_PASSED}{one.removeprefix(_PASSED).rpartition(':')[2]}" for one in passed)
@@ -104,7 +109,7 @@ def flags(found: Family, expected: Expected) -> tuple[str, ...]:
 
 
 def judge(found: Family, expected: Expected, members: Mapping[str, set[int]]) -> Iterator[Layer]:
-    """What is not as it was made. ``members`` are the processes in each of the run's cgroups, by controller."""
+    """Yield a layer for each difference. ``members`` are the processes in each of the run's cgroups, by controller."""
     yield from _who(found, expected)
     for one in found.all():
         yield from _where(one, expected)
@@ -115,7 +120,7 @@ def judge(found: Family, expected: Expected, members: Mapping[str, set[int]]) ->
     ours = {one.name.pid for one in found.all()}
     for controller, pids in members.items():
         for pid in sorted(pids - ours):
-            # One that was born or has ended since the family was read is no stranger.
+            # A process that was born or ended after the family was read is no stranger.
             if procfs.name(pid) is not None and not procfs.descends(pid, ours):
                 yield _drift("cgroup", f"no process of others in the run's cgroup {controller}", f"process {pid}")
 
@@ -137,9 +142,9 @@ def _who(found: Family, expected: Expected) -> Iterator[Layer]:
 
 
 def _where(one: Process, expected: Expected) -> Iterator[Layer]:
-    # On version 1 each thread is in a cgroup for itself (cgroups(7)); its process shows that of its first.
+    # On version 1 each thread has its own cgroup (cgroups(7)); its process shows the cgroup of its first thread.
     threads: Sequence[Mapping[str, str]] = [one.cgroups]
-    # The lists are of the directories that were made, and the first thread says which those are by name.
+    # The lists were read from the directories that were made; the first thread's cgroups confirm their names.
     if "" not in expected.cgroups and not _all_listed(one.name.pid, expected):
         threads = procfs.thread_cgroups(one.name.pid)
     for controller, path in expected.cgroups.items():
@@ -150,10 +155,10 @@ def _where(one: Process, expected: Expected) -> Iterator[Layer]:
 def _all_listed(pid: int, expected: Expected) -> bool:
     """Whether each thread of a process is in each of the cgroups, by the kernel's own lists of them.
 
-    These are made anew for whoever opens them (cgroups(7), version 1). They are older than the list of threads here, so
-    that one who was born or has come since is in none, and all of the process are asked.
+    The kernel makes a list anew at each open (cgroups(7), version 1). The lists are older than the process's list of
+    threads. A thread that was born or moved meanwhile is in none of them: then all threads of the process are read.
     """
-    # A run has some 50 threads: a file of each costs more than all else that is looked at in a process.
+    # A run has some 50 threads: reading a file of each costs more than all other checks of a process.
     numbers = procfs.threads(pid)
     return bool(numbers) and all(
         numbers.issubset(expected.threads.get(controller, ())) for controller in expected.cgroups
@@ -161,7 +166,7 @@ def _all_listed(pid: int, expected: Expected) -> bool:
 
 
 def _rights(one: Process, role: str, beneath: int) -> Iterator[Layer]:
-    """``beneath`` is how many filters it has of whoever called runsc: those are not the sandbox's."""
+    """Yield drift of capabilities, no_new_privs and seccomp. ``beneath`` counts the filters of runsc's caller."""
     most = _CAPABILITIES[role]
     for name, held in one.capabilities.items():
         if held & ~most:

@@ -1,16 +1,16 @@
-"""Attestation: what confines a running agent now, read out of the kernel and shown to lie within its manifest.
+"""Read back what confines a running agent, and check that it is within the manifest.
 
-    (1) whose processes they are, which rights they have, where they live       sandbox.attest.processes
-        who traces one of their threads                                         sandbox.attest.tracers
-    (2) under which filter of gVisor's own the sandbox and its gofer stand      kernel.filter_reader
+    (1) the processes, their rights, namespaces and cgroups                     sandbox.attest.processes
+        the tracers of their threads                                            sandbox.attest.tracers
+    (2) gVisor's own filters of the sandbox and its gofer                       kernel.seccomp.reader
     (3) what is mounted, and that it is what was opened for it                  mountinfo of the gofer
         that no mount of the host covers what is granted                        sandbox.rootfs.covered
-    (4) limits, flags, bundle and rules, put in the place of the artefacts      policy.prove.live
+    (4) limits, flags, bundle and rules, proved in place of the artefacts       policy.prove.live
     (5) the package's copy and the runsc binary, by digest
     (6) links, addresses, routes and members of the run's network namespaces    sandbox.attest.network
 
-``Made`` is what the supervisor made for a run. It stands in the run's directory, which only root can enter, so that
-another process can attest the run; whoever does trusts the signed log for which policy it is (``covenant attest``).
+``Made`` is what the supervisor made for a run. It is in the run's directory, which only root can enter, so that another
+process can attest the run. ``covenant attest`` trusts only the signed log for the digest of the run's policy.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from sandbox.kernel.seccomp import reader
 from sandbox.rootfs import covered
 from sandbox.storage import json_cache, package_reader
 
-# Where the state remembers which filters a runsc binary loads, below ``closures``.
+# The file below ``closures`` of the state that remembers which filters a runsc binary loads.
 FILTERS = "host-filters.json"
-# The digest of the binary that ran last, with what tells that file from another.
+# The digest of the last binary, with the identity of its file.
 BINARY = "binary.json"
 _BESIDE: Final = ("process", "rights", "namespace", "cgroup", "filter", "mounts", "package", "network")
 _BENEATH: Final = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_MAGICLINKS
@@ -53,7 +53,7 @@ _BENEATH: Final = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE
 
 @dataclass
 class Known:
-    """What need not be looked at twice, since it cannot change unseen: files by identity, filters by process."""
+    """Cache of findings that cannot change unseen: files by identity, filters by process."""
 
     digests: dict[Binary, str] = field(default_factory=dict)
     filters: dict[Name, tuple[str, ...]] = field(default_factory=dict)
@@ -63,8 +63,11 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one look came to. ``gone``: the sandbox was not there, or ended under the look, so nothing can be said.
-    ``missed``: it is there, and something that was to be read of it was not."""
+    """Result of one examination.
+
+    ``gone``: the sandbox did not exist or ended meanwhile, so there is no finding. ``missed``: the sandbox exists, but
+    something to be read of it did not.
+    """
 
     run_id: str
     layers: tuple[Layer, ...]
@@ -73,21 +76,23 @@ class Report:
 
     @property
     def holds(self) -> bool:
-        """Whether everything that was looked at lies within the manifest."""
+        """Whether all that was examined is within the manifest."""
         return not self.gone and all(layer.holds for layer in self.layers)
 
 
 class _LeftError(Exception):
-    """The look was left: nobody asks for what it would have come to."""
+    """Raised when the run is over during an examination; its result is not needed any more."""
 
 
 def examine(
     made: Made, artefacts: Artefacts, known: Known, *, state: Path, over: Callable[[], bool] = lambda: False
 ) -> Report:
-    """Look at a run once. Below ``state`` it is remembered which filters a runsc binary loads. A run that is ``over``
-    is gone, as far as this goes, and the look is left at the next of its parts."""
+    """Examine a run once. Remembers below ``state`` which filters a runsc binary loads.
+
+    A run that is ``over`` counts as gone, and the examination stops at its next part.
+    """
     report = _examine(made, artefacts, known, state=state, over=over)
-    # Numbers of processes change hands under a look: what a second one misses as well has been taken away.
+    # Process ids may be reused during an examination. An object that a second one misses as well was removed.
     return _examine(made, artefacts, known, state=state, over=over) if report.missed else report
 
 
@@ -95,7 +100,7 @@ def _examine(made: Made, artefacts: Artefacts, known: Known, *, state: Path, ove
     gone = Report(made.run_id, (), gone=True)
     if over():
         return gone
-    # nft's listing is most of a look, and another process's: what else there is to read is read meanwhile.
+    # Another process (nft) makes the listing, which takes most of the time. The rest is read meanwhile.
     view = _viewed(made, known, state)
     found: Family | None = None
     try:
@@ -123,7 +128,7 @@ def _examine(made: Made, artefacts: Artefacts, known: Known, *, state: Path, ove
         missed = isinstance(e, FileNotFoundError | ProcessLookupError)
         return Report(made.run_id, (failed,), missed=missed) if there else gone
     finally:
-        # No thread outlives its look; what it found is told above.
+        # No thread outlives its examination; its findings are reported above.
         with contextlib.suppress(Exception):
             view()
     layers = {layer.name: layer for layer in live.compare(artefacts, readout)}
@@ -131,7 +136,7 @@ def _examine(made: Made, artefacts: Artefacts, known: Known, *, state: Path, ove
     for layer in beside:
         if layers[layer.name].holds:
             layers[layer.name] = layer
-    # Processes and files of a sandbox that ends disappear one by one: only of one that is still there is it drift.
+    # Processes and files of an ending sandbox disappear one by one. It is drift only if the sandbox still exists.
     return Report(made.run_id, tuple(layers.values())) if processes.still_there(found) else gone
 
 
@@ -146,8 +151,8 @@ def _beside(
     readout: Readout,
     state: Path,
 ) -> Iterator[Iterator[Layer]]:
-    """(1), (2), (3), (5): what no artefact has a word for, one after the other."""
-    # Listed before a process is asked for its threads: who is born meanwhile is in no list, and is asked itself.
+    """(1), (2), (3), (5): yield the findings that no artefact describes, part by part."""
+    # The cgroups' lists before the processes' lists: a thread born in between is in no list and is read by itself.
     expected = replace(expected, threads=_threads(made))
     yield processes.judge(found, expected, members)
     yield _filters(found, known, readout, made.nice, state / "closures" / FILTERS)
@@ -165,7 +170,7 @@ def _go_on(over: Callable[[], bool]) -> None:
 
 
 def _viewed(made: Made, known: Known, state: Path) -> Callable[[], View | None]:
-    """Begin to look at the run's network; what is returned waits for it, and gives None for a run without one."""
+    """Begin to examine the run's network. The returned function waits for the view; it is None without a network."""
     network = made.network
     if network is None:
         return lambda: None
@@ -178,7 +183,7 @@ def _expected(made: Made) -> processes.Expected:
 
 
 def _members(made: Made) -> dict[str, set[int]]:
-    """The processes in the run's cgroups, by controller; on version 2 all controllers are one."""
+    """Return the processes in the run's cgroups by controller. On version 2 all controllers share one cgroup."""
     found: dict[str, set[int]] = {}
     for controller, directory in made.cgroup_files.items():
         if controller not in made.memberships and "" in found:
@@ -189,7 +194,7 @@ def _members(made: Made) -> dict[str, set[int]]:
 
 
 def _threads(made: Made) -> dict[str, set[int]]:
-    """The threads in the run's cgroups, by controller; none on version 2, where all of a process are in one."""
+    """Return the threads in the run's cgroups by controller. Empty on version 2: a process has one cgroup there."""
     found = {}
     for controller in made.memberships:
         if directory := made.cgroup_files.get(controller):
@@ -221,7 +226,7 @@ def _readout(
 
 
 def _limits(made: Made, artefacts: Artefacts) -> Iterator[tuple[str, str | None]]:
-    """Each file of the policy with what it holds, in the policy's words where it holds what was written."""
+    """Yield each file of the policy with its content; the policy's value if it holds what was written."""
     for entry in artefacts.json("cgroup.json")[f"v{made.cgroup_version}"] or ():
         name = entry["file"]
         directory = made.cgroup_files.get(entry["controller"])
@@ -233,7 +238,7 @@ def _limits(made: Made, artefacts: Artefacts) -> Iterator[tuple[str, str | None]
 
 
 def _identities(made: Made, found: Family, mounts: tuple[procfs.Mount, ...]) -> Iterator[Layer]:
-    """(3) At each place lies what was opened for it, and one mount alone."""
+    """(3) Check that each place has exactly one mount, of the file or directory that was opened for it."""
     places = [mount.place for mount in mounts]
     for place in sorted({place for place in places if places.count(place) > 1}):
         yield Layer("mounts", Standing.WIDER, f"one mount at {place}", "one over another")
@@ -248,7 +253,7 @@ def _identities(made: Made, found: Family, mounts: tuple[procfs.Mount, ...]) -> 
 
 
 def _covered(made: Made, artefacts: Artefacts, mounts: tuple[procfs.Mount, ...]) -> Iterator[Layer]:
-    """(3) The agent sees what the host shows at the granted paths, by the mount table of the run's shim."""
+    """(3) Check that no mount of the host covers a granted path, by the mount table of the run's shim."""
     if made.granted:
         table = small_files.text(f"/proc/{procfs.parent(made.runner.pid)}/mountinfo")
         plan = artefacts.json("mounts.json")["mounts"]
@@ -272,7 +277,7 @@ def _identity(root: int, place: str) -> tuple[int, int] | None:
 
 
 def _digest(pid: int, known: Known, state: Path) -> str:
-    """(5) The SHA-256 of the file that a process runs, taken once for each file: here or by an earlier look."""
+    """(5) Return the SHA-256 of the file that a process executes. It is computed once for each file."""
     fd, binary = procfs.open_binary(pid)
     with os.fdopen(fd, "rb") as stream:
         if binary not in known.digests:
@@ -286,32 +291,32 @@ def _digest(pid: int, known: Known, state: Path) -> str:
 
 
 def _filters(found: Family, known: Known, readout: Readout, nice: int, path: Path) -> Iterator[Layer]:
-    """(2) The filters of gofer and sandbox are those that this runsc, so called, has always loaded.
+    """(2) Check that gofer and sandbox have the filters that this runsc, with these flags, loaded before.
 
-    Beneath them lie those of whoever called it, which every child has and none can take off: the supervisor's own, and
-    nobody's where there is none. They are no word of this runsc's.
+    Filters of runsc's caller come first: every child inherits them and none can remove them. They are not compared.
     """
-    # gVisor's filter names the number of its control socket, which comes after a descriptor for each mount and its log.
+    # gVisor's filter contains the number of its control socket. It follows one descriptor for each mount and the log.
     before_it = len(readout.mounts) + any(one.startswith("--debug-log-fd=") for one in found.sandbox.arguments)
     made_for: list[object] = ["own", readout.runsc_sha256, sorted(readout.flags), before_it, os.uname().release]
     if nice:
-        made_for.append(nice)  # the number that setpriority(2) may be called with is one more
+        made_for.append(nice)  # the filter allows setpriority(2) with this number as well
     key = hashlib.sha256(json.dumps(made_for).encode())
     remembered: dict[str, Any] = json_cache.read(path) or {}
     before = remembered.get(key.hexdigest())
     now: dict[str, list[str]] = {}
     for process in (found.gofer, found.sandbox):
-        # A tracer who came since they were read may have put them out of force: asking anew waits for who but looks.
+        # A tracer may have suspended the filters since they were read (PTRACE_O_SUSPEND_SECCOMP). Reading them again
+        # waits for a tracer that only reads.
         kept = None if process.tracer else known.filters.get(process.name)
         digests = kept or reader.digests(process.name.pid)
         if not kept and procfs.name(process.name.pid) != process.name:
-            raise ProcessLookupError(process.name.pid)  # the number was another's as it was read, perhaps
+            raise ProcessLookupError(process.name.pid)  # the process id may have been reused before the read
         if digests is None:
-            return  # its being there is held by (1); which it is cannot be read on this kernel, or just now
-        if len(digests) > found.runner.filters:  # or it has not loaded its own yet, and is asked again
+            return  # (1) checks that there is a filter; this kernel cannot show its content, or not now
+        if len(digests) > found.runner.filters:  # otherwise it has not loaded its own yet, and is read again
             known.filters[process.name] = digests
         now[process.arguments[0]] = list(digests[found.runner.filters :])
-    # INVARIANT: not of a sandbox that has not loaded its own yet. What is remembered holds for every run after it.
+    # INVARIANT: never remember a sandbox that has not loaded its own yet. The entry is used for every later run.
     if before is None and all(now.values()):
         json_cache.write(path, {**remembered, key.hexdigest(): now})
     for name, loaded in now.items():
@@ -320,7 +325,7 @@ def _filters(found: Family, known: Known, readout: Readout, nice: int, path: Pat
 
 
 def _package(made: Made, artefacts: Artefacts, known: Known) -> Iterator[Layer]:
-    """(5) The copy that runs is the package that was signed."""
+    """(5) Check that the running copy is the package that was signed."""
     expected = str(artefacts.json("effective.json")["package_digest"])
     state = tuple(_tree(made.package))
     before = known.packages.get(made.package)

@@ -1,11 +1,11 @@
-"""One run's denials on their way into the log: told from everywhere, bounded, wound up before the run's last row.
+"""Write one run's denials to the log: reported by every layer, bounded, flushed before the run's last row.
 
-Whatever refuses something calls ``told``; a flood costs a dictionary's look-up each, and the log gets what
-``policy.denials.Bounds`` lets through. A row that cannot be written ends the run, as any other act that has none.
+Each layer that refuses something calls ``told``. In a flood a denial costs one dictionary look-up, and the log gets the
+rows that ``policy.denials.Bounds`` lets through. A row that cannot be written ends the run, as for any other event.
 
-A row is durable before the next, about a millisecond each, in the process that also looks at the agent's clocks. So
-only a few are written in a row, and what waits is written by the round: an agent that is refused five hundred
-different things at once holds up nothing.
+A row is durable before the next, about a millisecond each, in the process that also watches the agent's deadlines.
+So only a few rows are written at once, and the round writes the rest. An agent that is refused 500 different things at
+once therefore delays nothing.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from sandbox.rate_limit import Tokens
 from sandbox.run_io import Outcome, Round
 
 _STARTS = frozenset({"execve", "execveat"})
-# Calls of which a failure is told. Each of the first costs far more than its line in the log; those of the second are
-# told where the operator says so (tell_files), since an open costs half as much again.
+# Calls whose failures are reported. A call of TRACED costs far more than its line in the log. Those of TRACED_FILES are
+# reported only if the operator sets tell_files, since an open then takes 1.5 times as long.
 TRACED: Final = ("clone", "fork", "vfork", "execve", "execveat")
 TRACED_FILES: Final = (
     *("open", "openat", "creat", "write", "pwrite64", "writev", "pwritev", "ftruncate", "fallocate"),
@@ -34,17 +34,17 @@ TRACED_FILES: Final = (
 )
 _FORKS, _OPENS = frozenset(TRACED[:3]), frozenset({"open", "openat", "creat"})
 _FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
-# What nobody could be granted, or has anyway: the package's own files, and what gVisor itself mounts.
+# Paths that no manifest can grant or every agent has: the package's own files, and gVisor's own mounts.
 _NO_GRANT = ("/workspace/", "/proc/", "/sys/", "/dev/", "/tmp/")  # noqa: S108 - the sandbox's own
-# A path as gVisor writes it, behind where it lies in memory; before that what it is relative to, where the call has it.
+# A path as gVisor writes it: after its address in memory, and after the directory of the call where it has one.
 _PATH = re.compile(r"0x[0-9a-f]+ (?P<path>[^,]*), (?P<how>.*)")
 _PATH_AT = re.compile(r"(?:AT_FDCWD|0x[0-9a-f]+) (?P<at>[^,]*), 0x[0-9a-f]+ (?P<path>[^,]*), (?P<how>.*)")
 _WRITING = re.compile(r"O_(?:WRONLY|RDWR|CREAT|TRUNC)")
-# Half of the second that a summary is for: it is written at most so much later.
+# Half of the second that a summary covers: the most that it is written late.
 _LOOK_SECONDS = 0.5
-# Rows that are written in one go, how many a second beyond them, and how soon the next when some wait.
+# The most rows written at once, the rate beyond them, and the delay before the next when some wait.
 _AT_ONCE, _ROWS_PER_SECOND, _SOON_SECONDS = 4, 100, 0.04
-# The errors that end a run because a limit was reached: each is a denial as well, with the limit as its target.
+# The errors that end a run at a limit. Each is a denial as well, with the limit as its target.
 _LIMITS: Mapping[type[errors.RunError], tuple[str, str]] = {
     errors.OutOfMemoryError: ("memory", "memory_mb"),
     errors.DeadlineError: ("time", ""),
@@ -52,12 +52,12 @@ _LIMITS: Mapping[type[errors.RunError], tuple[str, str]] = {
 }
 
 
-# What the tries of a run make a file of (sandbox.probes.preload).
+# The file that the probes of a run create (sandbox.probes.preload).
 PRELUDE_FILE: Final = "/.covenant-prelude-file"
 
 
 class Denials:
-    """The denials of one run; ``write`` puts a row into the log. Not for several threads."""
+    """The denials of one run. ``write`` appends a row to the log. Not thread-safe."""
 
     def __init__(self, write: Callable[[denials.Row], None], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._write, self._clock = write, clock
@@ -67,34 +67,34 @@ class Denials:
         self._tokens = Tokens(_ROWS_PER_SECOND, _AT_ONCE, clock())
 
     def told(self, denial: denials.Denial, *, count: int = 1) -> None:
-        """Something was refused to the agent ``count`` times.
+        """Record that something was refused to the agent ``count`` times.
 
         Raises:
-            errors.LedgerError: it could not be written down.
+            errors.LedgerError: Raised when a row cannot be written.
         """
         self._waiting += self._bounds.told(denial, now_ms=self._now(), count=count)
         self._write_some()
 
     def ended_by(self, error: errors.CovenantError | None) -> None:
-        """A run that a limit has ended was denied more of it."""
+        """Record a denial if the run was ended by a limit."""
         known = _LIMITS.get(type(error)) if isinstance(error, errors.RunError) else None
         if error is not None and known is not None:
             layer, target = known
             self.told(denials.Denial(layer, target or error.details.get("clock") or "unknown", error.code))
 
     def round(self) -> Round:
-        """For the exchange (run_io.Channel.rounds): writes the summaries whose time has come."""
+        """Return the round for the exchange (run_io.Channel.rounds), which writes the summaries that are due."""
         return Round(_LOOK_SECONDS, self._look, lambda: _SOON_SECONDS if self._waiting else _LOOK_SECONDS)
 
     def wind_up(self) -> None:
-        """Write what is left; once the run has ended, before its last row."""
+        """Write all remaining rows. Called once the run has ended, before its last row."""
         self._waiting += self._bounds.wind_up()
         while self._waiting:
             self._put(self._waiting.popleft())
 
     @property
     def totals(self) -> tuple[denials.Row, ...]:
-        """Every denial that has a row with how often it was refused, in the order of their first."""
+        """Every denial that has a row, with its count, in the order of their first rows."""
         return tuple(denials.Row(denial, count) for denial, count in self._totals.items())
 
     def _look(self) -> Outcome:
@@ -115,13 +115,13 @@ class Denials:
 
 
 def traced(*, files: bool, arch: str) -> tuple[str, ...]:
-    """The calls of this machine that are traced."""
+    """Return the traced calls that this architecture has."""
     known = data.syscalls(arch).numbers
     return tuple(name for name in (*TRACED, *(TRACED_FILES if files else ())) if name in known)
 
 
 def failed_calls(told: denials.Told) -> Callable[[debug_log.Failed, int], None]:
-    """What to do when a traced call has failed so often; most failures are no refusal."""
+    """Return the handler of failed traced calls with their counts. Most failures are no refusal."""
 
     def tell(failed: debug_log.Failed, count: int) -> None:
         denial = _of_failed(failed)
@@ -151,10 +151,10 @@ def _of_failed(failed: debug_log.Failed) -> denials.Denial | None:
 
 
 def refused_calls(artefacts: Artefacts, told: denials.Told) -> Callable[[str, int], None]:
-    """What to do when the filter of these artefacts has refused a call of this name so often."""
+    """Return the handler of calls that the filter of these artefacts refused, by name and count."""
     rules = artefacts.json("seccomp.json")["syscalls"]
     ruled = {name for rule in rules if rule.get("args") for name in rule["names"]}
-    # ENOSYS, so that a libc takes an older call: no refusal of anything.
+    # These get ENOSYS, so that a libc uses an older call. That is no refusal.
     missing = {name for rule in rules if rule["action"] == "SCMP_ACT_TRACE" for name in rule["names"]}
 
     def tell(name: str, count: int) -> None:

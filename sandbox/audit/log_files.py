@@ -1,4 +1,4 @@
-"""The files of the supervisor's log: opened with owner and mode checked, and read from their ends."""
+"""Files of the supervisor's log: open them with owner and mode checked, and read them from their ends."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from policy import errors
 from policy.audit_log import chain, events
 from sandbox.storage import atomic_file
 
-# What a writer leaves beyond the head at most.
+# The most bytes that a writer leaves beyond the head.
 MAX_TAIL_BYTES: Final = events.MAX_LINE_BYTES + 64 * 1024
-# What one write has at most.
+# The most records of one write.
 MOST_RECORDS: Final = 16
 _CHUNK_BYTES = 1 << 20
 _HINT = "run `covenant audit verify`; keep audit and audit-head aside as evidence before starting a new log"
 
 
 def broken(message: str, log: Path) -> NoReturn:
-    """Refuse the log, which is to be looked at before anybody writes to it.
+    """Refuse the log: an operator must inspect it before the next write.
 
     Raises:
-        errors.LedgerError: always.
+        errors.LedgerError: Always raised.
     """
     raise errors.LedgerError(message, hint=_HINT, where=str(log))
 
 
 def open_directory(path: Path, stack: contextlib.ExitStack) -> int:
-    """A descriptor of a directory of the log, made 0700 where there is none and closed with ``stack``.
+    """Open a directory of the log. It is made with mode 0700 if it is absent; ``stack`` closes the descriptor.
 
     Raises:
-        errors.LedgerError: it is not ours alone.
-        OSError: it cannot be opened.
+        errors.LedgerError: Raised when another user owns it or has access to it.
+        OSError: Raised when it cannot be opened.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
@@ -54,10 +54,10 @@ def open_directory(path: Path, stack: contextlib.ExitStack) -> int:
 
 
 def check_private(info: atomic_file.Opened, name: str) -> None:
-    """Refuse what is no plain file of ours alone, by that one name.
+    """Refuse a file that is not regular, has a second name, or belongs to or is open to another user.
 
     Raises:
-        errors.LedgerError: it is not.
+        errors.LedgerError: Raised when the file is refused.
     """
     # A second link would be a name of the same bytes outside our directory.
     if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
@@ -67,10 +67,10 @@ def check_private(info: atomic_file.Opened, name: str) -> None:
 
 
 def read_private(name: str, folder: int) -> bytes | None:
-    """What such a file holds, None where there is none.
+    """Read a private file. Returns None if it does not exist.
 
     Raises:
-        errors.LedgerError: as ``check_private``.
+        errors.LedgerError: Raised when ``check_private`` refuses the file.
     """
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
@@ -82,10 +82,10 @@ def read_private(name: str, folder: int) -> bytes | None:
 
 
 def key(name: str, folder: int, *, head: str, log: Path) -> Ed25519PrivateKey:
-    """The log's own key, made where there is neither that nor a ``head``.
+    """Read the log's own key. It is generated if neither the key nor a ``head`` exists.
 
     Raises:
-        errors.LedgerError: it is none, or was taken away.
+        errors.LedgerError: Raised when the file is no key, or is missing beside a head.
     """
     raw = read_private(name, folder)
     if raw is None:
@@ -99,12 +99,12 @@ def key(name: str, folder: int, *, head: str, log: Path) -> Ed25519PrivateKey:
 
 
 def show_key(name: str, folder: int, public: Ed25519PublicKey, *, log: Path) -> None:
-    """Have the public key lie beside the head.
+    """Write the public key beside the head, if it is not there.
 
     Raises:
-        errors.LedgerError: another lies there.
+        errors.LedgerError: Raised when another public key is there.
     """
-    # INVARIANT: written after the first head, so that where it lies and no head does, the head was taken away.
+    # INVARIANT: write it after the first head. A public key without a head then shows that the head was removed.
     shown = chain.public_key_file(public)
     known = read_private(name, folder)
     if known is None:
@@ -114,7 +114,7 @@ def show_key(name: str, folder: int, public: Ed25519PublicKey, *, log: Path) -> 
 
 
 def exists(name: str, folder: int) -> bool:
-    """Whether there is a file of that name."""
+    """Whether a file of that name exists."""
     try:
         atomic_file.which(folder, name)
     except FileNotFoundError:
@@ -123,18 +123,18 @@ def exists(name: str, folder: int) -> bool:
 
 
 def write_all(fd: int, content: bytes) -> None:
-    """Write at the end of a file that was opened with O_APPEND."""
-    # A short write means a full disk or a limit: the next one says which.
+    """Append all of ``content`` to a file that was opened with O_APPEND."""
+    # A short write means a full disk or a limit; the next write raises the error.
     view = memoryview(content)
     while view:
         view = view[os.write(fd, view) :]
 
 
 def lines(fd: int, start: int, end: int, log: Path) -> Iterator[bytes]:
-    """The lines between two offsets at which lines begin.
+    """Yield the lines between two offsets; a line begins at each of them.
 
     Raises:
-        errors.LedgerError: the file is shorter than that.
+        errors.LedgerError: Raised when the file is shorter than ``end``.
     """
     rest = b""
     while start < end:
@@ -147,29 +147,32 @@ def lines(fd: int, start: int, end: int, log: Path) -> Iterator[bytes]:
 
 
 def put_right(fd: int, name: str, folder: int, start: int, content: bytes, count: int) -> str | None:
-    """Have the disk hold ``content`` in a file that reaches to ``start``, whatever stands there; what follows it stays.
+    """Write ``content`` durably at ``start`` of a file that is at least that long. Bytes behind it stay.
 
-    In words what was wrong, when anything was: what was neither of it nor a hole of a power cut is kept beside the file
-    (``count`` records are in the log).
+    Returns a description of the difference if there was one. Bytes that are neither part of ``content`` nor zeros of a
+    power cut are first kept in a file beside it. ``count`` is the number of records in the log.
 
     Raises:
-        OSError: the disk refused.
+        OSError: Raised when the disk refuses a write.
     """
     there = os.pread(fd, len(content), start)
     said = None if there == content else f"`{name}` got {len(content)} acknowledged bytes that it lacked"
     if any(have not in (0, want) for have, want in zip(there, content, strict=False)):
         said = f"`{name}` held other bytes than acknowledged, set aside in `{_beside(name, folder, count, there)}`"
-    # Also what is there: it may be so for the kernel alone, which was refused and has told somebody who is gone.
+    # Write equal bytes as well: they may be in the page cache only. The disk may have refused them, and the kernel
+    # reported that to a process that has ended.
     _write_at(fd, start, content)
     return said
 
 
 def tails(events_fd: int, chain_fd: int, head: chain.Head, log: Path) -> tuple[bytes, bytes]:
-    """What stands in both files beyond the head: what a writer left that died or whose disk was full. The next opening
-    sets it aside, and ``covenant audit`` reads the files without it; neither where this refuses it.
+    """Return the bytes of both files beyond the head. A writer that died or whose disk was full leaves them.
+
+    The next opening sets them aside, and ``covenant audit`` reads the files without them. Both refuse the log if this
+    function raises.
 
     Raises:
-        errors.LedgerError: in one of them it is not what one write of ours leaves.
+        errors.LedgerError: Raised when the bytes of a file are not the remains of one write.
     """
     counts = range(head.count, head.count + MOST_RECORDS)
     found = []
@@ -186,15 +189,16 @@ def tails(events_fd: int, chain_fd: int, head: chain.Head, log: Path) -> tuple[b
 
 
 def set_aside(fd: int, name: str, folder: int, end: int, tail: bytes, count: int) -> str:
-    """Move what stands behind ``end`` of a file (``tails``), in words, into one beside it. ``count`` records are in the
-    log.
+    """Move the bytes behind ``end`` of a file (``tails``) into a file beside it, and return a description.
+
+    ``count`` is the number of records in the log.
 
     Raises:
-        OSError: the disk refused.
+        OSError: Raised when the disk refuses a write.
     """
     aside = _beside(name, folder, count, tail)
-    # Blanked first: who is killed before the last sync leaves a file that looks cut and may not be. What a power cut
-    # then brings back behind rows that a head carries is zeros.
+    # Blank the bytes before the cut: a kill before the last sync leaves a file that looks cut and may not be on disk.
+    # A power cut then brings back zeros, not old bytes, behind rows that a head carries.
     _write_at(fd, end, bytes(len(tail)))
     os.ftruncate(fd, end)
     os.fsync(fd)
@@ -202,15 +206,15 @@ def set_aside(fd: int, name: str, folder: int, end: int, tail: bytes, count: int
 
 
 def _beside(name: str, folder: int, count: int, content: bytes) -> str:
-    # Named by content: a crash in here repeats the same steps and ends in the same file.
+    # The name contains a digest of the content: after a crash the same steps end in the same file.
     aside = f"{name}.aside-{count}-{hashlib.sha256(content).hexdigest()[:16]}"
     atomic_file.replace(folder, aside, content)
     return aside
 
 
 def _write_at(fd: int, start: int, content: bytes) -> None:
-    """Write in a file, and have the disk hold it."""
-    # Not by a descriptor with O_APPEND, which pwrite(2) would append by.
+    """Write at an offset of a file, and sync it."""
+    # Open it again: with O_APPEND pwrite(2) ignores the offset.
     own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
     try:
         view = memoryview(content)
@@ -223,13 +227,13 @@ def _write_at(fd: int, start: int, content: bytes) -> None:
 
 
 def size(fd: int) -> int:
-    """How long a file is."""
-    # fstat(2) would ask for the times as well (libc.statx_which). Nobody reads or writes at the offset.
+    """Return the length of a file in bytes."""
+    # fstat(2) would read the times as well (libc.statx_which). No code reads or writes at the file's offset.
     return os.lseek(fd, 0, os.SEEK_END)
 
 
 def last_line(fd: int, end: int) -> bytes:
-    """The line that ends, with its newline, at offset ``end``; empty when there is none of sane length."""
+    """Return the line whose newline ends at offset ``end``. Empty if there is none within the maximum length."""
     block, limit = 4096, events.MAX_LINE_BYTES + 2
     while True:
         step = min(block, end)

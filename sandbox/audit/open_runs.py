@@ -1,8 +1,8 @@
-"""Which runs the log shows as started whose process is gone: each gets its end, once.
+"""Find runs that the log shows as started and whose process is gone, so that each gets its end row once.
 
-A run is marked before its start is written and unmarked after its end is: a locked file below COVENANT_STATE, which
-says that somebody lives who will write the end. A mark whose lock is free says nothing by itself; what the log holds
-decides, so that a kill between a row and its mark leaves neither a start without an end nor a second end.
+A mark is a locked file below COVENANT_STATE. It is made before the start row and removed after the end row. A held lock
+means that a live process will write the end. A free lock proves nothing: the log decides. A kill between a row and its
+mark therefore leaves neither a start without an end nor a second end.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sandbox.audit.log import Ledger
 from sandbox.rundir import lock
 from sandbox.storage import atomic_file, json_cache
 
-# Up to where every run of the log has its end: what need not be read again. Moved on now and then alone.
+# The offset before which every run of the log has its end, so it need not be read again. Updated only now and then.
 _SETTLED = ".settled"
-# What a run had used that was killed, until its end is written.
+# The usage of a killed run, until its end is written.
 _USED = ".used-"
 _COUNTED = frozenset(field.name for field in dataclasses.fields(contract.Usage))
 _STEP_BYTES = 64 * 1024
-# Whoever has the turn may read a long log, and write the ends of all that a machine had running.
+# The process that holds the lock may read a long log, and write the ends of all runs of the machine.
 _TURN_SECONDS = 60.0
 _DYING_SECONDS = 5.0
 _STARTED, _ENDED = b'"kind":{"type":"run_started"', b'"kind":{"type":"run_ended"'
@@ -36,10 +36,10 @@ _STATE = b'"kind":{"type":"run_state"'
 
 
 class Mark:
-    """This process will write the run's end. Made before the start is written.
+    """Mark that this process will write the run's end. Made before the start is written.
 
     Raises:
-        errors.KeeperError: ends of others are being written for too long.
+        errors.KeeperError: Raised when another process writes the ends of runs for too long.
     """
 
     def __init__(self, ledger: Ledger, run_id: str) -> None:
@@ -50,12 +50,12 @@ class Mark:
             os.write(self._fd, str(os.getpid()).encode())
 
     def clear(self) -> None:
-        """The end is written, or no start was."""
+        """Remove the mark: the end is written, or no start was."""
         self._path.unlink(missing_ok=True)
         self.leave()
 
     def leave(self) -> None:
-        """Nobody here writes it any more, as if this process had ended: whoever comes next does."""
+        """Release the lock without the end, as if this process had ended. The next ``settling`` finds the run."""
         if self._fd >= 0:
             atomic_file.let_go(self._fd)
             self._fd = -1
@@ -63,20 +63,20 @@ class Mark:
 
 @contextlib.contextmanager
 def settling(ledger: Ledger) -> Iterator[list[dict[str, Any]]]:
-    """The events of runs that were started, have no end, and whose process is gone: whoever asks writes their ends.
-    ``state`` in an event's kind is the state that the run's own rows have last; absent when it began none since.
+    """Yield the start events of runs that have no end and whose process is gone. The caller writes their ends.
 
-    One at a time, and no run starts meanwhile: what is seen here is seen by nobody else.
+    ``state`` in an event's kind is the last state in the run's rows, absent if there is none. A lock lets one process
+    in at a time, and no run starts meanwhile.
 
     Raises:
-        errors.LedgerError: the log cannot be read.
-        errors.KeeperError: another is at it for too long.
+        errors.LedgerError: Raised when the log cannot be read.
+        errors.KeeperError: Raised when another process holds the lock for too long.
     """
     place = _place(ledger)
     with _gate(place):
-        # INVARIANT: the marks first. A run that ends after this look still counts as live; one that had no mark then
-        # has written its end, which the log shows now, or never will.
-        until = time.monotonic() + _DYING_SECONDS  # of all of them together: no run starts meanwhile
+        # INVARIANT: read the marks before the log. A run that ends after this read still counts as live. A run without
+        # a mark has written its end, which the log shows by now, or never will.
+        until = time.monotonic() + _DYING_SECONDS  # for all of them together: no run starts meanwhile
         marks = {name: _held(place / name, until) for name in os.listdir(place) if not name.startswith(".")}
         begin = settled(ledger.place.parent)
         started: dict[str, tuple[int, dict[str, Any]]] = {}
@@ -97,7 +97,7 @@ def settling(ledger: Ledger) -> Iterator[list[dict[str, Any]]]:
         for run_id, held in marks.items():
             if not held:
                 (place / run_id).unlink(missing_ok=True)
-                # INVARIANT: not that of one whose mark is held: its keeper may just be killed, and its end is to come.
+                # INVARIANT: keep the usage while the mark is held. Its shim may be dying, and its end is still owed.
                 (place / f"{_USED}{run_id}").unlink(missing_ok=True)
         end = min([end, *(offset for run_id, (offset, _) in started.items() if marks.get(run_id))])
         if end >= begin + _STEP_BYTES:
@@ -105,15 +105,17 @@ def settling(ledger: Ledger) -> Iterator[list[dict[str, Any]]]:
 
 
 def note_used(state: Path, run_id: str, usage: contract.Usage) -> None:
-    """What a run had used whose process is gone, for whoever writes its end: what counted it is about to be removed.
-    What was noted first stands: who comes after somebody that was killed over it finds nothing that counts."""
+    """Store the usage of a run whose process is gone, for its end row. Its cgroup is about to be removed.
+
+    The first note is kept: a later process, after a kill in between, finds no counters any more.
+    """
     is_owed = (state / "unended" / run_id).exists()
     if is_owed and used(state, run_id) is None:
         json_cache.write(state / "unended" / f"{_USED}{run_id}", dataclasses.asdict(usage))
 
 
 def used(state: Path, run_id: str) -> contract.Usage | None:
-    """What was noted so; None where nothing was, or what a version wrote that counted something else."""
+    """Return the stored usage. Returns None if there is none, or if a version with other counters wrote it."""
     found = json_cache.read(state / "unended" / f"{_USED}{run_id}")
     if found is None or found.keys() != _COUNTED or not all(_is_count(value) for value in found.values()):
         return None
@@ -125,13 +127,13 @@ def _is_count(value: object) -> bool:
 
 
 def settled(state: Path) -> int:
-    """The byte of the log of COVENANT_STATE before which every run that was started has its end."""
+    """Return the offset in the log of COVENANT_STATE before which every started run has its end."""
     found = (json_cache.read(state / "unended" / _SETTLED) or {}).get("events_bytes")
     return found if type(found) is int and found >= 0 else 0
 
 
 def named(state: Path, begin: str) -> str | None:
-    """The one run whose id begins so and whose end is still to be written; None when it is none, or several."""
+    """Return the one run without an end whose id has this prefix. Returns None if there is none or several."""
     with contextlib.suppress(FileNotFoundError):
         found = [name for name in os.listdir(state / "unended") if begin and name.startswith(begin)]
         return found[0] if len(found) == 1 and not begin.startswith(".") else None
@@ -139,7 +141,7 @@ def named(state: Path, begin: str) -> str | None:
 
 
 def start_of(state: Path, run_id: str) -> dict[str, Any] | None:
-    """The row of the start of a run whose end is still to be written."""
+    """Return the start row of a run whose end is still to be written."""
     name = json.dumps(run_id).encode()
     with contextlib.suppress(OSError), (state / "audit" / "events.jsonl").open("rb") as stream:
         stream.seek(settled(state))
@@ -152,7 +154,7 @@ def start_of(state: Path, run_id: str) -> dict[str, Any] | None:
 
 
 def owed(state: Path, run_id: str) -> bool:
-    """Whether somebody lives who will write the run's end."""
+    """Whether a live process will write the run's end."""
     return atomic_file.held(state / "unended" / run_id)
 
 
@@ -175,7 +177,7 @@ def _held(path: Path, until: float) -> bool:
 
 @contextlib.contextmanager
 def _gate(place: Path) -> Iterator[None]:
-    """Between a mark's making and its lock, nobody may take it for a dead process's."""
+    """Lock the directory of marks, so that no process sees a mark between its creation and its lock."""
     fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         atomic_file.turn(fd, where=str(place), seconds=_TURN_SECONDS)

@@ -1,8 +1,8 @@
-"""The last record of each run that was started: ``archive/<run_id>.json`` below COVENANT_STATE, for root alone.
+"""Archive the last record of each run that was started: ``archive/<run_id>.json`` below COVENANT_STATE, root only.
 
-What is left to ask of a run when its directory is gone: how it ended, and the end of what it wrote to stderr. Never its
-intent and never its result, of which there is the hash that the log has. The oldest make room for the newest, and a
-record says nothing that the log does not hold more surely: it is for looking, not for evidence.
+A record remains after the run's directory is removed: how the run ended, and the end of its stderr. It never contains
+the intent or the result, only the result's hash, which the log has as well. The oldest records make room for the
+newest. A record is for information, not for evidence: the log holds the same facts signed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from policy.signing import strict_json
 from sandbox.storage import atomic_file
 
 STDERR_BYTES = 8 * 1024
-# So many more than there may be are let come together before the oldest go: looking for them is not for every run.
+# The oldest records are removed only when there are this many too many, so that not every run sorts them by age.
 _SLACK = 64
-# A record that is half written for so long is nobody's (seconds).
+# A temporary file of this age (seconds) has no live writer.
 _HALF_SECONDS = 60
 _SUFFIX = ".json"
 
@@ -55,14 +55,14 @@ class Record(pydantic.BaseModel):
     stderr_bytes: int
 
     def error(self) -> errors.CovenantError | None:
-        """What the run ended with, None when it was answered."""
+        """Return the error that ended the run. Returns None if the run returned a result."""
         if self.status == "ok":
             return None
         return errors.restored({"code": self.code, "message": self.message or f"the run ended with `{self.code}`"})
 
 
 def tail(stderr: str) -> str:
-    """The part of a run's stderr that its record keeps: the end, from the beginning of a line where there is one."""
+    """Return the end of a run's stderr for its record, from the beginning of a line where there is one."""
     if len(stderr) <= STDERR_BYTES:
         return stderr
     end = stderr[-STDERR_BYTES:]
@@ -70,16 +70,16 @@ def tail(stderr: str) -> str:
 
 
 def store(state: Path, record: Record) -> None:
-    """Put the record in its place, durably, and let the oldest go when there are too many.
+    """Store a record durably, and remove the oldest when there are too many.
 
     Raises:
-        errors.StateError: it cannot be written.
+        errors.StateError: Raised when the record cannot be written.
     """
     try:
         with contextlib.ExitStack() as stack:
             directory = _open(state, stack)
             atomic_file.replace(directory, record.run_id + _SUFFIX, _fitting(record))
-            # Once for both: a run whose answer somebody waits for reads the names of all before it.
+            # List the directory once for both uses: a client waits for this run's result meanwhile.
             there = os.listdir(directory)
             names = [name for name in there if name.endswith(_SUFFIX)]
             if len(names) > lifecycle.ARCHIVE_RECORDS + _SLACK:
@@ -90,10 +90,10 @@ def store(state: Path, record: Record) -> None:
 
 
 def read(state: Path, run_id: str) -> Record | None:
-    """The record of a run; None when there is none, or none any more.
+    """Return the record of a run. Returns None if there is none (any more).
 
     Raises:
-        errors.StateError: it is damaged.
+        errors.StateError: Raised when the record is damaged.
     """
     with contextlib.ExitStack() as stack:
         directory = _open(state, stack)
@@ -111,7 +111,7 @@ def read(state: Path, run_id: str) -> Record | None:
 
 
 def ids(state: Path) -> list[str]:
-    """The runs that have a record, the latest first."""
+    """Return the ids of the runs that have a record, the latest first."""
     with contextlib.ExitStack() as stack:
         directory = _open(state, stack)
         found = _by_age(directory, [name for name in os.listdir(directory) if name.endswith(_SUFFIX)])
@@ -127,7 +127,7 @@ def _open(state: Path, stack: contextlib.ExitStack) -> int:
 
 
 def _sweep(directory: int, there: Iterable[str]) -> None:
-    """What killed writers left among the names ``there``; a living one takes milliseconds."""
+    """Remove temporary files of killed writers among the names ``there``. A live writer takes milliseconds."""
     for name in there:
         if name.startswith(".") and name.endswith(".new"):
             with contextlib.suppress(FileNotFoundError):
@@ -136,7 +136,7 @@ def _sweep(directory: int, there: Iterable[str]) -> None:
 
 
 def _fitting(record: Record) -> bytes:
-    """The record as bytes, with less of its stderr where its characters take more room than they are."""
+    """Return the record as bytes. Its stderr is shortened if escaped characters make the record too large."""
     fields = {name: _clean(value) for name, value in record.model_dump().items()}
     fields["message"] = record.message and str(fields["message"])[: events.MESSAGE_CHARACTERS]
     while len(raw := strict_json.dumps(fields) + b"\n") > lifecycle.ARCHIVE_RECORD_BYTES:
@@ -148,16 +148,16 @@ def _fitting(record: Record) -> bytes:
 
 
 def _clean(value: object) -> object:
-    # A file name that is no UTF-8 has surrogates, which no reader of JSON has to take.
+    # A file name that is not UTF-8 contains surrogates, which a reader of JSON may refuse.
     return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 def _by_age(directory: int, names: list[str]) -> list[str]:
     aged, now_ns = [], time.time_ns()
     for name in names:
-        with contextlib.suppress(FileNotFoundError):  # another has just let it go
+        with contextlib.suppress(FileNotFoundError):  # another process has just removed it
             changed_ns = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime_ns
-            # What is of a time to come was written before the clock was put back, so before all that is not.
+            # A time in the future means: written before the clock was set back, so before all other records.
             aged.append((changed_ns <= now_ns, changed_ns, name))
     return [name for *_, name in sorted(aged)]
 

@@ -1,9 +1,8 @@
-"""What the log says of the runs that came of one request, for whoever asked: their rows as they stand, and their use.
+"""Report to a client the log's rows of the runs of one request, unchanged, and the resources that they used.
 
-A family is the run that was asked for and all that descends from it: of a child, each row is issued by
-``<agent>@<run id of its parent>``, which is no display that anybody else has. Rows without a run, and rows of other
-runs, are nobody's here. What is told has bounds, and says how much it left out; what the family used is summed over
-all of its rows, told or not.
+A family is the requested run and all its descendants. Each row of a child is issued by ``<agent>@<run id of its
+parent>``, a name that no other issuer has. Rows without a run and rows of other runs are left out. The report is
+bounded, and counts the rows that it leaves out. The usage is summed over all rows of the family, reported or not.
 """
 
 from __future__ import annotations
@@ -16,27 +15,27 @@ from typing import Any, Final
 from policy.audit_log import events
 from sandbox.audit.log import Ledger
 
-# Of one family: so many rows and bytes of them are told, the first and, from here on, the last.
+# The most rows and bytes of a family in a report. The second line is the share of its last rows.
 MOST_ROWS, MOST_BYTES = 1024, 1 << 20
 _LAST_ROWS, _LAST_BYTES = 256, 1 << 18
-# A longer row, such as that of a long intent, is told by its hash alone.
+# A longer row, such as that of a long intent, is reported by its hash only.
 ROW_BYTES: Final = 64 << 10
-# What of the log is read for one request, however often it is looked: what everybody wrote while the family lived. Of
-# somebody else's row only the beginning is looked at, and it counts as no more than that: how long an intent is that
-# others send takes nobody's rows and sums from them. All that goes by has a bound as well, a second of work.
+# The most bytes of the log that are read for one request, over all calls of ``read``. A row of another family counts
+# with at most OTHERS_BYTES: only its beginning is parsed, and long intents of others must not use up the budget.
+# PASSED_BYTES bounds all bytes that are read, about a second of work.
 LOOKED_BYTES, OTHERS_BYTES, PASSED_BYTES = 16 << 20, 4096, 256 << 20
 _U64_MAX: Final = 2**64 - 1
-# (records, bytes of events, bytes of the chain): where the reading of the log begins.
+# (records, bytes of events, bytes of the chain): a position in the log.
 Mark = tuple[int, int, int]
 
 
 @dataclass
 class Told:
-    """Rows with their anchors, both as they stand in the log, and what the family used.
+    """Rows with their anchors, both unchanged from the log, and the resources that the family used.
 
-    ``runs`` were started, ``unended`` of them had no end yet, and of ``uncounted`` that had, something is not in the
-    sums: it is not counted on this machine, or whoever would have seen it was killed. ``whole`` says that the log was
-    read from where the first of them has rows to its end.
+    ``runs`` counts the started runs, ``unended`` those without an end yet. ``uncounted`` counts ended runs whose usage
+    is partly missing in the sums: this machine does not count it, or the counting process was killed. ``whole`` says
+    that the log was read from the first row of the family to the end.
     """
 
     rows: list[tuple[bytes, bytes | None]] = field(default_factory=list)
@@ -50,7 +49,7 @@ class Told:
     whole: bool = True
 
     def document(self, origin: str) -> dict[str, Any]:
-        """As a frame has it; ``origin`` is the id of the log's key."""
+        """Return the content of a frame. ``origin`` is the id of the log's key."""
         return {
             "kind": "rows",
             "origin": origin,
@@ -63,7 +62,7 @@ class Told:
                 "runs": self.runs,
                 "unended": self.unended,
                 "uncounted": self.uncounted,
-                # Whoever takes them writes them into rows, which have 64 bits for a number.
+                # The client writes these numbers into its own rows, which have 64 bits for a number.
                 "cpu_ms": min(self.cpu_ms, _U64_MAX),
                 "memory_byte_ms": min(self.memory_byte_ms, _U64_MAX),
                 "wall_ms": min(self.wall_ms, _U64_MAX),
@@ -72,8 +71,10 @@ class Told:
 
 
 class Retelling:
-    """The rows of one request from ``since`` on. ``began`` is told of each run that comes of it, and ``refused`` of a
-    row that was written before there was a run. Each ``read`` goes on from where the last one stopped."""
+    """Reads the rows of one request from the log. Each ``read`` continues at the end of the last one.
+
+    Call ``began`` for each run of the request, and ``refused`` for a row that was written without a run.
+    """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -83,7 +84,7 @@ class Retelling:
         self._again()
 
     def _again(self) -> None:
-        """Nothing was read yet: a run that comes to the family has rows from before."""
+        """Start reading from the beginning: a run that joins the family has earlier rows."""
         self._at: Mark | None = None
         self._family, self._open = set(self._runs), set[str]()
         self._found, self._kept = Told(), _Kept()
@@ -91,31 +92,33 @@ class Retelling:
         self._to_the_end = False
 
     def began(self, run_id: str, since: Mark | None) -> None:
-        """A run is about to have rows, or has some since an instance was made of which it comes."""
+        """Add a run that is about to have rows. ``since`` is the earlier position of rows of its standby instance."""
         self._runs.add(run_id)
         self._since = min(self._since, since or self._since, key=lambda mark: mark[0])
         self._again()
 
     def refused(self, event_id: str) -> None:
-        """The row of a refusal that has no run."""
+        """Add the row of a refusal that has no run."""
         self._refusals.add(event_id)
         self._again()
 
     @property
     def lost(self) -> set[str]:
-        """Runs of the family that have a start and no end, as the last ``read`` saw them. None where it did not come
-        to the end of the log, where their ends may be."""
+        """Runs of the family with a start and no end, by the last ``read``.
+
+        Empty if it did not reach the end of the log: their ends may be there.
+        """
         return set(self._open) if self._to_the_end else set()
 
     def read(self) -> Told:
-        """What the log has now.
+        """Read the log on to its present end, within the bounds.
 
         Raises:
-            errors.LedgerError: the log does not hold together, or cannot be read.
+            errors.LedgerError: Raised when the log is inconsistent or cannot be read.
         """
         found, kept = self._found, self._kept
         if self._at is None:
-            # Of an instance that was made long ago, its own rows are further back than is looked.
+            # The rows of an instance that was made long ago may be further back than the bounds allow.
             found.whole = _may_be_read(self._since, self._ledger.refreshed())
             self._at = self._since if found.whole else self._request
         self._to_the_end = True
@@ -134,7 +137,7 @@ class Retelling:
         return found
 
     def _may_look(self, anchor: int, line: int, *, ours: bool) -> bool:
-        """Whether the bounds leave room for one more row, which then counts."""
+        """Whether the bounds leave room for one more row. If so, the row is counted."""
         looked = self._looked + anchor + (line if ours else min(line, OTHERS_BYTES))
         passed = self._passed + anchor + line
         if looked > LOOKED_BYTES or passed > PASSED_BYTES:
@@ -163,7 +166,7 @@ class Retelling:
 
 
 class _Kept:
-    """The first rows up to the bounds, and the last behind them: how a family began, and how it ended."""
+    """Keeps the first rows and the last rows within the bounds: how a family began and how it ended."""
 
     def __init__(self) -> None:
         self._first: list[tuple[bytes, bytes | None]] = []
@@ -189,7 +192,7 @@ class _Kept:
 
 
 def _may_be_read(first: Mark, last: Mark) -> bool:
-    """Whether the bounds let everything between be read, if most of it is somebody else's."""
+    """Whether the bounds allow reading everything between, if most rows belong to other families."""
     count, lines, anchors = (to - since for to, since in zip(last, first, strict=True))
     return anchors + min(lines, count * OTHERS_BYTES) <= LOOKED_BYTES and anchors + lines <= PASSED_BYTES
 

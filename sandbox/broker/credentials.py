@@ -4,14 +4,14 @@
     {"id": 2, "kind": "credential", "name": "github", "token": T}  {"id": 2, "ok": {"value": "...", "version": 3}}
     anything else of these two kinds                               {"id": 3, "error": {"code": "credential_refused"}}
 
-The token is random and known here by its hash alone. The first request gets it, and it ends with the run's deadline: a
-process that gets hold of the descriptor later, without the token, gets no secret. Names are the effective ones, so a
-child's are its parent's as well; a secret is that of the agent id which asks, so a child has its own.
+The token is random, and the broker stores only its hash. The first request gets it, and it expires at the run's
+deadline: a process that gets the descriptor later, without the token, gets no secret. Names are the effective ones, so
+a child's names are also its parent's. A secret belongs to the agent id that requests it, so a child has its own.
 
-A refusal is one answer, whatever its cause; the cause is a denial in the log. What is not granted is looked for in the
-vault as what is not there is, under a name that cannot be there, so that the one takes what the other does.
+All refusals have the same answer; the cause is a denial in the log. Timing: a request for a secret that is not granted
+still does a vault lookup, under a name that cannot exist, so both kinds of refusal take equally long.
 
-The vault is asked at each request: what was rotated or removed is so at the next one.
+Each request reads the vault: a rotation or removal takes effect at the next request.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sandbox.run_io import Outcome, Watches
 from sandbox.vault.backend import Backend, Opened, is_name
 from sandbox.vault.open import configured
 
-# A program asks for what it needs once or twice; more is no use of a secret but a search for one.
+# A program requests each secret once or twice; more requests are a search for secrets.
 PER_SECOND, BURST, MOST_GRANTS = 10, 20, 1_000
 LAYER: Final = "credential"
 GRANT: Final = "permissions.credentials.grants"
@@ -47,12 +47,12 @@ _TOKEN_BYTES = 32
 _REFUSED = ("credential_refused", "this credential is not available")
 _TOO_MANY = ("too_many_requests", f"at most {PER_SECOND} requests a second, and {MOST_GRANTS} answers a run")
 
-# The secret while the call lasts, None where there is none, or why it cannot be said.
+# The secret for the duration of the call, None without one, or the error.
 Found = Opened | errors.VaultError | None
 
 
 class Source(Protocol):
-    """Where secrets come from, and what that is called: calls ``then`` once, at once or when the answer is there."""
+    """A source of secrets and its name. It calls ``then`` once, at once or with the later answer."""
 
     @property
     def name(self) -> str:
@@ -62,8 +62,7 @@ class Source(Protocol):
         """Look a secret up. ``name`` may be ``NO_NAME``, which no secret has."""
 
     def settle(self, watches: Watches) -> Outcome:
-        """Wait until what was asked has been answered, or has not been in time, or one of ``watches`` came to
-        something."""
+        """Wait until the request is answered or timed out, or one of ``watches`` returns an outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class Scope:
 
     @classmethod
     def of(cls, decision: Decision, deadline: Deadline) -> Scope:
-        """That of a run, by the artefact that was proved."""
+        """Return the scope of a run, by the proved artefact."""
         names = frozenset(decision.artefacts.json("credentials.json")["names"])
         return cls(decision.manifest.agent.id, names, deadline.milliseconds / 1000)
 
@@ -145,7 +144,7 @@ class Credentials:
             call.refuse(*_TOO_MANY)
             return
         name, cause = self._judged(call.fields)
-        # INVARIANT: what is refused is looked for as well, under a name that nothing has.
+        # INVARIANT: a refused request does a look-up as well, under a name that no secret has.
         self.source.ask(
             self.scope.agent_id, NO_NAME if cause else name, lambda found: self._found(call, name, cause, found)
         )
@@ -183,7 +182,7 @@ class Credentials:
             self._tell(name, "absent")
 
     def _judged(self, fields: Mapping[str, Any]) -> tuple[str, str]:
-        """The name as it may be written down, and why it is refused before it is looked for; empty when it is not."""
+        """Return the name for the log, and the reason to refuse it before a look-up; empty if there is none."""
         name, token = fields.get("name"), fields.get("token")
         is_granted = isinstance(name, str) and name in self.scope.names
         is_ours = isinstance(token, str) and hmac.compare_digest(_hashed(token), self._hash)
@@ -194,7 +193,7 @@ class Credentials:
         return name, self._cause_of_all() or ("" if is_granted else denials.NOT_GRANTED)
 
     def _cause_of_all(self) -> str:
-        """Why nothing at all is given any more."""
+        """Return the reason why no secret is given any more, if any."""
         if self.clock() >= self._end():
             return "expired"
         return "revoked" if self.tell.revoked() else ""
@@ -221,8 +220,7 @@ class Credentials:
         return 0.0 if self._until is None else self._until
 
     def _is_early(self, handler: Handler, call: Call) -> bool:
-        """Keep what is asked before the intent is given: an instance that waits for one may wait for long, and would
-        have secrets of before."""
+        """Hold requests until the intent is given: a standby instance may wait for long, and would get outdated secrets."""
         if self._until is not None:
             return False
         if len(self._early) < BURST:
@@ -273,12 +271,13 @@ class _Far:
 def serve(
     broker: Broker, scope: Scope, tell: Tellers, *, config: Config, is_dev: bool, stack: contextlib.ExitStack
 ) -> Credentials | None:
-    """Have ``broker`` answer for the secrets of ``scope``, by the vault that is configured; ``stack`` outlives the run.
-    None where there are none.
+    """Let ``broker`` serve the secrets of ``scope`` from the configured vault. ``stack`` outlives the run.
+
+    Returns None if ``scope`` has no secret.
 
     Raises:
-        errors.VaultError: the vault cannot be opened, now, before anything is started; or no operator signed for the
-            agent id, whose secrets these are.
+        errors.VaultError: Raised before the start when the vault cannot be opened, or when no operator signed for the
+            agent id that owns these secrets.
     """
     if not scope.names:
         return None
@@ -309,7 +308,7 @@ def _source(broker: Broker, scope: Scope, config: Config, stack: contextlib.Exit
 
 
 def json_text(value: memoryview) -> Locked:
-    """UTF-8 text as it stands between the quotes of a JSON string, made without a copy outside locked memory."""
+    """Encode UTF-8 text for the inside of a JSON string, without a copy outside locked memory."""
     text = Locked(sum(len(_ESCAPES.get(byte, b"-")) for byte in value))
     at, out = 0, text.view
     for byte in value:

@@ -1,4 +1,4 @@
-"""Which code of ours this is: what was shown about a machine by one Covenant says nothing about the next."""
+"""Identify the code of this Covenant: a result of one version about a machine does not hold for the next."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-# What decides and what acts; the command line does neither.
+# The packages that decide and act; the command line does neither.
 _ROOMS = ("policy", "sandbox")
 
 
 @functools.lru_cache(maxsize=1)
 def digest() -> str:
-    """A digest over every file of these packages, data too, by name, size and the time that its inode changed.
+    """Return a digest over every file of these packages, data too, by name, size and ctime.
 
-    Not by content: that is three times as slow, and whoever replaces a file without a new ctime sets the clock.
+    The content is not read: that takes three times as long, and only a change of the clock can hide a new ctime.
     """
     top = Path(__file__).resolve().parents[2]
     found = sorted(one for room in _ROOMS for one in _files(top / room))
@@ -31,5 +31,5 @@ def _files(top: Path) -> Iterator[tuple[str, int, int]]:
                 if not entry.is_dir(follow_symlinks=False):
                     info = entry.stat(follow_symlinks=False)
                     yield entry.path, info.st_size, info.st_ctime_ns
-                elif entry.name != "__pycache__":  # byte code appears by itself, and follows its source
+                elif entry.name != "__pycache__":  # Python writes byte code itself, from its source
                     waiting.append(entry.path)

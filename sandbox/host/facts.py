@@ -1,4 +1,4 @@
-"""What this machine is and can enforce, as the plain values that the pure half is given (policy/host.py)."""
+"""Read this machine's facts and abilities, as plain values for the pure half (policy/host.py)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from sandbox.storage import json_cache
 
 _VERSION_SECONDS = 15
 _MIB = 1024 * 1024
-# By the version of control groups: how much memory may be used in one, how much is, and the name in memory.stat of the
-# pages of files that nobody has asked for lately. Version 1 writes a number for no limit, which no machine has.
+# By cgroup version: the file of the memory limit, the file of the usage, and the name of inactive file pages in
+# memory.stat. Version 1 writes a number for no limit that is larger than any machine's memory.
 _MEMORY_FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
@@ -38,12 +38,12 @@ _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 
 
 def probe(config: Config) -> HostFacts:
-    """The facts about this machine that no manifest changes. Without root the cgroup facts may be weaker.
+    """Return the facts about this machine that no manifest changes. Without root the cgroup facts may be weaker.
 
-    ``runsc`` is None when there is none that may be used; ``covenant doctor`` says why.
+    ``runsc`` is None if there is no usable one; ``covenant doctor`` shows the reason.
 
     Raises:
-        errors.HostError: a machine on which nothing can be enforced: another architecture, no /proc.
+        errors.HostError: Raised when nothing can be enforced: another architecture, no /proc.
     """
     try:
         memory = host_memory.read()
@@ -73,15 +73,15 @@ def for_manifest(
     extra_never: Sequence[str] = (),
     effective: Effective | None = None,
 ) -> HostFacts:
-    """The facts with what this manifest asks about: its runtime, its granted executables, its granted paths.
+    """Return the facts with those for this manifest: its runtime, its granted executables, its granted paths.
 
-    ``package`` maps the package's file names to their verified bytes (for a rust-bin entry); ``extra_never`` are
-    paths never granted on this host beside those of the data file, such as COVENANT_HOME; ``effective`` is what a
-    parent left of the manifest, whose paths may lie below the manifest's own.
+    ``package`` maps the package's file names to their verified bytes (for a rust-bin entry). ``extra_never`` are paths
+    never granted on this host beside those of the data file, such as COVENANT_HOME. ``effective`` are the grants that a
+    parent left of the manifest; their paths may be below the manifest's own.
 
     Raises:
-        errors.GrantedPathError, errors.ProgramError: something granted is not to be had here.
-        errors.HostError: the runtime is missing or in other hands.
+        errors.GrantedPathError, errors.ProgramError: Raised when this host cannot provide something granted.
+        errors.HostError: Raised when the runtime is missing or another user may change it.
     """
     never = never_granted(config, extra_never)
     permissions = manifest.permissions
@@ -115,7 +115,7 @@ def for_manifest(
 
 
 def never_granted(config: Config, extra: Sequence[str] = ()) -> dict[str, str]:
-    """Paths never granted on this host, with their reasons: the data file's, the state, our own code, ``extra``."""
+    """Return the paths never granted on this host with reasons: the data file's, the state, our code, ``extra``."""
     out = dict.fromkeys(_own_code(), "it is the supervisor's own code")
     own = {str(config.state), *config.vault.private_files(), *extra}
     out.update({os.path.realpath(p): "it is Covenant's own" for p in own})
@@ -124,19 +124,19 @@ def never_granted(config: Config, extra: Sequence[str] = ()) -> dict[str, str]:
 
 @functools.cache
 def _own_code() -> tuple[str, ...]:
-    """Where the code of this process was loaded from; that it is found there once is what the process itself did."""
+    """Return the directories that the code of this process was loaded from. They do not change while it lives."""
     own = {str(Path(__file__).resolve().parents[2] / name) for name in ("policy", "sandbox", "covenant")}
     if sys.prefix != sys.base_prefix:
-        # Else it is installed into the machine's own Python, whose prefix is /usr and not all ours.
+        # Otherwise it is installed into the machine's own Python, whose prefix /usr contains other software.
         own.add(os.path.realpath(sys.prefix))
     return tuple(sorted(own))
 
 
 def architecture() -> Literal["x86_64", "aarch64"]:
-    """The machine's architecture.
+    """Return the machine's architecture.
 
     Raises:
-        errors.HostError: it is another one.
+        errors.HostError: Raised when it is not supported.
     """
     machine = os.uname().machine
     if machine == "x86_64":
@@ -147,7 +147,7 @@ def architecture() -> Literal["x86_64", "aarch64"]:
 
 
 def cgroup_facts(hierarchies: cgroup.Hierarchies | None = None) -> CgroupFacts:
-    """Where memory, pids and cpu live, and whether swap is counted there."""
+    """Return the cgroup version and controllers, and whether swap is counted."""
     found = hierarchies or cgroup.Hierarchies.read()
     version: Literal[0, 1, 2] = 1 if found.version == 1 else 2 if found.version == 2 else 0
     if version == 0:
@@ -156,12 +156,12 @@ def cgroup_facts(hierarchies: cgroup.Hierarchies | None = None) -> CgroupFacts:
     if version == 1:
         return CgroupFacts(1, frozenset(found.mounts), (memory / "memory.memsw.limit_in_bytes").exists())
     controllers = frozenset((memory / "cgroup.controllers").read_text().split())
-    # The root cgroup has no such file; any other with the memory controller shows whether swap is counted.
+    # The root cgroup has no such file. Any other cgroup with the memory controller shows whether swap is counted.
     return CgroupFacts(2, controllers, any(memory.glob("*/memory.swap.max")))
 
 
 def network_facts(config: Config) -> NetworkFacts:
-    """What a gateway needs of this host: nft, IPv6 to refuse it by, and the interface that the operator named."""
+    """Check the needs of a gateway: nft, IPv6 (which it must have to refuse it), and the operator's uplink."""
     try:
         trusted_binary(config.nft)
     except errors.HostError as e:
@@ -176,10 +176,10 @@ def network_facts(config: Config) -> NetworkFacts:
 
 
 def runsc_facts(config: Config) -> RunscFacts:
-    """The configured runsc: checked for its owner, hashed and asked for its version once per binary.
+    """Return the configured runsc with its version and digest. Its owner is checked; a binary is hashed only once.
 
     Raises:
-        errors.HostError: missing, in other hands, or it does not answer.
+        errors.HostError: Raised when runsc is missing, another user may change it, or it does not answer.
     """
     path = trusted_binary(config.runsc)
     info = path.stat()
@@ -195,20 +195,21 @@ def runsc_facts(config: Config) -> RunscFacts:
 
 
 def capacity_mb(hierarchies: cgroup.Hierarchies | None = None) -> int:
-    """The memory that runs may be promised in all: what the machine has, or what the cgroup in which this process lives
-    leaves of it, in MiB."""
+    """Return the memory for all runs together in MiB: the machine's, or less by the cgroups above this process."""
     return min([host_memory.read().total_mb, *(most for most, _ in _memory_limits(hierarchies))])
 
 
 def available_mb(memory: host_memory.Memory, hierarchies: cgroup.Hierarchies | None = None) -> int:
-    """The memory that a new process may have now: of the machine's, what the cgroups above this process leave, in
-    MiB."""
+    """Return the memory available to a new process in MiB, within the cgroups above this process."""
     return min([memory.available_mb, *(max(most - used, 0) for most, used in _memory_limits(hierarchies))])
 
 
 def _memory_limits(hierarchies: cgroup.Hierarchies | None = None) -> Iterator[tuple[int, int]]:
-    """Of each cgroup above this process that has a limit: how much may be used in it, and how much is, in MiB; but for
-    what the kernel takes back first (Documentation/admin-guide/cgroup-v2.rst)."""
+    """Yield limit and usage in MiB of each cgroup above this process that has a memory limit.
+
+    The usage leaves out inactive file pages, which the kernel reclaims first
+    (Documentation/admin-guide/cgroup-v2.rst).
+    """
     found = hierarchies or cgroup.Hierarchies.read()
     place = found.mounts.get("memory")
     own = next((one for one in _own_cgroups() if one[0] in ("memory", "")), None)
@@ -225,7 +226,7 @@ def _memory_limits(hierarchies: cgroup.Hierarchies | None = None) -> Iterator[tu
 
 
 def _used_mb(directory: str, used: str, old: str, limit: int) -> int:
-    """All of the limit where that cannot be read."""
+    """Return the usage of a cgroup in MiB, or the whole limit if it cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         stat = dict(line.split() for line in small_files.text(f"{directory}/memory.stat").splitlines())
         taken = int(small_files.whole(f"{directory}/{used}")) - int(stat.get(old, "0"))
@@ -234,7 +235,7 @@ def _used_mb(directory: str, used: str, old: str, limit: int) -> int:
 
 
 def _own_cgroups() -> list[tuple[str, str]]:
-    """Controller and path of each cgroup of this process (cgroups(7)); version 2 has no controller's name."""
+    """Return controller and path of each cgroup of this process (cgroups(7)). The name is empty for version 2."""
     out = []
     for line in small_files.text("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -243,7 +244,7 @@ def _own_cgroups() -> list[tuple[str, str]]:
 
 
 def disk_free_mb(path: Path) -> int:
-    """Free MiB where ``path`` is or would be made."""
+    """Return the free MiB of the file system where ``path`` is or would be made."""
     while not path.exists():
         path = path.parent
     info = os.statvfs(path)
@@ -266,7 +267,7 @@ def _version(path: Path) -> str:
             timeout=_VERSION_SECONDS,
             check=False,
             cwd="/",
-            start_new_session=True,  # Ctrl-C is ours to hear, and no fault of the machine
+            start_new_session=True,  # Ctrl-C must reach only this process; it is no fault of the machine
         )
     except (OSError, subprocess.TimeoutExpired) as e:
         raise errors.HostError(f"`{path} --version` does not answer", where=str(path)) from e
@@ -296,7 +297,7 @@ def _executable(path: str, sha256: str | None, config: Config, never: Mapping[st
             hint="leave permissions.executables out",
             where=where,
         ) from e
-    # Only root's: a program that someone else may replace is that one's program.
+    # Root must own it: a user who may replace a program controls what it does.
     if host_paths.look_up(path, never=never, where=where).kind != "file":
         raise errors.GrantedPathError(f"executable `{path}` is a directory", where=where)
     try:

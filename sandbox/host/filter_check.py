@@ -1,9 +1,8 @@
-"""The filter is only as good as the runsc that loads it: proved before the first run of each binary, and remembered.
+"""Prove before the first run of each runsc binary that it applies filters, and remember the success.
 
-``linux.seccomp`` is dead text unless runsc applies it, and nothing in a compiled agent could say so. So the live probe
-that ``doctor`` makes (Seccomp: 2 inside, a denied call gets EPERM, the same call without the filter succeeds) also
-stands before the first run with this runsc binary, these flags, this kernel and this code of ours. A runsc that fails
-it runs nothing.
+``linux.seccomp`` is dead text unless runsc applies it, and nothing in a compiled agent would show that. ``doctor``
+makes a live probe: Seccomp: 2 inside, a denied call gets EPERM, the same call without the filter succeeds. The same
+probe is made before the first run with this runsc binary, flags, kernel and code. A runsc that fails it runs nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from sandbox.storage import json_cache
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What the probe found; ``fault`` is empty when the filter is alive."""
+    """Result of the probe. ``fault`` is empty if the filter is alive."""
 
     fault: str
     detail: str
@@ -44,10 +43,10 @@ def proved(config: Config, facts: HostFacts) -> bool:
 
 
 def prove(config: Config, facts: HostFacts) -> Proof:
-    """Make the probe, about a second; remember a success.
+    """Make the probe, which takes about a second, and remember a success.
 
     Raises:
-        errors.MachineError: the probe itself could not be made.
+        errors.MachineError: Raised when the probe itself cannot be made.
     """
     from sandbox.host import runsc_probe
 

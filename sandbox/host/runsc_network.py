@@ -1,11 +1,11 @@
-"""How this runsc is started with a network on this kernel: found out by starting it, once for each pair of the two.
+"""Find out how to start this runsc with a network on this kernel: by starting it, once for each pair of the two.
 
-    plain    in the agent's namespace, as it is
+    plain    in the agent's namespace, unchanged
     masked   the same, with /proc/sys/net/core covered by an empty directory
-    host     with the host kernel's network stack instead of gVisor's, where the operator says so: the only one then
+    host     with the host kernel's network stack instead of gVisor's; the only way if the operator sets it
 
-Releases up to 20240729 take /proc/sys/net/core/rmem_default for a sign of the machine's own namespace and refuse, and
-from about Linux 6.7 on every namespace shows it. Covered, they see what older kernels showed (sandbox-facts).
+Releases up to 20240729 take /proc/sys/net/core/rmem_default as a sign of the machine's own namespace, and refuse. Since
+about Linux 6.7 every namespace shows it. With the cover they see the same as on older kernels (sandbox-facts).
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from sandbox.host import runsc_probe
 from sandbox.network import namespaces
 from sandbox.storage import json_cache
 
-# The directories that the sandbox's own processes see empty, by the name of the way; tried in this order.
+# The directories that the sandbox's own processes see empty, by the name of the way. They are tried in this order.
 WAYS: Final[Mapping[str, tuple[str, ...]]] = {"plain": (), "masked": ("/proc/sys/net/core",)}
 HOST: Final[Mapping[str, tuple[str, ...]]] = {"host": ()}
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """``name`` is one of ``WAYS`` or ``HOST``, empty where none works; ``fault`` is what runsc said of the last."""
+    """``name`` is one of ``WAYS`` or ``HOST``, empty if none works. ``fault`` is runsc's error for the last."""
 
     name: str
     fault: str = ""
 
 
 def known(config: Config, *, sha256: str, kernel: str) -> Way | None:
-    """What was found before for this binary on this kernel."""
+    """Return the remembered way for this binary on this kernel, if any."""
     held = json_cache.read(_record(config))
     if held is None or held.get("key") != [sha256, kernel] or held.get("way") not in _ways(config):
         return None
@@ -45,10 +45,10 @@ def known(config: Config, *, sha256: str, kernel: str) -> Way | None:
 
 
 def find(config: Config, binary: Path, *, sha256: str, kernel: str, deadline_seconds: float) -> Way:
-    """Start a sandbox on a link of its own by each way until one shows the device; a success is remembered.
+    """Start a sandbox with its own link by each way until one shows the device. A success is remembered.
 
     Raises:
-        errors.MachineError: the attempt itself could not be made.
+        errors.MachineError: Raised when the attempt itself cannot be made.
     """
     fault = ""
     for name, covered in _ways(config).items():
@@ -66,11 +66,11 @@ def find(config: Config, binary: Path, *, sha256: str, kernel: str, deadline_sec
 
 
 def covered(config: Config, facts: HostFacts) -> tuple[str, ...]:
-    """What a run with a network must not see of /proc.
+    """Return the directories of /proc to cover for a run with a network.
 
     Raises:
-        errors.NotEnforceableError: this runsc takes no network on this kernel.
-        errors.MachineError: it could not be tried.
+        errors.NotEnforceableError: Raised when this runsc takes no network on this kernel.
+        errors.MachineError: Raised when the attempt cannot be made.
     """
     assert facts.runsc is not None
     key = {"sha256": facts.runsc.sha256, "kernel": facts.kernel}

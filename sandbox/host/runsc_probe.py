@@ -1,8 +1,8 @@
-"""A live look at runsc: does it start a sandbox here, and is a manifest's filter alive in it?
+"""Probe runsc live: it must start a sandbox here, and a manifest's filter must be alive in it.
 
-Three starts of a program from a root of our own making: one reads ``Seccomp: 2`` in its status, one makes a
-directory and gets EPERM, and the third is the second without ``--oci-seccomp``: it must succeed, or the denial
-proved nothing. Each start has a deadline and a cgroup of its own, which is killed and removed at the end.
+The probe starts a program three times, from a root that it makes. The first reads ``Seccomp: 2`` in its status. The
+second makes a directory and gets EPERM. The third repeats the second without ``--oci-seccomp`` and must succeed,
+otherwise the denial proved nothing. Each start has a deadline and its own cgroup, which is killed and removed.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _FILTER_FLAG = "--oci-seccomp"
 _ARCHES = {"x86_64": ("SCMP_ARCH_X86_64", ["mkdir", "mkdirat"]), "aarch64": ("SCMP_ARCH_AARCH64", ["mkdirat"])}
 _NOBODY = 65534
 _MAX_OUTPUT = 64 * 1024
-# How the names of its directories and cgroups begin.
+# The prefix of the names of its directories and cgroups.
 PREFIX = "doctor-"
 _Note = Callable[[Mapping[str, Path]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One start: runsc's exit status (None at the deadline), what it wrote, how long it took in seconds."""
+    """Result of one start: runsc's exit status (None at the deadline), its output, the duration in seconds."""
 
     status: int | None
     output: bytes
@@ -52,17 +52,17 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """What the live probe found. ``fault`` is empty when all is well, else one line that says what is not."""
+    """Result of the live probe. ``fault`` is empty if all is well, else one line that names the fault."""
 
     fault: str
     seconds: float
 
 
 def alive(config: Config, binary: Path, *, deadline_seconds: float) -> Alive:
-    """Start three sandboxes with the flags that runs use; ``deadline_seconds`` is for each.
+    """Start three sandboxes with the flags that runs use. ``deadline_seconds`` limits each of them.
 
     Raises:
-        errors.MachineError: no cgroup can be made, or the probe's own programs are missing.
+        errors.MachineError: Raised when no cgroup can be made, or the probe's own programs are missing.
     """
     with _folder(config) as (folder, note):
         store = skeleton.Skeletons(folder / "rootfs")
@@ -84,11 +84,12 @@ def alive(config: Config, binary: Path, *, deadline_seconds: float) -> Alive:
 
 
 def networked(config: Config, binary: Path, *, network: int, covered: Sequence[str], deadline_seconds: float) -> str:
-    """Start a sandbox in a network namespace whose device is eth0; empty when it takes the device, else what is wrong.
-    Its network stack is the one of the configuration.
+    """Start a sandbox in a network namespace whose device is eth0, with the configured network stack.
+
+    Returns an empty string if the sandbox takes the device, else the fault.
 
     Raises:
-        errors.MachineError: no cgroup can be made, or the probe's own program is missing.
+        errors.MachineError: Raised when no cgroup can be made, or the probe's own program is missing.
     """
     with _folder(config) as (folder, note):
         store = skeleton.Skeletons(folder / "rootfs")
@@ -103,9 +104,9 @@ def networked(config: Config, binary: Path, *, network: int, covered: Sequence[s
 
 @contextlib.contextmanager
 def _folder(config: Config) -> Iterator[tuple[Path, _Note]]:
-    """A run's directory, where nobody else can reach and from which the next start takes away what a killed probe left.
+    """Make a run's directory that only root can enter. The next start removes the remains of a killed probe from it.
 
-    Also what is told where a cgroup will lie, before it is made.
+    Yields also the function to call with a cgroup's place before the cgroup is made.
     """
     if not config.state.is_dir():  # doctor, before there is a state
         with tempfile.TemporaryDirectory(prefix="covenant-doctor-", dir="/tmp") as folder:
@@ -128,7 +129,7 @@ class _Probe:
     def start(
         self, argv: list[str], *, filtered: bool, network: int | None = None, covered: Sequence[str] = ()
     ) -> Outcome:
-        """One sandbox from start to nothing left."""
+        """Start one sandbox, wait for its end, and remove it."""
         name = f"{PREFIX}{secrets.token_hex(8)}"
         bundle, state = self._folder / name, self._folder / f"{name}-state"
         bundle.mkdir(mode=0o700)
@@ -157,7 +158,7 @@ class _Probe:
                 child = stack.enter_context(spawn.spawn(launch, spawn.Patience(self._deadline, kill=leaf.kill)))
             except errors.StartTimeoutError:
                 return Outcome(None, b"", time.monotonic() - began)
-            # Whatever happens next, the whole leaf dies before the child is waited for.
+            # On every path the whole leaf is killed before the wait for the child.
             stack.callback(leaf.kill)
             output = _read(child, began + self._deadline)
             status = child.reap() if output is not None else None
@@ -165,7 +166,7 @@ class _Probe:
 
 
 def _read(child: spawn.Child, until: float) -> bytes | None:
-    """Both outputs up to their end and the exit, or None when the deadline came first."""
+    """Read both outputs to their ends and wait for the exit. Returns None if the deadline comes first."""
     poller, out = select.poll(), b""
     open_fds = {child.stdout, child.stderr}
     for fd in open_fds:

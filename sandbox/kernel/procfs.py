@@ -98,8 +98,8 @@ def descends(pid: int, ancestors: Collection[int]) -> bool:
 def family(of: Name, known: Collection[int] = ()) -> list[int] | None:
     """The numbers of a process and of all that descend from it; None when it is gone.
 
-    The kernel may leave one out whose brother ends while it says who is there (proc_tid_children(5)): of those that are
-    ``known`` to be somewhere none is missed.
+    The kernel may omit a child whose sibling ends during the listing (proc_tid_children(5)). None of those in ``known``
+    is missed.
     """
     if name(of.pid) != of:
         return None
@@ -157,7 +157,7 @@ def tracers(pid: int) -> dict[int, int]:
     """The traced threads of a process, each with the thread that traces it; none when the process is gone.
 
     Raises:
-        OSError: the kernel does not say who traces a thread.
+        OSError: Raised when the kernel does not show the tracer of a thread.
     """
     found: dict[int, int] = {}
     try:

@@ -1,8 +1,8 @@
-"""The self-test of a policy: a throw-away sandbox under the very artefacts of the run, whose first process tries them.
+"""Self-test of a policy: a throw-away sandbox with the artefacts of the run, whose first process tries forbidden acts.
 
-Everything is as it will be for the agent: the same artefacts, mounts, limits, filter, namespaces, firewall and gates,
-made and read back by the same code. The first process is another, and lies in a root directory that has it beside
-what the agent's has. What passed is remembered by policy, host, runsc, kernel and our own code, for a day.
+The sandbox is the same as the agent's: artefacts, mounts, limits, filter, namespaces, firewall and gates, made and read
+back by the same code. Only the first process differs; the root directory contains it in addition. A success is
+remembered by policy, host, runsc, kernel and our own code, for a day.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def attempt(job: gvisor.Job, closures: Sequence[Closure], *, runs: Path, uids: U
     ``closures`` are those of the agent's root directory.
 
     Raises:
-        errors.MachineError: the sandbox could not be set up.
+        errors.MachineError: Raised when the sandbox cannot be set up.
     """
     artefacts = job.artefacts
     root = artefacts.json("mounts.json")["root"]

@@ -67,7 +67,7 @@ class Aside(threading.Thread):
     def run(self) -> None:
         try:
             self._value = cut(self._links)
-        except BaseException as e:  # it is raised again in the thread that asks
+        except BaseException as e:  # it is raised again in the waiting thread
             self._error = e
 
     def result(self) -> list[str]:

@@ -1,8 +1,8 @@
-"""A run's gateway: the namespaces, the rules, the gates and the way out, in the order in which nothing is open early.
+"""Make a run's gateway: namespaces, rules, gates and uplink, in an order in which nothing is open too early.
 
     (1) two namespaces, a link that is down
     (2) the compiled rules and the walls around them, checked, then loaded in one transaction
-    (3) the link up: from here on what is refused is refused
+    (3) the link up: from here on the rules apply
     (4) the gates are started: each needs a moment to come up and to be sealed
     (5) the way out by the operator's interface, in that moment
     (6) the gates are ready
@@ -78,14 +78,15 @@ def opened(
     join_files: Sequence[str] = (),
     patience: Patience = PATIENCE,
 ) -> Iterator[Gateway]:
-    """The gateway of one run: (1), and the rest by ``Gateway.make``, before which no agent may run. ``note`` is told
-    what lies outside of our own descriptors before any of it is made, and when a part of it could not be taken away
-    (``left``); ``join_files`` are those of the cgroup that its gates join (``gate_leaf``), and ``patience`` is for
-    their start.
+    """Make step (1) of a run's gateway. ``Gateway.make`` does the rest, before which no agent may run.
+
+    ``note`` records the parts outside our own descriptors before they are made, and a part that cannot be removed
+    (``left``). ``join_files`` are files of the cgroup that the gates join (``gate_leaf``). ``patience`` is for their
+    start.
 
     Raises:
-        errors.NotEnforceableError: the operator has named no interface.
-        errors.MachineError: a part could not be made, or not be taken away; of the former nothing is left.
+        errors.NotEnforceableError: Raised when the operator has configured no interface.
+        errors.MachineError: Raised when a part cannot be made or removed. Nothing is left of a failed start.
     """
     if not config.uplink:
         raise errors.NotEnforceableError(

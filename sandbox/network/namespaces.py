@@ -103,10 +103,10 @@ def connect(spaces: Spaces) -> None:
 
 
 def open_link(spaces: Spaces) -> None:
-    """Bring the link up, once the rules stand.
+    """Bring the link up, once the rules are loaded.
 
     Raises:
-        errors.KernelError: the kernel refuses.
+        errors.KernelError: Raised when the kernel refuses.
     """
     with netns.within(spaces.gateway, netlink.Route) as route:
         route.do([netlink.up(_AGENT)])
@@ -124,10 +124,10 @@ def open_link(spaces: Spaces) -> None:
 
 
 def connect_uplink(spaces: Spaces, device: str, host: int) -> None:
-    """The link between the gateway and ``device`` in the namespace ``host``; both ends are down and have no address.
+    """Make the link between the gateway and ``device`` in the namespace ``host``. Both ends are down, without addresses.
 
     Raises:
-        errors.KernelError: the kernel refuses, such as a second device of that name.
+        errors.KernelError: Raised when the kernel refuses, such as for a second device of that name.
     """
     ours = netlink.End(addresses.UPLINK_DEVICE, addresses.UPLINK_MAC, None, UPLINK_INDEX)
     with netns.within(spaces.gateway, netlink.Route) as route:
@@ -135,11 +135,12 @@ def connect_uplink(spaces: Spaces, device: str, host: int) -> None:
 
 
 def open_uplink(spaces: Spaces, place: addresses.Uplink, *, ipv6: bool) -> None:
-    """The gateway's own addresses towards the supervisor's namespace, and its way out. Without ``ipv6`` there is none
-    for IPv6, and the agent hears so at once.
+    """Set the gateway's addresses towards the supervisor's namespace, and its default routes.
+
+    Without ``ipv6`` there is no route for IPv6, and the agent gets an error at once.
 
     Raises:
-        errors.KernelError: the kernel refuses one of them.
+        errors.KernelError: Raised when the kernel refuses a part.
     """
     with netns.within(spaces.gateway, netlink.Route) as route:
         route.do([

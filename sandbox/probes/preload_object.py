@@ -1,4 +1,4 @@
-"""A shared object of one page that makes some system calls before the program that the loader starts, and goes on.
+"""Build a shared object of one page that makes some system calls before the program that the loader starts.
 
 The dynamic loader takes it from the list in /etc/ld.so.preload of the agent's root (ld.so(8)) and calls its DT_INIT
 before the program's own first instruction, whatever the program is: in the same process, under the same filter, without
@@ -18,7 +18,7 @@ from typing import Final
 
 from sandbox.probes.probe_program import Bytes, Call, Result
 
-# Where the loader looks, and where the object lies in the root of a run that has one, and in no other root.
+# The loader's list, and the path of the object in the root of a run that has one. No other root has them.
 LIST: Final = "/etc/ld.so.preload"
 PATH: Final = "/etc/.covenant-prelude.so"
 STATUS: Final = 77

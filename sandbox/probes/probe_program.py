@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-# Where the program stands in the root of the self-test's sandbox, and in no other root.
+# The path of the program in the root of the self-test's sandbox. No other root has it.
 PATH: Final = "/.covenant-canary"
 # A message of this size is written to a pipe at once, and so read at once (pipe(7), PIPE_BUF).
 MESSAGE_BYTES: Final = 4096

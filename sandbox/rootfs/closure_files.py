@@ -136,10 +136,10 @@ class Builder:
         return Closure(name, entry, tuple(sorted(self.files.values())))
 
     def resolve(self, path: str, found: dict[str, ClosureFile]) -> str | None:
-        """The real path, with everything on the way put into ``found``; None when there is no such file.
+        """Return the real path, and add every component of it to ``found``. None if there is no such file.
 
         Raises:
-            errors.HostError: something on the way is in other hands, or there are too many symlinks.
+            errors.HostError: Raised when another user may change a component, or there are too many symlinks.
         """
         pending, current, hops = deque(path.split("/")), "", 0
         while pending:

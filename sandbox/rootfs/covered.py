@@ -75,8 +75,8 @@ def check(fd: int, path: str, *, beside: Collection[str] = (), where: str = "") 
     """Refuse a granted path, open as ``fd``, that a mount covers now.
 
     Raises:
-        errors.GrantedPathError: with the mount point and how to go on.
-        errors.KernelError: the kernel does not say on which mount it lies.
+        errors.GrantedPathError: Raised with the mount point and a hint when a mount covers the path.
+        errors.KernelError: Raised when the kernel does not report the path's mount.
     """
     point = over(filesystems.number_of(fd), path, [*filesystems.mounts()], beside=beside)
     if point is None:
@@ -122,7 +122,7 @@ def found(
 
 
 def _beside(plan: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Collection[str]]]:
-    """Each granted path, and where another mount may lie in it: a path for writing has a file system of its own."""
+    """Yield each granted path with the places in it where a mount is allowed: a path for writing is its own mount."""
     mounts = granted(plan)
     written = {mount["source"] for mount in mounts if "rw" in mount["options"]}
     for mount in mounts:
@@ -130,5 +130,5 @@ def _beside(plan: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, An
 
 
 def _holds(directory: str, path: str) -> bool:
-    """Whether ``path`` is ``directory`` or lies in it."""
+    """Whether ``path`` is ``directory`` or is inside it."""
     return path == directory or path.startswith(directory.rstrip("/") + "/")

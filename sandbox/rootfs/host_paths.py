@@ -37,15 +37,15 @@ def open_granted(
     writing: bool = False,
     beside: Collection[str] = (),
 ) -> tuple[int, GrantedPath]:
-    """An O_PATH descriptor of a granted file or directory, and the fact; the descriptor is the caller's.
+    """Open a granted file or directory as O_PATH, and return the descriptor with the fact. The caller closes it.
 
-    ``owners`` are uids trusted besides 0; ``never`` maps a path to the reason why it, what lies in it and what
-    contains it is never granted; ``where`` stands in errors. For ``writing`` the fact says how much can be written.
-    ``beside`` are paths that are granted for writing, where another mount may lie in a path for reading.
+    ``owners`` are uids trusted besides 0. ``never`` maps a path to the reason why it, its descendants and its ancestors
+    are never granted. ``where`` is used in errors. For ``writing`` the fact has the most bytes that can be written.
+    ``beside`` are paths granted for writing, which may be mounts inside a path for reading.
 
     Raises:
-        errors.GrantedPathError: the path cannot be granted on this host.
-        errors.NeverGrantableError: nor on any, by ``never``.
+        errors.GrantedPathError: Raised when the path cannot be granted on this host.
+        errors.NeverGrantableError: Raised when ``never`` forbids the path.
     """
     trusted = frozenset(owners) | {0}
     _check_spelling(path, where)
@@ -89,17 +89,17 @@ def look_up(
     writing: bool = False,
     beside: Collection[str] = (),
 ) -> GrantedPath:
-    """As ``open_granted``, for the fact alone."""
+    """Return only the fact of ``open_granted``."""
     fd, fact = open_granted(path, owners=owners, never=never, where=where, writing=writing, beside=beside)
     os.close(fd)
     return fact
 
 
 def check_never(path: str, never: Mapping[str, str], where: str = "") -> None:
-    """Rule 1 again, with what only the host knows: the path is one of ``never``, lies in one, or contains one.
+    """Apply rule 1 with facts of the host: refuse a path that is in ``never``, inside one of these, or contains one.
 
     Raises:
-        errors.NeverGrantableError: with the tree and its reason.
+        errors.NeverGrantableError: Raised with the tree and its reason.
     """
     rule.check(path, _NO_TABLE, never, grant=path, where=where)
 

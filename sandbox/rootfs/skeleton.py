@@ -5,7 +5,7 @@
     DIR/*/<digest>/complete            the digest again, written last: without it the directory does not count
 
 runsc makes missing mount points in the root directory of the host and leaves them there, so all are made here.
-Everything belongs to root, directories are 0755, files 0644, and 0755 only what the closures say is a program.
+All files belong to root. Directories are 0755, files 0644, and programs of the closures 0755.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class Skeletons:
             raise errors.HomeError(f"`{directory}` is open to others", hint=f"chmod 0700 {directory}")
 
     def get(self, closures: Sequence[Closure], mount_points: Sequence[MountPoint]) -> Path:
-        """A complete root directory for these closures with these mount points; made if there is none.
+        """Return a complete root directory for these closures and mount points. It is made if there is none.
 
-        Nothing keeps ``collect`` from removing it later: a run uses ``hold``.
+        ``collect`` may remove it later: a run uses ``hold``.
 
         Raises:
-            errors.HostError: two closures disagree about a path, or a mount point runs through a file.
-            errors.StaleClosureError: the host's files are no longer those of the listing.
+            errors.HostError: Raised when two closures differ about a path, or a mount point runs through a file.
+            errors.StaleClosureError: Raised when the host's files are no longer those of the listing.
         """
         key = (str(self.directory), *map(id, closures), *sorted(set(mount_points)))
         if key in _known:
@@ -201,7 +201,7 @@ def _take_name(fresh: Path, target: Path, digest: str) -> None:
         try:
             os.rename(fresh, target)
         except OSError:
-            # Another maker was faster, which is as good; or what stands there is not complete.
+            # Another process was faster, which is as good; or the directory there is not complete.
             if _is_complete(target, digest):
                 return
             os.rename(target, target.parent / f".broken-{secrets.token_hex(8)}")
@@ -234,7 +234,7 @@ def _check_path(path: str) -> None:
 
 
 def _mount_points(merged: Mapping[str, ClosureFile], wanted: Sequence[MountPoint]) -> dict[str, MountKind]:
-    """Everything that has to be made beside the closures: the mount points and the directories above them."""
+    """Return the paths to make besides the closures: the mount points and the directories above them."""
     points: dict[str, MountKind] = {}
     for path, kind in sorted(set(wanted)):
         _check_path(path)

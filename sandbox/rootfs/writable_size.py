@@ -27,10 +27,10 @@ class Room:
 
 
 def of(fd: int, path: str) -> Room:
-    """The room of an open directory or file that was found at ``path``.
+    """Return the room of an open directory or file at ``path``.
 
     Raises:
-        errors.KernelError: the kernel does not say where it lies.
+        errors.KernelError: Raised when the kernel does not report its mount.
     """
     mount = filesystems.mount_of(fd)
     if mount.kind not in KINDS or not filesystems.is_block_device(mount.device):

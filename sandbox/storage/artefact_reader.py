@@ -19,7 +19,7 @@ def holds(path: Path) -> bool:
     """Whether ``path`` looks like such a directory rather than like a package.
 
     Raises:
-        errors.ArtefactError: it looks like both, so that an answer about one could be taken for one about the other.
+        errors.ArtefactError: Raised when it looks like both, since an answer about one could be taken for the other.
     """
     if not (path / artefacts.NAMES[0]).exists():
         return False
@@ -33,10 +33,10 @@ def holds(path: Path) -> bool:
 
 
 def read(path: Path) -> artefacts.Artefacts:
-    """The artefacts in a directory; beside them only the file ``digest`` may lie there.
+    """Read the artefacts in a directory. Besides them only the file ``digest`` may be there.
 
     Raises:
-        errors.ArtefactError: one is missing, no plain file, or too large, or there is something else.
+        errors.ArtefactError: Raised when one is missing, no plain file, or too large, or there is another file.
     """
     directory = _open(path)
     try:

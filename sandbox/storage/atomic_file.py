@@ -292,10 +292,10 @@ def let_go(fd: int) -> None:
 
 @contextlib.contextmanager
 def locked(directory: int, *, where: str, error: type[errors.CovenantError]) -> Iterator[None]:
-    """Hold the directory's lock file; writers of one state take turns, threads and processes alike.
+    """Hold the directory's lock file, against other threads and processes that write the same state.
 
     Raises:
-        error: another holder did not let go within ``LOCK_SECONDS``, or the lock cannot be opened.
+        error: Raised when another holds the lock for ``LOCK_SECONDS``, or it cannot be opened.
     """
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -1,16 +1,16 @@
-"""COVENANT_STATE: what decides what may start. Only the uid that runs the supervisor can write there.
+"""COVENANT_STATE, the state that decides about starts. Only the uid of the supervisor can write there.
 
-    trust/root-00000001.json    every version of the trust root; the highest is the one that holds
+    trust/root-00000001.json    every version of the trust root; the highest is the valid one
     serials/<hash>.json         the highest accepted serial of each agent id, and its payload digest
     clock.json                  the greatest time at which something was accepted, and the greatest root version
     dev/<hash>/                 the same again for each agent id that ``covenant dev`` runs
     lock                        writers take turns
 
-``covenant dev`` signs with a local key, made for one agent id. That key stands in no operator's trust root: each
-id has a state of its own below ``dev/``, with a root that lists only that key for only that id. So nothing that
-dev signed is accepted by ``run``, and its serials do not lock out what an operator signed before.
+``covenant dev`` signs with a local key, made for one agent id. No operator's trust root lists that key: each id has its
+own state below ``dev/``, with a root that lists only that key for only that id. So ``run`` accepts no package that dev
+signed, and dev's serials do not lock out packages that an operator signed before.
 
-A damaged file is an error, never an empty state: a ratchet that forgets is none.
+A damaged file is an error, never an empty state: a ratchet must not forget.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class State:
         self._dir = atomic_file.open_directory(path, error=errors.HomeError)
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Close the directory."""
         if self._dir >= 0:
             os.close(self._dir)
             self._dir = -1
@@ -104,21 +104,22 @@ class State:
         return self.has_root() or self._clock(has_root=False) is not None
 
     def trust_root(self, now_ms: int) -> trust.TrustRoot:
-        """The trust root that holds, checked at ``now_ms``.
+        """Return the valid trust root, checked at ``now_ms``.
 
         Raises:
-            errors.TrustError: there is none, or it is malformed, not self-signed, or not valid now.
+            errors.TrustError: Raised when there is none, or it is malformed, not self-signed, or not valid now.
         """
         root = self.present_root()
         root.check_time(now_ms)
         return root
 
     def present_root(self) -> trust.TrustRoot:
-        """The trust root of the highest version, even if it has ended: to show it, or to replace it.
+        """Return the trust root of the highest version, even if it has expired: to show or to replace it.
 
         Raises:
-            errors.TrustError: there is none, it is malformed or not self-signed, or a later one was taken away.
-            errors.StateError: the record of versions is damaged or gone.
+            errors.TrustError: Raised when there is none, it is malformed or not self-signed, or a later one was
+                removed.
+            errors.StateError: Raised when the record of versions is damaged or gone.
         """
         record, version = self._record_and_version()
         if record is not None and version < record.greatest_root_version:
@@ -133,12 +134,12 @@ class State:
         return root
 
     def init_root(self, raw: bytes, now_ms: int, *, before: BeforeRoot | None = None) -> trust.TrustRoot:
-        """Install version 1, where there is none. Its place makes it trusted: only our uid can write here.
+        """Install version 1, if there is no root. Its place makes it trusted: only our uid can write here.
 
-        ``before`` is told the root when only the disk can still refuse it, and nothing is changed if it raises.
+        ``before`` is called with the root when only the disk can still refuse it. If it raises, nothing is changed.
 
         Raises:
-            errors.TrustError: there is a root already, or this is not a valid version 1.
+            errors.TrustError: Raised when there is a root already, or this is not a valid version 1.
         """
         root = trust.TrustRoot.load(raw, now_ms)
         if root.version != 1:
@@ -155,7 +156,7 @@ class State:
                 raise _taken_away(record, self.path)
             if before is not None:
                 before(root)
-            # INVARIANT: where a root is, the ratchet's files are; one that is missing later was taken away.
+            # INVARIANT: with a root the ratchet's files exist. A file that is missing later was removed.
             with self._directory("serials", make=True):
                 pass
             self._write_clock(max(now_ms, record.greatest_time_ms if record else 0), 1)
@@ -259,13 +260,13 @@ class State:
     def accept(self, trusted: trust.TrustedPackage, *, now_ms: int) -> None:
         """Record durably that this payload was accepted; called before anything of it starts.
 
-        Under the lock it is asked again whether the root still holds, since its next version may revoke this very
-        payload, and what the ratchet says, since two runs that verified at once must not both win.
+        Under the lock the root is checked again, since its next version may revoke this payload. So is the ratchet,
+        since two runs that verified at the same time must not both win.
 
         Raises:
-            errors.TrustError: the trust root was replaced in between, or the one that replaced it was taken away.
-            errors.SerialError: another payload was accepted in between.
-            errors.StateError: the record is damaged or cannot be written.
+            errors.TrustError: Raised when the trust root was replaced in between, or its replacement was removed.
+            errors.SerialError: Raised when another payload was accepted in between.
+            errors.StateError: Raised when the record is damaged or cannot be written.
         """
         statement = trusted.statement
         new = trust.Accepted(statement.serial, trusted.payload_digest)
@@ -302,7 +303,7 @@ class State:
     # --- files ------------------------------------------------------------------------------------
 
     def root_version(self) -> int:
-        """The highest version that was installed, 0 when there is none."""
+        """Return the highest installed version, 0 if there is none."""
         try:
             with self._directory("trust", make=False) as directory:
                 found = [_ROOT_NAME.fullmatch(name) for name in os.listdir(directory)]
@@ -311,7 +312,7 @@ class State:
         return max((int(m[1]) for m in found if m), default=0)
 
     def root_place(self, version: int) -> Path:
-        """Where a version of the trust root lies."""
+        """Return the path of a version of the trust root."""
         return self.path / "trust" / _root_name(version)
 
     def root_bytes(self, version: int) -> bytes:

@@ -48,12 +48,12 @@ class FileVault:
         self._sealed: tuple[str, Document] | None = None
 
     def entries(self, agent_id: str | None = None) -> list[Entry]:
-        """As ``Backend.entries``."""
+        """Implement ``Backend.entries``."""
         with self._unlocked() as (found, _):
             return [_entry(record) for record in found.records if agent_id in (None, record.agent_id)]
 
     def put(self, agent_id: str, name: str, value: memoryview, *, before: Before) -> Entry:
-        """As ``Backend.put``."""
+        """Implement ``Backend.put``."""
         backend.check_place(agent_id, name)
         backend.check_value(value)
         with self._changing() as (found, master, write):
@@ -65,7 +65,7 @@ class FileVault:
         return _entry(record)
 
     def rotate(self, agent_id: str, name: str, value: memoryview, *, before: Before) -> Entry:
-        """As ``Backend.rotate``."""
+        """Implement ``Backend.rotate``."""
         backend.check_place(agent_id, name)
         backend.check_value(value)
         with self._changing() as (found, master, write):
@@ -77,7 +77,7 @@ class FileVault:
         return _entry(record)
 
     def remove(self, agent_id: str, name: str, *, before: Before) -> Entry:
-        """As ``Backend.remove``."""
+        """Implement ``Backend.remove``."""
         backend.check_place(agent_id, name)
         with self._changing() as (found, _, write):
             last = _found(found, agent_id, name)
@@ -87,7 +87,7 @@ class FileVault:
 
     @contextlib.contextmanager
     def opened(self, agent_id: str, name: str) -> Iterator[Opened | None]:
-        """As ``Backend.opened``."""
+        """Implement ``Backend.opened``."""
         with self._unlocked() as (found, master):
             record = _find(found, agent_id, name)
             if record is None:

@@ -3,7 +3,7 @@
     vault/vault.json    id, generation, digest of the file before it, locks, records, and an HMAC over all of that
     vault-head.json     outside the folder: the id, the last generation, and the digest of its file
 
-Names and times lie in the clear in a file that only the supervisor's uid can read; what they say is sealed.
+Names and times are in the clear, in a file that only the supervisor's uid can read; the seal protects them.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Ciphertext(_Closed):
 
     @classmethod
     def of(cls, box: sealing.Box) -> Ciphertext:
-        """As it is written."""
+        """Encode it for the file."""
         return cls(nonce=base64.b64encode(box.nonce).decode(), ciphertext=base64.b64encode(box.ciphertext).decode())
 
     def box(self) -> sealing.Box:
-        """As it is opened.
+        """Decode it for decryption.
 
         Raises:
             sealing.WrongKeyError: not base64, which no key opens.

@@ -29,10 +29,10 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?Z")
 
 
 class OpenBao:
-    """The store that ``settings`` names. Nothing is kept between two calls but a connection.
+    """The store that ``settings`` names. Only a connection is kept between two calls.
 
     Raises:
-        errors.VaultError: hvac is not installed, or no token is configured.
+        errors.VaultError: Raised when hvac is not installed, or no token is configured.
     """
 
     name = "openbao"
@@ -44,13 +44,13 @@ class OpenBao:
         self._kv = self._client().secrets.kv.v2
 
     def entries(self, agent_id: str | None = None) -> list[Entry]:
-        """As ``Backend.entries``."""
+        """Implement ``Backend.entries``."""
         agents = [agent_id] if agent_id is not None else [one.rstrip("/") for one in self._listed("")]
         found = [self._entry(agent, name) for agent in agents for name in self._listed(agent)]
         return sorted((one for one in found if one is not None), key=lambda one: (one.agent_id, one.name))
 
     def put(self, agent_id: str, name: str, value: memoryview, *, before: Before) -> Entry:
-        """As ``Backend.put``."""
+        """Implement ``Backend.put``."""
         backend.check_place(agent_id, name)
         backend.check_value(value)
         if self._entry(agent_id, name) is not None:
@@ -60,7 +60,7 @@ class OpenBao:
         return self._there(agent_id, name)
 
     def rotate(self, agent_id: str, name: str, value: memoryview, *, before: Before) -> Entry:
-        """As ``Backend.rotate``."""
+        """Implement ``Backend.rotate``."""
         backend.check_place(agent_id, name)
         backend.check_value(value)
         last = self._there(agent_id, name)
@@ -69,7 +69,7 @@ class OpenBao:
         return self._there(agent_id, name)
 
     def remove(self, agent_id: str, name: str, *, before: Before) -> Entry:
-        """As ``Backend.remove``."""
+        """Implement ``Backend.remove``."""
         backend.check_place(agent_id, name)
         last = self._there(agent_id, name)
         before(Change("removed", agent_id, name, last.version))
@@ -79,7 +79,7 @@ class OpenBao:
 
     @contextlib.contextmanager
     def opened(self, agent_id: str, name: str) -> Iterator[Opened | None]:
-        """As ``Backend.opened``. A name that no secret can have is asked for as one that is not there."""
+        """Implement ``Backend.opened``. A name that no secret can have gets the same request as a missing one."""
         path = self._path(agent_id, name if backend.is_name(name) else "-")
         found = self._asked(
             lambda: self._kv.read_secret_version(

@@ -1,8 +1,7 @@
-"""cgroup files, version 1 and 2: make a leaf of our own, write limits, read them back, kill, remove.
+"""Manage cgroups, version 1 and 2: make a run's leaf, write limits, read them back, kill, remove.
 
-Only ever below a directory named ``covenant``, or in a unit that systemd delegated to us (``delegation``); nothing else
-is written. runsc writes no
-limit into a cgroup that exists (sandbox-facts), so every limit is written here and proved by reading it back.
+Writes only below a directory named ``covenant``, or in a unit that systemd delegated to us (``delegation``). runsc
+writes no limit into an existing cgroup (sandbox-facts), so every limit is written here and proved by reading it back.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from sandbox.kernel.cgroup import delegation
 from sandbox.kernel.cgroup.delegation import BASE, NEEDED, OPTIONAL
 from sandbox.kernel.fs import filesystems, hanging
 
-# Made where it is there: freezer stops a leaf for good, cpuacct counts the processor time of one.
+# Used if they are mounted: freezer stops every thread of a leaf, cpuacct counts its CPU time.
 OPTIONAL_V1 = ("freezer", "cpuacct")
-# Below a leaf of version 1 that is frozen (``Leaf.keep_frozen``).
+# The name of the cgroup below a frozen leaf of version 1 (``Leaf.keep_frozen``).
 _STILL = "still"
-# What the kernel says of a cgroup that was removed: before its file is opened, and after.
+# The errors for a removed cgroup: when its file is opened, and when an open file is read.
 _GONE = (errno.ENOENT, errno.ENODEV)
 
 
 @dataclass(frozen=True, slots=True)
 class Hierarchies:
-    """Where each controller is mounted. ``version`` is 2 when the unified one carries all that we need."""
+    """Mount points of the controllers. ``version`` is 2 if the unified hierarchy has all needed controllers."""
 
     version: int
     mounts: Mapping[str, Path]
@@ -56,7 +55,7 @@ class Hierarchies:
 
 @functools.lru_cache(maxsize=2)
 def _mounted(table: str) -> tuple[Mapping[str, Path], Path | None]:
-    """Where each controller of version 1 is mounted, and where version 2 is: a run asks three times of one table."""
+    """Return the mount points of version 1's controllers and of version 2. Cached: a run asks three times."""
     legacy: dict[str, Path] = {}
     unified: Path | None = None
     for line in table.split("\n"):
@@ -79,9 +78,9 @@ def _controllers(root: Path) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One file to write: ``controller``/``file`` = ``value``; ``required`` says whether absence is an error.
+    """One file to write: ``controller``/``file`` = ``value``. ``required`` says whether absence is an error.
 
-    A file that has a line for each device takes one line a write: ``value`` then has them all.
+    A file with a line for each device accepts one line for each write; ``value`` then contains all of them.
     """
 
     controller: str
@@ -90,16 +89,16 @@ class Limit:
     required: bool = True
 
     def describe(self) -> str:
-        """The operation in words, as the plan and the log show it."""
+        """Describe the operation, for the plan and the log."""
         return f"write {self.value} to {self.controller}:{self.file}"
 
 
 def _exchange(directory: Path | None, limit: Limit) -> str:
-    """Write a limit and return what the kernel then holds."""
+    """Write a limit and return the value that the kernel then has."""
     if directory is None:
         raise FileNotFoundError(errno.ENOENT, "no such controller in this leaf")
     path = directory / limit.file
-    # Never O_CREAT: the kernel answers it with EACCES where there is no such file, which looks like a lack of rights.
+    # Never O_CREAT: for a file that does not exist the kernel returns EACCES, which looks like a lack of rights.
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         for line in limit.value.splitlines():
@@ -110,15 +109,15 @@ def _exchange(directory: Path | None, limit: Limit) -> str:
 
 
 def same(held: str, wanted: str) -> bool:
-    """Whether a file holds what was written. The kernel keeps the lines of devices in an order of its own."""
+    """Whether a file contains the written value. The kernel orders the lines of devices itself."""
     return held == wanted or sorted(held.splitlines()) == sorted(wanted.splitlines())
 
 
 def members(path: Path) -> list[int]:
-    """The processes that a cgroup lists; none where the cgroup is gone.
+    """Return the processes in a cgroup; none if the cgroup is gone.
 
     Raises:
-        errors.KernelError: it cannot be read.
+        errors.KernelError: Raised when the list cannot be read.
     """
     try:
         return [int(pid) for pid in small_files.whole(f"{path}/cgroup.procs").split()]
@@ -130,7 +129,7 @@ def members(path: Path) -> list[int]:
 
 @dataclass
 class Leaf:
-    """One run's cgroup in every hierarchy that it needs. Use as a context manager: leaving kills and removes."""
+    """One run's cgroup in every hierarchy that it needs. As a context manager it is killed and removed at the end."""
 
     hierarchies: Hierarchies
     name: str
@@ -154,7 +153,7 @@ class Leaf:
         return self
 
     def plan(self) -> dict[str, Path]:
-        """Where the leaf will lie, by controller. On version 2 this may ask systemd for a place (``delegation``)."""
+        """Return the leaf's future paths by controller. On version 2 this may start a systemd unit (``delegation``)."""
         if self.hierarchies.version == 2:
             place = delegation.base(self.hierarchies.mounts["memory"]) / self.name
             return dict.fromkeys(self.hierarchies.mounts, place)
@@ -165,15 +164,15 @@ class Leaf:
         self.remove()
 
     def adopt(self, paths: Mapping[str, Path]) -> None:
-        """Take over what an earlier process planned, as far as it is there."""
+        """Take over the cgroups that an earlier process planned, as far as they exist."""
         self.paths = {controller: path for controller, path in paths.items() if path.is_dir()}
 
     def apply(self, limits: Iterable[Limit]) -> None:
         """Write each limit and read it back.
 
         Raises:
-            errors.NotEnforceableError: a required file is absent.
-            errors.KernelError: the kernel holds another value than was written.
+            errors.NotEnforceableError: Raised when a required file is absent.
+            errors.KernelError: Raised when the kernel has another value than the written one.
         """
         for limit in limits:
             try:
@@ -192,24 +191,24 @@ class Leaf:
                 )
 
     def join_files(self) -> tuple[str, ...]:
-        """The files into which a process with a single thread writes 0 to join, before anything else that it does.
+        """Return the files into which a single-threaded process writes 0 to join, as its first act.
 
-        Version 1 has `tasks`: the kernel moves the writing thread itself without the global lock that `cgroup.procs`
-        waits an RCU grace period for, 4 ms a hierarchy (kernel/cgroup/cgroup.c, cgroup_attach_lock).
+        Version 1 has `tasks`: the kernel moves the writing thread without a global lock. For `cgroup.procs` it waits an
+        RCU grace period for that lock, 4 ms in each hierarchy (kernel/cgroup/cgroup.c, cgroup_attach_lock).
         """
         name = "tasks" if self.hierarchies.version == 1 else "cgroup.procs"
         return tuple(sorted({str(p / name) for p in self.paths.values()}))
 
     def pids(self) -> list[int]:
-        """Host processes in this leaf, whichever hierarchy lists them.
+        """Return the host processes in this leaf, of all hierarchies.
 
         Raises:
-            errors.KernelError: a list is there and cannot be read, so that nobody may say that it is empty.
+            errors.KernelError: Raised when a list cannot be read; the leaf must not count as empty then.
         """
         return sorted({pid for path in set(self.paths.values()) for pid in members(path)})
 
     def oom_kills(self) -> int:
-        """How many processes the kernel killed for memory in this leaf. Read after the exit."""
+        """Count the processes of this leaf that the kernel killed for memory. Called after the exit."""
         file = "memory.events" if self.hierarchies.version == 2 else "memory.oom_control"
         with contextlib.suppress(OSError, KeyError):
             for line in _read(self.paths["memory"], file).splitlines():
@@ -219,7 +218,7 @@ class Leaf:
         return 0
 
     def pids_refused(self) -> int:
-        """How often the kernel refused a task to this leaf. Read after the exit."""
+        """Count the tasks that the kernel refused to this leaf. Called after the exit."""
         with contextlib.suppress(OSError, KeyError, ValueError):
             for line in _read(self.paths["pids"], "pids.events").splitlines():
                 key, _, value = line.partition(" ")
@@ -228,7 +227,7 @@ class Leaf:
         return 0
 
     def memory_bytes(self) -> int:
-        """What everything in the leaf takes of memory now; 0 where there is no such leaf."""
+        """Return the memory that the leaf uses now; 0 if the leaf does not exist."""
         name = "memory.usage_in_bytes" if self.hierarchies.version == 1 else "memory.current"
         try:
             return int(_read(self.paths["memory"], name))
@@ -236,8 +235,7 @@ class Leaf:
             return 0
 
     def memory_peak_bytes(self) -> int | None:
-        """The most that everything in the leaf took at one time; None where the kernel does not keep it (version 2
-        before Linux 5.19)."""
+        """Return the peak memory use of the leaf; None if the kernel has no such file (version 2 before Linux 5.19)."""
         name = "memory.max_usage_in_bytes" if self.hierarchies.version == 1 else "memory.peak"
         try:
             return int(_read(self.paths["memory"], name))
@@ -245,10 +243,10 @@ class Leaf:
             return None
 
     def cpu_time_us(self) -> int:
-        """The processor time of everything that was ever in this leaf, in microseconds.
+        """Return the CPU time of all processes that were ever in this leaf, in microseconds.
 
         Raises:
-            errors.KernelError: it cannot be read.
+            errors.KernelError: Raised when it cannot be read.
         """
         try:
             if self.hierarchies.version == 1:
@@ -262,17 +260,18 @@ class Leaf:
         raise errors.KernelError(f"the processor time of cgroup `{self.name}` is not counted")
 
     def kill(self, deadline_seconds: float = 10.0) -> None:
-        """SIGKILL everything in the leaf until it is empty. A leaf that is frozen is thawed only with its death
-        pending, so that nothing in it runs one more instruction of its own.
+        """Kill every process in the leaf with SIGKILL until the leaf is empty.
+
+        A frozen leaf is thawed only after the SIGKILL, so that no process in it executes another instruction.
 
         Raises:
-            errors.KernelError: something is still alive at the deadline, or it cannot be seen who is.
+            errors.KernelError: Raised when a process is alive at the deadline, or the list cannot be read.
         """
         until = time.monotonic() + deadline_seconds
         if self.hierarchies.version == 2 and self.paths:
             with contextlib.suppress(OSError):
                 (self.paths["memory"] / "cgroup.kill").write_text("1")
-        # Version 2 kills the frozen as well, and one freezer write a round would only delay it.
+        # Version 2 kills frozen processes as well; a freezer write in each round would only delay it.
         freezing = self.hierarchies.version == 1 and self.freezable
         while True:
             pids, unread = self._left()
@@ -292,7 +291,7 @@ class Leaf:
             time.sleep(0.002)
 
     def _left(self) -> tuple[list[int], str]:
-        """Who is in it still; nobody and why where that cannot be seen now: a descriptor may be free in a moment."""
+        """Return the remaining processes, or none and the error: a lack of descriptors may be over in a moment."""
         try:
             return self.pids(), ""
         except errors.KernelError as e:
@@ -309,14 +308,14 @@ class Leaf:
         *,
         allow_thaw: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """Stop every thread in the leaf, the sentry's too; returns when the kernel says that all of them stand, or that
-        nobody is left: whoever killed them let them go.
+        """Freeze every thread in the leaf, the sentry's too.
 
-        ``allow_thaw`` is around the thaw of one that did not stop, and raises when it is to stand all the same.
+        Returns when the kernel reports all threads as frozen, or the leaf is empty because its processes were killed.
+        ``allow_thaw`` is entered around the thaw after a failure, and raises if the leaf must stay frozen.
 
         Raises:
-            errors.NotEnforceableError: there is no freezer.
-            errors.KernelError: a thread still ran at the deadline; the leaf is thawed again.
+            errors.NotEnforceableError: Raised when there is no freezer.
+            errors.KernelError: Raised when a thread still runs at the deadline; the leaf is thawed again.
         """
         try:
             self._settle(frozen=True, deadline_seconds=deadline_seconds)
@@ -326,9 +325,11 @@ class Leaf:
             raise
 
     def keep_frozen(self) -> None:
-        """Have the next thaw take no longer than where others are frozen: version 1 writes the kernel's own code anew
-        when the last cgroup of a machine goes on (freezer_active, 0.14 ms on two cores). An empty one below this one
-        stands until this one is removed. Where it cannot be made nothing else is different."""
+        """Make the next thaw as fast as if other cgroups were frozen. Failures are ignored.
+
+        On version 1 the kernel patches its own code when the last frozen cgroup of a machine is thawed (freezer_active,
+        0.14 ms on two cores). An empty frozen cgroup below this leaf prevents that until the leaf is removed.
+        """
         if self.hierarchies.version == 1 and self.freezable:
             still = self.paths["freezer"] / _STILL
             with contextlib.suppress(OSError):
@@ -336,20 +337,20 @@ class Leaf:
                 _write(still, "freezer.state", "FROZEN")
 
     def thaw(self, deadline_seconds: float = 5.0) -> None:
-        """Let everything in the leaf go on.
+        """Thaw the leaf.
 
         Raises:
-            errors.NotEnforceableError: there is no freezer.
-            errors.KernelError: it is still frozen at the deadline, or the leaf is gone.
+            errors.NotEnforceableError: Raised when there is no freezer.
+            errors.KernelError: Raised when the leaf is still frozen at the deadline, or is gone.
         """
         self._settle(frozen=False, deadline_seconds=deadline_seconds)
 
     def frozen(self) -> bool:
-        """Whether every thread in the leaf stands now, as the kernel says it; while some still stop it is not.
+        """Whether the kernel reports every thread in the leaf as frozen. False while some are still stopping.
 
         Raises:
-            errors.NotEnforceableError: there is no freezer.
-            errors.KernelError: the leaf is gone.
+            errors.NotEnforceableError: Raised when there is no freezer.
+            errors.KernelError: Raised when the leaf is gone.
         """
         return self._freezer_says() is True
 
@@ -360,7 +361,7 @@ class Leaf:
             self._ask(frozen=frozen)
         except OSError as e:
             raise errors.KernelError(f"cgroup `{self.name}` cannot be {wanted}: {e.strerror}") from e
-        # Most stand at the first look (0.1 ms); a thread in the middle of a disk's answer takes as long as the disk.
+        # Most threads are frozen at the first check (0.1 ms). A thread that waits for a disk takes longer.
         while self._freezer_says() is not frozen:
             if frozen and self._left() == ([], ""):
                 return
@@ -375,7 +376,7 @@ class Leaf:
             _write(self._freezer(), "freezer.state", "FROZEN" if frozen else "THAWED")
 
     def _freezer_says(self) -> bool | None:
-        """True frozen, False thawed, None on the way: version 2 has no such word, and says frozen only at the end."""
+        """Return True if frozen, False if thawed, None in between. Version 2 returns False in between."""
         directory = self._freezer()
         try:
             if self.hierarchies.version == 2:
@@ -392,10 +393,10 @@ class Leaf:
         return self.paths["memory" if self.hierarchies.version == 2 else "freezer"]
 
     def remove(self, deadline_seconds: float = 5.0) -> None:
-        """Remove the leaf's directories; a zombie may hold one for a moment.
+        """Remove the leaf's directories. A zombie may keep one busy for a moment.
 
         Raises:
-            errors.KernelError: one is still there after ``deadline_seconds``.
+            errors.KernelError: Raised when one still exists after ``deadline_seconds``.
         """
         until = time.monotonic() + deadline_seconds
         with contextlib.suppress(KeyError, OSError):

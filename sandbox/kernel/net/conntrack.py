@@ -41,11 +41,11 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 def forget(address: str) -> None:
     """Forget every connection that was begun from ``address``.
 
-    By one message where the kernel filters what it deletes, else one by one: an older one (Linux 6.1 still) takes the
-    source for a whole connection, and says that there is none such.
+    It sends one message if the kernel can filter deletions, else one for each connection. An older kernel (Linux 6.1
+    still) takes the source for a whole connection, and returns ENOENT.
 
     Raises:
-        errors.KernelError: the kernel does not.
+        errors.KernelError: Raised when the kernel refuses.
     """
     at = ipaddress.ip_address(address)
     try:
@@ -65,19 +65,19 @@ def forget(address: str) -> None:
 
 
 def count() -> int:
-    """How many entries the calling thread's namespace has, those included whose time is up."""
+    """Count the entries of the calling thread's namespace, with expired ones."""
     return int(_COUNT.read_text())
 
 
 def connections() -> list[Connection]:
-    """Every entry of the table.
+    """Return every entry of the table.
 
-    The kernel's text lists 262,144 places in 0.2 ms where netlink, which locks each of them, takes 10 to 30. So the
-    text says which there are, and netlink what each is. The text goes on by numbers: it may miss an entry while others
-    go. Then, and where a kernel has no such text, netlink lists all.
+    The kernel's text lists 262,144 places in 0.2 ms; netlink, which locks each of them, takes 10 to 30 ms. So the text
+    tells which entries exist, and netlink their content. The text continues by position: it may miss an entry while
+    others are removed. Then, and if a kernel has no such text, netlink lists all.
 
     Raises:
-        errors.KernelError: the kernel does not list them.
+        errors.KernelError: Raised when the kernel does not list them.
     """
     before = count()
     try:
@@ -266,19 +266,19 @@ class Remembered:
         self._socket.settimeout(_SECONDS)
 
     def close(self) -> None:
-        """Let go of both."""
+        """Close both descriptors."""
         os.close(self._count)
         self._socket.close()
 
     def count(self) -> int:
-        """How many entries there are, those included whose time is up."""
+        """Count the entries, with expired ones."""
         return int(os.pread(self._count, 32, 0))
 
     def collect(self) -> None:
-        """Take away every entry whose time is up, by a listing of which we want nothing.
+        """Remove every expired entry, by a listing whose content is not used.
 
         Raises:
-            errors.KernelError: the kernel does not list them.
+            errors.KernelError: Raised when the kernel does not list them.
         """
         try:
             self._socket.send(_message(_GET, _REQUEST | _DUMP, socket.AF_INET))

@@ -94,7 +94,7 @@ def device_lines(index: int) -> frozenset[str]:
             return frozenset()
         for number, (kind, head, say) in enumerate(asked, 2):
             for body in _dump(sock, kind, number, head):
-                # Not every kind can be asked about one device.
+                # The kernel cannot filter every kind by device.
                 found.update(line for line in say(body) if mine.search(line))
     return frozenset(found)
 
@@ -130,10 +130,10 @@ def _rule_names(body: bytes, device: str, own: Spans) -> bool:
 
 
 def index_of(device: str) -> int:
-    """The index of the namespace's device of this name.
+    """Return the index of the namespace's device of this name.
 
     Raises:
-        errors.KernelError: there is none.
+        errors.KernelError: Raised when there is none.
     """
     try:
         return socket.if_nametoindex(device)
@@ -184,7 +184,7 @@ def _socket(protocol: int) -> socket.socket:
 
 
 def _one(sock: socket.socket, kind: int, head: bytes) -> Iterator[bytes]:
-    """The one thing that is asked for; nothing where there is none."""
+    """Yield the one requested object, if it exists."""
     try:
         sock.send(HEADER.pack(HEADER.size + len(head), kind, _REQUEST, 1, 0) + head)
         for what, body in messages(sock.recv(1 << 18)):
@@ -213,7 +213,7 @@ def _dump(sock: socket.socket, kind: int, number: int, head: bytes) -> Iterator[
 
 
 def _transformations() -> Iterator[str]:
-    """Packets that would be wrapped, or let by: what the kernel has of IPsec; nothing on one that has none."""
+    """Yield the kernel's IPsec associations and policies. Empty if the kernel has no IPsec."""
     try:
         sock = _socket(_NETLINK_XFRM)
     except errors.KernelError:
@@ -252,7 +252,7 @@ def raw_sockets() -> frozenset[str]:
 
 
 def _next_hop(body: bytes) -> Iterator[str]:
-    # Its number, and everything that is said of it.
+    # Its number, and all its attributes.
     rest = ",".join(f"{key}={value.hex()}" for key, value in sorted(attributes(body[8:]).items()))
     yield f"next hop {body[0]} {rest}"
 
@@ -272,7 +272,7 @@ def _setting(body: bytes) -> Iterator[str]:
 
 
 def _settings(index: int, found: bytes, *, forwards: bool) -> Iterator[str]:
-    """The values below /proc/sys/net/*/conf/DEVICE, in the kernel's order, of which forwarding is the first."""
+    """Return the values below /proc/sys/net/*/conf/DEVICE in the kernel's order. The first is forwarding."""
     families = attributes(found)
     for family, key in ((socket.AF_INET, 1), (socket.AF_INET6, 2)):
         held = attributes(families.get(family, b"")).get(key, b"")
@@ -288,7 +288,7 @@ def _link(body: bytes, *, forwards: bool = True) -> Iterator[str]:
     kind = attributes(found.get(18, b"")).get(1, b"").rstrip(b"\0").decode("ascii", "replace")
     name = found.get(3, b"").rstrip(b"\0").decode("ascii", "replace")
     master = f" master {_number(found[10])}" if 10 in found else ""
-    # IFLA_XDP: a program that sees frames before everything else, and may send them elsewhere.
+    # IFLA_XDP: a program that gets frames first, and may send them elsewhere.
     xdp = " xdp" if attributes(found.get(43, b"")).get(2, b"\0") != b"\0" else ""
     mtu = _number(found.get(4, bytes(4)))
     yield f"device {index} {name} {kind} {found.get(1, b'').hex(':')} mtu {mtu} up {flags & 1}{master}{xdp}"
@@ -341,7 +341,7 @@ def _queue(body: bytes) -> Iterator[str]:
 
 
 _IP: Final = (socket.AF_INET, socket.AF_INET6)
-# Each with a head that asks for all: ifinfomsg, ifaddrmsg, rtmsg, ndmsg, fib_rule_hdr, tcmsg, netconfmsg, nhmsg.
+# Each with a head that requests all: ifinfomsg, ifaddrmsg, rtmsg, ndmsg, fib_rule_hdr, tcmsg, netconfmsg, nhmsg.
 _TABLE: Final[tuple[tuple[int, bytes, Callable[[bytes], Iterator[str]]], ...]] = (
     (_LINK, bytes(16), _link),
     (_ADDRESS, bytes(8), _address),

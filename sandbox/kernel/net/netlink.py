@@ -109,7 +109,7 @@ def address(index: int, ip: str, prefix: int) -> Request:
 
 
 def neighbour(index: int, ip: str, mac: str) -> Request:
-    """Say who has an address: no answer from the link changes it."""
+    """Set the MAC address of an IP address permanently: no answer from the link changes it."""
     at = ipaddress.ip_address(ip)
     body = struct.pack("=BBHiHBB", _family(at), 0, 0, index, _NUD_PERMANENT, 0, 0)
     body += attribute(_NDA_DST, at.packed) + attribute(_NDA_LLADDR, _mac(mac))
@@ -117,7 +117,7 @@ def neighbour(index: int, ip: str, mac: str) -> Request:
 
 
 def route(index: int, to: str | None, *, via: str | None = None) -> Request:
-    """A route by a device to an address, or to everything in ``via``'s family where ``to`` is None.
+    """Add a route by a device to an address, or to all addresses of ``via``'s family if ``to`` is None.
 
     A route to an address that another device has fails with EEXIST.
     """

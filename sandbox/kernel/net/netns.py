@@ -60,8 +60,10 @@ def within(namespace: int, call: Callable[[], T]) -> T:
 
 
 def aside(call: Callable[[], T]) -> Callable[[], T]:
-    """Begin ``call`` in a thread of its own; what is returned waits for its value, and raises what it raised, or
-    OSError where there is no thread left."""
+    """Begin ``call`` in its own thread. The returned function waits for its value and raises its error.
+
+    It raises OSError if there is no thread left.
+    """
     out: list[tuple[T | None, BaseException | None]] = []
 
     def run() -> None:
@@ -69,7 +71,7 @@ def aside(call: Callable[[], T]) -> Callable[[], T]:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             out.append((call(), None))
-        except BaseException as e:  # it is raised again in the thread that asked
+        except BaseException as e:  # it is raised again in the waiting thread
             out.append((None, e))
 
     thread = threading.Thread(target=run, name="netns")

@@ -1,12 +1,11 @@
-"""Packets that the gateway's firewall refused, as nfnetlink_log tells them: from a group of the namespace, by netlink.
+"""Read from nfnetlink_log the packets that the gateway's firewall refused: from a group of the namespace, by netlink.
 
-The rule that tells stands first in chain ``refuse`` and is bounded by a rate (policy.compile.network.firewall), so a
-flood reaches this process as some 64 packets a second. How many there were beside those is read from the ruleset's
-counters at the end. What is read are the headers of packets that an agent made: nothing in them is believed beyond the
-destination, which the kernel itself has judged by.
+The log rule is the first in chain ``refuse`` and rate-limited (policy.compile.network.firewall), so a flood reaches
+this process as some 64 packets a second. The number of the others is read from the ruleset's counters at the end. The
+messages contain packet headers that an agent made. Only the destination is used, by which the kernel decided as well.
 
-Message formats: include/uapi/linux/netfilter/nfnetlink_log.h and nf_tables.h; tests/kernel/test_nflog.py holds them to
-the kernel.
+Message formats: include/uapi/linux/netfilter/nfnetlink_log.h and nf_tables.h; tests/kernel/test_nflog.py checks them
+against the kernel.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class RefusedPackets:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
             self._configure(attribute(_CFG_CMD, bytes([_BIND])))
             mode = struct.pack("=IBx", socket.htonl(LOG_BYTES), _COPY_PACKET)
-            # Told one by one: the kernel would keep them for a second.
+            # Deliver each message at once: the kernel would otherwise keep them for a second.
             self._configure(attribute(_CFG_MODE, mode), attribute(_CFG_QTHRESH, struct.pack("!I", 1)))
         except OSError as e:
             self._socket.close()
@@ -105,13 +104,13 @@ class RefusedPackets:
             self._socket.close()
 
     def _refused(self) -> int:
-        """How many packets the ruleset has refused, by its counters; 0 where they are gone or cannot be read."""
+        """Count the refused packets by the ruleset's counters. 0 if they are gone or cannot be read."""
         body = _GENERIC.pack(_INET, 0, 0) + attribute(_OBJ_TABLE, TABLE.encode() + b"\0")
         body += attribute(_OBJ_TYPE, struct.pack("!I", _COUNTER))
         found = 0
         with contextlib.suppress(OSError):
             self._socket.send(HEADER.pack(HEADER.size + len(body), _GET_OBJECT, _REQUEST_DUMP, 2, 0) + body)
-            # A packet that was refused since stands among the answers, and is heard and counted.
+            # A packet refused meanwhile may be among the answers; it is read and counted.
             while True:
                 data = self._socket.recv(65536)
                 self._heard += sum(kind == _PACKET for kind, _ in messages(data))
@@ -125,7 +124,7 @@ class RefusedPackets:
     def _configure(self, *attributes: bytes) -> None:
         body = _GENERIC.pack(socket.AF_UNSPEC, 0, socket.htons(LOG_GROUP)) + b"".join(attributes)
         self._socket.send(HEADER.pack(HEADER.size + len(body), _CONFIG, _REQUEST_ACK, 1, 0) + body)
-        # The kernel answers before send returns; a packet that was refused meanwhile may stand before the answer.
+        # The kernel answers before send returns; a packet refused meanwhile may come before the answer.
         for _ in range(_AT_ONCE):
             data = self._socket.recv(65536)
             _, kind, *_ = HEADER.unpack_from(data)
@@ -180,7 +179,7 @@ def _denial(hook: int, packet: bytes) -> denials.Denial | None:
 
 
 def destination(packet: bytes) -> tuple[str, str, int | None] | None:
-    """Destination, protocol and port of an IP packet, of which only the first bytes may be there; None if malformed."""
+    """Parse destination, protocol and port of an IP packet that may be cut short. None if it is malformed."""
     version = packet[0] >> 4 if packet else 0
     if version == 4 and len(packet) >= 20:
         host: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.IPv4Address(packet[16:20])

@@ -21,26 +21,26 @@ def apply(binary: Path, text: bytes, *, checked: bool = True) -> None:
     """Check the whole text (``nft -c``), then apply it: all of it or nothing. A constant of ours needs no check.
 
     Raises:
-        errors.KernelError: nft or the kernel refuses it; nothing was changed.
+        errors.KernelError: Raised when nft or the kernel refuses it. Nothing is changed then.
     """
     for arguments in ([["-c", "-f", "-"]] if checked else []) + [["-f", "-"]]:
         _run(binary, arguments, text)
 
 
 def listed(binary: Path, *what: str) -> bytes:
-    """``nft -j list WHAT``: the kernel's own view, as JSON.
+    """Return the output of ``nft -j list WHAT``: the kernel's own view, as JSON.
 
     Raises:
-        errors.KernelError: there is no such thing, or nft does not answer.
+        errors.KernelError: Raised when the object does not exist, or nft does not answer.
     """
     return _run(binary, ["-j", "list", *what])
 
 
 def table(binary: Path, family: str, name: str) -> str | None:
-    """A table as text, with its comment, which the JSON leaves out; None where there is none.
+    """Return a table as text, with its comment, which the JSON leaves out. None if there is no table.
 
     Raises:
-        errors.KernelError: as ``listed``.
+        errors.KernelError: Raised as by ``listed``.
     """
     try:
         return _run(binary, ["list", "table", family, name]).decode("utf-8", "replace")

@@ -1,8 +1,8 @@
-"""Elements of named nftables sets, added and deleted in process and acknowledged by the kernel.
+"""Add and delete elements of named nftables sets in process, acknowledged by the kernel.
 
-One netlink batch is one transaction: all of it holds when the call returns, or nothing does. About 0.3 ms, where a run
-of nft(8) takes 5 (sandbox-facts); so an address can be in its set before the answer that names it leaves. The messages
-are those of linux/netfilter/nf_tables.h, for tables of family inet alone.
+One netlink batch is one transaction: when the call returns it is in effect whole, or not at all. It takes about 0.3 ms,
+a run of nft(8) 5 ms (sandbox-facts). So an address can be in its set before the answer that names it leaves. The
+messages are those of linux/netfilter/nf_tables.h, for tables of family inet only.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Elements:
         An element that is there already keeps its old time on kernels before 6.12: delete it in ``instead``.
 
         Raises:
-            OSError: nothing has changed. ENFILE: a set is full; ENOENT: there is no such set, or no such element in
-                ``instead``; EPERM: the namespace is not the caller's to change.
+            OSError: Raised when nothing was changed. ENFILE: a set is full. ENOENT: a set, or an element of
+                ``instead``, does not exist. EPERM: the caller may not change the namespace.
         """
         self._batch([*self._messages(_DELSETELEM, instead or {}), *self._messages(_NEWSETELEM, change)])
 
@@ -81,7 +81,7 @@ class Elements:
         """Delete elements.
 
         Raises:
-            OSError: nothing has changed. ENOENT: one of them was not there.
+            OSError: Raised when nothing was changed. ENOENT: one of them does not exist.
         """
         self._batch(list(self._messages(_DELSETELEM, change)))
 
@@ -99,7 +99,7 @@ class Elements:
             return
         parts = [self._message(_BATCH_BEGIN, _REQUEST, b"", batch=True)]
         for index, (kind, body) in enumerate(messages):
-            # One acknowledgement, of the last: errors of the others are told without being asked for.
+            # Request one acknowledgement, of the last message: the kernel reports errors of the others anyway.
             acknowledged = _ACK if index == len(messages) - 1 else 0
             create = _CREATE if kind == _NEWSETELEM else 0
             parts.append(self._message(kind, _REQUEST | create | acknowledged, body))

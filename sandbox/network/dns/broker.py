@@ -27,7 +27,7 @@ PORT = 53
 _AT_ONCE = 16
 # A name may take several questions (aliases that lead on, a resolver that does not answer): so many for each.
 _QUESTIONS = 4
-# An honest gate asks for a few sockets and one change of sets for each question of the agent's; more is another.
+# An honest gate needs a few sockets and one change of sets for each query of the agent. More is an attack.
 _REQUESTS = 32
 
 
@@ -114,7 +114,7 @@ class Broker:
         return False
 
     def _change(self, ttl: int, patterns: int, count: int, rest: bytes) -> list[tuple[str, bytes]] | None:
-        """The (set, address) pairs of an ADD; None when it is none that an honest gate asks for."""
+        """Return the (set, address) pairs of an ADD. None if an honest gate would not send it."""
         if patterns > broker_wire.PATTERNS or count > broker_wire.ADDRESSES or not self._least <= ttl <= self._most:
             return None
         named = broker_wire.patterns_of(rest, patterns)
@@ -134,7 +134,7 @@ class Broker:
     def _add(self, pairs: Sequence[tuple[str, bytes]], seconds: float) -> int:
         now = self._clock()
         until = now + seconds
-        # What stays long enough anyway is left alone: a name that is asked often costs no transaction each time.
+        # Elements that stay long enough are skipped, so that a frequent name does not cost a transaction each time.
         late = [pair for pair in dict.fromkeys(pairs) if self._held.get(pair, 0) < until - GRACE_SECONDS / 2]
         there = [pair for pair in late if self._held.get(pair, 0) > now]
         try:
@@ -143,7 +143,7 @@ class Broker:
             except OSError as e:
                 if e.errno != errno.ENOENT or not there:
                     raise
-                # One of them has ended in between; then all are looked at anew.
+                # One of them expired in between: check all of them again.
                 self._replace(late, there, seconds)
         except OSError as e:
             return broker_wire.FULL if e.errno == errno.ENFILE else broker_wire.FAILED
@@ -179,7 +179,8 @@ class Broker:
                 if query is not None:
                     made.send(query)
                     # INVARIANT: the gate gets no UDP socket that can still send. A connected one sends anywhere when
-                    # sendto(2) names an address, and this one lies in the supervisor's own network.
+                    # With sendto(2) a gate could choose the address, and this socket is in the supervisor's own
+                    # network.
                     made.shutdown(socket.SHUT_WR)
                 self._say(ident, broker_wire.DONE, made.fileno())
         except OSError:

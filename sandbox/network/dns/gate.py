@@ -54,12 +54,12 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
     """Serve the ``dns`` part of gates.json while the block lasts.
 
     ``inside`` runs a call in the gateway's namespace, where the ruleset must be already, and returns its value.
-    ``resolvers`` (sandbox.network.resolvers) are asked from the caller's own namespace. Does not wait until the gate
-    is ready: a question that comes before waits in the socket.
+    ``resolvers`` (sandbox.network.resolvers) are queried from the caller's own namespace. It does not wait until the
+    gate is ready: an early query waits in the socket.
 
     Raises:
-        errors.RunError: what ``patience`` watches said so, or it was not executed in time.
-        errors.KernelError: the sockets cannot be made, or the process cannot be started.
+        errors.RunError: Raised when a watch of ``patience`` returns it, or the gate is not executed in time.
+        errors.KernelError: Raised when the sockets cannot be made, or the process cannot be started.
     """
     with contextlib.ExitStack() as stack:
         try:

@@ -30,7 +30,7 @@ class Service:
     _kept: Mapping[int, bytes]
 
     def data(self, hints: Sequence[bytes]) -> bytes:
-        """The record's bytes with these of its hints."""
+        """Return the record's bytes with these hints."""
         params = dict(self._kept)
         for key, size in _HINTS.items():
             packed = b"".join(hint for hint in hints if len(hint) == size)
@@ -41,9 +41,9 @@ class Service:
 
 
 def read(priority: int, target: str, target_wire: bytes, rest: bytes) -> Service | None:
-    """The record of these parts, ``rest`` being its parameters; None for one that is malformed or not passed on.
+    """Build the record from its parts; ``rest`` are its parameters. None if it is malformed or not passed on.
 
-    Among those are aliases (priority 0): the name that they lead to has to be granted and asked for by itself.
+    Aliases (priority 0) are not passed on: their target must be granted and queried by itself.
     """
     found = _params(rest) if priority and len(rest) <= _MOST_BYTES else None
     if found is None:
@@ -66,7 +66,7 @@ def read(priority: int, target: str, target_wire: bytes, rest: bytes) -> Service
 
 
 def _params(rest: bytes) -> dict[int, bytes] | None:
-    """Parameters by key, which rise strictly; None when they are no such thing."""
+    """Parse parameters by key; keys must rise strictly. None if they are malformed."""
     found: dict[int, bytes] = {}
     at, before = 0, -1
     while at < len(rest):

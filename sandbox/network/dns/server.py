@@ -1,8 +1,8 @@
-"""The DNS gate: what runs in its process. The only resolver that an agent has.
+"""Serve in the DNS gate's process: the only resolver that an agent has.
 
-A question is answered when its name is granted, from what a resolver of the operator's says to a question that was
-made anew; its addresses are in the sets of the firewall before the answer leaves. What is not granted is answered at
-once and reaches no resolver: nothing can be said to the outside by asking for it.
+If a query's name is granted, the gate makes a new query to a resolver of the operator and answers from its answer. The
+addresses are in the firewall's sets before the answer leaves. Other queries are answered at once and reach no resolver,
+so they carry no data outside.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Server:
                 if answer is None:
                     return
                 whole = struct.pack("!H", len(answer)) + answer
-                # A peer that does not read what it asked for has asked enough.
+                # A peer that does not read its answers is disconnected.
                 if made.send(whole, socket.MSG_DONTWAIT) != len(whole):
                     return
         except OSError:
@@ -184,7 +184,7 @@ class Server:
         named = [*answer.addresses, *(hint for one in services for hint in one.hints)]
         public = [packed for packed in named if packed in self._public]
         inward = len(public) != len(named)
-        # Hints of many records may be more than anybody needs; those that stay out of the sets stay out of the answer.
+        # Many records may have too many hints; those that are not in the sets are left out of the answer.
         public = list(dict.fromkeys(public))[: dns_wire.RECORDS]
         if inward:
             # Said even when others are left: the name's owner has tried to lead the agent inwards.
@@ -199,7 +199,7 @@ class Server:
         return data, ttl
 
     async def _followed(self, host: str, kind: int) -> tuple[dns_wire.Answer | None, int]:
-        """The resolvers' answer, with aliases followed to their end, and its time to live; None: no such name."""
+        """Return the resolvers' answer with aliases followed, and its TTL. None if the name does not exist."""
         until = time.monotonic() + TOTAL_SECONDS
         name, ttls, seen = host, [], {host}
         for _ in range(_FOLLOWED):

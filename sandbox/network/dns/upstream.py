@@ -1,8 +1,8 @@
-"""The DNS gate's way out: questions to the resolvers and elements in the sets, both by the broker.
+"""Send the DNS gate's queries to the resolvers and its elements to the sets, both through the broker.
 
-Each question goes out over a socket of its own, with a port that the kernel drew, a random id and random case. The gate
-itself never holds a UDP socket that can send to a resolver, or anywhere: the broker sends, and it reads the answer. A
-resolver that does not give the case back, or whose answer is cut, is asked over TCP.
+Each query has its own socket, with a port chosen by the kernel, a random id and random case. The gate itself never
+holds a UDP socket that can send: the broker sends, and the gate reads the answer. If a resolver does not keep the case,
+or its answer is truncated, the query is repeated over TCP.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from sandbox.network.dns import broker_wire, wire
 from sandbox.network.dns.loop import READ, WRITE, Future, Loop
 
-# Seconds: one try over UDP, and everything that is done for one question of the agent, whose libc asks again after 5.
+# Seconds: one try over UDP, and all work for one query of the agent, whose libc retries after 5.
 _TRY_SECONDS, TOTAL_SECONDS = 1.0, 4.5
 _BROKER_SECONDS = 2.0
-# Datagrams of one socket that are no answer to what was asked, before it is given up.
+# The most datagrams on one socket that do not answer the query; then the gate gives it up.
 _STRAY = 8
 _ANSWER_BYTES = 4096
 
@@ -50,7 +50,7 @@ class Broker:
         return fd
 
     async def connected(self, resolver: int) -> int | None:
-        """A TCP socket to a resolver; the caller's to close, None when there is none to be had."""
+        """Return a TCP socket to a resolver, which the caller closes. None if none can be made."""
         _, fd = await self._ask(lambda ident: broker_wire.tcp_request(ident, resolver))
         return fd
 
@@ -133,7 +133,7 @@ class Upstream:
                 if answer is not None:
                     return answer, False
                 if data[:2] == ident.to_bytes(2, "big"):
-                    return None, True  # a resolver that does not keep the case, or a forger: TCP tells
+                    return None, True  # a resolver that does not keep the case, or a forged answer: TCP decides
         return None, True
 
     async def _stream(self, resolver: int, name: str, kind: int, until: float) -> wire.Answer | None:

@@ -1,8 +1,8 @@
 """DNS messages as the gate reads and writes them (RFC 1035, 6891, 9460): a small part of the protocol, strictly.
 
-Names are read by dnspython, which follows compression pointers safely; of records only addresses, aliases and HTTPS
-are looked into. Every message that leaves the gate, to either side, is built here from its parts: no byte of what the
-agent wrote is passed on but the letters of a granted name.
+dnspython reads the names; it follows compression pointers safely. Only addresses, aliases and HTTPS records are parsed.
+Every message that leaves the gate, to either side, is built here from its parts. Of the agent's bytes only the letters
+of a granted name are passed on.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NUMBER = re.compile(rb"[0-9]+|0x[0-9a-f]*")
 
 
 class MalformedError(Exception):
-    """These bytes are no message that the gate takes. ``rcode`` is what to answer, None for nothing at all."""
+    """Raised when the gate does not accept a message. ``rcode`` is the code of the answer, None for no answer."""
 
     def __init__(self, why: str, rcode: int | None = None) -> None:
         super().__init__(why)
@@ -175,10 +175,10 @@ def upstream_query(ident: int, asked: bytes) -> bytes:
 
 
 def parse_answer(wire: bytes, ident: int, asked: bytes, name: str, kind: int) -> Answer | None:
-    """The answer in ``wire`` to ``upstream_query(ident, asked)``; None when it is not an answer to that.
+    """Parse the answer in ``wire`` to ``upstream_query(ident, asked)``. None if it answers another query.
 
     Raises:
-        MalformedError: it is, and cannot be read.
+        MalformedError: Raised when it answers that query and is malformed.
     """
     if len(wire) < _HEADER.size:
         return None
@@ -282,9 +282,10 @@ def _uncompressed(name: dns.name.Name) -> bytes:
 
 
 def reply(query: Query, rcode: int, *, data: Sequence[bytes] = (), ttl: int = 0, room: int = 65535) -> bytes:
-    """The answer to the agent: ``data`` are records of the type that was asked, of the name that was asked.
+    """Build the answer to the agent. ``data`` are records of the requested type and name.
 
-    More than ``room`` bytes become an empty answer with TC set, which is asked again over TCP (RFC 2181, 9).
+    If it is longer than ``room`` bytes it becomes an empty answer with TC set, so the agent repeats the query over TCP
+    (RFC 2181, 9).
     """
     records = b"".join(_TO_QUESTION + _RECORD.pack(query.type, IN, ttl, len(one)) + one for one in data)
     opt = b"\0" + _RECORD.pack(OPT, PAYLOAD_BYTES, 0, 0) if query.edns else b""

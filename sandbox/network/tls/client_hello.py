@@ -1,7 +1,7 @@
-"""Reads the start of a TLS connection: the client's hello, and of the server's answer whether another hello follows.
+"""Read the start of a TLS connection: the client's hello, and whether the server's answer requests another hello.
 
-Pure: bytes in; a hello, a wish for more, or a refusal out. Nothing is repaired, and what two readers could take in
-two ways is refused, because the server is the second reader. Sources: RFC 8446 (TLS 1.3), RFC 5246 (TLS 1.2), RFC 6066
+It is pure: bytes in; a hello, a request for more bytes, or a refusal out. Nothing is repaired. Bytes that two readers
+could interpret in two ways are refused, because the server is the second reader. Sources: RFC 8446 (TLS 1.3), RFC 5246 (TLS 1.2), RFC 6066
 section 3 (server_name), RFC 7301 (ALPN), draft-ietf-tls-esni in its versions (Encrypted ClientHello).
 """
 
@@ -13,7 +13,7 @@ from typing import Final
 
 # A hello with a post-quantum key share has about 1,800 bytes; the longest that is read, its own header included.
 HELLO_BYTES: Final = 16384
-# What may stand between a HelloRetryRequest and the second hello: early data that the server will throw away.
+# The most bytes between a HelloRetryRequest and the second hello: early data that the server discards.
 SKIPPED_BYTES: Final = 131072
 # Warnings that a server may send before its hello (unrecognized_name is one that old servers do send).
 ANSWER_BYTES: Final = 65536
@@ -31,7 +31,7 @@ _SERVER_NAME, _ALPN, _SUPPORTED_VERSIONS = 0, 16, 43
 # Every number that has stood for it (a server may still know an old one), ESNI's 0xffce, and ech_outer_extensions,
 # which belongs in an inner hello and nowhere else.
 _ECH: Final = frozenset({*range(0xFE08, 0xFE0E), 0xFF02, 0xFF03, 0xFFCE, 0xFD00})
-# SHA-256 of "HelloRetryRequest", which stands in place of the random (RFC 8446, section 4.1.3).
+# SHA-256 of "HelloRetryRequest", which replaces the random (RFC 8446, section 4.1.3).
 _RETRY: Final = bytes.fromhex("cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c")
 _LABEL = re.compile(rb"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(rb"[0-9]+|0x[0-9a-f]*")
@@ -47,8 +47,11 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A whole ClientHello. ``name`` is the one host_name in lower case without a trailing dot, None when there is none;
-    ``ech`` whether it offers an encrypted hello, real or not: the two are made to look the same."""
+    """A whole ClientHello.
+
+    ``name`` is the one host_name in lower case without a trailing dot, None without one. ``ech`` says whether it offers
+    an encrypted hello, real or not: the two look the same by design.
+    """
 
     name: str | None
     ech: bool
@@ -98,7 +101,7 @@ class HelloReader:
                 if self._message:
                     raise Refused("malformed")
                 continue
-            # RFC 8446, 5.1: no empty fragment of a handshake; it would cost the reader and say nothing.
+            # RFC 8446, 5.1: no empty fragment of a handshake; it would only cost time.
             if not fragment:
                 raise Refused("malformed")
             self._message += fragment
@@ -122,10 +125,10 @@ class HelloReader:
 
 
 class AnswerReader:
-    """Reads what a server sends until it is known whether it asks for a second, plaintext ClientHello.
+    """Reads the server's bytes until it is known whether it requests a second, plaintext ClientHello.
 
-    The caller passes every byte on at once; nothing of the server's is held back. ``rest`` is what came after a
-    HelloRetryRequest, where the next answer begins.
+    The caller passes every byte of the server on at once. ``rest`` are the bytes after a HelloRetryRequest, where the
+    next answer begins.
     """
 
     def __init__(self) -> None:
@@ -173,7 +176,7 @@ class AnswerReader:
 
 
 class _Records:
-    """Cuts a stream into records of the ``kinds`` that may come; bytes are looked at once, however they come."""
+    """Cuts a stream into records of the allowed ``kinds``. Each byte is read once, in pieces of any size."""
 
     def __init__(self, kinds: frozenset[int]) -> None:
         self._kinds = kinds
@@ -196,10 +199,10 @@ class _Records:
         self._bytes += data
 
     def next(self) -> tuple[int, bytes] | None:
-        """The type and fragment of the next whole record, None when there is none yet."""
+        """Return type and fragment of the next whole record. None if there is none yet."""
         start = self._at
         head = self._bytes[start : start + _RECORD_HEADER]
-        # As early as it can be told: who speaks something else first waits for an answer that will not come.
+        # Refuse as early as possible: a client of another protocol may wait for an answer that will not come.
         if (head and head[0] not in self._kinds) or (len(head) > 1 and head[1] != 3):
             raise Refused("malformed" if start else "not_tls")
         if len(head) < _RECORD_HEADER:

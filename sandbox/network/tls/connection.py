@@ -36,7 +36,7 @@ _RESET: Final = struct.pack("ii", 1, 0)
 
 
 class Stage(enum.Enum):
-    """Where a connection stands; the diagram above."""
+    """Stages of a connection; see the diagram above."""
 
     HELLO = "hello"
     CONNECT = "connect"
@@ -58,7 +58,7 @@ class _Way:
 class Connection:
     """One agent's connection, whose original destination is ``host`` and ``port``.
 
-    ``agent`` does not block and is closed with the connection. ``refused`` is told the name, if there is one, and the
+    ``agent`` does not block and is closed with the connection. ``refused`` is called with the name, if any, and the
     code. Times are seconds of the caller's clock; ``deadline`` is when ``expire`` is due. ``connect`` begins a
     connection to the destination and does not wait for it.
     """
@@ -139,7 +139,7 @@ class Connection:
             self.close()
 
     def close(self, *, reset: bool = True) -> None:
-        """End both sides, by a reset unless everything was carried."""
+        """Close both sides, by a reset unless all bytes were carried."""
         self.stage = Stage.CLOSED
         sockets = [self._agent]
         if self._way is not None:
@@ -171,7 +171,7 @@ class Connection:
         while True:
             data = self._agent.recv(_READ_BYTES)
             if not data:
-                # Half a hello is one that went wrong; none at all is a look whether the port is open.
+                # Half a hello is a failed connection; no byte at all is a check whether the port is open.
                 if self._reader.begun:
                     raise Refused("malformed")
                 self.close(reset=False)
@@ -193,7 +193,7 @@ class Connection:
         self._await_answer(way, now)
 
     def _await_answer(self, way: _Way, now: float) -> None:
-        """Hellos go up; everything of the server's goes down, and is read on the way."""
+        """Pass checked hellos up and all bytes of the server down, which are parsed on the way."""
         way.up.flush()
         while self.stage is Stage.ANSWER and way.down.flush():
             data = way.upstream.recv(_READ_BYTES)
@@ -230,7 +230,7 @@ class Connection:
         if hello is None:
             return
         if hello.name != self._name:
-            # RFC 8446, 4.1.2: the second hello is the first but for what was asked for.
+            # RFC 8446, 4.1.2: the second hello is the first with the requested changes.
             self._name = hello.name
             raise Refused("sni_not_granted" if hello.name else "no_sni")
         self._judge(hello)
@@ -267,5 +267,5 @@ def send_at_once(one: socket.socket) -> None:
 
 
 def reset_on_close(one: socket.socket) -> None:
-    """Have the next close of this socket send a reset."""
+    """Make the next close of this socket send a reset."""
     one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

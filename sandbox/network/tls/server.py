@@ -21,7 +21,7 @@ from sandbox.network.tls.plan import TlsPlan
 from sandbox.network.tls.splice import Pipes
 
 CONNECTIONS: Final = 256
-# How often deadlines are looked at while there are connections (seconds).
+# The interval of deadline checks while there are connections (seconds).
 _LOOK_SECONDS: Final = 0.25
 # New connections that are taken in one turn: the others are served in between.
 _AT_ONCE: Final = 64
@@ -30,7 +30,7 @@ _SO_ORIGINAL_DST: Final = 80
 
 
 class Server:
-    """Serves ``listeners``, which do not block. ``denied`` is told target and code of what was refused."""
+    """Serves ``listeners``, which do not block. ``denied`` is called with target and code of each refusal."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Server:
                 self._wait_for(connection)
 
     def close(self) -> None:
-        """End everything; the listeners stay the caller's."""
+        """Close all connections. The caller still owns the listeners."""
         for connection in tuple(self._connections):
             connection.close()
             self._wait_for(connection)
@@ -136,7 +136,7 @@ class Server:
         if before == after:
             return
         for fd in before.keys() - after.keys():
-            # One that waits for nothing would still tell of a hang-up, again and again.
+            # A descriptor registered without events would still report a hang-up, again and again.
             self._epoll.unregister(fd)
             del self._by_fd[fd]
         for fd, mask in after.items():

@@ -64,7 +64,7 @@ class Flow:
     """One direction. Both sockets do not block and stay the caller's.
 
     ``pending`` are bytes to be sent before any others. ``moved`` counts what has been sent; ``ended`` is true when
-    the sender has ended its side, all is sent, and the receiver has been told so.
+    the sender has ended its side, all is sent, and the receiver has its end of file.
     """
 
     def __init__(self, source: socket.socket, sink: socket.socket, pipes: Pipes, *, pending: bytes = b"") -> None:
@@ -105,10 +105,10 @@ class Flow:
             self._release()
 
     def flush(self) -> bool:
-        """Give what is held to the receiver; whether nothing is left to give.
+        """Write the held bytes to the receiver. Returns whether none are left.
 
         Raises:
-            OSError: the receiver is gone.
+            OSError: Raised when the receiver is gone.
         """
         try:
             while self._pending:
@@ -132,7 +132,7 @@ class Flow:
         self._release()
 
     def _fill(self) -> int | None:
-        """Take from the sender: how many bytes, None when there is nothing now."""
+        """Read from the sender. Returns the number of bytes, None if there are none now."""
         if self._pipe is None:
             self._pipe = self._pipes.take()
         try:
