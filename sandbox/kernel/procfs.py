@@ -1,7 +1,7 @@
-"""What the kernel says of running processes: family, rights, namespaces, cgroups, mounts. It only reads.
+"""Read running processes from /proc: family, rights, namespaces, cgroups, mounts. It changes nothing.
 
-A process is known by its number and the time of its start, so that a number that is given out again is not taken for
-it. What ends while it is read is gone (None), which is no finding by itself: whoever asks looks again.
+A process is identified by its pid and its start time, so that a reused pid is not taken for it. A process that ends
+while it is read counts as gone (None). That is no finding by itself: the caller reads again.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from sandbox.kernel import small_files
 # The sets of /proc/PID/status (proc_pid_status(5)).
 CAPABILITY_SETS: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 NAMESPACES: Final = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
-# How a mount tells its times apart is no right.
+# The access-time options of a mount are no right.
 _TIMES: Final = frozenset({"relatime", "noatime", "nodiratime", "strictatime", "lazytime"})
 _ESCAPES: Final = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """Which process is meant: its number, and the clock tick at which it started (proc_pid_stat(5), field 22)."""
+    """Identity of a process: its pid, and the clock tick of its start (proc_pid_stat(5), field 22)."""
 
     pid: int
     start: int
@@ -35,7 +35,10 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """Which file a process runs. Times in nanoseconds; it is another file when any of these is another."""
+    """Identity of the file that a process executes.
+
+    A difference in any field means another file. Times in nanoseconds.
+    """
 
     device: int
     inode: int
@@ -45,9 +48,11 @@ class Binary:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process as /proc shows it. ``capabilities`` are by the names of ``CAPABILITY_SETS``; ``namespaces`` maps a
-    word of ``NAMESPACES`` to the namespace's inode; ``cgroups`` a controller (empty for version 2) to a path;
-    ``tracer`` is who traces its first thread, 0 for nobody."""
+    """One process as /proc shows it.
+
+    ``capabilities`` has the keys of ``CAPABILITY_SETS``. ``namespaces`` maps a word of ``NAMESPACES`` to an inode.
+    ``cgroups`` maps a controller (empty for version 2) to a path. ``tracer`` is the tracer of its first thread, or 0.
+    """
 
     name: Name
     parent: int
@@ -65,7 +70,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of a process's mountinfo: where it lies, its own flags in the kernel's order, what it shows."""
+    """One line of a process's mountinfo: the mount point, its own flags in the kernel's order, the source."""
 
     place: str
     options: tuple[str, ...]
@@ -75,19 +80,19 @@ class Mount:
 
 
 def name(pid: int) -> Name | None:
-    """The process that has this number now; None when there is none, or it has ended and nobody waited for it."""
+    """Return the process that has this pid now. Returns None if there is none or it is a zombie."""
     fields = _stat(pid)
     return None if fields is None or fields[0] in (b"Z", b"X") else Name(pid, int(fields[19]))
 
 
 def parent(pid: int) -> int:
-    """The number of a process's parent; 0 when it has none, or is gone."""
+    """Return the pid of a process's parent; 0 if it has none or is gone."""
     fields = _stat(pid)
     return 0 if fields is None else int(fields[1])
 
 
 def descends(pid: int, ancestors: Collection[int]) -> bool:
-    """Whether a process is one of these, or a child of one, or of a child, and so on."""
+    """Whether a process is one of these or descends from one of them."""
     for _ in range(64):
         if pid in ancestors or pid == 0:
             return pid != 0
@@ -96,7 +101,7 @@ def descends(pid: int, ancestors: Collection[int]) -> bool:
 
 
 def family(of: Name, known: Collection[int] = ()) -> list[int] | None:
-    """The numbers of a process and of all that descend from it; None when it is gone.
+    """Return the pids of a process and of all its descendants. Returns None if it is gone.
 
     The kernel may omit a child whose sibling ends during the listing (proc_tid_children(5)). None of those in ``known``
     is missed.
@@ -115,7 +120,7 @@ def _tells_children() -> bool:
 
 
 def _by_children(first: int) -> list[int]:
-    """Each thread is asked for its own: some dozens, where a machine may have thousands of processes."""
+    """Collect the children of each thread: some dozens, where a machine may have thousands of processes."""
     found = {first: None}
     for pid in (ahead := [first]):
         for task in threads(pid):
@@ -140,21 +145,21 @@ def _by_parents(first: int) -> list[int]:
 
 
 def pids() -> Iterable[int]:
-    """The numbers of all processes that this mount of /proc shows."""
+    """Return the pids of all processes in this mount of /proc."""
     return (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
 
 
 def tracer(pid: int) -> int:
-    """The thread that traces a process's first; 0 for nobody.
+    """Return the thread that traces a process's first thread, or 0.
 
     Raises:
-        FileNotFoundError, ProcessLookupError: it is gone.
+        FileNotFoundError, ProcessLookupError: Raised when the process is gone.
     """
     return int(_status(pid)["TracerPid"])
 
 
 def tracers(pid: int) -> dict[int, int]:
-    """The traced threads of a process, each with the thread that traces it; none when the process is gone.
+    """Return the traced threads of a process with their tracers. Empty if the process is gone.
 
     Raises:
         OSError: Raised when the kernel does not show the tracer of a thread.
@@ -191,13 +196,13 @@ def _tracer(tasks: int, task: str) -> int:
 
 
 def _status(pid: int) -> dict[str, str]:
-    """The fields of proc_pid_status(5)."""
+    """Return the fields of proc_pid_status(5)."""
     text = _read(pid, "status").decode("utf-8", "surrogateescape")
     return dict(line.split(":\t", 1) for line in text.split("\n") if ":\t" in line)
 
 
 def process(pid: int) -> Process | None:
-    """Everything about one process; None when it is gone."""
+    """Read one process. Returns None if it is gone."""
     try:
         fields = _stat(pid)
         if fields is None or fields[0] in (b"Z", b"X"):
@@ -224,7 +229,7 @@ def process(pid: int) -> Process | None:
 
 
 def threads(pid: int) -> set[int]:
-    """The numbers of a process's threads; none when it is gone."""
+    """Return the ids of a process's threads. Empty if it is gone."""
     try:
         return {int(task) for task in os.listdir(f"/proc/{pid}/task")}
     except (FileNotFoundError, ProcessLookupError):
@@ -232,7 +237,7 @@ def threads(pid: int) -> set[int]:
 
 
 def thread_cgroups(pid: int) -> list[dict[str, str]]:
-    """The cgroups of each of a process's threads, by controller; none when it is gone."""
+    """Return the cgroups of each thread of a process, by controller. Empty if it is gone."""
     found = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -244,12 +249,12 @@ def thread_cgroups(pid: int) -> list[dict[str, str]]:
 
 
 def namespaces() -> dict[str, int]:
-    """The caller's own."""
+    """Return the caller's own namespaces."""
     return {one: os.stat(f"/proc/self/ns/{one}").st_ino for one in NAMESPACES}
 
 
 def mounts(pid: int) -> tuple[Mount, ...]:
-    """The mounts that a process sees, in the order in which they were made.
+    """Return the mounts that a process sees, in the order of their creation.
 
     Raises:
         FileNotFoundError, ProcessLookupError: it is gone.
@@ -258,9 +263,9 @@ def mounts(pid: int) -> tuple[Mount, ...]:
 
 
 def parse_mounts(text: str) -> tuple[Mount, ...]:
-    """The lines of a mountinfo (proc_pid_mountinfo(5))."""
+    """Parse the lines of a mountinfo (proc_pid_mountinfo(5))."""
     found = []
-    # Not splitlines: who mounts chooses names, and the kernel ends a line with a newline and nothing else.
+    # Not splitlines: users who mount choose names, and the kernel ends a line only with a newline.
     for line in filter(None, text.split("\n")):
         left, _, right = line.partition(" - ")
         _, _, device, root, place, options = left.split(" ")[:6]
@@ -277,7 +282,7 @@ def in_namespace(kind: str, inodes: Sequence[int]) -> dict[int, set[int]]:
     found: dict[int, set[int]] = {inode: set() for inode in inodes}
     for pid in pids():
         try:
-            # A process is its first thread nearly always: the others are asked where there are others.
+            # Nearly every process has one thread: the others are read only if there are others.
             tasks = [str(pid)] if os.stat(f"/proc/{pid}/task").st_nlink <= 3 else os.listdir(f"/proc/{pid}/task")
             for task in tasks:
                 inode = os.stat(f"/proc/{pid}/task/{task}/ns/{kind}").st_ino
@@ -289,10 +294,10 @@ def in_namespace(kind: str, inodes: Sequence[int]) -> dict[int, set[int]]:
 
 
 def open_binary(pid: int) -> tuple[int, Binary]:
-    """A descriptor of the file that a process runs, whatever its name leads to now, and which file that is.
+    """Open the file that a process executes, even if its name leads elsewhere now. Returns also its identity.
 
     Raises:
-        FileNotFoundError, ProcessLookupError: the process is gone.
+        FileNotFoundError, ProcessLookupError: Raised when the process is gone.
     """
     fd = os.open(f"/proc/{pid}/exe", os.O_RDONLY | os.O_CLOEXEC)
     info = os.fstat(fd)
@@ -303,8 +308,10 @@ def open_binary(pid: int) -> tuple[int, Binary]:
 
 
 def _stat(pid: int, most: int = -1) -> list[bytes] | None:
-    """The fields of /proc/PID/stat from the state on, the first ``most`` of them each by itself: the name before it may
-    hold anything."""
+    """Return the fields of /proc/PID/stat from the state on; at most ``most`` of them are split.
+
+    The name before the state may contain any characters.
+    """
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError):

@@ -1,5 +1,7 @@
-"""Small files whole, by the kernel's calls alone: a stream of Python's asks it for five things more, and a run reads a
-hundred of them."""
+"""Read and write small files whole, by system calls only.
+
+A stream of Python makes five more, and a run reads 100 files.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ _CHUNK_BYTES = 1 << 16
 
 
 def whole(path: str | Path) -> bytes:
-    """A file to its end.
+    """Read a file to its end.
 
     Raises:
-        OSError: it cannot be opened or read.
+        OSError: Raised when it cannot be opened or read.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -23,12 +25,12 @@ def whole(path: str | Path) -> bytes:
 
 
 def put(path: str | Path, raw: bytes) -> None:
-    """Have these bytes, and no others, in a file of the caller's own (0600), made where there is none.
+    """Replace the content of a private file (0600), which is created if it does not exist.
 
-    Not emptied first: ext4 writes a file that was to the disk as soon as it is closed (auto_da_alloc, ext4(5)).
+    The file is not truncated first: ext4 flushes a truncated file to the disk at its close (auto_da_alloc, ext4(5)).
 
     Raises:
-        OSError: it cannot be written, or is a symlink.
+        OSError: Raised when it cannot be written, or is a symlink.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -42,10 +44,10 @@ def put(path: str | Path, raw: bytes) -> None:
 
 
 def to_end(fd: int) -> bytes:
-    """What an open file has from where it stands on.
+    """Read an open file from its offset to its end.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: Raised when it cannot be read.
     """
     chunks = []
     while chunk := os.read(fd, _CHUNK_BYTES):
@@ -54,9 +56,9 @@ def to_end(fd: int) -> bytes:
 
 
 def text(path: str | Path) -> str:
-    """``whole`` as UTF-8; what is none of it, such as a name that somebody chose, as surrogates (os.fsdecode).
+    """Read a file as UTF-8. Other bytes, such as those in names chosen by users, become surrogates (os.fsdecode).
 
     Raises:
-        OSError: as ``whole``.
+        OSError: Raised when it cannot be opened or read.
     """
     return whole(path).decode("utf-8", "surrogateescape")

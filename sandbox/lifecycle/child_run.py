@@ -1,7 +1,7 @@
-"""A child's own process: from the errand that its parent's keeper gave it to the word that it gives back.
+"""Run a child in its own process: from the errand of its parent's shim to the outcome that it reports.
 
-Everything about who its parent is and what it may have came with the fork, out of the parent's keeper's memory. The
-package is found and read here, by its agent id; the log and the state are those of the installation, opened anew.
+The fork brings the parent's identity and the child's grants, from the memory of the parent's shim. The package is found
+and read here, by its agent id. The log and the state are the installation's, opened anew.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sandbox.lifecycle.run import Means, Request, Run
 
 
 def keep(means: Means, parent: Request, errand: Errand, say: Say) -> None:
-    """Run one child. Whatever becomes of it is said, and stands in the log.
+    """Run one child. Every outcome is reported to the parent and written to the log.
 
     ``means`` are opened in this process; ``parent`` is the request by which its parent runs.
     """
@@ -42,7 +42,7 @@ def keep(means: Means, parent: Request, errand: Errand, say: Say) -> None:
         children=parent.children,
         rights=parent.rights,
         behalf=parent.behalf,
-        # The key that its parent's intent names, whoever that is.
+        # The key that its parent's intent names.
         told={**issuer, "pubkey": parent.reads["pubkey"]},
     )
     with contextlib.ExitStack() as stack:
@@ -53,7 +53,8 @@ def keep(means: Means, parent: Request, errand: Errand, say: Say) -> None:
             _rejected(means, errand, found.package, issuer, e)
             say(refusal(e))
             return
-        # Until its parent has heard: a signal after its end would have it billed nothing, and named as cut off.
+        # Hold signals until the parent has the outcome: a signal after the end would report it as killed, with no
+        # usage.
         with one.signals:
             try:
                 outcome = _outcome(one.go())
@@ -69,15 +70,17 @@ def keep(means: Means, parent: Request, errand: Errand, say: Say) -> None:
 
 
 def refusal(error: errors.CovenantError) -> dict[str, Any]:
-    """A refusal as its parent's agent is told it: what was asked, what would have been given and what was taken, where
-    rule 4 says so."""
+    """Return a refusal for the parent's agent.
+
+    ``domains`` of rule 4 are the requested, the possible and the removed ones, if the error has them.
+    """
     more = {name: error.details[name] for name in ("domains",) if name in error.details}
     hint = {"hint": error.hint} if error.hint else {}
     return {"error": {"code": error.code, "message": error.message, **hint, **more}}
 
 
 def _outcome(answer: run.Answer) -> dict[str, Any]:
-    """What came of it. An agent's stderr is for its operator, and not for another agent."""
+    """Return the outcome for the parent's agent. It lacks the stderr, which is only for the operator."""
     if answer.result is None:
         assert answer.error is not None
         return refusal(answer.error)

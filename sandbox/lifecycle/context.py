@@ -1,7 +1,7 @@
-"""What one run is held to from outside its sandbox: its place beside others, its clocks, who may end or ask it.
+"""Everything a run needs besides its sandbox: admission, deadlines, the agent's broker, revocation checks, control.
 
-``Run`` (sandbox.lifecycle.run) goes through the procedure with these terms; an instance (sandbox.standby) asks for them
-again once it has an intent.
+``Run`` (sandbox.lifecycle.run) goes through the procedure with these terms. A standby instance (sandbox.standby) gets
+them again once it has an intent.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from sandbox.shim.operations import Steering
 
 
 class Terms:
-    """The terms of one run: ``now_ms`` is when it was asked for, ``child`` what its parent's keeper says of it."""
+    """The terms of one run. ``now_ms`` is the time of the request, ``child`` the errand of the parent's shim."""
 
-    # The trust root that a signed package was verified under, and the place that the run asks for.
+    # The trust root that a signed package was verified under, and the place that the run claims.
     _root: trust.TrustRoot
     _place: admission.Claim
 
@@ -53,11 +53,11 @@ class Terms:
         self._root_version: int | None = None
 
     def adopted(self) -> None:
-        """Its parent has ended, and it goes on."""
+        """Continue after the parent has ended."""
         self._rows.remark("its parent's run has ended, and it goes on without it")
 
     def _case(self, trusted: trust.TrustedPackage | Unsigned) -> dict[str, Any]:
-        """What the rules look at beside the package and the host."""
+        """Return the input of the rules besides the package and the host."""
         entries, lineage = registry.live(self._means.path / "runs"), self._lineage
         above: dict[str, Any] = {}
         if lineage is not None:
@@ -72,7 +72,7 @@ class Terms:
         }
 
     def _claimant(self, trusted: trust.TrustedPackage | Unsigned) -> Claimant | None:
-        """The package beside others of its agent id. `covenant dev` has serials of its own, which say nothing here."""
+        """Return the package's claim to its agent id. `covenant dev` has its own serials, which do not count here."""
         if not isinstance(trusted, trust.TrustedPackage) or self._request.dev:
             return None
         return Claimant(
@@ -87,7 +87,7 @@ class Terms:
         return UidLease(self._means.path / "uids", first=config.uid_first, count=config.uid_count)
 
     def _look(self, manifest: Manifest) -> HostFacts:
-        """(2) The host facts, with what this manifest names."""
+        """(2) Return the host facts, with those for this manifest."""
         means = self._means
         return facts.for_manifest(
             facts.probe(means.config),
@@ -101,7 +101,7 @@ class Terms:
     def _asked(
         self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest, effective: Effective
     ) -> admission.Claim:
-        """The place that the run asks for: looked at now, and again when it is taken."""
+        """Return the place that the run claims. It is checked now, and again when it is taken."""
         config = self._means.config
         claim = admission.Claim(
             manifest,
@@ -120,7 +120,7 @@ class Terms:
         return claim
 
     def _accept(self, trusted: trust.TrustedPackage) -> None:
-        """Make it durable that the package was accepted, before anything of it starts. Raises as ``succession``."""
+        """Record durably that the package was accepted, before any of its code starts. Raises as ``succession``."""
         means, place = self._means, self._place
         setting, write, runs = means.config.on_newer_serial, self._rows.runs_stopped, means.path / "runs"
         succession.accept(trusted, place, means.state, runs, setting=setting, write=write, now_ms=self._now_ms)
@@ -137,7 +137,7 @@ class Terms:
         return last
 
     def _claim(self, claim: admission.Claim) -> tuple[dict[str, str], Callable[[], None]]:
-        """The label of the run, and what is asked behind the gate before others can see it."""
+        """Return the label of the run, and the check to make under the lock before other processes see the label."""
         runs, trusted = self._means.path / "runs", claim.trusted
         label = claim.label(
             issuer=self._request.issuer,
@@ -147,7 +147,7 @@ class Terms:
         )
         signed = trusted if isinstance(trusted, trust.TrustedPackage) else None
         own = None
-        if signed is not None and not self._request.dev:  # what dev signed rests on a root that no operator revokes by
+        if signed is not None and not self._request.dev:  # operators do not revoke dev's own root
             own = authority.Authority.of(self.run_id, signed, self._rows.signers)
         self._root_version = signed.root_version if signed else None
         label["intent_id"] = self.intent_id
@@ -178,7 +178,7 @@ class Terms:
     def _broker(
         self, decision: decide.Decision, deadline: clocks.Deadline, stack: contextlib.ExitStack
     ) -> server.Broker | None:
-        """What the agent may ask its supervisor for while it runs."""
+        """Make the broker for the agent's requests to its supervisor."""
         means, request = self._means, self._request
         elder = delegation.Elder(self.run_id, self.intent_id, dict(request.issuer), self._lineage)
         start = means.start_child
@@ -195,7 +195,7 @@ class Terms:
             alive=None if self._child is None else self._child.errand.alive,
         )
         if made is not None and decision.artefacts.json("credentials.json")["names"]:
-            # Only here: to import its cryptography and documents is a tenth of a cold start.
+            # Import it only here: its cryptography and documents take a tenth of a cold start.
             from sandbox.broker import credentials
 
             scope = credentials.Scope.of(decision, deadline)
@@ -209,8 +209,10 @@ class Terms:
         return marks.verdict(self._means.path / "runs" / self.run_id) is not None
 
     def _watch(self, label: Mapping[str, str]) -> tuple[Round, ...]:
-        """The looks that end the run once it is marked, a new root revokes it, or a newer serial of its agent id was
-        accepted. ``_claim`` made its label."""
+        """Return the checks that end the run: on a mark, a revocation by a new root, or a newer serial of its agent id.
+
+        ``_claim`` made its label.
+        """
         means, path = self._means, self._means.path / "runs" / self.run_id
         state = None if self._request.dev else means.state
         revoked = revocation_watch.Watch(path, label, state, self._rows.runs_revoked, version=self._root_version)
@@ -218,7 +220,7 @@ class Terms:
         return revoked.round(), newer.round()
 
     def _on_newer(self) -> OnNewer:
-        """Read `on_newer_serial` again: a keeper has the configuration of its start."""
+        """Read `on_newer_serial` again: a shim has the configuration of its start."""
         config = self._means.config
         with contextlib.suppress(errors.ConfigError):
             config = configuration.load(config.state)

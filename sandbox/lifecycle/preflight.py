@@ -1,6 +1,6 @@
-"""What is tried before an agent may start: that this runsc applies a filter, and that its policy holds what it forbids.
+"""Self-tests before an agent may start: this runsc applies a filter, and the policy refuses all that it forbids.
 
-Each has its rows in the log, the first before the sandbox of the trial is there.
+Each test has its rows in the log, the first before the sandbox of the test exists.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from sandbox.runner import gvisor, prepare
 
 
 def runsc(means: Means, rows: Rows, facts: HostFacts) -> bool:
-    """A runsc that does not apply the filter runs nothing. Whether it had to be tried now.
+    """Test that runsc applies the filter, unless that is proved. Returns whether the test was made now.
 
     Raises:
-        errors.NotEnforceableError: it does not.
+        errors.NotEnforceableError: Raised when runsc does not apply it.
     """
     if filter_check.proved(means.config, facts):
         return False
@@ -48,11 +48,12 @@ def policy(
     *,
     now_ms: int,
 ) -> bool:
-    """What the policy forbids is tried under it, once a day and after any change, before the agent may start. Whether
-    it had to be tried now.
+    """Try under the policy all that it forbids, once a day and after any change, before the agent may start.
+
+    Returns whether the test was made now.
 
     Raises:
-        errors.SelfTestError: something that it forbids was not refused, or could not be tried.
+        errors.SelfTestError: Raised when something forbidden was not refused, or could not be tried.
     """
     key = probe_run.Key(decision.policy_digest, facts, means.config.uplink)
     if probe_run.passed(means.path, key, now_ms=now_ms):

@@ -31,20 +31,20 @@ from sandbox.runner import gvisor
 from sandbox.shim import signals as shim_signals
 from sandbox.storage import atomic_file, json_cache
 
-# A self-test that is older is made again: what changes on a machine in silence is found within a day.
+# An older self-test is repeated, so that silent changes of a machine are found within a day.
 VALID_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a self-test is about: when any of it is another, it is made again."""
+    """Subject of a self-test. The test is repeated after a change of any field."""
 
     policy: str
     facts: HostFacts
     uplink: str
 
     def digest(self) -> str:
-        """As it is remembered."""
+        """Return the digest under which the result is remembered."""
         facts = self.facts
         assert facts.runsc is not None
         cgroup = [facts.cgroup.version, sorted(facts.cgroup.controllers), facts.cgroup.swap_accounting]
@@ -58,20 +58,20 @@ def _record(state: Path) -> Path:
 
 
 def passed(state: Path, key: Key, *, now_ms: int) -> bool:
-    """Whether this passed within the last day. A time that lies ahead counts for nothing."""
+    """Whether this test passed within the last day. A time in the future does not count."""
     when = (json_cache.read(_record(state)) or {}).get(key.digest())
     return type(when) is int and 0 <= now_ms - when < VALID_MS
 
 
 def remember(state: Path, key: Key, *, now_ms: int) -> None:
-    """It passed now; what is older than a day is forgotten."""
+    """Remember that the test passed now, and forget results older than a day."""
     held = json_cache.read(_record(state)) or {}
     young = {name: when for name, when in held.items() if type(when) is int and 0 <= now_ms - when < VALID_MS}
     json_cache.write(_record(state), {**young, key.digest(): now_ms})
 
 
 def closure(config: Config, arch: str) -> Closure:
-    """The canary program as one more closure of a root directory."""
+    """Return the canary program as one more closure of a root directory."""
     raw = probe_program.program(arch)
     source = config.state / "closures" / f"canary-{arch}"
     source.parent.mkdir(mode=0o700, exist_ok=True)
@@ -82,7 +82,7 @@ def closure(config: Config, arch: str) -> Closure:
 
 
 def attempt(job: gvisor.Job, closures: Sequence[Closure], *, runs: Path, uids: UidLease) -> tuple[str, ...]:
-    """Run the canary in the place of the agent of ``job``; everything that was not as the policy says.
+    """Run the canary in place of the agent of ``job``. Returns all differences from the policy.
 
     ``closures`` are those of the agent's root directory.
 
@@ -112,7 +112,7 @@ def attempt(job: gvisor.Job, closures: Sequence[Closure], *, runs: Path, uids: U
             limits=Limits(job.limits.start_seconds, job.limits.start_seconds, SELF_TEST, 0.0),
             label={**job.label, SELF_TEST: "yes"},
             claim=lambda: None,
-            # What is refused to a canary is no denial of an agent's.
+            # Refusals of a canary are no denials of an agent.
             denied=told,
             drifted=drift.append,
             rounds=(),
@@ -126,7 +126,7 @@ def attempt(job: gvisor.Job, closures: Sequence[Closure], *, runs: Path, uids: U
         try:
             finished = gvisor.run(throw_away, runs=runs, uids=uids)
         finally:
-            # One that is interrupted has not failed: the next run tries it again.
+            # An interrupted test has not failed: the next run repeats it.
             if signals.told:
                 raise KeyboardInterrupt
     if signals.told:
@@ -139,7 +139,7 @@ def attempt(job: gvisor.Job, closures: Sequence[Closure], *, runs: Path, uids: U
 
 
 def error(faults: Sequence[str]) -> errors.SelfTestError:
-    """What a run is refused with."""
+    """Return the error for a run whose policy failed the test."""
     return errors.SelfTestError(
         f"what the policy forbids is not refused here: {faults[0]}",
         hint="run `covenant doctor`; with self_test = false in the configuration runs go without it, and each says so",

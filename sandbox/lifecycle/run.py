@@ -1,13 +1,13 @@
-"""One run, from the package's bytes to the answer: verify, decide, write down, start, converse, write down.
+"""Process one run from the package's bytes to the answer: verify, decide, log, start, exchange, log.
 
     (1) verify the envelope and the bytes, then parse the manifest from those same bytes
     (2) look at the host for what the manifest names
     (3) decide: the nine rules, and for linux-gvisor the compiled artefacts and the proof that runsc applies a filter
-    (4) write down the capability check, the accepted serial and the start, each durable before (5)
+    (4) log the capability check, the accepted serial and the start, each durable before (5)
     (5) run, on the backend that the manifest names
-    (6) write down the end
+    (6) log the end
 
-A refusal in (1) to (3) and a failure in (5) each have their row, whatever it is that fails.
+Every refusal in (1) to (3) and every failure in (5) has its row.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from sandbox.shim import signals
 
 __all__ = ["Answer", "Means", "Request", "Run"]
 
-# What the log says of a run that drift would not end.
+# The log's text for a run that drift would not end.
 _ALARM = ("drift: the run goes on when what confines it is changed (on_drift = alarm)",)
-# What it says of an agent that asks for standby and has none.
+# The log's text for an agent that requests standby and has none.
 _NO_STANDBY = "standby: nobody keeps instances ready here, each run starts cold (covenant-supervisor does)"
 _NOT_AHEAD = "standby: an agent that may ask its supervisor for more starts cold, its rights count from its intent"
 _NO_TRIES = "the tries inside the interpreter: none on this architecture"
@@ -60,7 +60,7 @@ class Run(Terms):
 
     def __init__(self, means: Means, request: Request, *, now_ms: int, child: delegation.Child | None = None) -> None:
         super().__init__(means, request, now_ms=now_ms, child=child)
-        # An intent that no agent could be given is refused here, before anything is accepted or written down.
+        # Refuse an invalid intent here, before anything is accepted or logged.
         self._line = contract.Intent(
             self.intent_id,
             request.text,
@@ -76,7 +76,7 @@ class Run(Terms):
         self.signals = signals.HeldBack()
 
     def go(self) -> Answer:
-        """(1) to (6).
+        """Carry out (1) to (6).
 
         Raises:
             errors.CovenantError: refused before anything started, or the machine failed the run.
@@ -91,7 +91,7 @@ class Run(Terms):
                 raise KeyboardInterrupt from e
             raise
         self._raise_told(answer)
-        # One that has answered has: it is for whoever would go on with another to end.
+        # A run with an answer keeps it: a caller that continues with another run must end then.
         return dataclasses.replace(answer, interrupted=True) if self.signals.told else answer
 
     def _raise_told(self, answer: Answer) -> None:
@@ -103,7 +103,7 @@ class Run(Terms):
             try:
                 return self._go()
             except BaseException:
-                self.signals.hold()  # its last rows are not cut short either
+                self.signals.hold()  # a signal must not cut its last rows short either
                 raise
         except BaseException as e:
             self.used_ms = self.used_ms or sum(self._below_ms)
@@ -111,7 +111,7 @@ class Run(Terms):
             raise
 
     def _failed(self, error: BaseException) -> None:
-        """The last rows of one that did not come to its end by itself."""
+        """Write the last rows of a run that did not end by itself."""
         self.log_failure(error)
 
     def _go(self) -> Answer:
@@ -128,8 +128,8 @@ class Run(Terms):
         return backends[manifest.sandbox.backend](trusted, manifest)
 
     def _attribute(self, trusted: trust.TrustedPackage, manifest: Manifest) -> None:
-        """Who answers for the run: a signer that counts for this manifest, not a name that it merely gives."""
-        # Where nobody does, rule 2 refuses, and its row names nobody.
+        """Record the operator of the run: a signer that counts for this manifest, not a name that it claims."""
+        # Without such a signer rule 2 refuses, and its row has no operator.
         with contextlib.suppress(errors.SignatureError):
             signers = trust.authorise(
                 trusted, agent_id=manifest.agent.id, role=manifest.agent.role, operator=manifest.agent.operator
@@ -137,7 +137,7 @@ class Run(Terms):
             self._rows.attribute(signers, manifest.agent.operator)
 
     def log_failure(self, error: BaseException) -> None:
-        """The row of a refusal, or of a run that was started and that the machine failed."""
+        """Write the row of a refusal, or of a started run that failed by a fault of the machine."""
         if self._rows.started:
             self._denials.wind_up()
         self._rows.failure(error, package_digest=self._request.package.digest)
@@ -173,7 +173,7 @@ class Run(Terms):
             self._lap("self test")
         deadline = self._deadline(trusted, manifest)
         with contextlib.ExitStack() as stack:
-            # Copies may take seconds or fail: what is written down as started is only what is about to start.
+            # Copy before the start row: copies may take seconds or fail, and the log must show only real starts.
             job = self._job(trusted, decision, facts, deadline, stack)
             self._lap("prepare")
             advisory = _ALARM if means.config.on_drift == "alarm" else ()
@@ -193,7 +193,7 @@ class Run(Terms):
         return self._finish(manifest, finished, decision.policy_digest, (*advisory, *finished.reported))
 
     def _stands_by(self, decision: decide.Decision) -> tuple[str, ...]:
-        """Whether instances of it are kept ready (sandbox.standby), and what is said where they are not."""
+        """Record whether standby instances are kept for the agent. Returns the texts for the log if not."""
         wanted = decision.manifest.sandbox.standby
         if not wanted or self._child is not None or self._request.dev:
             return ()
@@ -205,7 +205,10 @@ class Run(Terms):
         return ()
 
     def _trusted_local(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> Answer:
-        """The backend that confines by uid, limits, namespaces and a deny list; refuses whatever needs more."""
+        """Run on the backend that confines by uid, limits, namespaces and a deny list.
+
+        Refuses grants that need more.
+        """
         from sandbox.runner import trusted_local
 
         means, request = self._means, self._request
@@ -225,7 +228,7 @@ class Run(Terms):
         label, claim = self._claim(self._asked(trusted, manifest, verdict.effective))
         self._begin(trusted, manifest, deadline, not_enforced=plan.not_enforced)
         steering = self._steering(verdict.effective.lifetime)
-        # Only for its label and lock: other runs see whose this one is, and the next start what became of it.
+        # The directory is only for label and lock: other runs see the owner, and the next start sees its end.
         with (
             rundir_directory.RunDirectory(means.path / "runs" / self.run_id, label, claim=claim) as directory,
             steering.listening(directory.path),
@@ -258,15 +261,15 @@ class Run(Terms):
         policy_digest: str | None = None,
         not_enforced: tuple[str, ...] = (),
     ) -> None:
-        """(4) Everything that must be durable before the agent starts."""
+        """(4) Write all rows that must be durable before the agent starts."""
         signed = trusted if isinstance(trusted, trust.TrustedPackage) else None
         self._rows.capability_check(manifest, missing=delegation.missing(self._lineage, manifest))
         if signed is not None:
             self._accept(signed)
-        if self._rows.state is not life.State.ISOLATED:  # as one is that was started ahead of its intent
+        if self._rows.state is not life.State.ISOLATED:  # a standby instance already is
             self._rows.to(life.State.ISOLATED, f"on the backend {manifest.sandbox.backend}", waits=True)
-        self._rows.expect_start()  # which may have to wait
-        self.signals.hold()  # a start that is written down has its end
+        self._rows.expect_start()  # this may have to wait
+        self.signals.hold()  # a start row must get its end row
         self._rows.run_started(
             manifest,
             deadline,
@@ -304,7 +307,7 @@ class Run(Terms):
             if self._child is None
             else {**means.watches, **self._child.watches(label, self.adopted)},
             broker=self._broker(decision, deadline, stack),
-            secrets=self._secrets,  # which making the broker has found
+            secrets=self._secrets,  # making the broker has found them
         )
         return prepare.job(
             order,
@@ -319,7 +322,7 @@ class Run(Terms):
     def _finish(
         self, manifest: Manifest, finished: Finished, policy_digest: str | None, not_enforced: tuple[str, ...]
     ) -> Answer:
-        """(6) The result, or the error that the run ended with; its rows."""
+        """(6) Return the answer with the result or the error, and write the last rows."""
         usage = finished.usage.with_below(sum(self._below_ms))
         self.used_ms = usage.cpu_ms or 0
         result: contract.AgentResult | None = None

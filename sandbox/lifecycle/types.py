@@ -1,4 +1,4 @@
-"""What is asked of the supervisor, what it lends to a run, and what came of it."""
+"""Data types of a run: its request, the means that the supervisor gives it, and the answer."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from sandbox.config import Config
 from sandbox.network import gateway
 from sandbox.storage.trust_state import State
 
-# Told of a run's id, and of (records, bytes of events, bytes of the chain) of the log before its first row.
+# Called with a run's id, and (records, bytes of events, bytes of the chain) of the log before its first row.
 Began = Callable[[str, tuple[int, int, int] | None], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked: a package's bytes, the intent's text, who asks, and how long they will wait.
+    """Request for a run: the package's bytes, the intent's text, the issuer, and the timeout.
 
-    ``user`` is for trusted-local; ``dev`` names the agent id whose local key of ``covenant dev`` decides instead of
-    the trust root, and is empty for a run. ``package_name`` is where the package lies, as the operator knows it;
-    ``intent_id`` and ``priority`` are what the agent is told, an id of ours where that is empty;
-    ``children`` an open directory in which those of its children are looked for after the configured ones, with the
-    ``rights`` of whoever asked. Whoever asks may say for whom (``behalf``: display and pubkey), which the log names and
-    which decides nothing; ``told`` is then the issuer as the agent reads it. ``began`` is told of each run that comes
-    of it, and of the head of the log when its first row was not written yet, None for that of the request.
+    - ``user`` is for trusted-local.
+    - ``dev`` is the agent id whose local key of ``covenant dev`` replaces the trust root; empty for a run.
+    - ``package_name`` is the path of the package for the operator.
+    - ``intent_id`` and ``priority`` are passed to the agent. An empty id is replaced by a new one.
+    - ``children`` is an open directory with packages of child agents, used after the configured ones. It is read with
+      the ``rights`` of the caller.
+    - ``behalf`` (display and pubkey) names the person whom the caller acts for. It is logged and decides nothing.
+      ``told`` is then the issuer as the agent reads it.
+    - ``began`` is called for each run of this request, with the head of the log before the run's first row. The head
+      is None for the run of the request itself.
     """
 
     package: Package
@@ -49,14 +52,16 @@ class Request:
 
     @property
     def reads(self) -> Mapping[str, str]:
-        """The issuer as the agent reads it."""
+        """Return the issuer as the agent reads it."""
         return self.told or self.issuer
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a run that was started: ``error`` is None exactly when ``result`` is not. Times in seconds.
-    ``interrupted``: this process was told to end when the answer was there already."""
+    """Result of a started run: exactly one of ``error`` and ``result`` is None. Times in seconds.
+
+    ``interrupted``: a signal to end this process arrived when the answer was already there.
+    """
 
     run_id: str
     intent_id: str
@@ -75,10 +80,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What the supervisor lends to a run. ``state`` is the one that decides: the supervisor's own, or a dev state.
-    ``watches`` are whoever else may end it: a client that goes away (run_io.Channel.watches). ``below`` are those that
-    end what it starts as well, whose descriptors its children's keepers keep. ``isolated`` says that this process's
-    network namespace is not the host's. ``after`` is closed once the answer was given (spec.Job)."""
+    """Resources that the supervisor gives to a run.
+
+    - ``state`` is the deciding state: the supervisor's own, or a dev state.
+    - ``watches`` are descriptors that may end the run, such as of a client that disconnects (run_io.Channel.watches).
+    - ``below`` are watches that end its children as well; the children's shims keep their descriptors.
+    - ``isolated`` says that this process's network namespace is not the host's.
+    - ``after`` is closed once the answer was given (spec.Job).
+    """
 
     path: Path
     config: Config

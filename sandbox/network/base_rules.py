@@ -1,7 +1,7 @@
-"""What stands in every gateway beside the compiled rules, and only takes away.
+"""Base rules of every gateway beside the compiled rules. They only restrict.
 
-The agent's frames carry its own addresses or go nowhere, on both ends of its link; a run holds so many connections and
-no more; what leaves the gateway leaves under the gateway's address. Constant, so that it can be read back as it is.
+Frames of the agent must carry its own addresses, on both ends of its link. The number of connections of a run is
+bounded. Packets leave the gateway with the gateway's address. The text is constant, so that it can be read back as is.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from typing import Final
 
 from sandbox.network import addresses as own
 
-# What the kernel remembers of one run, in the gateway and so in the host's table as well, which everybody there needs:
-# 1,024 entries at most. One rule counts the open connections that are forwarded, those to the gates, and those that
-# the TLS gate makes. It leaves out what was closed, of which the kernel would keep an entry for two minutes more: of
-# those there are as many as are begun at once and in the three seconds until they are collected (``gateway``).
+# The most conntrack entries of one run: 1,024 in the gateway, and so in the host's table, which all programs share. One
+# rule counts the open connections that are forwarded, those to the gates, and those of the TLS gate. It does not count
+# closed connections, whose entries the kernel would keep for two minutes more. Their number is bounded by the burst and
+# the rate of new connections in the three seconds until they are collected (``gateway``).
 MAX_ENTRIES: Final = 1024
 MAX_CONNECTIONS: Final = 512
 BEGUN_AT_ONCE, BEGUN_PER_SECOND = 320, 64
 CLOSED_SECONDS: Final = 1
-# Before anything else looks at a frame.
+# The priority before all other chains.
 _FIRST = -500
-# What may be said on the link, by the agent alone and about itself alone. ``::`` asks whether an address is free.
+# The frames allowed on the link: only from the agent, only with its addresses. ``::`` probes for a free address.
 _FRAMES = f"""\
 		ether saddr != {own.AGENT_MAC} counter drop
 		ether type arp arp htype 1 arp ptype ip arp saddr ether {own.AGENT_MAC} arp saddr ip {own.AGENT4} accept
@@ -31,8 +31,8 @@ _FRAMES = f"""\
 		counter drop
 """
 
-# In a table of family inet: what is remembered of a TCP connection that is over, and the rules that a chain needs for
-# it. They stand before a connection is confirmed, and match its first packet alone.
+# For tables of family inet: the timeouts of closed TCP connections, and the rules of a chain that set them. The rules
+# apply before a connection is confirmed, and match only its first packet.
 SOON: Final = "".join(
     f"\tct timeout soon{version} {{\n\t\tprotocol tcp;\n\t\tl3proto {family};\n"
     f"\t\tpolicy = {{ close : {CLOSED_SECONDS}, time_wait : {CLOSED_SECONDS} }}\n\t}}\n"

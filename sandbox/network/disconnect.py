@@ -1,8 +1,8 @@
-"""The networks of runs cut at once, by somebody else than their keepers: links gone, connections forgotten.
+"""Cut the networks of many runs at once, from outside their shims: delete the links, forget the connections.
 
-Where there is no link no packet passes in either direction, also none of a connection that stands or that a gate
-holds. All links go in one step: the kernel waits for what is under way before it lets one go, which for a tree of runs
-one after the other takes a second and more. The rest is taken away by each keeper when it ends (``uplink``).
+Without its link a run sends and receives no packet, also none of an open connection or of one that a gate holds. All
+links are deleted in one step: for each deletion the kernel waits for packets in flight, which one by one takes a second
+and more for a tree of runs. Each shim removes the rest when it ends (``uplink``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sandbox.network import addresses, uplink
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One run's network: what was noted of it (``RunDirectory.note_network``), and the process that holds it."""
+    """One run's network: its note (``RunDirectory.note_network``), and the process that holds it."""
 
     run_id: str
     keeper: int
@@ -33,16 +33,16 @@ class Link:
 
 
 def cut(links: Sequence[Link]) -> list[str]:
-    """Take every run's link to the host away, and forget what was begun over it.
+    """Delete every run's link to the host, and forget its connections.
 
-    What could not be cut is returned in words; the other links are cut all the same.
+    Returns a description of each failure. The other links are cut all the same.
     """
     failed: list[str] = []
     if not links:
         return failed
     here = functools.partial(_at_the_host, links)
     with contextlib.ExitStack() as stack:
-        # Their keepers are hardly ever in another namespace than whoever revokes.
+        # The shims are hardly ever in another namespace than the revoking process.
         for namespace in (None, *_others(links, stack, failed)):
             try:
                 failed += here() if namespace is None else spaces.within(namespace, here)
@@ -52,8 +52,10 @@ def cut(links: Sequence[Link]) -> list[str]:
 
 
 class Aside(threading.Thread):
-    """``cut`` in a thread of its own, at once where there is none left; ``result`` waits for it, and raises what it
-    raised."""
+    """Runs ``cut`` in its own thread, or directly if no thread is left.
+
+    ``result`` waits for it and re-raises its error.
+    """
 
     def __init__(self, links: Sequence[Link]) -> None:
         super().__init__(name="cut")
@@ -61,7 +63,7 @@ class Aside(threading.Thread):
         self._error: BaseException | None = None
         try:
             self.start()
-        except RuntimeError:  # how Python says EAGAIN
+        except RuntimeError:  # Python raises it for EAGAIN
             self.run()
 
     def run(self) -> None:
@@ -71,7 +73,7 @@ class Aside(threading.Thread):
             self._error = e
 
     def result(self) -> list[str]:
-        """What could not be cut."""
+        """Wait for the thread, and return the descriptions of its failures."""
         if self.ident is not None:
             self.join()
         if self._error is not None:
@@ -80,13 +82,13 @@ class Aside(threading.Thread):
 
 
 def _others(links: Iterable[Link], stack: contextlib.ExitStack, failed: list[str]) -> list[int]:
-    """Descriptors of the namespaces in which their keepers are, but for our own; ``failed`` has what cannot be seen."""
+    """Open the network namespaces of the shims, except our own. Appends failures to ``failed``."""
     seen, found = {os.stat("/proc/thread-self/ns/net").st_ino}, []
     for keeper in {link.keeper for link in links}:
         try:
             fd = os.open(f"/proc/{keeper}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it is gone, and what it held with it
+            continue  # the shim is gone, and its namespaces with it
         except OSError as e:
             failed.append(f"the network that keeper {keeper} is in cannot be seen: {e.strerror}")
             continue
@@ -98,7 +100,10 @@ def _others(links: Iterable[Link], stack: contextlib.ExitStack, failed: list[str
 
 
 def _at_the_host(links: Sequence[Link]) -> list[str]:
-    """What of it could not be done, in the namespace of the calling thread; runs without a device there are passed."""
+    """Cut the links in the calling thread's namespace, and return the failures.
+
+    Runs without a device there are skipped.
+    """
     with netlink.Route() as route:
         there = route.links_in_groups()
         own = {name: link for link in links if (name := addresses.host_device(link.run_id)) in there}
@@ -111,8 +116,10 @@ def _at_the_host(links: Sequence[Link]) -> list[str]:
 
 
 def _take_away(route: netlink.Route, devices: Sequence[int], taken: Collection[int]) -> list[str]:
-    """All of them in one step, in a group of a number that is not taken; one by one where that fails, since a keeper
-    may just be taking its own away."""
+    """Delete the devices in one step, as a new device group.
+
+    If that fails they are set down one by one: a shim may be deleting its own at the same time.
+    """
     if not devices:
         return []
     group = next(number for number in iter(_any_group, None) if number not in taken)
@@ -131,5 +138,5 @@ def _take_away(route: netlink.Route, devices: Sequence[int], taken: Collection[i
 
 
 def _any_group() -> int:
-    """Any number that whoever looks after the machine would hardly give a group."""
+    """Return a random group number that an administrator would hardly use."""
     return 0x40000000 | secrets.randbits(30)

@@ -35,8 +35,7 @@ Watches = Mapping[int, Callable[[], errors.RunError | None]]
 
 @dataclass
 class Gateway:
-    """What the run's other parts need of it: where the agent lives, and, once it is made, what to listen to while it
-    does and the run's place towards the world."""
+    """The run's gateway for its other parts: the namespaces, and once it is made the watches and the uplink's place."""
 
     spaces: namespaces.Spaces
     _make: Callable[[Gateway], None]
@@ -46,23 +45,23 @@ class Gateway:
     remembered: conntrack.Remembered = field(init=False)
 
     def make(self) -> None:
-        """(2) to (6).
+        """Carry out (2) to (6).
 
         Raises:
-            errors.NotEnforceableError: the interface that the operator has named is not there.
-            errors.MachineError: a part could not be made.
-            errors.RunError: what the patience of a gate's start watches said so, or it was not executed in time.
+            errors.NotEnforceableError: Raised when the operator's interface does not exist.
+            errors.MachineError: Raised when a part cannot be made.
+            errors.RunError: Raised when a watch of a gate's start returns it, or the gate is not executed in time.
         """
         self._make(self)
 
     def stop(self) -> None:
-        """Once the agent is dead: end every gate, and tell what it refused in the last moment."""
+        """End every gate and report its last denials. Called once the agent is dead."""
         for gate in self.gates:
             gate.process.end()
             gate.process.tell_rest()
 
     def collect(self) -> None:
-        """To be called every second: beyond what few connections leave, what is over is taken out of the tables."""
+        """Remove expired entries from the tables, unless there are few. Called every second."""
         if self.remembered.count() > base_rules.MAX_CONNECTIONS // 2:
             self.remembered.collect()
 

@@ -1,6 +1,6 @@
-"""A run's two namespaces with the link between them: made closed, and gone with the last that holds them.
+"""Make a run's two namespaces and the link between them, closed at first.
 
-Nothing here has a name on the machine, so that what a killed supervisor leaves, the kernel takes away itself.
+Nothing here has a name on the machine, so the kernel itself removes the remains of a killed supervisor.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sandbox.network import addresses
 T = TypeVar("T")
 _SYS = Path("/proc/sys/net")
 _LOOPBACK, _AGENT, UPLINK_INDEX = 1, 2, 3  # indices of the devices in their namespaces
-# Before there is a device, because each takes over what `default` says when it is made. IPv6 addresses are only those
-# that are given, and are used at once: nobody else is on these links. No neighbour redirects, no route advertises.
+# Written before there is a device, because a new device copies `default`. Devices have only the given IPv6 addresses
+# and use them at once: no other host is on these links. Redirects and router advertisements are ignored.
 SETTINGS: Final = {
     "ipv4/conf/all/accept_redirects": 0,
     "ipv4/conf/all/accept_source_route": 0,
@@ -42,13 +42,13 @@ GATEWAY_SETTINGS: Final = {
     "ipv4/conf/default/send_redirects": 0,
     "ipv4/conf/all/rp_filter": 1,
     "ipv4/conf/all/arp_ignore": 1,
-    # Of `all` what would hold for each device whatever that says itself.
+    # These settings of `all` would apply to each device, independent of its own.
     "ipv4/conf/all/accept_local": 0,
     "ipv4/conf/all/route_localnet": 0,
     "ipv4/conf/all/proxy_arp": 0,
     "ipv4/conf/all/src_valid_mark": 0,
     "ipv6/conf/all/proxy_ndp": 0,
-    # After ten refusals an error would take a second, and an agent that is refused should know at once.
+    # Otherwise an error after ten refusals takes a second, and a refused agent should get it at once.
     "ipv4/icmp_ratelimit": 0,
     "ipv6/icmp/ratelimit": 0,
 }
@@ -62,16 +62,16 @@ class Spaces:
     gateway: int
 
     def inside(self, call: Callable[[], T]) -> T:
-        """The value of ``call`` in the gateway's namespace, where the sockets that it makes stay."""
+        """Return the value of ``call`` in the gateway's namespace. Its sockets stay there."""
         return netns.within(self.gateway, call)
 
 
 @contextlib.contextmanager
 def made() -> Iterator[Spaces]:
-    """Two namespaces without a link. When the block ends they go, unless a process still lives in one.
+    """Make two namespaces without a link. They are removed at the block's end, unless a process is still in one.
 
     Raises:
-        errors.KernelError: the kernel makes none, or lacks IPv6.
+        errors.KernelError: Raised when the kernel makes none, or lacks IPv6.
     """
     agent, gateway = netns.make(2)
     try:
@@ -84,10 +84,10 @@ def made() -> Iterator[Spaces]:
 
 
 def connect(spaces: Spaces) -> None:
-    """The link between agent and gateway, with addresses, neighbours that nobody can change, and routes; still down.
+    """Make the link between agent and gateway, with addresses, permanent neighbours, and routes. It is still down.
 
     Raises:
-        errors.KernelError: the kernel refuses one of them.
+        errors.KernelError: Raised when the kernel refuses a part.
     """
     agent = netlink.End(addresses.AGENT_DEVICE, addresses.AGENT_MAC, spaces.agent, _AGENT)
     gateway = netlink.End(addresses.GATEWAY_DEVICE, addresses.GATEWAY_MAC, None, _AGENT)

@@ -1,10 +1,10 @@
-"""The supervisor's own namespace: how gateways reach the world by the operator's interface, and nothing else by it.
+"""Connect gateways to the operator's interface in the supervisor's own namespace, and allow nothing else over it.
 
     cv-12345678 ── [ the host: table inet covenant_uplink ] ── the operator's interface
 
-One table of our own, for all runs together. What it must give back when the last run ends stands in its comment: so
-it is in the namespace that it is about, whoever finds it. Nothing of others is changed but two settings of the one
-interface; what those would let pass beside our runs, the table drops.
+One table serves all runs together. Its comment holds the settings to restore when the last run ends, so that every
+process in this namespace can find them. Of the host's settings only two of the one interface are changed. The table
+drops the packets that these would let pass besides those of our runs.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from sandbox.storage import atomic_file
 TABLE: Final = "covenant_uplink"
 LOCK: Final = Path("/run/covenant-uplink.lock")
 _LOCK_SECONDS = 20.0
-# For so long a run that is about to start keeps the lock for itself. It may stand on its way: its sandbox joins a
-# cgroup that somebody has stopped, or is given a file system that does not answer.
+# The longest time that a starting run keeps the lock. Its start may hang: in a frozen cgroup, or in a file system that
+# does not answer.
 _KEEP_SECONDS = 3.0
 _ATTEMPTS = 64
-# What a packet of a run must not have when it comes in by the interface: these are not in the settings of `default`.
+# Settings of a run's device on the host, which `default` there may set otherwise.
 _DEVICE: Final = {
     "ipv4/conf/{}/rp_filter": 1,
     "ipv4/conf/{}/send_redirects": 0,
@@ -53,9 +53,11 @@ _COMMENT = re.compile(r"covenant 1 ([A-Za-z0-9._-]{1,15}) ([01]) ([01-]) ([01])(
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """The operator's interface, and whether it forwarded before: ``ipv6`` None where that cannot be had for one
-    interface alone, and no packet of IPv6 is forwarded for a run. ``router`` says whether the host forwarded IPv4.
-    ``index`` is its number, which stays when it is given another name; 0 where that is not known."""
+    """The operator's interface, and its forwarding before the first run.
+
+    ``ipv6`` is None if the kernel cannot forward it for one interface; no run gets IPv6 then. ``router`` says whether
+    the host forwarded IPv4. ``index`` is the interface's number, which survives a change of its name; 0 if unknown.
+    """
 
     device: str
     ipv4: bool
@@ -65,16 +67,16 @@ class Before:
 
     @property
     def comment(self) -> str:
-        """As it stands at the table."""
+        """Return the comment of the table."""
         six = "-" if self.ipv6 is None else str(int(self.ipv6))
         return f"covenant 1 {self.device} {int(self.ipv4)} {six} {int(self.router)} {self.index}"
 
 
 def look(device: str) -> Before:
-    """What the interface does now.
+    """Read the present forwarding of the interface.
 
     Raises:
-        errors.NotEnforceableError: there is no such interface.
+        errors.NotEnforceableError: Raised when there is no such interface.
     """
     try:
         ipv4 = _read(_FORWARD4.format(device)) != 0
@@ -91,7 +93,7 @@ def look(device: str) -> Before:
 
 
 def text(before: Before) -> bytes:
-    """The table, in place of any that there is."""
+    """Return the text of the table, which replaces an existing one."""
     guards = []
     if not before.ipv4:
         guards.append(f'\t\tiifname "{before.device}" meta nfproto ipv4 counter drop')
@@ -131,7 +133,7 @@ def text(before: Before) -> bytes:
 
 
 def reserved() -> str:
-    """The addresses that runs have in this namespace, in words."""
+    """Describe the addresses that runs have in this namespace."""
     return f"runs have addresses of {addresses.UPLINKS[0]} and {addresses.UPLINKS[1]} here, hidden from everybody else"
 
 
@@ -139,13 +141,15 @@ def reserved() -> str:
 def connecting(
     run: namespaces.Spaces, run_id: str, *, device: str, binary: Path, stays: Callable[[], None] = lambda: None
 ) -> Iterator[Callable[[], addresses.Uplink]]:
-    """What is called connects the run's gateway to the world by ``device``, for as long as the block lasts; the last
-    run takes all of it away. What all runs share is made meanwhile, in a thread. ``stays`` is told when a part cannot
-    be taken away: somebody has to (``recover``).
+    """Yield a function that connects the run's gateway to ``device`` until the block ends.
+
+    A thread makes the parts that all runs share meanwhile. The last run removes them. ``stays`` is called when a part
+    cannot be removed; ``recover`` must remove it then.
 
     Raises:
-        errors.NotEnforceableError: what is called: there is no such interface, or no place is left.
-        errors.KernelError: it, and the block at its end: the kernel refuses a part of it; nothing is left.
+        errors.NotEnforceableError: Raised by the function when there is no such interface, or no place is left.
+        errors.KernelError: Raised by the function and at the block's end when the kernel refuses a part. Nothing is
+            left then.
     """
     name, wanted = addresses.host_device(run_id), threading.Event()
     ended = functools.partial(_end_or_say, stays, name, binary)
@@ -153,8 +157,8 @@ def connecting(
 
         def ahead() -> Before | None:
             before = _shared(turn, undo, ended, device, binary)
-            # INVARIANT: until there is a device of the run's, or another whose run ends may take the table for the
-            # last's. Where that takes too long for all the others, it is made again.
+            # INVARIANT: hold the lock until the run's device exists. Otherwise another run that ends could take itself
+            # for the last and remove the table. If that blocks the others for too long, the table is made again.
             if wanted.wait(_KEEP_SECONDS):
                 return before
             turn.close()
@@ -173,7 +177,7 @@ def connecting(
         try:
             yield connect
         finally:
-            # However the block ends, nothing is taken away while it is still being made.
+            # On every exit: wait until all parts are made before any is removed.
             wanted.set()
             with contextlib.suppress(errors.CovenantError, OSError):
                 shared()
@@ -186,7 +190,7 @@ def _shared(
     device: str,
     binary: Path,
 ) -> Before:
-    """The table of all runs, and an interface that forwards; ``ended`` takes them away."""
+    """Make the table of all runs and enable forwarding. ``ended`` undoes both."""
     turn.enter_context(_lock())
     held = held_table(binary)
     if held is not None and held.device != device:
@@ -198,22 +202,24 @@ def _shared(
     before = held or look(device)
     undo.callback(ended, before)
     if held is None:
-        # A constant but for the interface's name, in one transaction that the kernel takes whole or refuses.
+        # Only the interface's name varies. The kernel takes the transaction whole or refuses it.
         nft.apply(binary, text(before), checked=False)
     _forward(before, on=True)
     return before
 
 
 def noted(about: Mapping[str, Any]) -> addresses.Uplink | None:
-    """The place in what was noted of a run (sandbox.rundir.directory); None if it had none yet."""
+    """Return the place in a run's note (sandbox.rundir.directory). None if it had none yet."""
     return addresses.Uplink(about["ipv4"], about["ipv6"]) if "ipv4" in about else None
 
 
 def recover(runs: Mapping[str, addresses.Uplink | None], *, binary: Path) -> None:
-    """Take away what runs of a killed supervisor left in this namespace: run id to its place, None if it had none yet.
+    """Remove the remains of runs of a killed supervisor from this namespace.
+
+    ``runs`` maps a run id to its place, None if it had none yet.
 
     Raises:
-        errors.KernelError: the kernel does not let go of it.
+        errors.KernelError: Raised when the kernel refuses a removal.
     """
     for run_id, place in runs.items():
         _end(addresses.host_device(run_id), binary)
@@ -222,10 +228,10 @@ def recover(runs: Mapping[str, addresses.Uplink | None], *, binary: Path) -> Non
 
 
 def held_table(binary: Path) -> Before | None:
-    """What the table in this namespace says was before it; None where there is none.
+    """Read the earlier settings from the comment of the table in this namespace. Returns None without a table.
 
     Raises:
-        errors.KernelError: nft does not answer, or a table of this name is not ours.
+        errors.KernelError: Raised when nft does not answer, or a table of this name is not ours.
     """
     found = nft.table(binary, "inet", TABLE)
     if found is None:
@@ -238,7 +244,7 @@ def held_table(binary: Path) -> Before | None:
 
 
 def _plug(run: namespaces.Spaces, run_id: str, name: str, before: Before) -> addresses.Uplink:
-    """Both ends of the run's uplink, at a place that no other run has."""
+    """Make both ends of the run's uplink, at a place that no other run has."""
     own = spaces.current()
     try:
         namespaces.connect_uplink(run, name, own)
@@ -261,7 +267,7 @@ def _plug(run: namespaces.Spaces, run_id: str, name: str, before: Before) -> add
 
 
 def _place(route: netlink.Route, index: int, start: int) -> addresses.Uplink:
-    """A route that exists already is another run's: the kernel itself says which places are taken."""
+    """Take a free place by adding its route. An existing route belongs to another run, and the kernel refuses it."""
     for attempt in range(_ATTEMPTS):
         place = addresses.uplink(start + attempt)
         try:
@@ -275,8 +281,10 @@ def _place(route: netlink.Route, index: int, start: int) -> addresses.Uplink:
 
 
 def _unplug(name: str, place: addresses.Uplink) -> None:
-    """Take the run's device away, then forget its connections: the gates still live, and what one of them sends after
-    its connection was forgotten would be remembered anew."""
+    """Delete the run's device, then forget its connections.
+
+    Device before connections: the gates still live, and a packet of theirs would make a forgotten entry again.
+    """
     with _lock(), netlink.Route() as route:
         links = route.links()
         if name in links:
@@ -285,7 +293,7 @@ def _unplug(name: str, place: addresses.Uplink) -> None:
 
 
 def _delete(route: netlink.Route, index: int) -> None:
-    """It may go at this moment by itself, with the namespace of a run whose last process has just ended."""
+    """Delete a device. It may vanish at the same time, with the namespace of a run whose last process ends."""
     try:
         route.do([netlink.delete(index)])
     except errors.KernelError as e:
@@ -294,15 +302,17 @@ def _delete(route: netlink.Route, index: int) -> None:
 
 
 def forget(place: addresses.Uplink) -> None:
-    """Forget the connections of a run that is over. Where the kernel cannot, they end by their own clocks."""
+    """Forget the connections of a run that is over. If the kernel cannot, they end by their own timeouts."""
     for address in (place.ipv4, place.ipv6):
         with contextlib.suppress(errors.KernelError):
             conntrack.forget(address)
 
 
 def _end(name: str, binary: Path, before: Before | None = None) -> None:
-    """Take one run's device away, and with the last of them everything else. ``before`` is what the table says, where
-    that is known: as long as there is a run, it is the same table."""
+    """Delete one run's device, and with the last device all shared parts.
+
+    ``before`` is the content of the table's comment, if known: the table stays the same as long as there is a run.
+    """
     with _lock(), netlink.Route() as route:
         links = route.links()
         if name in links:
@@ -312,12 +322,12 @@ def _end(name: str, binary: Path, before: Before | None = None) -> None:
         held = before or held_table(binary)
         if held is not None:
             _forward(held, on=False)
-            # Made where somebody has taken it away already, so that there is something to delete.
+            # Create the table first: another program may have deleted it already, and the delete would fail.
             nft.apply(binary, f"table inet {TABLE}\ndelete table inet {TABLE}\n".encode(), checked=False)
 
 
 def _end_or_say(stays: Callable[[], None], name: str, binary: Path, before: Before) -> None:
-    """``_end``, where what it cannot take away is somebody's to take: an error that came before it stays the first."""
+    """Call ``_end``. On a failure it calls ``stays``; an earlier error stays the first."""
     first = sys.exc_info()[1]
     try:
         _end(name, binary, before)
@@ -329,9 +339,11 @@ def _end_or_say(stays: Callable[[], None], name: str, binary: Path, before: Befo
 
 
 def _forward(before: Before, *, on: bool) -> None:
-    """Switch forwarding on where it was off, or off again. An interface that is gone has nothing to give back, and a
-    host that was made a router meanwhile, as docker does, is left one. Off goes to the interface that it was, whatever
-    its name is now, and never to another that has the name now."""
+    """Switch forwarding on if it was off, or off again.
+
+    An interface that is gone is skipped. A host that became a router meanwhile, as by docker, stays one. Forwarding is
+    switched off at the same interface even under a new name, and never at another that has the old name now.
+    """
     device = before.device if on else _named(before)
     if device is None:
         return
@@ -346,7 +358,7 @@ def _forward(before: Before, *, on: bool) -> None:
 
 
 def _named(before: Before) -> str | None:
-    """What the interface is called now; None when it is gone."""
+    """Return the present name of the interface. Returns None if it is gone."""
     if not before.index:
         return before.device
     with netlink.Route() as route:
@@ -367,10 +379,10 @@ def _read(name: str) -> int:
 
 @contextlib.contextmanager
 def _lock() -> Iterator[None]:
-    """One at a time, over all supervisors of this machine: the last that goes must know that it is the last.
+    """Hold the lock of all supervisors of this machine: the last run must know that it is the last.
 
     Raises:
-        errors.KernelError: another has held it for too long.
+        errors.KernelError: Raised when another process holds it for too long.
     """
     fd = os.open(LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -378,6 +390,6 @@ def _lock() -> Iterator[None]:
             raise errors.KernelError(f"`{LOCK}` is held by another supervisor")
         yield
     finally:
-        # INVARIANT: not by the last close. A child that was forked beside a thread which has the lock has it as well,
-        # and may stand on its way into a cgroup; the others would wait for that.
+        # INVARIANT: unlock explicitly, not by the last close. A child forked meanwhile by another thread holds the
+        # descriptor as well, and may hang on its way into a cgroup; the others would wait for it.
         atomic_file.let_go(fd)

@@ -1,8 +1,8 @@
-"""Where our cgroups may lie on a unified hierarchy: in a unit that systemd has delegated to us, or below our own name.
+"""Find a place for our cgroups on a unified hierarchy: a unit that systemd delegated to us, or below our own name.
 
 systemd owns the tree (systemd, "Control Group APIs and Delegation"): a stock machine does not even switch the cpu
-controller on for children of the root. So a process that is not in a delegated unit asks systemd for a scope of its
-own, with Delegate=yes, and moves there; the scope ends with its last process, so that nothing of it can be left.
+controller on for children of the root. So a process outside a delegated unit requests its own scope from systemd, with
+Delegate=yes, and moves there. The scope ends with its last process, so nothing of it remains.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from policy import errors
 
 NEEDED = ("memory", "pids", "cpu")
-# Switched on where it is to be had: only a limit that a manifest writes needs it.
+# Switched on if it is available: only a limit in a manifest needs it.
 OPTIONAL = ("io",)
 BASE = "covenant"
 _SYSTEMD = Path("/run/systemd/system")
@@ -29,12 +29,12 @@ _XATTRS = ("trusted.delegate", "user.delegate")
 
 @functools.cache
 def base(root: Path) -> Path:
-    """The directory in which this process may make its leaves, with the controllers switched on for them.
+    """Return the directory for this process's leaves, with the controllers switched on for them.
 
-    ``root`` is where the unified hierarchy is mounted. Found once per process.
+    ``root`` is where the unified hierarchy is mounted. The result is cached for the process.
 
     Raises:
-        errors.NotEnforceableError: nothing is delegated, and nobody can be asked.
+        errors.NotEnforceableError: Raised when nothing is delegated and systemd gives no scope.
     """
     unit = _delegated(root)
     if unit is None and _SYSTEMD.is_dir():
@@ -54,12 +54,12 @@ def base(root: Path) -> Path:
 
 
 def _switched_on(there: set[str]) -> str:
-    """What to write to subtree_control, where these controllers are."""
+    """Return the text for subtree_control, for those of our controllers that are in ``there``."""
     return " ".join(f"+{name}" for name in (*NEEDED, *OPTIONAL) if name in there)
 
 
 def _own(root: Path) -> Path | None:
-    """The cgroup of this process below ``root``; None when it lies outside of what is mounted there."""
+    """Return the cgroup of this process below ``root``. Returns None if it is outside the mounted tree."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         if line.startswith("0::"):
             path = line.removeprefix("0::/")
@@ -68,7 +68,7 @@ def _own(root: Path) -> Path | None:
 
 
 def _delegated(root: Path) -> Path | None:
-    """The nearest cgroup from our own upwards that systemd marked as delegated."""
+    """Return the nearest cgroup, from our own upwards, that systemd marked as delegated."""
     own = _own(root)
     for path in [own, *own.parents] if own is not None else []:
         if not path.is_relative_to(root) or path == root:
@@ -111,7 +111,7 @@ def _ask_for_scope() -> None:
             capture_output=True,
             timeout=_DEADLINE_SECONDS,
             check=False,
-            start_new_session=True,  # Ctrl-C is ours to hear
+            start_new_session=True,  # Ctrl-C must reach only this process
         )
     except (OSError, subprocess.TimeoutExpired) as e:
         raise errors.NotEnforceableError(f"systemd cannot be asked for a cgroup: {e}", hint=_HINT) from e
@@ -124,7 +124,7 @@ _HINT = "run it in a unit with Delegate=yes, or start the system bus"
 
 
 def _await_delegation(root: Path) -> Path:
-    """systemd answers before it has moved us."""
+    """Wait for the delegated unit: systemd answers before it moves this process."""
     until = time.monotonic() + _DEADLINE_SECONDS
     while time.monotonic() < until:
         if unit := _delegated(root):
@@ -134,8 +134,10 @@ def _await_delegation(root: Path) -> Path:
 
 
 def _step_aside(unit: Path) -> None:
-    """A cgroup with processes of its own cannot have children with controllers (no internal processes): all that is in
-    the unit itself, which is this process and what it started, moves into a child of its own."""
+    """Move this process and its children from the unit's own cgroup into a child cgroup.
+
+    A cgroup that has processes itself cannot have children with controllers (the rule of no internal processes).
+    """
     aside = unit / "supervisor"
     aside.mkdir(mode=0o755, exist_ok=True)
     until = time.monotonic() + _DEADLINE_SECONDS
@@ -148,10 +150,10 @@ def _step_aside(unit: Path) -> None:
 
 
 def _own_name(root: Path) -> Path:
-    """Without systemd: below our own name, where the machine has switched the controllers on."""
+    """Return the directory of our own name, without systemd. The machine must have switched the controllers on."""
     enabled = set((root / "cgroup.subtree_control").read_text().split())
     if not set(NEEDED) <= enabled:
-        # INVARIANT: the root's own switch is the machine's; we write to nothing that is not ours.
+        # INVARIANT: the root's subtree_control belongs to the machine; we write only to our own files.
         raise errors.NotEnforceableError(
             f"cgroup controllers {sorted(set(NEEDED) - enabled)} are not enabled for children of `{root}`",
             hint=f"echo '{_switched_on(set(NEEDED))}' > {root}/cgroup.subtree_control, or use systemd",

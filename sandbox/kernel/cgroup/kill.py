@@ -1,7 +1,7 @@
-"""Many leaves ended at once: all of them stopped before the first is killed, and all killed before one is waited for.
+"""Kill many leaves at once: freeze all before the first kill, and kill all before the first wait.
 
-One after the other, the last of a tree would run on while the first dies; and each would be waited for alone. Who waits
-leaves the processor to who dies: it sleeps until a process is gone, and reads the lists of the cgroups seldom.
+One after the other, the last of a tree would run on while the first dies, and each death would be waited for alone. The
+waiting process leaves the CPU to the dying ones: it sleeps until one is gone, and seldom reads the cgroups' lists.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.cgroup.cgroup import Leaf
 from sandbox.kernel.fs import hanging
 
-# How long the lists are left unread while what was killed is dying: at first, since on a machine without a freezer
-# somebody may have forked between the list and the signal, and at most.
+# The first and the longest interval between reads of the lists while killed processes are dying. The first is short:
+# without a freezer a process may have forked between the list and the signal.
 _FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.004, 0.032
 _WITHOUT_LIMIT = {
     1: (("cpu.cfs_quota_us", "-1"), ("cpu.shares", "262144")),
@@ -30,43 +30,49 @@ _WITHOUT_LIMIT = {
 
 
 def stop(leaves: Iterable[Leaf]) -> None:
-    """Ask the kernel to stop every thread in each of them, and wait for none. Where there is no freezer, they run on
-    until they are killed. Whoever joins a leaf that is stopped stands as well."""
+    """Request the freeze of every leaf, without a wait for it.
+
+    Without a freezer the processes run until they are killed. A process that joins a frozen leaf is frozen as well.
+    """
     for leaf in leaves:
         _ask(leaf, frozen=True)
 
 
 def listed(leaf: Leaf) -> list[int]:
-    """Who is in a leaf, by one hierarchy if that lists anybody: asking all of them takes longer than many deaths.
+    """Return the processes in a leaf. The other hierarchies are read only if the first lists none.
+
+    Reading all of them takes longer than many deaths.
 
     Raises:
-        errors.KernelError: a list is there and cannot be read.
+        errors.KernelError: Raised when a list exists and cannot be read.
     """
     first = next(iter(leaf.paths.values()), None)
     return (first is not None and cgroup.members(first)) or leaf.pids()
 
 
 def kill(leaves: Sequence[Leaf], *, deadline_seconds: float = 10.0) -> None:
-    """SIGKILL everything in each of them until all are empty. One that was empty stays stopped: what was about to begin
-    in it does not.
+    """Kill every process in the leaves with SIGKILL until all leaves are empty.
+
+    A leaf that is empty from the beginning stays frozen, so that a process that joins it cannot run.
 
     Raises:
-        errors.KernelError: something is still alive at the deadline, or it cannot be seen whether there is; everything
-            that could be seen was sent its signal.
+        errors.KernelError: Raised when a process is alive at the deadline, or a list cannot be read. Every listed
+            process got its signal.
     """
     until, look = time.monotonic() + deadline_seconds, _FIRST_LOOK_SECONDS
     left = _occupied(leaves)
     with contextlib.closing(_Killed()) as killed:
         while left:
-            # Whoever is on its way out is left alone: frozen again, it would not get there.
+            # Processes that got SIGKILL are left alone: frozen again, they would not die.
             fresh = [(leaf, new) for leaf, pids, _ in left if (new := killed.others(pids))]
             stop(leaf for leaf, _ in fresh)
             for leaf, _ in fresh:
                 _hasten(leaf)
             for leaf, pids in fresh:
                 _kill(leaf, pids, killed)
-            # Version 1 delivers SIGKILL only after the thaw (sandbox-facts), with no instruction of its own in between.
-            # At each look: a keeper that was just asked to suspend its run may have frozen it once more.
+            # Version 1 delivers SIGKILL only after the thaw (sandbox-facts); the process executes no instruction
+            # before.
+            # Thaw in each round: a shim that was just asked to suspend its run may have frozen it once more.
             for leaf, pids, _ in left:
                 if pids:
                     _ask(leaf, frozen=False)
@@ -79,7 +85,7 @@ def kill(leaves: Sequence[Leaf], *, deadline_seconds: float = 10.0) -> None:
 
 
 def _occupied(leaves: Iterable[Leaf]) -> list[tuple[Leaf, list[int], str]]:
-    """Those in which somebody is, with them; and those of which that cannot be seen, with why."""
+    """Return the leaves with processes, with these, and the leaves whose lists cannot be read, with the error."""
     found: list[tuple[Leaf, list[int], str]] = []
     for leaf in leaves:
         try:
@@ -91,25 +97,25 @@ def _occupied(leaves: Iterable[Leaf]) -> list[tuple[Leaf, list[int], str]]:
 
 
 class _Killed:
-    """Processes that were sent SIGKILL and may be dying still, each by a descriptor that tells of its end."""
+    """Processes that got SIGKILL and may still be dying, each with a pidfd that reports its end."""
 
     def __init__(self) -> None:
         self._dying: dict[int, int] = {}
         self._untold: set[int] = set()
-        # The others are for the files of the leaves, without which none is thawed, and for who cuts their networks.
+        # The other descriptors are for the leaves' files, which the thaw needs, and for cutting the networks.
         self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
     def close(self) -> None:
-        """Let go of all of them."""
+        """Close all descriptors."""
         while self._dying:
             os.close(self._dying.popitem()[1])
 
     def others(self, pids: Iterable[int]) -> list[int]:
-        """Those of them that it was not sent to. A number whose process is gone is another's."""
+        """Return the processes that did not get SIGKILL yet. The pid of a process that is gone may be reused."""
         return [pid for pid in pids if pid not in self._dying and pid not in self._untold]
 
     def send(self, pid: int) -> None:
-        """SIGKILL, to whoever is there."""
+        """Send SIGKILL to a process, if it exists."""
         with contextlib.suppress(ProcessLookupError):
             if len(self._dying) >= self._most:
                 os.kill(pid, signal.SIGKILL)
@@ -127,7 +133,7 @@ class _Killed:
             signal.pidfd_send_signal(fd, signal.SIGKILL)
 
     def wait(self, seconds: float) -> None:
-        """Until all of them are gone, and no longer than this; one after the other, which wakes us least."""
+        """Wait until all of them are gone, at most this long. One by one, which causes the fewest wake-ups."""
         until = time.monotonic() + seconds
         for pid, fd in list(self._dying.items()):
             poll = select.poll()
@@ -140,7 +146,7 @@ class _Killed:
 
 
 def _hasten(leaf: Leaf) -> None:
-    """Whoever dies needs the processor for it, and a limit or a small share would make that long."""
+    """Remove the CPU limits of a leaf: a dying process needs CPU, and a quota or a small share would delay it."""
     for file, value in _WITHOUT_LIMIT[leaf.hierarchies.version]:
         _write(leaf.paths, "cpu", file, value)
 
@@ -153,7 +159,7 @@ def _kill(leaf: Leaf, pids: Iterable[int], killed: _Killed) -> None:
 
 
 def _ask(leaf: Leaf, *, frozen: bool) -> None:
-    """By the leaf's own files: one that is gone has nothing left to stop."""
+    """Request freeze or thaw by the leaf's own files. A leaf that is gone is ignored."""
     if leaf.hierarchies.version == 2:
         _write(leaf.paths, "memory", "cgroup.freeze", str(int(frozen)))
     else:

@@ -1,7 +1,6 @@
-"""What the kernel counts of one run while it lives: processor, memory, processes, and bytes on its device.
+"""Read the kernel's counters of a live run: CPU time, memory, processes, and bytes on its network device.
 
-Reading costs the run nothing. A counter that is not there is None: the run is just starting or ending, or no hierarchy
-counts it.
+Reading costs the run nothing. A missing counter is None: the run is starting or ending, or no hierarchy counts it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of everything in the run's cgroup, its sandbox included. ``received_bytes`` came to the agent."""
+    """Counters of the run's whole cgroup, its sandbox included. ``received_bytes`` counts bytes sent to the agent."""
 
     cpu_us: int | None = None
     memory_bytes: int | None = None
@@ -24,7 +23,7 @@ class Usage:
 
 
 def usage(cgroups: Mapping[str, Path], *, keeper: int = 0, device: str = "") -> Usage:
-    """The counters of the cgroup directories, by controller, and of the host's end of the run's link.
+    """Return the counters of the cgroup directories, by controller, and of the host's end of the run's link.
 
     The link is looked up in the network namespace of the process ``keeper``.
     """
@@ -58,7 +57,7 @@ def _number(cgroups: Mapping[str, Path], controller: str, *files: str) -> int | 
 
 
 def _link(keeper: int, device: str) -> tuple[int | None, int | None]:
-    """What the host received by it the agent sent."""
+    """Return received and sent bytes of the agent: the reverse of the host's counters of its end."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path(f"/proc/{keeper}/net/dev").read_text().splitlines():
             name, _, rest = line.partition(":")

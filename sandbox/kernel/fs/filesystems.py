@@ -1,7 +1,7 @@
-"""Which file system an open path lies on, how large it can become, and the block device that holds it.
+"""Find the file system of an open path, its largest size, and its block device.
 
-The mount is found by its id (/proc/self/fdinfo), not by a name or a device number: two mounts may have one device
-and a name may lead somewhere else by the time that it is looked at.
+The mount is found by its id (/proc/self/fdinfo), not by a name or a device number. Two mounts may have one device, and
+a name may lead elsewhere at the time of the check.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from policy import errors
 from sandbox.kernel import small_files
 
 _SYS = Path("/sys/dev/block")
-_SECTOR = 512  # /sys/.../size counts these, whatever the device's own blocks are
+_SECTOR = 512  # /sys/.../size counts these, independent of the device's own blocks
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of mountinfo. ``parent`` is the number of the mount that it is attached to; ``device`` is
-    ``major:minor``; ``root`` the part of the file system that is mounted; ``options`` those of the mount itself, such
-    as ``nosuid``."""
+    """One line of mountinfo.
+
+    ``parent`` is the number of the mount that it is attached to. ``device`` is ``major:minor``. ``root`` is the mounted
+    part of the file system. ``options`` are those of the mount itself, such as ``nosuid``.
+    """
 
     number: int
     parent: int
@@ -35,10 +37,10 @@ class Mount:
 
 
 def lines(mountinfo: str | None = None) -> list[str]:
-    """The lines of the caller's mount table; ``mountinfo`` overrides it in tests.
+    """Return the lines of the caller's mount table. ``mountinfo`` overrides it in tests.
 
-    Whoever may mount anything, such as any user by fusermount(1), chooses names in it: bytes that are no UTF-8, and
-    characters at which str.splitlines and a text file end a line. The kernel ends one with a newline and nothing else.
+    A user who may mount, such as any user by fusermount(1), chooses names in it. They may contain bytes that are not
+    UTF-8, and characters at which str.splitlines and text files end a line. The kernel ends a line only with a newline.
     """
     text = mountinfo
     if text is None:
@@ -47,7 +49,7 @@ def lines(mountinfo: str | None = None) -> list[str]:
 
 
 def mounts(mountinfo: str | None = None) -> Iterator[Mount]:
-    """The caller's mounts; ``mountinfo`` overrides the table in tests."""
+    """Yield the caller's mounts. ``mountinfo`` overrides the table in tests."""
     for line in lines(mountinfo):
         left, _, right = line.partition(" - ")
         number, parent, device, root, point, options, *_ = left.split(" ")
@@ -61,10 +63,10 @@ def _plain(text: str) -> str:
 
 
 def mount_of(fd: int) -> Mount:
-    """The mount that an open descriptor lies on.
+    """Return the mount of an open descriptor.
 
     Raises:
-        errors.KernelError: the kernel does not say, or it is not a mount of this namespace.
+        errors.KernelError: Raised when the kernel does not report it, or it is not a mount of this namespace.
     """
     number = number_of(fd)
     for mount in mounts():
@@ -74,10 +76,10 @@ def mount_of(fd: int) -> Mount:
 
 
 def number_of(fd: int) -> int:
-    """The number of the mount that an open descriptor lies on (proc_pid_fdinfo(5), ``mnt_id``).
+    """Return the number of the mount of an open descriptor (proc_pid_fdinfo(5), ``mnt_id``).
 
     Raises:
-        errors.KernelError: the kernel does not say.
+        errors.KernelError: Raised when the kernel does not report it.
     """
     try:
         info = small_files.text(f"/proc/self/fdinfo/{fd}")
@@ -87,13 +89,15 @@ def number_of(fd: int) -> int:
 
 
 def is_block_device(device: str) -> bool:
-    """Whether a file system's device number is that of one block device; btrfs, overlay, tmpfs and the like have
-    numbers that are no device."""
+    """Whether a file system's device number is that of one block device.
+
+    btrfs, overlay, tmpfs and the like have numbers without a device.
+    """
     return (_SYS / device).is_dir()
 
 
 def whole_disk(device: str) -> str | None:
-    """The disk of a block device ``major:minor``: a partition's is the one that it is part of. None for no device."""
+    """Return the disk of a block device ``major:minor``, for a partition its whole disk. None if it is no device."""
     place = _SYS / device
     if not place.is_dir():
         return None
@@ -103,6 +107,6 @@ def whole_disk(device: str) -> str | None:
 
 
 def size_mb(device: str) -> int:
-    """The size of a block device in MiB, rounded up: no file system on it can hold more."""
+    """Return the size of a block device in MiB, rounded up: the limit of any file system on it."""
     sectors = int((_SYS / device / "size").read_text())
     return -(-sectors * _SECTOR // (1024 * 1024))

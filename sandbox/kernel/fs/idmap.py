@@ -1,4 +1,4 @@
-"""Idmapped mounts: a mount in which the owner of a tree on the disk is another user, and nobody else is anybody.
+"""Idmapped mounts: the owner of a tree on the disk appears as another user, and every other id is unmapped.
 
 mount_setattr(2) takes the mapping from a user namespace; the namespace needs no process once it has its maps.
 """
@@ -12,22 +12,23 @@ from pathlib import Path
 from policy import errors
 from sandbox.kernel import libc
 
-# Who creates a file through the mount as host root (gVisor does, and gives the file to its user at once) must be
-# somebody on the disk for that moment: the user that owns nothing.
+# gVisor creates a file through the mount as host root, and gives it to its user at once. For that moment root must have
+# an id on the disk: the user that owns nothing.
 _NOBODY = 65534
 
 
 def namespace(owner: tuple[int, int], shown: tuple[int, int]) -> int:
-    """A descriptor of a user namespace that maps ``owner`` (uid and gid on the disk) to ``shown``, and root to nobody.
+    """Return a descriptor of a user namespace that maps ``owner`` to ``shown`` (uid, gid), and root to uid 65534.
 
-    Every other id is mapped to nothing: files of others are nobody's there, and cannot be made.
+    ``owner`` are the ids on the disk. Every other id is unmapped: files of other users have no owner there, and cannot
+    be created.
 
     Raises:
-        errors.KernelError: the kernel does not make one.
+        errors.KernelError: Raised when the kernel makes no namespace.
     """
     parent = os.getpid()
     ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
-    # As in spawn.spawn: what a signal raises must neither unwind the caller in the child nor leave the child behind.
+    # As in spawn.spawn: a signal's exception must neither unwind the caller in the child nor leave the child behind.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = os.fork()
     if pid == 0:
@@ -51,8 +52,11 @@ def namespace(owner: tuple[int, int], shown: tuple[int, int]) -> int:
 
 
 def _hold(ready: int, parent: int) -> None:
-    """In the child: never returns. It has copies of all that the caller holds, locks among them, and must not outlive
-    it; every signal but SIGKILL is blocked."""
+    """Keep the namespace alive in the child, and never return.
+
+    The child has copies of all locks and descriptors of the caller, so it must not outlive it. Every signal but SIGKILL
+    is blocked.
+    """
     try:
         libc.unshare(libc.CLONE_NEWUSER)
         libc.set_parent_death_signal(signal.SIGKILL)

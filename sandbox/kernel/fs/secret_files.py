@@ -1,7 +1,7 @@
-"""A file system of secrets: in memory that is never swapped, of one run alone, and read-only once it is filled.
+"""A file system for the secrets of one run, in memory that is never swapped. Read-only once it is filled.
 
-tmpfs with ``noswap`` (Linux 6.4), else ramfs, which is never swapped and as large as what we write: as systemd does for
-its own credentials. It is no mount that anybody sees before it is attached, and gone with its last.
+It is a tmpfs with ``noswap`` (Linux 6.4), else a ramfs, which is never swapped and only as large as its content.
+systemd does the same for its credentials. No process sees the mount before it is attached; it ends with its last use.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _ATTRIBUTES: Final = libc.MOUNT_ATTR_NOSUID | libc.MOUNT_ATTR_NODEV | libc.MOUNT
 
 
 class SecretFiles:
-    """Made for the user ``uid``. Use as a context manager: leaving lets go of it, and what is attached stays.
+    """A new file system for the user ``uid``. As a context manager it is closed at the end; attached mounts stay.
 
     Raises:
-        errors.KernelError: the kernel makes none.
+        errors.KernelError: Raised when the kernel makes none.
     """
 
     def __init__(self, uid: int) -> None:
@@ -41,10 +41,10 @@ class SecretFiles:
         os.close(self.fd)
 
     def put(self, name: str, value: memoryview) -> None:
-        """A file that the user alone can read.
+        """Write a file that only the user can read.
 
         Raises:
-            errors.KernelError: it cannot be written.
+            errors.KernelError: Raised when it cannot be written.
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
@@ -61,10 +61,10 @@ class SecretFiles:
             raise errors.KernelError(f"secret `{name}` cannot be made a file: {e.strerror}") from e
 
     def seal(self) -> None:
-        """From now on nobody writes there.
+        """Make the file system read-only.
 
         Raises:
-            errors.KernelError: the kernel does not.
+            errors.KernelError: Raised when the kernel refuses.
         """
         try:
             directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd)

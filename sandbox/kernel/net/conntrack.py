@@ -214,7 +214,7 @@ def _by_source(at: _Address) -> bytes:
 
 
 def _begun_from(made: socket.socket, at: _Address) -> Iterator[bytes]:
-    """What names each connection that began there: both its ends, and the kernel's number for it."""
+    """Yield the key of each connection from this source address: both ends, and the kernel's id and zone."""
     key = _V4_SRC if at.version == 4 else _V6_SRC
     # Linux 5.8 and newer leave the others out; older ones list them all.
     made.send(_message(_GET, _REQUEST | _DUMP, _family(at), _by_source(at)))
@@ -232,7 +232,7 @@ def _begun_from(made: socket.socket, at: _Address) -> Iterator[bytes]:
 
 
 def _deleted(made: socket.socket, at: _Address, which: bytes) -> bool:
-    """Whether the kernel did it. Not when one is gone meanwhile, nor by a filter that it does not take for one."""
+    """Whether the kernel deleted it. False if it was gone already, or if the kernel does not know the filter."""
     made.send(_message(_DELETE, _REQUEST | _ACK, _family(at), which))
     _, number = struct.unpack_from("=4xH10xi", made.recv(65536))
     if -number not in (0, errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP):
@@ -250,10 +250,10 @@ def _message(what: int, flags: int, family: int, rest: bytes = b"", *, subsystem
 
 
 class Remembered:
-    """How much the kernel remembers in one namespace, and an end to what is over. Made by a thread inside it.
+    """Counts the connections in one namespace's table, and removes expired ones. Made by a thread inside it.
 
-    An entry whose time is up goes when somebody looks for it, or within a minute: until then it has its place in the
-    table. A listing looks at all of them.
+    The kernel removes an expired entry when it is looked up, or within a minute. Until then the entry takes a place in
+    the table. A listing looks up all of them.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""What a network namespace holds, as the kernel dumps it: devices with their settings, addresses, routes and what they
-lead by, rules, neighbours, queues, transformations (xfrm), and the tables of the older iptables.
+"""Dump the content of the calling thread's network namespace, one line of text for each object.
 
-Each thing is one line of text, so that two dumps are compared as sets of lines. What changes by itself (counts, ages,
-neighbours that were learned) is left out. Everything is of the calling thread's namespace.
+It covers devices with their settings, addresses, routes and next hops, rules, neighbours, queues, transformations
+(xfrm), and the tables of the older iptables. Two dumps are compared as sets of lines. Values that change by themselves
+(counts, ages, learned neighbours) are left out.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _LINK, _ADDRESS, _ROUTE, _NEIGHBOUR, _RULE, _QUEUE, _SETTINGS, _NEXT_HOP = 18, 2
 # linux/xfrm.h: XFRM_MSG_GETSA, XFRM_MSG_GETPOLICY
 _NETLINK_XFRM: Final = 6
 _XFRM: Final = {18: "association", 21: "policy"}
-# A question for the neighbours that are answered for: NTF_PROXY in ndm_flags.
+# A request for the proxied neighbours: NTF_PROXY in ndm_flags.
 _PROXIES: Final = struct.pack("=BBHiHBB", 0, 0, 0, 0, 0, 8, 0)
 _NUD_PERMANENT, _TABLE_LOCAL = 0x80, 255
-# SOL_NETLINK, NETLINK_GET_STRICT_CHK: what is asked about one device is answered about that one alone.
+# SOL_NETLINK, NETLINK_GET_STRICT_CHK: a request about one device gets answers about this device only.
 _STRICT: Final = (270, 12)
 _NDA_IFINDEX, _RTA_OIF = 8, 4
 # net/ip_tables.h and its like: tables that no listing of nftables has.
@@ -56,10 +56,10 @@ Attributes = Mapping[int, bytes]
 
 
 def lines() -> frozenset[str]:
-    """Everything in the namespace, a line each.
+    """Return all objects in the namespace, a line each.
 
     Raises:
-        errors.KernelError: the kernel does not say.
+        errors.KernelError: Raised when a dump fails.
     """
     found = {*_transformations(), *_old_tables(), *_space_programs()}
     with _socket(socket.NETLINK_ROUTE) as sock:
@@ -70,11 +70,12 @@ def lines() -> frozenset[str]:
 
 
 def device_lines(index: int) -> frozenset[str]:
-    """What one device of the namespace has, a line each; empty when it is gone. Whether it forwards is left out: that
-    follows a setting of the whole namespace, which is others' here.
+    """Return the objects of one device, a line each; empty if the device is gone.
+
+    Its forwarding flag is left out: it follows a setting of the whole namespace, which other programs control.
 
     Raises:
-        errors.KernelError: the kernel does not say.
+        errors.KernelError: Raised when a dump fails.
     """
     found: set[str] = set()
     by_device, by_way = (attribute(key, struct.pack("=i", index)) for key in (_NDA_IFINDEX, _RTA_OIF))

@@ -100,7 +100,7 @@ def delete(index: int) -> Request:
 
 
 def address(index: int, ip: str, prefix: int) -> Request:
-    """Give a device an address, in use at once: nobody else is on these links who could have it."""
+    """Give a device an address that is used at once: no other host on these links can have it."""
     at = ipaddress.ip_address(ip)
     body = struct.pack("=BBBBI", _family(at), prefix, 0, 0, index)
     body += attribute(_IFA_LOCAL, at.packed) + attribute(_IFA_ADDRESS, at.packed)

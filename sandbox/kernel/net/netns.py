@@ -1,6 +1,6 @@
-"""Network namespaces as open descriptors, without names: the kernel takes one away with the last that holds it.
+"""Network namespaces as open descriptors, without names: the kernel removes one with its last descriptor.
 
-A thread enters a namespace, not a process; whoever has to do something in one does it in a thread that ends there.
+A thread enters a namespace, not a process. Each function therefore works in a thread that ends in the namespace.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _OWN = "/proc/thread-self/ns/net"
 
 
 def current() -> int:
-    """A descriptor of the calling thread's own network namespace; the caller closes it."""
+    """Return a descriptor of the calling thread's own network namespace. The caller closes it."""
     return os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def make(count: int = 1) -> list[int]:
-    """Descriptors of ``count`` new namespaces, empty but for a loopback that is down; the caller closes them.
+    """Make ``count`` namespaces, empty but for a loopback that is down. The caller closes the descriptors.
 
     Raises:
-        errors.KernelError: the kernel makes none.
+        errors.KernelError: Raised when the kernel makes none.
     """
 
     def work() -> list[int]:
@@ -46,10 +46,10 @@ def make(count: int = 1) -> list[int]:
 
 
 def within(namespace: int, call: Callable[[], T]) -> T:
-    """The value of ``call`` in that namespace. Sockets that it makes stay there, and can be used from anywhere.
+    """Return the value of ``call`` in that namespace. Its sockets stay there, and can be used from anywhere.
 
     Raises:
-        errors.KernelError: the namespace cannot be entered. What ``call`` raises is raised here.
+        errors.KernelError: Raised when the namespace cannot be entered. Errors of ``call`` are raised here.
     """
 
     def work() -> T:

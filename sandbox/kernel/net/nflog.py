@@ -36,7 +36,7 @@ _GENERIC = struct.Struct("=BBH")
 _CFG_CMD, _BIND, _CFG_MODE, _COPY_PACKET, _CFG_QTHRESH = 1, 1, 2, 2, 5
 _NFULA_PACKET_HDR, _NFULA_PAYLOAD = 1, 9
 _LOCAL_IN, _FORWARD = 1, 2
-# At most so many messages a turn: whoever waits for the agent waits no longer than this takes.
+# The most messages in one turn: it bounds the delay for a client that waits for the agent.
 _AT_ONCE = 64
 _BUFFER_BYTES = 256 << 10
 

@@ -60,7 +60,7 @@ def _run(binary: Path, arguments: list[str], text: bytes = b"") -> bytes:
             capture_output=True,
             timeout=_SECONDS,
             check=False,
-            start_new_session=True,  # Ctrl-C is for whoever takes the rules away, and not for who does it for them
+            start_new_session=True,  # Ctrl-C must reach only the process that removes the rules, not nft
         )
     except (OSError, subprocess.TimeoutExpired) as e:
         raise errors.KernelError(f"`{binary}` does not answer", where=str(binary)) from e

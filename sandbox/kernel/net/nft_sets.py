@@ -44,10 +44,10 @@ Change = Mapping[str, Sequence[Element]]
 
 
 def open_socket() -> socket.socket:
-    """A netlink socket to the nftables of the network namespace that the caller is in; it stays with that one.
+    """Open a netlink socket to the nftables of the caller's network namespace. The socket stays in that namespace.
 
     Raises:
-        OSError: the kernel has no nfnetlink.
+        OSError: Raised when the kernel has no nfnetlink.
     """
     made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
     try:

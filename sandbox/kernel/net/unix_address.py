@@ -9,15 +9,15 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def within(directory: str | os.PathLike[str], name: str, *, follow: bool = False) -> Iterator[str]:
-    """``name`` in ``directory``, through a descriptor of ours, for as long as the block lasts.
+    """Yield a short address of ``name`` in ``directory``, through an open descriptor, valid inside the block.
 
     Args:
-        directory: where the socket is, or is to be.
-        name: its name there.
-        follow: whether ``directory`` may be a symlink: for whoever asks the other end who it is.
+        directory: The directory of the socket.
+        name: The socket's name there.
+        follow: Whether ``directory`` may be a symlink: for a caller that checks the peer credentials of the other end.
 
     Raises:
-        OSError: the directory cannot be opened, or is a symlink that is not followed.
+        OSError: Raised when the directory cannot be opened, or is a symlink that is not followed.
     """
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     try:

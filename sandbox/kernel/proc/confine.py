@@ -1,13 +1,13 @@
-"""What stands between a trusted-local agent and the host: namespaces, covers, a uid, limits, a deny filter.
+"""Confine a trusted-local agent on the host: namespaces, covered directories, a uid, limits, a deny filter.
 
-``enter`` runs in the child that ``spawn.spawn`` forked, as root, in a mount namespace of its own, and returns
-only in the process that will become the agent. Two small processes of ours stay above it:
+``enter`` runs as root in the child that ``spawn.spawn`` forked, in its own mount namespace. It returns only in the
+process that becomes the agent. Two small processes of ours remain above it:
 
     supervisor -> keeper (host's pid namespace) -> init (pid 1 of a new one) -> agent (pid 2) and what it starts
 
-When init ends the kernel kills everything in its namespace, daemons and new sessions included. Init ends with the
-agent, with the keeper (parent death signal), and so with the supervisor. The keeper takes two signals: SIGTERM is
-passed on to every process of the agent, ``KILL_ALL`` kills init and waits until its namespace is empty.
+When init ends the kernel kills every process in its namespace, daemons and new sessions included. Init ends with the
+agent, with the keeper (parent death signal), and so with the supervisor. The keeper handles two signals. It passes
+SIGTERM on to every process of the agent. At ``KILL_ALL`` it kills init and waits until the namespace is empty.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _FAILED = 127
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What the child does to itself before execve.
+    """Confinement that the child applies to itself before execve.
 
-    ``hidden`` directories become empty and unreadable. The first of ``scratch`` is a tmpfs of ``scratch_bytes``
-    that the agent owns, the others show the same one; with 0 they are empty and read-only. ``limits`` are
+    ``hidden`` directories become empty and unreadable. The first of ``scratch`` is a tmpfs of ``scratch_bytes`` that
+    the agent owns, and the others show the same one. With 0 bytes they are empty and read-only. ``limits`` are
     (resource, value) pairs. ``filter`` comes from ``load.prepare``.
     """
 
@@ -50,16 +50,16 @@ class Confinement:
     filter: Any
 
     def describe(self) -> str:
-        """The operation in words."""
+        """Describe the operation."""
         network = "an empty network" if self.own_network else "the host's network"
         return f"become uid {self.uid} with {network}, without {', '.join(self.hidden)}"
 
 
 def enter(confinement: Confinement) -> None:
-    """Confine the calling process; returns in the agent's process alone.
+    """Confine the calling process. Returns only in the agent's process.
 
     Raises:
-        errors.KernelError: the step that failed; nothing of the agent has run.
+        errors.KernelError: Raised when a step fails, with its name. No code of the agent has run.
     """
     with _step("make namespaces"):
         network = libc.CLONE_NEWNET if confinement.own_network else 0
@@ -109,11 +109,11 @@ def _scratch(confinement: Confinement) -> None:
 
 
 def _become(confinement: Confinement) -> None:
-    """In the agent's process: give up everything, in the order in which each step still may."""
+    """Drop all privileges in the agent's process, in an order in which each step is still permitted."""
     with _step("leave the session"):
         os.setsid()
     with _step("reset signals"):
-        # Python ignores these two, and what is ignored stays ignored across execve.
+        # Python ignores these two, and an ignored signal stays ignored across execve.
         for number in (signal.SIGXFSZ, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -139,7 +139,7 @@ def _become(confinement: Confinement) -> None:
 
 
 def _keep(init: int, keeps: int) -> NoReturn:
-    """The keeper: passes signals on and ends with init. Holds no descriptor but the one that init watches."""
+    """Run the keeper: it passes signals on and ends with init. It holds only the descriptor that init watches."""
     status = _FAILED
     try:
         libc.close_range(0, keeps - 1)
@@ -161,7 +161,7 @@ def _keep(init: int, keeps: int) -> NoReturn:
 
 
 def _reap(agent: int) -> NoReturn:
-    """Init: reaps orphans, passes SIGTERM on, ends with the agent."""
+    """Run init: it reaps orphans, passes SIGTERM on, and ends with the agent."""
     try:
         libc.close_range(0)
         while True:
@@ -174,7 +174,7 @@ def _reap(agent: int) -> NoReturn:
                     if not pid:
                         break
                     if pid == agent:
-                        # At once: orphans that end faster than they are reaped would keep this loop for good.
+                        # Exit at once: orphans that end faster than they are reaped would keep this loop running.
                         os._exit(_status(raw))
     finally:
         os._exit(_FAILED)

@@ -1,9 +1,8 @@
-"""Whether a sandbox waits for its stdin, as the kernel shows it: nothing inside is asked, and nothing there is traced.
+"""Find out from /proc whether a sandbox waits for its stdin, without a request to the sandbox and without a trace.
 
-gVisor's kernel waits for a pipe of the host on behalf of a guest task that blocks on it, or polls for it: it puts the
-pipe into its epoll set for as long as somebody waits (gvisor pkg/fdnotifier), and /proc/PID/fdinfo names every member
-of an epoll set by its inode (proc_pid_fdinfo(5)). It is the same for a read, a poll and an epoll of the guest's.
-tests/kernel/test_standby.py fails with a runsc that does it otherwise.
+While a guest task reads or polls a host pipe, gVisor's kernel has the pipe in its epoll set (gvisor pkg/fdnotifier).
+/proc/PID/fdinfo shows every member of an epoll set by its inode (proc_pid_fdinfo(5)). A read, a poll and an epoll of
+the guest look the same. tests/kernel/test_standby.py fails with a runsc that does it otherwise.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Memory of this process in pages of 2 MiB, so that a fork copies the table of each region and not of each page.
+"""Collapse this process's memory into pages of 2 MiB, so that a fork copies fewer page table entries.
 
-A fork copies one entry for each page that the process has written: 0.03 ms a MiB in a virtual machine, while whoever
-asked waits. Of what MADV_COLLAPSE (madvise(2), Linux 6.1) has put together it copies one entry for 2 MiB. What the
-child or the parent writes to afterwards is divided and copied page by page as before, so nothing is shared less.
+A fork copies one entry for each written page: 0.03 ms a MiB in a virtual machine, while a client waits. After
+MADV_COLLAPSE (madvise(2), Linux 6.1) it copies one entry for 2 MiB. Memory that child or parent writes afterwards is
+split and copied page by page as before, so no less is shared.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ SIZE = 2 << 20
 
 
 def collapse() -> int:
-    """Put together what this process has written so far, as far as the kernel will; how many regions it did.
+    """Collapse the memory that this process has written so far. Returns the number of collapsed regions.
 
-    Nothing rests on it: a kernel that is too old, or has no such page left, leaves everything as it was.
+    This is only an optimisation: an old kernel, or one without a free large page, leaves the memory unchanged.
     """
     done = 0
     for address in _regions(Path("/proc/self/maps").read_text()):
@@ -31,7 +31,7 @@ def collapse() -> int:
 
 
 def _regions(maps: str) -> Iterator[int]:
-    """The aligned regions of 2 MiB in memory that is this process's own, by their addresses (proc_pid_maps(5))."""
+    """Yield the addresses of the aligned 2 MiB regions in this process's private memory (proc_pid_maps(5))."""
     for line in maps.splitlines():
         bounds, rights, *rest = line.split()
         name = rest[3] if len(rest) > 3 else ""

@@ -1,9 +1,9 @@
 """Start a child by ``covenant-start`` (start.c) in place of a fork of this interpreter.
 
-A fork copies the page tables of Python, and child and parent then fault in what either writes: some 8 ms of processor
-for a dozen system calls, of which posix_spawn(3) into a program of its own needs none. The program is built by set-up
-and with the wheel; where it was not, ``there`` says so and ``kernel.process`` forks. Both take the same steps in the
-same order, and the tests of ``kernel.process`` are run for both.
+A fork copies the page tables of Python, and child and parent then fault on each page that they write. That costs some
+8 ms of CPU time for a dozen system calls; posix_spawn(3) of a small program avoids it. Set-up and the wheel build the
+program. If it is missing, ``there`` returns False and ``kernel.proc.spawn`` forks. Both take the same steps in the same
+order, and the tests of ``kernel.proc.spawn`` are run for both.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from sandbox.kernel.proc.launch import Launch
 
 PROGRAM: Final = str(Path(__file__).with_name("covenant-start"))
-# As start.c has it: of another version not one step is taken.
+# The same number as in start.c. A program of another version takes no step.
 _VERSION: Final = "2"
-# What whoever finds a program there that cannot be used may do about it.
+# The hint for a program that exists and does not work.
 MEND: Final = (
     "restart a supervisor that is older than an upgrade; install Covenant's wheel for this platform"
     " (in a clone, ./scripts/build_starter), or remove that file"
 )
-# execve(2): what lies there is no program of this machine's, or none that may be executed.
+# execve(2): the file is no program for this machine, or must not be executed.
 _UNUSABLE: Final = frozenset({errno.ENOEXEC, errno.EACCES, errno.ENOENT, errno.ETXTBSY})
 _SETTABLE: Final = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 
 
 class Steps:
-    """What the child does before it executes, in words for start.c and in words for whoever reads an error."""
+    """Steps of the child before its execve: as arguments of start.c, and as names for error messages."""
 
     def __init__(self, launch: Launch) -> None:
         self.words: list[str] = []
@@ -66,25 +66,25 @@ class Steps:
         self.descriptors += (word for word in words if isinstance(word, int))
 
     def name(self, number: int) -> str:
-        """The step of this number in words; of -1, that start.c took none."""
+        """Return the name of a step. The number -1 means that start.c did not understand its arguments."""
         return self._names[number] if 0 <= number < len(self._names) else f"understand `{PROGRAM}`"
 
 
 def there() -> bool:
-    """Whether the program was built."""
+    """Whether the program exists and may be executed."""
     return os.access(PROGRAM, os.X_OK)
 
 
 def start(launch: Launch, steps: Steps, stdio: Sequence[int], report: int) -> int:
-    """The process id of a child on its way: 0 to 2 are ``stdio``; a step that fails is told on ``report``.
+    """Start the child and return its pid. ``stdio`` become 0 to 2; the child reports a failed step on ``report``.
 
     Raises:
-        errors.KernelError: what lies at ``PROGRAM`` cannot be executed.
-        OSError: there is no process or no descriptor left.
-        ValueError: a word or the environment has something in it that no program can be given.
+        errors.KernelError: Raised when the file at ``PROGRAM`` cannot be executed.
+        OSError: Raised when there is no process or no descriptor left.
+        ValueError: Raised when an argument or the environment contains a character that execve cannot pass.
     """
     passed = [report, *steps.descriptors]
-    # A descriptor duplicated onto itself is one that execve leaves open (posix_spawn_file_actions_adddup2(3)).
+    # execve leaves a descriptor open that is duplicated onto itself (posix_spawn_file_actions_adddup2(3)).
     actions = [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in (*enumerate(stdio), *((fd, fd) for fd in passed))]
     try:
         return os.posix_spawn(
@@ -94,7 +94,7 @@ def start(launch: Launch, steps: Steps, stdio: Sequence[int], report: int) -> in
             file_actions=actions,
             setsid=True,
             setsigmask=(),
-            # What the caller ignored would be ignored across execve as well.
+            # Signals that the caller ignores would stay ignored across execve.
             setsigdef=_SETTABLE,
         )
     except OSError as e:

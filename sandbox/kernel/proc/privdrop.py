@@ -1,6 +1,6 @@
-"""How a process of ours gives up everything before it hears the agent: files, identity, capabilities, system calls.
+"""Drop all privileges of a process before it reads from the agent: files, identity, capabilities, system calls.
 
-For a process with one thread: each step binds the calling thread and what it starts later.
+Only for a single-threaded process: each step applies to the calling thread and its later children.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _COVER = libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What stays: the ids of ``uid``, ``limits`` as (resource, value) pairs, the calls that ``program`` (BPF) allows.
+    """The rest that a process keeps: the ids of ``uid``, ``limits`` (resource, value), the calls of ``program`` (BPF).
 
     ``parent`` is the process whose death ends this one.
     """
@@ -29,15 +29,15 @@ class Seal:
     program: bytes
 
     def describe(self) -> str:
-        """The operation in words."""
+        """Describe the operation."""
         return f"become uid {self.uid} without files and capabilities, under a filter"
 
 
 def apply(seal: Seal) -> None:
-    """Give up the rest, in the order in which each step still may.
+    """Drop everything else, in an order in which each step is still permitted.
 
     Raises:
-        OSError: the kernel refused a step; the caller must end.
+        OSError: Raised when the kernel refuses a step. The caller must exit.
     """
     if not seal.uid:
         raise OSError(0, "refusing to serve an agent as root")
@@ -49,13 +49,13 @@ def apply(seal: Seal) -> None:
     libc.drop_capabilities()
     if os.getresuid() != (seal.uid,) * 3 or os.getresgid() != (seal.uid,) * 3 or os.getgroups():
         raise OSError(0, "the kernel did not take the identity")
-    # A change of uid takes the signal away that the fork asked for (prctl(2)), so it is asked for again.
+    # A change of uid clears the parent death signal (prctl(2)), so it is set again.
     libc.set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != seal.parent:
         raise OSError(0, "the supervisor is gone")
-    # Others of this uid serve other agents: none may look into another's memory.
+    # Other processes of this uid serve other agents: none may read another's memory.
     libc.prctl(libc.PR_SET_DUMPABLE, 0)
-    # After the identity: RLIMIT_NPROC over its number at setresuid(2) would count against the next step.
+    # Set limits after the identity: RLIMIT_NPROC exceeded at setresuid(2) would make the next step fail.
     for name, value in seal.limits:
         resource.setrlimit(name, (value, value))
     libc.set_no_new_privs()
@@ -63,12 +63,12 @@ def apply(seal: Seal) -> None:
 
 
 def _empty_root() -> None:
-    """A root directory with nothing in it: a gate that may make sockets must not reach the host's by their paths.
+    """Change to an empty root directory. A gate that may make sockets must not reach the host's by their paths.
 
     Nothing can be imported after this; the filter refuses to open files anyway.
     """
     libc.private_mounts()
-    # Any directory that surely exists; what it covers is covered in this process alone.
+    # Any directory that surely exists. It is covered in this process only.
     libc.mount("none", "/proc", "tmpfs", _COVER, "size=4k,nr_inodes=1,mode=0555")
     os.chroot("/proc")
     os.chdir("/")

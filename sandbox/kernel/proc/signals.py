@@ -1,4 +1,4 @@
-"""The dispositions of signals: in a process that was just forked, and in one whose loop is told of them."""
+"""Set dispositions of signals: after a fork, and in a process whose event loop reads them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _STATUS_BYTES = 8192
 
 
 def reset(*, ignored: Collection[int] = ()) -> None:
-    """Every signal as a new process has it, but those in ``ignored``, which are ignored from now on.
+    """Reset every signal to its default, except those in ``ignored``, which are ignored.
 
-    The kernel says which are not at their default (proc_pid_status(5)): a handful of 62, each of which costs two
-    conversions in Python while somebody waits for the process.
+    Only signals that /proc shows as changed are set (proc_pid_status(5)): a handful of 62. Each call costs two
+    conversions in Python while a client waits for the process.
     """
     valid = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
     changed = _changed()
@@ -27,14 +27,14 @@ def reset(*, ignored: Collection[int] = ()) -> None:
 
 
 def _changed() -> int:
-    """The signals that are ignored or caught, each a bit; all of them where the kernel does not say."""
+    """Return the ignored and caught signals, one bit each. All bits are set if they cannot be read."""
     try:
         fd = os.open("/proc/thread-self/status", os.O_RDONLY | os.O_CLOEXEC)
         try:
             status = os.read(fd, _STATUS_BYTES)
         finally:
             os.close(fd)
-        # The mask of what is ignored, and behind it that of what is caught, each of 16 digits.
+        # The mask of the ignored signals, then that of the caught ones, 16 digits each.
         at = status.index(b"\nSigIgn:\t")
         ignored, caught = status[at:].split(maxsplit=4)[1:4:2]
         return int(ignored, 16) | int(caught, 16)
@@ -44,8 +44,10 @@ def _changed() -> int:
 
 @contextlib.contextmanager
 def on_descriptor(numbers: Collection[signal.Signals]) -> Iterator[int]:
-    """Until the block ends, in the main thread: each of these signals does nothing but to be a byte of its number on
-    the descriptor that is handed out."""
+    """Deliver these signals only as bytes on the yielded descriptor, each with its number, until the block ends.
+
+    Main thread only.
+    """
     wake, written = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     before = {number: signal.signal(number, lambda number, frame: None) for number in numbers}
     old = signal.set_wakeup_fd(written, warn_on_full_buffer=False)

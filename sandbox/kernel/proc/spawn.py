@@ -1,8 +1,8 @@
-"""Start a child in a mount namespace and cgroup of its own, with three pipes, and learn exactly what failed.
+"""Start a child in its own mount namespace and cgroup, with three pipes, and report exactly which step failed.
 
-The child must join cgroups and attach mounts before it executes. ``kernel.starter`` does that where it is built; one
-with a ``prepare``, which is Python, is forked. Neither runs any other code of the caller's, and both report a failed
-step over a pipe that closes at execve.
+The child must join cgroups and attach mounts before its execve. ``covenant-start`` does that if it is built
+(``launcher``). A child with a ``prepare``, which is Python, is forked. Neither runs other code of the caller, and both
+report a failed step over a pipe that closes at execve.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from sandbox.kernel import libc
 from sandbox.kernel.proc import launcher, signals
 from sandbox.kernel.proc.launch import Launch
 
-# How often ``Patience.look`` is asked, and how long whoever was killed may take to die (seconds).
+# The interval of ``Patience.look``, and the time that a killed child may take to die (seconds).
 _LOOK_SECONDS, _DEATH_SECONDS = 0.25, 10.0
 _REPORT_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long whoever starts a child waits until it executes, and what ends that wait before.
+    """Limits of the wait for a child's execve.
 
-    The child may stand on its way there: in a cgroup that somebody stopped, in a file system that does not answer.
-    ``watches`` are descriptors, each with what to do when it is readable, ``look`` is asked by the clock; an error of
-    either ends the wait with it. ``kill`` ends a child that dies of no signal before its cgroup is thawed.
+    The child may hang before: in a frozen cgroup, or in a file system that does not answer. ``watches`` maps
+    descriptors to functions that are called when they are readable; ``look`` is called at intervals. An error that
+    either returns ends the wait. ``kill`` kills a child in a frozen cgroup, which dies of no signal before the thaw.
     """
 
     seconds: float = 60.0
@@ -42,10 +42,10 @@ class Patience:
     kill: Callable[[], None] = lambda: None
 
     def readable(self, *fds: int, until: float) -> list[int]:
-        """Which of these are readable, as soon as one is; none at that time (monotonic).
+        """Wait until one of these is readable, and return those that are; none at ``until`` (monotonic).
 
         Raises:
-            errors.RunError: what is watched, or asked by the clock, said so.
+            errors.RunError: Raised when a watch or ``look`` returns it.
         """
         poll = select.poll()
         for fd in (*fds, *self.watches):
@@ -67,7 +67,7 @@ PATIENCE = Patience()
 
 @dataclass
 class Child:
-    """A started child. Use as a context manager: leaving kills and reaps it and closes its descriptors."""
+    """A started child. As a context manager it is killed and reaped at the end, and its descriptors are closed."""
 
     pid: int
     pidfd: int
@@ -84,7 +84,7 @@ class Child:
         dead = True
         if self.status is None:
             self.signal(signal.SIGKILL)
-            # A file system that does not answer lets go of nobody, and who waits for that waits for good.
+            # A process in a file system that does not answer never dies; do not wait for it without limit.
             if dead := _readable(self.pidfd, _DEATH_SECONDS):
                 self.reap()
         if not self._closed:
@@ -98,16 +98,16 @@ class Child:
             errors.also(error, survives)
 
     def signal(self, number: int) -> None:
-        """Send a signal through the pidfd: never to a reused pid."""
+        """Send a signal through the pidfd, so never to a reused pid."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
 
     def has_ended(self) -> bool:
-        """Whether it has exited, reaped or not."""
+        """Whether the child has exited, reaped or not."""
         return self.status is not None or _readable(self.pidfd, 0)
 
     def reap(self) -> int:
-        """The exit status: 0 to 255, or 128 + signal. Blocks until the child has exited."""
+        """Return the exit status: 0 to 255, or 128 + signal. Blocks until the child has exited."""
         if self.status is None:
             _, raw = os.waitpid(self.pid, 0)
             code = os.waitstatus_to_exitcode(raw)
@@ -118,15 +118,15 @@ class Child:
 def spawn(launch: Launch, patience: Patience = PATIENCE) -> Child:
     """Start a child and have it execute ``launch``.
 
-    Neither this process nor the child dumps core from now on.
+    Neither this process nor the child dumps core from now on. After an error no child runs.
 
     Raises:
-        errors.KernelError: a step in the child failed; its name and errno are in the message. Nothing runs.
-        errors.StartTimeoutError: it did not come to execve in time. Nothing runs.
-        errors.RunError: what ``patience`` watches said so.
+        errors.KernelError: Raised when a step in the child fails; the message has its name and errno.
+        errors.StartTimeoutError: Raised when the child does not reach execve in time.
+        errors.RunError: Raised when a watch of ``patience`` returns it.
     """
-    # A signal between fork and _child would run the caller's handlers in the child, and what those raise would
-    # unwind the caller's clean-up there: a second hand on the same run.
+    # A signal between fork and _child would run the caller's handlers in the child. Their exceptions would unwind the
+    # caller's clean-up there, so that two processes clean up the same run.
     core_dumps.lower()
     steps = launcher.Steps(launch) if launch.prepare is None and launcher.there() else None
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -159,11 +159,11 @@ def spawn(launch: Launch, patience: Patience = PATIENCE) -> Child:
 
 
 def _reported(child: Child, report: int, patience: Patience, program: str) -> bytes:
-    """What the child says of a step that failed; empty once it executes, or has died without a word."""
+    """Wait for the child's report of a failed step. Empty once it executes, or if it died without a report."""
     until, said = time.monotonic() + patience.seconds, b""
     while ready := patience.readable(report, child.pidfd, until=until):
-        # Of a dead child as well: it may have spoken after poll had looked at its report, and died before it looked on.
-        # Nothing there is no end of file then: whoever else was forked meanwhile may hold the other end.
+        # Check the report of a dead child again: it may have written after poll checked the pipe and died before poll
+        # checked the pidfd. An empty pipe has no end of file then: another fork meanwhile may hold its other end.
         if report not in ready and not _readable(report, 0):
             return said
         if not (piece := os.read(report, _REPORT_BYTES)):
@@ -182,7 +182,7 @@ def _readable(fd: int, seconds: float) -> bool:
 
 
 def _standing(pid: int) -> str:
-    """Where in the kernel a process waits, in words; nothing where that cannot be read (proc_pid_wchan(5))."""
+    """Describe where in the kernel a process waits; empty if that cannot be read (proc_pid_wchan(5))."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan", encoding="ascii") as file:
         if (place := file.read().strip()) not in ("", "0"):
             return f", it stands in the kernel's `{place}`"
@@ -190,7 +190,7 @@ def _standing(pid: int) -> str:
 
 
 def _begin(launch: Launch, steps: launcher.Steps | None) -> tuple[Child, int]:
-    """The child, and where it reports a failed step."""
+    """Start the child. Returns it with the descriptor on which it reports a failed step."""
     with contextlib.ExitStack() as undo:
         try:
             (in_r, in_w), (out_r, out_w), (err_r, err_w), (report_r, report_w) = (_pipe(undo) for _ in range(4))
@@ -199,7 +199,7 @@ def _begin(launch: Launch, steps: launcher.Steps | None) -> tuple[Child, int]:
             child = Child(pid, _pidfd(pid), in_w, out_r, err_r)
         except OSError as e:
             raise errors.KernelError(f"cannot start a process: {e.strerror}") from e
-        except ValueError as e:  # a word with a NUL in it, which the fork below finds at its execve
+        except ValueError as e:  # an argument with a NUL; a fork would find it at its execve
             raise errors.KernelError(f"cannot start a process: {e}") from e
         undo.pop_all()
     for fd in (*stdio, report_w):
@@ -226,17 +226,17 @@ def _pidfd(pid: int) -> int:
     try:
         return os.pidfd_open(pid)
     except OSError:
-        # Our own child, not waited for yet, so that the number is still its.
+        # It is our own child and not reaped yet, so its pid is not reused.
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         raise
 
 
 def _child(launch: Launch, stdio: tuple[int, int, int], report: int, parent: int) -> None:
-    """In the child: never returns. Only descriptors 0 to 2 and ``keep`` survive; the mounts are close-on-exec."""
+    """Prepare and execute in the child; never returns. Only descriptors 0 to 2 and ``keep`` survive the execve."""
     step = "reset signals"
     try:
-        # What the caller ignored would be ignored across execve as well.
+        # Signals that the caller ignores would stay ignored across execve.
         signals.reset()
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         step = "join the cgroup"
@@ -246,10 +246,10 @@ def _child(launch: Launch, stdio: tuple[int, int, int], report: int, parent: int
             os.close(fd)
         step = "leave the session"
         os.setsid()
-        # INVARIANT: the supervisor's death ends the run; the kernel sends this when its thread ends.
+        # INVARIANT: the parent's death kills the run. The kernel sends the signal when the parent's thread ends.
         libc.set_parent_death_signal(signal.SIGKILL)
         if os.getppid() != parent:
-            os._exit(127)  # it died before the line above, which then waits for another's death
+            os._exit(127)  # the parent died before the line above, which then applies to another process
         os.umask(0o077)
         step = "enter the network namespace"
         if launch.network is not None:
@@ -257,13 +257,13 @@ def _child(launch: Launch, stdio: tuple[int, int, int], report: int, parent: int
         elif launch.own_network:
             libc.unshare(libc.CLONE_NEWNET)
         step = "attach the mounts"
-        # After the lines above: what /proc/sys/net shows is of the namespace of whoever looks.
+        # After the network namespace: /proc/sys/net shows the namespace of the reading process.
         _attach(launch)
         step = "connect stdio"
         os.chdir(launch.directory)
         for target, fd in enumerate(stdio):
             os.dup2(fd, target, inheritable=True)
-        # Close-on-exec is a habit; a descriptor that somebody forgot must not become the sandbox's.
+        # Code elsewhere may have forgotten close-on-exec; no other descriptor may reach the sandbox.
         libc.close_range(3, at_exec=True)
         for fd in launch.keep:
             os.set_inheritable(fd, True)
@@ -275,7 +275,7 @@ def _child(launch: Launch, stdio: tuple[int, int, int], report: int, parent: int
             libc.set_seccomp_filter(launch.filter)
         step = f"execute {launch.program}"
         os.execve(launch.program, list(launch.arguments), dict(launch.environment))  # noqa: S606 - no shell is wanted
-    except BaseException as e:  # nothing may escape into the parent's code
+    except BaseException as e:  # no exception may reach the parent's code
         message = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
         with contextlib.suppress(BaseException):
             os.write(report, json.dumps([step, message]).encode())

@@ -1,6 +1,6 @@
-"""The runsc command line: one place that knows its flags and sub-commands.
+"""Build runsc command lines: the one place that knows its flags and sub-commands.
 
-Every call has a deadline. ``runsc exec`` is absent on purpose: what it starts has no filter (sandbox-facts).
+Every call has a deadline. ``runsc exec`` is absent on purpose: its processes have no filter (sandbox-facts).
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 BROKER_FLAG = "--pass-fd"
 
 
-# What runsc is started without. Each of its six processes of a run registers with membarrier(2) from among threads, for
-# which the kernel waits out a grace period of RCU: 5 to 15 ms that nobody uses. Where a kernel has no such call, gVisor
-# goes on without a word, and says the same to whoever asks inside (docs/adr/0055-runsc-without-membarrier.md).
+# The system calls that runsc is started without. Each of the six runsc processes of a run registers with membarrier(2)
+# while it has threads. The kernel then waits for an RCU grace period: 5 to 15 ms, with no use for a run. If a kernel
+# lacks the call, gVisor continues silently, and reports it as absent inside
+# (docs/adr/0055-runsc-without-membarrier.md).
 ABSENT: Final = ("membarrier",)
 
 
 @functools.cache
 def own_filter(arch: str) -> bytes:
-    """The seccomp filter that runsc is started under: there is none of ``ABSENT``, no call of another architecture is
-    let by, and every other is.
+    """Compile the seccomp filter for runsc itself.
+
+    It refuses the calls in ``ABSENT`` with ENOSYS and all calls of other architectures, and allows every other call.
 
     Raises:
-        errors.HostError: there is no table for ``arch``.
+        errors.HostError: Raised when there is no table for ``arch``.
     """
     return seccomp.compile_without(ABSENT, arch=arch, error=errno.ENOSYS)
 
@@ -48,9 +50,12 @@ def run_arguments(
     container: str,
     broker: int | None = None,
 ) -> list[str]:
-    """``runsc run`` in the foreground: it stays the parent of the sandbox, forwards nothing but stdio and exits
-    with the first process's status. ``flags`` are the policy's, ``places`` say where this run's own files lie.
-    ``broker`` is the descriptor that the agent gets by the number of the policy's ``--pass-fd``."""
+    """Return the arguments of ``runsc run`` in the foreground.
+
+    It stays the parent of the sandbox, forwards only stdio, and exits with the first process's status. ``flags`` are
+    the policy's, ``places`` name this run's own files. ``broker`` is the descriptor that the agent gets under the
+    number of the policy's ``--pass-fd``.
+    """
     stated = [f"{name}={value}" for name, value in flags.items() if name != BROKER_FLAG]
     passed = [] if broker is None else [f"{BROKER_FLAG}={broker}:{flags[BROKER_FLAG]}"]
     return [
@@ -66,7 +71,7 @@ def run_arguments(
 
 
 def kill(binary: str, *, root: Path, container: str, signal_name: str, timeout_seconds: float) -> bool:
-    """``runsc kill``: send a signal to the container's first process. Returns whether runsc took it in time."""
+    """Send a signal to the container's first process by ``runsc kill``. Returns whether runsc did it in time."""
     try:
         done = subprocess.run(
             [binary, f"--root={root}", "kill", container, signal_name],
@@ -76,7 +81,7 @@ def kill(binary: str, *, root: Path, container: str, signal_name: str, timeout_s
             stderr=subprocess.DEVNULL,
             timeout=timeout_seconds,
             check=False,
-            start_new_session=True,  # Ctrl-C is for whoever ends the run
+            start_new_session=True,  # Ctrl-C must reach only the process that ends the run
         )
     except subprocess.TimeoutExpired:
         return False

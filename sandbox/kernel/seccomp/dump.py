@@ -1,8 +1,7 @@
-"""The seccomp filters of a running process, out of the kernel that holds them: PTRACE_SECCOMP_GET_FILTER.
+"""Read the seccomp filters of a running process from the kernel: PTRACE_SECCOMP_GET_FILTER.
 
-One thread is stopped for less than a millisecond. It needs CAP_SYS_ADMIN, a kernel with checkpoint and restore, and a
-reader who is under no filter itself; where one of them is missing, or the thread is frozen, nothing is read and the
-answer is None.
+One thread is stopped for less than a millisecond. The read needs CAP_SYS_ADMIN, a kernel with checkpoint and restore,
+and a reader without a filter of its own. If one is missing, or the thread is frozen, the result is None.
 """
 
 from __future__ import annotations
@@ -32,26 +31,28 @@ PTRACE_SECCOMP_GET_FILTER: Final = 0x420C
 _WALL: Final = 0x40000000
 _INSTRUCTION_BYTES: Final = 8
 _DEADLINE_SECONDS: Final = 1.0
-# How long a thread may wait in the kernel, where no tracer stops it (state D of proc_pid_stat(5)). One that somebody
-# froze waits there for as long as they please, and whoever froze it may be waiting for us.
+# How long a thread may wait in the kernel, where no tracer stops it (state D of proc_pid_stat(5)). A frozen thread
+# waits
+# there without limit, and the process that froze it may be waiting for this read.
 _STANDS_SECONDS: Final = 0.1
-# How long another tracer may be one that looks as we do, such as `covenant attest` beside a supervisor.
+# How long another tracer may only be reading filters, such as `covenant attest` beside a supervisor.
 _TRACED_SECONDS: Final = 5.0
-# So often in a row nobody is in the way before it is taken for a right that we lack: whoever was may have let go
-# between our try and our asking for them, and where many look at once that comes to pass twice and more.
+# The number of EPERM in a row without a visible tracer that counts as a missing right. A tracer may detach between the
+# failed attempt and the check for tracers, and with many readers that happens several times in a row.
 _NOBODY: Final = 10
 # EAGAIN: there is no thread left.
 _CANNOT: Final = frozenset({errno.EPERM, errno.EACCES, errno.EIO, errno.EINVAL, errno.EOPNOTSUPP, errno.EAGAIN})
 
 
 def digests(pid: int) -> tuple[str, ...] | None:
-    """``instructions:sha256`` of each filter of a process's first thread, oldest first; None when it cannot be read,
-    or it has none.
+    """Return ``instructions:sha256`` of each filter of a process's first thread, oldest first.
+
+    Returns None if the filters cannot be read or there is none.
 
     Raises:
-        ProcessLookupError, FileNotFoundError: it is gone.
-        OSError: somebody else traces it, and goes on doing so. Filters may be read then and be out of force
-            (PTRACE_O_SUSPEND_SECCOMP, ptrace(2)), and memory and registers are the tracer's.
+        ProcessLookupError, FileNotFoundError: Raised when the process is gone.
+        OSError: Raised when another tracer stays. It can suspend the filters that are read here
+            (PTRACE_O_SUSPEND_SECCOMP, ptrace(2)), and controls memory and registers.
     """
 
     def look() -> tuple[str, ...] | None:
@@ -61,8 +62,8 @@ def digests(pid: int) -> tuple[str, ...] | None:
     until, nobody = time.monotonic() + _TRACED_SECONDS, 0
     while True:
         try:
-            # INVARIANT: in a thread that ends. A tracer is a thread, and only its end lets go of who did not stop for
-            # it: one that is thawed afterwards would stop then, for good.
+            # INVARIANT: trace in a thread that ends. A tracer is a thread, and only its end releases a thread that did
+            # not stop for it. A frozen thread would otherwise stop for good after its thaw.
             return netns.aside(look)()
         except OSError as e:
             if e.errno not in _CANNOT:
@@ -93,25 +94,25 @@ def _filters(pid: int) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _stopped(pid: int) -> Iterator[bool]:
-    """Hold one thread still. Seized and not attached: no signal is sent that the process could see."""
+    """Stop one thread. It is seized, not attached, so the process gets no signal that it could see."""
     _ptrace(PTRACE_SEIZE, pid)
     _ptrace(PTRACE_INTERRUPT, pid)
     status = _wait(pid)
     if status is None:
-        # Who does not stop (frozen, or gone) cannot be let go either; the kernel does it when this thread ends.
+        # A thread that does not stop (frozen or gone) cannot be detached; the kernel does it when this thread ends.
         yield False
         return
     try:
         yield True
     finally:
-        # A signal on its way there stops it before we do (ptrace(2), signal-delivery-stop), and comes only to whoever
-        # is let go with it. Any other stop is an event's, whose number stands above the signal's.
+        # A pending signal may stop the thread first (ptrace(2), signal-delivery-stop). The thread gets this signal only
+        # if the detach passes it on. Any other stop is an event's, with a number above the signal's.
         with contextlib.suppress(OSError):
             _ptrace(PTRACE_DETACH, pid, data=0 if status >> 16 else os.WSTOPSIG(status))
 
 
 def _wait(pid: int) -> int | None:
-    """How it stopped (wait(2)); None when it does not."""
+    """Wait for the stop and return its status (wait(2)); None if the thread does not stop."""
     begin = time.monotonic()
     while (now := time.monotonic()) - begin < _DEADLINE_SECONDS:
         found, status = os.waitpid(pid, os.WNOHANG | _WALL)
@@ -125,7 +126,7 @@ def _wait(pid: int) -> int | None:
 
 def _stands(pid: int) -> bool:
     with open(f"/proc/{pid}/stat", "rb") as file:
-        # The name before it is in parentheses, and may have some of its own.
+        # The name before the state is in parentheses, and may contain parentheses itself.
         return file.read().rpartition(b")")[2].split()[0] == b"D"
 
 

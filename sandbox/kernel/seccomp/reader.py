@@ -1,12 +1,12 @@
-"""The filters of a process, for whoever is under one: asked of a process that is under none.
+"""Read filters through a process without a filter, for processes that have one.
 
-The kernel shows filters to nobody who is under a filter (PTRACE_SECCOMP_GET_FILTER: EACCES, ptrace(2)), which a
-supervisor that gave up its rights is, with everything that it forks. One process is forked before that
-(sandbox.serve.filter_reader) and answers for as long as somebody holds the other end of its socket.
+The kernel shows no filters to a process that has a filter itself (PTRACE_SECCOMP_GET_FILTER: EACCES, ptrace(2)). The
+supervisor loads one when it drops its rights, and all its forks inherit it. The reader process is forked before that
+(sandbox.serve.filter_reader). It answers as long as a process holds the other end of its socket.
 
-A question is one packet: a number of a process, and with it the socket on which the answer comes (SCM_RIGHTS), so that
-any number of askers share one socket and nobody hears another's answer. An answer is one packet of JSON. Each question
-is answered in a thread of its own, since a tracer is a thread, and one that waits for a traced process holds up nobody.
+A request is one packet: a pid, with the socket for the answer (SCM_RIGHTS). So any number of clients share one socket,
+and none gets another's answer. An answer is one packet of JSON. Each request is handled in its own thread: a tracer is
+a thread, and a wait for a traced process then delays no other request.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any, Final
 
 from sandbox.kernel.seccomp import dump
 
-# Longer than a read can take: what is traced is asked for 5 s, and stops within 1 s.
+# Longer than a read can take: 5 s for another tracer, and 1 s for the stop.
 ANSWER_SECONDS: Final = 15.0
-# So many are answered at once; whoever asks beyond that waits in the socket's queue.
+# The most requests handled at once; further ones wait in the socket's queue.
 AT_ONCE: Final = 64
-# As many filters as are read of one process, each told by its length and 64 digits, fill less than half.
+# The most filters of one process, each as its length and 64 digits, fill less than half.
 _ANSWER_BYTES: Final = 16384
 _QUESTION: Final = struct.Struct("=I")
 _GONE: Final = "the process that reads filters does not answer"
@@ -37,21 +37,21 @@ _asking: socket.socket | None = None
 
 
 def through(sock: socket.socket | None) -> None:
-    """From now on this process, and what it forks, asks over ``sock``; with None it reads by itself again."""
-    global _asking  # noqa: PLW0603 - of the process, as the filter is that makes it ask
+    """Read filters over ``sock`` from now on, in this process and its forks. With None it reads directly again."""
+    global _asking  # noqa: PLW0603 - one value for the process, like its filter
     _asking = sock
 
 
 def descriptors() -> tuple[int, ...]:
-    """What a fork has to keep to be able to ask."""
+    """Return the descriptors that a fork must keep to read filters."""
     return () if _asking is None else (_asking.fileno(),)
 
 
 def digests(pid: int) -> tuple[str, ...] | None:
-    """As ``dump.digests``.
+    """Return the result of ``dump.digests``, read directly or by the reader process.
 
     Raises:
-        As that, and OSError: the reader has ended, or does not answer in time.
+        OSError: Raised as by ``dump.digests``, and when the reader has ended or does not answer in time.
     """
     if _asking is None:
         return dump.digests(pid)
@@ -67,23 +67,23 @@ def digests(pid: int) -> tuple[str, ...] | None:
         raise OSError(errno.EPIPE, _GONE)
     answer: dict[str, Any] = json.loads(raw)
     if number := answer.get("errno"):
-        raise OSError(int(number), str(answer["text"]))  # of the class that the number has
+        raise OSError(int(number), str(answer["text"]))  # Python picks the subclass by the number
     found = answer["digests"]
     return None if found is None else tuple(found)
 
 
 def serve(sock: socket.socket) -> None:
-    """Answer until nobody is left who could ask."""
+    """Handle requests until no other process holds the socket's other end."""
     room = threading.BoundedSemaphore(AT_ONCE)
     while True:
         room.acquire()
-        # One byte more than a question has, so that a longer one is not taken for one.
+        # One byte more than a request has, so that a longer packet is not taken for one.
         raw, fds, _, _ = socket.recv_fds(sock, _QUESTION.size + 1, 1, socket.MSG_CMSG_CLOEXEC)
         if not raw and not fds and _nobody_is_left(sock):
             return
         try:
             threading.Thread(target=_answer, args=(raw, fds, room), daemon=True).start()
-        except (RuntimeError, MemoryError):  # the first is how Python says EAGAIN: nothing can be read just now
+        except (RuntimeError, MemoryError):  # Python raises RuntimeError for EAGAIN: there is no thread left now
             _say(fds, {"digests": None})
             room.release()
 
@@ -98,7 +98,7 @@ def _answer(raw: bytes, fds: list[int], room: threading.BoundedSemaphore) -> Non
 
 
 def _say(fds: list[int], answer: dict[str, Any]) -> None:
-    # What is full, closed, or cannot be written at all is its owner's matter.
+    # A full, closed or unwritable socket is the client's problem.
     with contextlib.suppress(OSError):
         for fd in fds:
             os.set_blocking(fd, False)
@@ -112,7 +112,7 @@ def _close(fds: list[int]) -> None:
 
 
 def _nobody_is_left(sock: socket.socket) -> bool:
-    # A packet may be empty as well. The end is final also where one of them said it for all (shutdown(2)).
+    # A packet may be empty as well. The end is final even if one client shut down the socket for all (shutdown(2)).
     poll = select.poll()
     poll.register(sock, select.POLLRDHUP)
     return bool(poll.poll(0))

@@ -1,9 +1,9 @@
-"""What the DNS gate asks of the supervisor, since it can open no socket and change no rule itself.
+"""Handle the DNS gate's requests to the supervisor: the gate itself can open no socket and change no rule.
 
-Two requests over a pair of sequenced packets, each of a fixed form: put an address into the sets of a pattern, and a
-connected socket to one of the operator's resolvers. The broker holds every request against the plan by its own means,
-so that whoever takes the gate over can add public addresses to the sets of names, within the times and sizes of the
-plan, and talk to the resolvers, and no more. A request that an honest gate would not make ends the run.
+There are two requests, over a pair of SOCK_SEQPACKET sockets and of fixed form. One puts an address into the sets of a
+pattern, the other returns a socket connected to one of the operator's resolvers. The broker checks every request
+against the plan itself. An attacker in the gate can therefore only talk to the resolvers, and add public addresses to
+the sets of names within the times and sizes of the plan. A request that an honest gate would not make ends the run.
 """
 
 from __future__ import annotations

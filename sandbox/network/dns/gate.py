@@ -20,14 +20,14 @@ from sandbox.network.gate import prefork
 from sandbox.network.gate import process as gate_process
 
 LAYER = "dns"
-# Why a question is refused, and what is wrong with it or with its answer.
+# The reasons for refused queries, and faults of queries or answers.
 CODES = frozenset({"malformed", "name_not_granted", "rate", "rebinding", "set_full", "type_refused", "upstream"})
-# Not the TLS gate's: the firewall lets that one connect, and this one never does.
+# Another uid than the TLS gate's: the firewall allows that uid to connect, and this gate never connects.
 UID = GATE_UID - 1
 CALLS = frozenset({"accept4", "getsockname"})
-# About 40 questions and answers; more is a flood, and falls out here instead of being worked off.
+# About 40 queries and answers; more is a flood, and the kernel drops it here.
 _BUFFER_BYTES = 128 * 1024
-# What has to be begun for it.
+# The kind of process to start for it.
 KIND = prefork.Kind("sandbox.network.dns.server", own_network=True)
 _BACKLOG = 16
 _DESCRIPTORS = 128

@@ -1,7 +1,7 @@
-"""HTTPS records (RFC 9460) as the gate passes them on: without ECH, without what it does not know, hints apart.
+"""Filter HTTPS records (RFC 9460) for the agent: without ECH and unknown parameters, with hints apart.
 
-A record is given on only when it makes sense without what was taken out of it. ECH goes because it hides from the TLS
-gate which name is asked for; unknown parameters go because nobody has looked at what they may lead to.
+A record is passed on only if it is valid without the removed parameters. ECH is removed because it hides the requested
+name from the TLS gate. Unknown parameters are removed because their effects have not been reviewed.
 """
 
 from __future__ import annotations

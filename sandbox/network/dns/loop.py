@@ -14,12 +14,12 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 READ, WRITE = select.EPOLLIN, select.EPOLLOUT
-# So many times may wait before those that nobody waits for any more are thrown out.
+# The number of timers above which those that no coroutine waits for are removed.
 _TIMERS = 1024
 
 
 class Future:
-    """Something that will have a value; awaited by one coroutine."""
+    """A future value, awaited by one coroutine."""
 
     def __init__(self) -> None:
         self.done = False
@@ -27,7 +27,7 @@ class Future:
         self._resume: Callable[[Any], None] | None = None
 
     def set(self, value: Any) -> None:
-        """Give it its value; a second one is ignored, as when a time runs out after the answer has come."""
+        """Set the value. A second one is ignored, such as a timeout after the answer."""
         if self.done:
             return
         self.done, self._value = True, value
@@ -40,7 +40,7 @@ class Future:
         return self._value
 
     def then(self, resume: Callable[[Any], None]) -> None:
-        """What to call with the value when it is there."""
+        """Set the function to call with the value once it is set."""
         self._resume = resume
 
 

@@ -26,14 +26,14 @@ from sandbox.network.dns.upstream import TOTAL_SECONDS, Broker, Upstream, Upstre
 from sandbox.network.gate.main import Gate  # noqa: E402
 from sandbox.rate_limit import Tokens  # noqa: E402
 
-# Questions that wait for a resolver at once, and TCP connections, with the seconds that one may be silent or lasts.
+# The most queries that wait for a resolver, the most TCP connections, and their idle and total timeouts in seconds.
 _WAITING = 32
 _CONNECTIONS, _IDLE_SECONDS, _LASTS_SECONDS = 8, 5.0, 30.0
-# Datagrams that are read at all, for each that the plan lets be asked: a flood waits in the socket's small buffer, and
-# falls out of it there.
+# The rate of datagrams read, as a multiple of the plan's query rate. A flood fills the socket's small buffer, and the
+# kernel drops the rest there.
 _READ_FOR_EACH, _PAUSE_SECONDS = 10, 0.05
 _AT_ONCE = 16
-# Aliases that are followed out of what one answer holds.
+# The most aliases that are followed within one answer.
 _FOLLOWED = 4
 
 

@@ -78,22 +78,22 @@ class Broker:
         if future is not None and not future.done:
             future.set((status, fds[0] if fds else None))
         else:
-            for fd in fds:  # too late: nobody waits for it
+            for fd in fds:  # too late: no coroutine waits for it
                 os.close(fd)
 
 
 class Upstream:
-    """Asks the resolvers, the one that answered last first."""
+    """Queries the resolvers, the one that answered last first."""
 
     def __init__(self, loop: Loop, broker: Broker, resolvers: int) -> None:
         self._loop, self._broker, self._count = loop, broker, resolvers
         self._first = 0
 
     async def ask(self, name: str, kind: int, until: float) -> wire.Answer:
-        """What the resolvers answer about a name and a type.
+        """Query the resolvers for a name and a type, and return the answer.
 
         Raises:
-            UpstreamError: none of them did, by ``until``, or all of them failed.
+            UpstreamError: Raised when none of them answers by ``until``, or all of them fail.
         """
         failed: wire.Answer | None = None
         for turn in range(2 * self._count):

@@ -53,9 +53,9 @@ class MalformedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What the agent asks. ``host`` is the name in lower case, None when no host can be called so.
+    """Query of the agent. ``host`` is the name in lower case, None if it is no valid host name.
 
-    ``question`` are its bytes as they came, for the answer. ``payload`` is what the agent takes over UDP in bytes.
+    ``question`` are its unchanged bytes, for the answer. ``payload`` is the agent's UDP payload size in bytes.
     """
 
     id: int
@@ -76,10 +76,10 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a resolver answered about one name and type.
+    """Answer of a resolver about one name and type.
 
-    ``last`` is the name that the aliases in it lead to; ``negative`` says that it answers for good, with or without
-    records. ``ttl`` is the least of all that was followed, in seconds, None without any.
+    ``last`` is the name at the end of its aliases. ``negative`` says that it is final, with or without records. ``ttl``
+    is the least TTL of all followed records in seconds, None without any.
     """
 
     rcode: int
@@ -153,7 +153,7 @@ def parse_query(wire: bytes) -> Query:
 
 
 def _opt(reader: _Reader) -> int:
-    """What the OPT record says about the size of answers; its options are read over and go nowhere."""
+    """Read the payload size from the OPT record. Its options are skipped and not passed on."""
     name = reader.name()
     kind, size, _, length = reader.unpack(_RECORD)
     reader.take(length)

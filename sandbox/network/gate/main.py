@@ -1,7 +1,7 @@
-"""The first lines of a gate's own process: import what it needs, and hold the door shut until it is sealed.
+"""Begin a gate's own process: import its modules, and read nothing from the agent before it is sealed.
 
-Started by ``sandbox.network.gate.process`` as a fresh interpreter, so that nothing of the supervisor's memory is in it.
-Imports nothing heavy: what stands here is paid at each start of a run with a network.
+``sandbox.network.gate.process`` starts it as a fresh interpreter, so that it has none of the supervisor's memory. It
+imports nothing heavy: each start of a run with a network pays for it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from sandbox.rate_limit import Tokens
 
 READY = b'{"ready":true}'
 REPORT_BYTES = 1024
-# Reports of one gate: as many as this at once, and then this many a second.
+# The burst of reports of one gate, and the rate after it.
 BURST, PER_SECOND = 100, 50
-# More than any gate is given.
+# More descriptors than any gate gets.
 _DESCRIPTORS = 16
 
 
 class Gate:
-    """What a gate's module is given: its ``plan``, its descriptors by name, and where it reports.
+    """Input of a gate's module: its ``plan``, its descriptors by name, and the descriptor for reports.
 
     INVARIANT: a module calls ``seal`` once, after its imports and before it reads a byte from the agent.
     """
@@ -43,14 +43,14 @@ class Gate:
         self._tokens = Tokens(PER_SECOND, BURST, time.monotonic())
 
     def seal(self) -> None:
-        """Give up every right, load the filter, and say that the gate is ready."""
+        """Drop every right, load the filter, and report that the gate is ready."""
         wanted = self._seal
         limits = [(int(name), int(value)) for name, value in wanted["limits"]]
         privdrop.apply(privdrop.Seal(wanted["uid"], wanted["parent"], limits, base64.b64decode(wanted["program"])))
         os.write(self.reports, READY)
 
     def denied(self, target: str, code: str) -> None:
-        """Report a refusal; beyond the bound of a gate it is left out. Never waits, never raises."""
+        """Report a denial; beyond the rate limit it is dropped. Never blocks, never raises."""
         if not self._tokens.take(time.monotonic()):
             return
         row = {"layer": self._layer, "target": target[:512], "code": code}
@@ -58,23 +58,22 @@ class Gate:
         try:
             os.write(self.reports, message if len(message) <= REPORT_BYTES else b"")
         except BlockingIOError:
-            return  # the supervisor is behind: a flood is its reason, and it has counted that already
+            return  # the supervisor is slow: there is a flood, which it has counted already
         except OSError:
-            os._exit(1)  # nobody is there to serve any more
+            os._exit(1)  # the supervisor is gone
 
 
 def main(module: str, control: str) -> NoReturn:
-    """Import ``module``, wait for what it is to do, and run ``module.serve(gate)``; returns never, and a gate whose
-    module returns has failed.
+    """Import ``module``, wait for the document, and run ``module.serve(gate)``.
 
-    What comes over the socket ``control`` are descriptors: the document, the one to report on, those that the document
-    names, in its order, and the network namespace to enter where it says so.
+    It never returns: a gate whose module returns has failed. The socket ``control`` delivers descriptors in this order:
+    the document, the one for reports, those that the document names, and the network namespace if it must enter one.
     """
     served = importlib.import_module(module)
     with socket.socket(fileno=int(control)) as line:
         said, fds, _, _ = socket.recv_fds(line, 1, _DESCRIPTORS)
     if not said:
-        sys.exit(0)  # nobody needs it
+        sys.exit(0)  # no run needs it any more
     document_fd, reports, *given = fds
     with open(document_fd, "rb") as file:
         document = json.load(file)
@@ -84,7 +83,7 @@ def main(module: str, control: str) -> NoReturn:
         os.close(space)
     names = document["fds"]
     gate = Gate({**document, "fds": dict(zip(names, given, strict=True)), "reports": reports})
-    # A traceback may be long and its reader may be busy: it is cut, and nothing waits.
+    # A traceback may be long and its reader busy: cut it rather than block.
     os.set_blocking(2, False)
     served.serve(gate)
     sys.exit("the gate stopped serving")

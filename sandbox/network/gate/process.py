@@ -1,9 +1,9 @@
-"""Starts a gate: a process of ours that reads what an agent sends, and that may therefore hold nothing worth taking.
+"""Start a gate: a process of ours that reads the agent's packets, and that must therefore hold nothing of value.
 
-A fresh interpreter, in an empty network namespace or the one that it is given, with the descriptors that are listed
-and no others. After its imports and before it reads anything from the agent it gives up root, all capabilities, and
-every system call that serving does not need (sandbox.kernel.proc.privdrop). It ends with the supervisor, and if it ends
-before, the run ends: the network stays closed, because nothing else answers.
+A gate is a fresh interpreter, in an empty network namespace or a given one, with only the listed descriptors. After its
+imports and before it reads from the agent it drops root, all capabilities, and every system call that serving does not
+need (sandbox.kernel.proc.privdrop). It ends with the supervisor. If it ends before, the run ends; the network stays
+closed, because nothing else answers.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ from sandbox.kernel.proc import pipes, spawn
 from sandbox.network.gate import main, prefork
 from sandbox.rate_limit import Tokens
 
-# What the interpreter itself needs once everything is imported, and reading and writing of what it was given.
+# The calls of the interpreter itself after the imports, and of reads and writes on given descriptors.
 CALLS = frozenset({
     "brk", "clock_gettime", "close", "epoll_ctl", "epoll_pwait", "epoll_wait", "exit", "exit_group", "fcntl", "futex",
     "getrandom", "madvise", "mmap", "mremap", "munmap", "poll", "ppoll", "read", "recvfrom", "recvmsg",
     "restart_syscall", "rt_sigreturn", "sendto", "write",
 })  # fmt: skip
 _INT = 0xFFFFFFFF
-# Of a call that can do more than serving takes, what it takes. fcntl: F_GETFL, F_SETFL and F_SETPIPE_SZ; F_SETOWN would
-# let one gate send a signal to another of its uid. sendto: no flag but MSG_DONTWAIT; MSG_FASTOPEN would make a new
-# connection of a socket whose own has failed.
+# The allowed arguments of calls that can do more than serving needs. fcntl: F_GETFL, F_SETFL and F_SETPIPE_SZ; with
+# F_SETOWN a gate could send a signal to another of its uid. sendto: no flag but MSG_DONTWAIT; with MSG_FASTOPEN a
+# socket
+# whose connection failed could make a new one.
 WHERE: Mapping[str, tuple[tuple[bpf.Masked, ...], ...]] = {
     "fcntl": tuple((bpf.Masked(1, _INT, command),) for command in (3, 4, 1031)),
     "sendto": ((bpf.Masked(3, _INT & ~socket.MSG_DONTWAIT, 0),),),
 }
 _STDERR_BYTES = 4096
-# How long a gate that is killed may take, until it is looked whether its cgroup stands.
+# The time that a killed gate may take before its cgroup is thawed and killed.
 _DEATH_SECONDS = 0.25
-# Reports that are read in one go: the exchange with the agent is served in between.
+# The most reports read at once: the exchange with the agent continues in between.
 _AT_ONCE = 64
 
 
@@ -54,9 +55,9 @@ _AT_ONCE = 64
 class Gate:
     """A gate to start: ``module`` has ``serve(main.Gate)``; ``layer`` and ``codes`` are those of its denials.
 
-    ``calls`` are system calls beyond ``CALLS``. ``namespace`` is a descriptor of the network namespace that it lives
-    in, None for an empty one of its own. ``join_files`` are cgroup files of the leaf that pays for it, and ``patience``
-    is for its start: whoever waits for it hears meanwhile who ends the run, and has a way to end what stands.
+    ``calls`` are system calls beyond ``CALLS``. ``namespace`` is a descriptor of its network namespace, None for an
+    empty one of its own. ``join_files`` are files of the cgroup that accounts for it. ``patience`` limits the wait for
+    its start: it watches for the end of the run, and can kill a frozen gate.
     """
 
     module: str
@@ -75,32 +76,33 @@ class Gate:
 
     @property
     def kind(self) -> prefork.Kind:
-        """What has to be begun for it."""
+        """The kind of process to start for it."""
         return prefork.Kind(self.module, own_network=self.namespace is None)
 
     def describe(self) -> str:
-        """The operation in words."""
+        """Describe the operation."""
         return f"start the {self.layer} gate as uid {self.uid}"
 
 
 class GateProcess:
-    """A started gate; made by ``start``. Descriptors in ``Gate.fds`` stay the caller's, who may close them then."""
+    """A started gate, made by ``start``. The caller still owns the descriptors in ``Gate.fds``, and may close them."""
 
     def __init__(self, gate: Gate, child: spawn.Child, reports: socket.socket) -> None:
         self._gate, self._child, self._reports = gate, child, reports
         self.pid, self.pidfd = child.pid, child.pidfd
         self._is_ready = False
         self._rest: Callable[[], errors.RunError | None] | None = None
-        # Twice what an honest gate reports; at once, more than the line holds when nobody has listened for a while.
+        # Twice the rate of an honest gate. The burst is more than the socket holds when no process reads for a while.
         self._tokens = Tokens(2 * main.PER_SECOND, 10 * main.BURST, time.monotonic())
 
     def ready(self, timeout_seconds: float | None = None) -> None:
-        """Wait until the gate is sealed and serves; as long as its patience has it unless given. Where many runs begin
-        at once its interpreter takes its time.
+        """Wait until the gate is sealed and serves, by default as long as its patience says.
+
+        Its interpreter starts slowly when many runs begin at once.
 
         Raises:
-            errors.KernelError: it ended, or is not ready in time.
-            errors.RunError: what its patience watches said so.
+            errors.KernelError: Raised when the gate ended, or is not ready in time.
+            errors.RunError: Raised when a watch of its patience returns it.
         """
         if self._is_ready:
             return
@@ -109,23 +111,23 @@ class GateProcess:
         until = time.monotonic() + timeout_seconds
         if not self._gate.patience.readable(self._reports.fileno(), until=until):
             raise errors.KernelError(f"the {self._gate.layer} gate is not ready after {timeout_seconds:g} s")
-        # At the end of the other side this is empty: a gate that failed says why on stderr.
+        # The message is empty if the gate closed its end: a failed gate writes the reason to stderr.
         if self._receive() != main.READY:
             raise errors.KernelError(f"the {self._gate.layer} gate did not start: {self._last_words()}")
         self._is_ready = True
 
     def watches(self, denied: Callable[[denials.Denial], None]) -> Mapping[int, Callable[[], errors.RunError | None]]:
-        """For the exchange (run_io.Channel.watches): tells what the gate refused, and ends the run with the gate."""
+        """Return the watches for the exchange (run_io.Channel.watches): they report denials, and a gate's end."""
         self._rest = functools.partial(self._told, denied)
         return {self.pidfd: self._ended, self._reports.fileno(): self._rest}
 
     def tell_rest(self) -> None:
-        """Tell what was refused in the last moment, when the exchange has stopped listening."""
+        """Report the last denials, after the exchange has stopped reading."""
         if self._rest is not None and pipes.readable(self._reports.fileno(), 0):
             self._rest()
 
     def end(self) -> None:
-        """It ends with its run. One that somebody has stopped dies of no signal until its cgroup is thawed."""
+        """Kill the gate with its run. A frozen gate dies only once its cgroup is thawed."""
         self._child.signal(signal.SIGKILL)
         if not pipes.readable(self.pidfd, _DEATH_SECONDS):
             self._gate.patience.kill()
@@ -196,7 +198,7 @@ def start(gate: Gate) -> Iterator[GateProcess]:
         stack.enter_context(ours)
         ours.setblocking(False)
         with theirs:
-            # Of the open file: a gate never waits for its supervisor's ear.
+            # Set it on the open file description: a gate must never block on its supervisor.
             theirs.setblocking(False)
             begun = stack.enter_context(prefork.one(gate.kind, gate.patience))
             started = GateProcess(gate, begun.child, ours)
@@ -206,7 +208,7 @@ def start(gate: Gate) -> Iterator[GateProcess]:
                 try:
                     begun.give((document, theirs.fileno(), *gate.fds.values(), *space), join_files=gate.join_files)
                 except (BrokenPipeError, ConnectionResetError, ProcessLookupError):
-                    pass  # it has ended, of which whoever waits for it hears, and why
+                    pass  # it has ended; ``ready`` raises with the reason
                 except OSError as e:
                     raise errors.KernelError(f"cannot start the {gate.layer} gate: {e.strerror}") from e
         yield started
@@ -215,7 +217,7 @@ def start(gate: Gate) -> Iterator[GateProcess]:
 
 @contextlib.contextmanager
 def _document(gate: Gate) -> Iterator[int]:
-    """A sealed file in memory with what the gate is to do: a plan of a thousand names fits no pipe."""
+    """Make a sealed file in memory with the gate's document: a plan of a thousand names does not fit into a pipe."""
     document = {
         "plan": gate.plan,
         "fds": list(gate.fds),

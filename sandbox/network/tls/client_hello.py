@@ -73,17 +73,17 @@ class HelloReader:
 
     @property
     def raw(self) -> bytes:
-        """The records up to the end of the hello, as they came."""
+        """The unchanged records up to the end of the hello."""
         return self._records.taken
 
     @property
     def rest(self) -> bytes:
-        """What came after the hello's last record."""
+        """The bytes after the hello's last record."""
         return self._records.left
 
     @property
     def begun(self) -> bool:
-        """Whether anything has come at all."""
+        """Whether any byte has arrived."""
         return bool(self._records.size)
 
     def feed(self, data: bytes) -> Hello | None:
@@ -137,7 +137,7 @@ class AnswerReader:
 
     @property
     def rest(self) -> bytes:
-        """What came after the answer's last record."""
+        """The bytes after the answer's last record."""
         return self._records.left
 
     def feed(self, data: bytes) -> bool | None:
@@ -237,14 +237,14 @@ class _Body:
         return int.from_bytes(self.take(size))
 
     def vector(self, prefix: int, least: int, most: int | None = None) -> bytes:
-        """What stands behind a length of ``prefix`` bytes."""
+        """Read a vector with a length field of ``prefix`` bytes."""
         size = self.number(prefix)
         if size < least or (most is not None and size > most):
             raise Refused("malformed")
         return self.take(size)
 
     def last(self, prefix: int, least: int) -> _Body:
-        """A vector after which nothing comes."""
+        """Read a vector that must be the last."""
         inner = _Body(self.vector(prefix, least))
         if self:
             raise Refused("malformed")

@@ -1,13 +1,13 @@
-"""One connection of the agent through the TLS gate: its hello is judged, then bytes are carried.
+"""Handle one connection of the agent through the TLS gate: check its hello, then carry bytes.
 
     hello ──granted──▶ connect ──▶ answer ──ServerHello──▶ carry
                                      │ ▲
                     HelloRetryRequest▼ │granted, the same name
                                     again
 
-Until the server has answered with a ServerHello nothing of the agent's passes but hellos that were judged, because a
-server that asks for a second one may take the name from there. After a ServerHello a second plaintext hello is an
-error to every server, so from then on the bytes are nobody's business (docs/adr/0026).
+Until the server has answered with a ServerHello only checked hellos of the agent pass, because a server that requests
+a second one may take the name from there. After a ServerHello a second plaintext hello is an error for every server, so
+from then on the gate need not read the bytes (docs/adr/0026).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Connection:
         self.deadline = now + HELLO_SECONDS
 
     def interest(self) -> Mapping[int, int]:
-        """What each descriptor is waited for, as epoll(7) has it; one without interest is left out."""
+        """Return the events to wait for, by descriptor, as in epoll(7). Descriptors without any are left out."""
         if self.stage is Stage.CLOSED:
             return {}
         way = self._way
@@ -262,7 +262,7 @@ def dial(host: str, port: int) -> socket.socket:
 
 
 def send_at_once(one: socket.socket) -> None:
-    """What comes in small pieces was meant to go in small pieces: each write goes out by itself."""
+    """Send each write at once: small pieces from one side were meant as small pieces."""
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 

@@ -1,4 +1,4 @@
-"""What the TLS gate lets through: its part of gates.json, asked about one connection."""
+"""Decide about connections of the TLS gate by its part of gates.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Ports = tuple[tuple[int, int], ...]
 
 
 class TlsPlan:
-    """Names with their ports, and spans of addresses with theirs."""
+    """The granted names and spans of addresses, each with their ports."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._names: dict[str, _Ports] = {}
@@ -28,10 +28,10 @@ class TlsPlan:
         }
 
     def refusal(self, host: str, port: int, hello: Hello) -> str | None:
-        """Why a connection to the address ``host`` with this hello is refused; None when it is granted.
+        """Return the reason to refuse a connection to the address ``host`` with this hello. None if it is granted.
 
-        An address that is granted itself may be asked for any name, or for none: nothing is compared there, and so an
-        encrypted hello hides nothing that matters.
+        A granted address may be used with any name or none. No name is compared there, so an encrypted hello hides
+        nothing of importance.
         """
         if self._by_address(host, port):
             return None

@@ -1,8 +1,8 @@
-"""The TLS gate's own process: takes the connections that the ruleset redirects, and carries the granted ones.
+"""Serve in the TLS gate's own process: accept the connections that the ruleset redirects, and carry the granted ones.
 
-One thread, one epoll, no copy of what is carried. Runs as the firewall's gate uid in the gateway's namespace, where
-the ruleset bounds whatever it connects to: a gate in an agent's hands reaches what the agent's tls grants name and
-nothing else. Started by ``sandbox.network.tls.gate``.
+It has one thread and one epoll, and does not copy the carried bytes. It runs as the firewall's gate uid in the
+gateway's namespace, where the ruleset restricts all its connections: a compromised gate reaches only the destinations
+of the agent's tls grants. ``sandbox.network.tls.gate`` starts it.
 """
 
 from __future__ import annotations
@@ -117,13 +117,14 @@ class Server:
         self._wait_for(connection)
 
     def _not_taken(self, agent: socket.socket, host: str, port: int) -> str | None:
-        # Whoever was not redirected has no destination but this gate; the ruleset refuses that too (`ct status dnat`).
+        # A connection that was not redirected has this gate as destination; the ruleset refuses it too (`ct status
+        # dnat`).
         if (host, port) == agent.getsockname()[:2]:
             return "not_redirected"
         return "too_many_connections" if len(self._connections) >= self._most else None
 
     def _wait_for(self, connection: Connection) -> None:
-        """Have epoll wait for what the connection waits for now."""
+        """Register the connection's present events with epoll."""
         before, after = self._waited.get(connection, {}), connection.interest()
         if connection.stage is Stage.CLOSED:
             # Closed descriptors have left the epoll by themselves; their numbers may be another's already.

@@ -38,14 +38,14 @@ class Pipes:
             made = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return None
-        # A uid over its share gets a smaller pipe, which is slower and nothing worse.
+        # A uid over its share gets a smaller pipe, which is only slower.
         with contextlib.suppress(OSError):
             fcntl.fcntl(made[1], fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._left -= 1
         return made
 
     def give(self, pipe: tuple[int, int], *, empty: bool) -> None:
-        """Take a pipe back; one that still holds bytes is closed, since they belong to nobody else."""
+        """Take a pipe back. One that still holds bytes is closed, since no other connection may get them."""
         if empty:
             self._idle.append(pipe)
             return
@@ -54,7 +54,7 @@ class Pipes:
             os.close(fd)
 
     def close(self) -> None:
-        """Close those that are in nobody's hands."""
+        """Close all idle pipes."""
         while self._idle:
             for fd in self._idle.pop():
                 os.close(fd)
