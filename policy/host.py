@@ -34,7 +34,7 @@ class ClosureFile:
 
 @dataclass(frozen=True)
 class Closure:
-    """The files that one program needs: itself, its loader, its libraries, its standard library.
+    """The files that a program needs: itself, its loader, its libraries, its standard library.
 
     ``name`` is the runtime (``python3``, ``node``) or the granted executable's path; ``entry`` is the path in
     the agent's root of the program to start; ``files`` are sorted by path. A static program of a package

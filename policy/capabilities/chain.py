@@ -27,13 +27,14 @@ class Signed:
 
 
 def verify(links: Sequence[Signed], *, root: str, now_ms: int) -> str | None:
-    """Why the first of ``links`` grants nothing; None when it does. The one above each comes next, the last is the
-    daemon's own; ``root`` is the daemon's key.
+    """Return the reason why the first of ``links`` grants nothing, None if it grants.
+
+    Each link is followed by the one above it, and the last is the daemon's own. ``root`` is the daemon's key.
 
     1. There are links, and not too many.
     2. Each is well formed, has not ended, and bears its grantor's signature.
     3. The last is granted by the daemon, and names none above it.
-    4. Each other names the next, is granted by that one's subject or by the daemon, and is within it.
+    4. Each other names the next, is granted by the next one's subject or by the daemon, and is within it.
     """
     # (1) a bounded chain
     if not 0 < len(links) <= MAX_DEPTH:

@@ -42,9 +42,9 @@ _PROGRAM = "rust-bin"
 
 @dataclass(frozen=True, slots=True)
 class Closure:
-    """Files that one program needs, by digest: the runtime (a word) or a granted program (its path).
+    """Files that a program needs, by digest: the runtime (a word) or a granted program (its path).
 
-    ``sha256`` is that of the file at ``entry``; empty for a program that lies in the package.
+    ``sha256`` is the digest of the file at ``entry``; empty for a program in the package.
     """
 
     name: str

@@ -5,8 +5,8 @@
     (3) any other is read as artefacts are, and compared domain by domain: calls with their arguments, ceilings by
         each of their holders, what is started and from which files
 
-A limit that somebody has lowered is no drift. Rules, mounts, flags or a configuration that differ from those that
-were made are drift, even if they grant no more. So is a part that cannot be read: it came from no grant.
+A limit that was lowered is no drift. Rules, mounts, flags or a configuration that differ from those that were made are
+drift, even if they grant no more. So is a part that cannot be read: it came from no grant.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a policy forbids, tried: a connect, a name, a write, a program and a system call, each with its control.
+"""Probes of forbidden acts: a connect, a name, a write, a program and a system call, each with its control.
 
-The probes are chosen from the artefacts as they read back (policy.decompile), not from what was meant. A denial counts
-where the call that is refused would do something else without the refusal; a control must succeed, where the policy
-allows anything of the kind, or the denials beside it prove nothing. A connection that fails may have failed out in the
-world: there it counts that the gateway says of itself that it refused this address.
+The probes are chosen from the decompiled artefacts (policy.decompile), not from the intended grants. A denial counts
+only if the call would have another result without the refusal. If the policy allows acts of the kind, a control must
+succeed, otherwise the denials prove nothing. A connection may also fail outside; it counts as refused only if the
+gateway itself reports the denial.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _FORBIDDEN_CALLS: Final[tuple[tuple[str, tuple[Argument, ...]], ...]] = (
     ("personality", (0xFFFFFFFF,)),
     ("memfd_create", (0, 0)),
 )
-# Where nobody should be led who did not ask for it: the metadata service of clouds, a private network, a document's.
+# Addresses that no policy grants by accident: the metadata service of clouds, a private one, one for documentation.
 _FORBIDDEN_ADDRESSES: Final = (("169.254.169.254", 80), ("10.255.255.254", 9), ("192.0.2.1", 9))
 _FORBIDDEN_NAMES: Final = ("covenant-canary.invalid", "covenant-canary.example")
-# Without a network there is no way anywhere; with one, the gateway answers for whatever it refuses.
+# The errors without a network. With one the gateway answers each refused packet itself.
 _NO_WAY: Final = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EPERM})
 _REFUSED: Final = frozenset({errno.ECONNREFUSED})
 _DNS_HEAD = struct.Struct(">HHHHHH")
@@ -50,10 +50,10 @@ _MAX_READ_PATHS = 4
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One thing that is tried: the call by its place in the message, and what it may answer.
+    """One probe: the call by its place in the message, and the expected results.
 
-    ``denied`` are the errnos of a refusal, empty for a control, which must give ``least`` or more. ``told`` is the
-    denial that whoever refuses it must have told of.
+    ``denied`` are the errnos of a refusal. It is empty for a control, which must return ``least`` or more. ``told`` is
+    the denial that the refusing layer must have reported.
     """
 
     what: str
@@ -64,7 +64,7 @@ class Probe:
     told: denials.Denial | None = None
 
     def fault(self, result: int, held: bytes, told: Collection[denials.Denial] = ()) -> str:
-        """Why this is not as it must be; empty when it is."""
+        """Return the difference from the expected result; empty if there is none."""
         if self.told is not None and self.told not in told:
             return f"{self.what}: {_said(result)}, and not refused by {denials.LAYERS[self.told.layer]}"
         if self.name:
@@ -84,7 +84,7 @@ def _not_there(answer: bytes) -> bool:
 
 @dataclass
 class Plan:
-    """The calls of a self-test in their order, and what each of them shows."""
+    """The calls of a self-test in their order, and the probes that judge them."""
 
     numbers: Mapping[str, int]
     allowed: Collection[str]
@@ -92,23 +92,23 @@ class Plan:
     probes: list[Probe] = field(default_factory=list)
 
     def call(self, name: str, *arguments: Argument) -> int:
-        """One more call; its place."""
+        """Add a call. Returns its place."""
         self.calls.append(Call(self.numbers[name], arguments))
         return len(self.calls) - 1
 
     def denial(self, what: str, call: int, *denied: int, told: denials.Denial | None = None) -> None:
-        """This call must be refused."""
+        """Add a probe: the call must be refused."""
         self.probes.append(Probe(what, call, frozenset(denied), told=told))
 
     def control(self, what: str, call: int, *, least: int = 0) -> None:
-        """This call must succeed."""
+        """Add a probe: the call must succeed."""
         self.probes.append(Probe(what, call, least=least))
 
     def message(self) -> bytes:
-        """What the program is told.
+        """Return the message for the program.
 
         Raises:
-            errors.ArtefactError: it is more than the program takes, such as by paths of a thousand characters.
+            errors.ArtefactError: Raised when it is too long for the program, such as by paths of 1,000 characters.
         """
         try:
             return probe_program.message(self.calls)
@@ -116,7 +116,7 @@ class Plan:
             raise errors.ArtefactError(str(e)) from e
 
     def faults(self, answer: bytes, told: Collection[denials.Denial] = ()) -> tuple[str, ...]:
-        """Everything that was not as the policy says, for what the program answered and what was told meanwhile."""
+        """Return all differences from the policy, by the program's answer and the denials reported meanwhile."""
         found = probe_program.results(self.calls, answer)
         if found is None:
             return (
@@ -127,10 +127,10 @@ class Plan:
 
 
 def plan(artefacts: Artefacts) -> Plan:
-    """What is tried under these artefacts.
+    """Choose the probes for these artefacts.
 
     Raises:
-        errors.ArtefactError: they cannot be read back.
+        errors.ArtefactError: Raised when they cannot be decompiled.
     """
     found = reading.read(artefacts.files)
     made = Plan(data.syscalls(found.arch).numbers, found.calls.allowed.keys())
@@ -161,7 +161,7 @@ def _programs(made: Plan, found: Decompiled) -> None:
             at: tuple[Argument, ...] = (_AT_FDCWD, *place, 0) if name == "execveat" else place
             made.denial(f"start of a program by {name}", made.call(name, *at), errno.EPERM)
     if "execve" in made.allowed:
-        # Readable, there, and granted to nobody as a program.
+        # The file exists, is readable, and is never granted as a program.
         call = made.call("execve", Bytes(_text("/workspace/agent.toml")), 0, 0)
         made.denial("start of a file that is no granted program", call, errno.EACCES, errno.EPERM)
     for program in found.seen.programs[:1]:
@@ -178,7 +178,7 @@ def _files(made: Plan, found: Decompiled) -> None:
         made.denial(f"a file made in {folder}", _open(made, f"{folder}.covenant-canary-file", _O_CREATE), *_READ_ONLY)
     read = [(path, kind) for path, kind in found.seen.granted.items() if path not in found.seen.rooms]
     for path, kind in read[:_MAX_READ_PATHS]:
-        # A file is only opened, so that nothing is lost where it is not refused.
+        # A file is only opened, so that nothing is lost if that is not refused.
         flags = (f"{path}/.covenant-canary-file", _O_CREATE) if kind == "dir" else (path, _O_WRITE)
         made.denial(f"writing to {path}", _open(made, *flags), *_READ_ONLY)
     made.denial("a file of the host", _open(made, "/etc/shadow", 0), errno.ENOENT)
@@ -200,7 +200,7 @@ def _no_network(made: Plan) -> None:
         if "socket" not in made.allowed:
             made.denial(what, socket, errno.EPERM)
         else:
-            # Granted by hand: then there is no interface that would lead anywhere.
+            # The call is granted explicitly; there is still no interface to send by.
             call = made.call("connect", Result(socket), Bytes(address(*_FORBIDDEN_ADDRESSES[0])), 16)
             made.denial(what, call, *_NO_WAY)
 
@@ -220,23 +220,23 @@ def _network(made: Plan, found: Decompiled, gate: gates.Gates) -> None:
 
 
 def refused_connection(found: Decompiled) -> tuple[str, int] | None:
-    """An address and a TCP port that the policy grants to nobody, of those that we know."""
+    """Return the first of our test addresses, with TCP port, that the policy does not grant."""
     reach = found.grants.network
     return next((one for one in _FORBIDDEN_ADDRESSES if _forbidden(reach.to_address(one[0]), one[1])), None)
 
 
 def told_of_connection(address: str, port: int) -> denials.Denial:
-    """What the gateway says when it refuses this."""
+    """Return the denial that the gateway reports for this connection."""
     return denials.Denial("packet", f"{address}:{port}/tcp", denials.NOT_GRANTED)
 
 
 def refused_name(found: Decompiled) -> str | None:
-    """A name that the policy grants to nobody, where there is one."""
+    """Return the first of our test names that the policy does not grant, if any."""
     return next((name for name in _FORBIDDEN_NAMES if _forbidden(found.grants.network.to_name(name))), None)
 
 
 def told_of_name(name: str) -> denials.Denial:
-    """What the DNS gate says when it refuses this."""
+    """Return the denial that the DNS gate reports for this name."""
     return denials.Denial("dns", name, "name_not_granted")
 
 
@@ -251,7 +251,7 @@ def _connected(made: Plan, kind: int, host: str, port: int) -> int:
 
 
 def _asked(made: Plan, name: str, port: int) -> int:
-    """The place of the call that reads the gate's answer about a name."""
+    """Add the calls of a query. Returns the place of the call that reads the gate's answer."""
     asked = query(name)
     socket = made.call("socket", _AF_INET, _DATAGRAM, 0)
     made.call("connect", Result(socket), Bytes(address(addresses.GATEWAY4, port)), 16)

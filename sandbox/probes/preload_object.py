@@ -1,10 +1,10 @@
 """Build a shared object of one page that makes some system calls before the program that the loader starts.
 
 The dynamic loader takes it from the list in /etc/ld.so.preload of the agent's root (ld.so(8)) and calls its DT_INIT
-before the program's own first instruction, whatever the program is: in the same process, under the same filter, without
-a word in its arguments, environment or modules. It acts only in the process with id 1 whose argv[0] is the agent's
-program, since an agent may start other programs, and exec itself. A call whose result is not what it must be ends the
-process with ``STATUS``; nothing of the agent has run then.
+before the first instruction of any program: in the same process, under the same filter, without a trace in its
+arguments, environment or modules. It acts only in the process with id 1 whose argv[0] is the agent's program, since an
+agent may start other programs, and exec itself. A call with another result than expected ends the process with
+``STATUS``; no code of the agent has run then.
 
 Pointers in the records are relocations that the loader makes (R_X86_64_RELATIVE): it may be mapped anywhere.
 """

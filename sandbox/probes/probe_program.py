@@ -1,9 +1,9 @@
-"""The first process of a self-test: a static program of some hundred bytes that makes the calls that it is told.
+"""Build the first process of a self-test: a static program of some hundred bytes that makes the given calls.
 
-It reads one message from its stdin: how many calls, how much to answer, and then the calls with their arguments and
-whatever memory they point to, all at an address that is known beforehand. Each result takes the place of its call's
-number, and the whole message goes to stdout. It has no loader, no library and no runtime, so that nothing but the
-system calls that are asked for is made, and one program serves every policy.
+It reads one message from its stdin: the number of calls, the length of the answer, and the calls with their arguments
+and the memory that they point to, all at a known address. Each result replaces its call's number, and the whole message
+goes to stdout. The program has no loader, library or runtime, so it makes only the requested system calls. One program
+serves every policy.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ class Call:
 
 
 def message(calls: Sequence[Call]) -> bytes:
-    """What the program is told.
+    """Return the message for the program.
 
     Raises:
-        ValueError: it is more than can be written at once.
+        ValueError: Raised when it is too long for one write.
     """
     at = _HEAD.size + len(calls) * _CALL.size
     memory, records = b"", []
@@ -117,9 +117,9 @@ def _place(call: int) -> int:
 
 
 def results(calls: Sequence[Call], answer: bytes) -> tuple[tuple[int, bytes], ...] | None:
-    """Of each call what it gave (a negative errno, or its value) and what its last memory argument then held.
+    """Return for each call its result (a negative errno, or its value) and the final bytes of its last memory argument.
 
-    None for an answer that is not the message's.
+    None for an answer that does not match the message.
     """
     sent = message(calls)
     if len(answer) != len(sent) or answer[: _HEAD.size] != sent[: _HEAD.size]:

@@ -1,12 +1,12 @@
-"""What one program needs to run, found by reading and never by running it.
+"""Collect the files that a program needs to run, by reading them and never by running it.
 
-A closure is the interpreter, its loader, the libraries that DT_NEEDED names (transitively), and for an interpreter
-its standard library: not the host's /usr. Every file must be root's, writable by nobody else and readable by all,
-so that a copy of it in an agent's root gives away nothing. Modes are ours: 0755 for the program and the loader,
-0644 for all else, no setuid bit.
+A closure is the interpreter, its loader, the libraries that DT_NEEDED names (transitively), and for an interpreter its
+standard library: not the host's /usr. Every file must belong to root, be writable only by root and readable by all, so
+that its copy in an agent's root reveals nothing. Modes are ours: 0755 for the program and the loader, 0644 for all
+else, no setuid bit.
 
-Left out on purpose: /etc, certificates, time zones, locales other than C.UTF-8, dist-packages. An agent that wants
-one of them is granted it by path, in its manifest.
+Left out on purpose: /etc, certificates, time zones, locales other than C.UTF-8, dist-packages. An agent that needs one
+of them is granted it by path, in its manifest.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _standard_library(builder: closure_files.Builder, real: str, arch: str) -> N
             cached = f"{os.path.dirname(path)}/__pycache__/{os.path.basename(path)[:-3]}.{tag}.pyc"
             if cached in files and _is_current(builder, cached, path):
                 builder.add(cached)
-    # Byte code may be written at any time by whoever runs Python as root: it is not what makes a closure new.
+    # Any Python process of root may write byte code at any time, so byte code does not make a closure new.
     for path in [p for p in builder.watch if "__pycache__" in p or p.endswith(".py")]:
         del builder.watch[path]
 

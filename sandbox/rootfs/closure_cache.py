@@ -1,4 +1,4 @@
-"""Closures remembered across processes: hashing a runtime takes a second, looking at its files a millisecond.
+"""Cache closures across processes: hashing a runtime takes a second, checking its files a millisecond.
 
 A record holds the listing and a signature (device, inode, size, mtime, ctime) of what it was read from. What an
 agent runs is the copy in the rootfs store, whose bytes are checked against the listing when it is made, so a
@@ -21,17 +21,17 @@ _T = TypeVar("_T")
 Build = Callable[[_T], str]
 Signature = tuple[int, int, int, int, int]
 
-# INVARIANT: looked at only together with the watched files' signatures.
+# INVARIANT: used only together with the watched files' signatures.
 _in_process: dict[tuple[str, str, str], tuple[Closure, dict[str, Signature]]] = {}
 
 
 def signature(info: os.stat_result) -> Signature:
-    """What changes when a file is replaced or written; a directory's, when an entry comes or goes."""
+    """Return a signature that changes when a file is replaced or written, or a directory gets or loses an entry."""
     return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
 
 
 def load(state: Path, key: str, extra: str) -> Closure | None:
-    """The remembered closure, if nothing that it was made from has changed since."""
+    """Return the remembered closure, if none of its sources has changed since."""
     name = (str(state), key, extra)
     held = _in_process.get(name) or _read(state, key, extra)
     if held is None or not _unchanged(held[1]):
@@ -41,7 +41,7 @@ def load(state: Path, key: str, extra: str) -> Closure | None:
 
 
 def store(state: Path, key: str, extra: str, closure: Closure, watch: Mapping[str, Signature]) -> None:
-    """Remember a closure; a directory that cannot be written means only that it is made anew next time."""
+    """Remember a closure. If the directory cannot be written, the closure is made anew next time."""
     _in_process[str(state), key, extra] = (closure, dict(watch))
     rows = [[f.path, f.kind, f.mode, f.size, f.sha256, f.target, f.source] for f in closure.files]
     document = {"version": _VERSION, "extra": extra, "name": closure.name, "entry": closure.entry}

@@ -1,7 +1,7 @@
-"""Files of the host, taken one by one into a closure, each step checked and recorded.
+"""Take files of the host one by one into a closure, with each step checked and recorded.
 
-Symlinks are followed by hand, so that every component is looked at: each must be root's, writable by nobody else,
-and a file must be readable by everyone, since its copy will be.
+Symlinks are resolved here, so that every component is checked: it must belong to root and be writable only by root. A
+file must be readable by everyone, since its copy will be.
 """
 
 from __future__ import annotations

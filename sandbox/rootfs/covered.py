@@ -1,8 +1,8 @@
-"""Mounts that cover a granted path, or a file or directory in it.
+"""Find mounts that cover a granted path, or a file or directory in it.
 
-A run is given a copy of one mount, without the mounts on top of it (open_tree(2)). Where another mount covers
-DIRECTORY/x, that copy shows the file beneath, which nobody on the host sees. So such a path is refused before a run,
-and a mount that appears while the run lasts is drift.
+A run gets a copy of one mount, without the mounts on top of it (open_tree(2)). If another mount covers DIRECTORY/x, the
+copy shows the file beneath, which no process on the host sees. So such a path is refused before a run, and a mount that
+appears during the run is drift.
 
 A covering mount is found by the id of the mount that the granted path was opened on: its parent is that mount, or one
 that this mount is attached to. A name alone says nothing, since mounts may be stacked and directories renamed.
@@ -29,7 +29,7 @@ def granted(plan: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def numbers(plan: Iterable[Mapping[str, Any]], sources: Mapping[str, int]) -> dict[str, int]:
-    """On which mount of the host each granted path lies; ``sources`` are open descriptors by the agent's place.
+    """Return the host's mount of each granted path. ``sources`` are open descriptors by the agent's place.
 
     Raises:
         errors.KernelError: the kernel does not say.

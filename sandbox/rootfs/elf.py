@@ -1,4 +1,4 @@
-"""A strict, bounded reader of ELF headers: the loader's view of a file, and nothing is ever run.
+"""Read ELF headers strictly and within bounds: the loader's view of a file, which is never executed.
 
 Only what the dynamic loader itself reads is read: program headers and the dynamic segment. Section headers are
 ignored, since a hostile file can make them disagree with what gets loaded. ldd is not used anywhere: for some
@@ -45,7 +45,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Elf:
-    """What the kernel and the loader look at.
+    """The ELF fields that the kernel and the loader use.
 
     ``interpreter`` is PT_INTERP's text, empty for a static program or a library; ``needed`` are the DT_NEEDED
     names in order; ``rpath`` and ``runpath`` are unexpanded.

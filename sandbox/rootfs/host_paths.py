@@ -140,8 +140,8 @@ def _check_hands(info: os.stat_result, path: str, at: str, trusted: Collection[i
             hint=f"chown root {at}, or name that uid in path_owners of the configuration",
             where=where,
         )
-    # A sticky directory of root lets nobody move another's entries, so it may be passed through; what is granted
-    # itself may not be a place where anybody can put things.
+    # In a sticky directory of root no user can move another's entries, so a path may lead through it. The granted path
+    # itself must not be a directory where every user can create entries.
     passable = stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX and info.st_uid == 0 and not last
     if info.st_mode & 0o022 and not passable:
         raise errors.GrantedPathError(

@@ -34,7 +34,7 @@ MountPoint = tuple[str, MountKind]
 
 _LAYOUT = b"covenant rootfs 1\n"
 _MAX_PATH = 4096
-# Whoever has the turn may be removing all that is of no use any more.
+# The holder of the lock may be removing all unused directories.
 _TURN_SECONDS = 120.0
 
 # Merging a thousand files costs milliseconds, so its digest is remembered.
@@ -117,10 +117,10 @@ class Skeletons:
         with self._gate():
             for kind in ("skeletons", "closures"):
                 for path in sorted((self.directory / kind).iterdir()):
-                    # Others go on making and naming directories meanwhile: one that is gone is no error.
+                    # Other processes create and rename directories meanwhile: a missing one is no error.
                     with contextlib.suppress(FileNotFoundError):
                         leftover = path.name.startswith(".")
-                        # A copy that skeletons still link to costs nothing; it goes when the last of them went.
+                        # A copy that skeletons still link to costs nothing; it is removed after the last of them.
                         if not leftover and (path.stat().st_mtime > limit or (kind == "closures" and _linked(path))):
                             continue
                         if self._remove(path) and not leftover:
@@ -129,10 +129,10 @@ class Skeletons:
 
     @contextlib.contextmanager
     def _gate(self) -> Iterator[None]:
-        """Between a directory's making and its lock, ``collect`` may not take it for a leftover.
+        """Lock the store, so that ``collect`` never sees a directory between its creation and its lock.
 
         Raises:
-            errors.KeeperError: somebody holds it for too long.
+            errors.KeeperError: Raised when another process holds the lock for too long.
         """
         fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -324,7 +324,7 @@ def _write(place: Path, data: bytes, mode: int) -> None:
     with os.fdopen(fd, "wb") as stream:
         stream.write(data)
         stream.flush()
-        # Not left to umask, and without setuid, setgid or sticky bits whatever the listing says.
+        # Set the mode independent of the umask, and without setuid, setgid or sticky bits of the listing.
         os.fchmod(fd, mode & 0o755)
         os.fsync(fd)
 
@@ -335,13 +335,13 @@ def _sync_directories(top: Path) -> None:
 
 
 def _share(folder: Path) -> int | None:
-    """A descriptor that keeps ``collect`` away, or None when the folder is gone.
+    """Take a shared lock that keeps ``collect`` away. Returns None if the folder is gone.
 
-    Who is removing it is waited for: it may stand between its lock and its removal for longer than any number of
-    tries takes.
+    It waits for a process that is removing the folder: that may pause between its lock and its removal for longer than
+    any number of retries.
 
     Raises:
-        errors.KeeperError: somebody holds it for too long.
+        errors.KeeperError: Raised when another process holds the lock for too long.
     """
     fd = _opened(folder)
     if fd is None:
@@ -362,7 +362,7 @@ def _opened(folder: Path) -> int | None:
 
 
 def _lock(folder: Path, how: int) -> int | None:
-    """A descriptor that holds the lock, or None when the folder is gone or another holds it."""
+    """Lock the folder. Returns None if it is gone or another process holds the lock."""
     fd = _opened(folder)
     if fd is None:
         return None

@@ -1,8 +1,8 @@
-"""How much can be written below a granted path, whoever writes: nothing is granted for writing that has no end.
+"""Find the most bytes that can be written below a granted path: no unbounded path is granted for writing.
 
-A path is bounded where a file system of its own is mounted, on one block device that is small enough: an image in a
-loop device, a partition, a logical volume. What is beside it on the machine's own file system is bounded by nothing
-that we read back (project quotas are not used, docs/adr/0029).
+A path is bounded if it has its own file system, on one block device that is small enough: an image in a loop device, a
+partition, a logical volume. Directories on the machine's own file system have no bound that we can read back (project
+quotas are not used, docs/adr/0029).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from sandbox.kernel.fs import filesystems
 
 # Local file systems on one device that grow only by root's hand. btrfs may span devices, a tmpfs is memory.
 KINDS = ("ext2", "ext3", "ext4", "xfs")
-# What a program that an agent left behind must not gain by: the agent's rights end with the run, its files stay.
+# Options that deny a program left behind by an agent any gain: the agent's rights end with the run, its files stay.
 NEEDED = ("nosuid", "nodev")
 MEND = "give it a file system of its own: truncate -s 32M IMAGE; mkfs.ext4 IMAGE; mount -o loop,nosuid,nodev IMAGE PATH"
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """``mb`` is the size in MiB of the file system at a path; 0 where nothing bounds it, and ``lacking`` says why."""
+    """``mb`` is the size in MiB of the file system at a path. It is 0 without a bound; ``lacking`` has the reason."""
 
     mb: int = 0
     lacking: str = ""

@@ -1,11 +1,11 @@
-"""Parts of a run's directory that the next run of the same policy takes over, so that no files are made for it.
+"""Reuse parts of a run's directory for the next run of the same policy, so that no files must be created for it.
 
-A bundle and a copy of the artefacts are 20 files, the same in every run of a policy but for what is written again. A
-file system without a journal looks at every file that was removed lately before it makes one (ext4,
-``recently_deleted``), which came to 15 ms of processor a run where many had ended.
+A bundle and a copy of the artefacts are 20 files, nearly the same in every run of a policy. A file system without a
+journal checks every recently removed file before it creates one (ext4, ``recently_deleted``). After many runs that cost
+15 ms of CPU time a run.
 
-A part changes hands by one rename: of two that want it one has it. Nothing is trusted to be as it was left: whoever
-takes a part writes it again, or reads it and compares.
+A part changes owner by one rename, so only one of two competing runs gets it. Its content is not trusted: the new
+owner writes it again, or reads and compares it.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import uuid
 from pathlib import Path
 from typing import Final
 
-# Where they lie below COVENANT_STATE.
+# The directory below COVENANT_STATE.
 SPARE: Final = "spare"
-# So many parts are kept, whatever they are of. Runs beside each other that are more make theirs as ever.
+# The most parts kept, of all kinds together. With more concurrent runs the others create theirs as usual.
 MOST: Final = 16
 _GONE: Final = "gone-"
 
 
 class Spares:
-    """The parts in ``place`` that belong to one policy. What cannot be kept or taken is made anew."""
+    """The parts in ``place`` that belong to one policy. A part that cannot be kept or taken is created anew."""
 
     def __init__(self, place: Path, policy_digest: str) -> None:
         self._place, self._digest = str(place), policy_digest
 
     def take(self, part: str, target: Path) -> bool:
-        """Whether there was one: then it is ``target`` now."""
+        """Move a part to ``target``. Returns whether there was one."""
         for path in self.there(part):
             with contextlib.suppress(OSError):  # another run took it first
                 os.rename(path, target)
@@ -39,12 +39,12 @@ class Spares:
         return False
 
     def there(self, part: str) -> list[str]:
-        """Where those of this kind lie now."""
+        """Return the present paths of the parts of this kind."""
         prefix = f"{self._digest}.{part}."
         return [f"{self._place}/{name}" for name in _names(self._place) if name.startswith(prefix)]
 
     def give(self, part: str, source: Path) -> None:
-        """Keep ``source`` for the next, unless there are enough; those of other policies make room."""
+        """Keep ``source`` for the next run, unless there are enough parts. Parts of other policies make room."""
         names = _names(self._place)
         if len(names) >= MOST:
             other = next((name for name in names if not name.startswith(self._digest)), None)
@@ -58,7 +58,7 @@ class Spares:
 
 
 def sweep(place: Path) -> None:
-    """Remove all that is kept: after a loss of power nobody knows what is in it."""
+    """Remove all parts: after a power cut their content is unknown."""
     for name in _names(str(place)):
         _remove(str(place), name)
 
@@ -73,6 +73,6 @@ def _names(place: str) -> list[str]:
 def _remove(place: str, name: str) -> None:
     gone = f"{place}/{_GONE}{uuid.uuid4().hex}"
     with contextlib.suppress(OSError):
-        # First out of everybody's reach: a part that a run has just taken is not emptied under it.
+        # Rename before the removal: a part that a run takes at the same time must not be emptied.
         os.rename(f"{place}/{name}", gone)
         shutil.rmtree(gone)

@@ -1,12 +1,11 @@
-"""The directory of a run that is over, for the next one of its policy (``sandbox.rundir.reuse``) and its few small
-files.
+"""Reuse the directory of an ended run, with its few small files, for the next run of its policy.
 
-    what stays       lock, label.json, cgroups.json, root/, trace/ with runsc's own two files
-    what goes        everything else, whoever wrote it: a mark that the run was revoked, its sockets, its records; its
-                     meter last of all, by whoever takes the place
+    kept             lock, label.json, cgroups.json, root/, trace/ with runsc's own two files
+    removed          everything else, of any writer: a revocation mark, its sockets, its records; its meter last of all,
+                     by the run that takes the directory
 
-Both changes are one rename behind the gate of the runs, with the lock held. Whoever looks into ``runs`` sees a run
-whole or not at all; no name leads from one run to another, since no run's id is given twice.
+Leaving and taking are one rename each, under the lock of all runs (``gate``) and with the run's lock held. A reader of
+``runs`` sees a run whole or not at all. No name leads from one run to another, since no run's id is used twice.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from sandbox.kernel.runsc import debug_log, start_trace
 from sandbox.rundir.reuse import Spares
 
 LABEL, CGROUPS, _LOCK, _ROOT, _TRACE = "label.json", "cgroups.json", "lock", "root", "trace"
-# What its cgroups had counted when it was given its intent (limits.Meter.noted).
+# The counters of its cgroups when it got its intent (limits.Meter.noted).
 METER: Final = "meter"
 _PART: Final = "place"
 _FILES: Final = {_LOCK: stat.S_ISREG, LABEL: stat.S_ISREG, CGROUPS: stat.S_ISREG}
@@ -33,9 +32,9 @@ _TRACED: Final = {start_trace.CONFIG: stat.S_ISREG, debug_log.NAME: stat.S_ISFIF
 
 
 def take(spares: Spares, path: Path, label: bytes) -> int | None:
-    """Have one as ``path``: labelled, and locked by the descriptor that is returned; None where there is none.
+    """Move a kept directory to ``path``, labelled and locked. Returns the lock's descriptor, None if there is none.
 
-    The caller is behind the gate.
+    The caller holds the gate.
     """
     for place in spares.there(_PART):
         lock = None
@@ -51,10 +50,13 @@ def take(spares: Spares, path: Path, label: bytes) -> int | None:
 
 
 def leave(spares: Spares, path: Path) -> bool:
-    """Whether ``path``, whose lock the caller holds behind the gate, is kept for the next, or was removed for that."""
+    """Keep ``path`` for the next run.
+
+    Returns whether it was moved or removed. The caller holds its lock and the gate.
+    """
     with contextlib.suppress(OSError):
-        # INVARIANT: not the meter. The end of the run is not written yet, and of one that is killed here nobody shall
-        # say that it used nothing.
+        # INVARIANT: keep the meter. The run's end row is not written yet, and after a kill here it must not show a
+        # usage of zero.
         for entry in list(os.scandir(path)):
             if entry.name not in _FILES and entry.name not in _DIRECTORIES and entry.name != METER:
                 _remove(entry)
@@ -76,7 +78,7 @@ def remove(path: Path) -> None:
 
 
 def _is_left(place: str) -> bool:
-    """Whether there is what stays, as what it should be, and nothing else."""
+    """Whether the directory has exactly the kept files, each of the right type."""
     there = {entry.name: entry.stat(follow_symlinks=False).st_mode for entry in os.scandir(place)}
     there.pop(METER, None)
     if there.keys() != _FILES.keys() | _DIRECTORIES or not all(stat.S_ISDIR(there[name]) for name in _DIRECTORIES):
@@ -90,7 +92,7 @@ def _is_left(place: str) -> bool:
 
 
 def _locked(place: str) -> int | None:
-    """The lock of it, with our number in it; None where whoever had it before still lets go."""
+    """Lock it and write our pid into the lock file. Returns None while its earlier owner still holds the lock."""
     lock = os.open(f"{place}/{_LOCK}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

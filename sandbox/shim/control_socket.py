@@ -1,11 +1,11 @@
-"""A run's control socket: ``runs/<id>/control``, where any root process asks the run's keeper to do something.
+"""A run's control socket: ``runs/<id>/control``, over which any root process sends requests to the run's shim.
 
     one message, one answer      SOCK_SEQPACKET, JSON: {"op": NAME, ...} -> {"answer": {...}} | {"error": {...}}
-    who                          root alone: the directory is 0700 below COVENANT_STATE, and SO_PEERCRED is looked at
-    served                       as one watch of the exchange: nothing here blocks; whoever is connected and silent
-                                 costs one of a few descriptors, and who was silent longest makes room for another
+    callers                      root only: the directory is 0700 below COVENANT_STATE, and SO_PEERCRED is checked
+    served                       as one watch of the exchange: nothing here blocks; a silent client costs one of a few
+                                 descriptors, and the client that was silent longest makes room for another
 
-The socket is there from before the sandbox is started until after it is gone. Its end of file is the end of the run.
+The socket exists from before the sandbox's start until after its end. Its end of file is the end of the run.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ from sandbox.kernel.net import unix_address
 
 NAME = "control"
 REQUEST_BYTES = 16 * 1024
-# Below what a socket of that kind takes as one message by default (net.core.wmem_default).
+# Below the default limit of one message on such a socket (net.core.wmem_default).
 ANSWER_BYTES = 128 * 1024
 CLIENTS = 16
 ASK_SECONDS = 15.0
 
-# So many events a turn: whoever asks without a pause takes turns with the run itself.
+# The most events in one turn: a client that sends without a pause must take turns with the run itself.
 _EVENTS = 8
 _UCRED = struct.Struct("3i")
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a request is answered with; ``end`` ends the run once the answer is on its way."""
+    """Answer to a request. ``end`` ends the run once the answer is sent."""
 
     answer: Mapping[str, Any]
     end: errors.RunError | None = None
 
 
-# Given the request's fields. What it raises of CovenantError is the answer; a log that takes no more ends the run.
+# Called with the request's fields. A CovenantError that it raises is the answer; a LedgerError also ends the run.
 Handler = Callable[[Mapping[str, Any]], Reply]
 
 
 class Server:
-    """The keeper's end. Use as a context manager; ``watches`` goes into the exchange's.
+    """The shim's end, a context manager. Its ``watches`` belong to those of the exchange.
 
-    ``table`` maps each operation to what does it.
+    ``table`` maps each operation to its handler.
 
     Raises:
-        errors.KernelError: the socket cannot be made.
+        errors.KernelError: Raised when the socket cannot be made.
     """
 
     def __init__(self, directory: Path, table: Mapping[str, Handler]) -> None:
@@ -86,21 +86,21 @@ class Server:
         self.close()
 
     def close(self) -> None:
-        """Let everybody go; whoever waits for the run's end sees it now."""
+        """Close all connections. Clients that wait for the run's end see it now."""
         for fd in list(self._clients):
             self._drop(fd)
         self._stack.close()
 
     @property
     def watches(self) -> dict[int, Callable[[], errors.RunError | None]]:
-        """The one descriptor that is readable when there is anything to do, and what does it."""
+        """The one descriptor that is readable when there is work, with its handler."""
         return {self._epoll.fileno(): self.ready}
 
     def ready(self) -> errors.RunError | None:
-        """Take what is there now; an error ends the run with it.
+        """Handle the pending events. A returned error ends the run.
 
         Raises:
-            errors.LedgerError: a row could not be written; whoever asked was told so.
+            errors.LedgerError: Raised when a row cannot be written; the client got it as its answer.
         """
         for fd, _ in self._epoll.poll(0, _EVENTS):
             if fd == self._listener.fileno():
@@ -113,7 +113,7 @@ class Server:
         try:
             client, _ = self._listener.accept()
         except OSError:
-            return  # it went again, or there is no descriptor left: it asks once more
+            return  # the client left, or there is no descriptor left: it must connect again
         if _peer(client)[1] != os.geteuid():
             client.close()
             return
@@ -125,10 +125,10 @@ class Server:
 
     def _serve(self, fd: int) -> errors.RunError | None:
         client = self._clients.pop(fd)
-        self._clients[fd] = client  # the one that spoke last goes last
+        self._clients[fd] = client  # most recent last
         try:
-            # One byte more than is taken, so that a longer message is seen to be one. Descriptors that come along
-            # are let go of by the kernel, since no room is given for them.
+            # Read one byte more than the limit, to notice a longer message. The kernel closes any descriptors in the
+            # message, since there is no buffer for them.
             raw = client.recv(REQUEST_BYTES + 1)
         except BlockingIOError:
             return None
@@ -160,7 +160,7 @@ class Server:
         return handler(request)
 
     def _send(self, fd: int, document: dict[str, Any]) -> None:
-        # Who does not read its answers gets no more of them.
+        # A client that does not read its answers is disconnected.
         try:
             self._clients[fd].send(json.dumps(document).encode())
         except OSError:
@@ -174,11 +174,11 @@ class Server:
 
 
 class Connection:
-    """The asking end. Use as a context manager.
+    """The client's end, a context manager.
 
     Raises:
-        errors.NoRunError: the run has ended, or has not begun to listen yet.
-        errors.KeeperError: its keeper takes no connection.
+        errors.NoRunError: Raised when the run has ended, or does not listen yet.
+        errors.KeeperError: Raised when its shim accepts no connection.
     """
 
     def __init__(self, directory: Path, *, seconds: float = ASK_SECONDS) -> None:
@@ -204,21 +204,21 @@ class Connection:
         self._stack.close()
 
     def ask(self, op: str, **fields: Any) -> dict[str, Any]:
-        """What the keeper answers.
+        """Send a request and return the shim's answer.
 
         Raises:
-            errors.CovenantError: it refused, with the error that it gave.
-            errors.NoRunError: the run ended before it answered.
-            errors.KeeperError: it did not answer in time, or with something else than an answer.
+            errors.CovenantError: Raised with the shim's error when it refuses.
+            errors.NoRunError: Raised when the run ends before the answer.
+            errors.KeeperError: Raised when the answer is late or malformed.
         """
         self.say(op, **fields)
         return self.heard()
 
     def say(self, op: str, **fields: Any) -> None:
-        """Ask, and wait for no answer yet: of many keepers each does it while the others are asked.
+        """Send a request without a wait for the answer, so that many shims can work at the same time.
 
         Raises:
-            errors.NoRunError, errors.KeeperError: as ``ask``.
+            errors.NoRunError, errors.KeeperError: Raised as by ``ask``.
         """
         try:
             self._socket.send(json.dumps({"op": op, **fields}).encode())
@@ -228,10 +228,10 @@ class Connection:
             raise self._silent(e) from e
 
     def heard(self) -> dict[str, Any]:
-        """The answer to what was said.
+        """Return the answer to the last request.
 
         Raises:
-            errors.CovenantError: as ``ask``.
+            errors.CovenantError: Raised as by ``ask``.
         """
         try:
             raw = self._socket.recv(ANSWER_BYTES)
@@ -253,7 +253,7 @@ class Connection:
         return answer
 
     def closed(self, seconds: float) -> bool:
-        """Whether the keeper has let go of this connection, or does so within ``seconds``."""
+        """Whether the shim has closed this connection, or does so within ``seconds``."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | select.POLLHUP)
         return bool(poll.poll(max(0.0, seconds) * 1000))
@@ -270,10 +270,10 @@ class Connection:
 
 
 def ask(directory: Path, op: str, *, seconds: float = ASK_SECONDS, **fields: Any) -> dict[str, Any]:
-    """Ask the keeper of the run in ``directory`` (``runs/<id>``) for one thing, as any root process may.
+    """Send one request to the shim of the run in ``directory`` (``runs/<id>``), as any root process may.
 
     Raises:
-        errors.CovenantError: as ``Connection`` and its ``ask``.
+        errors.CovenantError: Raised as by ``Connection`` and its ``ask``.
     """
     with Connection(directory, seconds=seconds) as connection:
         return connection.ask(op, **fields)
@@ -291,20 +291,20 @@ def until_there(directory: Path, seconds: float) -> bool:
 
 @contextlib.contextmanager
 def _within(directory: Path) -> Iterator[str]:
-    """The socket's name for an address.
+    """Yield the socket's name as a short address.
 
     Raises:
-        FileNotFoundError: at the end, where the directory is not that run's any more.
+        FileNotFoundError: Raised at the block's end if the directory does not belong to that run any more.
     """
     with unix_address.within(directory, NAME) as address:
         yield address
-        # INVARIANT: a directory becomes that of another run by another name, and no run's name is given twice
-        # (sandbox.rundir.reuse_place): what was reached through it before this look is this run's.
+        # INVARIANT: another run gets a directory only under a new name, and no name of a run is used twice
+        # (sandbox.rundir.reuse_place). So a socket reached through it before this check is this run's.
         if not os.path.samestat(os.stat(os.path.dirname(address)), os.lstat(directory)):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory))
 
 
 def _peer(one: socket.socket) -> tuple[int, int]:
-    """The process and the user at the other end, as the kernel noted them when it connected or listened."""
+    """Return pid and uid of the other end, as the kernel recorded them at its connect or listen."""
     pid, uid, _ = _UCRED.unpack(one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return pid, uid

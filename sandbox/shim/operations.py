@@ -1,7 +1,7 @@
-"""What a live run can be asked while it lives, and the clocks of its suspension.
+"""Operations on a live run (state, suspend, resume, kill, logs) and its suspension timers.
 
-Each operation is looked up in the table of states (policy.lifecycle), written down, and done, in that order; the answer
-comes when it is done. It runs in the exchange's own turns, so nothing else of the run happens at the same time.
+Each operation checks the state table (policy.lifecycle), writes its row, acts, and then answers. Operations run in the
+exchange's own turns, so nothing else of the run changes meanwhile.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from sandbox.rundir import marks
 from sandbox.shim import control_socket
 from sandbox.shim.stdio import Exchange
 
-# So much of stderr in one answer; each byte may become six of JSON.
+# The most bytes of stderr in one answer; each byte may become six in JSON.
 LOG_BYTES = 16 * 1024
 _LOOK_SECONDS = 0.25
-# How long a run stands that is to be ended with its tree, until it ends by itself: whoever asked is gone by then.
+# A run that is frozen to be killed with its tree ends by itself after this time: the caller is gone by then.
 _ENDING_SECONDS = 10.0
 
 
 class Steering:
-    """One run's. ``listening`` while its directory is there, ``joined`` when there is a sandbox to be asked about.
+    """Operations of one run. It is ``listening`` while its directory exists, and ``joined`` once there is a sandbox.
 
     ``ttl_seconds`` is the manifest's, None without one; with ``suspends`` it suspends the run instead of ending it.
     ``shown`` makes text of stderr that whoever may read logs may read; ``allow_thaw`` is around a thaw, and raises when
@@ -58,9 +58,9 @@ class Steering:
         self._watches: dict[int, Callable[[], Outcome]] = {}
         self._given_at: float | None = None
         self._suspended_at = 0.0
-        # Whether it stood when its end was written down.
+        # Whether it was frozen when its end was logged.
         self._stood = False
-        # When the run ends by itself, and who wants it and why.
+        # When the run ends by itself, and the request with caller and reason.
         self._to_end: tuple[float, Mapping[str, Any]] | None = None
         self.table: dict[str, control_socket.Handler] = {
             "state": self._state,
@@ -72,7 +72,7 @@ class Steering:
 
     @contextlib.contextmanager
     def listening(self, directory: Path) -> Iterator[None]:
-        """From here on the run can be found and asked; it answers when the exchange runs."""
+        """Make the run visible and its socket ready until the block ends. It answers while the exchange runs."""
         self._directory = directory
         with control_socket.Server(directory, self.table) as server:
             try:
@@ -83,15 +83,15 @@ class Steering:
                 self._rows.show_state(None)
 
     def before(self) -> Watches:
-        """What serves whoever asks while there is no sandbox yet; from then on ``joined`` has it."""
+        """Return the watches that serve clients before there is a sandbox; ``joined`` includes them."""
         return self._watches
 
     def joined(self, channel: Channel, leaf: Leaf | None) -> Channel:
-        """The channel with everything that steers the run; ``leaf`` is None where there is no cgroup of its own."""
+        """Return the channel with the run's operations and timers. ``leaf`` is None if it has no cgroup."""
         self._leaf = leaf
 
         def terminate() -> None:
-            # A process that stands cannot be asked to end, and has no grace. Its end is written down by now.
+            # A frozen process cannot handle a request to end, and gets no grace. Its end is logged by now.
             (channel.kill if self._stood else channel.terminate)()
 
         return dataclasses.replace(
@@ -108,22 +108,22 @@ class Steering:
         )
 
     def converses(self, exchange: Exchange) -> None:
-        """The exchange that the run is held by; called before it begins."""
+        """Set the run's exchange. Called before it begins."""
         self._exchange = exchange
 
     # --- the run's own transitions --------------------------------------------------------------------------
 
     def _giving(self) -> None:
-        if self._rows.state is not State.RUNNING:  # that of an instance is written with its start (sandbox.standby)
+        if self._rows.state is not State.RUNNING:  # an instance gets this row with its start (sandbox.standby)
             self._rows.to(State.RUNNING, "it is given its intent")
         self._given_at = time.monotonic()
 
     def _ending(self, error: errors.RunError) -> None:
-        if self._rows.state is not State.TERMINATED:  # whoever asked for the end has written it down
-            # Of one that a signal ended the agent is dead already, and nothing waits for a log that another has.
+        if self._rows.state is not State.TERMINATED:  # a kill has logged it already
+            # After a signal the agent is already dead; do not block on the log's lock here.
             self._terminated(f"{error.code}: {error.message}", waits=isinstance(error, errors.StoppedError))
-        # Whoever ends it with its tree kills all before they let us go on: what is still there they have left to us. Of
-        # one that a signal ended nothing is there any more, whoever killed it.
+        # A process that kills the whole tree does so before this run continues: survivors are left to this shim. After
+        # a signal nothing is alive any more, so the leaf cannot tell.
         left = isinstance(error, errors.StoppedError) or (self._leaf is not None and self._leaf.pids())
         if (stopped := self._marked()) is not None and left:
             self._below(*stopped)
@@ -136,7 +136,7 @@ class Steering:
         return None if self._directory is None else marks.stopped_of(self._directory)
 
     def _clocks(self) -> Outcome:
-        """The ttl that suspends, and the one more that a run may stay suspended."""
+        """Apply the ttl: it suspends the run, and ends it after the same time in suspension."""
         assert self._ttl is not None
         now = time.monotonic()
         if self._rows.state is State.SUSPENDED and now - self._suspended_at >= self._ttl:
@@ -149,12 +149,12 @@ class Steering:
             except errors.RunError as e:
                 return e
             except (errors.KernelError, errors.KeeperError, errors.NotEnforceableError) as e:
-                # Whoever is to be stopped and cannot be does not simply go on.
+                # A run that must be suspended and cannot be must not go on.
                 return self._expired(f"still running after {self._ttl} s, and it cannot be suspended: {e.message}")
         return None
 
     def _forsaken(self) -> Outcome:
-        """Whoever had it stand to end it with its tree has not come back: what they had written down is done here."""
+        """End the run and its descendants if the caller froze it for that and did not come back in time."""
         if self._to_end is None or time.monotonic() < self._to_end[0]:
             return None
         asked, self._to_end = self._to_end[1], None
@@ -171,8 +171,11 @@ class Steering:
         return control_socket.Reply({"state": str(self._rows.state)})
 
     def _suspend(self, request: Mapping[str, Any]) -> control_socket.Reply:
-        """``ending``: it is to be ended with the tree that it is in, once all of that stands. Nothing lets it go on
-        then, and it ends by itself where whoever asks does not come back, with everything below it."""
+        """Suspend the run.
+
+        ``ending``: the run is to be killed with its tree once the whole tree is frozen. It cannot be resumed then. If
+        the caller does not come back, the run ends by itself with all its descendants.
+        """
         _only(request, "by", "reason", "ending")
         if request.get("ending", False) is True:
             self._stand(request)
@@ -211,7 +214,7 @@ class Steering:
         return control_socket.Reply({"state": str(self._rows.state)})
 
     def _found_standing(self) -> None:
-        """Whoever stops it to take it back writes nothing down before its mark, and may be killed over it."""
+        """Log a freeze from outside: a revoking process logs nothing before its mark, and may be killed in between."""
         standing = False
         if self._rows.state is State.RUNNING and self._leaf is not None and self._leaf.freezable:
             with contextlib.suppress(errors.KernelError):  # it has just ended
@@ -221,15 +224,18 @@ class Steering:
             self._suspended_at = time.monotonic()
 
     def _kill(self, request: Mapping[str, Any]) -> control_socket.Reply:
-        """``code`` is that of another cause of the run's end than somebody's wish; ``grace_ms`` is what the agent has
-        when it was asked to end, and without it there is none."""
+        """End the run.
+
+        ``code`` is the code of another cause than a caller's wish. ``grace_ms`` is the agent's grace after the request
+        to end; without it there is none.
+        """
         _only(request, "by", "reason", "code", "grace_ms")
         grace = request.get("grace_ms")
         if grace is not None and (type(grace) is not int or grace < 0):
             raise errors.UsageError("a grace is a number of milliseconds")
         held = self._exchange
         if grace is None and held is not None and held.error is not None and not held.forced:
-            # It is ending and has somebody's grace, of which nothing is left now.
+            # The run is ending within a grace, and this request cuts that short.
             return control_socket.Reply({"state": str(self._rows.state)}, errors.KilledError(_words("ended", request)))
         self._may("kill")
         code = request.get("code", errors.KilledError.code)
@@ -257,12 +263,12 @@ class Steering:
         return control_socket.Reply({"begins": begins, "next": begins + len(piece), "text": self._shown(piece)})
 
     def _may(self, operation: str) -> None:
-        """Refuse what the table does not allow, and everything of a run that is over.
+        """Refuse an operation that the table does not allow, and every operation on a run that is over.
 
         Raises:
-            errors.WrongStateError: it is in another state.
-            errors.NoRunError: it has ended, or is being ended.
-            errors.NotEnforceableError: there is nothing here that stops it.
+            errors.WrongStateError: Raised when the run is in another state.
+            errors.NoRunError: Raised when the run has ended or is ending.
+            errors.NotEnforceableError: Raised when there is no freezer for a suspension.
         """
         assert self._rows.state is not None
         lifecycle.asked(self._rows.state, operation)
@@ -275,11 +281,11 @@ class Steering:
             )
 
     def _freeze(self, words: str) -> None:
-        """Written down, stopped, and read back as stopped.
+        """Log the suspension, freeze the leaf, and read back that it is frozen.
 
         Raises:
-            errors.KernelError: it did not stop; it goes on, and the log says so.
-            errors.RunRevokedError, errors.KeeperError: it did not stop, and may not go on.
+            errors.KernelError: Raised when it does not freeze. The run continues, and the log says so.
+            errors.RunRevokedError, errors.KeeperError: Raised when it does not freeze and must not continue.
         """
         if self._leaf is None or self._directory is None:
             raise errors.NotEnforceableError("this run has no cgroup that can be frozen")
@@ -299,7 +305,7 @@ def _only(request: Mapping[str, Any], *names: str) -> None:
 
 
 def _words(what: str, request: Mapping[str, Any]) -> str:
-    """Why it is done, for the log."""
+    """Return caller and reason as text for the log."""
     by, reason = request.get("by", ""), request.get("reason", "")
     if not isinstance(by, str) or not isinstance(reason, str):
         raise errors.UsageError("who asks, and why, are text")

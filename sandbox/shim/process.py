@@ -1,10 +1,10 @@
-"""The process that owns one run: forked, with one thread, from whoever may start runs.
+"""Fork the shim, the process that owns one run. It has one thread.
 
-It holds everything of the run (its directory's lock, gates, attestation, broker), so that nothing has to be handed over
-when another process of the supervisor ends. A killed keeper takes its sandbox along (the parent death signal of
-``kernel.process``) and leaves what ``sandbox.runner.recovery`` finds.
+The shim holds all resources of the run (its directory's lock, gates, attestation, broker), so nothing must be handed
+over when another process of the supervisor ends. If the shim is killed, its sandbox dies with it (the parent death
+signal of ``kernel.proc.spawn``), and ``sandbox.runner.recovery`` finds the remains.
 
-It is forked and not executed: what the caller has imported and read is shared with it, page by page.
+It is forked without an execve, so it shares the caller's imports and data page by page.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from sandbox.kernel.seccomp import reader
 from sandbox.shim import signals as shim_signals
 
 _threaded = False
-# What Python ignores, as it does for its own writes: EPIPE and EFBIG are errors there, and end nobody.
+# The signals that Python ignores: EPIPE and EFBIG of a write are then errors and kill no process.
 _IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 @dataclass
 class Keeper:
-    """A forked keeper. ``pidfd`` is readable once it has ended; whoever forked it reaps it and closes this."""
+    """A forked shim. ``pidfd`` is readable once it has ended. The forking process reaps it and closes this object."""
 
     pid: int
     pidfd: int
@@ -40,12 +40,12 @@ class Keeper:
     _closed: bool = field(default=False, repr=False)
 
     def signal(self, number: int) -> None:
-        """Send a signal through the pidfd: never to a reused pid."""
+        """Send a signal through the pidfd, so never to a reused pid."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
 
     def reap(self, *, block: bool = True) -> int | None:
-        """The exit status, 0 to 255 or 128 + signal; None while it lives and ``block`` is off."""
+        """Return the exit status, 0 to 255 or 128 + signal. None while it lives and ``block`` is off."""
         if self.status is None:
             pid, raw = os.waitpid(self.pid, 0 if block else os.WNOHANG)
             if pid:
@@ -54,36 +54,36 @@ class Keeper:
         return self.status
 
     def close(self) -> None:
-        """Close the pidfd; the keeper goes on if it has not ended."""
+        """Close the pidfd. A live shim continues."""
         if not self._closed:
             self._closed = True
             os.close(self.pidfd)
 
 
 def has_threads() -> None:
-    """This process is about to have threads that work, for good: nothing is forked here that goes on as Python."""
-    global _threaded  # noqa: PLW0603 - of the process, as its threads are
+    """Declare that this process gets worker threads: ``fork`` is refused from now on."""
+    global _threaded  # noqa: PLW0603 - one value for the process, like its threads
     _threaded = True
 
 
 def fork(work: Callable[[], object], *, keep: Collection[int] = ()) -> Keeper:
-    """Fork a process that does ``work`` and ends: with 0, or with 1 when it raised.
+    """Fork a process that calls ``work`` and exits with 0, or with 1 if ``work`` raises.
 
-    It has a session of its own, and signals as ``signals.own`` says (SIGTERM raises KeyboardInterrupt in
-    ``work``). Of the caller's descriptors it has those in ``keep``, and what it asks for filters over where it is under
-    one (``kernel.filter_reader``): 0 to 2 are /dev/null unless they are named, and the rest is closed.
+    It has its own session, and signals as in ``signals.own`` (SIGTERM raises KeyboardInterrupt in ``work``). It keeps
+    the caller's descriptors in ``keep``, and those for reading filters (``kernel.seccomp.reader``). Unless they are
+    named, 0 to 2 are /dev/null. All others are closed.
 
-    INVARIANT: the caller has one thread; a lock that another thread held at the fork is held for good.
-    INVARIANT: ``work`` lets go of no object of the caller's that owns a descriptor which is not in ``keep``: the number
-    may be another's by then. A ledger's lock is shared by a fork (flock(2)), so ``work`` opens one of its own.
+    INVARIANT: the caller has one thread; a lock that another thread held at the fork would never be released.
+    INVARIANT: ``work`` closes no object of the caller whose descriptor is not in ``keep``: its number may be reused by
+    then. A fork shares a ledger's lock (flock(2)), so ``work`` opens its own ledger.
 
     Raises:
-        errors.KernelError: there is no process or no descriptor left.
-        errors.InternalError: this process said that it has threads (``has_threads``).
+        errors.KernelError: Raised when there is no process or no descriptor left.
+        errors.InternalError: Raised when this process has declared threads (``has_threads``).
     """
     if _threaded:
         raise errors.InternalError("a process with threads was to fork one that goes on as it")
-    # As in kernel.process: no handler of the caller's may run in the child.
+    # As in kernel.proc.spawn: no handler of the caller may run in the child.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         try:
@@ -95,7 +95,7 @@ def fork(work: Callable[[], object], *, keep: Collection[int] = ()) -> Keeper:
         try:
             return Keeper(pid, os.pidfd_open(pid))
         except OSError as e:
-            # Our own child, not waited for yet, so that the number is still its.
+            # It is our own child and not reaped yet, so its pid is not reused.
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise errors.KernelError(f"pidfd_open: {e.strerror}") from e
@@ -111,12 +111,12 @@ def wait(pidfd: int, seconds: float) -> bool:
 def _child(work: Callable[[], object], keep: Collection[int]) -> NoReturn:
     status = 1
     try:
-        # What is shared stays shared: a collection would write to every object that the caller made.
+        # Keep memory shared: a garbage collection would write to every object of the caller.
         gc.freeze()
-        # The page of the caller is about the caller's own accesses.
+        # The caller's page announces the caller's own accesses.
         hanging.announce_on(None)
         signals.reset(ignored=_IGNORED)
-        # The caller's loop is told of its signals over a descriptor that is about to be another's here.
+        # The caller's wake-up descriptor is about to be closed, and its number reused here.
         signal.set_wakeup_fd(-1)
         os.setsid()
         _close_others({*keep, *reader.descriptors()})
@@ -125,8 +125,8 @@ def _child(work: Callable[[], object], keep: Collection[int]) -> NoReturn:
             work()
         status = 0
     except KeyboardInterrupt:
-        pass  # it was asked to end, and did
-    except BaseException:  # nothing may escape into the caller's code
+        pass  # it ended on request
+    except BaseException:  # no exception may reach the caller's code
         with contextlib.suppress(BaseException):
             os.write(2, traceback.format_exc().encode())
     finally:

@@ -1,8 +1,8 @@
-"""What the caller hands to a process with rights: signals that its terminal sends, descriptors, dispositions.
+"""Protect a privileged process from its caller: signals of the terminal, descriptors, dispositions.
 
-Under sudo an ordinary user holds the terminal. Ctrl-Z would stop the supervisor and with it every deadline of the
-agent that it watches; closing the window or Ctrl-\\ would end it without clean-up and without its last audit row; a
-closed stdout would give its number to the audit log. None of that is left to the caller.
+Under sudo an ordinary user controls the terminal. Ctrl-Z would stop the supervisor, and with it every deadline that it
+watches. Closing the window or Ctrl-\\ would end it without clean-up and without its last audit row. A closed stdout
+would give its number to the audit log. This module prevents all of that.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ _STOPPING = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 @contextlib.contextmanager
 def own() -> Iterator[None]:
-    """Until the block ends: a signal that would end the process raises KeyboardInterrupt, once, so that everything
-    acquired is released; one that would stop it is ignored; children can be waited for; 0 to 2 are open.
+    """Own the signals until the block ends, and open descriptors 0 to 2.
 
-    Signals belong to the main thread: elsewhere only the descriptors are seen to.
+    A signal that would end the process raises KeyboardInterrupt, once, so that all resources are released. A signal
+    that would stop it is ignored. SIGCHLD has its default, so children can be waited for. Outside the main thread only
+    the descriptors are opened.
     """
     _open_stdio()
     if threading.current_thread() is not threading.main_thread():
@@ -37,7 +38,7 @@ def own() -> Iterator[None]:
         for number in _STOPPING:
             signal.signal(number, signal.SIG_IGN)
         for number in _ENDING:
-            if before[number] != signal.SIG_IGN:  # nohup(1) and its like are meant
+            if before[number] != signal.SIG_IGN:  # nohup(1) and the like must stay effective
                 signal.signal(number, _end)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         yield
@@ -48,8 +49,10 @@ def own() -> Iterator[None]:
 
 @contextlib.contextmanager
 def told_to_end() -> Iterator[int]:
-    """Within ``own``, in the main thread of a process whose others do the work: a descriptor that is readable, for all
-    of them and for good, once there was a signal that would have ended the process. None raises anything here."""
+    """Yield a descriptor that becomes and stays readable after a signal that would end the process.
+
+    For the main thread of a process whose other threads do the work, inside ``own``. No signal raises here.
+    """
     told, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     before = {number: signal.getsignal(number) for number in _ENDING}
     old = signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
@@ -67,12 +70,11 @@ def told_to_end() -> Iterator[int]:
 
 
 class HeldBack:
-    """While a run is held and cleared away: signals that would raise KeyboardInterrupt (``own``) end it in order, and
-    never in the middle of what takes it away or writes it down.
+    """Defers the signals of ``own`` while a run is live or being cleaned up.
 
-    They raise as ever until ``hold`` was called. ``told`` says whether there was one since; the first counts, as
-    everywhere, and whoever acquired the run raises KeyboardInterrupt once its end is written down. May be entered again
-    within itself: the outermost block is the one that lasts.
+    Before ``hold`` they raise KeyboardInterrupt. After it the first signal kills the agent and sets ``told``. The owner
+    of the run raises KeyboardInterrupt only after the run's last audit row is written. Blocks may be nested: the
+    outermost one counts.
     """
 
     def __init__(self) -> None:
@@ -89,7 +91,7 @@ class HeldBack:
         return self
 
     def hold(self) -> None:
-        """From here on none raises; nothing outside the main thread, or where none would."""
+        """Defer signals from here on. No effect outside the main thread, or if ``own`` has no handlers set."""
         if self._tell is not None or threading.current_thread() is not threading.main_thread():
             return
         if ours := [number for number in _ENDING if signal.getsignal(number) is _end]:
@@ -99,9 +101,11 @@ class HeldBack:
     def watches(
         self, kill: Callable[[], None] = lambda: None, over: Callable[[], bool] = lambda: False
     ) -> Mapping[int, Callable[[], errors.StoppedError | None]]:
-        """``hold``; a descriptor that is readable once there was one, and what the run then ends with. Its agent is
-        dead by then: ``kill`` waits for nobody who has the log, or whatever else the run is just about. ``over`` says
-        whether it had ended by itself before that, and then ends with what it did."""
+        """Call ``hold``, and return a descriptor that is readable after a signal, with the run's error.
+
+        The signal handler calls ``kill`` itself, so the agent dies even while the run blocks on a lock. ``over``
+        says whether the run had ended by itself before the signal; its own outcome is kept then.
+        """
         self.hold()
         self._kill, self._over = kill, over
 
@@ -112,16 +116,16 @@ class HeldBack:
         return {} if self._tell is None else {self._tell: look}
 
     def check(self) -> None:
-        """Where a step begins that looks at no descriptor.
+        """Check for a signal before a step that watches no descriptor.
 
         Raises:
-            errors.StoppedError: there was one.
+            errors.StoppedError: Raised when there was a signal.
         """
         if self.told:
             raise errors.StoppedError("interrupted")
 
     def outcome(self, status: int) -> errors.StoppedError | None:
-        """Why a run has ended with ``status`` whose exit was seen before the signal was; None where it was not that."""
+        """Return the error if the signal caused the exit with ``status`` that was noticed first, else None."""
         return errors.StoppedError("interrupted") if self.told and not self._late and status != 0 else None
 
     def __exit__(self, kind: object, *exc: object) -> None:
@@ -131,7 +135,8 @@ class HeldBack:
         self._kill, self._over = _nobody, _never
         before, self._before = self._before, {}
         for number, handler in before.items():
-            # The way out is taken once, as in ``_end``; whoever goes on can be told again.
+            # Ignore further signals during the clean-up, as in ``_end``. A process that continues gets its handlers
+            # back.
             signal.signal(number, signal.SIG_IGN if self.told and kind is not None else handler)
         if self._tell is not None:
             os.close(self._tell)
@@ -140,7 +145,7 @@ class HeldBack:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if not self.told:
             self.told = True
-            # What cannot be killed from here is killed by whoever looks, and said there.
+            # On a failure the watch's handler kills again, and raises the error there.
             with contextlib.suppress(Exception):
                 self._late = self._over()
                 self._kill()
@@ -162,7 +167,7 @@ def _nothing(number: int, frame: FrameType | None) -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    # The way out is taken once: a second signal would cut the clean-up short.
+    # Ignore further signals: a second one would cut the clean-up short.
     for other in _ENDING:
         signal.signal(other, signal.SIG_IGN)
     raise KeyboardInterrupt(signal.Signals(number).name)
@@ -173,4 +178,4 @@ def _open_stdio() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)  # takes the lowest free number, which is this one
+            os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)  # open(2) returns the lowest free number, which is this one

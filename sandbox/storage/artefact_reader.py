@@ -1,4 +1,4 @@
-"""A directory that ``policy compile`` wrote, read back as bytes. Whoever hands it to us may have changed it."""
+"""Read a directory of ``policy compile`` back as bytes. Its content is untrusted: it may have been changed."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def read(path: Path) -> artefacts.Artefacts:
 
 
 def digest(path: Path) -> str | None:
-    """What the file ``digest`` of such a directory says; None when there is none.
+    """Return the content of the file ``digest`` of such a directory. None if there is none.
 
     Raises:
-        errors.ArtefactError: it is no plain file.
+        errors.ArtefactError: Raised when it is no plain file.
     """
     directory = _open(path)
     try:

@@ -1,7 +1,6 @@
-"""Small private files that decide something: read with their owner and mode checked, written so that a crash at
-any point leaves the old bytes or the new ones.
+"""Read small private files with owner and mode checked, and replace them so that a crash leaves old or new bytes.
 
-Everything goes by the descriptor of a directory that was checked when it was opened, so that a path swapped later
+All access goes through the descriptor of a directory that was checked at its opening, so that a path swapped later
 changes nothing. Write order: temporary file, fsync, rename (or link), fsync of the directory (rename(2), fsync(2)).
 """
 
@@ -23,7 +22,7 @@ from policy import errors
 from sandbox.kernel import libc
 
 LOCK_SECONDS = 10.0
-# Of what everybody passes in their turn and nobody holds for longer than a moment: whoever does hangs, or was stopped.
+# The timeout of a lock that every holder keeps only for a moment. A longer holder hangs or was stopped.
 TURN_SECONDS = 30.0
 _POLL_SECONDS, _TURN_POLL_SECONDS = 0.005, (0.0002, 0.01)
 _LOCKS = Path("/proc/locks")
@@ -32,10 +31,10 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def open_directory(path: Path, *, error: type[errors.CovenantError]) -> int:
-    """A descriptor of a directory that is ours alone: our uid, mode 0700, no symlink.
+    """Open a private directory: our uid, mode 0700, no symlink.
 
     Raises:
-        error: it is missing, or something of that does not hold.
+        error: Raised when the directory is missing or not private.
     """
     try:
         fd = os.open(path, _DIRECTORY)
@@ -51,10 +50,10 @@ def open_directory(path: Path, *, error: type[errors.CovenantError]) -> int:
 
 
 def open_subdirectory(directory: int, name: str, *, where: str, make: bool, error: type[errors.CovenantError]) -> int:
-    """A descriptor of a private directory in a private directory, made 0700 when ``make`` says so.
+    """Open a private directory in a private directory. It is created with mode 0700 if ``make`` is set.
 
     Raises:
-        error: as ``open_directory``.
+        error: Raised as by ``open_directory``.
     """
     place = f"{where}/{name}"
     try:
@@ -74,10 +73,10 @@ def open_subdirectory(directory: int, name: str, *, where: str, make: bool, erro
 
 
 def read(directory: int, name: str, *, max_bytes: int, where: str, error: type[errors.CovenantError]) -> bytes | None:
-    """The bytes of a private file, None when there is none.
+    """Read a private file. Returns None if it does not exist.
 
     Raises:
-        error: a symlink, no regular file, another owner, readable by others, too large, or unreadable.
+        error: Raised for a symlink, no regular file, another owner, another mode, too many bytes, or a read error.
     """
     place = f"{where}/{name}"
     try:
@@ -104,28 +103,28 @@ def read(directory: int, name: str, *, max_bytes: int, where: str, error: type[e
 
 
 def temporary_name(name: str) -> str:
-    """Where ``replace`` writes before it renames."""
+    """Return the name under which ``replace`` writes before the rename."""
     return f".{name}.new"
 
 
 def replace(directory: int, name: str, data: bytes, *, mode: int = 0o600) -> None:
-    """Put ``data`` in the place of a file, durably.
+    """Replace the content of a file by ``data``, durably.
 
-    The caller holds the lock of the directory: the temporary name is a fixed one, so that what a crash leaves is
-    overwritten by the next write and never piles up.
+    The caller holds the lock of the directory. The temporary name is fixed, so the next write overwrites the remains of
+    a crash, and they never pile up.
 
     Raises:
-        OSError: nothing was changed, unless the directory itself could not be synced.
+        OSError: Raised when a step fails. Nothing is changed, unless only the sync of the directory failed.
     """
     making = temporary_name(name)
-    # What a crash left, or a link that somebody laid there, goes first: O_EXCL then makes a file of our own.
+    # Remove the remains of a crash or a planted link first: O_EXCL then creates our own file.
     with contextlib.suppress(FileNotFoundError):
         os.unlink(making, dir_fd=directory)
     try:
         _write(directory, making, data, mode=mode)
         os.rename(making, name, src_dir_fd=directory, dst_dir_fd=directory)
     except OSError:
-        # On a full disk a half of it would take the room that is needed next.
+        # On a full disk a half-written file would take the room that is needed next.
         with contextlib.suppress(OSError):
             os.unlink(making, dir_fd=directory)
         raise
@@ -133,18 +132,19 @@ def replace(directory: int, name: str, data: bytes, *, mode: int = 0o600) -> Non
 
 
 def which(directory: int, name: str) -> tuple[tuple[int, int], int]:
-    """Which file a name in a directory is now, as (device, inode), and its size: what a look between two writes costs
-    no sync (``libc.statx_which``).
+    """Return (device, inode) and size of the file that a name in a directory is now.
+
+    The call causes no sync between two writes (``libc.statx_which``).
 
     Raises:
-        FileNotFoundError: there is none of that name.
+        FileNotFoundError: Raised when there is no file of that name.
     """
     inode, size, major, minor = libc.statx_which(directory, os.fsencode(name))
     return (os.makedev(major, minor), inode), size
 
 
 class Opened(NamedTuple):
-    """What ``os.fstat`` says of an open file, and by the same names, but for its times and size."""
+    """Result of ``os.fstat`` of an open file, under the same names, without times and size."""
 
     st_mode: int
     st_nlink: int
@@ -154,14 +154,17 @@ class Opened(NamedTuple):
 
 
 def opened(fd: int) -> Opened:
-    """Which file is open and whose, told without a look at its times as ``which`` tells it."""
+    """Return identity, mode and owner of an open file without reading its times, as ``which`` does."""
     mode, links, uid, inode, major, minor = libc.statx_open(fd)
     return Opened(mode, links, uid, os.makedev(major, minor), inode)
 
 
 def derive(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Have a file that can be made again hold ``data``: whole whenever it can be seen, and without a lock, so that many
-    who need it at once may all make it. What a crash leaves of it is made again."""
+    """Write ``data`` to a file that can be derived again, whole in every visible state.
+
+    There is no lock: several processes that need the file at once may all write it. It is not synced; after a crash it
+    is derived again.
+    """
     with contextlib.suppress(OSError):
         if path.read_bytes() == data:
             return
@@ -175,11 +178,11 @@ def derive(path: Path, data: bytes, *, mode: int = 0o600) -> None:
 
 
 def create(directory: int, name: str, data: bytes, *, mode: int = 0o600) -> None:
-    """Make a file that is not there yet, whole or not at all, durably.
+    """Create a file that does not exist yet, whole or not at all, durably.
 
     Raises:
-        FileExistsError: there is one of that name; it is left as it is.
-        OSError: nothing was made.
+        FileExistsError: Raised when there is one of that name; it is left unchanged.
+        OSError: Raised when a step fails; no file is created.
     """
     making = f".{name}.{uuid.uuid4()}"
     try:
@@ -193,9 +196,9 @@ def create(directory: int, name: str, data: bytes, *, mode: int = 0o600) -> None
 
 
 def held(path: Path | str) -> bool:
-    """Whether a process holds the lock file at ``path``; no when there is none.
+    """Whether a process holds the lock file at ``path``. False if there is no file.
 
-    A shared lock is tried, which two that look at once can both have.
+    It tries a shared lock, which two concurrent checks can both get.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -211,10 +214,10 @@ def held(path: Path | str) -> bool:
 
 
 def take(fd: int, seconds: float, *, poll_seconds: float = _POLL_SECONDS, shared: bool = False) -> bool:
-    """Have the lock of an open file, for us alone unless ``shared``; False when another held it for so many seconds.
+    """Lock an open file, exclusively unless ``shared``. Returns False if another process holds it for ``seconds``.
 
-    It is let go with the last descriptor of the open file (flock(2)), or by ``let_go``. The kernel's own wait has no
-    end, and an alarm that would give it one belongs to the whole process.
+    The lock ends with the last descriptor of the open file (flock(2)), or by ``let_go``. It polls, since the kernel's
+    own wait has no timeout, and an alarm would belong to the whole process.
     """
     until = time.monotonic() + seconds
     while True:
@@ -230,10 +233,10 @@ def take(fd: int, seconds: float, *, poll_seconds: float = _POLL_SECONDS, shared
 
 @contextlib.contextmanager
 def unstopped() -> Iterator[None]:
-    """While the block lasts no terminal stops this process: under sudo an ordinary user holds it, and whoever is
-    stopped over a lock has all others wait. What came meanwhile stops it then.
+    """Block the stop signals of the terminal until the block ends; pending ones take effect then.
 
-    Of a process with threads that is for each of them to say.
+    Under sudo an ordinary user controls the terminal, and a process stopped with a lock makes all others wait. The mask
+    is per thread.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     try:
@@ -243,17 +246,17 @@ def unstopped() -> Iterator[None]:
 
 
 def turn(fd: int, *, where: str, seconds: float | None = None, shared: bool = False) -> None:
-    """As ``take``, where nothing can be done without; for ``TURN_SECONDS`` unless given.
+    """Lock an open file as ``take`` does, and raise on a timeout. It is ``TURN_SECONDS`` by default.
 
     Raises:
-        errors.KeeperError: another held it for so many seconds; which one, if the kernel says so.
+        errors.KeeperError: Raised when another process holds it for that long; names the process if the kernel does.
     """
     seconds, pause = TURN_SECONDS if seconds is None else seconds, _TURN_POLL_SECONDS[0]
     until = time.monotonic() + seconds
     while not take(fd, 0.0, shared=shared):
         if time.monotonic() >= until:
             break
-        # Most have theirs for less than a millisecond; many who wait for one that hangs take no processor by it.
+        # Most holders keep it for less than a millisecond. Longer pauses save CPU while many wait for one that hangs.
         time.sleep(pause)
         pause = min(2 * pause, _TURN_POLL_SECONDS[1])
     else:
@@ -267,23 +270,25 @@ def turn(fd: int, *, where: str, seconds: float | None = None, shared: bool = Fa
 
 
 def _holder(fd: int) -> int | None:
-    """Who locked an open file, as proc_locks(5) tells it; None where that is not seen from here, or not sure."""
+    """Return the pid that locked an open file, by proc_locks(5). None if it is not visible or not certain."""
     info = os.fstat(fd)
     exact = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
     found: list[tuple[str, str]] = []
     with contextlib.suppress(OSError):
         lines = [line.split() for line in _LOCKS.read_text().splitlines()]
         found = [(words[5], words[4]) for words in lines if len(words) > 5 and words[1] == "FLOCK"]
-    # A file system such as btrfs tells stat(2) of another device than the one that is listed there.
+    # A file system such as btrfs reports another device in stat(2) than in that list.
     same = [pid for place, pid in found if place == exact]
     same = same or [pid for place, pid in found if place.endswith(f":{info.st_ino}")]
     return int(same[0]) if len(same) == 1 and same[0].isdigit() else None
 
 
 def let_go(fd: int) -> None:
-    """Let go of the lock of an open file, and close it: now, and not when the last that was forked meanwhile executes.
-    Among threads (sandbox.serve.standby_worker) somebody else's child may have a copy, and takes its time to join a
-    cgroup."""
+    """Unlock an open file, and close it.
+
+    The explicit unlock matters among threads (sandbox.serve.standby_worker): a child forked by another thread may have
+    a copy of the descriptor until its execve, and may take long to join a cgroup.
+    """
     try:
         fcntl.flock(fd, fcntl.LOCK_UN)
     finally:

@@ -1,4 +1,4 @@
-"""The supervisor's own copies of packages, by digest: what runs is what was hashed, whatever happens to the source.
+"""The supervisor's own copies of packages, by digest: an agent runs the hashed bytes, even if the source changes.
 
 A copy is written from the bytes in memory that were verified, synced, and renamed into place whole. Files are 0444
 (0555 for the entry of a rust-bin package), directories 0555, owned by root, without extended attributes.
@@ -63,10 +63,10 @@ class PackageStore:
 
     @contextlib.contextmanager
     def _gate(self) -> Iterator[None]:
-        """Between a copy's making and its lock, ``sweep`` may not take it for a dead maker's.
+        """Lock the store, so that ``sweep`` never sees a copy between its creation and its lock.
 
         Raises:
-            errors.KeeperError: somebody holds it for too long.
+            errors.KeeperError: Raised when another process holds the lock for too long.
         """
         with _opened(self._directory) as fd:
             atomic_file.turn(fd, where=str(self._directory))

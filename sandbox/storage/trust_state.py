@@ -208,12 +208,13 @@ class State:
         return 0 if record is None else record.greatest_time_ms
 
     def still_holds(self, version: int) -> int:
-        """``greatest_time_ms``, where the trust root of this version is the one that holds: a version lies under a name
-        of its own and is never written again, so that whoever has read it need not read it again.
+        """Return ``greatest_time_ms`` if the trust root of this version is the valid one.
+
+        Each version has its own file, which is never rewritten, so a process that has read it need not read it again.
 
         Raises:
-            errors.TrustError: another holds, or a later one was taken away.
-            errors.StateError: the record is damaged or gone.
+            errors.TrustError: Raised when another version is valid, or a later one was removed.
+            errors.StateError: Raised when the record is damaged or gone.
         """
         record, present = self._record_and_version()
         if record is not None and present < record.greatest_root_version:
@@ -223,12 +224,13 @@ class State:
         return 0 if record is None else record.greatest_time_ms
 
     def time_under(self, version: int) -> int:
-        """``greatest_time_ms``, where no trust root after this version was ever recorded here. Whether it is the one
-        that lies here is asked behind the gate and under the lock by whoever begins something (``accept``).
+        """Return ``greatest_time_ms`` if no trust root after this version was ever recorded here.
+
+        It does not check that this version is installed: a start does that under the lock (``accept``).
 
         Raises:
-            errors.TrustError: a later one was installed.
-            errors.StateError: the record is damaged or gone.
+            errors.TrustError: Raised when a later version was installed.
+            errors.StateError: Raised when the record is damaged or gone.
         """
         record = self._clock(has_root=True)
         assert record is not None
@@ -238,8 +240,11 @@ class State:
         return record.greatest_time_ms
 
     def _record_and_version(self) -> tuple[_ClockRecord | None, int]:
-        """The record, and after it the version that is installed: a version is installed before the record has it, so
-        that who reads them the other way round takes a root that comes in between for one that was taken away."""
+        """Read the record, then the installed version.
+
+        A version is installed before it is recorded. Read the other way round, a root that is installed in between
+        would look like a removed one.
+        """
         record = self._clock(has_root=False)
         version = self.root_version()
         if version and record is None:  # the first came in between, which makes the record before itself
@@ -395,7 +400,7 @@ def _encode(record: _Closed) -> bytes:
 
 @functools.lru_cache(maxsize=64)
 def _read(model: type[_Record], raw: bytes) -> _Record:
-    # In a dispatch each is read twice (sandbox.standby). What the same bytes say is the same, and nobody can change it.
+    # A dispatch reads each record twice (sandbox.standby). Equal bytes give equal records, and records are frozen.
     return strict_json.validate(model, strict_json.loads(raw, max_bytes=_MAX_RECORD_BYTES))
 
 

@@ -1,4 +1,4 @@
-"""What a vault is to whoever uses it: secrets by agent id and name, and nothing that gives a list to an agent.
+"""Interface of a vault for its users: secrets by agent id and name. An agent can never list them.
 
 Both backends pass one suite of tests (tests/kernel/test_vault_backends.py).
 """
@@ -22,7 +22,7 @@ Action = Literal["created", "put", "rotated", "removed", "rekeyed"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What may be said of a secret: whose it is, its name, how often it was replaced and when. Never its size."""
+    """Public facts about a secret: its agent, its name, its version and its times. Never its size."""
 
     agent_id: str
     name: str
@@ -41,7 +41,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is about to be done to a vault, for the log: ``version`` is the secret's, 0 for the vault as a whole."""
+    """A change that is about to be made to a vault, for the log. ``version`` is the secret's, 0 for the whole vault."""
 
     action: Action
     agent_id: str
@@ -54,31 +54,31 @@ Before = Callable[[Change], None]
 
 
 class Backend(Protocol):
-    """A vault. Whatever fails is an ``errors.VaultError``; that a secret is not there is no failure to ``opened``."""
+    """A vault. Every failure is an ``errors.VaultError``. A missing secret is no failure for ``opened``."""
 
     name: str
 
     def entries(self, agent_id: str | None = None) -> list[Entry]:
-        """What there is, of one agent or of all, sorted."""
+        """List the secrets of one agent or of all, sorted."""
 
     def put(self, agent_id: str, name: str, value: memoryview, *, before: Before) -> Entry:
-        """A new secret, refused where there is one."""
+        """Add a new secret. Refused if it exists."""
 
     def rotate(self, agent_id: str, name: str, value: memoryview, *, before: Before) -> Entry:
-        """Another value for a secret that is there."""
+        """Replace the value of an existing secret."""
 
     def remove(self, agent_id: str, name: str, *, before: Before) -> Entry:
-        """Take a secret away, with every older version."""
+        """Remove a secret with every older version."""
 
     def opened(self, agent_id: str, name: str) -> contextlib.AbstractContextManager[Opened | None]:
-        """The secret in the clear for as long as the context lasts, None where there is none of this agent and name."""
+        """Open the secret in the clear for the context's duration. None if the agent has no secret of this name."""
 
 
 def check_place(agent_id: str, name: str) -> None:
-    """Refuse what can be no agent's secret.
+    """Refuse an agent id or a name that no manifest can have.
 
     Raises:
-        errors.SecretError: an agent id or a name that no manifest can have.
+        errors.SecretError: Raised when either is invalid.
     """
     if not re.fullmatch(AGENT_ID, agent_id) or not agent_id.strip("."):
         raise errors.SecretError(f"`{agent_id}` is no agent id", hint="1 to 128 of A-Z a-z 0-9 _ . -")
@@ -94,10 +94,10 @@ def is_name(name: str) -> bool:
 
 
 def check_value(value: memoryview) -> None:
-    """Refuse what cannot be handed to an agent as text.
+    """Refuse a value that an agent cannot get as text.
 
     Raises:
-        errors.SecretError: it is empty, too long, or not UTF-8 without NUL.
+        errors.SecretError: Raised when it is empty, too long, or not UTF-8 without NUL.
     """
     if not 0 < len(value) <= MAX_VALUE_BYTES:
         raise errors.SecretError(f"a secret has between 1 and {MAX_VALUE_BYTES} bytes")
@@ -111,14 +111,14 @@ def check_value(value: memoryview) -> None:
 
 
 def missing(agent_id: str, name: str) -> errors.SecretError:
-    """The error of a change to what is not there."""
+    """Return the error of a change to a missing secret."""
     return errors.SecretError(
         f"agent `{agent_id}` has no secret `{name}`", hint=f"covenant vault put {agent_id} {name}"
     )
 
 
 def taken(agent_id: str, name: str) -> errors.SecretError:
-    """The error of a second secret of one name."""
+    """Return the error of a second secret of one name."""
     return errors.SecretError(
         f"agent `{agent_id}` has a secret `{name}` already", hint=f"covenant vault rotate {agent_id} {name}"
     )

@@ -3,14 +3,14 @@
 A read is a procedure:
 
     (1) the head, then the file: private, regular, ours, not too large, each a closed document
-    (2) the head names the file; one put back from before is refused
+    (2) the head names the file; an older file that was put back is refused
     (3) the master key, by the lock that fits the key; then the seal over the whole document
     (4) the record, opened at its own place
 
-A write takes the lock, does (1) to (3), tells the log, and replaces the file, then the head. Killed in between it
-leaves the new file, which names the old one as the one before it, and the next who reads or writes takes the lock and
-writes its head: until then the old file would be taken as well. Whoever can put back the file and the head together
-is root; the audit log's rows of the vault then say more than the vault has.
+A write takes the lock, does (1) to (3), writes to the log, and replaces the file, then the head. A kill in between
+leaves the new file, which names the old one as its predecessor. The next reader or writer takes the lock and writes the
+head; until then the old file would be accepted as well. Only root can put back file and head together. The audit log
+then has more rows of the vault than the vault itself shows.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ KeySource = Callable[[], contextlib.AbstractContextManager[Key]]
 
 
 class FileVault:
-    """The vault in ``state`` (COVENANT_STATE). ``key`` gives what opens it, anew for each thing that is asked of it:
-    between two of them nothing is held but the encrypted document that was found sealed last."""
+    """The vault in ``state`` (COVENANT_STATE). ``key`` provides its key anew for each operation.
+
+    Between operations only the encrypted document is kept that last had a valid seal.
+    """
 
     name = "file"
 
@@ -149,7 +151,7 @@ class FileVault:
             try:
                 found, raw = self._current(state, folder)
             except errors.VaultError:
-                # A writer may have passed between the two files: once more, with writers kept out.
+                # A writer may have replaced them between the two reads: retry with the lock.
                 with atomic_file.locked(folder, where=self._where, error=_Busy):
                     found, raw = self._current(state, folder)
             with self._key() as key, self._master(key, found, raw) as master:
@@ -157,25 +159,25 @@ class FileVault:
                 yield found, master
 
     def _settle(self, state: int, folder: int, found: Document, raw: bytes) -> None:
-        """The head of a write that was stopped after its file, once its seal has held (``found`` is what was read).
+        """Write the missing head of an interrupted write, after the seal of its file (``found``) is verified.
 
-        Whoever cannot write it is refused: as long as the head names the file of before, that one is taken if somebody
-        puts it back, and who can keep the head from being written could have a secret given again that was taken away.
-        It costs nothing that there was: a secret is given to nobody without a row, and the row is on the same disk.
+        A reader that cannot write the head is refused. While the head names the earlier file, that file would be
+        accepted if it were put back. An attacker who can block the head's write could so restore a removed secret. The
+        refusal costs no availability: each secret needs an audit row, and that is on the same disk.
 
         Raises:
-            errors.VaultError: another holds the lock, the head cannot be written, or what lies there now is damaged.
+            errors.VaultError: Raised when the lock is held, the head cannot be written, or the vault is damaged now.
         """
         head = self._head(state)
         if head is None or head.generation >= found.generation:
             return
         with atomic_file.locked(folder, where=self._where, error=_Busy):
-            # A writer may have been between the two files, or another reader here; what it left names itself.
+            # A writer may have been between the two files, or another reader here. Then the head is written already.
             if self._current(state, folder)[1] == raw:
                 self._catch_up(state, found, raw)
 
     def _current(self, state: int, folder: int) -> tuple[Document, bytes]:
-        """(1) and (2): the document and the bytes that it was parsed from."""
+        """(1) and (2): return the document and the bytes that it was parsed from."""
         head, raw = self._head(state), self._raw(folder)
         if raw is None:
             gone = head is not None and head.generation
@@ -196,7 +198,7 @@ class FileVault:
 
     @contextlib.contextmanager
     def _master(self, key: Key, found: Document, raw: bytes) -> Iterator[Locked]:
-        """(3) The master key, once the seal has held."""
+        """(3) Yield the master key once the seal is verified."""
         with _opened_by(key, found, self._where) as master:
             digest = embedded_format.digest(raw)
             if self._sealed is None or self._sealed[0] != digest:
@@ -233,8 +235,10 @@ class FileVault:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[tuple[int, int, Key]]:
-        """The descriptors, with other writers kept out. The key comes first: nobody waits for whoever is asked for a
-        passphrase."""
+        """Yield the descriptors and the key, with the lock held.
+
+        Key before lock: otherwise other writers would wait while a passphrase is typed.
+        """
         with (
             self._folder() as (state, folder),
             self._key() as key,
@@ -243,7 +247,7 @@ class FileVault:
             yield state, folder, key
 
     def _catch_up(self, state: int, found: Document, raw: bytes) -> None:
-        """The head of a write that was stopped after its file; the next file may be only one ahead of its head."""
+        """Write the head of an interrupted write: a file may be at most one generation ahead of the head."""
         head = self._head(state)
         if head is None or head.generation != found.generation:
             _replace(state, HEAD, _head_of(found, raw))

@@ -38,7 +38,7 @@ class _Closed(pydantic.BaseModel):
 
 
 class Ciphertext(_Closed):
-    """A nonce and what was encrypted with it, in base64."""
+    """A nonce and the text encrypted with it, in base64."""
 
     nonce: _Base64
     ciphertext: _Base64
@@ -75,12 +75,12 @@ class Lock(_Closed):
         return self
 
     def bound(self, vault: str) -> bytes:
-        """What the wrapped master key is bound to: the vault, and everything of the lock beside it."""
+        """The associated data of the wrapped master key: the vault's id, and all other fields of the lock."""
         return strict_json.dumps({"vault": vault, **self.model_dump(exclude={"master"})})
 
 
 class Record(_Closed):
-    """One secret: whose and which it is, its data key and its value, both encrypted."""
+    """One secret: its agent, its name, its data key and its value, both encrypted."""
 
     agent_id: Annotated[str, pydantic.Field(pattern=rf"^{AGENT_ID}$")]
     name: Annotated[str, pydantic.Field(pattern=rf"^{CREDENTIAL_NAME}$")]
@@ -116,7 +116,7 @@ class Document(_Closed):
         return self
 
     def body(self) -> bytes:
-        """What is sealed: everything but the seal."""
+        """The sealed content: everything but the seal."""
         return strict_json.dumps(self.model_dump(exclude={"seal"}))
 
     def encode(self) -> bytes:
@@ -125,7 +125,7 @@ class Document(_Closed):
 
 
 class Head(_Closed):
-    """Which file is the last one. Generation 0, without a digest, stands for a vault that is about to be made."""
+    """Identity of the last file. Generation 0, without a digest, means a vault that is about to be made."""
 
     kind: Literal["covenant-vault-head"] = "covenant-vault-head"
     id: Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{32}$")]
@@ -146,7 +146,7 @@ class Head(_Closed):
 
 
 def digest(raw: bytes) -> str:
-    """What a head says of a file."""
+    """Return the digest of a file for its head."""
     return hashlib.sha256(raw).hexdigest()
 
 

@@ -1,6 +1,6 @@
-"""What opens the embedded vault: a passphrase, a file of random bytes, or a credential that systemd hands over.
+"""Keys of the embedded vault: a passphrase, a file of random bytes, or a credential that systemd passes on.
 
-A run asks nobody: it opens the vault by a file, named in the configuration. A passphrase is for `covenant vault`.
+A run opens the vault without a prompt, by a file named in the configuration. A passphrase is for `covenant vault`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_FILE_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What was given, and which kind of lock it opens."""
+    """A key, and the kind of lock that it opens."""
 
     kind: Literal["passphrase", "key-file"]
     secret: Locked
@@ -35,10 +35,10 @@ class Key:
 
 @contextlib.contextmanager
 def passphrase(given: bytearray) -> Iterator[Key]:
-    """A passphrase that somebody typed; ``given`` is overwritten.
+    """Yield the key of a typed passphrase. ``given`` is overwritten.
 
     Raises:
-        errors.VaultKeyError: it is empty or longer than 1,024 bytes.
+        errors.VaultKeyError: Raised when it is empty or longer than 1,024 bytes.
     """
     if not 0 < len(given) <= MAX_PASSPHRASE_BYTES:
         raise errors.VaultKeyError(f"a passphrase has between 1 and {MAX_PASSPHRASE_BYTES} bytes")
@@ -51,10 +51,10 @@ def passphrase(given: bytearray) -> Iterator[Key]:
 
 @contextlib.contextmanager
 def configured(place: str) -> Iterator[Key]:
-    """The key file that the configuration names: a path, or ``credential:NAME`` of the systemd unit.
+    """Yield the key in the configured key file: a path, or ``credential:NAME`` of the systemd unit.
 
     Raises:
-        errors.VaultKeyError: there is none, or it is not ours alone, or too short to be a key.
+        errors.VaultKeyError: Raised when there is none, it is not private, or it is too short for a key.
     """
     with private_file(path_of(place), least_bytes=KEY_FILE_BYTES) as secret:
         yield Key("key-file", secret)
@@ -62,12 +62,12 @@ def configured(place: str) -> Iterator[Key]:
 
 @contextlib.contextmanager
 def private_file(path: Path, *, least_bytes: int) -> Iterator[Locked]:
-    """The content of a file that only its owner, root or ourselves, can read, straight into locked memory.
+    """Read a private file of root or of our uid straight into locked memory.
 
     Raises:
-        errors.VaultKeyError: it is missing, a symlink, in other hands, or has not the size of a key.
+        errors.VaultKeyError: Raised when it is missing, a symlink, not private, or not of a key's size.
     """
-    # What opens a vault opens all of it: whoever holds that leaves no core, for `covenant vault list` as well.
+    # A key opens the whole vault: a process that holds one must dump no core, also for `covenant vault list`.
     guard_process()
     with Locked(_MAX_FILE_BYTES) as buffer:
         size = _read(path, buffer, least_bytes)
@@ -78,10 +78,10 @@ def private_file(path: Path, *, least_bytes: int) -> Iterator[Locked]:
 
 
 def path_of(place: str) -> Path:
-    """Where the key file lies.
+    """Return the path of the key file.
 
     Raises:
-        errors.VaultKeyError: none is configured, or this process has no credentials of systemd.
+        errors.VaultKeyError: Raised when none is configured, or this process has no credentials of systemd.
     """
     if not place:
         raise errors.VaultKeyError(
@@ -90,7 +90,7 @@ def path_of(place: str) -> Path:
         )
     if not place.startswith(CREDENTIAL):
         return Path(place)
-    # INVARIANT: of the environment only this, and only where root's configuration says so.
+    # INVARIANT: use only this variable of the environment, and only if root's configuration says so.
     directory = os.environ.get("CREDENTIALS_DIRECTORY", "")
     if not directory.startswith("/"):
         raise errors.VaultKeyError(
@@ -100,10 +100,10 @@ def path_of(place: str) -> Path:
 
 
 def make_file(path: Path) -> None:
-    """A new key file of 32 random bytes, whole from its first moment, durable.
+    """Create a key file of 32 random bytes, whole or not at all, durably.
 
     Raises:
-        errors.VaultKeyError: there is one already, or it cannot be written.
+        errors.VaultKeyError: Raised when there is one already, or it cannot be written.
     """
     making = path.with_name(atomic_file.temporary_name(path.name))
     with Locked(KEY_FILE_BYTES) as key:
@@ -130,7 +130,7 @@ def make_file(path: Path) -> None:
 
 
 def _read(path: Path, buffer: Locked, least_bytes: int) -> int:
-    """The bytes of a private file, straight into locked memory; how many there were."""
+    """Read a private file straight into locked memory. Returns the number of bytes."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as e:

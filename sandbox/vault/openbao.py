@@ -1,10 +1,10 @@
-"""OpenBao as a vault: secrets in a KV version 2 store, asked by the supervisor and never by an agent.
+"""OpenBao as a vault: secrets in a KV version 2 store. Only the supervisor sends requests to it, never an agent.
 
     <mount>/data/<prefix>/<agent id>/<name>     {"value": "..."}
 
 The token needs create, read, update, delete and list below <mount>/data/<prefix> and <mount>/metadata/<prefix>; a
-supervisor that only hands secrets out needs read of the former. What a secret is bound to is the server's business:
-whoever may write there may exchange one for another.
+supervisor that only reads secrets needs read of the former. The server decides which secret is at a path: a client
+with write access there may exchange one for another.
 """
 
 from __future__ import annotations
@@ -121,11 +121,12 @@ class OpenBao:
             )
 
     def _asked(self, ask: Callable[[], _T]) -> _T | None:
-        """What the server answers, None for a path that leads to nothing.
+        """Send a request and return the server's answer. None for a path without a secret.
 
         Raises:
-            errors.SecretError: another write came first.
-            errors.VaultError: it does not answer, or refuses. INVARIANT: without its words, which may quote a secret.
+            errors.SecretError: Raised when another write came first.
+            errors.VaultError: Raised when the server does not answer, or refuses. INVARIANT: it never contains the
+                server's text, which may quote a secret.
         """
         import requests
         from hvac import exceptions

@@ -1,4 +1,4 @@
-"""How a secret comes in: from a descriptor, straight into locked memory; never as an argument or by the environment."""
+"""Read a secret from a descriptor straight into locked memory; never from an argument or the environment."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sandbox.vault.backend import MAX_VALUE_BYTES
 
 @contextlib.contextmanager
 def from_descriptor(fd: int) -> Iterator[memoryview]:
-    """Everything that can be read there, without one newline at its end.
+    """Yield all bytes from a descriptor, without one newline at the end.
 
     Raises:
-        errors.SecretError: it is more than a secret may be, or cannot be read.
+        errors.SecretError: Raised when there is more than a secret may have, or a read fails.
     """
     guard_process()
     # Room for that newline, and for a byte too much.
@@ -37,10 +37,10 @@ def from_descriptor(fd: int) -> Iterator[memoryview]:
 
 @contextlib.contextmanager
 def typed(text: str) -> Iterator[memoryview]:
-    """What somebody typed at a prompt; Python keeps the text itself until it is collected.
+    """Yield a secret typed at a prompt. Python keeps ``text`` itself until it is collected.
 
     Raises:
-        errors.SecretError: it is more than a secret may be.
+        errors.SecretError: Raised when it is longer than a secret may be.
     """
     guard_process()
     raw = bytearray(text.encode("utf-8", "surrogateescape"))

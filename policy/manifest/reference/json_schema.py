@@ -29,7 +29,7 @@ _ID = "https://covenant.invalid/schema/"
 
 @dataclass(frozen=True)
 class _Style:
-    """Whether absence may be written as null, and whether every key is required."""
+    """Style of a schema: ``null`` permits null for an absent value, ``whole`` requires every key."""
 
     null: bool
     whole: bool
