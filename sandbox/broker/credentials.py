@@ -220,7 +220,7 @@ class Credentials:
         return 0.0 if self._until is None else self._until
 
     def _is_early(self, handler: Handler, call: Call) -> bool:
-        """Hold requests until the intent is given: a standby instance may wait for long, and would get outdated secrets."""
+        """Hold requests until the intent is given: a standby instance may wait long, and would get outdated secrets."""
         if self._until is not None:
             return False
         if len(self._early) < BURST:

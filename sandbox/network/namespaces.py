@@ -124,7 +124,9 @@ def open_link(spaces: Spaces) -> None:
 
 
 def connect_uplink(spaces: Spaces, device: str, host: int) -> None:
-    """Make the link between the gateway and ``device`` in the namespace ``host``. Both ends are down, without addresses.
+    """Make the link between the gateway and ``device`` in the namespace ``host``.
+
+    Both ends are down and have no address.
 
     Raises:
         errors.KernelError: Raised when the kernel refuses, such as for a second device of that name.

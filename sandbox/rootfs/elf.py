@@ -67,7 +67,8 @@ def parse(data: bytes | memoryview, *, name: str) -> Elf:
     """Read the headers of a whole 64-bit little-endian ELF file. ``name`` is used in errors.
 
     Raises:
-        errors.NotElfError: Raised when the magic, class, machine or type is another one, or an offset points outside the file.
+        errors.NotElfError: Raised when the magic, class, machine or type is another one, or an offset points outside
+            the the file.
     """
     if len(data) < HEADER.size or bytes(data[:4]) != b"\x7fELF":
         raise errors.NotElfError(f"`{name}` is not an ELF file")

@@ -33,11 +33,11 @@ _ENDING_SECONDS = 10.0
 class Steering:
     """Operations of one run. It is ``listening`` while its directory exists, and ``joined`` once there is a sandbox.
 
-    ``ttl_seconds`` is the manifest's, None without one; with ``suspends`` it suspends the run instead of ending it.
-    ``shown`` makes text of stderr that whoever may read logs may read; ``allow_thaw`` is around a thaw, and raises when
-    the run of that directory is to stand (sandbox.control.revocation). ``below`` has everything below the run ended, in
-    whose name and why it is told, where whoever asked for that has not come back. ``table`` has what can be asked;
-    others may put more into it before the run listens.
+    - ``ttl_seconds`` is the manifest's, None without one; with ``suspends`` it suspends the run instead of ending it.
+    - ``shown`` filters stderr to text for readers of logs.
+    - ``allow_thaw`` is entered around a thaw, and raises if the run must stay frozen (sandbox.control.tree_kill).
+    - ``below`` ends all descendants of the run, with the caller's name and reason, if that caller does not come back.
+    - ``table`` contains the operations. Others may add some before the run listens.
     """
 
     def __init__(

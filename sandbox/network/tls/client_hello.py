@@ -1,8 +1,10 @@
 """Read the start of a TLS connection: the client's hello, and whether the server's answer requests another hello.
 
 It is pure: bytes in; a hello, a request for more bytes, or a refusal out. Nothing is repaired. Bytes that two readers
-could interpret in two ways are refused, because the server is the second reader. Sources: RFC 8446 (TLS 1.3), RFC 5246 (TLS 1.2), RFC 6066
-section 3 (server_name), RFC 7301 (ALPN), draft-ietf-tls-esni in its versions (Encrypted ClientHello).
+could interpret in two ways are refused, because the server is the second reader.
+
+Sources: RFC 8446 (TLS 1.3), RFC 5246 (TLS 1.2), RFC 6066 section 3 (server_name), RFC 7301 (ALPN),
+draft-ietf-tls-esni in its versions (Encrypted ClientHello).
 """
 
 from __future__ import annotations
