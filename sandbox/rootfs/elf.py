@@ -68,7 +68,7 @@ def parse(data: bytes | memoryview, *, name: str) -> Elf:
 
     Raises:
         errors.NotElfError: Raised when the magic, class, machine or type is another one, or an offset points outside
-            the the file.
+            the file.
     """
     if len(data) < HEADER.size or bytes(data[:4]) != b"\x7fELF":
         raise errors.NotElfError(f"`{name}` is not an ELF file")
