@@ -1,1 +1,1 @@
-"""What the daemon keeps: each store is an interface with a durable implementation and one in memory."""
+"""The daemon's stores: each is an interface with a durable implementation and one in memory."""

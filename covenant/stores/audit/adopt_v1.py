@@ -1,7 +1,8 @@
-"""Version 1's log, taken over: it has no head, which is what says where a log ends.
+"""Adopt version 1's log, which has no signed head, and so no record of where it ends.
 
-Its rows and its chain are this log's, byte for byte (policy.audit_log.chain): what holds is signed as it is, and goes
-on. A log with rows that only we write is none of version 1's: there the head was lost, and nobody signs it anew.
+Its rows and its chain have this log's format, byte for byte (policy.audit_log.chain). A chain that verifies is signed
+as it is, and the log continues from there. A log with rows of kinds that only this version writes is refused: its head
+was lost, and nothing signs a new one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from policy.audit_log import chain as audit_log_chain
 from policy.audit_log import event_kinds, events
 from sandbox.storage import atomic_file
 
-# Where its files are kept as they were.
+# The names of the copies of its files, unchanged.
 BACKUPS: Final = {paths.EVENTS: "events.v1.jsonl", paths.CHAIN: "events.chain.v1.jsonl"}
 _OF_BOTH: Final = frozenset({"capability_check", "intent_dispatched"})
 _OURS: Final = frozenset(events.KINDS) - frozenset(event_kinds.V1) - _OF_BOTH
@@ -33,12 +34,12 @@ _HINT: Final = (
 
 
 def adopt(at: paths.Places) -> list[str]:
-    """Sign the head of version 1's log, where that lies there and nothing else; what was done, to be told.
+    """Sign the head of version 1's log if the directory holds only that log. Returns messages for the operator.
 
-    The head comes last and at once: whatever ends this before it, the next start begins anew.
+    The head is written last and atomically. After an interruption before that, the next start begins anew.
 
     Raises:
-        errors.LedgerError: the log does not hold together, or it is not version 1's.
+        errors.LedgerError: the log fails verification, or it is not version 1's.
         OSError: it cannot be read, or there is no room for the copies.
     """
     if at.exists(paths.HEAD) or at.exists(paths.PENDING):
@@ -68,8 +69,10 @@ def adopt(at: paths.Places) -> list[str]:
 
 
 def _is_ours(at: paths.Places, found: Mapping[str, BinaryIO]) -> bool:
-    """Whether this log had a head before: there is something of one, and not because the last taking over was cut off
-    between the copies and the head."""
+    """Whether this log had a head before.
+
+    It had one if any head file or key exists. Exception: an adoption that was cut off between the copies and the head.
+    """
     if not any(at.exists(name) for name in (paths.KEY, paths.PUBLIC_KEY, paths.NOTE_KEY)):
         return False
     try:
@@ -82,7 +85,7 @@ def _is_ours(at: paths.Places, found: Mapping[str, BinaryIO]) -> bool:
 
 
 def _folded(at: paths.Places, rows_of: BinaryIO, chain: BinaryIO) -> tuple[audit_log_chain.Head, audit_log_chain.Head]:
-    """The head of a log whose chain is that of its rows, and the one a row before."""
+    """Verify the chain against the rows. Returns the head one row before the end, and the last head."""
     before = head = audit_log_chain.Head()
     lines = _lines(at, paths.EVENTS, rows_of)
     while batch := _batch(at, lines, head.count):
@@ -108,7 +111,7 @@ def _batch(at: paths.Places, lines: Iterator[bytes], first: int) -> list[audit_l
             break
         opening = rows.opening(line)
         if opening is None or not 0 <= opening.timestamp_ms <= _LATEST_MS:
-            # No row may be older than the one before it: after one of the end of time there is none.
+            # Times never decrease from row to row: after a row at the end of time no later row could be written.
             _refuse(at, f"record {index} of version 1's log is no event of any time")
         if _kind(line) in _OURS:
             raise errors.LedgerError(
@@ -143,7 +146,7 @@ def _copy(at: paths.Places, stream: BinaryIO, name: str) -> None:
     stream.seek(0)
     temporary = atomic_file.temporary_name(name)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    # What a crash left.
+    # Left by a crash.
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary, dir_fd=at.log)
     try:

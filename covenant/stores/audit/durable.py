@@ -1,6 +1,4 @@
-"""The log on the disk. Many writers share a sync (``covenant.stores.group_commit``); readers work in threads beside
-them.
-"""
+"""The audit log on disk. Writers share a sync (``covenant.stores.group_commit``); readers run in worker threads."""
 
 from __future__ import annotations
 
@@ -29,12 +27,12 @@ T = TypeVar("T")
 
 _WHAT: Final = "the audit log"
 _MOST_AT_ONCE: Final = 1024
-# So many look for rows at one time, whoever they are for: each is a thread that keeps the interpreter from the loop for
-# as long as there are rows, and of the threads that there are others have something to do as well.
+# The most concurrent readers for all callers together. Each is a thread that competes with the event loop for the
+# interpreter for as long as it reads rows, and the thread pool has other users.
 _READERS: Final = 4
 
 
-# What a line says behind its id and its time, and the key of whose it is.
+# The text of a line after its id and time, and the public key of its issuer.
 _New = tuple[str, str]
 
 
@@ -84,10 +82,10 @@ class DurableAudit:
         now_ms: Callable[[], int],
         origin: str | None = None,
     ) -> Self:
-        """Open or make the log; what a crash left is set right first (``recovered``).
+        """Open or create the log. Repairs after a crash come first and are listed in ``recovered``.
 
         Raises:
-            errors.LedgerError: a file is unsafe, or the log does not hold together.
+            errors.LedgerError: a file is unsafe, or the log fails verification.
             errors.StoreError: the checkpoints cannot be read.
         """
         of = await anyio.to_thread.run_sync(_open, home)
@@ -105,7 +103,7 @@ class DurableAudit:
 
     @property
     def recovered(self) -> list[str]:
-        """What was found and set right at the opening."""
+        """Messages about the repairs made at the opening."""
         return [*self._files.recovered, *self._kept.recovered]
 
     @property
@@ -173,7 +171,8 @@ class DurableAudit:
         done = await self._turns.submit(_Cut(before_ms))
         assert isinstance(done, interface.Purged)
         if done.rebase_id is not None and (newest := self._notes.newest()) is not None:
-            # The cut may have taken the row that tells of it; without a row nobody sees that the checkpoint is missing.
+            # The cut may have removed the row of the newest checkpoint; without a row a missing checkpoint goes
+            # unnoticed.
             await self.append("audit_checkpoint", event_text.checkpoint_fields(newest[0]))
         return done
 
@@ -222,7 +221,7 @@ class DurableAudit:
         return self._turns.submit(item)
 
     def _publish(self, answers: Sequence[_Answer | Exception]) -> None:
-        """Rows are told as they stand in the log, whatever became of whoever wrote them."""
+        """Pass written rows to the listeners as they are in the log, even if their writer was cancelled meanwhile."""
         if not self._listeners:
             return
         for answer in answers:
@@ -243,7 +242,7 @@ class DurableAudit:
         return await anyio.to_thread.run_sync(run)
 
     async def _prove(self, prove: Callable[[proofs.Keep], T]) -> T:
-        """Run what may sign a checkpoint, which is durable before it is given out."""
+        """Run a function that may sign a checkpoint. The checkpoint is durable before this returns."""
         made: list[note.Note] = []
         async with self._proving:
             found = await self._reading(lambda: prove(made.append))
@@ -272,7 +271,8 @@ class DurableAudit:
     def _write_rows(self, items: Sequence[tuple[_New, ...]]) -> list[_Answer | Exception]:
         if not any(items):
             return [[] for _ in items]
-        # INVARIANT: times never go backwards, whatever the clock does: a cut and `since_ms` stop at the first row.
+        # INVARIANT: times never decrease, even if the clock is set back: a cut and `since_ms` stop at the first row
+        # past their limit.
         now = self._last_ms = max(self._now_ms(), self._last_ms)
         new = [one for item in items for one in item]
         ids = event_text.event_ids(len(new))

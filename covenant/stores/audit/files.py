@@ -1,12 +1,13 @@
-"""The log's files, for one thread: a group of rows is acknowledged by one sync.
+"""The log's files, for use by one thread. One sync acknowledges a group of rows.
 
-    audit-head/pending     written first, and synced: the rows, and the signed head behind them
-    (policy.audit_log.write_ahead) audit/events.jsonl, audit/events.chain.jsonl     written while the disk takes that,
-    synced now and then audit-head/head.json   written when ``pending`` is synced, itself synced now and then
+    audit-head/pending                               written and synced first: the rows, then the signed head after
+                                                     them (policy.audit_log.write_ahead)
+    audit/events.jsonl, audit/events.chain.jsonl     written while the disk takes ``pending``, synced now and then
+    audit-head/head.json                             written after ``pending`` is synced, itself synced now and then
 
-So the files are what ``pending`` leads to, or lack some of it; the next opening completes them. What stands in them
-beyond it, as a power cut may leave it, nobody acknowledged: it is set aside in a file beside, and told. Readers wait
-for the lock that a write holds on ``events.jsonl`` (``covenant audit verify``).
+The files therefore hold every row of ``pending`` or lack some; the next opening adds the missing ones. Bytes beyond
+those rows, as a power cut may leave, were never acknowledged: the opening moves them to a separate file and reports it.
+Readers wait for the lock that a writer holds on ``events.jsonl`` (``covenant audit verify``).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from policy import errors
 from policy.audit_log import chain, events, write_ahead
 from sandbox.storage import atomic_file
 
-# What `pending` has room for before the files are synced and it begins anew; its blocks are there from the start, so
-# that a sync of it writes no metadata.
+# The capacity of `pending`: when it is full, the files are synced and it begins anew. Its blocks are allocated from the
+# start, so that a sync of it writes no metadata.
 PENDING_BYTES: Final = 4 * 1024 * 1024
 LOCK_SECONDS: Final = 1.0
 _POLL_SECONDS: Final = 0.002
@@ -41,7 +42,7 @@ _HINT: Final = "run `covenant audit verify`; keep audit and audit-head aside as 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is acknowledged, what ``head.json`` holds, and how long the files are."""
+    """The acknowledged head, the bytes of ``head.json``, and the lengths of the files."""
 
     head: chain.Head
     shown: bytes
@@ -50,13 +51,13 @@ class Snapshot:
 
 
 class Files:
-    """The open files of the log. ``head`` is what is acknowledged; ``recovered`` what was found and set right."""
+    """The open files of the log. ``head`` is the acknowledged head; ``recovered`` lists the repairs of the opening."""
 
     def __init__(self, at: paths.Places) -> None:
         """Open the files.
 
         Raises:
-            errors.LedgerError: a file is unsafe, or the log does not hold together.
+            errors.LedgerError: a file is unsafe, or the log fails verification.
         """
         self.recovered: list[str] = []
         self.at = at
@@ -64,7 +65,7 @@ class Files:
         self._end = 0
         self._last_signed: tuple[chain.Head, bytes] | None = None
         self._writing = threading.Lock()
-        # Whether a write failed: the disk's state is unknown then, and the next opening finds out.
+        # True after a failed write: the disk's state is unknown until the next opening.
         self._failed = False
         with contextlib.ExitStack() as stack:
             new = not any(at.exists(name) for name in (paths.HEAD, paths.KEY, paths.PENDING))
@@ -82,11 +83,11 @@ class Files:
             self._stack = stack.pop_all()
 
     def append(self, rows: Sequence[chain.Row]) -> None:
-        """Acknowledge rows: when this returns they are durable.
+        """Acknowledge rows: they are durable when this returns.
 
         Raises:
-            errors.StoreFullError: there is no room for them; the log is as it was.
-            errors.LedgerError, OSError: anything else; nobody knows what is on the disk until it is opened again.
+            errors.StoreFullError: there is no room for them; the log is unchanged.
+            errors.LedgerError, OSError: any other failure; the disk's state is unknown until the next opening.
         """
         lines = b"".join([row.line + b"\n" for row in rows])
         entries, before, head = chain.extend(self.head, rows)
@@ -97,8 +98,8 @@ class Files:
                 self._settle()
             try:
                 _write(self._pending, record, self._end)
-                # This begins to write to the disk, and does not wait: the files get theirs meanwhile. It is no more
-                # than advice, which a file system may not take; the sync below tells what became of it.
+                # This starts the write to disk without waiting, while the other files are written. It is only advice
+                # that a file system may ignore; the sync below returns any error.
                 with contextlib.suppress(OSError):
                     os.posix_fadvise(self._pending, self._end, len(record), os.POSIX_FADV_DONTNEED)
                 _write(self.events, lines, self.head.events_bytes)
@@ -115,18 +116,18 @@ class Files:
             _write(self._head_fd, shown, 0)
 
     def settle(self) -> None:
-        """Sync the files, so that they need nothing of ``pending``."""
+        """Sync the files, so that they need no row of ``pending``."""
         with self._turn():
             self._settle()
 
     def replace(self, before: chain.Head, head: chain.Head) -> None:
-        """Put the files beside the log's, named ``.new`` and synced, in their place: all of them or none.
+        """Replace the log's files by the synced ones named ``.new`` beside them: all of them or none.
 
-        ``head`` is theirs, ``before`` their head one row before.
+        ``head`` is the head of the new files, ``before`` the one a row earlier.
         """
         with self._turn():
             self._settle()
-            # The commit: before it the log is the old one, after it the next opening finishes what is left to do.
+            # The commit: a crash before it leaves the old log; after it the next opening completes the replacement.
             record = write_ahead.opening(self._signed(before), self._signed(head), rebased=True)
             _write(self._pending, record, 0)
             os.fdatasync(self._pending)
@@ -136,24 +137,24 @@ class Files:
             self._settle()
 
     def lines(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, bytes]]:
-        """The acknowledged lines between two offsets where lines begin, each with its own."""
+        """Yield the acknowledged lines between two offsets, each with its own. Both offsets must be starts of lines."""
         stop = self.head.events_bytes if end is None else end
         return _lines(self.events, start, stop)
 
     def entries(self) -> Iterator[tuple[int, bytes]]:
-        """The acknowledged lines of the chain."""
+        """Yield the acknowledged lines of the chain with their offsets."""
         return _lines(self.chain, 0, self.head.chain_bytes)
 
     def snapshot(self) -> Snapshot:
-        """How the files are between two writes."""
+        """Return the state of the files between two writes."""
         with self._writing:
             sizes = (os.fstat(fd).st_size for fd in (self.events, self.chain))
             return Snapshot(self.head, os.pread(self._head_fd, chain.HEAD_BYTES, 0), *sizes)
 
     def close(self) -> None:
         """Sync and close the files. After a failed write only close them."""
-        # INVARIANT: a refused sync is told once (lib/errseq.c of Linux), and the next one succeeds without the rows. So
-        # `pending`, which still holds them, must not begin anew.
+        # INVARIANT: the kernel reports a failed writeback once (lib/errseq.c of Linux), and the next sync succeeds
+        # without the rows. So `pending`, which still holds them, must not begin anew.
         if not self._failed:
             with contextlib.suppress(OSError, errors.CovenantError):
                 self.settle()
@@ -167,13 +168,14 @@ class Files:
         return fd
 
     def _recover(self) -> None:
-        """Bring the files to what was acknowledged.
+        """Bring the files to the acknowledged state.
 
-        (1) What is acknowledged: `pending` where it begins with a head that verifies, else the newest in `head.json`.
-        (2) A cut that was decided is finished.
-        (3) The rows of `pending` are written again, also where they are there; what is beyond is set aside.
+        (1) Find the acknowledged head: in `pending` if it begins with a head that verifies, else the newest in
+        `head.json`.
+        (2) Complete a cut that was committed.
+        (3) Write the rows of `pending` again, even those that are present; set bytes beyond them aside.
         (4) The last record must be the one that the head signs.
-        (5) The files and `head.json` are synced.
+        (5) Sync the files and `head.json`.
         """
         # (1)
         public = self.key.public_key()
@@ -187,8 +189,8 @@ class Files:
                 self._broken("no head record verifies under the log's key")
             head = shown or chain.Head()
             found = write_ahead.Replay(head, head, slots[-1] if slots else head, b"", b"", 0, b"")
-        # INVARIANT: before a file changes or `head.json` names its rows. A daemon that was killed may have left
-        # `pending` without its sync.
+        # INVARIANT: this comes before a file changes or `head.json` names its rows. A killed daemon may have left
+        # `pending` unsynced.
         _hear_of_refusals(self._pending)
         _write(self._pending, raw[: found.end], 0)
         os.fdatasync(self._pending)
@@ -217,19 +219,19 @@ class Files:
             self._broken(f"`{name}` is shorter than its signed head says")
         there = os.pread(fd, len(lines), base)
         if there != lines:
-            # After a power cut blocks of a file may hold zeros, or nothing yet.
+            # After a power cut, blocks of a file may hold zeros or be missing.
             if there.strip(b"\0") and not lines.startswith(there):
                 self._aside(name, there, head.count)
             self.recovered.append(f"`{name}` got {len(lines)} acknowledged bytes that it lacked or held otherwise")
-        # INVARIANT: also where they are there. The kernel shows what the disk has refused as if it were written, and
-        # told a daemon that is gone.
+        # INVARIANT: rewrite the rows even if they are present. The page cache shows data that the disk refused as if it
+        # were written, and the error went to a daemon that is gone.
         _write(fd, lines, base)
         if size > end:
             self._aside(name, os.pread(fd, size - end, end), head.count)
             os.ftruncate(fd, end)
 
     def _aside(self, name: str, tail: bytes, count: int) -> None:
-        # Named by content: a crash in here repeats the same steps and ends in the same file.
+        # Named by content: after a crash here, the same steps end in the same file.
         aside = f"{name}.aside-{count}-{hashlib.sha256(tail).hexdigest()[:16]}"
         atomic_file.replace(self.at.log, aside, tail)
         self.recovered.append(f"{len(tail)} unacknowledged bytes of `{name}` set aside in `{aside}`")
@@ -246,7 +248,7 @@ class Files:
     # --- writing ----------------------------------------------------------------------------------------
 
     def _signed(self, head: chain.Head) -> bytes:
-        # Two signatures of one head are the same bytes (RFC 8032), and the newest is asked for again and again.
+        # Ed25519 signatures are deterministic (RFC 8032), and the newest head is signed repeatedly.
         last = self._last_signed
         if last is None or last[0] is not head:
             last = self._last_signed = head, chain.signed_head(head, self.key, signer=self._signer)
@@ -258,7 +260,7 @@ class Files:
     def _slots(self, head: chain.Head, before: chain.Head) -> bytes:
         """Return the bytes of ``head.json``: both heads signed, each in its slot; a slot without a head is blank."""
         heads = {one.count: one for one in (before, head)}.values()
-        # ``head`` first: its signature is the one that ``_signed`` still has.
+        # ``head`` first: ``_signed`` still caches its signature.
         signed = {chain.slot_offset(one): chain.slot(self._signed(one)) for one in reversed(heads)}
         return signed.get(0, _BLANK) + signed.get(chain.SLOT_BYTES, _BLANK)
 
@@ -267,11 +269,12 @@ class Files:
             self._show_again()
         for fd in (self.events, self.chain, self._head_fd):
             os.fdatasync(fd)
-        # INVARIANT: only now: until the files are synced, what they lack is nowhere else.
+        # INVARIANT: only after the syncs: until then `pending` has the only durable copy of rows that the files lack.
         record = write_ahead.opening(self._signed(self._before), self._signed(self.head))
         size = os.fstat(self._pending).st_size
         if size != PENDING_BYTES:
-            # INVARIANT: no row stands behind an opening that is not there: where this fails, the next begins here.
+            # INVARIANT: no row may follow a missing opening. If this fails, the next append finds `pending` full and
+            # begins here.
             self._end = PENDING_BYTES
             try:
                 os.ftruncate(self._pending, 0)
@@ -280,18 +283,18 @@ class Files:
             except OSError as e:
                 if e.errno not in _FULL:
                     raise
-                # The files need nothing of it, and nothing else was begun.
+                # The files need no row of `pending`, and no other write has begun.
                 raise self._full("the audit log has no room for the rows that come", e) from e
         else:
-            # The byte behind it ends what an earlier use left there.
+            # The zero byte after the record ends the contents of an earlier use.
             _write(self._pending, record + b"\0", 0)
-            # INVARIANT: before rows stand behind it. A power cut may keep any pages of one sync: rows of the new use
-            # behind the old opening would be no rows, and the log would end before what its head says.
+            # INVARIANT: sync the opening before rows follow it. A power cut may keep any subset of the pages of one
+            # sync: new rows after the old opening would not be read as rows, and the log would end before its head.
             os.fdatasync(self._pending)
         self._end = len(record)
 
     def _take_back(self) -> None:
-        """Undo a group that there was no room for."""
+        """Undo a group of rows that the disk had no room for."""
         os.ftruncate(self.events, self.head.events_bytes)
         os.ftruncate(self.chain, self.head.chain_bytes)
         if os.fstat(self._pending).st_size > PENDING_BYTES:
@@ -306,13 +309,15 @@ class Files:
                 with contextlib.suppress(FileNotFoundError):
                     self._check_size(name + NEW, size)
                     if name == paths.EVENTS:
-                        # INVARIANT: whoever finds the new file under its name finds it locked: its chain comes later.
+                        # INVARIANT: a reader that opens the new file by its name finds it locked: its chain is renamed
+                        # later.
                         held = self.at.file(name + NEW, folder=self.at.log)
                         fcntl.flock(held, fcntl.LOCK_EX)
                     os.rename(name + NEW, name, src_dir_fd=self.at.log, dst_dir_fd=self.at.log)
             os.fsync(self.at.log)
             if held is not None:
-                # Whoever waits for the lock of the old file looks again at which file has the name (covenant audit).
+                # A reader that waited for the lock of the old file checks again which file has the name (covenant
+                # audit).
                 os.dup2(held, self.events, inheritable=False)
         finally:
             if held is not None:
@@ -330,7 +335,7 @@ class Files:
             os.close(fd)
 
     def _take_over(self, fd: int, name: str) -> None:
-        """Have the descriptor be of the file that now has the name."""
+        """Make the descriptor refer to the file that now has the name."""
         fresh = self.at.file(name, folder=self.at.log)
         try:
             if not os.path.sameopenfile(fd, fresh):
@@ -348,7 +353,8 @@ class Files:
                 os.unlink(name + NEW, dir_fd=self.at.log)
 
     def _check_names(self) -> None:
-        """The open files must still be the ones under their names, and hold what we wrote: anything else was not us."""
+        """Check that the open files are still those under their names, with the sizes we wrote. Any difference is not
+        ours."""
         for name, folder, identity, size in (
             (paths.EVENTS, self.at.log, self._identities[0], self.head.events_bytes),
             (paths.CHAIN, self.at.log, self._identities[1], self.head.chain_bytes),
@@ -368,8 +374,8 @@ class Files:
     def _turn(self) -> Iterator[None]:
         """Hold the lock that readers wait for; wait at most ``LOCK_SECONDS`` for them.
 
-        The lock is theirs, so that they see the files between two writes. A reader needs it for as long as it takes to
-        look at sizes; whoever holds it longer cannot hold up what has to be written down.
+        The lock lets readers see the files between two writes. A reader needs it only to read the sizes. After the
+        timeout the writer goes on without it, so a slow reader cannot hold up the log.
         """
         atomic_file.take(self.events, LOCK_SECONDS, poll_seconds=_POLL_SECONDS)
         try:
@@ -393,9 +399,9 @@ class Files:
 
 
 def _hear_of_refusals(*fds: int) -> None:
-    """Have the kernel tell now that an earlier write was refused: it tells the first sync after an opening.
+    """Collect pending write errors: the kernel reports an earlier failed write to the first sync after an opening.
 
-    The caller then writes again all that such an error can be about, so that a later error is one of its own writes.
+    The caller then rewrites all data that such an error can concern, so a later error is about its own writes.
     """
     for fd in fds:
         with contextlib.suppress(OSError):
@@ -403,7 +409,7 @@ def _hear_of_refusals(*fds: int) -> None:
 
 
 def last_line(fd: int, end: int) -> bytes:
-    """The line that ends, with its newline, at offset ``end``; empty when there is none of sane length."""
+    """Return the line that ends, with its newline, at offset ``end``; empty if there is none of allowed length."""
     size = 4096
     while True:
         start = max(0, end - size)

@@ -1,4 +1,4 @@
-"""What the daemon asks of its audit log, whatever keeps it."""
+"""The interface of the daemon's audit log, for every implementation."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from covenant.wire.types import AgentId
 from policy.audit_log import merkle, note
 from policy.audit_log import verify as audit_log_verify
 
-# Told of each row once it is durable, on the event loop; it must not wait.
+# Called on the event loop with each row once it is durable; it must not block.
 Listener = Callable[[parts.AuditEvent], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A row to be written. Without an issuer it is the daemon's own."""
+    """A row to write. Without an issuer, the daemon is the issuer."""
 
     kind: str
     fields: Mapping[str, Any]
@@ -26,7 +26,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """What a purge did: ``rebase_id`` is the id of the record that begins the log now, None where nothing was cut."""
+    """The result of a purge. ``rebase_id``: the id of the record that now begins the log, None if no row was cut."""
 
     purged: int
     root_before_hex: str
@@ -36,7 +36,7 @@ class Purged:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """That a row is in the log: its leaf, its path to the root, and the checkpoint of that root."""
+    """Proof that a row is in the log: its leaf, its path to the root, and the checkpoint of that root."""
 
     event_id: str
     inclusion: merkle.Inclusion
@@ -46,9 +46,9 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Rows that were looked for, newest first, and how many were looked at.
+    """The rows that a scan found, newest first, and how many it read.
 
-    ``cut``: what was found is as much as is held at once, and nothing older was looked at.
+    ``cut``: the scan stopped at the limit of rows held at once, and read no older row.
     """
 
     events: tuple[parts.AuditEvent, ...]
@@ -57,7 +57,7 @@ class Scan:
 
 
 class AuditLog(Protocol):
-    """The daemon's log. Times are Unix milliseconds and never go backwards from row to row."""
+    """The daemon's log. Times are Unix milliseconds and never decrease from row to row."""
 
     @property
     def origin(self) -> str:
@@ -65,15 +65,15 @@ class AuditLog(Protocol):
 
     @property
     def verifier(self) -> note.Verifier:
-        """The key that its checkpoints verify under."""
+        """The verifier for the key that signs its checkpoints."""
 
     def listen(self, listener: Listener) -> None:
-        """Tell ``listener`` of every row from now on."""
+        """Call ``listener`` with every row from now on."""
 
     async def append(self, kind: str, fields: Mapping[str, Any], issuer: AgentId | None = None) -> str:
-        """Write a row and return its id; when this returns it is durable.
+        """Write a row and return its id; the row is durable when this returns.
 
-        ``run_id`` and ``operator`` may be left out where the kind allows null for them.
+        ``run_id`` and ``operator`` may be left out if the kind allows null for them.
 
         Raises:
             errors.EventError: the fields are not those of the kind; nothing was written.
@@ -82,21 +82,22 @@ class AuditLog(Protocol):
         """
 
     async def append_all(self, entries: Sequence[Entry]) -> list[str]:
-        """As ``append`` for several rows, one behind the other: after a crash all of them are there or none."""
+        """Write several rows in sequence, otherwise as ``append``; after a crash the log has all of them or none."""
 
     async def caught_up(self) -> None:
-        """Wait until everything that was asked to be written before is in the log, or was refused.
+        """Wait until every row submitted before is in the log, or was refused.
 
-        Whoever was cut off in the middle of ``append`` knows only then by a look whether its rows are there.
+        After its ``append`` was cancelled, a task must wait for this before it can check whether its rows are present.
 
         Raises:
-            errors.StoreError: the disk failed; nobody knows until the log is opened again.
+            errors.StoreError: the disk failed; the log's state is unknown until the next opening.
         """
 
     async def recent(
         self, limit: int, *, since_ms: int | None = None, issuer_pubkey: str | None = None
     ) -> list[parts.AuditEvent]:
-        """The newest rows, newest first: of one issuer where one is named, none older than ``since_ms``."""
+        """Return the newest rows, newest first, none older than ``since_ms``; with ``issuer_pubkey`` only those of that
+        issuer."""
 
     async def scan(
         self,
@@ -106,36 +107,37 @@ class AuditLog(Protocol):
         since_ms: int | None = None,
         issuer_pubkey: str | None = None,
     ) -> Scan:
-        """The newest rows that are ``wanted``, of one issuer where one is named; asked in a worker thread."""
+        """Return the newest rows that are ``wanted``, with ``issuer_pubkey`` only of that issuer. ``wanted`` is called
+        in a worker thread."""
 
     async def verify(self) -> audit_log_verify.Report:
-        """Hold the rows against their chain and the signed head."""
+        """Check the rows against their chain and the signed head."""
 
     async def purge(self, before_ms: int) -> Purged:
-        """Cut the rows that are older; what is left begins with a signed record of what was cut.
+        """Remove rows older than ``before_ms``; the rest begins with a signed record of the cut.
 
         Rows are cut from the oldest on, up to the first that is not older.
         """
 
     async def prove(self, event_id: str) -> Proof | None:
-        """That a row is in the log, under a checkpoint that covers it; None where no row has that id."""
+        """Prove that a row is in the log, under a checkpoint that covers it. Returns None if no row has that id."""
 
     async def checkpoint(self) -> note.Note:
-        """The checkpoint of the whole log, signed; the last one, with its cosignatures, where nothing came since."""
+        """Return a signed checkpoint of the whole log: the last one, with cosignatures, if no row was added since."""
 
     async def cosigned(self, cosigned: note.Note, witnesses: Sequence[note.Verifier]) -> note.Note:
-        """Keep the cosignatures of a checkpoint of ours that verify; the checkpoint with all that it has now.
+        """Store the cosignatures of our checkpoint that verify. Returns the checkpoint with all its cosignatures.
 
         Raises:
-            errors.NoteError: it is no checkpoint of ours, or nobody of ``witnesses`` cosigned it.
+            errors.NoteError: it is not a checkpoint of ours, or has no cosignature of one of ``witnesses``.
         """
 
     async def consistency(self, old: int, size: int) -> list[bytes]:
-        """The proof that the log of ``old`` rows begins the one of ``size`` (RFC 6962, 2.1.2).
+        """Return the proof that the log of ``old`` rows begins the one of ``size`` rows (RFC 6962, 2.1.2).
 
         Raises:
             errors.NoteError: the log never had such a size, or rows before it were cut.
         """
 
     async def close(self) -> None:
-        """Write what waits, and let go."""
+        """Write the queued rows, and close the files."""

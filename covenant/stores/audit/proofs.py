@@ -1,4 +1,4 @@
-"""The Merkle tree over a log's rows, as far as somebody asked for it, and what is proved with it."""
+"""The Merkle tree over a log's rows, built on demand, and proofs from it."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from covenant.stores.audit import checkpoints, interface
 from policy import errors
 from policy.audit_log import chain, merkle, note, truncation
 
-# Told of a new checkpoint. INVARIANT: it has a place that lasts before anybody sees it, and counts (``Notary.keep``)
-# only then: of one size two must never differ.
+# Called with each new checkpoint. INVARIANT: a checkpoint must be durable before it is given out, and only then counts
+# (``Notary.keep``): two checkpoints of one size must never differ.
 Keep = Callable[[note.Note], None]
 
 
 class Source(Protocol):
-    """Where the rows are."""
+    """Source of the log's rows."""
 
     @property
     def head(self) -> chain.Head:
-        """How far they go."""
+        """The head: how far the rows go."""
 
     def lines(self, start: int = 0) -> Iterator[tuple[int, bytes]]:
-        """The lines from an offset on, each with its own."""
+        """Yield the lines from an offset on, each with its own offset."""
 
     def index_of(self, event_id: str) -> int | None:
-        """Which line, counted from 0, has this id."""
+        """Return the index, counted from 0, of the line with this id."""
 
 
 class Prover:
-    """Makes the tree when it is first asked, and goes on from there: nobody pays for it who does not ask."""
+    """Builds the tree on first use and extends it later, so a log without proofs has no cost for it."""
 
     def __init__(self, source: Source, notes: checkpoints.Notary, public_key: Ed25519PublicKey) -> None:
         self._source = source
@@ -40,16 +40,16 @@ class Prover:
         self.forget()
 
     def forget(self) -> None:
-        """Make the tree anew: the rows are others."""
+        """Drop the tree; the next use builds it from the changed rows."""
         self._tree: merkle.Tree | None = None
         self._offset = 0
         self._rebased = False
 
     def tree(self) -> merkle.Tree:
-        """The tree over every row that is acknowledged now.
+        """Return the tree over every row acknowledged now.
 
         Raises:
-            errors.LedgerError: the record that begins the log does not hold.
+            errors.LedgerError: the record that begins the log does not verify.
         """
         tree = self._tree
         for offset, line in self._source.lines(self._offset):
@@ -67,12 +67,12 @@ class Prover:
         return tree
 
     def checkpoint(self, keep: Keep) -> note.Note:
-        """The checkpoint of the whole log."""
+        """Return the checkpoint of the whole log."""
         tree = self.tree()
         return self._checkpoint(tree, keep)
 
     def prove(self, event_id: str, keep: Keep) -> interface.Proof | None:
-        """That a row is there, under the newest checkpoint that covers it, or a new one."""
+        """Prove that a row is in the log, under the newest checkpoint that covers it, or a new one."""
         tree = self.tree()
         index = self._source.index_of(event_id)
         if index is None or (self._rebased and index == 0):
@@ -88,7 +88,7 @@ class Prover:
         return interface.Proof(event_id, proof, root, signed)
 
     def consistency(self, old: int, size: int) -> list[bytes]:
-        """The proof that the log of ``old`` rows begins the one of ``size``.
+        """Return the proof that the log of ``old`` rows begins the one of ``size`` rows.
 
         Raises:
             errors.NoteError: the log never had such a size, or rows before it were cut.
@@ -108,5 +108,5 @@ class Prover:
 
 
 def origin_of(public_key: Ed25519PublicKey) -> str:
-    """The name of a log whose heads this key signs."""
+    """Return the name of the log whose heads this key signs."""
     return f"covenant.local/audit/{chain.key_id(public_key)[:16]}"

@@ -1,4 +1,4 @@
-"""Cut the oldest rows: new files beside the log's, that begin with the signed record of what was cut."""
+"""Cut the oldest rows: write new files beside the log's that begin with the signed record of the cut."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BATCH: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What was cut, and the id of the record that says so."""
+    """The number of rows cut, and the id of the record of the cut."""
 
     purged: int
     rebase_id: str | None
@@ -27,7 +27,7 @@ class Done:
 
 @dataclass(slots=True)
 class _Found:
-    """What stands before the first row that stays: ``offset`` is where that one begins."""
+    """The rows before the first one that is kept. ``offset`` is the start of that first row."""
 
     offset: int = 0
     count: int = 0
@@ -40,8 +40,8 @@ def cut(of: files.Files, before_ms: int, *, issuer: str, now_ms: int) -> Done:
     """Cut every row before the first that is not older than ``before_ms``.
 
     Raises:
-        errors.LedgerError: the log's own first record does not hold, or a line is no event.
-        OSError: there is no room for the new files, or the disk failed; the log is as it was.
+        errors.LedgerError: the log's first record does not verify, or a line is no event.
+        OSError: there is no room for the new files, or the disk failed; the log is unchanged.
     """
     before, cut_tree, whole = _found(of, before_ms)
     if before.first is None or before.last is None:
@@ -66,7 +66,7 @@ def cut(of: files.Files, before_ms: int, *, issuer: str, now_ms: int) -> Done:
 
 
 def _found(of: files.Files, before_ms: int) -> tuple[_Found, merkle.Frontier, merkle.Frontier]:
-    """What to cut, the frontier over everything cut then, and the one over the whole log."""
+    """Find the rows to cut. Returns them, the frontier over all rows cut so far, and that over the whole log."""
     found, whole = _Found(), merkle.Frontier()
     cut_tree: merkle.Frontier | None = None
     for offset, line in of.lines():
@@ -94,7 +94,7 @@ def _found(of: files.Files, before_ms: int) -> tuple[_Found, merkle.Frontier, me
 def _write(
     of: files.Files, first: audit_log_chain.Row, kept_from: int
 ) -> tuple[audit_log_chain.Head, audit_log_chain.Head]:
-    """The new files, synced; their last head but one and their last."""
+    """Write and sync the new files. Returns their last head but one and their last."""
     with contextlib.ExitStack() as stack:
         made = []
         for name in (paths.EVENTS, paths.CHAIN):

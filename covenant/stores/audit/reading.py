@@ -1,4 +1,4 @@
-"""What reads the log while it is written."""
+"""Readers of the log that run while it is written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from policy.audit_log import chain as audit_log_chain
 
 
 class Shape:
-    """Whoever reads by offsets keeps the file what it is, many at once; a cut, which makes it another one, waits."""
+    """A shared lock on the identity of the file. Many readers by offset hold it at once; a cut, which replaces the
+    file, waits for them."""
 
     def __init__(self) -> None:
         self._turn = threading.Condition()
@@ -22,9 +23,9 @@ class Shape:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Read by offsets."""
+        """Hold the file in place, to read it by offsets."""
         with self._turn:
-            # A cut that waits comes first: rows are written behind it.
+            # A waiting cut takes precedence: the writing of rows waits behind it.
             while self._changing:
                 self._turn.wait()
             self._readers += 1
@@ -37,7 +38,7 @@ class Shape:
 
     @contextlib.contextmanager
     def changed(self) -> Iterator[None]:
-        """Make the file another one."""
+        """Wait for the readers, then hold the file alone, to replace it."""
         with self._turn:
             self._changing = True
             try:
@@ -50,22 +51,22 @@ class Shape:
 
 
 class Source:
-    """The files, as what proves asks of them."""
+    """The files, with the interface ``proofs.Source``."""
 
     def __init__(self, of: files.Files) -> None:
         self._files = of
 
     @property
     def head(self) -> audit_log_chain.Head:
-        """What is acknowledged."""
+        """The acknowledged head."""
         return self._files.head
 
     def lines(self, start: int = 0) -> Iterator[tuple[int, bytes]]:
-        """The lines from an offset on, each with its own."""
+        """Yield the lines from an offset on, each with its own offset."""
         return self._files.lines(start)
 
     def index_of(self, event_id: str) -> int | None:
-        """Which line, counted from 0, has this id."""
+        """Return the index, counted from 0, of the line with this id."""
         size = self._files.head.chain_bytes
         if not size:
             return None

@@ -1,7 +1,7 @@
-"""Rows from the newest back, without reading the whole file: only what was asked for, and never the same part twice.
+"""Read rows from the newest back: only the parts that a query needs, and no part twice.
 
-Who issued a row is learnt as rows are written, and for older ones as far back as somebody asked. So the rows of one
-issuer among a million cost one look at the file in all, and eight bytes of memory a row that was seen.
+The index of issuers is filled as rows are written, and for older rows as far back as queries went. So all queries for
+one issuer among a million rows read the file once in all, and take eight bytes of memory for each row read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from covenant.stores.audit import files
 from covenant.wire import parts
 
 _BLOCK_BYTES: Final = 256 * 1024
-# How our own lines begin; version 1's do as well.
+# The beginning of our own lines and of version 1's.
 _OPENING: Final = re.compile(
     rb'\{"id":"([0-9A-Za-z-]+)","timestamp_ms":(\d{1,20}),"issuer":\{"display":"[^"\\]*","pubkey":"([^"\\]*)"\}'
 )
@@ -29,7 +29,7 @@ _OPENING: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What stands at the beginning of every line."""
+    """The fields at the beginning of every line."""
 
     event_id: str
     timestamp_ms: int
@@ -37,7 +37,7 @@ class Opening:
 
 
 def opening(line: bytes) -> Opening | None:
-    """The beginning of a line, or None when it is no event."""
+    """Return the beginning of a line, or None if it is no event."""
     found = _OPENING.match(line)
     if found is not None:
         return Opening(found[1].decode(), int(found[2]), found[3].decode())
@@ -49,7 +49,7 @@ def opening(line: bytes) -> Opening | None:
 
 
 def event(line: bytes) -> parts.AuditEvent | None:
-    """The row of a line, or None when it is none that the wire could carry."""
+    """Return the event of a line, or None if the wire format cannot carry it."""
     try:
         return parts.AuditEvent.model_validate_json(line)
     except pydantic.ValidationError:
@@ -71,14 +71,14 @@ class Rows:
         self.forget()
 
     def forget(self) -> None:
-        """Learn anew: the file is another one."""
+        """Clear the index: the file was replaced."""
         with self._lock:
             self._issuers: dict[str, _Seen] = {}
-            # Of rows below this offset nothing is known; above it everything.
+            # The index holds all rows from this offset on, and none below it.
             self._known_from = self._files.head.events_bytes
 
     def wrote(self, pubkeys: Iterable[str], lines: Iterable[bytes], offset: int) -> None:
-        """Rows were written from an offset on: of whom, and which."""
+        """Add rows written from ``offset`` on to the index, with their issuers."""
         with self._lock:
             for pubkey, line in zip(pubkeys, lines, strict=True):
                 seen = self._issuers.get(pubkey)
@@ -88,14 +88,14 @@ class Rows:
                 offset += len(line) + 1
 
     def backwards(self, end: int | None = None) -> Iterator[tuple[int, bytes]]:
-        """Every line with its offset, from the newest back."""
+        """Yield every line with its offset, newest first."""
         stop, tail = (self._files.head.events_bytes if end is None else end), b""
         while stop > 0:
             start = max(0, stop - _BLOCK_BYTES)
             block = os.pread(self._files.events, stop - start, start) + tail
             offset = start + len(block)
             lines = block.split(b"\n")[:-1]
-            # The first piece may be the end of a line that began before this block.
+            # The first piece may be the end of a line that begins before this block.
             tail = lines.pop(0) + b"\n" if start else b""
             for line in reversed(lines):
                 offset -= len(line) + 1
@@ -103,7 +103,7 @@ class Rows:
             stop = start
 
     def of(self, pubkey: str) -> Iterator[bytes]:
-        """The lines of one issuer, newest first."""
+        """Yield the lines of one issuer, newest first."""
         with self._lock:
             seen = self._issuers.setdefault(pubkey, _Seen())
             newer = seen.newer[:]
@@ -120,7 +120,7 @@ class Rows:
                 yield self._line(found)
 
     def _look_further(self) -> bool:
-        """Learn of the rows of one block more; False where there are none left."""
+        """Index one more block of rows; returns False if there is none left."""
         if self._known_from == 0:
             return False
         stop = max(0, self._known_from - _BLOCK_BYTES)

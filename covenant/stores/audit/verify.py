@@ -1,4 +1,4 @@
-"""Whether the files of a log hold together, read a part at a time."""
+"""Verify the files of a log, one part at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BATCH: Final = 4096
 
 
 def verify(of: files.Files, now: files.Snapshot) -> audit_log_verify.Report:
-    """What verifying the files finds. Where the log holds, none of them is read whole at once."""
+    """Verify the files and return the findings. An intact log is never read whole into memory."""
     key = of.key.public_key()
     head = now.head
     as_long = (now.events_bytes, now.chain_bytes) == (head.events_bytes, head.chain_bytes)
@@ -25,7 +25,7 @@ def verify(of: files.Files, now: files.Snapshot) -> audit_log_verify.Report:
 
 
 def _holds(of: files.Files, head: audit_log_chain.Head) -> bool:
-    """Whether the events make the chain file, byte for byte, up to the head that is acknowledged."""
+    """Whether the events produce the chain file, byte for byte, up to the acknowledged head."""
     index, previous, offset = 0, audit_log_chain.GENESIS, 0
     for lines in _batched(line for _, line in of.lines(0, head.events_bytes)):
         made = audit_log_verify.follow(lines, index, previous)
