@@ -1,10 +1,10 @@
-"""Group commit: of many that want to write at once, all that wait are written together.
+"""Group commit: one worker thread writes all queued items in a batch, with a single sync.
 
-A thread of its own takes all that queued, writes it, has each told what came of it, and goes on with what queued
-meanwhile. So one sync serves as many writers as there are, and a lone writer waits for nobody. There is no task in the
-background; the thread begins with the first write and ends with the queue.
+The thread takes the queued items, writes them, reports each result to its submitter, and continues with items queued
+meanwhile. So one sync serves all concurrent writers, and a single writer does not wait for others. No background task
+exists; the thread begins with the first write and ends with the queue.
 
-Every row of the daemon's log comes through here, which is why the loop's own futures are used: an ``anyio.Event`` for
+Every row of the daemon's log passes through here. Therefore this uses the loop's own futures: an ``anyio.Event`` for
 each of many writers costs three times as much (benchmarks/audit_append.py).
 """
 
@@ -24,18 +24,18 @@ from policy import errors
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Who waits, and in the same order what each of them wants written.
+# The waiting futures and, in the same order, the items that they wait for.
 _Group = tuple[list[asyncio.Future[R]], list[T]]
 
 
 class Turns(Generic[T, R]):
-    """Writes what tasks submit, in the order of submission and in groups of at most ``most``.
+    """Writes submitted items, in the order of submission and in groups of at most ``most``.
 
-    ``write`` gets a group in a worker thread and returns one answer, or one exception, for each item. When it raises
-    instead, nobody knows what is on disk: everything that waits is refused, and so is everything later.
+    ``write`` gets a group in a worker thread and returns one answer, or one exception, for each item. If it raises
+    instead, the state of the disk is unknown: all queued and all later items are refused.
 
-    ``told`` gets the answers of each group on the loop, before whoever waits for them goes on: each in the order of
-    writing, and also those that nobody waits for any more.
+    ``told`` gets the answers of each group on the loop, before their submitters resume. It gets every answer in the
+    order of writing, including those of cancelled submitters.
     """
 
     def __init__(
@@ -50,19 +50,19 @@ class Turns(Generic[T, R]):
         self._told = told
         self._what = what
         self._most = most
-        # The loop appends and the thread takes, each in one step.
+        # The loop appends and the thread pops, each in one atomic step.
         self._queue: deque[tuple[asyncio.Future[R], T]] = deque()
         self._busy = False
         self._failure: str | None = None
         self._idle: anyio.Event | None = None
-        # A thread of its own: what blocks in the shared ones must not hold up what others wait for.
+        # A separate thread: a blocked job in the shared pool must not delay these writes.
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
 
     def submit(self, item: T) -> asyncio.Future[R]:
-        """Have the item written; await what ``write`` answers for it. Cancelled, it may have been written or not.
+        """Queue the item; await the answer of ``write`` for it. After a cancellation it may have been written or not.
 
         Raises:
-            errors.StoreError: an earlier write failed in a way that left the disk's state unknown, or this one did.
+            errors.StoreError: an earlier write failed and left the disk's state unknown, or this one did.
         """
         if self._failure is not None:
             raise self._refused()
@@ -71,12 +71,12 @@ class Turns(Generic[T, R]):
         self._queue.append((mine, item))
         if not self._busy:
             self._busy = True
-            # Whoever is ready to write gets to queue first.
+            # Tasks that are ready to write get to queue first.
             loop.call_soon(self._begin, loop)
         return mine
 
     async def close(self, reason: str) -> None:
-        """Refuse what comes from now on, after what waits has been written."""
+        """Refuse new items, after writing the queued ones."""
         self._failure = self._failure or reason
         if self._busy:
             self._idle = self._idle or anyio.Event()
@@ -145,7 +145,7 @@ class Turns(Generic[T, R]):
     # --- in the thread ----------------------------------------------------------------------------------
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        # A loop that was closed has nobody left to be told.
+        # A closed loop has no submitter left to notify.
         with contextlib.suppress(RuntimeError):
             waiting, items = self._taken()
             while True:
@@ -166,7 +166,7 @@ class Turns(Generic[T, R]):
         waiting, items = [], []
         for _ in range(min(self._most, len(queue))):
             future, item = queue.popleft()
-            # INVARIANT: what was cancelled before it was taken is never written.
+            # INVARIANT: an item cancelled before it was taken is never written.
             if not future.cancelled():
                 waiting.append(future)
                 items.append(item)
@@ -174,8 +174,8 @@ class Turns(Generic[T, R]):
 
 
 class LoopTurns(Turns[T, R]):
-    """Turns whose ``write`` is awaited where everything else runs: for what is decided there, a group at a time, before
-    it goes to a disk. The next group is not begun before it returned."""
+    """Turns whose ``write`` is awaited on the loop: for items that are decided there, one group at a time, before they
+    go to disk. The next group begins after it returned."""
 
     def __init__(
         self, write: Callable[[Sequence[T]], Awaitable[Sequence[R | Exception]]], *, what: str, most: int = 1024
@@ -185,8 +185,8 @@ class LoopTurns(Turns[T, R]):
         self._task: asyncio.Task[None] | None = None
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        # A task of nobody's, for as long as something waits: whoever submits may be cancelled, and what others wait for
-        # is carried through all the same. ``close`` waits for it.
+        # A task of its own, for as long as items are queued: a cancelled submitter must not cancel the writes of
+        # others. ``close`` waits for it.
         self._task = loop.create_task(self._work_here(loop))
 
     async def _work_here(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -218,7 +218,7 @@ def _in_no_thread(items: Sequence[object]) -> NoReturn:
 def _refuse(future: asyncio.Future[R], error: Exception) -> None:
     """Fail the future with the error."""
     future.set_exception(error)
-    # The waiter gets the error. Where the waiter was cancelled just now nobody reads it, which asyncio need not log.
+    # The waiter gets the error. If the waiter was just cancelled, this stops asyncio from logging the unread error.
     future.exception()
 
 

@@ -1,10 +1,11 @@
-"""An append-only file of lines: what ``append`` returned for is on the disk.
+"""An append-only file of lines: a line is on disk when its ``append`` returns.
 
-Many appends at once share a sync (``covenant.stores.group_commit``). A line that a crash left without its newline was
-never acknowledged; at the next opening it is set aside in a file beside, and reported. When the disk is full the line
-is refused and the file is as it was; when a sync fails nobody knows what is on the disk, and the journal takes no more.
+Concurrent appends share a sync (``covenant.stores.group_commit``). A line that a crash left without its newline was
+never acknowledged; the next opening moves it to a separate file and reports it. When the disk is full the line is
+refused and the file is unchanged. After a failed sync the state of the disk is unknown, and the journal takes no more
+lines.
 
-One process writes a journal: the daemon's lock on its home sees to that.
+Only one process writes a journal: the daemon holds a lock on its home.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class _Rewrite:
 class Journal:
     """An open journal. Make it with ``Journal.open``; close it, or use it as an async context manager.
 
-    ``recovered`` says what was set aside when it was opened.
+    ``recovered`` lists the data that the opening set aside.
     """
 
     def __init__(self, path: Path, mode: int) -> None:
@@ -60,7 +61,7 @@ class Journal:
 
     @classmethod
     async def open(cls, path: Path, mode: int = 0o600) -> Self:
-        """Open or make the journal at ``path``; its directory is made 0700 in one that is there.
+        """Open or create the journal at ``path``. A missing directory is created with mode 0700 in an existing parent.
 
         Raises:
             errors.StoreError: the file or its directory is a symlink, not ours alone, or cannot be used.
@@ -70,18 +71,18 @@ class Journal:
         return journal
 
     async def append(self, line: bytes) -> None:
-        """Write one line, given without its newline; when this returns it is durable.
+        """Write one line, given without its newline; it is durable when this returns.
 
-        Cancelled, the line may be there or not; other lines do not suffer.
+        After a cancellation the line may be present or not; other lines are not affected.
 
         Raises:
-            errors.StoreFullError: there is no room; nothing of it is there, and later appends are tried again.
+            errors.StoreFullError: there is no room; no part of the line is present, and later appends are tried again.
             errors.StoreError: it is not one line, or the disk failed. After the latter every append is refused.
         """
         await self.append_all([line])
 
     async def append_all(self, lines: Sequence[bytes]) -> None:
-        """As ``append`` for several lines in one write; after a crash some of the first may be there alone.
+        """Append several lines in one write; after a crash the file may hold only the first few.
 
         Raises:
             errors.StoreError: as ``append``; for all of them.
@@ -92,18 +93,18 @@ class Journal:
             await self._turns.submit(_Append(b"".join(line + b"\n" for line in lines)))
 
     async def rewrite(self, lines: Iterable[bytes] | Select) -> None:
-        """Put other lines in the place of all, whole or not at all.
+        """Replace all lines by others, completely or not at all.
 
         ``lines`` may be a function from the present lines to the new ones. It runs in a worker thread between two
-        writes, so that what was appended meanwhile is among what it is given.
+        writes, so that its argument includes lines appended meanwhile.
 
         Raises:
-            errors.StoreError: as ``append``; the old lines are there.
+            errors.StoreError: as ``append``; the old lines are kept.
         """
         await self._turns.submit(_Rewrite(lines))
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """The lines from the first to the last that was durable when this began, without their newlines."""
+        """Yield the lines, without their newlines, up to the last that was durable when this began."""
         position, end, rest = 0, self._size, b""
         while position < end:
             chunk = await anyio.to_thread.run_sync(os.pread, self._fd, min(_CHUNK_BYTES, end - position), position)
@@ -118,7 +119,7 @@ class Journal:
         return self.lines()
 
     async def replay(self, take: Callable[[bytes, str], object]) -> None:
-        """Give each line to ``take``, with the place where it stands; when it refuses one, the file is let go of."""
+        """Call ``take`` with each line and its place. If it raises, close the file and re-raise."""
         number = 0
         try:
             async for line in self.lines():
@@ -131,11 +132,11 @@ class Journal:
 
     @property
     def size_bytes(self) -> int:
-        """How much of the file is acknowledged."""
+        """The acknowledged size of the file."""
         return self._size
 
     async def close(self) -> None:
-        """Write what waits, refuse what comes later, and let go of the file."""
+        """Write the queued lines, refuse later ones, and close the file."""
         await self._turns.close("it was closed")
         for fd in (self._fd, self._directory):
             if fd >= 0:
@@ -179,7 +180,7 @@ class Journal:
 
     def _check_private(self) -> None:
         info = os.fstat(self._fd)
-        # A second link would be a name of the same bytes outside our directory.
+        # A second link would be another name of the same bytes outside our directory.
         if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
             raise errors.StoreError(f"`{self._path}` is no plain file with one name", where=str(self._path))
         if info.st_uid != os.geteuid() or info.st_mode & 0o077 & ~self._mode:
@@ -229,7 +230,7 @@ class Journal:
         except OSError as e:
             if e.errno not in _FULL:
                 raise
-            # What there was room for is no whole line for anybody; none of it was acknowledged.
+            # The partial lines are useless to a reader, and none of them was acknowledged.
             os.ftruncate(self._fd, self._size)
             return [self._full(e) for _ in lines]
         os.fdatasync(self._fd)
@@ -245,7 +246,7 @@ class Journal:
             kept = list(lines)
             for line in kept:
                 self._check(line)
-        except Exception as e:  # whatever the caller's function raises is the caller's
+        except Exception as e:  # an error of the caller's function goes to the caller
             return e
         data = b"".join(line + b"\n" for line in kept)
         try:
@@ -261,7 +262,7 @@ class Journal:
         return None
 
     def _check_name(self) -> None:
-        """The open file must still be the one under its name: a line in an unlinked file is lost."""
+        """Check that the open file is still the one under its name: a line in an unlinked file is lost."""
         ours = os.fstat(self._fd)
         try:
             named = os.stat(self._path.name, dir_fd=self._directory, follow_symlinks=False)

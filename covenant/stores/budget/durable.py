@@ -14,7 +14,7 @@ from covenant.stores.journal import Journal
 
 
 class _NothingGoes(Exception):
-    """Leaves a file as it is that would be rewritten for nothing."""
+    """Raised to leave a file unchanged when a rewrite would remove no row."""
 
 
 class DurableBudgetLedger(in_memory.InMemoryBudgetLedger):
@@ -27,7 +27,7 @@ class DurableBudgetLedger(in_memory.InMemoryBudgetLedger):
 
     @classmethod
     async def open(cls, path: Path, now_ms: Callable[[], int]) -> Self:
-        """Open or make the ledger at ``path``.
+        """Open or create the ledger at ``path``.
 
         Raises:
             errors.StoreError: it cannot be used, or a line of it is no row.
@@ -39,11 +39,11 @@ class DurableBudgetLedger(in_memory.InMemoryBudgetLedger):
 
     @property
     def recovered(self) -> list[str]:
-        """What was set aside at the start, as ``Journal.recovered``."""
+        """Messages about data set aside at the opening, as ``Journal.recovered``."""
         return self._journal.recovered
 
     async def compact(self, before_ms: int) -> interface.Compacted:
-        """As ``interface.BudgetLedger.compact``. What goes is decided by what stands in the file between two writes."""
+        """As ``interface.BudgetLedger.compact``. Selects the rows to drop from the file between two writes."""
         outcome = interface.Compacted(0, 0)
 
         def select(lines: list[bytes]) -> list[bytes]:
@@ -65,7 +65,7 @@ class DurableBudgetLedger(in_memory.InMemoryBudgetLedger):
         await self._journal.close()
 
     async def _keep(self, row: rows.LedgerRow) -> None:
-        # Shielded: what was decided in memory is on the disk, or taken back, whatever becomes of who asked.
+        # Shielded: even if the caller is cancelled, the decision made in memory becomes durable or is undone.
         with anyio.CancelScope(shield=True):
             await self._journal.append(rows.line(row))
 
@@ -80,7 +80,7 @@ class DurableCheckpoints(in_memory.InMemoryCheckpoints):
 
     @classmethod
     async def open(cls, path: Path, now_ms: Callable[[], int]) -> Self:
-        """Open or make the checkpoints at ``path``.
+        """Open or create the checkpoints at ``path``.
 
         Raises:
             errors.StoreError: the file cannot be used, or a line of it is no row.
@@ -92,11 +92,12 @@ class DurableCheckpoints(in_memory.InMemoryCheckpoints):
 
     @property
     def recovered(self) -> list[str]:
-        """What was set aside at the start, as ``Journal.recovered``."""
+        """Messages about data set aside at the opening, as ``Journal.recovered``."""
         return self._journal.recovered
 
     async def compact(self) -> int:
-        """As ``interface.Checkpoints.compact``. What is active is what the file says, between two writes."""
+        """As ``interface.Checkpoints.compact``. Reads from the file, between two writes, which checkpoints are
+        active."""
         dropped = 0
 
         def select(lines: list[bytes]) -> list[bytes]:

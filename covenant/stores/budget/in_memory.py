@@ -1,4 +1,4 @@
-"""The ledger and the checkpoints without a file: for tests, and under the durable ones."""
+"""The ledger and the checkpoints without a file: for tests, and as the base of the durable ones."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from covenant.stores.budget import interface, rows, state
 from covenant.wire import types
 from policy import budget, errors
 
-# The words of a request are no path of this machine, whatever they begin with.
+# The text of a request is not checked for paths: it may begin like one.
 _TEXTS: Final = frozenset({"intent_text"})
 _MOST_DEPTH: Final = 32
 
 
 class _Underway:
-    """What is decided and not kept yet. Who asks for the same again waits: it may be taken back."""
+    """Keys with a decision that is not written yet. A second request for a key waits: the decision may be undone."""
 
     def __init__(self) -> None:
         self._writing: dict[Hashable, anyio.Event] = {}
 
     @contextlib.contextmanager
     def of(self, key: Hashable) -> Iterator[None]:
-        """The time in which ``key`` is written, after ``wait_for`` it."""
+        """Mark ``key`` as being written, after ``wait_for`` returned for it."""
         done = self._writing[key] = anyio.Event()
         try:
             yield
@@ -37,7 +37,7 @@ class _Underway:
             done.set()
 
     async def wait_for(self, key: Hashable) -> None:
-        """Return when nothing about ``key`` is underway; nobody else has come between then."""
+        """Wait until no write of ``key`` is underway. No other task has taken the key when this returns."""
         while key in self._writing:
             await self._writing[key].wait()
 
@@ -45,8 +45,8 @@ class _Underway:
 class InMemoryBudgetLedger:
     """``interface.BudgetLedger`` in memory.
 
-    A method decides and changes the buckets before it first waits, so that no other task comes between; then it waits
-    until its row is kept, and takes the change back if it is not.
+    A method decides and changes the buckets before its first await, so that no other task runs in between. Then it
+    waits until its row is stored, and undoes the change if that fails.
     """
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
@@ -164,7 +164,7 @@ class InMemoryBudgetLedger:
         )
 
     async def compact(self, before_ms: int) -> interface.Compacted:
-        """As ``interface.BudgetLedger.compact``: here only the newest debits are rows."""
+        """As ``interface.BudgetLedger.compact``. Drops only debits: this ledger has no other rows."""
         await anyio.lowlevel.checkpoint()
         kept = [row for row in self._state.debits if row.at_ms >= before_ms]
         dropped = len(self._state.debits) - len(kept)
@@ -179,7 +179,8 @@ class InMemoryBudgetLedger:
         await anyio.lowlevel.checkpoint()
 
     def _now(self) -> int:
-        """The clock, never behind what a row already has: one that was set back makes no time pass twice."""
+        """Return the time, never earlier than the latest row: after the clock was set back, no interval is refilled
+        twice."""
         return max(self._state.latest_ms, self._clock())
 
     def _reservation(self, agent: types.AgentId, paired_receipt: str) -> rows.Debit:
@@ -238,7 +239,7 @@ class InMemoryCheckpoints:
         return tuple(self._active.values())
 
     async def compact(self) -> int:
-        """As ``interface.Checkpoints.compact``: nothing that was claimed is kept here."""
+        """As ``interface.Checkpoints.compact``. Always 0: claimed checkpoints are not kept in memory."""
         await anyio.lowlevel.checkpoint()
         return 0
 
@@ -250,7 +251,7 @@ class InMemoryCheckpoints:
 
 
 def _whose(row: rows.Debit) -> tuple[str, ...]:
-    """The keys of those whose debit it is: the agent's, and that of who asked for the run."""
+    """Return the public keys that a debit belongs to: the agent's and the submitter's."""
     return (row.agent.pubkey,) if row.submitter is None else (row.agent.pubkey, row.submitter.pubkey)
 
 
@@ -269,7 +270,7 @@ def _exhausted(agent: types.AgentId, requested: int, found: budget.Exhausted) ->
 
 
 def _refuse_paths(value: Any, name: str = "resume_state", depth: int = 0) -> None:
-    """Refuse text anywhere in the state that is an absolute path of a machine, or of somebody's home."""
+    """Refuse any text in the state that is an absolute path, or a path in a home directory."""
     if depth > _MOST_DEPTH:
         raise errors.CheckpointError(f"`{name}` is nested more than {_MOST_DEPTH} deep")
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""The budget ledger and the checkpoints, as the rest of the daemon knows them.
+"""The interfaces of the budget ledger and of the checkpoints.
 
-Agents are told apart by their public key alone; the display name is for people. Times are Unix milliseconds, and a
-ledger's own never goes backwards.
+An agent is identified by its public key alone; the display name is for people. Times are Unix milliseconds, and a
+ledger's own never decrease.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Final, Protocol
 from covenant.wire import types
 from policy.budget import Bucket
 
-# What `recent` can reach back to; older rows are in the file.
+# The most debits that `recent` returns; older rows are in the file.
 MOST_RECENT: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What a compaction did: rows that went, and agents whose bucket stands in their place."""
+    """The result of a compaction: the number of dropped rows, and of agents whose bucket replaces them."""
 
     dropped: int
     snapshots: int
@@ -27,7 +27,7 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What was taken before a run that is not settled. ``submitter``: who asked for the run, where that was said."""
+    """Credits debited before a run that is not settled. ``submitter``: the peer that asked for the run, if known."""
 
     agent: types.AgentId
     credits: int
@@ -37,12 +37,12 @@ class Reservation:
 
 
 class BudgetLedger(Protocol):
-    """Token buckets, one an agent. What a method returned for is durable."""
+    """Token buckets, one for each agent. A change is durable when its method returns."""
 
     async def set_capacity(self, agent: types.AgentId, per_hour: int) -> bool:
-        """Have the agent's bucket hold and regain ``per_hour`` credits; whether that changed anything.
+        """Set the capacity and the hourly refill of the agent's bucket. Returns True if that changed it.
 
-        A new bucket is full. The same capacity again, as at every start, changes and writes nothing.
+        A new bucket is full. Setting the same capacity again, as at every start, changes and writes nothing.
         """
         ...
 
@@ -54,20 +54,22 @@ class BudgetLedger(Protocol):
         *,
         submitter: types.AgentId | None = None,
     ) -> types.BudgetDebit:
-        """Reserve credits for a run, at once or not at all: however many ask together, no bucket is overdrawn.
+        """Reserve credits for a run, all or none. Concurrent requests never overdraw a bucket.
 
-        A reservation of 0 takes nothing and needs no bucket: it says that there is a run, until it is settled.
+        A reservation of 0 takes nothing and needs no bucket: it records that a run exists until it is settled.
 
         Raises:
             errors.BudgetUnseededError: no capacity was set for the agent.
-            errors.BudgetExhaustedError: it has not enough; ``details`` holds tokens_remaining and refill_eta_ms.
+            errors.BudgetExhaustedError: the bucket has too few credits; ``details`` holds tokens_remaining and
+                refill_eta_ms.
             errors.ReservationError: a reservation with this receipt is open.
             errors.StoreError: it could not be written; nothing was taken.
         """
         ...
 
     async def settle(self, agent: types.AgentId, paired_receipt: str, credits: int) -> types.BudgetDebit:  # noqa: A002
-        """Take what a run measurably cost beyond its reservation (0: nothing) and close that; may leave a debt.
+        """Close a reservation and debit the measured cost of its run beyond it (0: nothing). The balance may become
+        negative.
 
         Raises:
             errors.ReservationError: no such reservation of this agent is open; each is settled once.
@@ -76,7 +78,7 @@ class BudgetLedger(Protocol):
         ...
 
     async def refund(self, agent: types.AgentId, paired_receipt: str) -> int:
-        """Give a reservation back whose run never began; how many credits that were.
+        """Refund the reservation of a run that never began. Returns the credits refunded.
 
         Raises:
             errors.ReservationError, errors.StoreError: as ``settle``.
@@ -84,52 +86,53 @@ class BudgetLedger(Protocol):
         ...
 
     async def recent(self, limit: int, *, of: str | None = None) -> Sequence[types.BudgetDebit]:
-        """The newest debits first, of the newest ``MOST_RECENT``; rests of 0 are left out.
+        """Return the newest debits first, of the newest ``MOST_RECENT``; debits of 0 are left out.
 
-        ``of``: only those of the agent with this public key, and those for runs that whoever has it asked for.
+        ``of``: a public key; only debits of this agent, and of runs that this key submitted.
         """
         ...
 
     def tokens(self, agent: types.AgentId) -> int | None:
-        """What the agent can spend now; None without a bucket."""
+        """Return the credits that the agent can spend now; None without a bucket."""
         ...
 
     def buckets(self) -> Mapping[str, Bucket]:
-        """Every bucket by its agent's key, as it was last touched: for ``policy.budget.verdicts``."""
+        """Return every bucket by its agent's key, in its state after the last change: for
+        ``policy.budget.verdicts``."""
         ...
 
     def unsettled(self) -> Sequence[Reservation]:
-        """The reservations that are not settled: after a start, of runs that the last daemon did not see end."""
+        """Return the open reservations; after a start, those of runs that the last daemon did not see end."""
         ...
 
     async def compact(self, before_ms: int) -> Compacted:
-        """Put each bucket as it was in the place of the rows before ``before_ms``.
+        """Replace the rows before ``before_ms`` by each bucket's state.
 
         Raises:
-            errors.StoreError: it could not be written; the old rows are there.
+            errors.StoreError: it could not be written; the old rows are kept.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         ...
 
 
 class Checkpoints(Protocol):
-    """Intents that wait to be resumed: at most one active for an intent and agent, and each is used once."""
+    """Paused intents that wait to be resumed: at most one active for an intent and agent, each used once."""
 
     async def save(self, checkpoint: types.BudgetPauseCheckpoint) -> None:
-        """Keep a checkpoint. Saving the same one again changes nothing, and returns when it is kept.
+        """Store a checkpoint; it is durable when this returns. Saving an equal one again changes nothing.
 
         Raises:
             errors.CheckpointError: another is active for its intent and agent, or its ``resume_state`` holds an
-                absolute path, which means nothing elsewhere.
-            errors.StoreError: it could not be written and is not kept.
+                absolute path, which means nothing on another machine.
+            errors.StoreError: it could not be written and is not stored.
         """
         ...
 
     async def claim(self, intent_id: str, agent: types.AgentId) -> types.BudgetPauseCheckpoint:
-        """Take a checkpoint to resume from; nobody else gets it after that, not even after a crash.
+        """Take a checkpoint to resume from. No later claim gets it, not even after a crash.
 
         Raises:
             errors.NoCheckpointError: none is active for this intent and agent.
@@ -138,17 +141,17 @@ class Checkpoints(Protocol):
         ...
 
     def active(self) -> Sequence[types.BudgetPauseCheckpoint]:
-        """Those that wait, the oldest first."""
+        """Return the active checkpoints, oldest first."""
         ...
 
     async def compact(self) -> int:
-        """Drop what was claimed; how many rows went.
+        """Drop claimed checkpoints. Returns the number of rows dropped.
 
         Raises:
-            errors.StoreError: it could not be written; the old rows are there.
+            errors.StoreError: it could not be written; the old rows are kept.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         ...

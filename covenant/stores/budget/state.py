@@ -1,4 +1,5 @@
-"""What the rows of a ledger come to. Both ledgers keep one; reading the file again gives the same."""
+"""The state that results from the rows of a ledger. Both ledgers use it; reading the file again gives the same
+state."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class LedgerState:
         self.debits: deque[rows.Debit] = deque(maxlen=interface.MOST_RECENT)
 
     def apply(self, row: rows.LedgerRow) -> None:
-        """Take one more row into account."""
+        """Update the state by one more row."""
         key = row.agent.pubkey
         self.latest_ms = max(self.latest_ms, row.at_ms)
         self.agents[key] = row.agent
@@ -38,7 +39,7 @@ class LedgerState:
                 self._restore(key, row)
 
     def undo(self, row: rows.Debit | rows.Refund, reservation: rows.Debit | None = None) -> None:
-        """Take back a row that could not be written, and open the reservation again that it closed."""
+        """Undo a row that could not be written, and reopen the reservation that it closed."""
         key = row.agent.pubkey
         turn = budget.give_back if isinstance(row, rows.Debit) else budget.charge
         if key in self.buckets:
@@ -51,18 +52,18 @@ class LedgerState:
             self.open.pop(row.paired_receipt, None)
 
     def snapshots(self) -> list[rows.Snapshot]:
-        """Every bucket as a row, with its agent's open reservations."""
+        """Return every bucket as a row, with its agent's open reservations."""
         return [self._snapshot(key, bucket) for key, bucket in self.buckets.items()]
 
     def without_bucket(self) -> list[rows.Debit]:
-        """The open reservations, of nothing, of agents that have no bucket."""
+        """Return the open reservations of 0 credits that belong to agents without a bucket."""
         return [one for one in self.open.values() if one.agent.pubkey not in self.buckets]
 
     def _debit(self, key: str, row: rows.Debit) -> None:
         if row.settles:
             was = self.open.pop(row.paired_receipt, None)
             if was is not None and was.submitter is not None and row.submitter is None:
-                # Of a file from before who asked stood on a rest as well.
+                # A row of an older version: settling debits did not name the submitter then.
                 row = row.model_copy(update={"submitter": was.submitter})
         elif row.reserved:
             self.open[row.paired_receipt] = row
@@ -103,10 +104,11 @@ class LedgerState:
 def cut(
     ledger: Iterable[rows.LedgerRow], before_ms: int
 ) -> tuple[list[rows.Snapshot | rows.Debit], int, interface.Compacted]:
-    """The rows in the place of those before ``before_ms``, and how many rows those are. Nothing beyond them is read.
+    """Fold the rows before ``before_ms`` into snapshots. Returns these, the number of rows folded and the outcome.
 
-    Only the beginning of the file goes: a row of an earlier time behind a later one, which a clock that was set back
-    can have left in version 1's, stands where it stood, since the order of rows is what they mean.
+    Only the beginning of the file is folded, and no row after it is read. Version 1 may have written an earlier time
+    after a later one when its clock was set back. Such a row keeps its place, because the order of rows gives them
+    their meaning.
     """
     before = LedgerState()
     taken = dropped = 0

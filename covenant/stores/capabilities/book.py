@@ -10,28 +10,28 @@ from covenant.stores.capabilities.interface import Grant, Use
 from policy import errors
 from policy.capabilities import actions, chain, scopes
 
-# Of one subject and action: looking one up looks at all of them. The daemon's own and those of other holders are
-# counted apart, so that no holder can fill somebody's place for grants of the operator.
+# The limit for one subject and action, because a lookup reads all its grants. The daemon's own grants and those of
+# other holders are counted separately, so that no holder can use up the places for the operator's grants.
 MAX_PER_ACTION = 64
-# Below one grant, revoked ones included until they are purged: no holder fills the disk with gifts.
+# The limit below one grant, counting revoked ones until a purge: no holder can fill the disk with grants.
 MAX_BELOW = 1024
 
 
 class Book:
-    """Grants by signature, by subject and action, by whom they concern, and by the one that they narrow."""
+    """Grants indexed by signature, by subject and action, by concerned key, and by the grant that they narrow."""
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._grants: dict[str, Grant] = {}
         self._live: defaultdict[tuple[str, str], list[Grant]] = defaultdict(list)
-        # As ordered sets: the newest stand last.
+        # Used as ordered sets: the newest come last.
         self._concerns: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self._held: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self._below: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self._tombstones: dict[str, int] = {}
 
     def get(self, signature: str) -> Grant | None:
-        """A grant, whether it holds or not."""
+        """Return a grant, effective or not."""
         return self._grants.get(signature)
 
     def __iter__(self) -> Iterator[Grant]:
@@ -90,11 +90,12 @@ class Book:
     # --- granting ---------------------------------------------------------------------------------------
 
     def check(self, grant: Grant, now_ms: int) -> Grant | None:
-        """The grant that is there already and holds; None where ``add`` may keep this one, whose generation is set.
+        """Return the stored grant if it is effective; None if ``add`` may store this one, whose generation is then set.
 
         Raises:
             errors.CapabilityInvalidError: it, or the chain above it, does not verify.
-            errors.GrantRefusedError: the subject has too many of the action, or the grant above too many below.
+            errors.GrantRefusedError: the subject has too many grants of the action, or the grant above has too many
+                below it.
         """
         above = self.lineage(grant.parent) if grant.parent is not None else []
         if grant.parent is not None and not above:
@@ -114,7 +115,7 @@ class Book:
         return None
 
     def add(self, grant: Grant) -> None:
-        """Take a grant in, in the place of one with its signature."""
+        """Add a grant, in place of one with the same signature."""
         present = self._grants.get(grant.signature)
         if present is not None:
             if present.generation > grant.generation:
@@ -135,7 +136,7 @@ class Book:
 
     def _enter(self, grant: Grant) -> None:
         row = self._live[grant.token.subject, grant.token.action]
-        # The daemon's own stand before those that holders gave.
+        # The daemon's own grants come before those that holders gave.
         at = sum(one.parent is None for one in row) if row and grant.parent is None else len(row)
         row.insert(at, grant)
 
@@ -155,11 +156,12 @@ class Book:
             )
 
     def _is_sound(self, grant: Grant) -> bool:
-        """What never changes of a grant, decided when it is first used: a daemon with many starts at once."""
+        """Whether a grant passes the checks that never change. Cached on first use: a daemon with many grants starts at
+        once."""
         token = grant.token
         sound = scopes.check(token.action, token.scope) is None and actions.well_formed(token.action)
         if grant.parent is None:
-            # A scope that names a parent which is no signature has none, and is nobody's.
+            # A scope with a malformed parent has no parent, and no holder could have issued it.
             sound = sound and token.granted_by == self._root and not _claims_parent(token.scope)
         else:
             above = self._grants.get(grant.parent)
@@ -170,7 +172,7 @@ class Book:
     # --- ending -----------------------------------------------------------------------------------------
 
     def descent(self, signature: str) -> list[Grant]:
-        """The grant and all below it that were not revoked."""
+        """Return the grant and all below it that are not revoked."""
         found: dict[str, Grant] = {}
         waiting = [signature]
         while waiting:
@@ -183,7 +185,7 @@ class Book:
         return [grant for grant in found.values() if grant.revoked_at_ms is None]
 
     def bury(self, signature: str, generation: int, revoked_at_ms: int) -> None:
-        """Take a grant back, as granted up to ``generation``."""
+        """Revoke a grant, up to ``generation``."""
         self._tombstones[signature] = max(generation, self._tombstones.get(signature, -1))
         grant = self._grants.get(signature)
         if grant is not None and grant.generation <= generation:
@@ -191,7 +193,7 @@ class Book:
             self._leave(grant)
 
     def to_purge(self, before_ms: int, now_ms: int) -> set[str]:
-        """The signatures of what was revoked or has ended before, and of all that stands below."""
+        """Return the signatures of grants that were revoked or ended before ``before_ms``, and of all below them."""
         dropped: set[str] = set()
         waiting = [grant.signature for grant in self if _over(grant, before_ms, now_ms)]
         while waiting:
@@ -202,7 +204,7 @@ class Book:
         return dropped
 
     def drop(self, signatures: Iterable[str]) -> None:
-        """Forget grants whole, with their tombstones."""
+        """Remove grants and their tombstones."""
         for signature in signatures:
             self._take_out(self._grants[signature])
             self._tombstones.pop(signature, None)
@@ -235,7 +237,7 @@ class Book:
     # --- counting ---------------------------------------------------------------------------------------
 
     def count(self, signatures: Sequence[str]) -> list[Grant]:
-        """Count one use of each grant and of each above it, and answer those that are metered.
+        """Count one use of each grant and of each above it. Returns the metered ones.
 
         Raises:
             errors.CapabilityExhaustedError: one is used up; nothing was counted.
@@ -246,15 +248,15 @@ class Book:
         return metered
 
     def uses(self, signatures: Sequence[str]) -> list[Use]:
-        """How often each was used by now: itself, or the next above it that is metered."""
+        """Return the uses of each grant so far: of itself if it is metered, else of the next metered one above it."""
         metered = ((one for one in self.lineage(each) if one.max_uses is not None) for each in signatures)
         return [use_of(grant) for grant in (next(lineage, None) for lineage in metered) if grant is not None]
 
     def left(self, signatures: Sequence[str]) -> list[Grant]:
-        """As ``count``, and count nothing.
+        """Check as ``count`` without counting.
 
         Raises:
-            errors.CapabilityExhaustedError: one of them was used as often as it may be.
+            errors.CapabilityExhaustedError: one of them is used up.
         """
         lineages = map(self.lineage, signatures)
         metered = [grant for lineage in lineages for grant in lineage if grant.max_uses is not None]
@@ -270,12 +272,12 @@ class Book:
 
 
 def used_up(grant: Grant) -> bool:
-    """Whether a grant was used as often as it may be."""
+    """Whether a grant has no uses left."""
     return grant.max_uses is not None and grant.used >= grant.max_uses
 
 
 def use_of(grant: Grant) -> Use:
-    """How often a metered grant was used by now."""
+    """Return the number of uses of a metered grant so far."""
     return Use(grant.signature, grant.token.action, grant.max_uses or 0, grant.used)
 
 
@@ -283,7 +285,7 @@ def _over(grant: Grant, before_ms: int, now_ms: int) -> bool:
     if grant.revoked_at_ms is not None and grant.revoked_at_ms < before_ms:
         return True
     ends = grant.token.expires_at
-    # A cut-off in the future forgets nothing that still holds.
+    # A cut-off in the future removes no grant that is still effective.
     return ends is not None and ends < before_ms and grant.token.expired(now_ms)
 
 

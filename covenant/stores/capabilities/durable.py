@@ -1,8 +1,8 @@
-"""Grants on the disk: three append-only files, read once, and an index that decides.
+"""Grants on disk: three append-only files that are read once, and an index that decides.
 
-What is written first says what a crash leaves. A grant is a line before it counts. A revocation is a line, for the
-grant and each below it, before it is answered. A use is a line before the act that it is for. A purge takes grants out
-first, then their tombstones, then their uses: a grant that was revoked never stands without its tombstone.
+The order of writes defines the state after a crash. A grant's line is written before the grant counts. Revocation
+lines, for the grant and each below it, are written before the reply. A use is written before the act that it permits. A
+purge removes grants first, then their tombstones, then their uses: a revoked grant never remains without its tombstone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 class DurableCapabilities(InMemoryCapabilities):
     """``interface.Capabilities`` in ``<home>/capabilities``. Open it with ``open``.
 
-    ``recovered`` says what was found that is not as it should be, and what was done about it.
+    ``recovered`` lists irregularities found at the opening, and the repairs.
     """
 
     def __init__(self, identity: Identity, granted: Journal, revoked: Journal, uses: Journal) -> None:
@@ -42,11 +42,10 @@ class DurableCapabilities(InMemoryCapabilities):
 
     @classmethod
     async def open(cls, directory: Path, identity: Identity) -> Self:
-        """Open or make the store in ``directory``. Tombstones of version 1 are signed and kept.
+        """Open or create the store in ``directory``. Tombstones of version 1 are signed and kept.
 
         Raises:
-            errors.StoreError: a file cannot be used, or a revocation or use cannot be read: what it forbids is not
-                known.
+            errors.StoreError: a file cannot be used, or a revocation or use cannot be read, so its effect is unknown.
         """
         async with contextlib.AsyncExitStack() as stack:
             journals = []
@@ -75,7 +74,7 @@ class DurableCapabilities(InMemoryCapabilities):
         """See ``interface.Capabilities``."""
         async with self._change():
             ended = self._book.descent(signature)
-            # The lowest first: whatever part of the lines a crash leaves, none below one that is revoked holds.
+            # The lowest first: after a crash that kept only some lines, no grant below a revoked one is effective.
             tombstones = [self._tombstone(grant, now_ms) for grant in reversed(ended)]
             await self._revoked.append_all([rows.revoked(one) for one in tombstones])
             for one in tombstones:
@@ -97,7 +96,7 @@ class DurableCapabilities(InMemoryCapabilities):
         metered = self._book.count(signatures)
         if not metered:
             return []
-        # INVARIANT: between the count and the append nothing waits, so that no two uses are the last one.
+        # INVARIANT: no await between the count and the append, so that two uses cannot both be the last one.
         uses = self._book.uses(signatures)
         try:
             await self._uses.append_all([rows.used(one.signature, one.generation) for one in metered])
@@ -115,7 +114,7 @@ class DurableCapabilities(InMemoryCapabilities):
 
     @contextlib.asynccontextmanager
     async def _change(self) -> AsyncIterator[None]:
-        # Shielded: between a line and what it says in the index there is no half.
+        # Shielded: a cancellation must not come between writing a line and applying it to the index.
         with anyio.CancelScope(shield=True):
             async with self._changing:
                 yield
@@ -136,7 +135,7 @@ class DurableCapabilities(InMemoryCapabilities):
                 try:
                     self._book.add(rows.read_granted(line))
                 except rows.UnreadableError:
-                    # It grants nothing, so that going on is safe.
+                    # Such a line grants nothing, so it is safe to continue.
                     self.recovered.append("a line of `granted.jsonl` is no grant, and grants nothing")
 
     async def _read_revoked(self) -> None:
@@ -150,11 +149,11 @@ class DurableCapabilities(InMemoryCapabilities):
         root = self._identity.agent.pubkey
         forged = sum(one.proof is not None and not one.proven(root) for one in found)
         if forged:
-            # What somebody else revoked stays revoked: refusing is the safe side.
+            # Revocations by other keys count too: refusing is the safe side.
             self.recovered.append(f"{forged} revocations do not bear this daemon's signature; they count")
 
     def _with_proof(self, one: rows.Tombstone) -> rows.Tombstone:
-        with contextlib.suppress(ValueError):  # a signature that is none revokes nothing, and stays as it is
+        with contextlib.suppress(ValueError):  # an invalid signature revokes no grant; its line is kept
             return self._signed(one) if one.proof is None else one
         return one
 
@@ -171,7 +170,7 @@ class DurableCapabilities(InMemoryCapabilities):
             grant = self._book.get(signature)
             if grant is not None:
                 grant.used = count
-        # Uses of what a purge forgot would count against the same token, granted anew.
+        # Uses of purged grants would count against the same token when it is granted anew.
         if len(kept) < len(counts) or lines > 2 * len(kept) + 1000:
             await self._uses.rewrite([rows.used(*key, count) for key, count in kept.items()])
 
@@ -182,7 +181,7 @@ class DurableCapabilities(InMemoryCapabilities):
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """All that is read is kept: whoever looks for garbage in it again and again takes as long as the reading."""
+    """Pause garbage collection while reading: everything read is kept, and scanning it repeatedly doubles the time."""
     if not gc.isenabled():
         yield
         return
@@ -203,7 +202,7 @@ def _readable(read: Callable[[bytes], T], line: bytes, name: str) -> T:
 
 
 def _without(dropped: set[str], signature_of: Callable[[bytes], str]) -> Callable[[list[bytes]], Iterable[bytes]]:
-    """The lines of a file that are of none of these grants; lines that cannot be read stay."""
+    """Return a selector for the lines of all other grants; unreadable lines are kept."""
 
     def kept(lines: list[bytes]) -> Iterable[bytes]:
         for line in lines:

@@ -1,4 +1,4 @@
-"""What a store of grants does, and the grant as it holds it."""
+"""The interface of a store of grants, and a grant in it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from policy.capabilities.token import Token
 
 @dataclass(slots=True, eq=False)
 class Grant:
-    """A grant in a store. The store alone changes it.
+    """A grant in a store. Only the store changes it.
 
-    ``generation`` counts how often the very same token was granted anew after it was revoked or used up: the same
-    token has the same signature. ``sound`` is None until the token and its step to the grant above were verified.
-    ``concerns`` are the keys to which it is shown: subject, grantor, and who holds the grant above.
+    ``generation`` counts how often an equal token was granted again after it was revoked or used up: an equal token has
+    the same signature. ``sound`` is None until the token and its step to the grant above were verified. ``concerns``
+    are the keys that may see it: subject, grantor, and the holder of the grant above.
     """
 
     token: Token
@@ -36,7 +36,7 @@ class Grant:
     _signed: SignedCapability | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
-        # An empty scope says neither; nearly all of many grants have one.
+        # An empty scope has neither; nearly all grants have an empty scope.
         scope = self.token.scope
         self.parent = scopes.parent_of(scope) if scope else None
         self.max_uses = scopes.max_uses(self.token.action, scope) if scope else None
@@ -56,7 +56,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One use of a metered grant that was counted: the ``used``-th of ``max_uses``."""
+    """A counted use of a metered grant: number ``used`` of ``max_uses``."""
 
     signature: str
     action: str
@@ -65,7 +65,7 @@ class Use:
 
 
 def to_wire(token: Token, signature: str, subject_display: str, granted_by_display: str) -> SignedCapability:
-    """A token and its signature with the names that people read."""
+    """Combine a token and its signature with the display names."""
     return SignedCapability(
         capability=Capability(
             subject=AgentId(display=subject_display, pubkey=token.subject),
@@ -79,7 +79,7 @@ def to_wire(token: Token, signature: str, subject_display: str, granted_by_displ
 
 
 def of_wire(signed: SignedCapability) -> Token:
-    """The token of what came over the wire."""
+    """Return the token of a grant in its wire format."""
     capability = signed.capability
     return Token(
         subject=capability.subject.pubkey,
@@ -91,25 +91,25 @@ def of_wire(signed: SignedCapability) -> Token:
 
 
 class Capabilities(Protocol):
-    """Grants by whom they are for. Looking up is in memory; what a change returned for is durable."""
+    """Grants by subject. Lookups run in memory; a change is durable when its method returns."""
 
     def find(self, pubkey: str, action: str, now_ms: int) -> SignedCapability | None:
-        """The first grant that holds now, used up or not, of this very action for this key."""
+        """Return the first effective grant, used up or not, of exactly this action for this key."""
 
     def candidates(self, pubkey: str, action: str, now_ms: int) -> Sequence[Grant]:
-        """All of them as ``find``, the daemon's own before those that other holders gave."""
+        """Return all grants that ``find`` considers, the daemon's own before those that other holders gave."""
 
     def lineage(self, signature: str) -> Sequence[Grant]:
-        """The grant and those above it, or nothing where one of them is missing."""
+        """Return the grant and those above it, or an empty sequence if one of them is missing."""
 
     def get(self, signature: str) -> Grant | None:
-        """A grant, whether it holds or not."""
+        """Return a grant, effective or not."""
 
     def effective(self, grant: Grant, now_ms: int) -> bool:
-        """Whether neither the grant nor one above it was revoked, has ended, is used up or does not verify."""
+        """Whether the grant and all those above it verify, and none is revoked, expired or used up."""
 
     def check(self, signed: SignedCapability, now_ms: int) -> None:
-        """Whether ``grant`` would take it.
+        """Check if ``grant`` would accept this grant.
 
         Raises:
             errors.CapabilityInvalidError: as ``grant``.
@@ -117,39 +117,40 @@ class Capabilities(Protocol):
         """
 
     async def grant(self, signed: SignedCapability, now_ms: int) -> Grant:
-        """Keep a grant. One that is there and holds is left as it is.
+        """Store a grant. An equal grant that is effective is left unchanged.
 
         Raises:
             errors.CapabilityInvalidError: it, or the chain of grants above it, does not verify.
-            errors.GrantRefusedError: its subject, or the grant above it, has as many as one may have.
+            errors.GrantRefusedError: its subject, or the grant above it, has the maximum number of grants.
         """
 
     async def revoke(self, signature: str, now_ms: int) -> Sequence[Grant]:
-        """End a grant and those below it; which were ended now."""
+        """Revoke a grant and those below it. Returns the grants that this call ended."""
 
     def recent(self, limit: int, pubkey: str) -> Sequence[Grant]:
-        """The newest that were not revoked of which the key is the subject, grantor or holder above."""
+        """Return the newest grants, not revoked, with the key as subject, grantor or holder of the grant above."""
 
     def usage(self, limit: int, pubkey: str) -> Sequence[Grant]:
-        """The newest for the key, revoked ones too."""
+        """Return the newest grants for the key, including revoked ones."""
 
     async def purge(self, before_ms: int, now_ms: int) -> int:
-        """Forget what was revoked or has ended before, and what stood below; how many."""
+        """Remove grants that were revoked or ended before ``before_ms``, and those below. Returns their number."""
 
     def left(self, signatures: Sequence[str]) -> None:
-        """Whether ``use`` would count now. It promises nobody that it will.
+        """Check if ``use`` would succeed now. A later ``use`` may still fail.
 
         Raises:
             errors.CapabilityExhaustedError: as ``use``.
         """
 
     async def use(self, signatures: Sequence[str]) -> Sequence[Use]:
-        """Count one use of each metered grant, and of each metered one above it, before the act: of all, or of none.
-        What is counted of each: of itself, or of the next above it that is metered.
+        """Count one use of each metered grant and of each metered one above it, before the act: of all or of none.
+
+        Returns for each grant the count of itself, or of the next metered one above it.
 
         Raises:
             errors.CapabilityExhaustedError: one is used up; nothing was counted. ``details`` has ``use``.
         """
 
     async def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""

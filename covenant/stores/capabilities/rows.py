@@ -21,8 +21,8 @@ from covenant.wire import strict
 from policy import base58, errors
 from policy.capabilities.token import SIGNATURE_BYTES, Token
 
-# A grant as `granted` writes it, as long as its texts are plain: with its keys in this order, each of them once. Any
-# other line is read as JSON; what both take they read alike (tests/property/covenant/test_capability_rows.py).
+# A grant as `granted` writes it, if its texts are plain: its keys in this order, each of them once. Any other line is
+# read as JSON; for a line that both accept, the results are equal (tests/property/covenant/test_capability_rows.py).
 _TEXT: Final = rb'"([ !#-\[\]-~]*)"'
 _NUMBER: Final = rb"(0|[1-9][0-9]{0,19})"
 _PLAIN: Final = re.compile(
@@ -32,18 +32,17 @@ _PLAIN: Final = re.compile(
     % {b"text": _TEXT, b"number": _NUMBER}
 )
 
-# Of a scope: those that are read are kept for the next lines.
+# The longest scope that the cache of ``_scope`` takes, in bytes.
 _MOST_PLAIN_BYTES: Final = 512
 
 
 class UnreadableError(Exception):
-    """A line that is none of its file; nothing else than this module's callers sees it."""
+    """Raised when a line does not fit its file; only this module's callers see it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """That a grant was taken back, as granted up to ``generation``. ``proof`` is None for version 1's, which nobody
-    signed."""
+    """Record that a grant was revoked, up to ``generation``. ``proof`` is None for version 1's unsigned tombstones."""
 
     signature: str
     revoked_at_ms: int
@@ -51,7 +50,7 @@ class Tombstone:
     proof: str | None
 
     def message(self) -> bytes:
-        """What the daemon signs of it, behind the domain's tag."""
+        """Return the bytes that the daemon signs, without the domain's tag."""
         raw = base58.decode(self.signature, length=SIGNATURE_BYTES)
         return raw + self.revoked_at_ms.to_bytes(8) + self.generation.to_bytes(8)
 
@@ -65,7 +64,7 @@ class Tombstone:
 
 
 def granted(grant: Grant) -> bytes:
-    """The line of a grant."""
+    """Return the line of a grant."""
     token = grant.token
     row: dict[str, Any] = {
         "capability": {
@@ -84,10 +83,10 @@ def granted(grant: Grant) -> bytes:
 
 
 def read_granted(line: bytes) -> Grant:
-    """The grant of a line. Its signature is not looked at.
+    """Return the grant of a line. Its signature is not verified.
 
     Raises:
-        UnreadableError: it is none.
+        UnreadableError: the line is no grant.
     """
     plain = _PLAIN.fullmatch(line)
     if plain is not None and len(plain[4]) <= _MOST_PLAIN_BYTES:
@@ -122,7 +121,7 @@ def _read_any(line: bytes) -> Grant:
 
 
 def _read_plain(scope: _Scope, plain: re.Match[bytes]) -> Grant:
-    """The grant of a line that is ``_PLAIN``.
+    """Return the grant of a line that matches ``_PLAIN``.
 
     Raises:
         UnreadableError: a number is too large.
@@ -147,20 +146,21 @@ def _read_plain(scope: _Scope, plain: re.Match[bytes]) -> Grant:
 
 @functools.lru_cache(maxsize=4096)
 def _shared(text: bytes) -> str:
-    """Many grants name the same grantor and action."""
+    """Return one shared string: many grants name the same grantor and action."""
     return sys.intern(text.decode())
 
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """One that was read, since any value may be one."""
+    """A parsed scope: its value may be anything, including None."""
 
     value: Any
 
 
 @functools.lru_cache(maxsize=1024)
 def _scope(raw: bytes) -> _Scope | None:
-    """The scope that stands in a plain line, None where the line has to be read whole: it is not one value, or deep."""
+    """Parse the scope of a plain line. Returns None if the line must be read whole: it is not one value, or nested
+    deeply."""
     if raw.count(b"{") + raw.count(b"[") > strict.MAX_DEPTH // 2:
         return None
     try:
@@ -170,7 +170,7 @@ def _scope(raw: bytes) -> _Scope | None:
 
 
 def revoked(tombstone: Tombstone) -> bytes:
-    """The line of a tombstone."""
+    """Return the line of a tombstone."""
     row: dict[str, Any] = {"signature": tombstone.signature, "revoked_at": tombstone.revoked_at_ms}
     if tombstone.generation:
         row["generation"] = tombstone.generation
@@ -180,10 +180,10 @@ def revoked(tombstone: Tombstone) -> bytes:
 
 
 def read_revoked(line: bytes) -> Tombstone:
-    """The tombstone of a line.
+    """Return the tombstone of a line.
 
     Raises:
-        UnreadableError: it is none.
+        UnreadableError: the line is no tombstone.
     """
     row = _read(line)
     try:
@@ -199,7 +199,7 @@ def read_revoked(line: bytes) -> Tombstone:
 
 
 def used(signature: str, generation: int, count: int | None = None) -> bytes:
-    """The line of one use, or of ``count`` up to it."""
+    """Return the line of one use, or of a total of ``count`` uses."""
     row: dict[str, Any] = {"signature": signature}
     if generation:
         row["generation"] = generation
@@ -209,10 +209,10 @@ def used(signature: str, generation: int, count: int | None = None) -> bytes:
 
 
 def read_used(line: bytes) -> tuple[str, int, int | None]:
-    """The signature, generation and count of a line.
+    """Return the signature, generation and count of a line.
 
     Raises:
-        UnreadableError: it is none.
+        UnreadableError: the line is no use.
     """
     row = _read(line)
     try:
