@@ -1,7 +1,7 @@
-"""Earlier answers to idempotent tasks, and which of them is forgotten first, without looking at all of them.
+"""A cache of earlier answers to idempotent tasks that finds the next one to evict without a scan.
 
-Heaps with what is out of date left in them: that is passed over when it comes to the top, and when it is more than
-half of a heap, the heap is made anew. So every change costs the logarithm of how many there are.
+It uses heaps that may hold outdated items. An outdated item is skipped when it reaches the top, and a heap is rebuilt
+when more than half of it is outdated. So every change takes logarithmic time.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 from covenant.stores.mailbox.queue import Key
 from covenant.wire.types import A2ATaskResult
 
-# So many places of a heap may always be out of date.
+# The number of outdated items that a heap may always hold.
 _SLACK: Final = 64
 
 
 class Cached(NamedTuple):
-    """An earlier answer, since when, its bytes, and its turn: the older, the smaller."""
+    """An earlier answer, its time, its size in bytes, and its turn: an older answer has a smaller one."""
 
     result: A2ATaskResult
     at_ms: int
@@ -27,7 +27,7 @@ class Cached(NamedTuple):
 
 
 class _Held:
-    """What one sender has: how many, how many bytes, and which is the oldest."""
+    """The answers of one sender: their number, their bytes, and a heap of their ages."""
 
     __slots__ = ("ages", "count", "size")
 
@@ -38,13 +38,13 @@ class _Held:
 
 
 class Answers:
-    """Each under its key. ``put`` alone changes what is there; to put back what was there makes it as it was."""
+    """Answers by key. Only ``put`` changes them; putting the old answer back restores the earlier state."""
 
     def __init__(self) -> None:
         self.size = 0
         self._kept: dict[Key, Cached] = {}
         self._of: dict[str, _Held] = {}
-        # Who has most: (less than nothing by how many, sender), and the same by bytes.
+        # The senders with the most answers on top: (negative count, sender), and the same by bytes.
         self._by_count: list[tuple[int, str]] = []
         self._by_size: list[tuple[int, str]] = []
 
@@ -52,15 +52,15 @@ class Answers:
         return len(self._kept)
 
     def get(self, key: Key) -> Cached | None:
-        """The answer under a key."""
+        """Return the answer under a key."""
         return self._kept.get(key)
 
     def items(self) -> Iterator[tuple[Key, Cached]]:
-        """All of them, oldest first."""
+        """Yield all answers, oldest first."""
         yield from sorted(self._kept.items(), key=lambda one: one[1].turn)
 
     def put(self, key: Key, new: Cached | None) -> None:
-        """Have this answer under the key; None takes it out."""
+        """Store an answer under the key; None removes it."""
         old = self._kept.pop(key, None)
         if new is not None:
             self._kept[key] = new
@@ -80,7 +80,8 @@ class Answers:
         self._rank(key.sender, held)
 
     def first_to_go(self, *, by_count: bool) -> Key:
-        """The oldest answer of whoever has most, in number or in bytes. There is one."""
+        """Return the key of the oldest answer of the sender with the most, in number or in bytes. Needs at least one
+        answer."""
         heap = self._by_count if by_count else self._by_size
         while True:
             less, sender = heap[0]

@@ -1,6 +1,6 @@
-"""What the mailbox holds, as the events of its file make it. No file, no clock, no randomness.
+"""The mailbox's state, built from the events of its file. No file, no clock, no randomness.
 
-``emit`` applies an event and remembers how to take it back, until ``settle`` (it is durable) or ``withdraw``.
+``emit`` applies an event and keeps its undo step, until ``settle`` (it is durable) or ``withdraw``.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from covenant.wire.types import A2ATask, A2ATaskResult
 
 
 class Book(Shelf):
-    """Every task that is kept, with what became of it."""
+    """Every stored task, with its state and result."""
 
     def __init__(self, limits: Limits) -> None:
         super().__init__()
         self.limits = limits
         self.cache = Answers()
-        # Events of a file that name no task that they could be about.
+        # The number of events in a file that match no task.
         self.strays = 0
         self._turn = 0
         self._fresh: list[events.Event] = []
@@ -33,23 +33,23 @@ class Book(Shelf):
     # --- units of work ----------------------------------------------------------------------------------
 
     def emit(self, event: events.Event) -> Entry | None:
-        """Apply an event that is to be written; the entry as it is now."""
+        """Apply an event that is to be written. Returns the changed entry."""
         self._fresh.append(event)
         return self.apply(event)
 
     def fresh(self) -> list[events.Event]:
-        """What is to be written, in its order; asked for once."""
+        """Return the events to write, in order, once."""
         fresh, self._fresh = self._fresh, []
         return fresh
 
     def settle(self) -> list[Entry]:
-        """All of it is durable; the entries that changed."""
+        """Drop the undo steps: all events are durable. Returns the entries that changed."""
         self._undo.clear()
         touched, self._touched = self._touched, {}
         return [self.entries[name] for name in touched if name in self.entries]
 
     def withdraw(self) -> None:
-        """None of it could be written: be as before."""
+        """Undo all events since the last ``settle``: none could be written."""
         while self._undo:
             self._undo.pop()()
         self._fresh.clear()
@@ -58,7 +58,7 @@ class Book(Shelf):
     # --- events -----------------------------------------------------------------------------------------
 
     def apply(self, event: events.Event) -> Entry | None:
-        """The change that an event is; None where it is about no task, or about one that is not as it needs."""
+        """Apply an event. Returns the changed entry; None if no task matches, or the task's state does not fit."""
         match event:
             case events.TaskSent(task=task):
                 return self._sent(event) if task.id not in self.entries else self._stray()
@@ -105,7 +105,7 @@ class Book(Shelf):
         entry = self.entries.get(name)
         if entry is None or entry.state is not State.QUEUED:
             return self._stray()
-        # Version 1's leases have no end; a lease that has none would hold its task for good.
+        # Version 1's leases have no end; a lease without one would hold its task forever.
         end = at_ms + self.limits.lease_ms if expires_at_ms is None else expires_at_ms
         lease = Lease(lease_id, entry.task.recipient, at_ms, end)
         return self._change(name, replace(entry, state=State.IN_FLIGHT, lease=lease, attempt=entry.attempt + 1))
@@ -114,7 +114,7 @@ class Book(Shelf):
         entry = self.entries.get(name)
         if entry is None or entry.state is not State.IN_FLIGHT:
             return self._stray()
-        # Behind the others: one that is never done must not keep them from their turn.
+        # The task queues behind the others: a task that always fails must not delay them.
         queued = replace(entry, state=State.QUEUED, lease=None, turn=self._next(), requeues=entry.requeues + requeues)
         return self._change(name, queued)
 
@@ -140,11 +140,11 @@ class Book(Shelf):
             self._cache(self.cache.first_to_go(by_count=many), None)
 
     def forget(self, name: str) -> None:
-        """Take a task out that is done with."""
+        """Remove a task that is resolved."""
         self._change(name, None)
 
     def forget_cached(self, key: Key) -> None:
-        """Take an earlier answer out."""
+        """Remove an earlier answer."""
         self._cache(key, None)
 
     # --- what can be taken back -------------------------------------------------------------------------
@@ -171,10 +171,10 @@ class Book(Shelf):
 
 
 def size_of(document: A2ATask | A2ATaskResult) -> int:
-    """The bytes of a task or a result as JSON."""
+    """Return the size in bytes of a task or a result as JSON."""
     return len(document.model_dump_json().encode())
 
 
 def failure(task_id: str, message: str) -> A2ATaskResult:
-    """The result of a task that the mailbox, or whoever repairs it, ended."""
+    """Return the result of a task that the mailbox or a repair ended."""
     return A2ATaskResult(task_id=task_id, status="error", content=(), error_message=message)

@@ -1,7 +1,7 @@
-"""The mailbox in ``a2a/events.jsonl``: what a call returned for is on the disk.
+"""The mailbox in ``a2a/events.jsonl``: a change is on disk when its call returns.
 
-Acts that come while the disk writes are done together, in their order, and share one write and one sync. When the
-disk takes none of it, the book is as it was before, and everybody who waited is told.
+Acts that arrive during a write are done together, in order, and share the next write and sync. If the disk takes none
+of it, the book returns to its earlier state, and every waiting caller gets the error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Act:
 class DurableMailbox(InMemoryMailbox):
     """A mailbox that outlives its process, in the journal at ``home / FILE``. Make it with ``open``.
 
-    ``recovered`` says what was odd about the file when it was opened.
+    ``recovered`` lists irregularities of the file found at the opening.
     """
 
     def __init__(self, kept: journal.Journal, *, now_ms: Callable[[], int], limits: Limits | None) -> None:
@@ -47,7 +47,7 @@ class DurableMailbox(InMemoryMailbox):
 
     @classmethod
     async def open(cls, home: Path, *, now_ms: Callable[[], int], limits: Limits | None = None) -> Self:
-        """Open or make the mailbox of a home.
+        """Open or create the mailbox of a home.
 
         Raises:
             errors.StoreError: the file cannot be used, or a line of it is no event.
@@ -59,15 +59,15 @@ class DurableMailbox(InMemoryMailbox):
         return mailbox
 
     async def compact(self) -> int:
-        """Forget what is done with, and write the file anew.
+        """Remove finished tasks, and rewrite the file.
 
         Raises:
-            errors.StoreError: the disk took nothing of it; everything is as before.
+            errors.StoreError: the disk took none of it; nothing changed.
         """
         return len(await self._queued(_Act(self._compaction, anew=True)))
 
     async def close(self) -> None:
-        """Write what waits, and let go of the file."""
+        """Write the queued acts, and close the file."""
         await self._turns.close("it was closed")
         await self._journal.close()
 
@@ -76,14 +76,15 @@ class DurableMailbox(InMemoryMailbox):
 
     async def _queued(self, act: _Act) -> Any:
         await anyio.lowlevel.checkpoint_if_cancelled()
-        # INVARIANT: whoever goes away meanwhile hears what came of it first: a lease is somebody's.
+        # INVARIANT: a caller cancelled meanwhile gets the result first: otherwise a lease could belong to a caller that
+        # does not know of it.
         with anyio.CancelScope(shield=True):
             return await self._turns.submit(act)
 
     async def _write(self, acts: Sequence[_Act]) -> list[Any]:
         answers = []
         for anew, some in itertools.groupby(acts, key=lambda act: act.anew):
-            # One that writes the whole file anew is alone.
+            # An act that rewrites the whole file is a group of its own.
             for together in ([one] for one in some) if anew else [list(some)]:
                 answers += await self._write_together(together)
         return answers
@@ -97,7 +98,7 @@ class DurableMailbox(InMemoryMailbox):
                 await self._journal.rewrite(self._restated())
             else:
                 await self._journal.append_all(lines)
-        except Exception as e:  # whatever it was, nothing of it is there
+        except Exception as e:  # after any error, no part of the group is on disk
             self._book.withdraw()
             del self._ended[ended:]
             return [answer if isinstance(answer, Exception) else e for answer in answers]
@@ -107,7 +108,7 @@ class DurableMailbox(InMemoryMailbox):
     def _answer(self, act: _Act) -> Any:
         try:
             return self._act(act.do)
-        except Exception as e:  # the act's own: it was refused, and emitted nothing
+        except Exception as e:  # the act's own error: it was refused, and emitted no event
             return e
 
     def _compaction(self) -> list[str]:
@@ -118,5 +119,5 @@ class DurableMailbox(InMemoryMailbox):
         self._book.settle()
 
     def _restated(self) -> Iterator[bytes]:
-        # Read in the journal's thread; nothing changes the book while somebody writes.
+        # Runs in the journal's thread; no act changes the book during a write.
         return (events.encode(event) for event in transitions.restate(self._book))

@@ -1,7 +1,7 @@
 """The lines of ``a2a/events.jsonl``, one event each, tagged by ``type``.
 
-The names of version 1 keep their meaning. Ours are ``task_lease_expired``, ``task_expired``, ``task_cancelled`` and
-the fields that say when. What a compaction keeps it writes with the same events.
+The names of version 1 keep their meaning. New are ``task_lease_expired``, ``task_expired``, ``task_cancelled`` and the
+fields with times. A compaction writes the remaining state with the same events.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from policy import errors
 
 
 class _Event(Wire):
-    # Version 1 may have written rows without a time; they count as old.
+    # Version 1 may have written rows without a time; these count as old.
     at_ms: U64 = 0
 
 
 class TaskSent(_Event):
-    """A task is in the mailbox. ``attempt`` and ``requeues`` are more than 0 only after a compaction.
+    """A task was accepted. ``attempt`` and ``requeues`` are more than 0 only after a compaction.
 
-    ``sent_id`` and ``given_id`` are ours: what its sender and its recipient call it, where that is not its id.
+    ``sent_id`` and ``given_id`` are new: the ids that its sender and its recipient use, if they differ from its id.
     """
 
     type: Literal["task_sent"] = "task_sent"
@@ -34,7 +34,7 @@ class TaskSent(_Event):
 
 
 class TaskReceived(_Event):
-    """Version 1's first form of a lease, without a name and without an end. Read, never written."""
+    """Version 1's first form of a lease, without a name or an end. Read, never written."""
 
     type: Literal["task_recv"] = "task_recv"
     task_id: str
@@ -51,7 +51,7 @@ class TaskLeased(_Event):
 
 
 class TaskRequeued(_Event):
-    """Somebody put a leased task back. ``by`` is repair, auto_retry or restart."""
+    """A leased task was put back. ``by`` is repair, auto_retry or restart."""
 
     type: Literal["task_requeued"] = "task_requeued"
     task_id: str
@@ -62,7 +62,7 @@ class TaskRequeued(_Event):
 
 
 class TaskLeaseExpired(_Event):
-    """Ours: the lease ended without a result, and the task waits again."""
+    """New: the lease ended without a result, and the task waits again."""
 
     type: Literal["task_lease_expired"] = "task_lease_expired"
     task_id: str
@@ -80,7 +80,7 @@ class TaskForceErrored(_Event):
 
 
 class TaskExpired(_Event):
-    """Ours: the mailbox ended the task with an error. ``reason`` is the result's ``error_message``."""
+    """New: the mailbox ended the task with an error. ``reason`` is the result's ``error_message``."""
 
     type: Literal["task_expired"] = "task_expired"
     task_id: str
@@ -88,7 +88,7 @@ class TaskExpired(_Event):
 
 
 class TaskCancelled(_Event):
-    """Ours: the sender took the task back."""
+    """New: the sender cancelled the task."""
 
     type: Literal["task_cancelled"] = "task_cancelled"
     task_id: str
@@ -110,7 +110,7 @@ class ResultReceived(_Event):
 
 
 class ResultCached(_Event):
-    """An idempotent task was answered: the same again is answered from here. ``what`` is task_kind or intent_text."""
+    """An idempotent task was answered; equal tasks get this answer. ``what`` is task_kind or intent_text."""
 
     type: Literal["idempotency_result_cached"] = "idempotency_result_cached"
     sender: str
@@ -121,7 +121,7 @@ class ResultCached(_Event):
 
 
 class ResultReplayed(_Event):
-    """The task was answered from the cache; ``result`` bears its own id."""
+    """The task was answered from the cache; ``result`` has the task's own id."""
 
     type: Literal["idempotency_result_replayed"] = "idempotency_result_replayed"
     result: A2ATaskResult
@@ -147,12 +147,12 @@ _READER: Final[pydantic.TypeAdapter[Event]] = pydantic.TypeAdapter(Event)
 
 
 def encode(event: Event) -> bytes:
-    """The line of an event, without its newline."""
+    """Return the line of an event, without its newline."""
     return event.model_dump_json(exclude_none=True).encode()
 
 
 def decode(line: bytes, *, where: str) -> Event:
-    """The event of a line.
+    """Return the event of a line.
 
     Raises:
         errors.StoreError: the line is no event.

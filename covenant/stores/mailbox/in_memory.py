@@ -1,4 +1,4 @@
-"""The mailbox without a disk: the rules over a book, and nothing to wait for."""
+"""The mailbox without a disk: the rules applied to a book."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class InMemoryMailbox:
-    """A mailbox that is gone with its process. ``DurableMailbox`` is this one with a file."""
+    """A mailbox that ends with its process. ``DurableMailbox`` adds a file to it."""
 
     def __init__(self, *, now_ms: Callable[[], int], limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -27,7 +27,7 @@ class InMemoryMailbox:
         self._watchers: list[Callable[[Entry], None]] = []
 
     async def _do(self, act: Callable[[], T]) -> T:
-        """Do what is due, and one act."""
+        """Expire due tasks and leases, then run one act."""
         try:
             return self._act(act)
         finally:
@@ -39,7 +39,7 @@ class InMemoryMailbox:
         return act()
 
     def _done(self) -> None:
-        """What was emitted is kept."""
+        """Settle the emitted events, and notify the watchers."""
         self._tell(self._book.settle())
 
     def _tell(self, entries: Sequence[Entry]) -> None:
@@ -48,7 +48,7 @@ class InMemoryMailbox:
                 called(entry)
 
     async def send(self, task: A2ATask) -> Sent:
-        """As the interface says, here and below."""
+        """See the interface, here and below."""
         name = str(uuid.uuid4())
         return await self._do(lambda: transitions.send(self._book, task, self._now(), other_id=name))
 
@@ -67,7 +67,7 @@ class InMemoryMailbox:
         return await self._do(lambda: transitions.post(self._book, result, self._now(), lease_id=lease_id))
 
     async def take_result(self, sender: str) -> A2ATaskResult | None:
-        """The oldest answer that the sender has not had."""
+        """Return the oldest answer that the sender has not fetched."""
         return await self._do(lambda: transitions.take_result(self._book, sender, self._now()))
 
     async def requeue(
@@ -83,7 +83,7 @@ class InMemoryMailbox:
         return await self._do(lambda: act(self._book, task_id, self._now()))
 
     async def cancel(self, task_id: str, *, reason: str) -> Entry:
-        """Take an open task back."""
+        """Cancel an open task."""
         return await self._do(lambda: transitions.cancel(self._book, task_id, self._now(), reason=reason))
 
     async def retry_stale(self, rules: RetryRules, *, apply: bool, running: Container[str] = ()) -> Retried:
@@ -92,61 +92,61 @@ class InMemoryMailbox:
         return await self._do(lambda: act(self._book, rules, self._now()))
 
     async def expire(self) -> Sequence[Ended]:
-        """Do what is due."""
+        """Expire due tasks and leases."""
         await self._do(lambda: None)
         ended, self._ended = self._ended, []
         return ended
 
     async def compact(self) -> int:
-        """Forget what is done with."""
+        """Remove finished tasks."""
         return len(await self._do(lambda: transitions.compact(self._book, self._now())))
 
     def get(self, task_id: str) -> Entry | None:
-        """The entry of a task."""
+        """Return the entry of a task."""
         return self._book.entries.get(task_id)
 
     def sent(self, pubkey: str, task_id: str) -> Entry | None:
-        """The entry that the key sent under this id."""
+        """Return the entry that the key sent under this id."""
         return self._book.sent(pubkey, task_id)
 
     def given(self, pubkey: str, task_id: str) -> Entry | None:
-        """The entry that the key receives under this id."""
+        """Return the entry that the key receives under this id."""
         return self._book.given(pubkey, task_id)
 
     def recent(self, pubkey: str, limit: int) -> list[Entry]:
-        """The newest entries of a key, newest first."""
+        """Return the newest entries of a key, newest first."""
         return [entry for entry, _ in zip(self._book.newest_of(pubkey), range(limit), strict=False)]
 
     def answered(self, pubkey: str, limit: int) -> list[Entry]:
-        """The newest answers of a key, newest first."""
+        """Return the newest answers of a key, newest first."""
         ended = [entry for entry in self._book.newest_of(pubkey) if entry.result is not None]
         return sorted(ended, key=lambda entry: -entry.turn)[:limit]
 
     def open_entries(self, pubkey: str | None = None) -> list[Entry]:
-        """What waits or is leased, oldest first."""
+        """Return the open entries, oldest first."""
         entries = self._book.entries.values() if pubkey is None else self._book.newest_of(pubkey)
         return sorted((entry for entry in entries if entry.open), key=lambda entry: entry.turn)
 
     def unfetched(self, pubkey: str) -> list[Entry]:
-        """The answers that wait for the sender, oldest first."""
+        """Return the answers that wait for the sender, oldest first."""
         mine = (entry for entry in self._book.newest_of(pubkey) if entry.task.sender.pubkey == pubkey)
         return sorted((one for one in mine if one.state is State.RESULT_PENDING), key=lambda entry: entry.turn)
 
     def fullness(self) -> float:
-        """How much it holds of what it may, or of what a sender may have in it, whichever is more."""
+        """Return the used share of the mailbox, or of the most active sender's part, whichever is more."""
         tasks, size = self._book.most_held()
         limits = self.limits
         of_all = max(len(self._book.entries) / limits.entries, self._book.size / limits.size)
         return max(of_all, tasks / limits.of_sender, size / limits.size_of_sender)
 
     def next_due_ms(self) -> int | None:
-        """When ``expire`` next has something to do."""
+        """Return the time at which ``expire`` next has work."""
         return self._book.next_due_ms()
 
     def watch(self, called: Callable[[Entry], None]) -> Callable[[], None]:
-        """Call ``called`` with each entry that changed, until what is returned is called."""
+        """Call ``called`` with each changed entry, until the returned function is called."""
         self._watchers.append(called)
         return lambda: self._watchers.remove(called)
 
     async def close(self) -> None:
-        """Nothing waits."""
+        """Do nothing: no writes are queued."""

@@ -1,9 +1,8 @@
-"""What every mailbox does; ``tests/unit/covenant/stores/test_mailbox.py`` holds both implementations to it.
+"""The interface of a mailbox; ``tests/unit/covenant/stores/test_mailbox.py`` tests both implementations against it.
 
 A task is queued, leased to its recipient (``in_flight``), answered (``result_pending``) and, once its sender has the
-answer, resolved. Every task that was taken is answered exactly once: by its recipient, by whoever repairs it, or by
-the mailbox itself when its deadline passes. Who may do what is not decided here but in
-``covenant.handlers.mailbox.requests``.
+answer, resolved. Every accepted task is answered exactly once: by its recipient, by a repair, or by the mailbox itself
+when its deadline passes. ``covenant.handlers.mailbox.requests`` decides who may do what.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ MAX_TASK_BYTES = 1024 * 1024
 DEADLINE_EXCEEDED = "deadline_exceeded"
 ATTEMPTS_EXHAUSTED = "attempts_exhausted"
 UNDELIVERED = "undelivered"
-# There is an answer to the same, and no room to give it once more.
+# The cache has an answer to an equal task, but there is no room for another copy.
 NO_ROOM = "no_room"
 
 
@@ -38,7 +37,7 @@ class State(enum.StrEnum):
 
 
 class Skip(enum.StrEnum):
-    """Why a retry leaves a task as it is, in the order in which it is asked."""
+    """Reasons for which a retry skips a task, in the order in which they are checked."""
 
     NOT_IN_FLIGHT = "not_in_flight"
     DEADLINE_EXCEEDED = "deadline_exceeded"
@@ -52,7 +51,7 @@ class Skip(enum.StrEnum):
 
 
 class Lease(NamedTuple):
-    """Who has a task from when until when."""
+    """The holder of a task, with the start and end of its lease."""
 
     id: str
     to: AgentId
@@ -62,12 +61,12 @@ class Lease(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A task and what became of it. ``attempt`` counts its leases, ``requeues`` those that a retry took back, and
-    ``size`` the bytes of the task and its result.
+    """A task and its state. ``attempt`` counts its leases, ``requeues`` the leases that a retry ended, and ``size`` the
+    bytes of the task and its result.
 
-    ``task.id`` and ``result.task_id`` are the mailbox's name of the task, which no other has. Senders choose ids, and
-    what one chose says nothing to another: where an id was taken by somebody else's task, the sender's own stays the
-    sender's (``sent_id``), and the recipient is given it or, where it has that one too, the name (``given_id``).
+    ``task.id`` and ``result.task_id`` are the mailbox's unique name of the task. Senders choose ids, and must not learn
+    of each other's. If another sender's task has the chosen id already, the sender still uses it (``sent_id``). The
+    recipient gets that id too or, if it already has a task with it, the name (``given_id``).
     """
 
     task: A2ATask
@@ -85,30 +84,31 @@ class Entry:
 
     @property
     def id_of_sender(self) -> str:
-        """What its sender calls it."""
+        """The id that its sender uses."""
         return self.task.id if self.sent_id is None else self.sent_id
 
     @property
     def id_of_recipient(self) -> str:
-        """What its recipient calls it."""
+        """The id that its recipient uses."""
         return self.task.id if self.given_id is None else self.given_id
 
     def id_of(self, pubkey: str) -> str:
-        """What somebody calls it; whoever is neither, such as the operator, calls it by the mailbox's name."""
+        """Return the id that this key uses. A key that is neither sender nor recipient, as the operator's, uses the
+        mailbox's name."""
         if pubkey == self.task.sender.pubkey:
             return self.id_of_sender
         return self.id_of_recipient if pubkey == self.task.recipient.pubkey else self.task.id
 
     def task_of(self, pubkey: str) -> A2ATask:
-        """The task under the id by which somebody knows it."""
+        """Return the task with the id that this key uses."""
         return _named(self.task, "id", self.id_of(pubkey))
 
     def result_of(self, pubkey: str) -> A2ATaskResult | None:
-        """The result under that id."""
+        """Return the result with the id that this key uses."""
         return None if self.result is None else _named(self.result, "task_id", self.id_of(pubkey))
 
     def as_given(self) -> A2ATask:
-        """The task as its recipient is given it, also where that is its sender."""
+        """Return the task with the recipient's id, even if the recipient is also its sender."""
         return _named(self.task, "id", self.id_of_recipient)
 
     @property
@@ -117,7 +117,7 @@ class Entry:
         return self.state in (State.QUEUED, State.IN_FLIGHT)
 
     def to_wire(self, pubkey: str) -> QueueEntry:
-        """The entry as ``a2_a_queue`` shows it to somebody; only while it is open."""
+        """Return the entry as ``a2_a_queue`` shows it to this key. Only for open entries."""
         lease = self.lease
         return QueueEntry(
             state="in_flight" if self.state is State.IN_FLIGHT else "queued",
@@ -136,16 +136,16 @@ def _named(document: D, field_: str, name: str) -> D:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long a lease is and how much the mailbox holds.
+    """The length of a lease and the capacity of the mailbox.
 
-    What one sender has of it, tasks and their answers, is bounded as well, or one would have the room of all others:
-    ``of_sender`` tasks, ``size_of_sender`` bytes, and ``open_per_pair`` open ones for one recipient; of each no more
-    than is free, or a few together would have all.
+    Each sender's tasks and answers are limited too, so that no sender can take the room of all others:
+    ``of_sender`` tasks, ``size_of_sender`` bytes, and ``open_per_pair`` open tasks for one recipient. In addition, a
+    sender may hold at most as much as is still free, so that a few together cannot take everything.
 
-    A task whose lease ended ``max_attempts`` times without an answer is ended with an error. ``cached`` and
-    ``cached_size`` bound the idempotency cache, out first the oldest of who has most of it: nobody can have an answer
-    of somebody else forgotten, who would have it done again. A compaction forgets an answer that nobody fetched after
-    ``unfetched_ms``, and ends a task without a deadline that nobody took in ``undelivered_ms``.
+    After ``max_attempts`` leases without an answer a task ends with an error. ``cached`` and ``cached_size`` bound the
+    idempotency cache. It evicts the oldest answer of the sender with the most: no sender can evict another's answer,
+    which would repeat that task. A compaction drops an unfetched answer after ``unfetched_ms``, and ends an unanswered
+    task without a deadline after ``undelivered_ms``.
     """
 
     lease_ms: int = 10 * 60 * 1000
@@ -164,15 +164,15 @@ class Limits:
 
 
 class Sent(NamedTuple):
-    """A task that is in the mailbox. ``outcome`` is ``known`` where it was there before, ``replayed`` where an earlier
-    answer is already its own."""
+    """An accepted task. ``outcome`` is ``known`` if the mailbox had it before, ``replayed`` if an earlier answer was
+    copied."""
 
     entry: Entry
     outcome: Literal["queued", "replayed", "known"]
 
 
 class Ended(NamedTuple):
-    """What the mailbox did by itself: a lease taken back (``result`` None), or a task ended with an error."""
+    """An act of the mailbox itself: a lease that expired (``result`` None), or a task that ended with an error."""
 
     entry: Entry
     lease_id: str | None
@@ -181,7 +181,7 @@ class Ended(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """What a retry did: the tasks that wait again, and how many were left for which reason."""
+    """The result of a retry: the tasks that wait again, and the number of skipped ones for each reason."""
 
     considered: int = 0
     requeued: Sequence[Entry] = ()
@@ -190,7 +190,7 @@ class Retried:
 
 @dataclass(frozen=True, slots=True)
 class RetryRules:
-    """Which stale leases a retry takes back (covenant-v1.md, section 14)."""
+    """The rules by which a retry ends stale leases (covenant-v1.md, section 14)."""
 
     min_lease_age_ms: int = 300_000
     max_attempts: int = 3
@@ -199,32 +199,32 @@ class RetryRules:
 
 
 class Mailbox(Protocol):
-    """A store of tasks. What a call returned for is durable; what it raised for is not there."""
+    """A store of tasks. A change is durable when its call returns; a call that raised changed nothing."""
 
     limits: Limits
-    # The tasks that this very process works on. Not kept: after a start there are none.
+    # The tasks that this process works on. Not stored: after a start there are none.
     running: set[str]
 
     async def send(self, task: A2ATask) -> Sent:
-        """Take a task. The same task again is answered as before. Senders have their ids each for themselves.
+        """Accept a task. An equal task gets the same outcome as before. Each sender has its own namespace of ids.
 
         Raises:
             errors.TaskExistsError: another task of its sender has its id.
             errors.TaskInvalidError: it is too large, or has no id or no text.
-            errors.MailboxFullError: too much waits already.
+            errors.MailboxFullError: too many tasks or bytes are queued.
         """
         ...
 
     async def lease(
         self, recipient: str, *, lease_ms: int | None = None, of: Callable[[str], bool] = ...
     ) -> Entry | None:
-        """Lease the longest waiting task of the recipient's public key to it, of those whose sender's key ``of`` takes
-        (all of them); None where none waits."""
+        """Lease to the recipient the task that has waited longest, of the senders whose key ``of`` accepts (default:
+        all). Returns None if no task waits."""
         ...
 
     async def post(self, result: A2ATaskResult, *, lease_id: str | None = None) -> Entry:
-        """Answer an open task. A late answer to a task that waits again is taken as well, unless ``lease_id`` says
-        under which lease it was done.
+        """Answer an open task. A late answer to a task that waits again is accepted too, unless ``lease_id`` names an
+        ended lease.
 
         Raises:
             errors.NoTaskError, errors.TaskStateError, errors.LeaseMismatchError, errors.TaskInvalidError
@@ -233,13 +233,13 @@ class Mailbox(Protocol):
         ...
 
     async def take_result(self, sender: str) -> A2ATaskResult | None:
-        """The oldest answer that the sender's public key has not had, under the sender's id; it is not given again."""
+        """Return the oldest answer that the sender has not fetched, under the sender's id. It is returned only once."""
         ...
 
     async def requeue(
         self, task_id: str, *, lease_id: str | None = None, duplicate_risk: str | None, reason: str, by: str = "repair"
     ) -> Entry:
-        """Put a leased task back. ``duplicate_risk`` idempotent holds only for a task that says so of itself.
+        """Put a leased task back. The risk ``idempotent`` is accepted only for a task that declared itself idempotent.
 
         Raises:
             errors.NoTaskError, errors.TaskStateError, errors.LeaseMismatchError, errors.TaskInvalidError
@@ -255,7 +255,7 @@ class Mailbox(Protocol):
         ...
 
     async def cancel(self, task_id: str, *, reason: str) -> Entry:
-        """Take an open task back: it is resolved, and whoever has it leased answers in vain.
+        """Cancel an open task: it is resolved, and an answer of the lease holder is refused.
 
         Raises:
             errors.NoTaskError, errors.TaskStateError
@@ -263,58 +263,60 @@ class Mailbox(Protocol):
         ...
 
     async def retry_stale(self, rules: RetryRules, *, apply: bool, running: Container[str] = ()) -> Retried:
-        """Put stale leases of idempotent tasks back, but for those of ``running``; without ``apply`` only say which."""
+        """Put back idempotent tasks with stale leases, except those in ``running``; without ``apply`` only report
+        them."""
         ...
 
     async def expire(self) -> Sequence[Ended]:
-        """Do what is due: deadlines, and leases that have ended. Every other act does so too; what came of it since the
-        last call is returned here."""
+        """End tasks and leases whose time is over. Every other act does so too. Returns all that ended since the last
+        call."""
         ...
 
     async def compact(self) -> int:
-        """Forget what is done with, and bound the cache; how many tasks were forgotten."""
+        """Remove finished tasks, and old answers from the cache. Returns the number of removed tasks."""
         ...
 
     def get(self, task_id: str) -> Entry | None:
-        """The entry of a task, by the mailbox's name of it, as in all that is done to one."""
+        """Return the entry of a task by the mailbox's name. All calls that act on one task use this name."""
         ...
 
     def sent(self, pubkey: str, task_id: str) -> Entry | None:
-        """The entry that the public key sent under this id."""
+        """Return the entry that the public key sent under this id."""
         ...
 
     def given(self, pubkey: str, task_id: str) -> Entry | None:
-        """The entry that the public key receives under this id."""
+        """Return the entry that the public key receives under this id."""
         ...
 
     def recent(self, pubkey: str, limit: int) -> list[Entry]:
-        """The newest entries that the public key sent or is to receive, newest first."""
+        """Return the newest entries that the public key sent or is to receive, newest first."""
         ...
 
     def answered(self, pubkey: str, limit: int) -> list[Entry]:
-        """The newest answers to tasks that the public key sent or received, newest first."""
+        """Return the newest answers to tasks that the public key sent or received, newest first."""
         ...
 
     def open_entries(self, pubkey: str | None = None) -> list[Entry]:
-        """What waits or is leased, oldest first; with a key, what it sent or is to receive."""
+        """Return the open entries, oldest first; with a key, only those that it sent or is to receive."""
         ...
 
     def unfetched(self, pubkey: str) -> list[Entry]:
-        """The answers that wait for the sender, oldest first."""
+        """Return the answers that wait for the sender, oldest first."""
         ...
 
     def fullness(self) -> float:
-        """How much it holds of what it may, or one sender of its part, in tasks or bytes, whichever is most: 0 to 1."""
+        """Return the used share of the mailbox, or of one sender's part, in tasks or bytes, whichever is most: 0
+        to 1."""
         ...
 
     def next_due_ms(self) -> int | None:
-        """When ``expire`` next has something to do."""
+        """Return the time at which ``expire`` next has work."""
         ...
 
     def watch(self, called: Callable[[Entry], None]) -> Callable[[], None]:
-        """Call ``called`` with each entry that changed, once that is durable; what is returned ends it."""
+        """Call ``called`` with each changed entry once the change is durable. Call the returned function to stop."""
         ...
 
     async def close(self) -> None:
-        """Write what waits, and let go."""
+        """Write the queued acts, and close the file."""
         ...

@@ -1,6 +1,6 @@
-"""The tasks that the mailbox keeps, and what finds one without looking at all. No event, no file, no clock.
+"""The stored tasks, with indices that find one without a scan. No event, no file, no clock.
 
-The indices make every act independent of how much the mailbox holds.
+The indices make the cost of every act independent of the size of the mailbox.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ K = TypeVar("K")
 
 
 class Key(NamedTuple):
-    """Which tasks are the same: who asks whom for what, under the key that the sender gave."""
+    """Identifies equal tasks: same sender, recipient and request, under the key that the sender gave."""
 
     sender: str
     recipient: str
@@ -26,7 +26,7 @@ class Key(NamedTuple):
 
     @classmethod
     def of(cls, task: A2ATask) -> Key | None:
-        """The key of a task that declared itself idempotent."""
+        """Return the key of a task that declared itself idempotent, else None."""
         declared = task.idempotency
         if declared is None or declared.duplicate_safety != "idempotent" or not declared.key:
             return None
@@ -34,29 +34,29 @@ class Key(NamedTuple):
 
 
 class Shelf:
-    """Every task that is kept. ``put`` alone changes what is there."""
+    """Every stored task. Only ``put`` changes them."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
-        # The bytes of all tasks and results.
+        # Bytes of all tasks and results.
         self.size = 0
         self._waiting: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         self._unfetched: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         self._open: dict[str, int] = {}
         self._open_pairs: dict[tuple[str, str], int] = {}
-        # How many tasks of a sender, and how many bytes with their results.
+        # By sender: number of tasks, and their bytes with results.
         self._tasks_of: dict[str, int] = {}
         self._size_of: dict[str, int] = {}
         self._busy: dict[Key, int] = {}
         self._peers: defaultdict[str, dict[str, None]] = defaultdict(dict)
-        # What a sender and a recipient call a task.
+        # Names of tasks by the ids that senders and recipients use.
         self._by_sender: dict[tuple[str, str], str] = {}
         self._by_recipient: dict[tuple[str, str], str] = {}
         self._same: defaultdict[Key, dict[str, None]] = defaultdict(dict)
         self._due: list[tuple[int, str]] = []
 
     def first_waiting(self, recipient: str, of: Callable[[str], bool]) -> Entry | None:
-        """The task of the recipient that waits longest, of those whose sender's public key ``of`` takes."""
+        """Return the recipient's task that has waited longest, of the senders whose public key ``of`` accepts."""
         first = self._first(self._waiting, recipient, State.QUEUED)
         if first is None or of(first.task.sender.pubkey):
             return first
@@ -64,47 +64,47 @@ class Shelf:
         return next((one for _, one in waiting if one is not None and of(one.task.sender.pubkey)), None)
 
     def first_unfetched(self, sender: str) -> Entry | None:
-        """The oldest answer that the sender has not had."""
+        """Return the oldest answer that the sender has not fetched."""
         return self._first(self._unfetched, sender, State.RESULT_PENDING)
 
     def open_of(self, recipient: str) -> int:
-        """How many open tasks a recipient has."""
+        """Return the number of open tasks of a recipient."""
         return self._open.get(recipient, 0)
 
     def open_between(self, sender: str, recipient: str) -> int:
-        """How many open tasks a recipient has of one sender."""
+        """Return the number of open tasks that a recipient has from one sender."""
         return self._open_pairs.get((sender, recipient), 0)
 
     def held_by(self, sender: str) -> tuple[int, int]:
-        """How many tasks of a sender are kept, and how many bytes with their results."""
+        """Return the number of a sender's stored tasks, and their bytes with results."""
         return self._tasks_of.get(sender, 0), self._size_of.get(sender, 0)
 
     def most_held(self) -> tuple[int, int]:
-        """The most tasks that one sender has here, and the most bytes."""
+        """Return the most tasks that any one sender has, and the most bytes."""
         return max(self._tasks_of.values(), default=0), max(self._size_of.values(), default=0)
 
     def same(self, key: Key) -> list[Entry]:
-        """The open tasks that are the same."""
+        """Return the open tasks with this key."""
         return [self.entries[name] for name in self._same.get(key, ())]
 
     def sent(self, pubkey: str, task_id: str) -> Entry | None:
-        """The entry that the key sent under this id."""
+        """Return the entry that the key sent under this id."""
         name = self._by_sender.get((pubkey, task_id))
         return None if name is None else self.entries[name]
 
     def given(self, pubkey: str, task_id: str) -> Entry | None:
-        """The entry that the key receives under this id."""
+        """Return the entry that the key receives under this id."""
         name = self._by_recipient.get((pubkey, task_id))
         return None if name is None else self.entries[name]
 
     def newest_of(self, pubkey: str) -> Iterator[Entry]:
-        """What the key sent or is to receive, newest first."""
+        """Yield the entries that the key sent or is to receive, newest first."""
         for name in reversed(self._peers.get(pubkey, {})):
             yield self.entries[name]
 
     def due(self, now_ms: int) -> Iterator[Entry]:
-        """The open tasks with a deadline or a lease that is over. Each is to be dealt with before the next is asked
-        for, or comes again at the next call only."""
+        """Yield the open tasks whose deadline or lease is over. The caller must end each before it takes the next, or
+        it returns at the next call only."""
         left = []
         while self._due and self._due[0][0] <= now_ms:
             _, name = heapq.heappop(self._due)
@@ -118,7 +118,7 @@ class Shelf:
             heapq.heappush(self._due, item)
 
     def next_due_ms(self) -> int | None:
-        """When the first of them is over, or a little before."""
+        """Return the time of the first deadline or end of a lease, or slightly earlier."""
         while self._due:
             moment, name = self._due[0]
             entry = self.entries.get(name)
@@ -130,7 +130,7 @@ class Shelf:
     # --- the indices ------------------------------------------------------------------------------------
 
     def put(self, name: str, new: Entry | None) -> None:
-        """Have the entry of that name be this one; None takes it out."""
+        """Set the entry of that name; None removes it."""
         old = self.entries.get(name)
         grown = (new.size if new else 0) - (old.size if old else 0)
         self.size += grown
@@ -168,7 +168,7 @@ class Shelf:
                 del self._peers[pubkey]
 
     def _count(self, task: A2ATask, old: Entry | None, new: Entry | None) -> None:
-        """Keep the numbers of what is open and in flight, and let whoever waited for the same go next."""
+        """Update the counts of open and in-flight tasks, and offer the next of equal tasks."""
         was, now = old is not None and old.open, new is not None and new.open
         _add(self._open, task.recipient.pubkey, now - was)
         _add(self._open_pairs, (task.sender.pubkey, task.recipient.pubkey), now - was)
@@ -187,25 +187,25 @@ class Shelf:
             self._offer(first)
 
     def _first_of(self, key: Key) -> Entry | None:
-        """The first open task of those that are the same."""
+        """Return the first open task with this key."""
         name = next(iter(self._same.get(key, ())), None)
         return None if name is None else self.entries.get(name)
 
     def _offer(self, entry: Entry) -> None:
-        """Let a task that waits be given out, if it may."""
+        """Make a waiting task available for a lease, if it may be leased."""
         if entry.state is State.QUEUED and self._may_go(entry):
             heapq.heappush(self._waiting[entry.task.recipient.pubkey], (entry.turn, entry.task.id))
 
     def _may_go(self, entry: Entry) -> bool:
-        """Of those that are the same the first goes, and only while none of them is in flight."""
+        """Whether a task may be leased: it is the first of its equals, and none of them is in flight."""
         key = Key.of(entry.task)
         return key is None or (key not in self._busy and self._first_of(key) is entry)
 
     def _moment(self, entry: Entry) -> int | None:
-        """When something is to be done about an entry: its deadline has passed, or its lease may be taken back."""
+        """Return the time at which an entry's deadline has passed or its lease may end; None if neither applies."""
         if not entry.open:
             return None
-        # A deadline is the last moment at which the task may be done, a lease ends at its own.
+        # A task may still be done at its deadline, so that ends 1 ms later; a lease ends at its own time.
         moments = [] if entry.task.deadline_ms is None else [entry.task.deadline_ms + 1]
         if entry.lease is not None and may_repeat(entry):
             moments.append(entry.lease.expires_at_ms)
@@ -222,7 +222,7 @@ class Shelf:
             turn, name = heap[0]
             entry = self.entries.get(name)
             is_it = entry is not None and entry.state is state and entry.turn == turn
-            # One that may not go now is offered again when what it waits for has changed.
+            # A task that may not be leased now is offered again when the task before it changes.
             if entry is not None and is_it and (state is State.RESULT_PENDING or self._may_go(entry)):
                 return entry
             heapq.heappop(heap)
@@ -231,7 +231,7 @@ class Shelf:
 
 
 def _add(numbers: dict[K, int], key: K, by: int) -> None:
-    """Change a number; what is 0 is not there."""
+    """Change a number; an entry that becomes 0 is removed."""
     number = numbers.get(key, 0) + by
     if number:
         numbers[key] = number
@@ -244,6 +244,6 @@ def _in_flight(entry: Entry | None) -> int:
 
 
 def may_repeat(entry: Entry) -> bool:
-    """Whether a task may be done again without asking: not where its sender said that this is unsafe."""
+    """Whether a task may be repeated without asking: not if its sender declared that unsafe."""
     declared = entry.task.idempotency
     return declared is None or declared.duplicate_safety != "unsafe"

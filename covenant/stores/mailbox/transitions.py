@@ -1,7 +1,7 @@
-"""What each act on the mailbox does to its book: the rules, without file, clock or randomness.
+"""The effect of each act on the book of the mailbox: the rules, without file, clock or randomness.
 
-Each function decides, and emits the events of its decision; it raises before it emits. Whoever calls one settles first
-what is due (``expire``): a lease or deadline that is over must not be seen by anybody as one that holds.
+Each function decides, then emits the events of its decision; it raises before it emits. The caller must call ``expire``
+first, so that no function treats an ended lease or a passed deadline as current.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from covenant.wire.types import A2ATask, A2ATaskResult
 from policy import errors
 
 _MAX_ID = 256
-# What ends a task makes room later: in so many words it may be said in a mailbox that is full.
+# The longest message that ends a task in a full mailbox, in characters: ending a task makes room later.
 _SHORT = 1024
 
 
 def send(book: Book, task: A2ATask, now_ms: int, *, other_id: str) -> Sent:
-    """Take a task: known, answered from the cache, or queued.
+    """Accept a task: it is known, answered from the cache, or queued.
 
-    ``other_id`` is what it is called where somebody else's task has its id already. It is one that nobody could have
-    known before, and its sender is not told: whoever could find out that an id is taken would know of others' tasks.
+    ``other_id`` is its name if another sender's task has its id. It is unpredictable, and the sender does not learn it:
+    a sender that can detect a used id would learn of others' tasks.
 
     Raises:
         errors.TaskExistsError: another task of its sender has its id.
         errors.TaskInvalidError: it is too large, or has no id or no text.
-        errors.MailboxFullError: too much waits already.
+        errors.MailboxFullError: too many tasks or bytes are queued.
     """
     known = book.sent(task.sender.pubkey, task.id)
     if known is not None:
@@ -73,15 +73,15 @@ def send(book: Book, task: A2ATask, now_ms: int, *, other_id: str) -> Sent:
 
 
 def anybody(sender: str) -> bool:
-    """Tasks of every sender."""
+    """Accept every sender."""
     return True
 
 
 def lease(
     book: Book, recipient: str, now_ms: int, *, lease_id: str, lease_ms: int, of: Callable[[str], bool] = anybody
 ) -> Entry | None:
-    """Give the recipient its next task, of a sender that ``of`` takes. Of tasks that are the same, one is done at a
-    time."""
+    """Lease the recipient its next task, of a sender that ``of`` accepts. Only one of several equal tasks is leased at
+    a time."""
     while (entry := book.first_waiting(recipient, of)) is not None:
         if _replay(book, entry, now_ms):
             continue
@@ -98,11 +98,11 @@ def lease(
 
 
 def post(book: Book, result: A2ATaskResult, now_ms: int, *, lease_id: str | None) -> Entry:
-    """Answer a task; an ok answer to an idempotent task answers those that are the same, now and later.
+    """Answer a task; an ok answer to an idempotent task also answers equal tasks, now and later.
 
     Raises:
         errors.NoTaskError, errors.LeaseMismatchError: as the interface says.
-        errors.TaskStateError: it has its result, or was given to nobody.
+        errors.TaskStateError: it has its result, or was never leased.
         errors.TaskInvalidError: the result is too large.
         errors.MailboxFullError: there is no room for it.
     """
@@ -136,7 +136,7 @@ def post(book: Book, result: A2ATaskResult, now_ms: int, *, lease_id: str | None
 
 
 def take_result(book: Book, sender: str, now_ms: int) -> A2ATaskResult | None:
-    """Give the sender its oldest answer."""
+    """Return the sender's oldest unfetched answer, and mark it as fetched."""
     entry = book.first_unfetched(sender)
     if entry is None:
         return None
@@ -152,7 +152,7 @@ def requeue(
     Raises:
         errors.NoTaskError, errors.LeaseMismatchError: as the interface says.
         errors.TaskStateError: it has its result, or is not leased.
-        errors.TaskInvalidError: the risk named does not fit what the task says of itself.
+        errors.TaskInvalidError: the risk named does not fit the task's own declaration.
     """
     entry = _open(book, task_id)
     _check_lease(entry, lease_id)
@@ -198,7 +198,7 @@ def force_error(book: Book, task_id: str, now_ms: int, *, lease_id: str | None, 
 
 
 def cancel(book: Book, task_id: str, now_ms: int, *, reason: str) -> Entry:
-    """Take an open task back."""
+    """Cancel an open task."""
     _open(book, task_id)
     ended = book.emit(events.TaskCancelled(task_id=task_id, reason=reason, at_ms=now_ms))
     assert ended is not None
@@ -206,10 +206,10 @@ def cancel(book: Book, task_id: str, now_ms: int, *, reason: str) -> Entry:
 
 
 def expire(book: Book, now_ms: int) -> list[Ended]:
-    """Deadlines end tasks; leases that are over are taken back, until there were as many as may be.
+    """End tasks whose deadline has passed, and put tasks with an ended lease back, up to the maximum of attempts.
 
-    A task that its sender called unsafe to repeat is not taken back: whether it was done is not known. It stays leased
-    until somebody repairs it, its deadline passes, or a compaction ends it.
+    A task that its sender declared unsafe to repeat is not put back: it may have been done. It stays leased until a
+    repair, its deadline or a compaction ends it.
     """
     done = []
     for entry in book.due(now_ms):
@@ -228,7 +228,7 @@ def expire(book: Book, now_ms: int) -> list[Ended]:
 
 
 def retry_stale(book: Book, rules: RetryRules, now_ms: int, *, apply: bool, running: Container[str]) -> Retried:
-    """Take stale leases back from whoever has them, where the task itself says that twice does no harm."""
+    """End stale leases of tasks that declared themselves safe to repeat."""
     considered = sorted((entry for entry in book.entries.values() if entry.open), key=_age)[: rules.scan_limit]
     skipped: Counter[Skip] = Counter()
     requeued = []
@@ -243,8 +243,10 @@ def retry_stale(book: Book, rules: RetryRules, now_ms: int, *, apply: bool, runn
 
 
 def compact(book: Book, now_ms: int) -> list[str]:
-    """What is to be forgotten: resolved tasks, and answers that nobody fetched in time. Tasks without a deadline that
-    nobody took or answered in time are ended, and forgotten by a later compaction."""
+    """Return the names of the removed tasks: resolved ones, and answers not fetched in time.
+
+    Tasks without a deadline that were not answered in time are ended here; a later compaction removes them.
+    """
     limits = book.limits
     gone = []
     for name, entry in list(book.entries.items()):
@@ -262,7 +264,7 @@ def compact(book: Book, now_ms: int) -> list[str]:
 
 
 def restate(book: Book) -> list[events.Event]:
-    """The events that make the book as it is."""
+    """Return the events that produce the book's present state."""
     stated: list[events.Event] = [
         events.ResultCached(**key._asdict(), result=cached.result, at_ms=cached.at_ms)
         for key, cached in book.cache.items()
@@ -304,7 +306,7 @@ def _replay(book: Book, entry: Entry, now_ms: int) -> Entry | None:
     if cached is None:
         return None
     if not _has_room(book, entry.task.sender.pubkey, cached.size):
-        # It is not done again for that; asked anew when there is room, it has its answer.
+        # The task is not done again only for lack of room; if it is sent again later, it gets the answer.
         return book.emit(events.TaskExpired(task_id=entry.task.id, reason=NO_ROOM, at_ms=now_ms))
     result = cached.result.model_copy(update={"task_id": entry.task.id})
     return book.emit(events.ResultReplayed(result=result, at_ms=now_ms))
@@ -331,17 +333,17 @@ def _check_room(book: Book, task: A2ATask) -> None:
 
 
 def _has_room(book: Book, sender: str, size: int) -> bool:
-    """Whether there is room for so many more bytes of this sender's tasks and their answers."""
+    """Whether this sender's tasks and answers may grow by that many bytes."""
     limits, (_, held) = book.limits, book.held_by(sender)
     return _may_have(limits.size_of_sender, limits.size, held, book.size, size)
 
 
 def _may_have(part: int, whole: int, mine: int, everybodys: int, more: int) -> bool:
-    """Whether somebody may have more: at most a part, and never more than nobody has.
+    """Whether a sender may have ``more``: at most ``part`` in all, and never more than is free.
 
-    So whoever has nothing gets in as long as anything is free, and however many have all that they may, something is:
-    of ``n`` that want everything each has one in ``n + 1``, and as much is left (Choudhury and Hahne, Dynamic queue
-    length thresholds for shared-memory packet switches, 1998).
+    So a sender that has nothing gets in as long as anything is free. If ``n`` senders take all they can, each gets one
+    part in ``n + 1``, and one part stays free (Choudhury and Hahne, Dynamic queue length thresholds for shared-memory
+    packet switches, 1998).
     """
     return mine + more <= min(part, whole - everybodys)
 
@@ -356,7 +358,7 @@ def _check_task(task: A2ATask) -> None:
 
 
 def _open(book: Book, task_id: str) -> Entry:
-    # No refusal repeats the mailbox's name of a task: whoever asked may know it by another.
+    # No error repeats the mailbox's name of a task: the caller may know it by another id.
     entry = book.entries.get(task_id)
     if entry is None:
         raise errors.NoTaskError("there is no such task")
@@ -371,7 +373,7 @@ def _check_lease(entry: Entry, lease_id: str | None) -> None:
 
 
 def _age(entry: Entry) -> tuple[bool, int]:
-    """Leased ones first, those that are leased longest before the others."""
+    """Sort leased tasks first, the oldest lease before the others."""
     return (entry.lease is None, entry.lease.at_ms if entry.lease else entry.turn)
 
 

@@ -1,8 +1,8 @@
-"""Memory in SQLite: ``memory.db``, which version 1 made or could have made.
+"""Memory in SQLite: ``memory.db``, in a format that version 1 shares.
 
-WAL with synchronous=FULL: a commit that returned is on disk. Writers that wait for each other share one transaction
-(``writing``). Other connections read (``reading``), search (``searching``) and fill the matrices (``loading``), so that
-none of these waits for a sync.
+WAL with synchronous=FULL: a commit is on disk when it returns. Concurrent writers share one transaction (``writing``).
+Other connections read (``reading``), search (``searching``) and fill the matrices (``loading``), so that none of these
+waits for a sync.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from covenant.stores.memory.write import Writer
 from covenant.wire.types import MemoryRecord, SettlementReceipt, Tier
 from policy import errors
 
-# Matrices that take more than this are not read before somebody searches.
+# Larger matrices are not read before the first search.
 MOST_WARM_BYTES: Final = 256 * 1024 * 1024
 
 
@@ -62,7 +62,7 @@ class DurableMemory:
 
     @classmethod
     async def open(cls, path: Path, *, space: str = "") -> DurableMemory:
-        """Open, or make, the database; ``space`` names the embedder whose vectors are compared.
+        """Open or create the database; ``space`` names the embedder whose vectors are compared.
 
         Raises:
             errors.MemoryStoreError: it is a symlink or no database, or a newer daemon made it.
@@ -87,7 +87,7 @@ class DurableMemory:
 
     @property
     def _label(self) -> str | None:
-        """How rows name the space; version 1's name none."""
+        """The name of the space in rows; version 1's rows have none."""
         return self._space or None
 
     @contextlib.contextmanager
@@ -98,7 +98,7 @@ class DurableMemory:
             yield
 
     async def close(self) -> None:
-        """Write what waits, and let go of the file."""
+        """Write the queued records, and close the file."""
         with anyio.CancelScope(shield=True):
             async with self._writer.turn:
                 self._closed = True
@@ -107,7 +107,7 @@ class DurableMemory:
     # Writing --------------------------------------------------------------------------------------------------
 
     async def put(self, record: MemoryRecord, *, room: Room | None = None) -> None:
-        """Write a record, in the place of the one of the same id.
+        """Write a record, in place of one with the same id.
 
         Raises:
             errors.MemoryFullError: with it, its owner would have more than ``room``.
@@ -115,14 +115,14 @@ class DurableMemory:
         await self._writer.put(record, room)
 
     async def purge(self, tier: Tier | None, before_ms: int, *, owner: str | None = None) -> int:
-        """Delete what was made before; how many."""
+        """Delete records created before ``before_ms``. Returns their number."""
         async with self._writer.exclusive() as under_way:
             return await maintenance.purge(under_way, tier, before_ms, owner=owner)
 
     async def repair(
         self, command: Repair, *, apply: bool, owner: str | None = None, room: Room | None = None
     ) -> Repaired | None:
-        """What the command does, done when ``apply``; None when there is no such record.
+        """Plan a repair, and execute it if ``apply``. Returns None if there is no such record.
 
         Raises:
             errors.MemoryConflictError: the parent is not the expected one.
@@ -135,10 +135,10 @@ class DurableMemory:
             return done
 
     async def promote(self, record_id: str, tier: Tier, *, at_ms: int, owner: str | None = None) -> Repaired | None:
-        """Move a record up to ``tier``; None when there is none.
+        """Move a record up to ``tier``. Returns None if there is no such record.
 
         Raises:
-            errors.MemoryConflictError: the record stands in a higher tier already.
+            errors.MemoryConflictError: the record is in a higher tier already.
         """
         async with self._writer.exclusive() as under_way:
             return await maintenance.promote(under_way, record_id, tier, at_ms=at_ms, owner=owner)
@@ -146,44 +146,45 @@ class DurableMemory:
     async def compact(
         self, policy: CompactionPolicy, *, reason: str, now_ms: int, apply: bool, owner: str | None = None
     ) -> Compacted:
-        """What the policy does, done when ``apply``, all of it or nothing."""
+        """Plan a compaction, and execute all of it or nothing if ``apply``."""
         async with self._writer.exclusive(COMPACT_SAVEPOINT) as under_way:
             return await maintenance.compact(under_way, policy, reason=reason, now_ms=now_ms, apply=apply, owner=owner)
 
     async def backfill(self, receipts: Sequence[SettlementReceipt], *, apply: bool) -> tuple[tuple[str, str], ...]:
-        """Write into ``metadata.receipt_id`` what receipt paid for a record: (record id, receipt id); see ``plans``."""
+        """Write to ``metadata.receipt_id`` the receipt that paid for a record. Returns (record id, receipt id); see
+        ``plans``."""
         async with self._writer.exclusive(BACKFILL_SAVEPOINT) as under_way:
             return await maintenance.backfill(under_way, receipts, apply=apply)
 
     # Reading --------------------------------------------------------------------------------------------------
 
     async def get(self, record_id: str) -> MemoryRecord | None:
-        """The record of an id."""
+        """Return the record with this id."""
         with self._guarded():
             return await read.one(self._reader, record_id)
 
     async def existing(self, ids: Sequence[str]) -> set[str]:
-        """Which of the ids are those of rows, good or bad."""
+        """Return those of the ids that have rows, good or bad."""
         with self._guarded():
             return await read.existing(self._reader, ids)
 
     async def counts(self) -> dict[Tier, int]:
-        """How many rows each tier has, good or bad."""
+        """Return the number of rows of each tier, good or bad."""
         with self._guarded():
             return await read.counts(self._reader)
 
     async def recent(self, tier: Tier | None, limit: int, *, owner: str | None = None) -> list[MemoryRecord]:
-        """The newest first; of the same moment, by id. Fewer than ``limit`` where they are more than may be held."""
+        """Return the newest first, then by id. Returns fewer than ``limit`` if they exceed the bytes held at once."""
         with self._guarded():
             return await read.recent(self._reader, tier, limit, owner)
 
     async def payables(self, *, owner: str | None = None) -> list[interface.Payable]:
-        """What settlement has to know of each record, without its text and embedding."""
+        """Return the fields of each record that settlement needs, without text and embedding."""
         with self._guarded():
             return await read.payables(self._reader, owner)
 
     async def bad_rows(self, limit: int) -> list[BadRow]:
-        """Rows that are no records."""
+        """Return rows that are not valid records."""
         with self._guarded():
             return await read.bad_rows(self._reader, limit)
 
@@ -199,7 +200,8 @@ class DurableMemory:
         *,
         owner: str | None = None,
     ) -> list[Hit]:
-        """What is like the embedding, fused with what has words of the text; see ``ranking``."""
+        """Return records similar to the embedding, fused with records that contain words of the text; see
+        ``ranking``."""
         if limit <= 0:
             return []
         asked = Asked(text, tier, limit, min_relevance, owner)
@@ -210,12 +212,12 @@ class DurableMemory:
             return await self._cache.use(lambda matrices: self._searcher.hits(asked, words, embedding, matrices), owner)
 
     async def warm(self) -> None:
-        """Read what the first search needs, unless it is much. A search that comes meanwhile waits for it."""
+        """Read the data for the first search, unless it is too large. A concurrent search waits for it."""
         with self._guarded():
             await self._cache.warm(MOST_WARM_BYTES)
 
     async def _load(self) -> AsyncGenerator[tuple[int, Sequence[Block]], None]:
-        """Every vector of this space, for the cache. The index of words is looked at on the way."""
+        """Yield every vector of this space, for the cache. Repairs the index of words on the way."""
         if await anyio.to_thread.run_sync(load.astray, self._path):
             async with self._writer.exclusive() as under_way:
                 under_way.reindexed = True

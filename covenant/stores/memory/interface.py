@@ -1,7 +1,7 @@
-"""What every store of memory does; ``tests/unit/covenant/stores/test_memory.py`` holds both implementations to it.
+"""The interface of a memory store; ``tests/unit/covenant/stores/test_memory.py`` tests both implementations against it.
 
 A store serves one space: the name of the embedder whose vectors may be compared with each other. Vectors of other
-spaces, version 1's among them, are kept as they are and never compared; their records are still found by their words.
+spaces, including version 1's, are kept unchanged and never compared; their records are still found by words.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from covenant.wire.types import MemoryRecord, SettlementReceipt, Tier
 
 Mode = Literal["dry_run", "apply"]
 
-# The names of the savepoints go over the wire and into the audit log (covenant-v1.md, sections 4 and 9).
+# The names of the savepoints appear in replies and in the audit log (covenant-v1.md, sections 4 and 9).
 COMPACT_SAVEPOINT = "compact_apply"
 BACKFILL_SAVEPOINT = "backfill_receipt_correlation"
 
 
 class Hit(NamedTuple):
-    """A record that was found, and its cosine with the query; 0.0 where the two cannot be compared."""
+    """A search result: a record and its cosine with the query; 0.0 if the two cannot be compared."""
 
     record: MemoryRecord
     score: float
@@ -28,7 +28,7 @@ class Hit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How many records one owner may have, and how many bytes of text, metadata and vectors in them."""
+    """The limits of one owner: number of records, and bytes of text, metadata and vectors in them."""
 
     records: int
     bytes: int
@@ -36,7 +36,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class DetachParent:
-    """Take a record's parent away; when ``expected_parent`` is given, only if it is that one."""
+    """Remove a record's parent; with ``expected_parent``, only if that is the parent."""
 
     id: str
     expected_parent: str | None = None
@@ -51,7 +51,7 @@ class DeleteRecord:
 
 @dataclass(frozen=True, slots=True)
 class BackfillProvenance:
-    """Write ``metadata.provenance``; metadata that is no object is kept as ``previous_metadata``."""
+    """Write ``metadata.provenance``; metadata that is no object moves to ``previous_metadata``."""
 
     id: str
     provenance: Any
@@ -62,7 +62,7 @@ Repair = DetachParent | DeleteRecord | BackfillProvenance
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that is no record: where it lies, its id as far as it has one, and what is wrong with it."""
+    """A row that is no valid record: its row number, its id if it has one, and its problems."""
 
     row: int
     id: str
@@ -71,9 +71,9 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What a repair does or did: the record before and after, ``after`` None where it is deleted.
+    """The result of a repair: the record before and after; ``after`` is None for a deleted record.
 
-    A row that is no record can be deleted, for everybody's eyes only.
+    A row that is no valid record can only be deleted, and only without an ``owner``.
     """
 
     before: MemoryRecord | BadRow
@@ -82,13 +82,13 @@ class Repaired:
 
     @property
     def would_change(self) -> bool:
-        """Whether the command makes a difference."""
+        """Whether the command changes the record."""
         return self.before != self.after
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionPolicy:
-    """What goes and what is marked. Times are exclusive: a record made at the cut-off stays."""
+    """The cut-offs for deleting and marking. They are exclusive: a record made at the cut-off stays."""
 
     delete_working_before_ms: int | None = None
     delete_episodic_before_ms: int | None = None
@@ -98,14 +98,14 @@ class CompactionPolicy:
 
     @property
     def empty(self) -> bool:
-        """Whether it asks for nothing."""
+        """Whether it asks for no change."""
         cuts = (self.delete_working_before_ms, self.delete_episodic_before_ms, self.mark_longterm_stale_before_ms)
         return not self.detach_stale_parents and all(cut is None for cut in cuts)
 
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """Ids, each list sorted, so that the same store and policy give the same answer dry or applied."""
+    """Sorted lists of ids, so that the same store and policy give the same result in a dry run or applied."""
 
     deleted: tuple[str, ...] = ()
     stale_marked: tuple[str, ...] = ()
@@ -113,14 +113,14 @@ class Compacted:
 
     @property
     def would_change(self) -> bool:
-        """Whether the plan does anything."""
+        """Whether the plan changes any record."""
         return bool(self.deleted or self.stale_marked or self.parents_detached)
 
 
 class Memory(Protocol):
-    """Records by id. What ``await`` returned for is on disk. A bad row is never answered and never stops anything.
+    """Records by id. A change is durable when its call returns. A bad row is never returned and fails no call.
 
-    ``owner`` is a public key in base58 and restricts every call to that owner's records; None is everybody's.
+    ``owner`` is a public key in base58 and restricts every call to that owner's records; None means all owners.
     """
 
     @property
@@ -129,7 +129,7 @@ class Memory(Protocol):
         ...
 
     async def put(self, record: MemoryRecord, *, room: Room | None = None) -> None:
-        """Write a record, in the place of the one of the same id.
+        """Write a record, in place of one with the same id.
 
         Raises:
             errors.MemoryFullError: with it, its owner would have more than ``room``.
@@ -137,19 +137,19 @@ class Memory(Protocol):
         ...
 
     async def get(self, record_id: str) -> MemoryRecord | None:
-        """The record of an id."""
+        """Return the record with this id."""
         ...
 
     async def existing(self, ids: Sequence[str]) -> set[str]:
-        """Which of the ids are those of rows, good or bad."""
+        """Return those of the ids that have rows, good or bad."""
         ...
 
     async def counts(self) -> dict[Tier, int]:
-        """How many rows each tier has, good or bad."""
+        """Return the number of rows of each tier, good or bad."""
         ...
 
     async def recent(self, tier: Tier | None, limit: int, *, owner: str | None = None) -> list[MemoryRecord]:
-        """The newest first; of the same moment, by id."""
+        """Return the newest first; records of the same time by id."""
         ...
 
     async def search(
@@ -162,21 +162,22 @@ class Memory(Protocol):
         *,
         owner: str | None = None,
     ) -> list[Hit]:
-        """What is like the embedding, fused with what has words of the text; see ``ranking``."""
+        """Return records similar to the embedding, fused with records that contain words of the text; see
+        ``ranking``."""
         ...
 
     async def warm(self) -> None:
-        """Read what the first search needs, unless that is much. A search that comes meanwhile waits for it."""
+        """Read the data for the first search, unless it is too large. A concurrent search waits for it."""
         ...
 
     async def purge(self, tier: Tier | None, before_ms: int, *, owner: str | None = None) -> int:
-        """Delete what was made before; how many."""
+        """Delete records created before ``before_ms``. Returns their number."""
         ...
 
     async def repair(
         self, command: Repair, *, apply: bool, owner: str | None = None, room: Room | None = None
     ) -> Repaired | None:
-        """What the command does, done when ``apply``; None when there is no such record.
+        """Plan a repair, and execute it if ``apply``. Returns None if there is no such record.
 
         Raises:
             errors.MemoryConflictError: the parent is not the expected one.
@@ -187,37 +188,38 @@ class Memory(Protocol):
     async def compact(
         self, policy: CompactionPolicy, *, reason: str, now_ms: int, apply: bool, owner: str | None = None
     ) -> Compacted:
-        """What the policy does, done when ``apply``, all of it or nothing."""
+        """Plan a compaction, and execute all of it or nothing if ``apply``."""
         ...
 
     async def promote(self, record_id: str, tier: Tier, *, at_ms: int, owner: str | None = None) -> Repaired | None:
-        """Move a record up to ``tier``; None when there is none.
+        """Move a record up to ``tier``. Returns None if there is no such record.
 
         Raises:
-            errors.MemoryConflictError: the record stands in a higher tier already.
+            errors.MemoryConflictError: the record is in a higher tier already.
         """
         ...
 
     async def backfill(self, receipts: Sequence[SettlementReceipt], *, apply: bool) -> tuple[tuple[str, str], ...]:
-        """Write into ``metadata.receipt_id`` what receipt paid for a record: (record id, receipt id); see ``plans``."""
+        """Write to ``metadata.receipt_id`` the receipt that paid for a record. Returns (record id, receipt id); see
+        ``plans``."""
         ...
 
     async def payables(self, *, owner: str | None = None) -> list[Payable]:
-        """What settlement has to know of each record, without its text and embedding."""
+        """Return the fields of each record that settlement needs, without text and embedding."""
         ...
 
     async def bad_rows(self, limit: int) -> list[BadRow]:
-        """Rows that are no records."""
+        """Return rows that are not valid records."""
         ...
 
     async def close(self) -> None:
-        """Let go of what is held."""
+        """Close the store."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Payable:
-    """What the backfill has to know of a record: ``receipt`` is the one that its metadata names already."""
+    """The fields of a record that the backfill needs. ``receipt``: the one that its metadata already names."""
 
     id: str
     owner: str

@@ -1,6 +1,6 @@
-"""Purges, repairs, promotions, compactions and the backfill, each within one transaction that the caller opened.
+"""Purges, repairs, promotions, compactions and the backfill, each within one transaction of the caller.
 
-``plans`` decides; what it says is read and written here.
+``plans`` decides; this module reads and writes the rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TIERS: Final = frozenset(Tier)
 
 
 async def purge(under_way: Transaction, tier: Tier | None, before_ms: int, *, owner: str | None) -> int:
-    """Delete what was made before; how many."""
+    """Delete records created before ``before_ms``. Returns their number."""
     where, values = sqlite.where(tier=tier, owner=owner)
     found = await under_way.db.execute_fetchall(
         f"DELETE FROM memories WHERE created_at < ? AND {where} RETURNING id",  # noqa: S608
@@ -30,14 +30,14 @@ async def purge(under_way: Transaction, tier: Tier | None, before_ms: int, *, ow
 
 
 async def repair(under_way: Transaction, command: Repair, *, apply: bool, owner: str | None) -> Repaired | None:
-    """What the command does, done when ``apply``; None when there is no such record.
+    """Plan a repair, and execute it if ``apply``. Returns None if there is no such record.
 
     Raises:
         errors.MemoryConflictError: the parent is not the expected one.
     """
     before = await read.row(under_way.db, command.id)
     if isinstance(before, BadRow):
-        # All that can be done with it, and only by whoever may see every row.
+        # A bad row can only be deleted, and only by a caller that may see every row.
         if owner is not None or not isinstance(command, DeleteRecord):
             return None
         after = None
@@ -56,10 +56,10 @@ async def repair(under_way: Transaction, command: Repair, *, apply: bool, owner:
 async def promote(
     under_way: Transaction, record_id: str, tier: Tier, *, at_ms: int, owner: str | None
 ) -> Repaired | None:
-    """Move a record up to ``tier``; None when there is none.
+    """Move a record up to ``tier``. Returns None if there is no such record.
 
     Raises:
-        errors.MemoryConflictError: the record stands in a higher tier already.
+        errors.MemoryConflictError: the record is in a higher tier already.
     """
     before = await read.one(under_way.db, record_id)
     if before is None or owner not in (None, before.owner.pubkey):
@@ -73,7 +73,7 @@ async def promote(
 async def compact(
     under_way: Transaction, policy: CompactionPolicy, *, reason: str, now_ms: int, apply: bool, owner: str | None
 ) -> Compacted:
-    """What the policy does, done when ``apply``."""
+    """Plan a compaction, and execute it if ``apply``."""
     marked_at_ms = now_ms if policy.marked_at_ms is None else policy.marked_at_ms
     lines, ids = await _lines(under_way, policy)
     plan = plans.compaction(lines, policy, ids=ids, owner=owner)
@@ -90,7 +90,7 @@ async def compact(
 
 
 async def _lines(under_way: Transaction, policy: CompactionPolicy) -> tuple[list[plans.Line], list[str]]:
-    """What the plan has to know, and the ids of bad rows. Only a row that may be marked is read whole."""
+    """Return the input of the plan, and the ids of bad rows. Reads a whole row only if it may be marked."""
     lines, bad = [], []
     select = "SELECT rowid, id, tier, owner_pubkey, created_at, parent FROM memories"
     cut = policy.mark_longterm_stale_before_ms
@@ -112,7 +112,8 @@ async def _lines(under_way: Transaction, policy: CompactionPolicy) -> tuple[list
 async def backfill(
     under_way: Transaction, receipts: Sequence[SettlementReceipt], *, apply: bool
 ) -> tuple[tuple[str, str], ...]:
-    """Write into ``metadata.receipt_id`` what receipt paid for a record: (record id, receipt id); see ``plans``."""
+    """Write to ``metadata.receipt_id`` the receipt that paid for a record. Returns (record id, receipt id); see
+    ``plans``."""
     found = plans.correlations(await read.payables(under_way.db), receipts)
     for record_id, receipt_id in found if apply else ():
         paid = await read.one(under_way.db, record_id)

@@ -1,6 +1,6 @@
-"""What repairs, compaction, promotion and the backfill do, decided without a database.
+"""Plans for repairs, compaction, promotion and the backfill, without a database.
 
-Both stores ask here, dry or applied, so that what a dry run shows is what is done.
+Both stores use them, dry or applied, so that a dry run shows exactly the effect.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HEIGHT: Final[Mapping[Tier, int]] = {Tier.WORKING: 0, Tier.EPISODIC: 1, Tier.LO
 
 
 def repaired(record: MemoryRecord, command: Repair) -> MemoryRecord | None:
-    """The record after the command, None when it is deleted.
+    """Return the record after the command; None if it is deleted.
 
     Raises:
         errors.MemoryConflictError: its parent is not the one that the command expects.
@@ -47,10 +47,10 @@ def repaired(record: MemoryRecord, command: Repair) -> MemoryRecord | None:
 
 
 def promoted(record: MemoryRecord, tier: Tier) -> MemoryRecord:
-    """The record in the tier.
+    """Return the record in the tier.
 
     Raises:
-        errors.MemoryConflictError: it stands in a higher one.
+        errors.MemoryConflictError: it is in a higher one.
     """
     if _HEIGHT[tier] < _HEIGHT[record.tier]:
         raise errors.MemoryConflictError(
@@ -62,12 +62,12 @@ def promoted(record: MemoryRecord, tier: Tier) -> MemoryRecord:
 
 
 def stale(record: MemoryRecord, *, marked_at_ms: int, reason: str) -> MemoryRecord:
-    """The record with ``metadata.stale_context``."""
+    """Return the record with ``metadata.stale_context``."""
     return _with_metadata(record, stale_context={"marked_at_ms": marked_at_ms, "reason": reason})
 
 
 def correlated(record: MemoryRecord, receipt_id: str) -> MemoryRecord:
-    """The record with ``metadata.receipt_id``."""
+    """Return the record with ``metadata.receipt_id``."""
     return _with_metadata(record, receipt_id=receipt_id)
 
 
@@ -78,13 +78,13 @@ def _with_metadata(record: MemoryRecord, **more: Any) -> MemoryRecord:
 
 
 def is_stale(metadata: Any) -> bool:
-    """Whether metadata says that the record is stale."""
+    """Whether metadata marks the record as stale."""
     return isinstance(metadata, dict) and "stale_context" in metadata
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a plan has to know of a record."""
+    """The fields of a record that a plan needs."""
 
     id: str
     tier: Tier
@@ -95,7 +95,7 @@ class Line:
 
 
 def line(record: MemoryRecord) -> Line:
-    """What a plan has to know of this record."""
+    """Return the fields of this record that a plan needs."""
     marked = is_stale(record.metadata)
     return Line(record.id, record.tier, record.owner.pubkey, record.created_at, record.parent, marked)
 
@@ -103,9 +103,9 @@ def line(record: MemoryRecord) -> Line:
 def compaction(
     lines: Iterable[Line], policy: CompactionPolicy, *, ids: Iterable[str] = (), owner: str | None = None
 ) -> Compacted:
-    """The plan over all records. A parent dangles when no record, of whomever, is left that has its id.
+    """Plan a compaction over all records. A parent is stale if no remaining record of any owner has its id.
 
-    ``ids`` are those of rows that are no records: what points to one of them does not dangle.
+    ``ids`` are those of bad rows: a parent that is one of them is not stale.
     """
     known = list(lines)
     cuts = {
@@ -125,17 +125,17 @@ def compaction(
 
 
 def payable(record: MemoryRecord) -> Payable:
-    """What the backfill has to know of this record."""
+    """Return the fields of this record that the backfill needs."""
     receipt = record.metadata.get("receipt_id") if isinstance(record.metadata, dict) else None
     return Payable(record.id, record.owner.pubkey, record.created_at, receipt if isinstance(receipt, str) else None)
 
 
 def correlations(records: Iterable[Payable], receipts: Sequence[SettlementReceipt]) -> tuple[tuple[str, str], ...]:
-    """Which receipt paid for which record, recomputed from both sides: (record id, receipt id) of what is new.
+    """Compute which receipt paid for which record, from both sides. Returns the new pairs (record id, receipt id).
 
     1. A memory receipt that names a record of its payer belongs to it.
-    2. Of those that name none, oldest first, each belongs to the first record of its payer, oldest first, that no
-       receipt belongs to and that was there when the receipt was settled.
+    2. Receipts without a record, oldest first: each belongs to the first record of its payer, oldest first, that has no
+    receipt yet and existed when the receipt was settled.
     """
     known = sorted(records, key=lambda r: (r.created_at, r.id))
     by_id = {record.id: record for record in known}
@@ -156,7 +156,7 @@ def correlations(records: Iterable[Payable], receipts: Sequence[SettlementReceip
         queue = waiting.get(receipt.payer.pubkey)
         if receipt.memory_record_id is not None or receipt.id in taken or not queue:
             continue
-        # Oldest first, so the first is eligible or none is.
+        # Oldest first: if the first is not eligible, none is.
         if queue[0].created_at <= receipt.settled_at:
             found[queue.popleft().id] = receipt.id
     return tuple(sorted((i, r) for i, r in found.items() if by_id[i].receipt is None))

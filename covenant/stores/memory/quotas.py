@@ -1,4 +1,4 @@
-"""How much of memory one owner has: counted when it is first asked for, and kept up by what is written."""
+"""The memory use of each owner: counted on first use, then updated by each write."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _COUNT: Final = (
 
 
 def size_of(row: Sequence[Any]) -> int:
-    """How many bytes a row takes of its owner's room."""
+    """Return the bytes of a row that count against its owner's room."""
     return sum(len(one.encode()) if isinstance(one := row[place], str) else len(one) for place in _PLACES)
 
 
 def check(room: Room, records: int, size: int) -> None:
-    """
+    """Check a number of records and their bytes against the limits.
+
     Raises:
-        errors.MemoryFullError: so many records, of so many bytes, are more than there is room for.
+        errors.MemoryFullError: they exceed ``room``.
     """
     if records > room.records or size > room.bytes:
         raise errors.MemoryFullError(
@@ -38,13 +39,13 @@ def check(room: Room, records: int, size: int) -> None:
 
 
 class Tallies:
-    """What owners have. Asked within transactions alone, which come one after the other."""
+    """The use of each owner. Called only within transactions, which run one at a time."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[int, int]] = {}
 
     async def check(self, db: aiosqlite.Connection, row: Sequence[Any], room: Room) -> None:
-        """Whether there is room for a row.
+        """Check that there is room for a row.
 
         Raises:
             errors.MemoryFullError: there is none.
@@ -56,10 +57,10 @@ class Tallies:
         check(room, held[0] + 1, held[1] + size_of(row))
 
     async def grew(self, db: aiosqlite.Connection, owner: str, by: int, room: Room | None) -> None:
-        """A row of the owner's was written anew, so many bytes longer.
+        """Record that a row of the owner grew by ``by`` bytes.
 
         Raises:
-            errors.MemoryFullError: that is more than there is ``room`` for.
+            errors.MemoryFullError: its owner now has more than ``room``.
         """
         held = self._held.get(owner)
         if held is not None:
@@ -72,11 +73,11 @@ class Tallies:
         check(room, *held)
 
     def note(self, row: Sequence[Any]) -> None:
-        """That a row was written. One that took another's place counts twice until somebody deletes."""
+        """Record that a row was written. A row that replaced another counts twice until the next deletion."""
         held = self._held.get(row[_OWNER])
         if held is not None:
             self._held[row[_OWNER]] = held[0] + 1, held[1] + size_of(row)
 
     def forget(self) -> None:
-        """Count anew: something was deleted, or not written after all."""
+        """Drop all counts: a row was deleted, or a transaction was rolled back."""
         self._held.clear()

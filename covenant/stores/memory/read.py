@@ -1,4 +1,4 @@
-"""Rows as records, over whichever connection is asked: one by its id, the newest, all of them a few at a time."""
+"""Read rows as records, over any connection: one by id, the newest, or all in chunks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from covenant.wire.types import MemoryRecord, Tier
 
 
 async def one(db: aiosqlite.Connection, record_id: str) -> MemoryRecord | None:
-    """The record of an id."""
+    """Return the record with this id."""
     found = await row(db, record_id)
     return found if isinstance(found, MemoryRecord) else None
 
 
 async def row(db: aiosqlite.Connection, record_id: str) -> MemoryRecord | BadRow | None:
-    """The row of an id, good or bad."""
+    """Return the row with this id, good or bad."""
     if not sqlite.sayable(record_id):
         return None
     found = list(await db.execute_fetchall(f"{rows.SELECT} WHERE id = ?", (record_id,)))
@@ -28,7 +28,7 @@ async def row(db: aiosqlite.Connection, record_id: str) -> MemoryRecord | BadRow
 
 
 async def existing(db: aiosqlite.Connection, ids: Sequence[str]) -> set[str]:
-    """Which of the ids are those of rows, good or bad."""
+    """Return those of the ids that have rows, good or bad."""
     found: set[str] = set()
     for part in sqlite.parts([one for one in ids if sqlite.sayable(one)]):
         marks = ", ".join("?" * len(part))
@@ -38,20 +38,20 @@ async def existing(db: aiosqlite.Connection, ids: Sequence[str]) -> set[str]:
 
 
 async def counts(db: aiosqlite.Connection) -> dict[Tier, int]:
-    """How many rows each tier has, good or bad."""
-    # The index on (tier, created_at) has all that it needs.
+    """Return the number of rows of each tier, good or bad."""
+    # The index on (tier, created_at) covers this query.
     found = await db.execute_fetchall("SELECT tier, count(*) FROM memories GROUP BY tier")
     known = {str(tier): int(count) for tier, count in found}
     return {tier: known.get(tier, 0) for tier in Tier}
 
 
 async def recent(db: aiosqlite.Connection, tier: Tier | None, limit: int, owner: str | None) -> list[MemoryRecord]:
-    """The newest first; of the same moment, by id. Fewer than ``limit`` where they are more than may be held."""
+    """Return the newest first, then by id. Returns fewer than ``limit`` if they exceed the bytes held at once."""
     where, values = sqlite.where(tier=tier, owner=owner)
     found: list[MemoryRecord] = []
     statement = f"{rows.SELECT} WHERE {where} ORDER BY created_at DESC, id LIMIT ? OFFSET ?"
     start, room = 0, sqlite.MOST_HELD_BYTES
-    # Bad rows take no good one's place.
+    # Bad rows do not count towards the limit.
     while len(found) < limit and room > 0:
         wanted = min(limit - len(found), sqlite.PAGE)
         page = list(await db.execute_fetchall(statement, (*values, wanted, start)))
@@ -64,12 +64,12 @@ async def recent(db: aiosqlite.Connection, tier: Tier | None, limit: int, owner:
 
 
 async def records(page: Sequence[Any]) -> list[MemoryRecord]:
-    """Those of the rows that are records."""
+    """Return the rows that are valid records."""
     return [one for one in await rows.parse_all(page) if isinstance(one, MemoryRecord)]
 
 
 async def payables(db: aiosqlite.Connection, owner: str | None = None) -> list[interface.Payable]:
-    """What settlement has to know of each record, without its text and embedding."""
+    """Return the fields of each record that settlement needs, without text and embedding."""
     where, values = sqlite.where(tier=None, owner=owner)
     found: list[interface.Payable] = []
     async for chunk in chunks(db, rows.SELECT, where, values):
@@ -78,7 +78,7 @@ async def payables(db: aiosqlite.Connection, owner: str | None = None) -> list[i
 
 
 async def bad_rows(db: aiosqlite.Connection, limit: int) -> list[BadRow]:
-    """Rows that are no records."""
+    """Return rows that are not valid records."""
     found: list[BadRow] = []
     async for chunk in chunks(db, rows.SELECT):
         found += await anyio.to_thread.run_sync(rows.bad_rows, chunk)
@@ -90,7 +90,7 @@ async def bad_rows(db: aiosqlite.Connection, limit: int) -> list[BadRow]:
 async def chunks(
     db: aiosqlite.Connection, select: str, where: str = "TRUE", values: Sequence[Any] = ()
 ) -> AsyncIterator[list[Any]]:
-    """All rows of a SELECT whose first column is the rowid, a few at a time."""
+    """Yield all rows of a SELECT whose first column is the rowid, in chunks."""
     statement = f"{select} WHERE rowid > ? AND {where} ORDER BY rowid LIMIT {sqlite.CHUNK}"
     last = -(2**63)
     while True:

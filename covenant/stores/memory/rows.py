@@ -1,4 +1,4 @@
-"""Rows of version 1's table as records and back: strict, and a row that is no record says why."""
+"""Convert rows of version 1's table to records and back: strictly, and with reasons for a bad row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from covenant.stores.memory.interface import BadRow
 from covenant.wire.types import AgentId, MemoryRecord, Tier
 from policy import errors
 
-# The order of every SELECT and INSERT here; the first nine after `rowid` are version 1's.
+# The column order of every SELECT and INSERT here; the first nine after `rowid` are version 1's.
 COLUMNS: Final = (
     "id",
     "tier",
@@ -43,17 +43,17 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
 }
 _TIERS: Final = {name: Tier(name) for name in (*(tier.value for tier in Tier), "long-term", "long_term")}
 FLOAT: Final = np.dtype("<f4")
-# So many rows are parsed before anybody notices.
+# The most rows that are parsed on the event loop without a noticeable delay.
 _FEW: Final = 32
 
 Row = Sequence[Any]
 
 
 def encode(record: MemoryRecord) -> tuple[Any, ...]:
-    """The row of a record.
+    """Return the row of a record.
 
     Raises:
-        errors.MemoryInvalidError: a value that does not come back from the disk as it is.
+        errors.MemoryInvalidError: a value would not be read back from the disk unchanged.
     """
     vector = np.asarray(record.embedding, dtype=np.float64)
     if not np.isfinite(vector).all() or (np.abs(vector) > np.finfo(np.float32).max).any():
@@ -80,7 +80,7 @@ def encode(record: MemoryRecord) -> tuple[Any, ...]:
 
 
 def vector(blob: bytes | None) -> np.ndarray[Any, np.dtype[np.float32]] | None:
-    """The float32 vector of a blob, None when it is none: empty, broken off, or with a number that is not finite."""
+    """Return the float32 vector of a blob; None if it is empty or truncated, or has a number that is not finite."""
     if not blob or len(blob) % FLOAT.itemsize:
         return None
     found = np.frombuffer(blob, dtype=FLOAT).astype(np.float32, copy=False)
@@ -88,8 +88,8 @@ def vector(blob: bytes | None) -> np.ndarray[Any, np.dtype[np.float32]] | None:
 
 
 def parse(row: Row) -> MemoryRecord | BadRow:
-    """The record of ``(rowid, *COLUMNS)``, or what keeps it from being one."""
-    # Every answer of a search comes through here, and rows that are none are rare: only those are looked at twice.
+    """Return the record of ``(rowid, *COLUMNS)``, or a bad row with its problems."""
+    # Every search result passes through here, and bad rows are rare: only those are examined twice.
     found = _record(row)
     if found is not None:
         return found
@@ -99,7 +99,7 @@ def parse(row: Row) -> MemoryRecord | BadRow:
 
 
 def _record(row: Row) -> MemoryRecord | None:
-    """The record, None when ``bad_row`` has something to say."""
+    """Return the record; None if ``bad_row`` finds a problem."""
     _, record_id, tier, display, pubkey, text, blob, metadata, created_at, parent = row
     for one in (record_id, tier, display, pubkey, text, metadata, parent):
         if type(one) is str:
@@ -119,7 +119,8 @@ def _record(row: Row) -> MemoryRecord | None:
         said = None if metadata == "null" else _metadata(metadata)
     except (ValueError, RecursionError):
         return None
-    # Nothing is left to validate, and the vector would take longest; tests/property/covenant/test_memory.py shows it.
+    # All values are validated above, and validating the vector would take longest;
+    # tests/property/covenant/test_memory.py tests that both agree.
     return MemoryRecord.model_construct(
         id=record_id,
         tier=_TIERS[tier],
@@ -133,7 +134,7 @@ def _record(row: Row) -> MemoryRecord | None:
 
 
 def bad_row(row: Row) -> BadRow | None:
-    """What keeps ``(rowid, *COLUMNS)`` from being a record, None when it is one; without making the record."""
+    """Return the problems of ``(rowid, *COLUMNS)``, without making the record; None if it is valid."""
     values = dict(zip(COLUMNS, row[1:], strict=True))
     problems = [f"{name} is {_kind(values[name])}" for name in COLUMNS if not isinstance(values[name], _TYPES[name])]
     problems = problems or [
@@ -148,12 +149,12 @@ def _shown(value: Any) -> str:
 
 
 def bad_rows(found: Iterable[Row]) -> list[BadRow]:
-    """Those of many that are no records."""
+    """Return the rows that are not valid records."""
     return [bad for row in found if (bad := bad_row(row)) is not None]
 
 
 async def parse_all(found: Iterable[Row]) -> list[MemoryRecord | BadRow]:
-    """As ``parse`` for many, off the event loop when they are many."""
+    """Parse rows, in a worker thread if they are many."""
     listed = list(found)
     if len(listed) <= _FEW:
         return [parse(row) for row in listed]
@@ -195,7 +196,7 @@ def _broken(values: dict[str, Any]) -> list[str]:
 
 @functools.lru_cache(maxsize=1024)
 def _owner(display: str, pubkey: str) -> AgentId | str:
-    """The owner, or what is wrong with it."""
+    """Return the owner, or the problem with it."""
     try:
         return AgentId(display=display, pubkey=pubkey)
     except pydantic.ValidationError as e:

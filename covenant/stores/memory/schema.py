@@ -1,11 +1,11 @@
-"""The database: version 1's table and indexes as they are, and what was added to them, by ``user_version``.
+"""The database: version 1's tables and indexes, unchanged, and additions by ``user_version``.
 
     0    version 1: table `memories`, indexes on (tier, created_at DESC) and (created_at DESC)
-    1    columns `embedder`, `promoted_from`, `promoted_at`; table `memory_fts` and the triggers that keep it
+    1    columns `embedder`, `promoted_from`, `promoted_at`; table `memory_fts` and the triggers that update it
     2    index on (owner_pubkey, created_at DESC)
 
-Every addition may be empty and none is needed by version 1, which can go on writing the same file: its rows have no
-embedder, and the triggers take their words into the index.
+Every addition may be empty and version 1 needs none of them, so it can still write the same file. Its rows have no
+embedder, and the triggers add their words to the index.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ CREATE TABLE memories (
     created_at INTEGER NOT NULL,
     parent TEXT
 )"""
-# (name, columns) as PRAGMA index_xinfo tells them; an index of version 1 has the same columns under any name.
+# (name, columns) in the form of PRAGMA index_xinfo; an index of version 1 has the same columns under any name.
 _INDEXES: Final = (
     ("memories_by_tier", (("tier", 0), ("created_at", 1))),
     ("memories_by_time", (("created_at", 1),)),
 )
-# INVARIANT: every trigger deletes before it inserts, so that a row is in the index once whatever statement wrote it:
-# an `INSERT OR REPLACE` of version 1 fires no delete trigger (sqlite.org/lang_conflict.html).
+# INVARIANT: every trigger deletes before it inserts, so that any statement leaves a row in the index exactly once: an
+# `INSERT OR REPLACE` of version 1 fires no delete trigger (sqlite.org/lang_conflict.html).
 _ADDITIONS: Final = (
     "ALTER TABLE memories ADD COLUMN embedder TEXT",
     "ALTER TABLE memories ADD COLUMN promoted_from TEXT",
@@ -59,14 +59,14 @@ _ADDITIONS: Final = (
 )
 _BY_OWNER: Final = "CREATE INDEX IF NOT EXISTS memories_by_owner ON memories (owner_pubkey, created_at DESC)"
 _FILL: Final = "INSERT INTO memory_fts (rowid, id, text) SELECT rowid, id, CAST(text AS TEXT) FROM memories"
-# Rows that the index does not have, or has under another number: a VACUUM may number a table like this anew.
+# Rows that are missing from the index or have another number there: VACUUM may renumber such a table.
 _ASTRAY: Final = """
 SELECT (SELECT count(*) FROM memories) != (SELECT count(*) FROM memory_fts_content)
     OR EXISTS (SELECT 1 FROM memories m LEFT JOIN memory_fts_content c ON c.id = m.rowid WHERE c.c0 IS NOT m.id)"""
 
 
 async def prepare(db: aiosqlite.Connection, *, where: str) -> None:
-    """Bring a database, new, of version 1 or of a daemon before this one, to ``VERSION``, in one transaction.
+    """Upgrade a database, whether new, of version 1 or of an older daemon, to ``VERSION`` in one transaction.
 
     Raises:
         errors.MemoryStoreError: a newer daemon made it, or its table is not version 1's.
@@ -113,12 +113,12 @@ async def _to_1(db: aiosqlite.Connection, where: str) -> None:
 
 
 def astray(db: sqlite3.Connection) -> bool:
-    """Whether the index of words has gone astray."""
+    """Whether the index of words no longer matches the table."""
     return bool(db.execute(_ASTRAY).fetchone()[0])
 
 
 async def mend_index(db: aiosqlite.Connection) -> None:
-    """Make the index of words anew where it has gone astray. The caller holds a transaction."""
+    """Rebuild the index of words if it no longer matches the table. The caller holds a transaction."""
     if await _number(db, _ASTRAY):
         await db.execute("DELETE FROM memory_fts")
         await db.execute(_FILL)

@@ -1,8 +1,8 @@
-"""One search in a durable store, by likeness and by words, in a thread of its own.
+"""One search in a durable store, by similarity and by words, in a thread of its own.
 
-The words are asked for, by another thread over another connection, while numpy makes the product: neither of the two
-holds Python's lock meanwhile. The records are read and parsed where the product was made, so that a search goes to a
-thread and back once.
+Another thread queries the words over another connection while numpy computes the product; neither holds Python's lock
+meanwhile. The records are read and parsed in the thread that computed the product, so that a search makes one round
+trip to a thread.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from covenant.stores.memory.index.vectors import Matrices
 from covenant.stores.memory.interface import Hit
 from covenant.wire.types import MemoryRecord, Tier
 
-# More than are asked for, in the place of what is deleted before it is read.
+# Additional results, to replace records that are deleted before they are read.
 _SPARE: Final = 8
-# One look into a list of the owner's rows, in the place of one at each row that has a word.
+# One read of the owner's rows, instead of one read for each row that has a word.
 _OWNED: Final = "+f.rowid IN (SELECT rowid FROM memories WHERE owner_pubkey = ?)"
-# Of how many words it is kept in how many records they stand.
+# The most words whose number of records is cached.
 _MOST_COUNTED: Final = 4096
-# Words are counted so far beyond what makes them common that as many changes need no other count.
+# Words are counted this far beyond the limit of common words, so that as many changes need no new count.
 _BEYOND: Final = 256
 
 
-# When each record was made that has the words, best first; None where there are no words.
+# The creation times of the records with the words, best first; None if there are no words.
 Words = Future[dict[str, int]] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is searched for, and among whose records."""
+    """A query, and the records that it covers."""
 
     text: str
     tier: Tier | None
@@ -47,12 +47,12 @@ class Asked:
     owner: str | None
 
     def admits(self, record: MemoryRecord) -> bool:
-        """Whether it is one of those that are searched."""
+        """Whether the search covers this record."""
         return self.tier in (None, record.tier) and self.owner in (None, record.owner.pubkey)
 
 
 class Searcher:
-    """Two threads, each with a connection that only reads: one for words, one for the rest."""
+    """Two threads, each with a read-only connection: one for words, one for the rest."""
 
     def __init__(self, path: Path) -> None:
         with contextlib.ExitStack() as stack:
@@ -63,15 +63,15 @@ class Searcher:
             self._open = stack.pop_all()
 
     def close(self) -> None:
-        """Let go of the file once nobody searches."""
+        """Close the file after the last search."""
         self._open.close()
 
     def committed(self, rows: int) -> None:
-        """Take note of a commit of ours, which wrote or deleted so many rows and touched the words of no others."""
+        """Record our commit, which wrote or deleted ``rows`` rows and changed no words of others."""
         self._words.committed(rows)
 
     def begin(self, asked: Asked) -> Words:
-        """Ask for the words."""
+        """Start the query of the words."""
         terms = ranking.words(asked.text)
         if not terms:
             return None
@@ -81,13 +81,14 @@ class Searcher:
     def hits(
         self, asked: Asked, words: Words, embedding: Sequence[float] = (), matrices: Matrices | None = None
     ) -> list[Hit]:
-        """The records, in ``thread``. By words alone, unless there are matrices and the query has a vector."""
+        """Return the records; runs in ``thread``. Uses words alone unless there are matrices and the query has a
+        vector."""
         vector = vectors.query_vector(embedding)
         matrix = None if matrices is None or vector is None else matrices.matrix(len(vector))
         if matrix is None or vector is None:
             found = words.result() if words is not None else {}
             return self._hits(ranking.fused([], found, {}, min_relevance=asked.min_relevance), asked)
-        # Without another ranking this one is the answer, and a little more for what is deleted meanwhile.
+        # Without a second ranking this is the result, plus spare records for those deleted meanwhile.
         depth = ranking.depth(asked.limit)
         count = depth if words is not None else min(depth, asked.limit + _SPARE)
         near = matrix.best(vector, count, tier=asked.tier, owner=asked.owner, floor=asked.min_relevance or 0.0)
@@ -98,7 +99,7 @@ class Searcher:
         return self._hits(order, asked)
 
     def _hits(self, order: Sequence[tuple[str, float]], asked: Asked) -> list[Hit]:
-        """Only what is answered is read whole; what was deleted or moved meanwhile makes room for the next."""
+        """Read only the results whole; a record that was deleted or moved meanwhile is replaced by the next."""
         hits: list[Hit] = []
         room = sqlite.MOST_HELD_BYTES
         while order and len(hits) < asked.limit and room > 0:
@@ -115,37 +116,37 @@ class Searcher:
 
 
 class _Count(NamedTuple):
-    """In how many records a word stood, and how many rows had been written then. Each since may have made it one more
-    or one less."""
+    """The number of records with a word, and of rows written until then. Each row written since may have changed it by
+    one."""
 
     number: int
     at: int
 
     def says(self, now: int) -> bool:
-        """Whether a word is common is known from it."""
+        """Whether the count still decides if a word is common."""
         since = now - self.at
         return not since or self.number > ranking.COMMON + since or 0 < self.number <= ranking.COMMON - since
 
 
 class WordIndex:
-    """The index of words, over a connection of its own that one thread uses."""
+    """The index of words, over a separate connection used by one thread."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        # In how many records of an owner each word stands, as far as it makes a difference.
+        # The number of an owner's records with each word, counted up to a limit.
         self._holders: dict[tuple[str | None, str], _Count] = {}
-        # How many commits were ours, and how many rows they wrote: the loop puts another pair there, in one step.
+        # The number of our commits and of the rows they wrote; the loop replaces the pair in one atomic step.
         self._ours = (0, 0)
-        # As of when it was looked what is counted: the number that each commit changes, and our commits.
+        # The state at the last count: SQLite's data_version, and our commits.
         self._seen = (-1, -1)
 
     def committed(self, rows: int) -> None:
-        """Take note of a commit of ours, and of how many rows it wrote or deleted."""
+        """Record our commit, and the number of rows that it wrote or deleted."""
         commits, before = self._ours
         self._ours = (commits + 1, before + rows)
 
     def best(self, terms: Sequence[str], asked: Asked, depth: int) -> dict[str, int]:
-        """When what has the words was made, best first."""
+        """Return the creation times of the records with the words, best first."""
         now = self._count_all(terms, asked.owner)
         telling = ranking.telling({term: self._at_most(asked.owner, term, now) for term in terms})
         expression = ranking.match_expression(telling)
@@ -162,34 +163,34 @@ class WordIndex:
         return {str(row[0]): row[1] for row in found.fetchall() if isinstance(row[1], int)}
 
     def _is_common(self, term: str) -> bool:
-        """Whether it stands in many records, whosever they are. It was counted."""
+        """Whether a counted word is in many records of all owners together."""
         return self._holders[None, term].number > ranking.COMMON
 
     def _at_most(self, owner: str | None, term: str, now: int) -> int:
-        """In how many records it can stand by now. It was counted."""
+        """Return the most records that a counted word can be in by now."""
         number, at = self._holders[owner, term]
         return number + now - at
 
     def _count_all(self, terms: Sequence[str], owner: str | None) -> int:
-        """Have them counted, as far as makes a difference; as of how many rows that we wrote.
+        """Count the words up to the limit. Returns the number of our written rows that the counts include.
 
-        Of one owner only its own records count: whoever searches must not learn how many others have a word. A count
-        is kept while what was written since cannot have changed what it says: one of an owner's words takes longer
-        than all the rest of a search.
+        With an owner only its own records count: a caller must not learn how many others have a word. A count is reused
+        while later writes cannot have changed its result: one count of an owner's word takes longer than the rest of a
+        search.
         """
-        # INVARIANT: what we wrote is looked at first: what is committed from here on is taken for somebody else's.
+        # INVARIANT: read our commits first: a commit after this line counts as one of another process.
         commits, now = self._ours
         version = self._db.execute("PRAGMA data_version").fetchone()[0]
         if (version != self._seen[0] and commits == self._seen[1]) or len(self._holders) > _MOST_COUNTED:
             self._holders = {}
         self._seen = (version, commits)
-        # How to look for an owner's depends on how many there are in all.
+        # How to query an owner's records depends on the number of all.
         for whose in dict.fromkeys((None, owner)):
             known = [term for term in terms if (whose, term) in self._holders and self._holders[whose, term].says(now)]
             self._count([term for term in terms if term not in known], whose, now)
             rare = [term for term in terms if self._holders[whose, term].number <= ranking.COMMON]
             if sum(self._at_most(whose, term, now) for term in rare) > ranking.MOST_RANKED:
-                # Which of them are ranked by is a matter of one more or less.
+                # The selection of ranked words may depend on one more or less, so count these exactly.
                 self._count([term for term in rare if self._holders[whose, term].at != now], whose, now)
         return now
 
@@ -200,7 +201,8 @@ class WordIndex:
             held = "memory_fts f WHERE memory_fts MATCH ?"
             values.append(ranking.match_expression([term]) or '""')
             if owner is not None:
-                # Of a rare word each row is looked at; of a common one that would be nearly all that others have.
+                # A rare word: read each of its rows. A common word has nearly only rows of others, so read the owner's
+                # rows.
                 one_by_one = "memory_fts f CROSS JOIN memories m ON m.rowid = f.rowid"
                 one_by_one += " WHERE memory_fts MATCH ? AND m.owner_pubkey = ?"
                 held = f"{held} AND {_OWNED}" if self._is_common(term) else one_by_one
@@ -214,7 +216,7 @@ class WordIndex:
 
 
 def _records(db: sqlite3.Connection, ids: Sequence[str]) -> dict[str, MemoryRecord]:
-    """Those of the records that are there. They are at most ``sqlite.PAGE``."""
+    """Return the records that still exist. ``ids`` has at most ``sqlite.PAGE`` items."""
     sayable = [one for one in ids if sqlite.sayable(one)]
     marks = ", ".join("?" * len(sayable))
     found = db.execute(f"{rows.SELECT} WHERE id IN ({marks})", sayable).fetchall()

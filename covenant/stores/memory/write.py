@@ -1,4 +1,4 @@
-"""The one connection that writes: whole transactions, and what waits together in one of them, with one sync."""
+"""The only connection that writes: whole transactions; queued writes share one transaction and one sync."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _EMBEDDING: Final = rows.COLUMNS.index("embedding")
 
 
 class Transaction:
-    """What is under way, all of it or nothing. The cache learns of ``changes`` when it is committed.
+    """An open transaction: all of it or nothing. The cache receives ``changes`` when it is committed.
 
-    ``reindexed``: words of other rows than those of the changes were written as well.
+    ``reindexed``: words of rows outside ``changes`` were written as well.
     """
 
     def __init__(self, db: aiosqlite.Connection, label: str | None) -> None:
@@ -39,7 +39,7 @@ class Transaction:
         self._label = label
 
     async def write(self, record: MemoryRecord, row: Sequence[Any]) -> None:
-        """Write a record, whose row this is, in the place of the one of the same id."""
+        """Write a record, given with its row, in place of one with the same id."""
         await self.db.execute(_PUT, (*row, self._label if record.embedding else None))
         vector = rows.vector(row[_EMBEDDING])
         self.changes.append(
@@ -54,7 +54,7 @@ class Transaction:
         self.changes.append(Gone(record_id))
 
     async def update(self, record: MemoryRecord) -> None:
-        """Write what repairs change: the vector and its space stay as they are."""
+        """Write the fields that repairs change; the vector and its space stay unchanged."""
         row = dict(zip(rows.COLUMNS, rows.encode(record), strict=True))
         await self.db.execute(
             "UPDATE memories SET tier = ?, metadata = ?, parent = ? WHERE id = ?",
@@ -62,7 +62,7 @@ class Transaction:
         )
 
     async def move(self, record_id: str, tier: Tier, *, from_tier: Tier, at_ms: int) -> None:
-        """Put a record into another tier."""
+        """Move a record to another tier."""
         await self.db.execute(
             "UPDATE memories SET tier = ?, promoted_from = ?, promoted_at = ? WHERE id = ?",
             (tier.value, from_tier.value, at_ms, record_id),
@@ -82,8 +82,8 @@ class _Waiting:
 
 
 class Writer:
-    """Takes its turns by a lock. ``guarded`` says whether the store is open, and names what goes wrong; ``committed``
-    is told how many rows each commit wrote or deleted."""
+    """Serialises writes by a lock. ``guarded`` checks that the store is open and converts errors; ``committed`` is
+    called with the number of rows that each commit wrote or deleted."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Writer:
         self._tallies = Tallies()
 
     async def put(self, record: MemoryRecord, room: Room | None) -> None:
-        """Write a record, in the place of the one of the same id.
+        """Write a record, in place of one with the same id.
 
         Raises:
             errors.MemoryFullError: with it, its owner would have more than ``room``.
@@ -115,7 +115,7 @@ class Writer:
                 if not waiting.done:
                     await self._put_queued()
         finally:
-            # INVARIANT: what was cancelled before anybody took it is never written.
+            # INVARIANT: a record whose put is cancelled before a group took it is never written.
             if waiting in self._queue:
                 self._queue.remove(waiting)
         await self._cache.settle()
@@ -123,7 +123,7 @@ class Writer:
             raise waiting.error
 
     async def _put_queued(self) -> None:
-        """One transaction, and so one sync, for all that wait. Whoever holds the lock does it for the others."""
+        """Write all queued records in one transaction, with one sync. The holder of the lock does it for the others."""
         group, self._queue = self._queue, []
         with anyio.CancelScope(shield=True):
             try:
@@ -134,7 +134,7 @@ class Writer:
                 for one in group:
                     one.error = errors.MemoryStoreError(e.message, hint=e.hint, where=e.where)
             except BaseException as e:
-                # Whatever it was, nothing of it is there: whoever waits beside us hears that too.
+                # After any error no record of the group is written, and every waiting caller gets the error.
                 for one in group:
                     one.error = errors.MemoryStoreError(f"memory cannot be written: {type(e).__name__}")
                 raise
@@ -147,14 +147,14 @@ class Writer:
             try:
                 await self._tallies.check(under_way.db, one.row, one.room)
             except errors.MemoryFullError as e:
-                # Its own matter: whoever waits beside it is written.
+                # The error is this record's alone: the others of the group are written.
                 one.error = e
                 return
         await under_way.write(one.record, one.row)
         self._tallies.note(one.row)
 
     async def grew(self, under_way: Transaction, before: MemoryRecord, after: MemoryRecord, room: Room | None) -> None:
-        """Within a transaction: a record took the place of another of the same id and owner.
+        """Within a transaction: record that a record replaced another of the same id and owner.
 
         Raises:
             errors.MemoryFullError: with it, its owner has more than ``room``.
@@ -164,7 +164,7 @@ class Writer:
 
     @contextlib.asynccontextmanager
     async def exclusive(self, savepoint: str = "memory_write") -> AsyncIterator[Transaction]:
-        """A transaction once it is one's turn; it is not cancelled halfway."""
+        """Wait for the lock and open a transaction; a cancellation does not interrupt it."""
         async with self.turn:
             with anyio.CancelScope(shield=True):
                 async with self._transaction(savepoint) as under_way:
@@ -175,7 +175,7 @@ class Writer:
 
     @contextlib.asynccontextmanager
     async def _transaction(self, savepoint: str) -> AsyncIterator[Transaction]:
-        """All or nothing. The caller holds the lock and is shielded."""
+        """Open a transaction: all or nothing. The caller holds the lock and is shielded."""
         with self._guarded():
             under_way = Transaction(self._db, self._label)
             await self._db.execute("BEGIN IMMEDIATE")
@@ -186,7 +186,8 @@ class Writer:
                 await self._db.execute(f"RELEASE {savepoint}")
                 await self._db.execute("COMMIT")
                 self._cache.add(under_way.changes)
-                # One that wrote nothing is none, and one that made the index anew says more than its changes.
+                # A commit that wrote nothing is not counted, and a rebuilt index changed more words than ``changes``
+                # says.
                 if self._db.total_changes != before and not under_way.reindexed:
                     self._committed(sum(not isinstance(change, Moved) for change in under_way.changes))
             except BaseException:

@@ -1,1 +1,1 @@
-"""Who may connect: tokens by their digests, and the operator's own in a file."""
+"""The registry of peers: digests of their tokens, and the operator's token in a file."""

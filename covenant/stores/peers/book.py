@@ -17,7 +17,7 @@ class Book:
 
     def __init__(self) -> None:
         self._entries: dict[bytes, Entry] = {}
-        # More than one of a prefix only where version 1's registry had it so.
+        # Several entries of one prefix occur only in version 1's registries.
         self._named: defaultdict[str, list[Entry]] = defaultdict(list)
         self._noted_ms = 0
 
@@ -25,9 +25,9 @@ class Book:
         return iter(self._entries.values())
 
     def lookup(self, token: str, now_ms: int) -> Entry | None:
-        """The live entry of a token.
+        """Return the live entry of a token.
 
-        What is compared are digests of secrets with 256 random bits: how long it takes tells nothing of the secret.
+        Compares digests of secrets with 256 random bits, so its duration reveals nothing about a secret.
         """
         asked = digest(token)
         entry = self._entries.get(asked)
@@ -36,23 +36,23 @@ class Book:
         return entry if entry.live(now_ms) else None
 
     def add(self, entry: Entry) -> None:
-        """Take an entry in; one that is there stays as it is."""
+        """Add an entry; an existing one stays unchanged."""
         if entry.digest not in self._entries:
             self._entries[entry.digest] = entry
             self._named[entry.token_prefix].append(entry)
 
     def bury(self, token_digest: bytes, revoked_at_ms: int) -> None:
-        """End an entry; the first time counts."""
+        """Revoke an entry; only the first time counts."""
         entry = self._entries.get(token_digest)
         if entry is not None and entry.revoked_at_ms is None:
             entry.revoked_at_ms = revoked_at_ms
 
     def newest(self) -> Iterator[Entry]:
-        """All entries, the last registered first."""
+        """Iterate over all entries, the last registered first."""
         return reversed(self._entries.values())
 
     def of_prefix(self, token_prefix: str) -> Sequence[Entry]:
-        """The entries of exactly this prefix."""
+        """Return the entries with exactly this prefix."""
         return self._named.get(token_prefix, ())
 
     def matching(self, prefix: str) -> list[Entry]:
@@ -84,17 +84,17 @@ class Book:
         ]
 
     def over(self, before_ms: int, now_ms: int) -> list[Entry]:
-        """What was revoked or has ended before."""
+        """Return the entries that were revoked or expired before ``before_ms``."""
         return [
             entry
             for entry in self
             if (entry.revoked_at_ms is not None and entry.revoked_at_ms < before_ms)
-            # A cut-off in the future forgets nobody who may still come in.
+            # A cut-off in the future removes no entry that still admits its peer.
             or (entry.expires_at_ms is not None and entry.expires_at_ms < before_ms and entry.expired(now_ms))
         ]
 
     def drop(self, entries: Sequence[Entry]) -> None:
-        """Forget entries whole."""
+        """Remove entries."""
         for entry in entries:
             self._entries.pop(entry.digest, None)
             self._named[entry.token_prefix].remove(entry)
@@ -102,7 +102,7 @@ class Book:
                 del self._named[entry.token_prefix]
 
     def mint(self, random: Random) -> str:
-        """A new token whose prefix nobody has, so that it can be named by it alone."""
+        """Generate a token with an unused prefix, so that the prefix alone identifies it."""
         made = (mint(random) for _ in range(_TRIES))
         return next(token for token in made if token[:PREFIX_LENGTH] not in self._named)
 

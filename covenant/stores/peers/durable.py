@@ -1,7 +1,7 @@
-"""The registry on the disk, and the operator's token in a file of its own.
+"""The registry on disk, and the operator's token in a separate file.
 
-INVARIANT: the token in ``operator.token`` lets the operator in, whenever a crash comes. A new one is registered before
-the file names it, and the old one is revoked after; what a crash leaves too many is revoked at the next start.
+INVARIANT: the token in ``operator.token`` admits the operator after a crash at any time. A new token is registered
+before the file contains it, and the old one is revoked after; the next start revokes surplus tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ T = TypeVar("T")
 class DurablePeers(InMemoryPeers):
     """``interface.Peers`` in ``<home>/peers``. Open it with ``open``.
 
-    ``recovered`` says what was found that is not as it should be, and what was done about it.
+    ``recovered`` lists irregularities found at the opening, and the repairs.
     """
 
     def __init__(self, directory: Path, journal: Journal, operator: AgentId, now_ms: Clock, random: Random) -> None:
@@ -52,7 +52,7 @@ class DurablePeers(InMemoryPeers):
 
     @classmethod
     async def open(cls, directory: Path, operator: AgentId, now_ms: Clock, *, random: Random = os.urandom) -> Self:
-        """Open or make the registry in ``directory``; there is a token of the operator's file when this returns.
+        """Open or create the registry in ``directory``. The operator's token file exists when this returns.
 
         Raises:
             errors.StoreError: the registry cannot be used, or a line of it cannot be read.
@@ -65,7 +65,7 @@ class DurablePeers(InMemoryPeers):
             await peers._read()
             await peers._settle_operator()
             stack.pop_all()
-        # What ended before this start was noted then, or while nobody was there to note it.
+        # Expiries before this start were either reported then, or happened while no daemon was running to report them.
         peers.newly_expired()
         return peers
 
@@ -102,7 +102,7 @@ class DurablePeers(InMemoryPeers):
 
     @contextlib.asynccontextmanager
     async def _change(self) -> AsyncIterator[None]:
-        # Shielded: between a line and what it says in the index there is no half.
+        # Shielded: a cancellation must not come between writing a line and applying it to the index.
         with anyio.CancelScope(shield=True):
             async with self._changing:
                 yield
@@ -137,7 +137,7 @@ class DurablePeers(InMemoryPeers):
         try:
             await anyio.to_thread.run_sync(self._write_token, made.token)
         except OSError as e:
-            # The old one stays; nobody was told the new one.
+            # The old token stays; the new one was not given out.
             await self._revoke(made.entry)
             raise errors.StoreError(f"`{OPERATOR_FILE}` cannot be written: {e.strerror}") from e
         self.operator_token = made.token
@@ -150,7 +150,7 @@ class DurablePeers(InMemoryPeers):
         return len(others)
 
     def _token_of_file(self) -> str | None:
-        """The token in the file; None where there is none, or what is there is no token."""
+        """Return the token in the file; None if there is no file, or no token in it."""
         raw = self._in_directory(
             lambda fd: atomic_file.read(
                 fd,
@@ -186,7 +186,7 @@ class DurablePeers(InMemoryPeers):
                 self._book.bury(row.what.digest, row.what.at_ms)
 
     async def _migrate(self, found: list[rows.Row]) -> None:
-        """Put digests in the place of version 1's clear tokens, its file kept beside."""
+        """Replace version 1's clear tokens by digests, and keep a copy of its file."""
         lines = [line async for line in self._journal]
         name = await anyio.to_thread.run_sync(self._back_up, b"".join(line + b"\n" for line in lines))
         await self._journal.rewrite([rows.line(row.what) for row in found])
@@ -199,7 +199,7 @@ class DurablePeers(InMemoryPeers):
         def make(fd: int) -> str:
             for number in range(1, 1000):
                 name = f"{_REGISTRY}.v1-{number}"
-                # What a crash during an earlier try left is the same file.
+                # An earlier try that crashed may have left an identical file.
                 present = atomic_file.read(
                     fd, name, max_bytes=_MAX_BACKUP_BYTES, where=str(self._directory), error=errors.StoreError
                 )

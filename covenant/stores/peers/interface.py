@@ -1,4 +1,4 @@
-"""What a registry of peers does, and the peer as it holds it."""
+"""The interface of a registry of peers, and a peer in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from covenant.wire.types import AgentId, PeerSummary
 from policy import base58
 
 TOKEN_BYTES: Final = 32
-# What may be shown of a token: with version 1, six characters.
+# The visible part of a token: six characters, as in version 1.
 PREFIX_LENGTH: Final = 6
 
 Clock = Callable[[], int]
@@ -21,7 +21,7 @@ Status = Literal["live", "revoked"]
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A token's digest, whose it is and how long. The store alone changes it."""
+    """A token's digest, its owner and its lifetime. Only the store changes it."""
 
     digest: bytes
     token_prefix: str
@@ -31,15 +31,15 @@ class Entry:
     revoked_at_ms: int | None = None
 
     def expired(self, now_ms: int) -> bool:
-        """Whether it has ended: one that ends at t still holds at t."""
+        """Whether it has expired: an entry that expires at t is still valid at t."""
         return self.expires_at_ms is not None and now_ms > self.expires_at_ms
 
     def live(self, now_ms: int) -> bool:
-        """Whether its token lets somebody in."""
+        """Whether its token is accepted."""
         return self.revoked_at_ms is None and not self.expired(now_ms)
 
     def summary(self) -> PeerSummary:
-        """The peer as an operator sees it."""
+        """Return the peer in the form shown to an operator."""
         return PeerSummary(
             agent_id=self.agent_id,
             token_prefix=self.token_prefix,
@@ -51,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Enrolled:
-    """A new token, said once, and its entry."""
+    """A new token, returned only once, and its entry."""
 
     token: str
     entry: Entry
@@ -62,7 +62,7 @@ class Enrolled:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """The operator's new token, said once, and the prefix of the one before."""
+    """The operator's new token, returned only once, and the prefix of the old one."""
 
     token: str
     old_prefix: str
@@ -74,61 +74,61 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Some peers, newest first, and whether there are more."""
+    """Some peers, newest first. ``truncated``: there are more."""
 
     entries: Sequence[Entry]
     truncated: bool
 
 
 class Peers(Protocol):
-    """The registry. Looking up is in memory; what a change returned for is durable."""
+    """The registry. Lookups run in memory; a change is durable when its method returns."""
 
     async def authenticate(self, token_b58: str) -> PeerSummary | None:
-        """Whose token it is; None for nobody's, a revoked one and one that has ended."""
+        """Return the owner of a token; None for an unknown, revoked or expired one."""
 
     def admits(self, pubkey: str, token_prefix: str) -> bool:
-        """Whether a token of this key that begins so still lets somebody in."""
+        """Whether a token of this key with this prefix is still accepted."""
 
     def named(self, display: str) -> Sequence[Entry]:
-        """The live entries of a display name."""
+        """Return the live entries of a display name."""
 
     def of(self, pubkey: str) -> Sequence[Entry]:
-        """The live entries of a key."""
+        """Return the live entries of a key."""
 
     def matching(self, prefix: str) -> Sequence[Entry]:
-        """The entries, newest first, whose token begins so; a longer one is a whole token or nobody's."""
+        """Return the entries, newest first, whose token has this prefix; a longer text must be a whole token."""
 
     def listing(self, limit: int, pubkey_prefix: str | None, status: Status | None) -> Listing:
-        """The newest entries whose key begins so and whose status is that."""
+        """Return the newest entries with this prefix of the key and this status."""
 
     def newly_expired(self) -> Sequence[Entry]:
-        """The entries that have ended since this was asked last."""
+        """Return the entries that expired since the last call."""
 
     async def enroll(self, agent: AgentId, expires_at_ms: int | None) -> Enrolled:
-        """A token for somebody."""
+        """Create a token for a peer."""
 
     async def rotate_operator(self) -> Rotation:
-        """Another token for the operator; the old one lets nobody in from then on.
+        """Replace the operator's token; the old one is no longer accepted.
 
         Raises:
-            errors.StoreError: it could not be written; a token of the operator's file works all the same.
+            errors.StoreError: it could not be written; the token in the operator's file still works.
         """
 
     async def revoke(self, entry: Entry) -> None:
-        """Let nobody in by this token from now on."""
+        """Reject this token from now on."""
 
     async def purge(self, before_ms: int) -> int:
-        """Forget what was revoked or ended before; how many."""
+        """Remove entries that were revoked or expired before ``before_ms``. Returns their number."""
 
     async def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
 
 
 def digest(token: str) -> bytes:
-    """The SHA-256 of a token's text: it has 256 random bits, so that no salt is needed."""
+    """Return the SHA-256 of a token's text: it has 256 random bits, so that no salt is needed."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
 def mint(random: Random) -> str:
-    """A new token."""
+    """Generate a token."""
     return base58.encode(random(TOKEN_BYTES))

@@ -3,7 +3,7 @@
     {type: registered, token_sha256, token_prefix, agent_id, registered_at, expires_at}
     {type: revoked, token_sha256, revoked_at}
 
-Version 1 has ``token``, in clear, in the place of ``token_sha256`` and ``token_prefix``.
+Version 1 has ``token``, in clear, in place of ``token_sha256`` and ``token_prefix``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HEX64: Final = re.compile(r"[0-9a-f]{64}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """That a token lets nobody in any more."""
+    """Record that a token was revoked."""
 
     digest: bytes
     at_ms: int
@@ -33,14 +33,14 @@ class Revoked:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line that was read; ``clear`` where the token stood in it."""
+    """A parsed line; ``clear``: it contained the token itself."""
 
     what: Entry | Revoked
     clear: bool
 
 
 def line(what: Entry | Revoked) -> bytes:
-    """The line of an entry or of its end."""
+    """Return the line of an entry or of a revocation."""
     if isinstance(what, Revoked):
         return _dump({"type": "revoked", "token_sha256": what.digest.hex(), "revoked_at": what.at_ms})
     agent = what.agent_id
@@ -57,10 +57,10 @@ def line(what: Entry | Revoked) -> bytes:
 
 
 def read(raw: bytes) -> Row:
-    """What a line says.
+    """Parse a line.
 
     Raises:
-        errors.StoreError: it is no line of a registry. Who may connect is not guessed.
+        errors.StoreError: the line is invalid. Tokens are never guessed from a damaged registry.
     """
     try:
         row = strict.read(raw, strict.MAX_STORED)

@@ -1,4 +1,4 @@
-"""The receipts as a journal: ``receipts/working.jsonl``, one a line, rewritten when they are settled."""
+"""The receipts as a journal: ``receipts/working.jsonl``, one per line, rewritten when they are settled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DurableReceipts(in_memory.InMemoryReceipts):
 
     @classmethod
     async def open(cls, path: Path) -> Self:
-        """Open or make the receipts at ``path``.
+        """Open or create the receipts at ``path``.
 
         Raises:
             errors.StoreError: the file cannot be used, or a line of it is no receipt.
@@ -37,7 +37,7 @@ class DurableReceipts(in_memory.InMemoryReceipts):
 
     @property
     def recovered(self) -> list[str]:
-        """What was set aside at the start, as ``Journal.recovered``."""
+        """Messages about data set aside at the opening, as ``Journal.recovered``."""
         return self._journal.recovered
 
     async def close(self) -> None:
@@ -45,7 +45,7 @@ class DurableReceipts(in_memory.InMemoryReceipts):
         await self._journal.close()
 
     async def _keep(self, line: bytes) -> None:
-        # Shielded: what has its place in memory is on the disk, or taken back, whatever becomes of who asked.
+        # Shielded: even if the caller is cancelled, the receipt added in memory becomes durable or is removed.
         with anyio.CancelScope(shield=True):
             await self._journal.append(line)
 
@@ -63,7 +63,7 @@ class DurableReceipts(in_memory.InMemoryReceipts):
 
 
 def _write_copy(path: Path, lines: list[bytes]) -> None:
-    """The lines as they are, in a file that is not there yet. Runs in the journal's thread, between two writes."""
+    """Write the unchanged lines to a new file. Runs in the journal's thread, between two writes."""
     directory = atomic_file.open_directory(path.parent, error=errors.StoreError)
     try:
         atomic_file.create(directory, path.name, b"".join(line + b"\n" for line in lines))

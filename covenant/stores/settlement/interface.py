@@ -1,7 +1,7 @@
-"""The receipts, as the rest of the daemon knows them.
+"""The interface of the receipts.
 
 A receipt is *open* until it is in a batch. A *batch* commits to its receipts by their Merkle root and may stay off any
-chain; it is *confirmed* once a chain took the root. Neither can be changed back.
+chain; it is *confirmed* once a chain took the root. Neither step can be undone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from policy.audit_log import receipt_tree
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Receipts under one root. The last five are null while no chain has it."""
+    """Receipts under one root. The last five fields are null while no chain has it."""
 
     batch_id: str
     merkle_root: str
@@ -32,7 +32,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """Where a chain keeps a batch's root."""
+    """The place on a chain of a batch's root."""
 
     chain: str
     cluster: str
@@ -45,12 +45,12 @@ Keep = Callable[[types.SettlementReceipt], bool]
 
 
 def every(receipt: types.SettlementReceipt) -> bool:
-    """Keep all of them."""
+    """Accept every receipt."""
     return True
 
 
 def leaf(receipt: types.SettlementReceipt) -> receipt_tree.Leaf:
-    """What of a receipt its batch commits to."""
+    """Return the fields of a receipt that its batch commits to."""
     return receipt_tree.Leaf(
         id=receipt.id,
         payer=receipt.payer.pubkey,
@@ -62,62 +62,63 @@ def leaf(receipt: types.SettlementReceipt) -> receipt_tree.Leaf:
 
 
 def batch_of(receipts: Sequence[types.SettlementReceipt]) -> Batch:
-    """The batch that these receipts make, in this order.
+    """Return the batch of these receipts, in this order.
 
     Raises:
-        ValueError: there is none, or one of them twice.
+        ValueError: there are none, or one occurs twice.
     """
     root = receipt_tree.root([leaf(receipt).digest() for receipt in receipts])
     return Batch(receipt_tree.batch_id(root).hex(), root.hex(), len(receipts))
 
 
 class Receipts(Protocol):
-    """Receipts in the order in which they came. What a method returned for is durable.
+    """Receipts in order of arrival. A change is durable when its method returns.
 
-    Who looks for open receipts, writes a row about them and then marks them holds ``flushing`` meanwhile.
+    A caller that reads open receipts, writes a row about them and then marks them holds ``flushing`` meanwhile.
     """
 
     @property
     def flushing(self) -> anyio.Lock:
-        """Held from looking for open receipts until they are marked."""
+        """Held from reading open receipts until they are marked."""
         ...
 
     async def append(self, receipt: types.SettlementReceipt) -> None:
-        """Keep a receipt. The same one again changes nothing.
+        """Store a receipt. An equal one again changes nothing.
 
         Raises:
             errors.ReceiptError: another receipt has its id.
-            errors.StoreError: it could not be written and is not kept.
+            errors.StoreError: it could not be written and is not stored.
         """
         ...
 
     async def get(self, receipt_id: str) -> types.SettlementReceipt | None:
-        """The receipt with that id."""
+        """Return the receipt with that id."""
         ...
 
     async def recent(
         self, limit: int, since_ms: int | None = None, *, keep: Keep = every
     ) -> Sequence[types.SettlementReceipt]:
-        """The newest first; with ``since_ms``, those settled then or later; of those, what ``keep`` says."""
+        """Return the newest first; with ``since_ms``, those settled then or later; of those, the ones that ``keep``
+        accepts."""
         ...
 
     async def unsettled(self, limit: int, *, keep: Keep = every) -> Sequence[types.SettlementReceipt]:
-        """Those in no batch, the oldest first; of those, what ``keep`` says."""
+        """Return the open ones, oldest first; of those, the ones that ``keep`` accepts."""
         ...
 
     async def mark_batch(self, receipt_ids: Sequence[str]) -> Batch:
-        """Put open receipts into one batch, in the order in which they came.
+        """Put open receipts into one batch, in order of arrival.
 
         Raises:
-            errors.ReceiptError: one is not there, is in a batch already or is named twice, or none is named.
+            errors.ReceiptError: one is unknown, in a batch already or named twice, or none is named.
             errors.StoreError: it could not be written; all of them are open.
         """
         ...
 
     async def mark_batch_confirmed(self, batch_id: str, anchor: Anchor) -> int:
-        """Write into a batch's receipts where a chain keeps its root; how many receipts that changed.
+        """Write to a batch's receipts where a chain keeps its root. Returns the number of receipts changed.
 
-        The same again changes nothing.
+        The same anchor again changes nothing.
 
         Raises:
             errors.ReceiptError: there is no such batch, or it is confirmed by another transaction.
@@ -126,34 +127,34 @@ class Receipts(Protocol):
         ...
 
     async def batches(self, limit: int) -> Sequence[Batch]:
-        """The newest first."""
+        """Return the newest batches first."""
         ...
 
     async def unconfirmed(self, limit: int) -> Sequence[Batch]:
-        """Those that no chain has, the oldest first."""
+        """Return the batches that no chain has, oldest first."""
         ...
 
     async def prove(self, receipt_id: str) -> receipt_tree.Proof | None:
-        """That a receipt is in its batch; None while it is in none or does not exist.
+        """Prove that a receipt is in its batch; None while it is in none or does not exist.
 
         Raises:
-            errors.ReceiptError: the batch's receipts no longer make its root: one was changed.
+            errors.ReceiptError: the batch's receipts no longer give its root: one was changed.
         """
         ...
 
     def copy_path(self, now_ms: int) -> str | None:
-        """Where ``revise`` will leave the file as it was; None where there is no file."""
+        """Return the path where ``revise`` will leave a copy of the file; None if there is no file."""
         ...
 
     async def revise(self, receipts: Sequence[types.SettlementReceipt], *, now_ms: int) -> None:
-        """Put these in the place of the open receipts with their ids, after a copy of the file was made.
+        """Replace the open receipts with these ids, after copying the file.
 
         Raises:
-            errors.ReceiptError: one is not there, is in a batch, or would then be in one.
+            errors.ReceiptError: one is unknown, in a batch, or would then be in one.
             errors.StoreError: it could not be written; nothing changed.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         ...

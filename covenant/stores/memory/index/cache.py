@@ -1,4 +1,4 @@
-"""The matrices of a durable store: read ahead or at the first search, then kept up by what is committed."""
+"""The matrices of a durable store: loaded ahead or at the first search, then updated by each commit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from covenant.wire.types import Tier
 
 T = TypeVar("T")
 
-# Changes that wait for a search are taken in before they hold more than this many vectors.
+# Queued changes are applied before they hold more than this many vectors.
 _MOST_PENDING: Final = 4096
 
 
@@ -30,7 +30,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A record was deleted, or has no vector of this space any more."""
+    """A record was deleted, or no longer has a vector of this space."""
 
     id: str
 
@@ -44,45 +44,46 @@ class Moved:
 
 
 Change = Put | Gone | Moved
-# Every vector, a few at a time, with how many records there are in all: none has more of one number of dimensions.
+# Yields every vector in blocks, each with the total number of records: no matrix needs more rows than that.
 Load = Callable[[], AsyncGenerator[tuple[int, Sequence[Block]], None]]
 
 
 class Cache:
-    """Matrices of what ``load`` reads and ``add`` tells. Used in ``thread`` alone, so by one search at a time."""
+    """Matrices loaded by ``load`` and updated by ``add``. Only ``thread`` uses them, so one search at a time."""
 
     def __init__(self, load: Load, thread: Thread) -> None:
         self._load = load
         self._thread = thread
         self._matrices: Matrices | None = None
-        # The loop appends and the thread takes, each in one step.
+        # The loop appends and the thread pops, each in one atomic step.
         self._pending: deque[Change] = deque()
         self._recording = False
         self._filling = anyio.Lock()
 
     def add(self, changes: Sequence[Change]) -> None:
-        """Take note of what was committed, in the order of its commits."""
+        """Queue committed changes, in the order of their commits."""
         if self._recording:
             self._pending.extend(changes)
 
     async def settle(self) -> None:
-        """Take in what waits, when it is much."""
+        """Apply the queued changes if there are many."""
         if len(self._pending) >= _MOST_PENDING and self._matrices is not None:
             await self.use(lambda matrices: None)
 
     async def warm(self, most_bytes: int) -> bool:
-        """Read the matrices before somebody asks; whether they are there. Not when they would take more than that."""
+        """Load the matrices before the first search, unless they exceed ``most_bytes``. Returns True if they are
+        loaded."""
         await self._fill(most_bytes)
         return self._matrices is not None
 
     async def use(self, compute: Callable[[Matrices], T], whose: str | None = None) -> T:
-        """What ``compute`` finds in the matrices as of all that was committed before, in the turn of whose it is."""
+        """Run ``compute`` on the matrices, with all earlier commits applied, in the thread's turn of ``whose``."""
         while (matrices := self._matrices) is None:
             await self._fill()
         return await self._thread.run(lambda: compute(self._taken_in(matrices)), whose)
 
     def _taken_in(self, matrices: Matrices) -> Matrices:
-        # INVARIANT: only the thread takes, and from the front: whoever's turn it is, changes are made in their order.
+        # INVARIANT: only the thread pops, from the front: changes apply in their order, independent of the turns.
         while self._pending:
             match self._pending.popleft():
                 case Put(entry):
@@ -98,7 +99,7 @@ class Cache:
             if self._matrices is not None:
                 return
             matrices = Matrices()
-            # INVARIANT: changes are noted before the first row is read; what is both read and noted is put twice.
+            # INVARIANT: record changes before reading the first row; a row that is both read and recorded is put twice.
             self._pending, self._recording = deque(), True
             try:
                 async with contextlib.aclosing(self._load()) as loaded:

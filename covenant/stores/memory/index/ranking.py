@@ -1,8 +1,8 @@
-"""Two rankings as one: by cosine, and by words.
+"""Combine two rankings, by cosine and by words, into one.
 
-Reciprocal rank fusion (Cormack, Clarke and Buettcher, SIGIR 2009): a record's worth is the sum of 1 / (60 + rank) over
-the rankings that it stands in. ``min_relevance`` is asked of the cosine, of whatever has been found by its words too.
-Of equal worth, the better cosine comes first, then the newer, then the smaller id.
+Reciprocal rank fusion (Cormack, Clarke and Buettcher, SIGIR 2009): a record's value is the sum of 1 / (60 + rank) over
+the rankings that contain it. ``min_relevance`` limits the cosine, also of records found by words. Records of equal
+value are sorted by better cosine, then newer, then smaller id.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from covenant.stores.memory.index.vectors import RESOLUTION, Near
 
 _RRF: Final = 60
 _WORDS: Final = re.compile(r"\w+")
-# How many different words of a query are looked for.
+# The most distinct words of a query that are searched.
 MAX_WORDS: Final = 32
-# A word that stands in more records than this tells little, and costs much.
+# A word in more records than this discriminates little and costs much.
 COMMON: Final = 2000
-# Of so many records in all the words of a query are ranked by: a query of many words costs no more than one of few.
+# The most records in all for the ranked words of a query: a query of many words costs no more than one of few.
 MOST_RANKED: Final = 4 * COMMON
 
 
 def depth(limit: int) -> int:
-    """How far down each ranking is read for ``limit`` answers."""
+    """Return how many items of each ranking are read for ``limit`` results."""
     return max(4 * limit, 64)
 
 
 def words(text: str) -> list[str]:
-    """The different words of a query in their order, at most ``MAX_WORDS``."""
+    """Return the distinct words of a query in their order, at most ``MAX_WORDS``."""
     return list(dict.fromkeys(_WORDS.findall(text.lower())))[:MAX_WORDS]
 
 
 def telling(holders: Mapping[str, int]) -> list[str]:
-    """The words to rank by, of those that stand in so many records each: none that is common, and the rarest first.
+    """Select the words to rank by from each word's number of records: no common word, and the rarest first.
 
-    In the order of the query: sums of weights are then the same whatever else is known of the words.
+    The result keeps the order of the query, so that sums of weights do not depend on the counts.
     """
     kept, room = set(), MOST_RANKED
     for term, count in sorted(holders.items(), key=lambda one: one[1]):
@@ -47,10 +47,10 @@ def telling(holders: Mapping[str, int]) -> list[str]:
 
 
 def match_expression(terms: Sequence[str]) -> str:
-    """An FTS5 expression for any of the words.
+    """Return an FTS5 expression that matches any of the words.
 
-    Each stands in double quotes, doubled within (sqlite.org/fts5.html, 3.1), so nothing of a text is ever syntax. A
-    control character ends a text at SQLite's border, and is no part of a word.
+    Each word is in double quotes, with quotes doubled (sqlite.org/fts5.html, 3.1), so text is never parsed as syntax.
+    Control characters are dropped: SQLite's API ends a text there, and they are no part of a word.
     """
     quoted = ('"' + "".join(c for c in term if c.isprintable()).replace('"', '""') + '"' for term in terms)
     return " OR ".join(one for one in quoted if one != '""')
@@ -59,11 +59,11 @@ def match_expression(terms: Sequence[str]) -> str:
 def fused(
     by_cosine: Sequence[Near], by_words: Mapping[str, int], scores: Mapping[str, float], *, min_relevance: float | None
 ) -> list[tuple[str, float]]:
-    """(id, cosine) of what stands in either ranking, best first.
+    """Return (id, cosine) of the records in either ranking, best first.
 
-    ``by_words`` says when each was made, in the order of that ranking; ``scores`` are their cosines.
+    ``by_words`` maps ids to creation times, in the order of that ranking; ``scores`` are their cosines.
     """
-    # What follows a product runs in a cold cache: each is looked at once, and compared as it lies there.
+    # Code after a matrix product runs in a cold cache: read each item once and compare tuples directly.
     found = {
         near.id: (-1 / (_RRF + rank), -near.score, -near.created_at, near.id) for rank, near in enumerate(by_cosine, 1)
     }

@@ -1,6 +1,6 @@
-"""A thread of the store's own, for what is asked often: there and back in half the time that anyio's pool takes.
+"""A worker thread of the store, for frequent calls: its round trip takes half the time of anyio's pool.
 
-Whoever asks for much at once waits for itself: those who ask have their turns one after the other.
+Callers take turns, so one with many requests delays only its own.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ T = TypeVar("T")
 
 
 class Thread:
-    """Does one thing after the other: one for each who has given it something in turn, each one's in their order."""
+    """Runs jobs one at a time, in turns by caller; each caller's jobs keep their order."""
 
     def __init__(self, name: str) -> None:
         self._given: SimpleQueue[tuple[str | None, Callable[[], None]] | None] = SimpleQueue()
         self._closed = False
         self._ended = False
-        # Of what it does nothing has to be finished when a process ends that forgot to close it.
+        # A daemon thread: none of its jobs must finish if a process exits without closing it.
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def _work(self) -> None:
-        # Who waits, in the order of their turns, and with what.
+        # The waiting jobs by caller, in the order of their turns.
         waiting: dict[str | None, deque[Callable[[], None]]] = {}
         while True:
             self._take_in(waiting)
@@ -41,13 +41,13 @@ class Thread:
                 return
             whose = next(iter(waiting))
             waiting[whose].popleft()()
-            # INVARIANT: who has had a turn stands behind all who came meanwhile.
+            # INVARIANT: a caller that had its turn queues behind all that came meanwhile.
             self._take_in(waiting)
             if rest := waiting.pop(whose):
                 waiting[whose] = rest
 
     def _take_in(self, waiting: dict[str | None, deque[Callable[[], None]]]) -> None:
-        """What has been given; the next that is, where nobody waits. Nobody waits then only after the last."""
+        """Move submitted jobs to ``waiting``. Blocks while ``waiting`` is empty; it stays empty only after the end."""
         while not self._ended and not (waiting and self._given.empty()):
             given = self._given.get()
             if given is None:
@@ -56,7 +56,7 @@ class Thread:
                 waiting.setdefault(given[0], deque()).append(given[1])
 
     def begin(self, act: Callable[[], T], whose: str | None = None) -> Future[T]:
-        """Have it done, when it is the turn of whose it is.
+        """Submit a job, to run in the turn of ``whose``.
 
         Raises:
             errors.MemoryStoreError: it was closed.
@@ -66,9 +66,9 @@ class Thread:
         return future
 
     async def run(self, act: Callable[[], T], whose: str | None = None) -> T:
-        """Have it done, when it is the turn of whose it is, and wait for it.
+        """Run a job in the turn of ``whose``, and wait for it.
 
-        Nothing of it is left undone where the waiting is cancelled.
+        A cancellation does not interrupt the job or the wait.
 
         Raises:
             errors.MemoryStoreError: it was closed.
@@ -77,7 +77,7 @@ class Thread:
         future: asyncio.Future[T] = loop.create_future()
 
         def tell(settle: Callable[[], None]) -> None:
-            # Where the loop has ended, nobody waits.
+            # A closed loop has no waiter left.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(lambda: None if future.done() else settle())
 
@@ -99,7 +99,7 @@ class Thread:
         self._given.put((whose, act))
 
     def close(self) -> None:
-        """Once all that it was given is done."""
+        """Stop the thread after all its jobs are done."""
         self._closed = True
         self._given.put(None)
         self._thread.join()
@@ -108,7 +108,7 @@ class Thread:
 def _do(act: Callable[[], T], succeed: Callable[[T], None], fail: Callable[[BaseException], None]) -> None:
     try:
         value = act()
-    except BaseException as e:  # it is whose who waits for it
+    except BaseException as e:  # the error goes to the waiter
         fail(e)
     else:
         succeed(value)

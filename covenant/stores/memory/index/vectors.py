@@ -1,9 +1,8 @@
 """Cosine over a cached float32 matrix, one for each number of dimensions.
 
-The matrix holds normalised rows without holes, so that the scores of all of them are one product of numpy's. That
-product finds who can be among the best; these few are scored again, each by itself, since the last bits that BLAS
-gives a row depend on where it lies. So the ranking is exact, and the same wherever a record lies in the matrix and
-however many threads BLAS has.
+The matrix holds normalised rows without gaps, so a single numpy product gives all scores. That product selects the
+candidates for the best. These few are scored again, each by itself, because the last bits of a row's BLAS result depend
+on its position. So the ranking is exact and independent of a record's position and of the number of BLAS threads.
 """
 
 from __future__ import annotations
@@ -21,31 +20,33 @@ from covenant.wire.types import Tier
 Floats = npt.NDArray[np.float32]
 _TIERS: Final = {tier: number for number, tier in enumerate(Tier)}
 _FIRST: Final = 256
-# How many rows are normalised at a time.
+# Rows normalised at a time.
 _AT_ONCE: Final = 256
-# Products are looked through for the best in runs of so many.
+# The run length in which products are searched for the best.
 _RUN: Final = 256
-# How many rows are scored again at a time: bounds what that takes of memory.
+# Rows scored again at a time: bounds the memory for it.
 _CHUNK: Final = 4096
-# Of a part of the rows that is no larger, a product each costs less than one of all (benchmarks/memory_search.py).
+# A part of the rows is multiplied separately if it is at most 1/4 of all: that is cheaper
+# (benchmarks/memory_search.py).
 _PART: Final = 4
-# How many of these are brought together at a time: they stay in the processor's cache.
+# Rows gathered at a time: they stay in the processor's cache.
 _GATHERED: Final = 256
-# What float32 may lose of a cosine; a floor is not missed by it.
+# The most that float32 loses of a cosine; limits are lowered by it.
 RESOLUTION: Final = 1e-6
 
 
 def normalised(vector: Floats) -> Floats | None:
-    """The vector divided by its norm, None when it has no direction or a number that is not finite."""
+    """Return the vector divided by its norm; None if its norm is 0 or not finite."""
     units, good = units_of(vector[np.newaxis, :])
     return units[0] if good[0] else None
 
 
 def units_of(rows: Floats, out: Floats | None = None) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """Each row divided by its norm, and whether it has a direction. A row comes out alike whatever stands beside it."""
+    """Divide each row by its norm. Returns also which rows have a direction. A row's result does not depend on the
+    others."""
     units = np.empty(rows.shape, dtype=np.float32) if out is None else out
     good = np.empty(len(rows), dtype=np.bool_)
-    # So few at a time that their float64 stay in the processor's cache: five times as fast.
+    # Few rows at a time, so that their float64 values stay in the processor's cache: five times as fast.
     for start in range(0, len(rows), _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
         wide = rows[part].astype(np.float64)
@@ -57,14 +58,14 @@ def units_of(rows: Floats, out: Floats | None = None) -> tuple[Floats, npt.NDArr
 
 
 def exact(rows: Floats, query: Floats) -> npt.NDArray[np.float64]:
-    """Each row's product with the query, summed in float64 in an order that its place does not change."""
+    """Return each row's product with the query, summed in float64 in an order that is independent of its position."""
     found: npt.NDArray[np.float64] = np.sum(rows.astype(np.float64) * query.astype(np.float64), axis=1)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What the matrix keeps of many records with as many dimensions, one row of ``rows`` each."""
+    """Matrix data of several records with equal dimensions, one row of ``rows`` each."""
 
     ids: list[str]
     tiers: list[Tier]
@@ -75,7 +76,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the matrix keeps of a record."""
+    """Matrix data of one record."""
 
     id: str
     tier: Tier
@@ -85,7 +86,7 @@ class Entry:
 
 
 class Near(NamedTuple):
-    """A record that is near a query: its cosine, and when it was made."""
+    """A record near a query: its cosine and its creation time."""
 
     id: str
     score: float
@@ -101,11 +102,11 @@ class Matrix:
         self._places: dict[str, int] = {}
         self._owners: dict[str, int] = {}
         self._rows: Floats = np.empty((_FIRST, dimensions), dtype=np.float32)
-        # The tier, owner and time of each row, by number.
+        # Tier, owner and time of each row, as numbers.
         self._tiers = np.empty(_FIRST, dtype=np.uint8)
         self._whose = np.empty(_FIRST, dtype=np.int32)
         self._times = np.empty(_FIRST, dtype=np.int64)
-        # Kept, since what is allocated anew for each search is also cleared anew by the kernel.
+        # Reused: the kernel clears memory that is allocated anew for each search.
         self._products: Floats = np.empty(_FIRST, dtype=np.float32)
 
     def __len__(self) -> int:
@@ -118,11 +119,11 @@ class Matrix:
 
     @property
     def bytes_of_rows(self) -> int:
-        """How many bytes the rows take, with the room that was made for more."""
+        """The bytes of the rows, including reserved space."""
         return self._rows.nbytes
 
     def reserve(self, count: int) -> None:
-        """Make room for so many rows at once."""
+        """Reserve space for ``count`` rows."""
         if count > len(self._rows):
             self._resize(count)
 
@@ -137,7 +138,7 @@ class Matrix:
         )
 
     def add_new(self, block: Block) -> None:
-        """Add rows of records that have none, and are not twice among these. Those without a direction are left out."""
+        """Add rows of distinct records without a row. Rows without a direction are skipped."""
         start, room = len(self.ids), len(self.ids) + len(block.ids)
         if room > len(self._rows):
             self._resize(max(room, 2 * len(self._rows)))
@@ -154,7 +155,7 @@ class Matrix:
         self._places.update(zip(ids, range(start, end), strict=True))
 
     def put(self, entry: Entry) -> None:
-        """Add or replace a row; one without a direction is taken out."""
+        """Add or replace a row; a row without a direction is removed."""
         unit = normalised(entry.vector)
         if unit is None:
             self.discard(entry.id)
@@ -172,13 +173,13 @@ class Matrix:
         self._times[place] = entry.created_at
 
     def move(self, record_id: str, tier: Tier) -> None:
-        """Write down another tier for a row, if there is one."""
+        """Set the tier of a row, if it exists."""
         place = self._places.get(record_id)
         if place is not None:
             self._tiers[place] = _TIERS[tier]
 
     def discard(self, record_id: str) -> None:
-        """Take a row out; the last one takes its place."""
+        """Remove a row; the last row moves to its place."""
         place = self._places.pop(record_id, None)
         if place is None:
             return
@@ -191,7 +192,7 @@ class Matrix:
                 column[place] = column[end]
 
     def scores(self, query: Floats, ids: Iterable[str]) -> dict[str, float]:
-        """The cosines of those of the records that have a row."""
+        """Return the cosines of the records that have a row."""
         known = [record_id for record_id in ids if record_id in self._places]
         if not known:
             return {}
@@ -201,7 +202,7 @@ class Matrix:
     def best(
         self, query: Floats, count: int, *, tier: Tier | None = None, owner: str | None = None, floor: float = 0.0
     ) -> list[Near]:
-        """The ``count`` best of cosine above 0 and at least ``floor``: then newest first, then by id."""
+        """Return the ``count`` best with a cosine above 0 and at least ``floor``: then newest first, then by id."""
         if not len(self) or count <= 0 or (owner is not None and owner not in self._owners):
             return []
         inside = self._inside(tier, owner)
@@ -221,22 +222,23 @@ class Matrix:
         return [Near(record_id, -score, -time) for score, time, record_id in found[:count]]
 
     def _products_of(self, query: Floats, places: npt.NDArray[np.intp] | None) -> Floats:
-        """The product of each of these rows, or of all, with the query; until the next search."""
+        """Return the product of these rows, or of all, with the query; valid until the next search."""
         if places is None or _PART * len(places) > len(self):
             products = np.matmul(self.rows, query, out=self._products[: len(self)])
-            # Taken out, and not only marked: what selects the best is slow where many are equal.
+            # Selects the products instead of masking the others: the search for the best is slow with many equal
+            # values.
             return products if places is None else products[places]
         products = self._products[: len(places)]
         gathered = np.empty((min(_GATHERED, len(places)), self.dimensions), dtype=np.float32)
         for start in range(0, len(places), _GATHERED):
             part = places[start : start + _GATHERED]
-            # Only in mode "raise" are they copied once more on the way, and every place is one that there is.
+            # Mode "raise" would copy once more; "clip" is safe because every place exists.
             rows = np.take(self._rows, part, axis=0, out=gathered[: len(part)], mode="clip")
             np.vecdot(rows, query, out=products[start : start + len(part)])
         return products
 
     def _inside(self, tier: Tier | None, owner: str | None) -> npt.NDArray[np.intp] | None:
-        """The places of the rows of a tier and an owner, None where these are all."""
+        """Return the places of the rows of a tier and an owner; None if these are all."""
         if tier is None and owner is None:
             return None
         mine: npt.NDArray[np.bool_] | None = None
@@ -249,10 +251,11 @@ class Matrix:
         return np.flatnonzero(mine)
 
     def _near(self, products: Floats, count: int, floor: float) -> npt.NDArray[np.intp]:
-        """Whoever can be among the best.
+        """Return the places of all rows that may be among the best.
 
         A product of unit vectors in float32 is off by at most n u / (1 - n u) (Higham, Accuracy and Stability of
-        Numerical Algorithms, 3.1): twice that for a row and the one that it is held against, and the floor is rounded.
+        Numerical Algorithms, 3.1). The error counts twice, for a row and for the one it is compared with, and the floor
+        is rounded.
         """
         unit = self.dimensions * 2.0**-24
         lost = 2 * unit / (1 - unit) + RESOLUTION if unit < 0.5 else math.inf
@@ -261,10 +264,12 @@ class Matrix:
 
 
 def best_of(products: Floats, count: int, least: float, lost: float) -> npt.NDArray[np.intp]:
-    """The places of those that are at least ``least``, and at most ``lost`` below the ``count``-th best; maybe of more.
+    """Return the places of products of at least ``least`` and at most ``lost`` below the ``count``-th best; may return
+    more.
 
-    Of many, each run of ``_RUN`` neighbours has its greatest taken in one pass: what ``count`` of these reach, as many
-    products reach. What follows a product runs in a cold cache, so few steps are worth more than few comparisons.
+    For many products, one pass takes the maximum of each run of ``_RUN`` neighbours: a value that ``count`` maxima
+    reach, at least ``count`` products reach. Code after a matrix product runs in a cold cache, so few steps matter more
+    than few comparisons.
     """
     tops = products
     if len(products) >= 4 * count * _RUN:
@@ -275,28 +280,29 @@ def best_of(products: Floats, count: int, least: float, lost: float) -> npt.NDAr
 
 
 class Matrices:
-    """A matrix for each number of dimensions that occurs."""
+    """One matrix for each number of dimensions in use."""
 
     def __init__(self) -> None:
         self._by_dimensions: dict[int, Matrix] = {}
         self._dimensions: dict[str, int] = {}
 
     def matrix(self, dimensions: int) -> Matrix | None:
-        """The matrix of a number of dimensions, None where no record has it."""
+        """Return the matrix of a number of dimensions; None if no record has it."""
         return self._by_dimensions.get(dimensions)
 
     @property
     def bytes_of_rows(self) -> int:
-        """How many bytes the rows take, with the room that was made for more."""
+        """The bytes of the rows, including reserved space."""
         return sum(matrix.bytes_of_rows for matrix in self._by_dimensions.values())
 
     def _of(self, dimensions: int) -> Matrix:
         return self._by_dimensions.setdefault(dimensions, Matrix(dimensions))
 
     def add_new(self, block: Block, expected: int = 0) -> None:
-        """Add rows of records that have none, and are not twice among these.
+        """Add rows of distinct records without a row.
 
-        Room for ``expected`` is made in the first matrix: nearly all of a space have as many dimensions.
+        Space for ``expected`` rows is reserved in the first matrix: nearly all vectors of a space have equal
+        dimensions.
         """
         dimensions: int = block.rows.shape[1]
         if not self._by_dimensions:
@@ -313,25 +319,25 @@ class Matrices:
         self._of(dimensions).put(entry)
 
     def move(self, record_id: str, tier: Tier) -> None:
-        """Write down another tier for a record's row, if it has one."""
+        """Set the tier of a record's row, if it has one."""
         dimensions = self._dimensions.get(record_id)
         if dimensions is not None:
             self._by_dimensions[dimensions].move(record_id, tier)
 
     def discard(self, record_id: str) -> None:
-        """Take a record's row out, if it has one."""
+        """Remove a record's row, if it has one."""
         dimensions = self._dimensions.pop(record_id, None)
         if dimensions is not None:
             self._by_dimensions[dimensions].discard(record_id)
 
 
 def query_vector(embedding: Sequence[float]) -> Floats | None:
-    """A query as a row would be: float32 and normalised; None when it has no direction."""
+    """Convert a query to the form of a row: float32 and normalised; None if it has no direction."""
     with np.errstate(over="ignore"):
         narrow = np.asarray(embedding, dtype=np.float64).astype(np.float32)
     if narrow.ndim != 1:
         return None
-    # As of a row, in fewer steps: what runs before a product has been driven out of the processor's cache by the last.
+    # As for a row, but in fewer steps: the last product evicted the code before a product from the processor's cache.
     wide = narrow.astype(np.float64)
     norm = math.sqrt(np.sum(wide * wide))
     return (wide / norm).astype(np.float32) if 0.0 < norm < math.inf else None
