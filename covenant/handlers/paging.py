@@ -1,7 +1,7 @@
-"""How many rows one answer takes: an answer longer than a frame is none.
+"""Limit the rows of one response: a response longer than a frame cannot be sent.
 
-Every list in an answer goes through ``that_fit``; ``tests/unit/covenant/respond/test_listings.py`` holds each of them
-to it with the longest rows that there may be.
+Every list in a response goes through ``that_fit``; ``tests/unit/covenant/respond/test_listings.py`` tests each of them
+with rows of maximum length.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from covenant.wire import frames
 
 Row = TypeVar("Row")
 
-# Of a frame's 8 MiB, for the rows of an answer; the rest is for what stands around them.
+# The part of a frame's 8 MiB for the rows of a response; the rest is for the fields around them.
 ROOM: Final = 7 * 1024 * 1024
-# A row that no frame could carry, even alone.
+# A longer row fits in no frame, even alone.
 _LONGEST: Final = frames.MAX_BYTES - 64 * 1024
 
 
 def size_of(row: object) -> int:
-    """The bytes of a row on the wire: a frame counts bytes, and a character takes up to four, or six escaped."""
+    """Return the bytes of a row on the wire: a character takes up to four bytes, or six escaped."""
     return len(to_json(row, by_alias=True))
 
 
 def that_fit(rows: Iterable[Row], room: int = ROOM) -> tuple[Row, ...]:
-    """The first rows, as many as take ``room`` bytes on the wire. The first fits in any case, but for one that no
-    frame could carry: that one is left out, so that it does not keep the others from whoever asks."""
+    """Return the first rows that take at most ``room`` bytes on the wire. The first row always fits, unless no frame
+    could carry it. Such a row is left out, so that it does not block the others."""
     return cut(rows, room)[0]
 
 
 def cut(rows: Iterable[Row], room: int = ROOM) -> tuple[tuple[Row, ...], bool]:
-    """As ``that_fit``, and whether there was no room for another."""
+    """As ``that_fit``. Returns also True if there was no room for another row."""
     fitting: list[Row] = []
     for row in rows:
-        # With the comma behind it.
+        # Plus the comma after it.
         size = size_of(row) + 1
         if size > _LONGEST:
             continue

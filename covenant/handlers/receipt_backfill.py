@@ -1,10 +1,10 @@
-"""Receipts and records of memory that do not know each other: old ones, and those that a crash parted.
+"""Link receipts and records of memory that do not name each other: old ones, and those that a crash separated.
 
     (1) a receipt of memory that names no record, and is open, gets the record that it paid for: the one whose metadata
-        names the receipt, else the first of its payer that was there and that no receipt belongs to
+        names the receipt, else the first of its payer that existed then and has no receipt
     (2) a record that no receipt belongs to gets one, at the price of its text and with the time of the backfill
 
-A settled receipt is left as it is: its batch commits to every field of it. Before any changes, the file is copied.
+A settled receipt is unchanged: its batch commits to all its fields. The file is copied before any change.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from policy import budget
 from policy.data import price_table
 
 _ALL: Final = 2**62
-# The same record gets the same id whenever it is backfilled, so that a backfill that was cut off goes on.
+# The same record gets the same receipt id in every backfill, so that an interrupted one can continue.
 _NAMES: Final = uuid.UUID("b0a4d2a0-6d3c-5a51-8f0e-0f4f5d3f9a44")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Receipts as they will be, and the ids of records that get one."""
+    """Changed receipts, and the ids of records that get one."""
 
     changed: tuple[SettlementReceipt, ...]
     missing: tuple[str, ...]
 
 
 def plan(records: Iterable[interface.Payable], receipts: Sequence[SettlementReceipt]) -> Plan:
-    """What a backfill does. Everything is recomputed from both sides; nothing that a caller says is believed."""
+    """Plan a backfill. It is computed from receipts and records alone; no input of the caller is trusted."""
     known = sorted(records, key=lambda record: (record.created_at, record.id))
     of_memory = {receipt.id: receipt for receipt in receipts if receipt.resource == "memory"}
     pairs = dict(plans.correlations(known, receipts))
@@ -61,7 +61,7 @@ def plan(records: Iterable[interface.Payable], receipts: Sequence[SettlementRece
 async def backfill_settlement_receipts(
     server: Server, caller: Caller, asked: requests.BackfillSettlementReceipts
 ) -> responses.SettlementReceiptsBackfilled:
-    """Do what ``plan`` says, for everybody or for one payer; dry, only count it."""
+    """Execute ``plan``, for all payers or for one; in a dry run only count."""
     action = f"settlement.backfill.{'dry_run' if asked.dry_run else 'apply'}"
     facts = authorization.Facts(apply=not asked.dry_run)
     await authorization.require(server, caller, action, agent_id="settlement:backfill", facts=facts)

@@ -1,8 +1,8 @@
-"""Receipts and their batches: what is shown, and how receipts are settled.
+"""Receipts and their batches: list them, and settle receipts.
 
-A flush is off-chain unless the daemon was given a chain that is ready: the batch then has its root and id, ``tx_sig``
-and ``slot`` are null, and the row of the flush puts the root into the audit log, whose checkpoints others witness. A
-batch that a chain did not take stays as it is, and the next flush anchors it before it makes another.
+A flush is off-chain unless the daemon has a chain that is ready: the batch then has its root and id, and ``tx_sig`` and
+``slot`` are null. The row of the flush puts the root into the audit log, whose checkpoints others witness. A batch that
+a chain refused stays unchanged, and the next flush anchors it before it makes another.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from covenant.wire.types import SettlementReceipt
 from policy import errors
 
 _MOST_ROWS: Final = 10_000
-# More would be hashed and written while others wait for the file.
+# A larger flush would delay other writers of the file.
 _MOST_FLUSHED: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What of the receipts a grant's scope lets its holder see or settle; None bounds nothing."""
+    """The limits that a grant's scope sets on visible receipts; None sets no limit."""
 
     payer: str | None = None
     resource: str | None = None
@@ -40,13 +40,13 @@ class Bounds:
 
     @classmethod
     def of(cls, scope: Any) -> Bounds:
-        """The bounds of a well-formed scope of ``chain.``."""
+        """Return the bounds of a well-formed scope of ``chain.``."""
         known = scope if isinstance(scope, Mapping) else {}
         names = ("payer_pubkey_b58", "resource", "batch_id", "cluster")
         return cls(*(found if isinstance(found := known.get(name), str) else None for name in names))
 
     def admits(self, receipt: SettlementReceipt) -> bool:
-        """Whether the receipt is within them."""
+        """Whether the receipt is within the bounds."""
         pairs = (
             (self.payer, receipt.payer.pubkey),
             (self.resource, receipt.resource),
@@ -57,14 +57,14 @@ class Bounds:
 
 
 async def recent_receipts(server: Server, caller: Caller, asked: requests.RecentReceipts) -> responses.Receipts:
-    """The newest receipts, as far as the grant's scope goes."""
+    """Return the newest receipts within the grant's scope."""
     bounds = await _require(server, caller, "chain.receipts", asked.limit)
     found = await server.receipts.recent(min(asked.limit, _MOST_ROWS), asked.since_ms, keep=bounds.admits)
     return responses.Receipts(receipts=paging.that_fit(found))
 
 
 async def receipt_batches(server: Server, caller: Caller, asked: requests.ReceiptBatches) -> responses.ReceiptBatches:
-    """The newest batches, as far as the grant's scope goes; one that bounds payer or resource lets none be seen."""
+    """Return the newest batches within the grant's scope; a scope with a payer or resource admits no batch."""
     bounds = await _require(server, caller, "chain.batches", asked.limit)
     bounded = bounds.batch_id is not None or bounds.cluster is not None
     wanted = min(asked.limit, _MOST_ROWS)
@@ -74,14 +74,14 @@ async def receipt_batches(server: Server, caller: Caller, asked: requests.Receip
 
 
 async def chain_status(server: Server, caller: Caller, asked: requests.ChainStatus) -> responses.ChainStatus:
-    """What is configured of a chain; for everybody who is let in, as in version 1."""
+    """Return the configuration of the chain; every admitted caller may read it, as in version 1."""
     return responses.ChainStatus(status=server.chain.status())
 
 
 async def flush_receipts(
     server: Server, caller: Caller, asked: requests.FlushReceipts
 ) -> responses.ReceiptBatchFlushed:
-    """Put the oldest open receipts, at most ``limit``, into one batch, and anchor it where a chain is ready."""
+    """Put the oldest open receipts, at most ``limit``, into one batch, and anchor it if a chain is ready."""
     bounds = await _require(server, caller, "chain.flush", asked.limit)
     if not asked.limit:
         raise errors.MalformedRequestError("`limit` is 0: a batch holds at least one receipt")
@@ -99,20 +99,20 @@ async def flush_receipts(
 
 
 async def _settle(server: Server, caller: Caller, limit: int, bounds: Bounds) -> interface.Batch:
-    # What is open is on no cluster yet; the one that it goes to was checked.
+    # Open receipts have no cluster yet; the cluster that they will go to was checked.
     bounds = dataclasses.replace(bounds, cluster=None)
     receipts = await server.receipts.unsettled(limit, keep=bounds.admits)
     if not receipts:
         raise errors.NothingToSettleError("no receipt is open")
     batch = await anyio.to_thread.run_sync(interface.batch_of, receipts)
-    # The root is in the log before any receipt says that it is settled.
+    # Write the root to the log before any receipt is marked as settled.
     await _write_row(server, caller, batch, sum(one.credits_consumed for one in receipts))
     made: interface.Batch = await server.receipts.mark_batch([one.id for one in receipts])
     return made
 
 
 async def _anchor(server: Server, caller: Caller, batch: interface.Batch) -> interface.Batch:
-    """Have the chain keep the root of a batch that is made already."""
+    """Anchor the root of an existing batch on the chain."""
     try:
         anchor = await server.chain.anchor(batch, now_ms=server.now_ms())
     except errors.ChainError as e:
@@ -137,13 +137,13 @@ async def _write_row(server: Server, caller: Caller, batch: interface.Batch, cre
 
 
 async def _require(server: Server, caller: Caller, action: str, limit: int) -> Bounds:
-    """The bounds under which the caller may: those of the first grant that lets it do anything, the widest first.
+    """Return the bounds of the first grant that allows any of the action, the widest first.
 
-    A request names no payer and no resource. It is about those that the grant's scope names, since nothing else is
-    shown or settled then.
+    A request names no payer and no resource. It concerns those in the grant's scope, because only these are shown or
+    settled.
 
     Raises:
-        errors.CapabilityMissingError, errors.CapabilityScopeError: it may not.
+        errors.CapabilityMissingError, errors.CapabilityScopeError: the caller may not.
     """
     candidates = server.capabilities.candidates(caller.agent.pubkey, action, server.now_ms())
     found = sorted((Bounds.of(grant.token.scope) for grant in candidates), key=lambda one: one != Bounds())
@@ -161,13 +161,13 @@ async def _require(server: Server, caller: Caller, action: str, limit: int) -> B
 
 
 def _facts(action: str, bounds: Bounds, limit: int, status: parts.ChainStatus) -> authorization.Facts:
-    # A batch holds receipts of several payers and resources, so that no list of batches is about one of them.
+    # A batch holds receipts of several payers and resources, so no list of batches concerns only one of them.
     of_receipts = action != "chain.batches"
     return authorization.Facts(
         limit=limit,
         payer_pubkey_b58=bounds.payer if of_receipts else None,
         resource=bounds.resource if of_receipts else None,
-        # What is open is in no batch, and goes to the cluster that is configured.
+        # Open receipts are in no batch, and go to the configured cluster.
         batch_id=None if action == "chain.flush" else bounds.batch_id,
         cluster=status.cluster if action == "chain.flush" else bounds.cluster,
         mint=status.covnt_mint,

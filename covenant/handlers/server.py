@@ -1,4 +1,4 @@
-"""The seed's ``Server::respond``: every store in one place, and one request in, one response out."""
+"""The seed's ``Server::respond``: holds all stores and answers each request with one response."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-# A handler takes the class of its kind and refuses by raising a CovenantError; `Any`, since each takes another one.
+# A handler takes the class of its kind and refuses by raising a CovenantError; `Any`, since each takes a different one.
 Handler = Callable[["Server", Caller, Any], Awaitable[responses.Response]]
 
 
 @dataclass(slots=True, kw_only=True)
 class Server:
-    """What handlers work with. ``now_ms`` is the one clock: Unix milliseconds."""
+    """The stores and services that handlers use. ``now_ms`` is the only clock: Unix milliseconds."""
 
     home: Path
     now_ms: Callable[[], int]
@@ -74,9 +74,9 @@ class Server:
     unfinished: Unfinished = field(default_factory=Unfinished)
     floods: Floods = field(default_factory=Floods)
     rates: Rates = field(init=False)
-    # Intents under a key of which it is known that nothing of their ends is missing (respond.intent).
+    # Intents with a key whose ends are known to be complete (respond.intent).
     whole: dict[str, None] = field(default_factory=dict)
-    # One peer at a time has all stores read (respond.verify); the operator does not wait for them.
+    # At most one peer at a time may verify all stores (respond.verify); the operator does not wait for peers.
     verifying: anyio.Lock = field(default_factory=anyio.Lock)
 
     def __post_init__(self) -> None:
@@ -84,7 +84,8 @@ class Server:
         self.rates = Rates(self.settings.peer_rate)
 
     async def respond(self, caller: Caller, request: requests.Request) -> responses.Response:
-        """The one answer to a request: a refusal is an answer too, and so is a fault of ours, which the log keeps."""
+        """Return the only response to a request. A refusal is a response too, and so is an internal error, which is
+        logged."""
         with self.meter.request(request.kind) as answered:
             response = await self._answer(caller, request)
             answered.be(response)

@@ -1,6 +1,6 @@
-"""Tools, for whoever asks: anybody may list them, and each call has a grant, a check of its arguments and a row.
+"""The tool requests: any caller may list tools; each call needs a grant and valid arguments, and writes a row.
 
-What a call was made with is in the log as a hash alone.
+The log has only a hash of a call's arguments.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from covenant.wire import requests, responses
 from policy import errors
 
 _AUTHORITY: Final = "tools"
-# For the row of a call whose caller went away.
+# For the row of a call whose client disconnected.
 _WRITING_SECONDS: Final = 10.0
 
 
 async def list_tools(server: Server, caller: Caller, asked: requests.ListTools) -> responses.ToolList:
-    """Which tools there are, sorted by name."""
+    """Return the tools, sorted by name."""
     return responses.ToolList(tools=paging.that_fit(server.tools.specs()))
 
 
 async def call_tool(server: Server, caller: Caller, asked: requests.CallTool) -> responses.ToolResult:
-    """Call one: (1) the caller may, with these arguments, (2) they fit the tool's schema, (3) a metered grant is used,
-    durably, (4) the tool is called, (5) the call is written down, whatever came of it.
+    """Call a tool: (1) the caller may, with these arguments, (2) they fit the tool's schema, (3) count a use of a
+    metered grant, durably, (4) call the tool, (5) write the row, for any outcome.
 
     Raises:
         errors.CapabilityMissingError, errors.CapabilityScopeError, errors.CapabilityExhaustedError,
@@ -40,7 +40,7 @@ async def call_tool(server: Server, caller: Caller, asked: requests.CallTool) ->
     """
     name, arguments = asked.name, {} if asked.arguments is None else asked.arguments
     if all(spec.name != name for spec in server.tools.specs()):
-        # Who lists them may know; and no grant is looked for under a name that anybody made up.
+        # Every caller may list the tools, so this reveals nothing; and no grant is searched under a made-up name.
         raise errors.NoToolError(f"there is no tool `{name[:120]}`", hint="covenant tools list")
     hashed = _hash(arguments)
     # (1)
@@ -74,7 +74,7 @@ async def call_tool(server: Server, caller: Caller, asked: requests.CallTool) ->
 
 
 def _hash(arguments: Any) -> str:
-    """SHA-256 over the arguments as JSON with sorted keys and without spaces."""
+    """Return the SHA-256 of the arguments as JSON with sorted keys and without spaces."""
     text = json.dumps(arguments, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,7 +1,7 @@
-"""Refusals of strangers on their way into the log: each of the first in a second, and of a flood its number.
+"""Limit the audit rows for refused authentications: the first of each second get a row each, the rest a count.
 
-Anybody who can connect can be refused, as often as they like. A row for each would let a stranger fill the disk, and no
-row would let one try tokens unseen: so each is counted in exactly one row.
+Any client that can connect can cause refusals without end. A row for each would let it fill the disk, and no rows would
+let it try tokens unseen: so each refusal is counted in exactly one row.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _WRITING_SECONDS: Final = 5.0
 
 
 class Refusals:
-    """At most ``most`` rows in each ``seconds``, and one more that says how many refusals had none.
+    """Writes at most ``most`` rows in each ``seconds``, and one summary row with the count of the rest.
 
-    ``group`` writes that one, when the time is over or the group ends.
+    A task in ``group`` writes the summary when the time is over or the group ends.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Refusals:
         self._last = ""
 
     async def write(self, reason: str) -> bool:
-        """Write a refused authentication, or count it for the next summary. Return whether it has a row of its own.
+        """Write a refused authentication, or count it for the next summary. Returns True if it has a row of its own.
 
         Raises:
             errors.CovenantError: it cannot be written.
@@ -70,7 +70,7 @@ class Refusals:
         finally:
             count, self._unwritten = self._unwritten, 0
             reason = f"{count} more were refused and not written one by one; the last: {self._last}"
-            # Shielded: what was counted is written also where the daemon ends.
+            # Shielded: the count is written even while the daemon ends.
             with anyio.move_on_after(_WRITING_SECONDS, shield=True):
                 try:
                     await authentication.refused(self._server, reason, self._transport)

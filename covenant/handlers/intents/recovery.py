@@ -1,10 +1,10 @@
-"""What a daemon that died left: every intent that had its reservation gets its row, whatever became of it.
+"""Recover the intents of a daemon that died: every intent with a reservation gets its final row.
 
-A reservation is settled when all else of its intent is on the disk. So one that is open at the start is of an intent of
-which something may be missing:
+A reservation is settled after all other data of its intent is on disk. So an open reservation at the start belongs to
+an intent whose data may be incomplete:
 
-    its row is in the log          it was done or it failed, and was not settled
-    its answer is in memory        it was done; its rows are written now
+    its row is in the log          it succeeded or failed, and was not settled
+    its answer is in memory        it succeeded; its rows are written now
     neither                        it failed: its run ended with the connections of the daemon that asked for it
 """
 
@@ -23,16 +23,16 @@ from covenant.wire import parts
 from covenant.wire.types import MemoryRecord
 from policy import errors
 
-# So many receipts are looked through for that of a record.
+# The most receipts that are searched for a record's receipt.
 _MOST_RECEIPTS: Final = 100_000
 _ENDS: Final = frozenset({"intent_dispatched", "intent_failed"})
 
 
 async def look(server: Server) -> None:
-    """At the start: what became of each intent that was not settled, written down, and settled by its receipt.
+    """At the start: write the outcome of each intent that was not settled, and settle it by its receipt.
 
     Raises:
-        errors.StoreError: it could not be written; the next start looks again.
+        errors.StoreError: it could not be written; the next start tries again.
     """
     waiting = server.budget.unsettled()
     if not waiting:
@@ -50,8 +50,10 @@ async def look(server: Server) -> None:
 
 
 async def finish(server: Server, record: MemoryRecord, rows: Collection[Entry] = ()) -> bool:
-    """Write what a daemon that died between an answer's record and its row left out: no answer is without its row.
-    False, and nothing is done, where the record is no intent's answer."""
+    """Write the rows that a daemon left out when it died between writing an answer's record and its row.
+
+    Returns False without any effect if the record is not the answer of an intent.
+    """
     known: dict[str, Any] = record.metadata if isinstance(record.metadata, dict) else {}
     if not isinstance(known.get("intent_text"), str):
         return False
@@ -82,11 +84,11 @@ async def finish(server: Server, record: MemoryRecord, rows: Collection[Entry] =
 
 
 async def told(server: Server, since_ms: Mapping[str, int]) -> set[str]:
-    """Which of these intents have the row that says how they ended, since they had their reservation: under a key one
-    may have failed before.
+    """Return the intents that have a final row since their reservation: an earlier try under the same key may have
+    failed.
 
     Raises:
-        errors.StoreError: the log was not looked through to its end; of one that is not told nothing is known then.
+        errors.StoreError: the log was not read to its end, so the result would be incomplete.
     """
     ended: set[str] = set()
 
@@ -98,7 +100,7 @@ async def told(server: Server, since_ms: Mapping[str, int]) -> set[str]:
             ended.add(str(row.kind["intent_id"]))
         return len(ended) == len(since_ms)
 
-    # Nothing is wanted but the names: rows may be as long as intents, and a look that holds them all is cut.
+    # Only the ids are needed: rows may be as long as intents, and a scan that holds them all is cut off.
     found = await server.audit.scan(is_the_last, 1, since_ms=min(since_ms.values()))
     if found.cut and not found.events:
         raise errors.StoreError("the log could not be looked through", hint="start again")

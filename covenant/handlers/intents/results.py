@@ -1,4 +1,4 @@
-"""What came of an intent, asked for later: version 1's ``GET /intents/:id/result``, from memory."""
+"""The result of an earlier intent, from memory: version 1's ``GET /intents/:id/result``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from policy.signing import strict_json
 
 
 async def get_intent_result(server: Server, caller: Caller, asked: requests.GetIntentResult) -> responses.IntentResult:
-    """The result that was kept as working memory under the intent's id.
+    """Return the result that was stored as working memory under the intent's id.
 
-    No grant is asked for: it was the answer to the caller's own request. The operator may see everybody's.
+    No grant is required: it was the answer to the caller's own request. The operator may see all results.
 
     Raises:
-        errors.NoMemoryError: none is kept, or not for this caller, which are not told apart.
+        errors.NoMemoryError: none is stored, or it belongs to another caller; the error is the same.
         errors.MemoryConflictError: the intent has not ended.
     """
     shown = strict_json.shown(asked.intent_id)
@@ -26,7 +26,7 @@ async def get_intent_result(server: Server, caller: Caller, asked: requests.GetI
     if so_far and (caller.operator or so_far[0].owner == caller.agent.pubkey):
         raise errors.MemoryConflictError(f"intent `{shown}` has not ended", hint="follow its events")
     record = await server.memory.get(asked.intent_id)
-    # A record of somebody's own making holds no intent's text.
+    # A record that a peer wrote itself has no intent's text.
     known: dict[str, Any] = record.metadata if record is not None and isinstance(record.metadata, dict) else {}
     mine = record is not None and (caller.operator or record.owner.pubkey == caller.agent.pubkey)
     if record is None or not mine or "intent_text" not in known:

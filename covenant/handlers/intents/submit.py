@@ -1,4 +1,4 @@
-"""The requests about intents: submit one, once where it has a key, and go on with one that waited for credits."""
+"""The requests about intents: submit one, only once if it has a key, and resume one that waited for credits."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from covenant.wire import parts, requests, responses
 from covenant.wire.types import MemoryRecord, Priority, SettlementReceipt
 from policy import errors
 
-# The names of intents that were given a key: the same caller and key make the same id on every start.
+# The namespace of intents with a key: the same caller and key give the same id after every start.
 _KEYED: Final = uuid.UUID("6f0c3c2e-5f4b-5d0a-9a54-1c1f6e0f7a11")
-# So often may a key be tried again after its intent failed.
+# The most times that a key is tried again after its intent failed.
 _MOST_TRIES: Final = 16
-# Of so many it is kept that nothing of their ends is missing.
+# The most intents whose complete end is remembered.
 _MOST_WHOLE: Final = 16_384
 
 
@@ -35,7 +35,7 @@ async def submit_intent(
     still: Callable[[Card | None], Awaitable[None]] | None = None,
     lacks: Callable[[Card], str | None] = lambda card: None,
 ) -> responses.IntentResult:
-    """Do what the text says; see ``covenant.handlers.intents.pipeline``."""
+    """Execute the text; see ``covenant.handlers.intents.pipeline``."""
     key = asked.idempotency_key
     one = Dispatch(
         server, caller, asked.text, agent=asked.agent, priority=asked.priority, key=key, still=still, lacks=lacks
@@ -44,13 +44,13 @@ async def submit_intent(
 
 
 async def resume_intent(server: Server, caller: Caller, asked: requests.ResumeIntent) -> responses.IntentResult:
-    """Start an intent again that waited for credits, under a new id: whoever submitted it may, and once.
+    """Start a paused intent again under a new id. Its submitter may do so, once.
 
-    One that was asked under a key is asked under it again, so that it is done once whichever way it is asked.
+    An intent that was submitted under a key is resumed under that key, so that it is done once by either request.
 
     Raises:
-        errors.NoCheckpointError: none of the caller's waits under this id.
-        errors.BudgetExhaustedError: there are still too few credits; it goes on waiting.
+        errors.NoCheckpointError: none of the caller's intents waits under this id.
+        errors.BudgetExhaustedError: there are still too few credits; the intent still waits.
     """
     mine = (one for one in server.checkpoints.active() if one.resume_state.get(SUBMITTER) == caller.agent.pubkey)
     found = next((one for one in mine if one.intent_id == asked.intent_id), None)
@@ -77,21 +77,21 @@ async def resume_intent(server: Server, caller: Caller, asked: requests.ResumeIn
     one.key = kept.removeprefix(KEY_WORD)
     result = await _once(one, one.key)
     with contextlib.suppress(errors.NoCheckpointError):
-        # It had been done meanwhile: nothing of it waits any more.
+        # It was done meanwhile, so its checkpoint is no longer needed.
         await server.checkpoints.claim(found.intent_id, found.agent)
     return result
 
 
 async def _once(one: Dispatch, key: str) -> responses.IntentResult:
-    """The answer that this key had already, if its intent succeeded; who asks meanwhile waits for it.
+    """Return the stored answer of this key if its intent succeeded, else run it. Concurrent requests wait.
 
-    What is remembered is the record in memory, so that it lasts as long as that does and outlives a restart.
+    The stored answer is the record in memory, so it lasts as long as the record and survives a restart.
 
-    One that was done and whose answer was not kept, or is no longer, is not done again: its receipt says that it ran,
-    and the log that it did not fail.
+    An intent whose answer was not stored or was deleted is not run again. Its receipt proves that it ran, and the log
+    that it did not fail.
 
     Raises:
-        errors.MemoryConflictError: another intent has this key, it failed too often, or its answer is not kept.
+        errors.MemoryConflictError: another intent has this key, it failed too often, or its answer is not stored.
     """
     server = one.server
     on_their_way: dict[str, anyio.Event] = server.runners.on_their_way
@@ -100,7 +100,7 @@ async def _once(one: Dispatch, key: str) -> responses.IntentResult:
     for one.intent_id in ids:
         while (way := on_their_way.get(one.intent_id)) is not None:
             await way.wait()
-        # INVARIANT: no wait between the look above and this line, so that only one has the id.
+        # INVARIANT: no await between the loop above and this line, so that only one request holds the id.
         way = on_their_way[one.intent_id] = anyio.Event()
         try:
             if one.intent_id in server.unfinished:
@@ -115,9 +115,9 @@ async def _once(one: Dispatch, key: str) -> responses.IntentResult:
                 return result
             if one.intent_id not in failed:
                 if one.still is None:
-                    # To look costs time, and no credits.
+                    # The search costs time, and no credits.
                     server.rates.admit(one.caller, server.floods, server.now_ms())
-                # One look for all of them: it reads the log from there to its end.
+                # One scan for all ids: it reads the log from there to its end.
                 failed = await _failed(server, one.caller, ids, receipt.settled_at)
             if one.intent_id not in failed:
                 if (echoed := await _echoed(one, receipt)) is not None:
@@ -133,11 +133,11 @@ async def _once(one: Dispatch, key: str) -> responses.IntentResult:
 
 
 async def _echoed(one: Dispatch, receipt: SettlementReceipt) -> responses.IntentResult | None:
-    """The answer of an intent that no agent did and that memory had no room for: it is made of the text alone, and its
-    row says of which. None where an agent did it.
+    """Rebuild the answer of an intent without an agent that memory had no room for. It depends on the text alone; its
+    row has the hash. Returns None if an agent did the intent.
 
     Raises:
-        errors.MemoryConflictError: it was another text, or another is asked to do it.
+        errors.MemoryConflictError: the text or the requested agent differs.
     """
 
     def is_its(row: parts.AuditEvent) -> bool:
@@ -154,7 +154,7 @@ async def _echoed(one: Dispatch, receipt: SettlementReceipt) -> responses.Intent
 
 
 async def _failed(server: Server, caller: Caller, ids: Collection[str], since_ms: int) -> set[str]:
-    """Which of these intents ran and are known to have failed. What the log tells nothing of is not known to have."""
+    """Return the intents that ran and failed according to the log. An intent without rows does not count as failed."""
     failed, done, known = set[str](), set[str](), frozenset(ids)
 
     def note(row: parts.AuditEvent) -> bool:
@@ -183,7 +183,7 @@ async def _again(one: Dispatch, record: MemoryRecord) -> responses.IntentResult:
     server = one.server
     if record.id not in server.whole:
         if one.still is None:
-            # To look whether its end is whole reads the log from there, and costs whoever asks no credits.
+            # The check reads the log from there on, and costs the caller no credits.
             server.rates.admit(one.caller, server.floods, server.now_ms())
         with anyio.CancelScope(shield=True):
             await recovery.finish(server, record)

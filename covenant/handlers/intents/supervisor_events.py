@@ -1,4 +1,4 @@
-"""The supervisor's rows about what an intent caused, as rows of our own log: each with its origin, or why it is not."""
+"""Copy the supervisor's rows about an intent into our own log, each with its origin, or a row for missing ones."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from policy import errors
 if TYPE_CHECKING:
     from covenant.handlers.caller import Caller
 
-# Ends of a run that the supervisor did not tell us, so that it could not tell its rows either.
+# Failures that did not come from the supervisor's reply, so that it could not send its rows either.
 _UNTOLD: Final = (errors.KilledError, errors.ServiceError, errors.InternalError)
 
 
 def entries(found: Told, intent_id: str, caller: Caller, *, run_id: str | None = None) -> list[Entry]:
-    """One row for each of them, one more where some are missing, and one of what a family used."""
+    """Return one row for each supervisor row, one if some are missing, and one for the usage of a family of runs."""
     made = [Entry("supervisor_row", _copied(one, found.origin or "", intent_id), caller.agent) for one in found.rows]
     if found.missing:
         made.append(_missing(intent_id, caller, found.missing, found=found, run_id=run_id))
@@ -30,18 +30,18 @@ def entries(found: Told, intent_id: str, caller: Caller, *, run_id: str | None =
 
 
 def of_failed(error: errors.CovenantError, intent_id: str, caller: Caller, *, sandboxed: bool) -> list[Entry]:
-    """The rows of a run that was asked for and brought this error; ``sandboxed`` says that the supervisor was asked."""
+    """Return the rows for a run that failed with this error; ``sandboxed``: the supervisor was asked."""
     found, known = supervisor_report.of(error), took(error)
     if found is not None:
         return entries(found, intent_id, caller, run_id=None if known is None else known.run_id)
     if sandboxed and isinstance(error, _UNTOLD):
-        # What the supervisor's log has of it is there alone.
+        # The rows exist only in the supervisor's log.
         return [_missing(intent_id, caller, error.message, found=Told(left_out=None), run_id=None)]
     return []
 
 
 def took(error: errors.CovenantError) -> Spent | None:
-    """What a run that failed took: as its answer said, or of one that the machine failed what those below it used."""
+    """Return the usage of a failed run: from its reply, or the usage of its descendants if the machine failed it."""
     found = supervisor_report.of(error)
     family = None if found is None else found.family
     if (known := spent(error)) is not None or found is None or family is None or not family.cpu_ms:

@@ -1,16 +1,16 @@
-"""The agents of this host do the tasks that are addressed to them.
+"""Deliver tasks to the agents of this host.
 
-    mailbox ── lease ──> dispatch, as whoever sent the task ──> answer into the mailbox
+    mailbox ── lease ──> dispatch, as the task's sender ──> answer into the mailbox
 
-A task is an intent of its sender: the sender's grants and the agent's budget decide, as when the sender submits it.
-Whoever is let in no more has none done: what waits is taken back when its turn comes, and what runs is ended.
-Its lease is for this process: when it is taken back, or the task is answered otherwise, the run is ended. What was
-leased when a daemon died is taken back at the next start, unless its sender called it unsafe to repeat; then its
-sender is told that it may have been done.
+A task is an intent of its sender: the sender's grants and the agent's budget decide, as when the sender submits it. For
+a sender that is no longer admitted, queued tasks are cancelled at their turn and runs are ended. The lease belongs to
+this process: when it is withdrawn, or the task is answered otherwise, the run is ended. The next start takes back tasks
+that were leased when a daemon died. If the sender declared a task unsafe to repeat, the sender is told instead that it
+may have been done.
 
-Of what is done at once no sender has so much that the others have none, whatever they have queued before.
+The number of concurrent tasks of one sender is limited, so that the others get a share however much is queued.
 
-What the mailbox does by itself when time passes (deadlines, leases) is done and written down here as well.
+This module also executes and logs the timed acts of the mailbox (deadlines, leases).
 """
 
 from __future__ import annotations
@@ -41,39 +41,39 @@ _LOG: Final = logging.getLogger(__name__)
 MOST: Final = 4
 INTERRUPTED: Final = "interrupted"
 SHOWN_OUT: Final = "its sender is let in no more"
-# Rows after which somebody may be let in no more.
+# Events after which a peer may no longer be admitted.
 _SHOWS_OUT: Final = frozenset({"peer_revoked", "peer_expired", "peers_purged"})
-# A wait is never longer; what is due sooner is done sooner.
+# The longest wait between checks; due work is done sooner.
 _LONGEST_WAIT: Final = 30.0
 _AFTER_A_FAILURE: Final = 1.0
 _HALF: Final = 0.5
 _COMPACT_EVERY_MS: Final = 3600 * 1000
-# What a run takes beyond its own clock: the start of its sandbox, and the writing of its answer.
+# The time of a run outside its own clock: starting the sandbox and writing the answer.
 _AROUND_MS: Final = 10 * 60 * 1000
 
 
 class Delivery:
-    """What runs, and what may. One per daemon; ``run`` is a task of its group.
+    """The running tasks and their limits. One per daemon; ``run`` is a task of its group.
 
     Args:
-        most: how many tasks are done at once; half of them for one sender and three in four for all but the operator.
+        most: the most concurrent tasks; half of them for one sender and three in four for all but the operator.
     """
 
     def __init__(self, server: Server, *, most: int = MOST) -> None:
         self._server = server
         self._most = most
         self._waiting: dict[str, str] = {}
-        # Agents of which tasks wait whose senders have as many under way as they may.
+        # Agents with waiting tasks whose senders have reached their limit.
         self._held_back: dict[str, str] = {}
         self._runs: dict[str, tuple[str, anyio.CancelScope]] = {}
-        # How many tasks of a sender are under way, by public key.
+        # The number of a sender's running tasks, by public key.
         self._of: Counter[str] = Counter()
         self._changed = anyio.Event()
         self._compacted_at_ms = 0
         self._shown_out = True
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Deliver until it is cancelled; runs end with it."""
+        """Deliver tasks until cancelled; the runs end with it."""
         end = self._server.mailbox.watch(self._heard)
         self._server.audit.listen(self._read)
         try:
@@ -86,7 +86,7 @@ class Delivery:
                         await self._tend()
                         await self._give_out(group)
                     except errors.CovenantError as e:
-                        # A full disk, for one: what is due stays so.
+                        # A full disk, for example: due work stays due.
                         _LOG.error("the mailbox could not be tended: %s", e)
                         await anyio.sleep(_AFTER_A_FAILURE)
                         self._changed.set()
@@ -105,7 +105,8 @@ class Delivery:
         await self._make_room()
 
     async def _take_back(self) -> None:
-        """The tasks of whoever is let in no more: all after somebody was shown out, and always those that run."""
+        """Cancel tasks of senders that are no longer admitted: all after a peer was removed, otherwise only running
+        ones."""
         box, every = self._server.mailbox, self._shown_out
         self._shown_out = False
         if every:
@@ -132,8 +133,8 @@ class Delivery:
         await self._server.audit.append("a2_a_task_cancelled", row)
 
     async def _make_room(self) -> None:
-        """Compact when the mailbox or what a sender may have in it is half full, so that nobody has to think of it; not
-        again for an hour where that made no room."""
+        """Compact automatically when the mailbox or a sender's part is half full. If that made no room, wait an
+        hour."""
         server, box = self._server, self._server.mailbox
         now_ms = server.now_ms()
         if box.fullness() < _HALF or now_ms - self._compacted_at_ms < _COMPACT_EVERY_MS:
@@ -148,7 +149,7 @@ class Delivery:
         return _LONGEST_WAIT if due_ms is None else min(_LONGEST_WAIT, max(0, due_ms - self._server.now_ms()) / 1000)
 
     async def _recover(self) -> None:
-        """Nobody works any more on what the agents of this host had leased."""
+        """Take back the tasks that agents of this host had leased: no process works on them any more."""
         server = self._server
         for entry in server.mailbox.open_entries():
             agent = mailbox_requests.local_agent(entry.task.recipient)
@@ -169,7 +170,7 @@ class Delivery:
                 await repair.write_repair(server, after, "requeue", reason, None, lease_id=held)
 
     def _heard(self, entry: Entry) -> None:
-        """Called with each entry that changed: there may be something to give out, or to end."""
+        """Called with each changed entry: a task may be ready to lease, or a run to end."""
         agent = mailbox_requests.local_agent(entry.task.recipient)
         if agent is not None:
             self._waiting[agent] = entry.task.recipient.pubkey
@@ -186,20 +187,20 @@ class Delivery:
     # --- giving out -------------------------------------------------------------------------------------------
 
     async def _give_out(self, group: anyio.abc.TaskGroup) -> None:
-        """Lease a task of each agent in turn, while there is room."""
+        """Lease a task for each agent in turn, while there is room."""
         while self._waiting and len(self._runs) < self._most:
             agent, pubkey = next(iter(self._waiting.items()))
             del self._waiting[agent]
             try:
                 entry = await self._server.mailbox.lease(pubkey, lease_ms=self._lease_ms(agent), of=self._may_have)
             except errors.CovenantError:
-                # Nothing was leased: its tasks wait on, and nobody else says so again.
+                # No task was leased and no other event will repeat this wake-up, so requeue the agent.
                 self._waiting[agent] = pubkey
                 raise
             if entry is None:
                 self._held_back[agent] = pubkey
                 continue
-            # Behind the others: it may have more.
+            # The agent queues behind the others: it may have more tasks.
             self._waiting[agent] = pubkey
             if not self._let_in(entry.task.sender):
                 await self._cancel(entry)
@@ -212,7 +213,7 @@ class Delivery:
             group.start_soon(self._deliver, entry, agent, scope)
 
     def _may_have(self, sender: str) -> bool:
-        """Whether one more of this sender may be under way."""
+        """Whether one more task of this sender may run."""
         operator = self._server.identity.agent.pubkey
         if sender == operator:
             return True
@@ -234,12 +235,12 @@ class Delivery:
             try:
                 await mailbox_requests.write_lease(server, entry, None)
                 result = await _done(server, entry, agent)
-                # From here on it is our own answer that changes the task.
+                # From here on the change of the task is our own answer, which must not cancel this run.
                 self._runs.pop(task.id, None)
                 with anyio.CancelScope(shield=True):
                     await self._answer(result, entry.lease.id)
             except errors.CovenantError as e:
-                # It stays leased, and is taken back when the lease is over.
+                # The task stays leased, and is taken back when the lease ends.
                 _LOG.error("task %s of agent %s could not be answered: %s", task.id, agent, e)
 
     async def _answer(self, result: A2ATaskResult, lease_id: str) -> None:
@@ -265,7 +266,7 @@ class Delivery:
 
 
 async def retry_on_schedule(server: Server, policy: parts.RetryPolicy, *, interval_ms: int) -> None:
-    """Look for stale leases every ``interval_ms``, each look with its row, until it is cancelled."""
+    """Search for stale leases every ``interval_ms`` until cancelled. Each search writes a row."""
     while True:
         await anyio.sleep(interval_ms / 1000)
         try:
@@ -279,8 +280,8 @@ async def retry_on_schedule(server: Server, policy: parts.RetryPolicy, *, interv
 
 
 async def _done(server: Server, entry: Entry, agent: str) -> A2ATaskResult:
-    """What comes of a task, done as an intent of its sender. A daemon that dies after the run and before the answer is
-    in the mailbox does not run it again: the intent's key is the task's id."""
+    """Execute a task as an intent of its sender, and return the result. The intent's key is derived from the task's id,
+    so a daemon that dies between the run and the answer does not run it again."""
     task, name = entry.task_of(entry.task.sender.pubkey), entry.task.id
     sender = Caller(
         agent=task.sender,
@@ -291,14 +292,14 @@ async def _done(server: Server, entry: Entry, agent: str) -> A2ATaskResult:
     asked = requests.SubmitIntent(text=task.intent_text, agent=agent, idempotency_key=_key(task.id))
 
     async def still(card: Card | None) -> None:
-        # The agent that it is routed to may be another than a moment ago.
+        # The intent may be routed to another agent than a moment ago.
         await mailbox_requests.require_still(server, sender, task, None if card is None else card.digest)
 
     def lacks(card: Card) -> str | None:
         return mailbox_requests.lacks_send(server, sender, task, card.digest)
 
     try:
-        # It may have waited long: what it was sent under holds still, and for the agent that is there now.
+        # The task may have waited long: check that its grant still holds, and for the agent that is installed now.
         await mailbox_requests.require_send(server, sender, task)
         answer = await submit.submit_intent(server, sender, asked, still=still, lacks=lacks)
     except errors.CovenantError as e:
@@ -312,7 +313,7 @@ async def _done(server: Server, entry: Entry, agent: str) -> A2ATaskResult:
 
 
 def _content(answer: responses.IntentResult) -> tuple[dict[str, object], ...]:
-    """The answer as one block of text; what else an intent's result says stands where the protocol has room for it."""
+    """Return the answer as one block of text, and the other fields of the result in ``_meta``."""
     more = {
         "covenant/intent_id": answer.intent_id,
         "covenant/run_id": answer.run_id,
@@ -322,5 +323,5 @@ def _content(answer: responses.IntentResult) -> tuple[dict[str, object], ...]:
 
 
 def _key(task_id: str) -> str:
-    # A task's id may be as long as a key may be.
+    # A hash, because a task's id may be as long as a key may be.
     return f"a2a/{hashlib.sha256(task_id.encode()).hexdigest()}"

@@ -1,4 +1,4 @@
-"""The mailbox, repaired: tasks put back or ended by whoever they are between, stale leases by the operator alone."""
+"""Mailbox repairs: sender and recipient put tasks back or end them; the operator retries stale leases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from policy import errors
 
 
 async def repair_a2_a_task(server: Server, caller: Caller, asked: requests.RepairA2ATask) -> responses.A2ARepaired:
-    """Put a leased task back, or end one: its sender or its recipient, with a reason."""
+    """Put a leased task back, or end a task, at the request of its sender or recipient, with a reason."""
     order, command = asked.request, asked.request.command
     if not order.reason.strip() or len(order.reason) > mailbox_requests.MOST_REASON:
         raise errors.TaskInvalidError(
@@ -49,7 +49,7 @@ async def repair_a2_a_task(server: Server, caller: Caller, asked: requests.Repai
 
 
 async def retry_a2_a_stale(server: Server, caller: Caller, asked: requests.RetryA2AStale) -> responses.A2AAutoRetried:
-    """Put stale leases back, for the operator; unless the policy is enabled, only say what would be."""
+    """Put stale leases back, for the operator; unless the policy is enabled, only report them."""
     await authorization.require_operator(server, caller, None, "retry stale tasks")
     if asked.policy.enabled:
         facts = authorization.Facts(duplicate_risk="idempotent")
@@ -60,8 +60,7 @@ async def retry_a2_a_stale(server: Server, caller: Caller, asked: requests.Retry
 
 
 async def retry(server: Server, policy: parts.RetryPolicy, issuer: AgentId | None) -> parts.RetryReport:
-    """One look for stale leases. What a policy that is not enabled would have put back is skipped as
-    ``policy_disabled``."""
+    """Search once for stale leases. A disabled policy changes nothing and counts them as ``policy_disabled``."""
     rules = RetryRules(policy.min_lease_age_ms, policy.max_attempts, policy.max_requeues, policy.scan_limit)
     done = await server.mailbox.retry_stale(rules, apply=policy.enabled, running=server.mailbox.running)
     reasons = {str(reason): count for reason, count in sorted(done.skipped.items())}
@@ -80,7 +79,7 @@ async def retry(server: Server, policy: parts.RetryPolicy, issuer: AgentId | Non
 
 
 async def compact_a2_a(server: Server, caller: Caller, asked: requests.CompactA2A) -> responses.A2ACompacted:
-    """Forget what is done with."""
+    """Remove finished tasks."""
     await authorization.require(server, caller, "a2a.compact", agent_id=mailbox_requests.AUTHORITY)
     dropped = await server.mailbox.compact()
     await server.audit.append("a2_a_compacted", {"dropped": dropped}, caller.agent)
@@ -98,7 +97,7 @@ async def write_repair(
     lease_id: str | None = None,
     risk: str | None = None,
 ) -> None:
-    """The row of a repair, under the id by which its issuer knows the task."""
+    """Write the row of a repair, under the id that its issuer uses for the task."""
     row = {
         "task_id": entry.task.id if task_id is None else task_id,
         "action": action,

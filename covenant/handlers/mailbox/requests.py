@@ -1,8 +1,8 @@
-"""The mailbox, for whoever asks: who may send, take, answer and repair, and a row in the log for each act (ADR 0047).
+"""The mailbox requests: authorization to send, receive, answer and repair, and a log row for each act (ADR 0047).
 
-A caller sees the tasks that it sent or is to receive. The agents of this host are the operator's: what waits for one is
-the operator's to see and to repair (``covenant.handlers.mailbox.repair``), and its ``a2a.recv.<sender>`` is the
-operator's grant. They do their tasks themselves: ``covenant.handlers.mailbox.delivery``.
+A caller sees the tasks that it sent or is to receive. The agents of this host belong to the operator: the operator sees
+and repairs the tasks for them (``covenant.handlers.mailbox.repair``). Their ``a2a.recv.<sender>`` is the operator's
+grant. The agents do their tasks themselves: ``covenant.handlers.mailbox.delivery``.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from policy import errors
 
 _AGENT: Final = "@agent"
 AUTHORITY: Final = "a2a"
-# A queue's answer has two lists, and the first of either is shown in any case.
+# A queue response has two lists, and the first item of each is always shown.
 _HALF_OF_AN_ANSWER: Final = paging.ROOM // 2
 _SHOWN_ID: Final = 256
 MOST_REASON: Final = 4096
 
 
 def local_agent(recipient: AgentId) -> str | None:
-    """The id of the agent of this host that is meant; None where somebody else is."""
+    """Return the id of the agent of this host that is addressed; None for another recipient."""
     name = recipient.display.removesuffix(_AGENT)
     return name if name != recipient.display and billing.budget_of(name) == recipient else None
 
@@ -40,8 +40,8 @@ def local_agent(recipient: AgentId) -> str | None:
 
 
 async def send_a2_a_task(server: Server, caller: Caller, asked: requests.SendA2ATask) -> responses.A2ATaskQueued:
-    """Put a task into the mailbox: (1) its sender is whoever sends it, (2) the sender may send to the recipient,
-    (3) the recipient is known and takes it, (4) it is kept, (5) it is written down."""
+    """Put a task into the mailbox: (1) its sender is the caller, (2) the sender may send to the recipient, (3) the
+    recipient is known and accepts it, (4) store it, (5) write the row."""
     task = asked.task
     # (1)
     if task.sender != caller.agent:
@@ -71,7 +71,7 @@ async def send_a2_a_task(server: Server, caller: Caller, asked: requests.SendA2A
 
 
 async def cancel_a2_a_task(server: Server, caller: Caller, asked: requests.CancelA2ATask) -> responses.A2ACancelled:
-    """Take back a task that the caller sent; one that is answered already stays as it is."""
+    """Cancel a task that the caller sent; an answered task stays unchanged."""
     if len(asked.reason) > MOST_REASON:
         raise errors.TaskInvalidError(f"a reason has at most {MOST_REASON} characters", where="reason")
     entry = seen(server, caller, asked.task_id)
@@ -89,7 +89,7 @@ async def cancel_a2_a_task(server: Server, caller: Caller, asked: requests.Cance
 async def try_recv_a2_a_result(
     server: Server, caller: Caller, asked: requests.TryRecvA2AResult
 ) -> responses.A2AResultOpt:
-    """The oldest answer to a task of the caller's; it is not given again."""
+    """Return the oldest answer to a task of the caller; it is returned only once."""
     result = await server.mailbox.take_result(caller.agent.pubkey)
     if result is not None:
         row = {"task_id": result.task_id, "status": result.status}
@@ -101,7 +101,7 @@ async def try_recv_a2_a_result(
 
 
 async def try_recv_a2_a_task(server: Server, caller: Caller, asked: requests.TryRecvA2ATask) -> responses.A2ATaskOpt:
-    """The next task for the caller, leased to it."""
+    """Lease the next task for the caller."""
     entry = await server.mailbox.lease(caller.agent.pubkey)
     if entry is None:
         return responses.A2ATaskOpt(task=None)
@@ -113,13 +113,13 @@ async def try_recv_a2_a_task(server: Server, caller: Caller, asked: requests.Try
 
 
 async def post_a2_a_result(server: Server, caller: Caller, asked: requests.PostA2AResult) -> responses.A2AResultPosted:
-    """Answer a task: (1) there is such a task of the caller's without an answer, (2) the caller may answer its sender,
-    (3) it is kept, (4) it is written down."""
+    """Answer a task: (1) the caller has such a task without an answer, (2) the caller may answer its sender, (3) store
+    the answer, (4) write the row."""
     result = asked.result
-    # (1) before the check of capabilities, which would need to know whom to answer
+    # (1) before the check of capabilities, which needs the sender
     entry = server.mailbox.given(caller.agent.pubkey, result.task_id)
     if entry is None:
-        # One word for both, in the caller's own feed as well: whether others have such a task is theirs to know.
+        # The same words for both cases, also in the caller's own feed: they must not reveal if others have such a task.
         await _reject(server, caller, result, "unknown task")
         raise _no_task(result.task_id)
     if not entry.open:
@@ -144,14 +144,14 @@ async def post_a2_a_result(server: Server, caller: Caller, asked: requests.PostA
 
 
 async def recent_a2_a_tasks(server: Server, caller: Caller, asked: requests.RecentA2ATasks) -> responses.A2ATasks:
-    """The newest tasks that the caller sent or is to receive, newest first."""
+    """Return the newest tasks that the caller sent or is to receive, newest first."""
     pubkey = caller.agent.pubkey
     entries = server.mailbox.recent(pubkey, asked.limit)
     return responses.A2ATasks(tasks=paging.that_fit(entry.task_of(pubkey) for entry in entries))
 
 
 async def recent_a2_a_results(server: Server, caller: Caller, asked: requests.RecentA2AResults) -> responses.A2AResults:
-    """The newest answers to them, newest first, or the answer to one."""
+    """Return the newest answers to the caller's tasks, newest first, or the answer to one."""
     pubkey = caller.agent.pubkey
     if asked.task_id is None:
         entries = server.mailbox.answered(pubkey, asked.limit)
@@ -162,7 +162,7 @@ async def recent_a2_a_results(server: Server, caller: Caller, asked: requests.Re
 
 
 async def a2_a_queue(server: Server, caller: Caller, asked: requests.A2AQueue) -> responses.A2AQueue:
-    """What waits or is leased, oldest first, and the answers that wait for the caller."""
+    """Return the open tasks, oldest first, and the answers that wait for the caller."""
     pubkey = None if caller.operator else caller.agent.pubkey
     now_ms = server.now_ms()
     entries = (one for one in server.mailbox.open_entries(pubkey) if _concerns(caller, one))
@@ -178,7 +178,7 @@ async def a2_a_queue(server: Server, caller: Caller, asked: requests.A2AQueue) -
 
 
 async def write_lease(server: Server, entry: Entry, issuer: AgentId | None, *, task_id: str | None = None) -> None:
-    """The row of a lease, under the id by which its issuer knows the task; the mailbox's name where none is given."""
+    """Write the row of a lease, under the id that its issuer uses for the task; default: the mailbox's name."""
     assert entry.lease is not None
     row = {
         "task_id": entry.task.id if task_id is None else task_id,
@@ -190,7 +190,7 @@ async def write_lease(server: Server, entry: Entry, issuer: AgentId | None, *, t
 
 
 async def write_result(server: Server, result: A2ATaskResult, issuer: AgentId | None) -> None:
-    """The row of an answer; its content is hashed."""
+    """Write the row of an answer, with a hash of its content."""
     row = {
         "task_id": result.task_id,
         "status": result.status,
@@ -203,12 +203,12 @@ async def write_result(server: Server, result: A2ATaskResult, issuer: AgentId | 
 
 
 def _forms(verb: str, peer: AgentId) -> tuple[str, str]:
-    """The two actions about a peer: the one that names its key, which nobody else can have, and version 1's other."""
+    """Return both actions for a peer: by its key, which is unique, and version 1's by its display name."""
     return f"a2a.{verb}.{peer.pubkey}", f"a2a.{verb}.{peer.display}"
 
 
 async def require_send(server: Server, caller: Caller, task: A2ATask) -> None:
-    """Whether the caller may send the task to its recipient, as that is now; written down either way.
+    """Require that the caller may now send the task to its recipient; writes a row in either case.
 
     Raises:
         errors.CapabilityMissingError, errors.CapabilityScopeError: it may not.
@@ -216,17 +216,17 @@ async def require_send(server: Server, caller: Caller, task: A2ATask) -> None:
     agent, manifest = local_agent(task.recipient), None
     if agent is not None:
         with contextlib.suppress(errors.CovenantError):
-            # One that is not there has none; that it is not there is said to whoever may send to it.
+            # A missing agent has no manifest; only a caller that may send to it learns that it is missing.
             manifest = server.agents.find(agent).digest
     await _require_peer(server, caller, "send", task.recipient, _facts_of_send(task, manifest))
 
 
 async def require_still(server: Server, caller: Caller, task: A2ATask, manifest_sha256: str | None) -> None:
-    """As ``require_send``, of one that was let through, for the very agent that is to do it; without a row where it
-    may, and without a wait.
+    """Repeat the check of ``require_send`` for the agent that will do the task. A success writes no row and does not
+    wait.
 
     Raises:
-        errors.CapabilityMissingError, errors.CapabilityScopeError: it may not any more.
+        errors.CapabilityMissingError, errors.CapabilityScopeError: the sender no longer may.
     """
     facts = _facts_of_send(task, manifest_sha256)
     if _first_held(server, caller.agent.pubkey, _forms("send", task.recipient), facts) is None:
@@ -234,7 +234,7 @@ async def require_still(server: Server, caller: Caller, task: A2ATask, manifest_
 
 
 def lacks_send(server: Server, caller: Caller, task: A2ATask, manifest_sha256: str) -> str | None:
-    """The action that the task rests on and that its sender holds no more; None where it does."""
+    """Return the action that the task needs and its sender no longer holds; None if it holds it."""
     forms, facts = _forms("send", task.recipient), _facts_of_send(task, manifest_sha256)
     return None if _first_held(server, caller.agent.pubkey, forms, facts) is not None else forms[1]
 
@@ -255,17 +255,17 @@ def _first_held(server: Server, pubkey: str, forms: Iterable[str], facts: author
 
 
 async def _check_recipient(server: Server, caller: Caller, task: A2ATask) -> None:
-    """The recipient is an agent of this host, or somebody who takes tasks of the sender.
+    """Require that the recipient is an agent of this host, or a peer that accepts tasks of the sender.
 
     Raises:
         errors.NoAgentError: it is an agent that is not there.
-        errors.RecipientRejectedError: nobody granted ``a2a.recv.<sender>`` to it.
+        errors.RecipientRejectedError: it has no grant of ``a2a.recv.<sender>``.
     """
     sender, recipient = task.sender, task.recipient
     agent = local_agent(recipient)
     if agent is not None:
         server.agents.find(agent)
-    # By its own key and another's name it would stand in the log as sent to that.
+    # With a peer's own key and another peer's name, the log would show the task as sent to that other peer.
     if sender == recipient or (agent is not None and caller.operator):
         return
     answers = server.identity.agent.pubkey if agent is not None else recipient.pubkey
@@ -273,7 +273,7 @@ async def _check_recipient(server: Server, caller: Caller, task: A2ATask) -> Non
     now_ms = server.now_ms()
     for action in _forms("recv", sender):
         grant = authorization.decide(server.capabilities, answers, action, facts, now_ms).grant
-        # A name that is not the one which the grant was given under is a mistake, or meant to look like another.
+        # A name that differs from the grant's is a mistake, or is meant to resemble another peer.
         if grant is not None and (agent is not None or grant.subject_display == recipient.display):
             return
     row = {
@@ -306,8 +306,8 @@ def _concerns(caller: Caller, entry: Entry) -> bool:
 
 
 def seen(server: Server, caller: Caller, task_id: str) -> Entry:
-    """A task that the caller sent or is to receive under this id; for the operator also an agent's, by the mailbox's
-    name.
+    """Return a task that the caller sent or is to receive under this id; for the operator also an agent's task, by the
+    mailbox's name.
 
     Raises:
         errors.NoTaskError: there is none, or it is between others.
@@ -317,7 +317,7 @@ def seen(server: Server, caller: Caller, task_id: str) -> Entry:
     if entry is None and caller.operator:
         entry = box.get(task_id)
     if entry is None or not _concerns(caller, entry):
-        # One answer for both: whether others have such a task is not the caller's to know.
+        # One error for both: the caller must not learn if others have such a task.
         raise _no_task(task_id)
     return entry
 
@@ -327,7 +327,7 @@ def _no_task(task_id: str) -> errors.NoTaskError:
 
 
 async def _reject(server: Server, caller: Caller, result: A2ATaskResult, reason: str) -> None:
-    # Anybody may name a task that is none, in as many words as a frame takes.
+    # Any peer may name a task that does not exist, in a text as long as a frame.
     row = {"task_id": result.task_id[:_SHOWN_ID], "reason": reason[:MOST_REASON]}
     rejected = Row("a2_a_result_rejected", row, caller.agent)
     await server.floods.write(server.audit, caller, server.now_ms, [rejected], ("a2_a_result_rejected", row["reason"]))

@@ -1,16 +1,15 @@
-"""The ignore set: texts that are not acted on and not kept, by the rules of ``.covenantignore``.
+"""The ignore set: texts that are neither executed nor stored, by the rules of ``.covenantignore``.
 
-Version 1 has the syntax of gitignore and holds it against the text of an intent (covenant-v1.md, section 9). Here it is
-held against what is to be stored as well, and each rule finds places in the text in two ways:
+Version 1 has the syntax of gitignore and matches it against the text of an intent (covenant-v1.md, section 9). Here it
+is also matched against text to be stored, and each rule finds places in the text in two ways:
 
-    anywhere     as version 1: `*` and `?` do not cross a slash, `**` is anything, a leading slash is the beginning of
-                 the text; what the rule says may stand at any offset, and anything may follow it
+    anywhere     as version 1: `*` and `?` do not cross a slash, `**` matches anything, a leading slash is the start of
+                 the text; a match may begin at any offset, with anything after it
     as a path    each word that looks like a path (has a slash, a dot or an underscore) is matched as git would match
                  it, so that `**/.env` finds `.env` by itself, which has no slash before it
 
-Rules are read in order; what a later one with `!` finds is taken out of what was found before. So the last match wins,
-for each place: a text that names one harmless file does not thereby hide another's name. A text is ignored while a
-place is left.
+Rules apply in order; a later rule with `!` removes its places from those found before. So for each place the last match
+wins: a text with one harmless file name does not hide another name. A text is ignored if a place remains.
 
 RE2 does the matching, in time linear in the text's length; a `*` spans at most a file name
 (``covenant.handlers.state.glob``).
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 
 async def ignore_check(server: Server, caller: Caller, asked: requests.IgnoreCheck) -> responses.IgnoreReport:
-    """Whether a text would be ignored, and by which rule. Nothing is kept of it."""
+    """Report if a text would be ignored, and by which rule. Stores nothing."""
     pattern = await server.ignore.find(asked.text)
     return responses.IgnoreReport(
         ignored=pattern is not None, matched_pattern=pattern, rules_loaded=len(server.ignore.rules)

@@ -1,14 +1,13 @@
-"""Memory over the wire: reading, searching, writing and promoting; its upkeep is
-``covenant.handlers.memory.maintenance``.
+"""The memory requests: read, search, write and promote. ``covenant.handlers.memory.maintenance`` has the rest.
 
-Who sees what: the operator every record, anybody else its own alone, whatever a grant says; a grant then bounds what is
-done to them (covenant-v1.md, section 7). A record of somebody else is answered as one that is not there. A read is
-let through when its grant admits some records, and shows those that the grant admits.
+Visibility: the operator sees every record, other callers only their own, independent of grants; a grant then limits the
+acts on them (covenant-v1.md, section 7). Another owner's record is reported as missing. A read is allowed if its grant
+admits some records, and returns only those.
 
     recent, search     memory.read, or memory.read.<tier> for a tier that is named
     put, promote       memory.write; a promotion touches both tiers
 
-The check is durable before the act, and what was done is durable before it is answered.
+The check is durable before the act, and the act before the response.
 """
 
 from __future__ import annotations
@@ -35,34 +34,35 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-# How many records one answer holds, and how many bytes of them.
+# The most records in one response, and the most bytes of them.
 MAX_RECORDS: Final = 1000
 MAX_ANSWER_BYTES: Final = paging.ROOM
-# What a record takes on the wire: one that no answer carries could be kept and not be had again.
+# The most bytes of a record in a response: a larger one could be stored and never read.
 MAX_RECORD_BYTES: Final = paging.ROOM
-# What anybody but the operator may have, the answers to its intents included: no peer fills the disk of all.
+# The limit of each caller but the operator, including answers to its intents: no peer can fill the shared disk.
 MAX_OWN: Final = Room(records=100_000, bytes=1024 * 1024 * 1024)
 MAX_TEXT_BYTES: Final = 4 * 1024 * 1024
-# How many records are looked at for a grant that admits only some.
+# The most records that are read for a grant that admits only some.
 _MOST_LOOKED_AT: Final = 16 * MAX_RECORDS
-# So many are read before more are: what fits is held, and not a thousand of the longest.
+# The number of records in the first read: avoids holding a thousand of the longest at once.
 _AT_FIRST: Final = 32
 
 Find = Callable[[int], Awaitable[Sequence[MemoryRecord]]]
 
 
 def whose(caller: Caller) -> str | None:
-    """Whose records the caller sees: None is everybody's."""
+    """Return the owner whose records the caller sees; None means all owners."""
     return None if caller.operator else caller.agent.pubkey
 
 
 def room_of(caller: Caller) -> Room | None:
-    """How much the caller may have: None is as much as there is."""
+    """Return the limits of the caller; None means unlimited."""
     return None if caller.operator else MAX_OWN
 
 
 async def embedding_of(server: Server, text: str, *, what: str) -> tuple[float, ...]:
-    """The vector of a text, empty when there is none to be had: words are found without it. ``what``: for our log."""
+    """Return the vector of a text; empty if the embedder fails, since words are found without it. ``what`` names the
+    text in our log."""
     try:
         vector: tuple[float, ...] = await server.embedder.embed(text)
     except errors.CovenantError as e:
@@ -105,7 +105,7 @@ async def _may_read(server: Server, caller: Caller, tier: Tier | None) -> Signed
 
 
 async def _shown(signed: SignedCapability, find: Find, limit: int) -> tuple[MemoryRecord, ...]:
-    """The first of what is found that the grant admits, as many as fit."""
+    """Return the first records that the grant admits, as many as fit."""
     wanted = min(limit, MAX_RECORDS)
     count = min(wanted, _AT_FIRST)
     while True:
@@ -125,7 +125,7 @@ def _admits(signed: SignedCapability, record: MemoryRecord) -> bool:
 
 
 async def put_memory(server: Server, caller: Caller, asked: requests.PutMemory) -> responses.MemoryStored:
-    """Keep a record of the caller's own, with its receipt.
+    """Store a record of the caller, with its receipt.
 
     Raises:
         errors.MemoryInvalidError: the text is empty or too long, or the metadata cannot be stored.
@@ -161,10 +161,10 @@ async def put_memory(server: Server, caller: Caller, asked: requests.PutMemory) 
 
 
 def check_size(record: MemoryRecord, *, more: Any = None) -> None:
-    """Refuse a record that no answer could carry, with what is to be added to it.
+    """Refuse a record that, with ``more`` added, fits in no response.
 
     Raises:
-        errors.MemoryInvalidError: it is one, or holds what is no text.
+        errors.MemoryInvalidError: it is too large, or its text is not valid Unicode.
     """
     try:
         size = paging.size_of(record) + (0 if more is None else paging.size_of(more))
@@ -178,7 +178,7 @@ def check_size(record: MemoryRecord, *, more: Any = None) -> None:
 
 
 def written(record: MemoryRecord, reason: str) -> Entry:
-    """The row of a record that was kept; its text is hashed."""
+    """Return the row of a stored record, with a hash of its text."""
     digest = hashlib.sha256(record.text.encode()).hexdigest()
     about = {"memory_id": record.id, "tier": str(record.tier), "reason": reason, "text_hash_hex": digest}
     return Entry("memory_written", about, record.owner)
@@ -199,11 +199,11 @@ async def _refuse_ignored(server: Server, caller: Caller, record_id: str, asked:
 
 
 async def promote_memory(server: Server, caller: Caller, asked: requests.PromoteMemory) -> responses.MemoryPromoted:
-    """Put a record into a higher tier.
+    """Move a record to a higher tier.
 
     Raises:
         errors.NoMemoryError: the caller has no such record.
-        errors.MemoryConflictError: it stands in a higher tier already.
+        errors.MemoryConflictError: it is in a higher tier already.
     """
     found = await seen(server, caller, asked.id)
     facts = Facts(
@@ -216,7 +216,7 @@ async def promote_memory(server: Server, caller: Caller, asked: requests.Promote
     done = await server.memory.promote(asked.id, asked.tier, at_ms=server.now_ms(), owner=whose(caller))
     if done is None:
         raise missing(asked.id)
-    # Only a repair of a row that cannot be read has no record before or after.
+    # Only a repair of an unreadable row has no record before or after.
     assert isinstance(done.before, MemoryRecord)
     assert isinstance(done.after, MemoryRecord)
     if done.changed:
@@ -230,7 +230,7 @@ async def promote_memory(server: Server, caller: Caller, asked: requests.Promote
 
 
 async def seen(server: Server, caller: Caller, record_id: str) -> MemoryRecord | None:
-    """The record, as far as the caller may know of it."""
+    """Return the record if the caller may see it."""
     record: MemoryRecord | None = await server.memory.get(record_id)
     return record if record is not None and whose(caller) in (None, record.owner.pubkey) else None
 
@@ -243,7 +243,7 @@ async def _visible(server: Server, caller: Caller, record_id: str) -> MemoryReco
 
 
 def missing(record_id: str) -> errors.NoMemoryError:
-    """Another's record is answered as one that is not there."""
+    """Return the error for a missing record; another owner's record gets the same."""
     return errors.NoMemoryError(f"there is no memory `{record_id[:128]}`")
 
 

@@ -1,9 +1,9 @@
-"""Who watches hears of what happens while it happens, and never holds up whoever does it.
+"""Publish events to subscribers without ever delaying the publisher.
 
     audit, memory, intents ── publish: no wait ──> [one bounded queue a subscriber] ── receive ──> a stream
 
-A publisher never waits and never fails: a subscriber whose queue is full is dropped there and then, and is told so
-after what it had been given (``SlowSubscriberError``). Everything here runs on the event loop's own thread.
+A publisher never waits and never fails. A subscriber whose queue is full is dropped at once; after the queued items it
+receives ``SlowSubscriberError``. All code here runs on the event loop's thread.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from policy import errors
 Topic = Literal["audit", "memory", "intent"]
 TOPICS: Final[tuple[Topic, ...]] = ("audit", "memory", "intent")
 
-# What one subscriber may be behind. Items are shared between the queues, so that a queue costs its references.
+# The most items that a subscriber may lag behind. Queues share the items, so a queue costs only its references.
 DEPTH: Final = 1024
 MOST: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Something that happened. ``number`` grows by one with each item of any topic since the daemon's start."""
+    """A published event. ``number`` grows by one with each item of any topic since the daemon's start."""
 
     topic: Topic
     number: int
@@ -37,7 +37,7 @@ class Item:
 
 
 class Subscription:
-    """The receiving end of what one subscriber asked for."""
+    """The receiving end of a subscription."""
 
     def __init__(self, topics: Collection[Topic], depth: int) -> None:
         self.topics = frozenset(topics)
@@ -47,10 +47,10 @@ class Subscription:
         self._send, self._receive = anyio.create_memory_object_stream[Item](depth)
 
     async def receive(self) -> Item | None:
-        """The next item, or None once the feed or the subscription was closed and everything before was received.
+        """Return the next item; None once the feed or the subscription is closed and all earlier items are received.
 
         Raises:
-            errors.SlowSubscriberError: its queue was full once; everything before that was received.
+            errors.SlowSubscriberError: its queue was full once; all items before that were received.
         """
         try:
             return await self._receive.receive()
@@ -63,11 +63,11 @@ class Subscription:
             return None
 
     def close(self) -> None:
-        """Give it nothing more; what it has been given it may still receive."""
+        """Stop queueing items; queued ones can still be received."""
         self._send.close()
 
     def offer(self, item: Item) -> bool:
-        """Queue an item; False once nothing more is taken."""
+        """Queue an item; returns False once the subscription takes no more."""
         try:
             self._send.send_nowait(item)
         except anyio.WouldBlock:
@@ -79,17 +79,17 @@ class Subscription:
         return True
 
     def end(self) -> None:
-        """Let go of both ends."""
+        """Close both ends."""
         self._send.close()
         self._receive.close()
 
 
 class Feed:
-    """One per daemon: whoever changes a store publishes here, adapters subscribe.
+    """The feed of a daemon: code that changes a store publishes here, adapters subscribe.
 
     Args:
-        depth: how many items one subscriber may be behind.
-        most: how many subscribers there may be.
+        depth: the most items that a subscriber may lag behind.
+        most: the most subscribers.
     """
 
     def __init__(self, *, depth: int = DEPTH, most: int = MOST) -> None:
@@ -102,11 +102,11 @@ class Feed:
 
     @property
     def subscribers(self) -> int:
-        """How many there are."""
+        """The number of subscribers."""
         return len(set[Subscription]().union(*self._subscribers.values()))
 
     def publish(self, topic: Topic, value: Any) -> None:
-        """Give ``value`` to each subscriber of ``topic``. It must not be changed afterwards: all share it."""
+        """Queue ``value`` for each subscriber of ``topic``. It must not change afterwards: all subscribers share it."""
         self._number += 1
         self.published[topic] += 1
         subscribers = self._subscribers[topic]
@@ -119,7 +119,7 @@ class Feed:
 
     @contextmanager
     def subscribe(self, *topics: Topic) -> Iterator[Subscription]:
-        """What is published from now on, until the end of the block.
+        """Subscribe to the topics until the end of the block.
 
         Raises:
             errors.TooManySubscribersError: there are ``most`` already.
@@ -138,7 +138,7 @@ class Feed:
             subscription.end()
 
     def close(self) -> None:
-        """End every stream: the daemon stops. Later ones end at once."""
+        """End every stream because the daemon stops. Later streams end at once."""
         self._closed = True
         for subscribers in self._subscribers.values():
             for one in subscribers:

@@ -46,12 +46,12 @@ _HEADER: Final = """\
 # PATH_MAX of Linux: no path is longer.
 _PATH: Final = 4096
 _SHOWN: Final = 80
-# A longer text takes the loop for longer than a turn should be; so many of those are looked through at once.
+# Longer texts would block the loop too long, so they go to a thread; this many are searched at once.
 _AT_ONCE: Final = 16 * 1024
 _MOST_LONG: Final = 2
-# A text in which a rule finds as many is ignored, whatever a `!` after it would take back of them.
+# A text with this many matches of a rule is ignored, even if a later `!` would remove them.
 MOST_PLACES: Final = 250_000
-# As `\s` of Python: to RE2 only the spaces of ASCII are spaces.
+# As `\s` of Python: RE2 matches only ASCII spaces.
 _SPACES: Final = r"\t-\r\x1c-\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
 _WORD: Final = re2.compile(rf"""[^{_SPACES}"'`<>(){{}}\[\]|;,=:]+""")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
@@ -60,18 +60,18 @@ _LITERAL: Final = re.compile(r"[^*?\[\]\\!/]+")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One line: ``pattern`` as it stands there. Texts are UTF-8 bytes, and a place is a span of bytes."""
+    """One line: ``pattern`` is its unchanged text. Texts are UTF-8 bytes, and a place is a span of bytes."""
 
     pattern: str
     negated: bool
-    # None where the rule matches any text that is not empty.
+    # None if the rule matches any non-empty text.
     glob: Glob | None
     path: Any
-    # A word must contain it to be matched as a path; None where the rule is no path.
+    # A word must contain it to be matched as a path; None if the rule is no path.
     literal: bytes | None
 
     def spans(self, text: bytes) -> list[Span]:
-        """The places that the rule finds, by where they end."""
+        """Return the places that the rule finds, sorted by their ends."""
         if self.glob is None:
             return [(0, len(text))] if text else []
         found = set(self.glob.spans(text, MOST_PLACES))
@@ -79,7 +79,7 @@ class Rule:
         return sorted(found, key=lambda span: (span[1], span[0]))
 
     def finds(self, text: bytes) -> bool:
-        """Whether it finds any place: no more of the text is looked at than up to the first."""
+        """Whether the rule finds any place: the search stops at the first."""
         if self.glob is None:
             return bool(text)
         return self.glob.finds(text) or any(True for _ in self._paths(text))
@@ -99,7 +99,7 @@ class Rule:
 
 
 def parse(text: str) -> tuple[Rule, ...]:
-    """The rules of a file: blank lines and comments are none."""
+    """Return the rules of a file, without blank lines and comments."""
     return tuple(rule for line in text.splitlines() if (rule := _rule(line)) is not None)
 
 
@@ -115,7 +115,7 @@ def _rule(line: str) -> Rule | None:
     said = body[1:] if anchored else body
     if not said:
         return None
-    # At any offset, and with anything behind it: stars at the ends say nothing.
+    # A match may begin at any offset, with anything after it, so stars at the ends have no effect.
     trimmed = said.rstrip("*") if anchored else said.strip("*")
     path, literal = (None, None) if anchored or re.search(r"\s", said) else _as_path(said)
     return Rule(pattern, negated, _glob(pattern, trimmed, anchored=anchored), path, literal)
@@ -140,11 +140,11 @@ def _as_path(body: str) -> tuple[Any, bytes | None]:
 
 
 def matched(rules: Sequence[Rule], text: str) -> str | None:
-    """The pattern of the last rule that still has a place in the text, None when the text may pass."""
+    """Return the pattern of the last rule that has a place left in the text; None if the text may pass."""
     # RE2 reads UTF-8, which has no lone surrogates.
     raw = _SURROGATE.sub("\ufffd", text).encode()
-    # What comes after the last `!` is taken back by nothing: there any place will do, and whoever sends a long text
-    # full of places does not keep others waiting while they are counted.
+    # No rule after the last `!` can lose a place, so any match decides there. This also avoids counting all matches of
+    # a long text.
     last = next((number for number in range(len(rules), 0, -1) if rules[number - 1].negated), 0)
     for rule in reversed(rules[last:]):
         if rule.finds(raw):
@@ -165,7 +165,7 @@ def matched(rules: Sequence[Rule], text: str) -> str | None:
 
 
 def _joined(spans: Sequence[Span]) -> list[Span]:
-    """The same characters, in spans that do not touch."""
+    """Return the same characters in spans that do not touch."""
     joined: list[Span] = []
     for start, end in sorted(spans):
         if joined and start <= joined[-1][1]:
@@ -176,25 +176,25 @@ def _joined(spans: Sequence[Span]) -> list[Span]:
 
 
 def _meets(place: Span, spans: Sequence[Span]) -> bool:
-    """Whether a place shares a character with one of spans that do not touch."""
+    """Whether a place overlaps one of the spans, which do not touch each other."""
     at = bisect.bisect_right(spans, place[0], key=lambda span: span[1])
     return at < len(spans) and spans[at][0] < place[1]
 
 
 class IgnoreSet:
-    """The rules of one file, read again whenever it changes. While it cannot be read, what was read last holds."""
+    """The rules of one file, read again when it changes. If it becomes unreadable, the last rules stay in force."""
 
     def __init__(self, path: Path, *, rules: Sequence[Rule] = (), seen: object = None) -> None:
         self._path = path
         self._rules = tuple(rules)
         self._seen = seen
         self._long = anyio.CapacityLimiter(_MOST_LONG)
-        # Of what is done already nothing may wait behind those who only ask.
+        # A separate limiter: searches of answers must not wait behind searches that clients request.
         self._done = anyio.CapacityLimiter(_MOST_LONG)
 
     @classmethod
     def open(cls, home: Path) -> IgnoreSet:
-        """The rules of a home, which are laid there first when there are none.
+        """Read the rules of a home; creates a default file if there is none.
 
         Raises:
             errors.IgnoreFileError: the file cannot be read, or made.
@@ -207,7 +207,7 @@ class IgnoreSet:
 
     @classmethod
     def of(cls, *patterns: str) -> IgnoreSet:
-        """A set that has no file."""
+        """Return a set without a file."""
         return cls(Path("/nonexistent") / FILE, rules=parse("\n".join(patterns)))
 
     @property
@@ -217,15 +217,15 @@ class IgnoreSet:
         return tuple(rule.pattern for rule in self._rules)
 
     def match(self, text: str) -> str | None:
-        """The pattern for which the text is ignored, None when it is not."""
+        """Return the pattern for which the text is ignored; None if it is not."""
         self._refresh()
         return matched(self._rules, text)
 
     async def find(self, text: str, *, of_answer: bool = False) -> str | None:
-        """As ``match``; a long text is looked through in a thread, so that others go on meanwhile.
+        """As ``match``; a long text is searched in a thread, so that the loop stays free.
 
-        ``of_answer``: it is what a run answered, which is to be written down in time. Anybody may ask about texts, and
-        as many as they like.
+        ``of_answer``: the text is a run's answer, which must be written in time. Those have their own limiter, because
+        any peer may ask about any number of texts.
         """
         if len(text) <= _AT_ONCE:
             return self.match(text)

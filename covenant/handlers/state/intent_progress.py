@@ -1,8 +1,8 @@
-"""What intents do while they do it: told to whoever watches, and kept as long as the intent lives for who comes late.
+"""Progress events of intents: sent to subscribers, and kept while the intent lives for those that come late.
 
     intent.py ── say(intent, "run_started", ...) ──> feed topic `intent` ──> GET /intents/:id/events
 
-The result is not here: it is in memory and in the audit log, and the events of an intent that has ended are gone.
+The result is in memory and in the audit log; the events of an ended intent are dropped.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any, Final
 from covenant.handlers.state.event_feed import Feed
 
 ENDED: Final = "ended"
-# What one intent can have kept for it, and how many intents; those that say most lose their oldest words.
+# The most events kept for one intent, and the most intents; beyond that the oldest are dropped.
 EVENTS: Final = 256
 INTENTS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class IntentEvent:
-    """Something that an intent did. ``owner`` is the key of whoever submitted it; ``sequence`` counts from 0."""
+    """An event of an intent. ``owner`` is its submitter's key; ``sequence`` counts from 0."""
 
     intent_id: str
     owner: str
@@ -33,7 +33,7 @@ class IntentEvent:
     fields: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """As one chunk of a stream."""
+        """Return the event as one chunk of a stream."""
         return {
             "intent_id": self.intent_id,
             "sequence": self.sequence,
@@ -43,7 +43,7 @@ class IntentEvent:
         }
 
 
-# Hears what the intents of its own task say, and of the tasks that this starts: which intent a request became.
+# Called with the events of intents in the current task and its child tasks: links a request to its intent.
 HEARD: Final[ContextVar[Callable[[IntentEvent], None] | None]] = ContextVar("HEARD", default=None)
 
 
@@ -55,23 +55,23 @@ class _Living:
 
 
 class Live:
-    """The intents that live now. One per daemon."""
+    """The running intents. One per daemon."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
         self._living: dict[str, _Living] = {}
-        # By how they ended: ok, ignored, failed, cancelled.
+        # The number of intents by outcome: ok, ignored, failed, cancelled.
         self.ended: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._living)
 
     def say(self, intent_id: str, owner: str, type: str, at_ms: int, **fields: Any) -> None:  # noqa: A002
-        """Tell something; the first word of an intent makes it live, and ``ENDED`` is its last. It never fails."""
+        """Publish an event. The first event of an intent adds it here, and ``ENDED`` removes it. Never raises."""
         living = self._living.get(intent_id)
         if living is None:
             if len(self._living) >= INTENTS:
-                # Only an intent whose end nobody said can be that old.
+                # Only an intent without an ``ENDED`` event can be that old.
                 del self._living[next(iter(self._living))]
             living = self._living[intent_id] = _Living(owner)
         event = IntentEvent(intent_id, living.owner, living.said, type, at_ms, fields)
@@ -85,6 +85,6 @@ class Live:
             heard(event)
 
     def so_far(self, intent_id: str) -> Sequence[IntentEvent]:
-        """What a living intent has said; nothing of any other."""
+        """Return the events of a running intent; empty for any other."""
         living = self._living.get(intent_id)
         return tuple(living.events) if living else ()

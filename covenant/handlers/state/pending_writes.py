@@ -1,12 +1,11 @@
-"""What became of intents that ran, and that no disk took: kept in memory until one does.
+"""Ends of intents that ran but could not be written to disk: kept in memory until they can be.
 
-An intent that had its reservation has an end that is written: its receipt, its rows, its answer and its settlement.
-Where a disk is full or the log takes nothing none of it is there, and yet an agent ran; the same where the writing was
-cut off in the middle. Its reservation stays taken meanwhile, and what it used is
-neither forgotten nor given back: it is written before the next intent is let through, now and then, and when the daemon
-ends. Until then no other runs, so that a full disk makes no runs that nobody pays for, and what is kept here is bounded
-by what ran at once. A daemon that is killed before has the open reservation: ``covenant.handlers.intents.recovery``
-takes that.
+An intent with a reservation has an end to write: its receipt, its rows, its answer and its settlement. If the disk is
+full, the log fails or the write is interrupted, none of that is stored although an agent ran. The reservation stays
+open meanwhile, so its usage is neither lost nor refunded. The end is written before the next intent is admitted, at
+intervals, and when the daemon ends. Until then no other intent runs, so that a full disk cannot cause unpaid runs, and
+the number of ends kept here is bounded by the concurrent runs. After a kill the reservation is still open:
+``covenant.handlers.intents.recovery`` handles it.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from policy import errors
 
 _LOG: Final = logging.getLogger(__name__)
 _AGAIN_SECONDS: Final = 30.0
-# For each, whatever becomes of whoever asks for another meanwhile.
+# The limit for each write, even if the request that caused it is cancelled.
 _WRITING_SECONDS: Final = 60.0
 
 
 class Unfinished:
-    """The ends of intents that are still to be written, by intent. One per daemon."""
+    """The unwritten ends of intents, by intent. One per daemon."""
 
     def __init__(self) -> None:
         self._left: dict[str, Callable[[], Awaitable[Any]]] = {}
@@ -39,14 +38,14 @@ class Unfinished:
         return intent_id in self._left
 
     def keep(self, intent_id: str, write: Callable[[], Awaitable[Any]]) -> None:
-        """Keep what writes the end of an intent. Asked again it goes on where it failed."""
+        """Keep a function that writes the end of an intent. Each call continues where the last one failed."""
         self._left[intent_id] = write
 
     async def write(self) -> None:
-        """Write all of it; nothing where nothing is left.
+        """Write all kept ends.
 
         Raises:
-            errors.StoreError, errors.LedgerError: one cannot be written; it and those behind it are left.
+            errors.StoreError, errors.LedgerError: one cannot be written; it and those after it are kept.
         """
         if not self._left:
             return
@@ -56,12 +55,13 @@ class Unfinished:
                     try:
                         await write()
                     except Exception as e:
-                        # Memory that takes nothing is said of an answer, and one that cannot be read ends here.
+                        # A failed write of memory is part of the answer, and an answer that cannot be read ends here.
                         if isinstance(e, errors.StoreError | errors.LedgerError) and not isinstance(
                             e, errors.MemoryStoreError
                         ):
                             raise
-                        # No room mends that: it must not keep all others. The next start takes its reservation.
+                        # More space would not help: this end must not block all others. The next start handles its
+                        # reservation.
                         _LOG.exception("what became of intent %s cannot be written", intent_id)
                     del self._left[intent_id]
                 if scope.cancelled_caught:

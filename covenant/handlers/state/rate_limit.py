@@ -1,10 +1,9 @@
-"""How fast a peer may have things done that cost nothing.
+"""Limit the rate of a peer's requests that cost no credits.
 
-What is let through and costs no credits has its rows all the same: an echo, a tool, a listing under a grant. None of
-them is left out of the log; so how many of them there may be is bounded: each identity has a bucket of tokens, however
-many connections it has, and whoever finds it empty is told when to ask again. That refusal is counted with the others
-(``covenant.handlers.state.refusal_summary``). What is paid for with credits takes none, what leaves no row takes none,
-and the operator takes none.
+Such requests still write rows: an echo, a tool, a listing under a grant. No row is left out of the log, so the number
+of requests is limited. Each identity has a token bucket for all its connections, and a caller with an empty bucket is
+told when to retry. That refusal is counted with the others (``covenant.handlers.state.refusal_summary``). Requests that
+cost credits or write no row take no token, and the operator takes none.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ if TYPE_CHECKING:
     from covenant.handlers.state.refusal_summary import Floods
     from covenant.settings import PeerRate
 
-# Leave no row where they are let through (tests/unit/covenant/handlers/state/test_rate_limit.py), or, intents, are
-# admitted where it is known what they cost. What is not named here takes a token.
+# These write no row when allowed (tests/unit/covenant/handlers/state/test_rate_limit.py) or, for intents, are admitted
+# once their cost is known. All other requests take a token.
 FREE: Final = frozenset(
     {"ping", "protocol_info", "authenticate", "submit_intent", "resume_intent", "get_intent_result"}
     | {"list_agents", "list_tools", "recent_audit", "recent_debits", "recent_denials", "list_approvals"}
 )
-# So many buckets are kept before those that are full again are let go of.
+# The number of buckets above which full ones are dropped.
 _MOST_IDLE: Final = 1024
 
 
@@ -39,14 +38,14 @@ class _Bucket:
 
 
 class Rates:
-    """The buckets by public key. One per daemon; ``clock`` gives seconds that never go back."""
+    """The buckets by public key. One per daemon; ``clock`` gives monotonic seconds."""
 
     def __init__(self, rate: PeerRate, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate, self._clock = rate, clock
         self._buckets: dict[str, _Bucket] = {}
 
     def admit(self, caller: Caller, refused: Floods, now_ms: int) -> None:
-        """Take a token of the caller's.
+        """Take a token of the caller.
 
         Raises:
             errors.BusyError: the caller has no token left. ``refused`` counts the refusal at ``now_ms``.
@@ -80,7 +79,7 @@ class Rates:
         return min(float(self._rate.burst), bucket.tokens + (now - bucket.at) * self._rate.requests_per_second)
 
     def _forget(self, now: float) -> None:
-        """Let go of those that are full: a new one is no other."""
+        """Drop full buckets: a new one is equal."""
         full = [key for key, one in self._buckets.items() if self._at(one, now) >= self._rate.burst]
         for key in full:
             del self._buckets[key]

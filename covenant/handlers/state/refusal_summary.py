@@ -1,9 +1,9 @@
-"""Refusals of those who were let in, on their way into the log: the first of a minute each with its rows, of a flood
-its number.
+"""Limits audit events for refused requests of authenticated peers: the first 100 refusals a minute are logged one by
+one, the rest as a count.
 
-A refusal costs whoever causes it nothing, and each has rows: without a bound a peer fills the disk by being refused,
-and without rows nobody sees that it tried. So every refusal has its own rows or is counted in the one that sums up, as
-those of strangers (``covenant.handlers.access.auth_failures``). The operator's own are all written.
+A refusal costs its peer nothing, and each has rows: without a limit a peer could fill the disk, and without rows its
+attempts would be invisible. So every refusal has its own rows or is counted in the summary row, as for unauthenticated
+clients (``covenant.handlers.access.auth_failures``). The operator's own are all written.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 
 SECONDS: Final = 60.0
-# So many refusals of one peer have their rows in that time, and so many bytes of its own words stand in them.
+# The most refusals of one peer with rows in that time, and the most bytes of its own words in them.
 MOST: Final = 100
 MOST_BYTES: Final = 4 * 1024 * 1024
 _LOOK_SECONDS: Final = 5.0
 _WRITING_SECONDS: Final = 5.0
 _MOST_MESSAGE: Final = 256
-# So many codes are named with their numbers, the most frequent; what else there was is one number.
+# The most codes that a summary names with their counts, the most frequent first; all others are one number.
 MOST_CODES: Final = 8
 OTHERS: Final = "others"
 _MOST_CODES_HELD: Final = 256
 
 
 class Said(NamedTuple):
-    """What was said of an agent that could not be started."""
+    """The error of an agent that could not be started."""
 
     code: str
     message: str
@@ -58,12 +58,12 @@ class _Window:
     codes: Counter[str] = field(default_factory=Counter)
     code: str = ""
     message: str = ""
-    # Agents whose runs were refused before they began, by the digest of their manifest, and what was said of each.
+    # Agents whose runs were refused before they began: the digest of their manifest, and the error of each.
     unstartable: dict[str, Said] = field(default_factory=dict)
 
 
 class Floods:
-    """Who was refused how often of late. One per daemon; ``clock`` gives seconds that never go back."""
+    """Recent refusals by peer. One per daemon; ``clock`` gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -77,28 +77,28 @@ class Floods:
         if window.unwritten == 0 and self._over(window):
             del self._windows[caller.agent.pubkey]
             return False
-        # Also once the time is over, until its number is in the log.
+        # Also after the time is over, until the count is in the log.
         late = window.unwritten > 0 and self._over(window)
         return late or window.written >= MOST or window.size >= MOST_BYTES
 
     def note(self, caller: Caller, now_ms: int, *, size: int = 0) -> None:
-        """A refusal of this caller has its rows, with ``size`` bytes of its words."""
+        """Record that a refusal of this caller was written, with ``size`` bytes of its words."""
         window = self._window(caller, now_ms)
         window.written += 1
         window.size += size
 
     def count(self, caller: Caller, now_ms: int, code: str, message: str) -> None:
-        """A refusal of this caller has none."""
+        """Count a refusal of this caller that was not written."""
         window = self._window(caller, now_ms)
         window.unwritten += 1
         window.codes[code if code in window.codes or len(window.codes) < _MOST_CODES_HELD else OTHERS] += 1
         window.code, window.message = code, message[:_MOST_MESSAGE]
 
     def unstartable(self, caller: Caller, digest: str, error: errors.CovenantError | None) -> None:
-        """The agent with this manifest could not be started for this caller, or (None) was.
+        """Record that the agent with this manifest could not be started for this caller, or (None) could be.
 
-        Nobody can foresee what its supervisor will say; so of one who is refused without end, what it said last is
-        taken for what it would say, until the minute is over.
+        The daemon cannot predict the supervisor's reply. So for a caller that is refused repeatedly, the last reply is
+        assumed to hold until the minute is over.
         """
         window = self._windows.get(caller.agent.pubkey)
         if window is None:
@@ -109,7 +109,7 @@ class Floods:
             window.unstartable[digest] = Said(error.code, error.message, error.where)
 
     def why_unstartable(self, caller: Caller, digest: str) -> Said | None:
-        """What was said when this agent could not be started for this caller of late; None where nothing was."""
+        """Return the recent error of starting this agent for this caller; None if there is none."""
         window = self._windows.get(caller.agent.pubkey)
         return None if window is None else window.unstartable.get(digest)
 
@@ -123,7 +123,7 @@ class Floods:
         *,
         size: int = 0,
     ) -> None:
-        """Write the rows of a refusal, or count it; ``why`` is its code and what is said of it, ``size`` as ``note``.
+        """Write the rows of a refusal, or count it; ``why`` is its code and message, ``size`` as for ``note``.
 
         Raises:
             errors.CovenantError: it cannot be written.
@@ -135,10 +135,10 @@ class Floods:
         self.note(caller, now_ms(), size=size)
 
     async def sum_up(self, audit: AuditLog, *, all_: bool = False) -> None:
-        """Write the number of what was counted, of those whose time is over.
+        """Write a summary row for each peer whose time is over.
 
         Raises:
-            errors.CovenantError: it cannot be written; it is still counted.
+            errors.CovenantError: it cannot be written; the refusals are still counted.
         """
         for pubkey, window in list(self._windows.items()):
             if not (all_ or self._over(window)):
@@ -154,25 +154,26 @@ class Floods:
                     "code": window.code,
                     "message": window.message,
                 }
-                # Whole: cut off in the middle nobody would know whether it is told, and it would be told again.
+                # Shielded: after an interruption it would be unknown if the row was written, and it could be written
+                # twice.
                 with anyio.move_on_after(_WRITING_SECONDS, shield=True) as scope:
                     await audit.append("refusals_summed", row)
                 if scope.cancelled_caught:
                     raise errors.StoreError("how often a peer was refused could not be written in time")
-                # What was counted meanwhile is in the next.
+                # Refusals counted meanwhile go into the next summary.
                 window.unwritten -= counted
                 window.codes -= codes
             if not window.unwritten:
                 self._windows.pop(pubkey, None)
 
     async def run(self, audit: AuditLog) -> None:
-        """Sum up now and then, and at the end: until cancelled."""
+        """Write summaries at intervals, and at the end: until cancelled."""
         try:
             while True:
                 await anyio.sleep(_LOOK_SECONDS)
                 await self._sum_up(audit)
         finally:
-            # Shielded: what was counted is written also where the daemon ends.
+            # Shielded: the count is written even while the daemon ends.
             with anyio.move_on_after(_WRITING_SECONDS, shield=True):
                 await self._sum_up(audit, all_=True)
 
@@ -194,7 +195,7 @@ class Floods:
 
 
 def _named(codes: Counter[str]) -> dict[str, int]:
-    """The most frequent with their numbers, and how many others there were."""
+    """Return the most frequent codes with their counts, and the total of the others."""
     known = ((code, count) for code, count in codes.items() if code != OTHERS)
     named = dict(sorted(known, key=lambda one: (-one[1], one[0]))[:MOST_CODES])
     others = codes.total() - sum(named.values())
