@@ -1,8 +1,8 @@
-"""Whether a signature is added to the statement that is there, or a new statement is made.
+"""Decide if a signature is added to the existing statement, or a new statement is made.
 
-Two operators sign one payload, in two calls: a second payload would be a second package to every ratchet. So the first
-call's serial and dates are taken over when nothing else is asked for, and what another operator signed is never
-thrown away in silence.
+Two operators sign one payload in two calls; a second payload would count as a second package to every ratchet. So the
+second call reuses the first one's serial and dates unless the operator asks for others. Another operator's signature is
+never discarded silently.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ How = Literal["new", "added", "replaced"]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the operator asks for; None where nothing was said."""
+    """The terms that the operator asks for; None for those not given."""
 
     serial: int | None = None
     lifetime_ms: int | None = None
@@ -36,7 +36,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will be signed: the statement, the envelope to add to, and how that compares with what was there."""
+    """A planned signature: the statement, the envelope to add to, and how that compares with the existing one."""
 
     statement: statements.Statement
     envelope: envelopes.Envelope
@@ -44,7 +44,7 @@ class Plan:
     why: str
 
     def signed_by(self, door: Door) -> bytes:
-        """The envelope's bytes with this key's signature.
+        """Return the envelope's bytes with this key's signature.
 
         Raises:
             errors.KeyFileError, errors.AgentError: the key did not sign.
@@ -63,22 +63,23 @@ def plan(
     fresh: bool = False,
     known: Collection[OperatorKey] | None = None,
 ) -> Plan:
-    """What signing the package with this key comes to. Nothing is signed yet.
+    """Plan the signature of the package with this key, without signing.
 
-    ``known`` are the keys of the trust root at hand, None without one: then nobody can say who signed what is there.
+    ``known`` are the keys of the trust root at hand; None without one, so existing signatures have unknown signers.
 
-    (1) the statement that would be made new; what nobody should sign is refused here;
-    (2) nothing to add to: no readable envelope, other files, one that has ended, or ``fresh``: a new statement;
-    (3) nobody else signed what is there: a new statement in its place;
-    (4) this key signed it already, nobody known did, or it says something else than is asked for: refused, and
-        others' signatures stay;
-    (5) otherwise this key's signature is added to the very same bytes.
+    (1) make the new statement; refuse one that must not be signed;
+    (2) if there is nothing to add to (no readable envelope, other files, an expired one, or ``fresh``): a new
+        statement;
+    (3) if only this key signed the existing one: a new statement in its place;
+    (4) refuse if this key signed it already, no known key did, or it differs from the terms asked for; others'
+        signatures stay;
+    (5) otherwise add this key's signature to the same bytes.
 
     Raises:
         errors.CovenantError: (1) as ``signing.statement``.
         errors.SignatureError: (4)
     """
-    # (1) what would be new
+    # (1) the new statement
     terms = signing.Terms(
         serial=now_ms if wanted.serial is None else wanted.serial,
         lifetime_ms=statements.DEFAULT_LIFETIME_MS if wanted.lifetime_ms is None else wanted.lifetime_ms,
@@ -101,20 +102,20 @@ def plan(
     if now_ms >= old.expires_at:
         return _new(new, "replaced", "the statement that was there has ended")
 
-    # (3) nobody else signed
+    # (3) no other signatures
     others = [s for s in envelope.signatures if s.keyid != key.keyid]
     if not others:
         return _new(new, "replaced", "this key alone had signed the one before")
 
-    # (4) mine already, nobody's, or not the same
-    # Only a signature that verifies is one of ours: whoever laid a false one there under our id stops nobody.
+    # (4) Signed already, by no known key, or different terms. Only a signature that verifies counts as this key's: a
+    # false one under our key id blocks no signing.
     if envelopes.signers(envelope, [key]):
         raise errors.SignatureError(
             f"this key and {len(others)} more have signed the package already",
             hint="nothing is missing from this key; --fresh makes a new statement without the others",
             where=packages.ENVELOPE_NAME,
         )
-    # The serial and the dates would be those of whoever laid the file there: a key id is no signature.
+    # A key id is no signature: without a valid one, the serial and the dates could be an attacker's.
     theirs = None
     if known is not None:
         theirs = _known(envelope, [k for k in known if k.key != key and _may_sign(k, manifest, now_ms)])
@@ -145,7 +146,7 @@ def _may_sign(key: OperatorKey, manifest: Manifest, now_ms: int) -> bool:
 
 
 def _known(envelope: envelopes.Envelope, keys: Collection[OperatorKey]) -> list[str]:
-    """The names of those of the keys whose signature is on the envelope."""
+    """Return the names of the keys whose signatures are on the envelope."""
     made = set(envelopes.signers(envelope, (k.key for k in keys)))
     return [k.name for k in keys if k.key in made]
 
@@ -155,7 +156,7 @@ def _new(statement: statements.Statement, how: How, why: str) -> Plan:
 
 
 def _readable(raw: bytes) -> tuple[envelopes.Envelope, statements.Statement] | None:
-    """The envelope and its statement, when they are in the bytes that we would write for them."""
+    """Return the envelope and its statement if their bytes are exactly what this code would write."""
     try:
         envelope = envelopes.decode(raw)
         if envelope.payload_type != envelopes.IN_TOTO_PAYLOAD_TYPE:
@@ -167,14 +168,15 @@ def _readable(raw: bytes) -> tuple[envelopes.Envelope, statements.Statement] | N
 
 
 def _differences(old: statements.Statement, new: statements.Statement, wanted: Wanted, now_ms: int) -> list[str]:
-    """The fields in which what is there is not what was asked for, or is more: who adds a signature says all of it."""
+    """Return the fields in which the existing statement differs from, or exceeds, the terms asked for: a further
+    signature confirms all of it."""
     fields = ["agent_id", "roles_version", "deny_version", "parent_digest", "approve_unlimited", "unknown_sections"]
     fields += ["audience"] if wanted.audience is not None else []
-    # One from the future locks out what is signed until then; one that begins in the future is not what starts now.
+    # A future serial would lock out all statements until then; a future start differs from one that starts now.
     ahead = now_ms + signing.BACKDATE_MS
     fields += ["serial"] if wanted.serial is not None or old.serial > ahead else []
     fields += ["not_before"] if old.not_before > now_ms else []
-    # An earlier end than was asked for, or than goes without saying, gives nothing away.
+    # An earlier end than asked for, or than the default, grants nothing more.
     fields += ["expires_at"] if old.expires_at > new.expires_at else []
     return [
         f"{name} {_text(old, name)}, not {_text(new, name)}"

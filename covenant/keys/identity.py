@@ -1,11 +1,11 @@
-"""The local identity: the raw Ed25519 seed of version 1 at ``identity/local.key``, made at first use.
+"""The local identity: version 1's raw Ed25519 seed at ``identity/local.key``, created at first use.
 
-It names who asks (``operator@local``) in intents and audit rows. It is never accepted as a manifest signer.
+It names the caller (``operator@local``) in intents and audit rows. It is never accepted as a manifest signer.
 
-The key signs in two ways and no third: a capability token's canonical bytes, made here from its fields, and messages
-behind the tag of their domain. INVARIANT: the tag is longer than 36 bytes and has no zero byte, so that where a token
-has the length of its action (bytes 32 to 35, at most 512) a tagged message has more than 16 million: neither can be
-read as the other. tests/unit/covenant/keys/test_signing_doors.py tries it with every door.
+The key signs two things only: a capability token's canonical bytes, built here from its fields, and messages with the
+tag of their domain. INVARIANT: the tag is longer than 36 bytes and has no zero byte. A token has the length of its
+action, at most 512, in bytes 32 to 35, where a tagged message has more than 16 million: so neither can be read as the
+other. tests/unit/covenant/keys/test_signing_doors.py tests it with every door.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _TAG: Final = "covenant.keys.identity.signs.only.under.a.domain.v1/"
 
 
 class Domain(enum.Enum):
-    """What the key signs besides capability tokens."""
+    """The domains of the key's signatures besides capability tokens."""
 
     ATTESTATION = "attestation"
     CAPABILITY_REVOCATION = "capability.revocation"
 
     @property
     def tag(self) -> bytes:
-        """What stands before the message: no tag is the beginning of another."""
+        """The prefix of the message: no tag is a prefix of another."""
         return f"{_TAG}{self.value}\n".encode()
 
 
 class Identity:
-    """The daemon's key and who it is. Nothing gives the key away, and nothing signs what it did not tag or make."""
+    """The daemon's key and agent id. No method returns the key, and none signs bytes that it did not tag or build."""
 
     __slots__ = ("_key", "agent")
 
@@ -57,7 +57,7 @@ class Identity:
 
     @classmethod
     def load(cls, home: Path) -> Identity:
-        """The identity of a home; makes the key when there is none.
+        """Return the identity of a home; creates the key if there is none.
 
         Raises:
             errors.KeyFileError: as ``issuer``.
@@ -65,7 +65,7 @@ class Identity:
         return cls(_seed(home))
 
     def sign(self, domain: Domain, message: bytes) -> bytes:
-        """The 64 bytes of the signature over the domain's tag and the message.
+        """Return the 64-byte signature over the domain's tag and the message.
 
         Raises:
             errors.AttestationError: it is longer than ``MAX_MESSAGE_BYTES``.
@@ -75,7 +75,7 @@ class Identity:
         return self._key.sign(domain.tag + message)
 
     def grant(self, token: Token) -> str:
-        """The signature of a capability that this identity grants, in base58.
+        """Return the signature, in base58, of a capability that this identity grants.
 
         Raises:
             errors.GrantRefusedError: another is named as its grantor, or it has no canonical bytes.
@@ -93,7 +93,7 @@ class Identity:
 
 
 def verifies(pubkey: str, domain: Domain, message: bytes, signature: bytes) -> bool:
-    """Whether the signature over a tagged message is that of the key, given in base58."""
+    """Whether the key, given in base58, made the signature over a tagged message."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric import ed25519
 
@@ -106,7 +106,7 @@ def verifies(pubkey: str, domain: Domain, message: bytes, signature: bytes) -> b
 
 
 def issuer(home: Path) -> dict[str, str]:
-    """``{"display", "pubkey"}`` of the local operator; makes the key when there is none.
+    """Return ``{"display", "pubkey"}`` of the local operator; creates the key if there is none.
 
     Raises:
         errors.KeyFileError: the key is a symlink, of a wrong size, or readable by others.
@@ -130,7 +130,7 @@ def _seed(home: Path) -> bytes:
             stream.write(os.urandom(_SEED_BYTES))
             stream.flush()
             os.fsync(fd)
-        # link, not rename: whoever came first keeps the key that its rows already name
+        # link, not rename: of two concurrent creators the first one's key stays, which its rows already name
         with contextlib.suppress(FileExistsError):
             os.link(making, path)
     finally:

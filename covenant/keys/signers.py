@@ -1,8 +1,8 @@
-"""What an operator signs with: a key file or a key in ssh-agent, behind one form, unlocked only when it signs.
+"""The operator's signing keys: a key file or a key in ssh-agent, behind one interface, unlocked only to sign.
 
-INVARIANT: a door is handed DSSE's pre-authentication encoding and nothing else. A statement and a trust root differ in
-the payload type within it, a checkpoint and a capability token do not begin like it: a signature through this door
-is none of those.
+INVARIANT: a door signs only DSSE's pre-authentication encoding. A statement and a trust root differ in the payload type
+within it. A checkpoint and a capability token begin differently: no signature through this door is valid for one of
+them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from policy.signing import envelope as envelopes
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """A key that can be asked to sign. ``name`` is how the operator calls it."""
+    """A key that can sign. ``name`` is the operator's name for it."""
 
     name: str
     key: envelopes.PublicKey
     sign: Callable[[bytes], bytes]
 
     def signature(self, envelope: envelopes.Envelope) -> envelopes.Signature:
-        """This key's signature over the envelope's payload and type.
+        """Return this key's signature over the envelope's payload and type.
 
         Raises:
             errors.KeyFileError: the key cannot be unlocked, or it did not sign.
@@ -39,7 +39,7 @@ class Door:
 
 
 def key_file(home: Path, name: str, passphrase: Callable[[], bytes]) -> Door:
-    """The door of a key file; the passphrase is asked for when it signs.
+    """Return the door of a key file; it asks for the passphrase to sign.
 
     Raises:
         errors.KeyFileError: there is no such key, or its file is unsafe.
@@ -49,7 +49,7 @@ def key_file(home: Path, name: str, passphrase: Callable[[], bytes]) -> Door:
 
 
 def agent_key(wanted: str) -> Door:
-    """The door of an Ed25519 key in the agent that SSH_AUTH_SOCK names: by comment, fingerprint or key id.
+    """Return the door of an Ed25519 key in the agent at SSH_AUTH_SOCK: by comment, fingerprint or key id.
 
     Raises:
         errors.AgentError: there is no agent, or no such key in it.

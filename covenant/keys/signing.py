@@ -1,4 +1,4 @@
-"""From a package to its envelope: what ``manifest sign`` and ``dev`` have in common."""
+"""Make a package's envelope: the part that ``manifest sign`` and ``dev`` share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from policy.signing import statement as statements
 from sandbox.storage import atomic_file
 from sandbox.storage.trust_state import State
 
-# A signer's clock may be ahead of a verifier's by this much without making a fresh envelope "not valid yet".
+# The most that a signer's clock may be ahead of a verifier's before a fresh envelope is "not valid yet".
 BACKDATE_MS = 5 * 60 * 1000
 DEFAULT_ROOT_LIFETIME_MS = 365 * statements.DAY_MS
 DEV_NAME = "dev@local"
@@ -32,7 +32,7 @@ DEV_LIFETIME_MS = statements.DAY_MS
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the signer chooses. Times and the serial in Unix milliseconds; ``audience`` None means any host."""
+    """The signer's choices. Times and the serial in Unix milliseconds; ``audience`` None means any host."""
 
     serial: int
     lifetime_ms: int = statements.DEFAULT_LIFETIME_MS
@@ -42,12 +42,12 @@ class Terms:
 
 
 def statement(package: packages.Package, manifest: Manifest, terms: Terms, *, now_ms: int) -> statements.Statement:
-    """The statement over a package, refused for what nobody should sign.
+    """Make the statement over a package, and refuse one that must not be signed.
 
     Raises:
         errors.ManifestError: ``resources.network`` is not written, or a lifetime is unlimited without approval.
         errors.PackageError: an editor, interpreter or version control left files in the package.
-        errors.SignatureError: a term is outside what a statement may say.
+        errors.SignatureError: a term is outside the limits of a statement.
     """
     parse.require_network(manifest)
     if manifest.lifetime.unlimited and not terms.approve_unlimited:
@@ -81,16 +81,16 @@ def statement(package: packages.Package, manifest: Manifest, terms: Terms, *, no
 
 
 def sign(statement: statements.Statement, key: Ed25519PrivateKey) -> bytes:
-    """The envelope's bytes, with one signature.
+    """Return the bytes of an envelope with one signature.
 
     Raises:
-        errors.PackageError: so many or so long names that no verifier would read it.
+        errors.PackageError: it has so many or so long names that a verifier would not read it.
     """
     return encoded(envelopes.sign(statement.encode(), envelopes.IN_TOTO_PAYLOAD_TYPE, [key]))
 
 
 def encoded(envelope: envelopes.Envelope) -> bytes:
-    """The envelope's bytes.
+    """Return the envelope's bytes.
 
     Raises:
         errors.PackageError: as ``sign``.
@@ -102,7 +102,7 @@ def encoded(envelope: envelopes.Envelope) -> bytes:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """A descriptor of a package's directory: what is read and where the envelope goes are one directory.
+    """Open a package's directory: its files are read and the envelope is written through the same descriptor.
 
     Raises:
         errors.PackageError: it is missing, a symlink, or no directory.
@@ -118,7 +118,7 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def write_envelope(directory: Path | int, raw: bytes) -> None:
-    """Put the envelope beside the manifest, whole or not at all; ``directory`` is a path or what ``opened`` gave.
+    """Write the envelope beside the manifest atomically; ``directory`` is a path or a descriptor from ``opened``.
 
     Raises:
         errors.PackageError: it cannot be written.
@@ -132,14 +132,14 @@ def write_envelope(directory: Path | int, raw: bytes) -> None:
 
 
 def discard_unfinished(directory: int) -> None:
-    """Remove what a ``write_envelope`` that was killed left in the package, which would be signed as a file."""
-    # A directory, or a package that is not ours: reading it says what is wrong with it.
+    """Remove the temporary file of a killed ``write_envelope``, which would be signed as a file of the package."""
+    # A directory, or another user's package: reading it gives the proper error.
     with contextlib.suppress(OSError):
         os.unlink(atomic_file.temporary_name(packages.ENVELOPE_NAME), dir_fd=directory)
 
 
 def new_root(name: str, key: Ed25519PrivateKey, *, now_ms: int, **options: Any) -> bytes:
-    """Version 1 of a trust root with one key, signed by it; ``options`` are those of ``first_root``.
+    """Return version 1 of a trust root with one key, signed by it; ``options`` are those of ``first_root``.
 
     Raises:
         errors.TrustError: the name, a pattern or a time is not acceptable.
@@ -159,7 +159,7 @@ def first_root(
     approve_unlimited: bool = True,
     version: int = 1,
 ) -> proposal.Proposal:
-    """A trust root with one key, which signs it and its successor; nobody signed it yet.
+    """Return an unsigned trust root with one key, which signs it and its successor.
 
     Raises:
         errors.TrustError: the name, a pattern or a time is not acceptable.
@@ -178,9 +178,9 @@ def first_root(
 
 
 def check_first_root(raw: bytes, wanted: roots.RootDocument) -> None:
-    """Refuse a working copy that says anything else than ``wanted``, which was made now, but for its date.
+    """Refuse a working copy that differs from ``wanted``, which was just made, in more than its dates.
 
-    Another key, a key more, a wider scope or a longer life would be installed without a word.
+    Another or an additional key, a wider scope or a longer life would be installed unnoticed.
 
     Raises:
         errors.TrustError: it does.
@@ -194,7 +194,7 @@ def check_first_root(raw: bytes, wanted: roots.RootDocument) -> None:
 
 
 def _without_date(root: roots.RootDocument) -> dict[str, Any]:
-    """A root's document with every time counted from its start."""
+    """Return a root's document with every time relative to its start."""
     document = root.model_dump()
     start = document["not_before"]
     for part in (document, *document["keys"]):
@@ -205,11 +205,11 @@ def _without_date(root: roots.RootDocument) -> dict[str, Any]:
 def dev(
     package: packages.Package, manifest: Manifest, state: State, *, host: str, now_ms: int
 ) -> tuple[packages.Package, State]:
-    """The package under an envelope by the local dev key, and the state to verify it with and to accept it in.
+    """Sign a package with the local dev key. Returns it, and the state to verify and accept it in.
 
-    For ``covenant dev``, as the supervisor's uid. The key may sign this agent id only, for this host only, for a
-    day; no other state knows it. An envelope of an operator in the package is not looked at. The caller closes
-    the state, and verifies with ``dev_state.trust_root(now_ms)`` as for any package.
+    For ``covenant dev``, as the supervisor's uid. The key may sign only this agent id, only for this host, for a day;
+    no other state knows it. An operator's envelope in the package is ignored. The caller closes the state, and verifies
+    with ``dev_state.trust_root(now_ms)`` as for any package.
 
     Raises:
         errors.CovenantError: as ``statement``, ``keystore.dev_key`` and ``State``.
@@ -220,7 +220,7 @@ def dev(
         key = keystore.dev_key(dev_state.path)
         _ensure_dev_root(dev_state, key, agent_id, now_ms)
         last = dev_state.accepted(agent_id)
-        # Two edits within a millisecond, or a clock that was set back, still count up.
+        # The serial grows even with two edits in a millisecond, or after the clock was set back.
         serial = max(now_ms, last.serial + 1 if last else 0)
         terms = Terms(
             serial=serial,
@@ -236,7 +236,7 @@ def dev(
 
 
 def _ensure_dev_root(state: State, key: Ed25519PrivateKey, agent_id: str, now_ms: int) -> None:
-    """A root for the dev key that holds for another day; an older one is followed by its next version."""
+    """Ensure a root for the dev key that is valid for another day; an older one gets a next version."""
     version = state.root_version()
     if version:
         with contextlib.suppress(errors.TrustError):

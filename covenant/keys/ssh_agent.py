@@ -1,13 +1,12 @@
-"""A client of ssh-agent: list its Ed25519 keys, and have one sign what DSSE signs. Nothing else is asked of it.
+"""A client of ssh-agent that lists its Ed25519 keys and signs DSSE encodings. It uses no other function.
 
 Messages are a length (uint32), a type and its fields; a string is a length and bytes. Source: RFC 9987 (the agent
-protocol), RFC 8709 (ssh-ed25519: the signature is the plain 64 bytes over the message as it was given).
+protocol), RFC 8709 (ssh-ed25519: the signature is the plain 64 bytes over the unchanged message).
 
-An agent signs whatever bytes it is handed, for whoever reaches its socket, with the key that also logs people in. So
-what is handed over here must be nothing that SSH itself would take, and the other way round: DSSE's encoding begins
-with ``DSSEv1 ``; what a login signs begins with the length of the session id (RFC 4252, section 7), which read as
-DSSE's first four bytes would be 1.1 GB; what ssh-keygen -Y signs begins with ``SSHSIG``. ``sign`` refuses everything
-else: tests/unit/covenant/keys/test_ssh_agent.py.
+An agent signs any bytes for any client of its socket, with the key that also logs people in. So no message sent here
+may be valid for SSH, and the reverse. DSSE's encoding begins with ``DSSEv1 ``. A login signature begins with the length
+of the session id (RFC 4252, section 7), and DSSE's first four bytes read as a length are 1.1 GB. A message of
+ssh-keygen -Y begins with ``SSHSIG``. ``sign`` refuses everything else: tests/unit/covenant/keys/test_ssh_agent.py.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from policy.manifest import text
 from policy.signing import envelope as envelopes
 
 SOCKET_VARIABLE = "SSH_AUTH_SOCK"
-# What OpenSSH's agent takes and gives at most (AGENT_MAX_LEN).
+# The maximum message length of OpenSSH's agent in both directions (AGENT_MAX_LEN).
 MAX_MESSAGE_BYTES = 256 * 1024
 MAX_IDENTITIES = 1024
-# Answered from memory; but a signature may wait for a person who confirms it (ssh-add -c).
+# Lists are answered from memory; a signature may wait for a person's confirmation (ssh-add -c).
 LIST_SECONDS = 10.0
 SIGN_SECONDS = 120.0
 
@@ -46,14 +45,14 @@ _IS_A_DIGEST = re.compile(r"SHA256:.*|[0-9a-f]{64}", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """An Ed25519 key of the agent. ``comment`` is what the agent says of it, and proves nothing."""
+    """An Ed25519 key of the agent. ``comment`` is the agent's text, and proves nothing."""
 
     comment: str
     key: envelopes.PublicKey
 
     @property
     def fingerprint(self) -> str:
-        """As ssh-add -l prints it."""
+        """The fingerprint in the format of ssh-add -l."""
         digest = hashlib.sha256(_blob(self.key)).digest()
         return "SHA256:" + base64.b64encode(digest).decode("ascii").rstrip("=")
 
@@ -82,7 +81,7 @@ class Agent:
             raise
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._socket.close()
 
     def __enter__(self) -> Self:
@@ -94,7 +93,7 @@ class Agent:
         self.close()
 
     def identities(self) -> tuple[Identity, ...]:
-        """The plain Ed25519 keys, in the agent's order; certificates and keys of other kinds are left out.
+        """Return the plain Ed25519 keys, in the agent's order; certificates and other kinds of keys are left out.
 
         Raises:
             errors.AgentError: no or a malformed answer within ``LIST_SECONDS``.
@@ -113,14 +112,14 @@ class Agent:
         return tuple(found)
 
     def find(self, wanted: str) -> Identity:
-        """The one key with this SSH fingerprint or key id, or, when it is spelled like neither, this comment.
+        """Return the only key with this SSH fingerprint or key id or, if it has the form of neither, this comment.
 
         Raises:
             errors.AgentError: there is none, or two have that comment.
         """
         known = self.identities()
-        # A comment is any text: one that is spelled like another key's name must not stand for that key.
-        # Nor is a key without a comment meant by whoever names none.
+        # A comment is any text: one in the form of another key's name must not select it. Nor does an empty name select
+        # a key without a comment.
         by_key = not wanted or _IS_A_DIGEST.fullmatch(wanted) is not None
         found = [i for i in known if wanted in ((i.fingerprint, i.key.keyid) if by_key else (i.comment,))]
         if len({i.key.keyid for i in found}) == 1:
@@ -134,14 +133,14 @@ class Agent:
         raise self.error(f"has no Ed25519 key {text.quote(wanted)}", hint=f"it has {has}; ssh-add -l shows them all")
 
     def sign(self, identity: Identity, message: bytes) -> bytes:
-        """The 64 bytes of the key's Ed25519 signature over a DSSE pre-authentication encoding.
+        """Return the key's 64-byte Ed25519 signature over a DSSE pre-authentication encoding.
 
         Raises:
             errors.AgentError: the message is too large, the agent refused, took longer than ``SIGN_SECONDS``, or
                 answered with anything but this key's signature over this message.
             ValueError: the message is no such encoding.
         """
-        # INVARIANT: nothing that is not ours is ever signed with a key that opens somebody's machines.
+        # INVARIANT: a key that opens a person's machines never signs bytes of another protocol.
         if not message.startswith(_OURS):
             raise ValueError("only a DSSE encoding is signed")
         request = bytes([_SIGN_REQUEST]) + _string(_blob(identity.key)) + _string(message) + struct.pack(">I", 0)
@@ -194,17 +193,17 @@ class Agent:
     def _check_peer(self) -> None:
         raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         _, uid, _ = _UCRED.unpack(raw)
-        # Another user's agent could show a key of its own under a comment that we trust.
+        # Another user's agent could offer its own key under a comment that we trust.
         if uid not in {0, os.geteuid()}:
             raise self.error(f"belongs to uid {uid}", hint="use your own; root takes a signed file: trust import")
 
     def error(self, what: str, hint: str = "") -> errors.AgentError:
-        """What went wrong with this agent, to be raised."""
+        """Return an error about this agent, for the caller to raise."""
         return errors.AgentError(f"the ssh-agent {what}", hint=hint, where=self.path)
 
 
 class _Reader:
-    """The fields of one answer, read within its bounds."""
+    """Reads the fields of one answer within its bounds."""
 
     def __init__(self, data: bytes, agent: Agent) -> None:
         self._data = data
@@ -234,12 +233,12 @@ def _string(data: bytes) -> bytes:
 
 
 def _blob(key: envelopes.PublicKey) -> bytes:
-    """The key as SSH writes it (RFC 8709, section 4)."""
+    """Return the key in SSH's format (RFC 8709, section 4)."""
     return _string(_ALGORITHM) + _string(key.raw)
 
 
 def _key_of(blob: bytes) -> envelopes.PublicKey | None:
-    """The Ed25519 key in a blob; None for every other kind, and for one that we would not list either."""
+    """Return the Ed25519 key in a blob; None for other kinds, and for an invalid key."""
     head = _string(_ALGORITHM) + struct.pack(">I", envelopes.KEY_BYTES)
     if not blob.startswith(head) or len(blob) != len(head) + envelopes.KEY_BYTES:
         return None

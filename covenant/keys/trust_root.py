@@ -1,12 +1,11 @@
-"""The operator's side of the trust root: the working copy, the version on its way, and the step that installs it.
+"""The operator's side of the trust root: the working copy, the pending version, and its installation.
 
     $COVENANT_HOME/trust/root.json            the present version; it decides nothing
     $COVENANT_HOME/trust/root-00000001.json   each version that was installed from here, for a host that is behind
     $COVENANT_HOME/trust/next.json            version N + 1, as long as signatures are missing
-    $COVENANT_STATE/trust/                    what decides (``sandbox.storage.trust_state``), where that is ours to
-    write
+    $COVENANT_STATE/trust/                    the deciding copy (``sandbox.storage.trust_state``), if ours to write
 
-A change of authority is in the supervisor's log before it holds.
+A change of authority is in the supervisor's log before it takes effect.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ PENDING = "next.json"
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The trust root in use, where it came from, and the state when it came from one."""
+    """The trust root in use, its source, and the state if it came from one."""
 
     root: TrustRoot
     source: str
@@ -50,10 +49,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a change came to: ``installed``, or kept until the signatures that ``sides`` tell of are there.
+    """The result of a change: ``installed``, or pending until it has the missing signatures in ``sides``.
 
-    ``decides``: installed in the supervisor's state, and not in the working copy alone. ``enforced`` tells of the live
-    runs that rested on what it revokes.
+    ``decides``: installed in the supervisor's state, not only in the working copy. ``enforced`` lists the live runs
+    that rested on a key or package that it revokes.
     """
 
     installed: bool
@@ -67,18 +66,18 @@ class Outcome:
 
 @contextlib.contextmanager
 def opened(home: Path, supervisor: Path) -> Iterator[Held]:
-    """The trust root of the supervisor's state, else the operator's working copy, which decides nothing.
+    """Yield the trust root of the supervisor's state, else the operator's working copy, which decides nothing.
 
-    Its time is not checked here: ``trust.verify`` does.
+    Its validity period is not checked here: ``trust.verify`` does that.
 
     Raises:
-        errors.TrustError: there is none, it is malformed, or the state's was taken away.
+        errors.TrustError: there is none, it is malformed, or the state's was removed.
     """
     with contextlib.ExitStack() as stack:
         # Another uid's state is not ours to read; damage in our own is an error.
         if _is_ours(supervisor):
             state = stack.enter_context(State(supervisor))
-            # Where one was taken away, an older working copy does not stand for it.
+            # If the state's root was removed, an older working copy does not replace it.
             if state.began():
                 yield Held(state.present_root(), str(supervisor), state)
                 return
@@ -91,7 +90,7 @@ def opened(home: Path, supervisor: Path) -> Iterator[Held]:
 def first(
     home: Path, state: State | None, raw: bytes, signers: Sequence[str], *, now_ms: int, when: Callable[[int], str]
 ) -> TrustRoot:
-    """Make a root the first of this home, and of the state where there is one, which has none yet.
+    """Install the first root of this home, and of the state if given, which has none yet.
 
     Raises:
         errors.TrustError: it is not valid now, or, for a state, not version 1.
@@ -122,16 +121,16 @@ def advance(
     discard: bool = False,
     before_signing: Callable[[int, Sequence[str]], None] = lambda version, changes: None,
 ) -> Outcome:
-    """Sign version N + 1 through these doors, and install it when nothing is missing; else keep it as pending.
+    """Sign version N + 1 through these doors; install it if it has all signatures, else keep it as pending.
 
-    ``spare`` are doors that sign only where something is missing without them: a key that is just being listed.
-    ``before_signing`` is told the version and its changes in words, and may raise.
+    ``spare`` doors sign only if a signature is missing without them: a key that the version itself adds.
+    ``before_signing`` gets the version and a description of its changes, and may raise.
 
-    (1) it can follow the present version, and no other proposal is pending, unless ``discard`` says so;
-    (2) each door's key is one whose signature this needs: nothing is signed in vain;
-    (3) signatures that count are gathered with those that are there;
-    (4) with enough of them: the log first, then the state where it is ours, then the working copy;
-    (5) without: kept, whole or not at all.
+    (1) it can follow the present version, and no other proposal is pending, unless ``discard`` is set;
+    (2) each door's key is one that the version needs: no signature is useless;
+    (3) signatures that count are added to the existing ones;
+    (4) if complete: first the log, then the state if it is ours, then the working copy;
+    (5) else it is stored as pending, atomically.
 
     Raises:
         errors.TrustError: (1), (2), or the version is refused by the present one.
@@ -153,7 +152,7 @@ def advance(
                 )
             wanted = wanted.merged(kept, held.root, moment)
         wanted = wanted.merged(wanted, held.root, moment)
-        # (2) nothing is signed in vain
+        # (2) each key is needed
         usable = wanted.signers(held.root, moment)
         for door in doors:
             if door.key.keyid not in usable:
@@ -177,7 +176,7 @@ def advance(
             # (4) the log, the state, the working copy
             signers = sorted({*sides[0].signed, *sides[1].signed})
             enforced = revocation.NOTHING
-            # Before it is verified once more: among busy agents that alone took a second.
+            # Before the verification below: among busy agents that alone took a second.
             with tree_kill.urgent():
                 root = held.root.successor(wanted.encode(), moment)
                 if held.state is not None:
@@ -193,7 +192,7 @@ def advance(
 
 
 def pending(home: Path) -> Proposal | None:
-    """The version that waits for signatures.
+    """Return the version that waits for signatures.
 
     Raises:
         errors.TrustError: its file is malformed or unsafe.
@@ -203,7 +202,7 @@ def pending(home: Path) -> Proposal | None:
 
 
 def read(home: Path, name: str) -> bytes | None:
-    """A file of the home's trust folder, None when there is none.
+    """Return a file of the home's trust folder; None if there is none.
 
     Raises:
         errors.TrustError: it is unsafe, or larger than a trust root.
@@ -216,12 +215,12 @@ def read(home: Path, name: str) -> bytes | None:
 
 
 def version_name(version: int) -> str:
-    """The file of one version in the trust folder."""
+    """Return the file name of a version in the trust folder."""
     return f"root-{version:08d}.json"
 
 
 def refuse_identity(home: Path, key: envelopes.PublicKey) -> None:
-    """The local identity answers for whoever asks and signs no manifest: decisions.md, Signing doors.
+    """Refuse the key of the local identity: it identifies callers and signs no manifest (decisions.md, Signing doors).
 
     Raises:
         errors.TrustError: this is its key.
@@ -234,7 +233,7 @@ def refuse_identity(home: Path, key: envelopes.PublicKey) -> None:
 
 
 def _check_holds_still(held: Held, home: Path) -> None:
-    """Under the lock of the home: somebody else's step may have come first since the root was read."""
+    """Check, under the lock of the home, that no other process changed the root since it was read."""
     if held.state is not None:
         still = held.state.root_version() == held.root.version
     else:
@@ -252,18 +251,19 @@ def install(
     changes: Sequence[str],
     now_ms: int,
 ) -> revocation.Enforced:
-    """Have ``root``, which ``present.successor`` gave, follow it in the state.
+    """Replace ``present`` in the state by ``root``, which ``present.successor`` returned.
 
-    (1) those that rest on what it revokes are stopped and marked: agents that run keep the processors from the disk
-    (2) the log, then the root
-    (3) the row that names those runs, and their end, whatever became of (2)
+    (1) stop and mark the runs that rest on a key or package that it revokes: running agents would keep the CPUs from
+        the disk writes
+    (2) write the log, then the root
+    (3) write the row with those runs, and end them, even if (2) failed
 
     Raises:
-        errors.TrustError: another holds than ``present``, or it cannot be written.
+        errors.TrustError: the state has another root than ``present``, or it cannot be written.
         errors.LedgerError: the log takes no line; the root is not changed.
     """
 
-    # Another home may share the state, so the line is written under its lock: what it says then happens.
+    # Another home may share the state, so the line is written under its lock: then the line is true.
     def put() -> None:
         try:
             state.replace_root(
@@ -272,14 +272,14 @@ def install(
         except OSError as e:
             raise errors.StateError(f"the record of versions cannot be written: {e.strerror}") from e
 
-    # What is revoked may use every processor, and whatever else of the step fails, it does not run on.
+    # Revoked agents may use every CPU; they are stopped even if another part of the step fails.
     with tree_kill.urgent():
-        # What cannot follow the root that holds stops nobody.
+        # A root that cannot follow the present one must stop no run.
         state.still_holds(present.version)
         enforced = enforce(state, home, root, operator=signers[0] if signers else None, install=put)
     if enforced.refused is None:
         return enforced
-    if state.root_version() == root.version:  # it lies there and holds, whatever could not be written after it
+    if state.root_version() == root.version:  # the root is installed and valid, even if a later write failed
         failed = (*enforced.failed, f"version {root.version} holds, but {enforced.refused.message}")
         return dataclasses.replace(enforced, failed=failed, refused=None)
     raise _ended_all_the_same(enforced.refused, enforced)
@@ -293,8 +293,11 @@ def enforce(
     operator: str | None = None,
     install: Callable[[], object] | None = None,
 ) -> revocation.Enforced:
-    """End the live runs of this state that rest on what ``root`` revokes; a log that takes no line keeps none alive.
-    ``install`` is for one that does not hold yet (``revocation.enforce``)."""
+    """End the live runs of this state that rest on a key or package that ``root`` revokes, even if the log takes no
+    line.
+
+    ``install`` installs a root that is not in force yet (``revocation.enforce``).
+    """
     with contextlib.ExitStack() as stack:
 
         def write(fields: Mapping[str, Any]) -> None:
@@ -306,8 +309,8 @@ def enforce(
 
 
 def _ended_all_the_same(refused: errors.CovenantError, enforced: revocation.Enforced) -> errors.CovenantError:
-    """Why a version was not installed, and whom it ended: a full disk is no agent's friend, but a package that is
-    started now is still allowed."""
+    """Return the error for a version that was not installed, with the runs that were ended. They stay ended although
+    the package may still start again."""
     runs = ", ".join(one.run_id for one in enforced.ended)
     failed = "".join(f"; not done: {one}" for one in enforced.failed)
     return type(refused)(
@@ -346,11 +349,11 @@ def _log(
 def _keep(home: Path, version: int, raw: bytes, *, decides: bool) -> None:
     with _directory(home) as directory:
         try:
-            # Over a file that is there as well: what a step that was killed left never held, and is not handed on.
+            # Overwrites an existing file: the leftover of a killed step was never in force, and must not be exported.
             atomic_file.replace(directory, version_name(version), raw)
             atomic_file.replace(directory, WORKING_COPY, raw)
         except OSError as e:
-            # Whoever is told of a failure must not take a version that holds for one that does not.
+            # The message must not suggest that a version in force was not installed.
             done = f"version {version} is installed, but " if decides else ""
             raise errors.TrustError(f"{done}the working copy cannot be written: {e.strerror}", where=str(home)) from e
 

@@ -1,7 +1,7 @@
-"""What each stream shows and to whom: rows of the audit log, records of memory, and what intents do.
+"""Streams of audit rows, records of memory and intent events, limited to what the caller may see.
 
-Whoever may ask for the rows that were may see those that come, and no others: a row or record passes what its own
-request's handler would have let through, and a token or grant that has ended ends the stream.
+A caller that may read old rows may follow new ones, and no others. A row or record passes only if the handler of its
+own request would return it. A token or grant that has ended ends the stream.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BEGIN_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """One stream's place: who asked for it, by which token, and over which connection."""
+    """The context of one stream: its caller, token and connection."""
 
     server: Server
     caller: Caller
@@ -40,11 +40,11 @@ class Watch:
     pace: Pace
 
     def events(self) -> Events:
-        """The response."""
+        """Return a new response for this stream."""
         return Events(self.request, self.headers, self.pace)
 
     async def still(self) -> bool:
-        """Whether the token lets the same caller in now."""
+        """Whether the token still admits the same caller."""
         try:
             return (await authentication.admit(self.server, self.token, "http")).agent == self.caller.agent
         except errors.CovenantError:
@@ -54,13 +54,13 @@ class Watch:
 async def recent(
     watch: Watch, asked: requests.RecentAudit | requests.RecentMemory, *, on: bool, seen: str
 ) -> web.StreamResponse | responses.Response:
-    """What was, the oldest first, and with ``on`` what comes; ``seen`` is the last id that the client has.
+    """Stream the existing items, oldest first, and with ``on`` also new ones; ``seen`` is the client's last id.
 
-    A refusal comes back as the response that it is.
+    Returns a refusal as its response, unchanged.
     """
     topic: Topic = "audit" if isinstance(asked, requests.RecentAudit) else "memory"
     with watch.server.feed.subscribe(topic) as subscription:
-        # After the subscription, so that nothing falls between what was and what comes.
+        # After the subscription, so that no item is lost between the existing and the new ones.
         answer = await watch.server.respond(watch.caller, asked)
         if not isinstance(answer, responses.AuditEvents | responses.Memories):
             return answer
@@ -89,15 +89,15 @@ async def recent(
 
 
 def oldest_first(answer: responses.AuditEvents | responses.Memories) -> list[Any]:
-    """Rows and records in the order in which they came to be; the answer has the newest first."""
+    """Return rows or records, oldest first; the response has the newest first."""
     return list(reversed(answer.events if isinstance(answer, responses.AuditEvents) else answer.records))
 
 
 async def submitted(watch: Watch, asked: requests.SubmitIntent) -> web.StreamResponse:
-    """The beginning at once, and the one chunk and the end of version 1 when the intent has ended.
+    """Send the start of the stream at once, and version 1's single chunk and end when the intent has ended.
 
-    The beginning's id is the intent's, by which its events can be followed. The intent goes on when its client
-    leaves: its result is kept.
+    The id of the first event is the intent's, by which its events can be followed. The intent continues when its client
+    disconnects: its result is kept.
     """
     events = watch.events()
     answers: list[responses.Response] = []
@@ -119,7 +119,7 @@ async def submitted(watch: Watch, asked: requests.SubmitIntent) -> web.StreamRes
     async with anyio.create_task_group() as group:
         group.start_soon(work)
         with contextlib.suppress(ConnectionError):
-            # It says its id at once, unless it waits for another with the same key.
+            # The intent publishes its id at once, unless it waits for another with the same key.
             with anyio.move_on_after(_BEGIN_SECONDS):
                 await begun.wait()
             await events.begin("intent_result", id=ids[0] if ids else "")
@@ -140,7 +140,7 @@ async def submitted(watch: Watch, asked: requests.SubmitIntent) -> web.StreamRes
 
 
 async def of_intent(watch: Watch, intent_id: str) -> web.StreamResponse | responses.Response:
-    """What an intent of the caller's has done and does, until it has ended; of one that has, only that."""
+    """Stream the past and new events of the caller's intent until it has ended; of an ended intent, only its end."""
     with watch.server.feed.subscribe("intent") as subscription:
         was = [one for one in watch.server.live.so_far(intent_id) if stream_visibility.may_follow(watch.caller, one)]
         answer = None

@@ -1,9 +1,9 @@
-"""The HTTP gateway: requests of the loopback to ``Server.respond``, by the one table of routes.
+"""The HTTP gateway: passes loopback requests to ``Server.respond``, by the table of routes.
 
-    head ──guard──> route ──token──> caller ──body──> request ──Server.respond──> JSON, or events as they come
+    head ──guard──> route ──token──> caller ──body──> request ──Server.respond──> JSON, or a stream of events
 
-In this order, so that a page of another origin never gets to where tokens count, and nobody's body is read before
-it is known whose it is. Every wait has a limit. What handlers refuse is 200 with kind ``error``, as version 1 has it.
+In this order, so that a page of another origin never reaches the token check, and no body is read before the caller is
+known. Every wait has a limit. A handler's refusal has status 200 and kind ``error``, as in version 1.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from policy.signing import strict_json
 
 _LOG = logging.getLogger(__name__)
 _JSON: Final = "application/json"
-# Nothing of an answer is for another page, a cache or a guess at its type; nor does it say what served it.
+# A response must not reach another page or a cache, nor be type-sniffed, nor name its server software.
 _ALWAYS: Final[Mapping[str, str]] = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -48,10 +48,10 @@ _ALWAYS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What clients may hold of the daemon. ``large_bytes``: of larger bodies only ``large_bodies`` are read at once.
+    """The limits of clients. At most ``large_bodies`` bodies above ``large_bytes`` are read at once.
 
-    ``head_seconds`` bounds a head that does not come, between requests as well; ``wrong_tokens`` are written to the
-    log in each ``wrong_seconds``, of more their number is.
+    ``head_seconds`` limits the wait for a head, also between requests. In each ``wrong_seconds`` the first
+    ``wrong_tokens`` get log rows, the rest a count.
     """
 
     connections: int = 256
@@ -66,11 +66,11 @@ class Bounds:
 
 
 class Gateway:
-    """Everything that listens at and talks over one port.
+    """The HTTP server of one port.
 
     Args:
-        group: writes how many wrong tokens had no row of their own.
-        origins: whose pages may ask; what is no origin is left out with a warning.
+        group: runs the task that writes the count of unlogged wrong tokens.
+        origins: the origins whose pages may send requests; invalid ones are ignored with a warning.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Gateway:
         self._wrong = auth_failures.Refusals(
             server, "http", group, most=self.bounds.wrong_tokens, seconds=self.bounds.wrong_seconds
         )
-        # How many requests are being answered.
+        # The number of requests in progress.
         self.busy = 0
         self._idle = anyio.Event()
         self._idle.set()
@@ -109,13 +109,13 @@ class Gateway:
         self._listener = Listener(app, connections=self.bounds.connections, head_seconds=self.bounds.head_seconds)
 
     async def listen(self, sock: socket.socket) -> None:
-        """Take connections from now on (``listen.bind``)."""
+        """Accept connections from now on (``listen.bind``)."""
         self.port = sock.getsockname()[1]
         self._guard = Guard(self.port, self._guard.origins)
         await self._listener.listen(sock)
 
     async def stop(self, *, grace_seconds: float) -> None:
-        """Take no more, end the streams, let what has begun be answered within ``grace_seconds``, and end the rest."""
+        """Accept no more, end the streams, finish running requests within ``grace_seconds``, and abort the rest."""
         self._listener.refuse_more()
         self.server.feed.close()
         with anyio.move_on_after(grace_seconds):
@@ -174,7 +174,7 @@ class Gateway:
     def _refusal(self, status: int, error: errors.CovenantError) -> web.Response:
         self.server.meter.refused[str(status)] += 1
         response = web.Response(status=status, body=responses.Error.of(error).to_bytes(), content_type=_JSON)
-        # What was not read of a refused request must not be read as the next one.
+        # The unread rest of a refused request must not be read as the next one.
         response.force_close()
         return response
 
@@ -191,7 +191,7 @@ class Gateway:
             return web.json_response({"name": "covenantd", "version": _version()})
         if route.path == "/openapi.json":
             return web.Response(body=_described(), content_type=_JSON)
-        # Nothing of the body is read: there is no key yet by which another host's envelope could be checked.
+        # The body is not read: there is no key yet that could verify another host's envelope.
         return self._refusal(503, errors.UnsupportedError("tasks of other hosts are not taken by this daemon"))
 
     async def _serve(self, route: Route, request: web.Request) -> web.StreamResponse:
@@ -215,7 +215,7 @@ class Gateway:
             raise _unavailable("the registry of peers cannot be read") from None
 
     async def _write_refused(self, error: errors.AuthenticationError) -> None:
-        """Have the refusal in the log, or have none: whoever tries tokens must not go unseen."""
+        """Log a refused token, or fail the request: attempts must not go unlogged."""
         try:
             written = await self._wrong.write(error.message)
         except (errors.CovenantError, OSError):
@@ -229,12 +229,12 @@ class Gateway:
         build = functools.partial(
             http_requests.build, route, path=request.match_info, query=list(request.query.items()), body=body
         )
-        # Long enough that others would notice.
+        # Parsing a large body would block other requests noticeably.
         return await anyio.to_thread.run_sync(build) if len(body) > self.bounds.large_bytes else build()
 
     async def _body(self, request: web.Request) -> bytes:
         if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= HttpVersion11:
-            # RFC 9110, section 10.1.1; only now, since whoever is refused need not send it.
+            # RFC 9110, section 10.1.1; only now, because a refused client need not send its body.
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         large = request.content_length is None or request.content_length > self.bounds.large_bytes
         with anyio.move_on_after(self.bounds.body_seconds):
@@ -280,7 +280,7 @@ class Gateway:
 
     @contextmanager
     def _one_more_stream(self, caller: Caller) -> Iterator[None]:
-        """One caller cannot take all places, and of those that there are none is waited for."""
+        """Limit the streams of each caller; a full feed is an error, not a wait."""
         key = caller.agent.pubkey
         if self._streams[key] >= self.bounds.streams_of_one:
             raise errors.HttpRefusedError("too many streams are open", hint="close one of them", status=429)
@@ -296,7 +296,7 @@ class Gateway:
 
 
 def _follow(route: Route, request: web.Request) -> bool:
-    """Whether a stream of this request goes on with what comes; no other says that word."""
+    """Whether a stream of this request continues with new items; other requests have no such parameter."""
     said = request.query.getall("follow", ["true"]) if route.stream and route.method == "GET" else ["true"]
     if said not in (["true"], ["false"]):
         raise errors.MalformedRequestError("`follow` is `true` or `false`")
@@ -304,7 +304,7 @@ def _follow(route: Route, request: web.Request) -> bool:
 
 
 async def _not_yet(request: web.Request) -> None:
-    """aiohttp would ask for the body before anybody looked at the token."""
+    """Do nothing: aiohttp would ask for the body before the token is checked."""
 
 
 def _unavailable(message: str) -> errors.HttpRefusedError:

@@ -1,8 +1,8 @@
-"""What is refused before anybody asks whose token it is: a browser's page that was lured here, a proxy's confusion.
+"""Checks before authentication: refuse pages of other origins and requests that a proxy may misread.
 
-A server on the loopback is within reach of every page that the user's browser shows. Nothing here knows a token; the
-checks stand in front of it, so that neither a stolen name (DNS rebinding) nor a form, an image or a script of another
-origin ever comes to where tokens count. All of it is pure: a request's head in, a refusal out.
+Every page in the user's browser can reach a server on the loopback. These checks run before the token is read. So
+neither DNS rebinding nor a form, image or script of another origin reaches the token check. All functions are pure: a
+request's head in, a refusal out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from policy import errors
 
 BODY_BYTES: Final = 8 * 1024 * 1024
-# By these names, and no others, a client can mean this machine. RFC 9110, section 7.2: Host is what it asked for.
+# Only these names mean this machine. RFC 9110, section 7.2: Host is the host that the client asked for.
 LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 _ORIGIN: Final = re.compile(r"https?://(?:[a-z0-9-]+(?:\.[a-z0-9-]+)*|\[[0-9a-f:]+\])(?::[0-9]{1,5})?")
 _JSON: Final = re.compile(r'application/json(?:\s*;\s*charset="?utf-8"?)?\s*', re.IGNORECASE)
@@ -43,29 +43,29 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The checks of one listening gateway.
+    """The checks of one gateway.
 
     Args:
-        port: where it listens; a Host without it is not ours.
-        origins: whose pages may ask, as browsers write origins.
+        port: where it listens; a Host with another port is refused.
+        origins: the origins whose pages may send requests, in the form that browsers send.
     """
 
     port: int
     origins: frozenset[str]
 
     def check(self, head: Head) -> None:
-        """Raise unless the request may come to where tokens count.
+        """Raise unless the request may reach the token check.
 
-        (1) HTTP/1.0 or 1.1, and a target that is a path of this server. (2) Host: one, and a name of the loopback
-        with our port. (3) Origin: none, or one that is listed. (4) what a browser says of a request without Origin:
-        not another site's. (5) no upgrade, (6) no token in the query. (7) body: JSON that is not compressed, of a
-        length that may be, and none with GET.
+        (1) HTTP/1.0 or 1.1, and a target that is a path of this server. (2) Host: exactly one, a name of the loopback
+        with our port. (3) Origin: none, or a listed one. (4) Fetch metadata of a request without Origin: not from
+        another site. (5) no upgrade, (6) no token in the query. (7) body: uncompressed JSON within the maximum length,
+        and none with GET.
 
         Raises:
-            errors.HttpRefusedError: with the ``status`` to answer.
+            errors.HttpRefusedError: with the ``status`` of the response.
         """
-        # (1) llhttp reads an HTTP/0.9 with headers, which nobody else does. The absolute form of a target would name
-        # a second authority beside Host (RFC 9112, section 3.2.2).
+        # (1) llhttp accepts an HTTP/0.9 with headers, unlike other parsers. The absolute form of a target would name a
+        # second authority besides Host (RFC 9112, section 3.2.2).
         if head.version not in ((1, 0), (1, 1)):
             raise _refused(400, "this is HTTP/1.1")
         if not head.target.startswith("/"):
@@ -74,7 +74,7 @@ class Guard:
         self._check_host(head)
         # (3)
         origin = self.origin(head)
-        # (4) Images, frames and forms of another page send no Origin with GET, but say where they come from:
+        # (4) Images, frames and forms of another page send no Origin with GET, but do send their site:
         # https://www.w3.org/TR/fetch-metadata/
         site = _one(head, "Sec-Fetch-Site")
         if site is not None and site not in ("same-origin", "none") and origin is None:
@@ -99,14 +99,14 @@ class Guard:
             raise _refused(421, "this is not the host that was asked for", hint=f"ask 127.0.0.1:{self.port}")
 
     def origin(self, head: Head) -> str | None:
-        """The origin of the page that asks, where it is one that may.
+        """Return the origin of the requesting page if it is listed; None without one.
 
         Raises:
-            errors.HttpRefusedError: another, or several.
+            errors.HttpRefusedError: it is not listed, or there are several.
         """
         origin = _one(head, "Origin")
         if origin is not None and origin not in self.origins:
-            # Refused, and not only left without CORS headers: some of what GET does here has effects.
+            # Refuse instead of only leaving out CORS headers: some GET requests have effects.
             raise _refused(403, "this origin may not ask here", hint="list it in COVENANT_HTTP_ORIGINS")
         return origin
 
@@ -122,12 +122,12 @@ class Guard:
             return
         if head.method == "GET":
             raise _refused(400, "GET has no body")
-        # Not one of the three types that a form can send to another origin without asking first.
+        # Excludes the three types that a form can send to another origin without a preflight.
         if kind is None or not _JSON.fullmatch(kind):
             raise _refused(415, "a body is application/json")
 
     def cors(self, origin: str | None, *, preflight: bool = False) -> dict[str, str]:
-        """The headers that let a listed origin's page read the answer."""
+        """Return the headers that let a listed origin's page read the response."""
         headers = {"Vary": "Origin"}
         if origin is None:
             return headers
@@ -142,7 +142,7 @@ class Guard:
 
 
 def origins(words: Sequence[str]) -> tuple[frozenset[str], list[str]]:
-    """The origins of a list that are some, and the words that are none: paths, wildcards, `null`, other schemes."""
+    """Split words into valid origins and others: paths, wildcards, `null`, other schemes."""
     good, bad = set[str](), list[str]()
     for word in filter(None, (word.strip() for word in words)):
         if _ORIGIN.fullmatch(word) and _port_is_one(word):
@@ -153,7 +153,7 @@ def origins(words: Sequence[str]) -> tuple[frozenset[str], list[str]]:
 
 
 def bearer(headers: CIMultiDictProxy[str] | CIMultiDict[str]) -> str:
-    """The token of `Authorization: Bearer TOKEN`; the scheme in any case.
+    """Return the token of `Authorization: Bearer TOKEN`; the scheme in any case.
 
     Raises:
         errors.AuthenticationError: there is none, or more than one.
@@ -169,7 +169,7 @@ def bearer(headers: CIMultiDictProxy[str] | CIMultiDict[str]) -> str:
 
 
 def _port_is_one(origin: str) -> bool:
-    """As a browser writes it: the scheme's own port is left out."""
+    """Whether the port has the form that browsers send: the scheme's own port is left out."""
     try:
         parts = urlsplit(origin)
         return parts.port is None or (parts.port > 0 and f"{parts.scheme}:{parts.port}" not in ("http:80", "https:443"))

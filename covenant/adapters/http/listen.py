@@ -1,4 +1,4 @@
-"""Where the gateway listens, and how much of it strangers may hold: the loopback, so many connections, so long."""
+"""The gateway's listener: binds to the loopback, and limits connections and time of unauthenticated clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiohttp import web
 
 from policy import errors
 
-# What aiohttp says of a head that it cannot read quotes the head, and a head may hold a token: only that it happened.
+# aiohttp's message about an unreadable head quotes it, and a head may contain a token: log only the fact.
 _LOG: Final = logging.getLogger(f"{__name__}.heads")
 
 
@@ -26,7 +26,7 @@ _LOG.addFilter(_say_no_more)
 
 
 def bind(address: str, port: int) -> socket.socket:
-    """A listening socket of the loopback; port 0 for any.
+    """Return a listening socket of the loopback; port 0 for any.
 
     Raises:
         errors.SettingError: the address is another, or the port is taken.
@@ -43,7 +43,7 @@ def bind(address: str, port: int) -> socket.socket:
     family = socket.AF_INET if where.version == 4 else socket.AF_INET6
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
-        # On Linux this does not let two listen; it only does not wait for connections that have ended.
+        # On Linux this does not allow two listeners; it only skips waiting for closed connections.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((str(where), port))
         sock.listen(128)
@@ -54,44 +54,44 @@ def bind(address: str, port: int) -> socket.socket:
 
 
 class Listener:
-    """aiohttp's server behind one socket, with a bound on its connections.
+    """aiohttp's server behind one socket, with a limit on its connections.
 
-    ``head_seconds`` is how long a connection may be without a whole head: at its start, and between requests.
+    ``head_seconds`` is how long a connection may lack a complete head: at its start, and between requests.
     """
 
     def __init__(self, app: web.Application, *, connections: int, head_seconds: float) -> None:
         self._runner = web.AppRunner(
             app,
             handle_signals=False,
-            # Nobody is written down by address, path or header here: the audit log has who did what.
+            # No access log of addresses, paths or headers: the audit log has the acts of each caller.
             access_log=None,
             logger=_LOG,
             keepalive_timeout=head_seconds,
-            # What is left of a body that nobody wants.
+            # Time to drain the rest of an unwanted body.
             lingering_time=2.0,
-            # A kilobyte that unpacks to a gigabyte; the guard refuses what says that it is packed.
+            # Against decompression bombs; the guard refuses requests that declare compression.
             auto_decompress=False,
             shutdown_timeout=0.0,
         )
         self._connections = connections
         self.open = 0
-        # Those over which no token came yet, in the order in which they came.
+        # Connections without a valid token so far, in order of arrival.
         self._strangers: dict[_Connection, None] = {}
         self._listening: asyncio.Server | None = None
 
     async def listen(self, sock: socket.socket) -> None:
-        """Take connections from now on."""
+        """Accept connections from now on."""
         await self._runner.setup()
         self._listening = await asyncio.get_running_loop().create_server(self._connection, sock=sock)
 
     async def stop(self) -> None:
-        """Take no more, and end those that are there with whatever they asked."""
+        """Accept no more, and abort open connections and their requests."""
         if self._listening is not None:
             self._listening.close()
         await self._runner.cleanup()
 
     def refuse_more(self) -> None:
-        """Take no more connections; those that are there go on."""
+        """Accept no more connections; open ones continue."""
         if self._listening is not None:
             self._listening.close()
 
@@ -99,9 +99,9 @@ class Listener:
         return _Connection(self)
 
     def admit(self, one: _Connection) -> asyncio.Protocol | None:
-        """aiohttp's side of one connection more, or None where there are as many as there may be.
+        """Return aiohttp's protocol for a new connection; None at the limit of connections.
 
-        The oldest stranger makes room: whoever can reach the port holds no place against who has a token.
+        The oldest unauthenticated connection is closed for a new one: a client without a token cannot keep others out.
         """
         server = self._runner.server
         if server is not None and self.open >= self._connections and self._strangers:
@@ -113,22 +113,22 @@ class Listener:
         return server()
 
     def known(self, transport: asyncio.BaseTransport | None) -> None:
-        """A token came over this connection that lets somebody in."""
+        """Mark a connection as authenticated."""
         for one in self._strangers:
             if one.transport is transport:
                 del self._strangers[one]
                 return
 
     def forget(self, one: _Connection) -> None:
-        """It has gone, or is to go."""
+        """Release the place of a connection that ended or is about to."""
         self.open -= 1
         self._strangers.pop(one, None)
 
 
 class _Connection(asyncio.Protocol):
-    """aiohttp's own protocol, from when there is a place for it.
+    """Creates aiohttp's protocol once the connection has a place.
 
-    Not before: asyncio makes the protocols of all that wait to be accepted before it tells any that it is connected.
+    Not earlier: asyncio makes the protocols of all waiting connections before it calls connection_made on any.
     """
 
     def __init__(self, listener: Listener) -> None:
@@ -138,7 +138,7 @@ class _Connection(asyncio.Protocol):
         self.transport: asyncio.BaseTransport | None = None
 
     def end(self) -> None:
-        """Make room for another; its place is free at once."""
+        """Abort the connection; its place is free at once."""
         self._gone()
         assert isinstance(self.transport, asyncio.Transport)
         self.transport.abort()
@@ -156,7 +156,7 @@ class _Connection(asyncio.Protocol):
             self._counted = True
             self._inner.connection_made(transport)
             return
-        # Gone before it says anything: there is nothing to hold for it.
+        # Abort before reading, so that it holds no memory.
         assert isinstance(transport, asyncio.Transport)
         transport.abort()
 

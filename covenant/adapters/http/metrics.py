@@ -1,7 +1,8 @@
-"""What the daemon did and holds, in the text that Prometheus reads.
+"""The daemon's metrics in the text format of Prometheus.
 
-Numbers, kinds of requests, codes of errors and, for the operator, keys of agents alone: no text, no path, no token.
-The number of series is bounded, as in ``sandbox.control.metrics``, which has the numbers of the supervisor's runs.
+They contain only numbers, kinds of requests, error codes and, for the operator, keys of agents: no text, no path, no
+token. The number of series is limited, as in ``sandbox.control.metrics``, which has the numbers of the supervisor's
+runs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from policy import budget
 from sandbox.control import prometheus
 
 CONTENT_TYPE: Final = prometheus.CONTENT_TYPE
-# Buckets with a series of their own: those with the least left.
+# The most buckets with a series of their own: those with the fewest credits.
 MAX_AGENTS: Final = 100
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -33,7 +34,7 @@ Seconds = Iterable[tuple[Mapping[str, str], prometheus.Histogram]]
 
 
 async def text(server: Server, caller: Caller) -> str:
-    """Everything, as one answer to a scraper; to whoever is not the operator sums alone of what belongs to agents."""
+    """Return all metrics for one scrape; callers other than the operator get only totals over all agents."""
     process = await anyio.to_thread.run_sync(_process)
     rows = [({"tier": tier}, count) for tier, count in (await server.memory.counts()).items()]
     families: list[tuple[str, str, str, Samples]] = [
@@ -43,7 +44,7 @@ async def text(server: Server, caller: Caller) -> str:
         ("covenant_memory_rows", "gauge", "Records of memory.", rows),
         *process,
     ]
-    # The loop counts on while a thread writes the text, whose first import takes 110 ms.
+    # A copy, because the loop continues to count while a thread writes the text; its first import takes 110 ms.
     seconds = [({"kind": kind}, copy.deepcopy(one)) for kind, one in sorted(server.meter.seconds.items())]
     return await anyio.to_thread.run_sync(_written, families, seconds)
 
@@ -89,10 +90,10 @@ def _credits(server: Server, *, by_agent: bool) -> tuple[str, str, str, Samples]
 
 def _process() -> list[tuple[str, str, str, Samples]]:
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
-    # The command's name may hold spaces and brackets: what follows its last bracket does not.
+    # The command's name may contain spaces and brackets, so split after the last bracket.
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     cpu = (int(fields[11]) + int(fields[12])) / _TICKS
-    # One of them is the descriptor of this look.
+    # One of them is the descriptor of this listing.
     descriptors = len(os.listdir("/proc/self/fd")) - 1
     return [
         ("process_resident_memory_bytes", "gauge", "Memory of the daemon.", [({}, resident)]),

@@ -1,7 +1,7 @@
 """The OpenAPI 3.1 document of the gateway, from the table of routes and the models of ``covenant.wire``.
 
-docs/schema/openapi.json holds it; tests/golden/test_openapi.py holds that file to this module and regenerates it, and
-tests/daemon/test_openapi.py drives a daemon with what it promises.
+docs/schema/openapi.json is its output; tests/golden/test_openapi.py compares and regenerates that file, and
+tests/daemon/test_openapi.py tests a daemon against it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ JSON: Final = "application/json"
 STREAM: Final = "text/event-stream"
 METRICS: Final = "text/plain"
 
-# What the gateway itself refuses with, and when. Whatever a request's own handler refuses is 200 with kind `error`.
+# The gateway's own refusals. A refusal by a request's handler has status 200 and kind `error`.
 REFUSALS: Final[Mapping[str, str]] = {
     "400": "The request is malformed.",
     "401": "No token that lets somebody in.",
@@ -39,7 +39,7 @@ _OF_TOKENS: Final = frozenset({"401", "429"})
 
 
 def document() -> dict[str, Any]:
-    """The whole document."""
+    """Return the whole document."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes.TABLE:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
@@ -64,7 +64,7 @@ def document() -> dict[str, Any]:
 
 
 def text() -> str:
-    """The document as it is served and published."""
+    """Return the document as it is served and published."""
     return json.dumps(document(), indent=2) + "\n"
 
 
@@ -94,7 +94,7 @@ def _query_parameters(route: Route) -> list[dict[str, Any]]:
         if field in route.defaults:
             of_field["default"] = route.defaults[field]
         if field in route.lenient:
-            # An unknown value is no filter: any text will do.
+            # An unknown value sets no filter, so any text is valid.
             of_field = {"type": "string", "examples": of_field.get("enum", [])}
         one: dict[str, Any] = {"name": name, "in": "query", "schema": of_field}
         if field in required and field not in route.defaults:
@@ -116,7 +116,7 @@ def _header_parameters(route: Route) -> list[dict[str, Any]]:
 
 
 def _without_null(one: Mapping[str, Any]) -> dict[str, Any]:
-    """A query has no null: what is not said is left out."""
+    """Remove null: a query has no null, a missing parameter is left out."""
     rest = {key: value for key, value in one.items() if key not in ("anyOf", "default")}
     if "default" in one and one["default"] is not None:
         rest["default"] = one["default"]
@@ -132,7 +132,7 @@ def _request_body(route: Route) -> dict[str, Any]:
         whole["required"] = required
     if route.inside:
         inner = known[route.inside]
-        # Told apart by the field, which none of these objects has inside.
+        # Distinguished by the field, which none of these objects contains itself.
         bare = {"allOf": [{"$ref": inner["$ref"]}, {"not": {"required": [route.inside]}}]}
         whole = {"oneOf": [whole | {"required": [route.inside]}, bare]}
     return {"required": bool(required), "content": {JSON: {"schema": whole}}}
@@ -197,14 +197,14 @@ def _schemas() -> dict[str, Any]:
 def _whole(found: dict[str, Any], model: type[responses.Response]) -> None:
     whole = model.model_json_schema(ref_template="#/components/schemas/{model}")
     _take(found, whole.pop("$defs", {}))
-    # `kind` has a default, and is always there.
+    # `kind` has a default, and is always present.
     whole["required"] = ["kind", *whole.get("required", [])]
     _take(found, {f"responses.{model.__name__}": whole})
 
 
 def _take(found: dict[str, Any], defined: Mapping[str, Any]) -> None:
     for name, one in defined.items():
-        # INVARIANT: one name, one schema; two modules with a class of one name would have the latter win.
+        # INVARIANT: each name has one schema; of two classes with one name, one would replace the other.
         if found.setdefault(name, one) != one:
             raise LookupError(f"two schemas are called {name}")
 

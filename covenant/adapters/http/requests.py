@@ -1,4 +1,4 @@
-"""From a path, a query and a body to the request of ``covenant.wire`` that they mean: one way for every route."""
+"""Build a request of ``covenant.wire`` from a path, a query and a body, in the same way for every route."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from covenant.wire import requests, strict
 from policy import errors
 from policy.signing import strict_json
 
-# How the answer is carried is for `Accept` to say, not for a field; a list has no form in a query.
+# `Accept` selects the form of the response, not a field; a list has no form in a query.
 UNSAID: Final = frozenset({"kind", "prefer_stream", "types"})
 _REF: Final = "#/components/schemas/{model}"
 _INTEGER: Final = re.compile(r"-?[0-9]{1,24}")
@@ -22,10 +22,10 @@ _NUMBER: Final = re.compile(r"-?[0-9]{1,24}(?:\.[0-9]{1,24})?(?:[eE][+-]?[0-9]{1
 
 @functools.cache
 def schema(kind: str) -> dict[str, Any]:
-    """The JSON Schema of a kind of request; references as OpenAPI has them, definitions under ``$defs``."""
+    """Return the JSON Schema of a kind of request, with OpenAPI references and definitions under ``$defs``."""
     found = requests.KINDS[kind].model_json_schema(ref_template=_REF)
     for defined in found.get("$defs", {}).values():
-        # What tells alternatives apart must be there, though each of them has it by itself.
+        # The tag of an alternative is required, although each alternative has a default for it.
         tags = [name for name, each in defined.get("properties", {}).items() if "const" in each]
         if tags:
             defined["required"] = sorted({*defined.get("required", []), *tags})
@@ -33,14 +33,14 @@ def schema(kind: str) -> dict[str, Any]:
 
 
 def fields(route: Route) -> dict[str, dict[str, Any]]:
-    """What a route's request holds besides its kind: the field and its schema."""
+    """Return the fields of a route's request except its kind, with their schemas."""
     if not route.kind:
         return {}
     return {name: each for name, each in schema(route.kind)["properties"].items() if name not in UNSAID}
 
 
 def in_query(route: Route) -> dict[str, str]:
-    """The names that a route reads from the query, and the field that each is."""
+    """Return the query parameters of a route and the field of each."""
     if route.method != "GET":
         return {}
     return {route.renamed.get(name, name): name for name in fields(route) if name not in route.parameters}
@@ -49,10 +49,10 @@ def in_query(route: Route) -> dict[str, str]:
 def build(
     route: Route, *, path: Mapping[str, str], query: Iterable[tuple[str, str]], body: bytes = b""
 ) -> requests.Request:
-    """The request. What the query holds besides the route's names is ignored, as unknown fields are.
+    """Build the request. Query parameters that the route does not have are ignored, as unknown fields are.
 
     Raises:
-        errors.MalformedRequestError: the body is no JSON object, a name stands twice, or a field is missing or wrong.
+        errors.MalformedRequestError: the body is no JSON object, a name occurs twice, or a field is missing or wrong.
     """
     document: dict[str, Any] = {**route.defaults} if route.method == "GET" else _body(route, body)
     document |= _query(route, query)
@@ -62,11 +62,11 @@ def build(
 
 
 def _body(route: Route, body: bytes) -> dict[str, Any]:
-    # Nothing at all is as good as `{}`: several requests have no field that must be there.
+    # An empty body means `{}`: several requests have no required field.
     document = strict.read(body) if body else {}
     if not isinstance(document, dict):
         raise errors.MalformedRequestError("a body is a JSON object")
-    # Version 1's page does not say whether these bodies have the field around them; both are read.
+    # Version 1's page does not say if these bodies have the field around them; both forms are accepted.
     if route.inside and route.inside not in document and document:
         document = {route.inside: document}
     document.pop("prefer_stream", None)
@@ -96,7 +96,7 @@ def _choices(one: Mapping[str, Any]) -> list[Any]:
 
 
 def _typed(text: str, one: Mapping[str, Any]) -> Any:
-    """A query knows only text: as what the field's schema asks for, where it can be read so."""
+    """Convert the text of a query to the type in the field's schema, if possible."""
     kinds = {alternative.get("type") for alternative in _alternatives(one)}
     if "integer" in kinds and _INTEGER.fullmatch(text):
         return int(text)

@@ -1,9 +1,9 @@
-"""Server-sent events: the envelopes of version 2 (covenant.wire.streams), written while things happen.
+"""Server-sent events: the envelopes of version 2 (covenant.wire.streams), written as events occur.
 
-    subscribe ── then ask for what was ── then what comes, each as it comes, nothing twice and nothing left out
+    subscribe ── then read existing items ── then new ones as they come, none twice and none left out
 
 A stream ends with ``stream_end`` (its intent ended, or the daemon stops) or ``stream_error`` (it fell behind, or its
-caller may not see it any more). Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
+caller may no longer see it). Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 from __future__ import annotations
@@ -32,58 +32,58 @@ def wanted(accept: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long a client that reads nothing is borne with, and how often one that hears nothing is told so."""
+    """How long a write to a slow client may take, and how often an idle stream sends a comment."""
 
     write_seconds: float = 30.0
     idle_seconds: float = 5.0
 
 
 class Events:
-    """One response of events. What it writes is one stream, so that its number is always 0."""
+    """One response of events. It contains a single stream, so the stream's number is always 0."""
 
     def __init__(self, request: web.Request, headers: Mapping[str, str], pace: Pace) -> None:
         self._request = request
         self._pace = pace
         self._sequence = 0
         self.response = web.StreamResponse(headers={**headers, **HEADERS, "Content-Type": f"{TYPE}; charset=utf-8"})
-        # A stream has no length, and whatever was pipelined behind it would wait for ever.
+        # A stream has no length, and a request pipelined after it would wait forever.
         self.response.force_close()
 
     @property
     def gone(self) -> bool:
-        """Whether the client has left."""
+        """Whether the client has disconnected."""
         transport = self._request.transport
         return transport is None or transport.is_closing()
 
     async def begin(self, response_kind: str, *, id: str = "") -> None:  # noqa: A002 (the format's own word)
-        """Say what comes.
+        """Write the start of the stream.
 
         Raises:
-            ConnectionError: the client has left, or reads nothing. So do the others.
+            ConnectionError: the client has disconnected, or does not read. The other methods raise it too.
         """
         with within(self._request, self._pace.write_seconds):
             await self.response.prepare(self._request)
         await self._say(streams.StreamBegin(stream_id=0, response_kind=response_kind), id)
 
     async def chunk(self, chunk: Any, *, id: str = "") -> None:  # noqa: A002
-        """The next part. ``id`` is what a client that comes again says that it has seen."""
+        """Write the next part. A client that reconnects sends the last ``id`` that it received."""
         await self._say(streams.StreamChunk(stream_id=0, sequence=self._sequence, chunk=chunk), id)
         self._sequence += 1
 
     async def end(self, summary: Any = None) -> None:
-        """That was all."""
+        """Write the regular end of the stream."""
         await self._say(streams.StreamEnd(stream_id=0, summary=summary))
 
     async def fail(self, error: errors.CovenantError) -> None:
-        """There is no more, and why."""
+        """Write the end of the stream with an error."""
         await self._say(streams.StreamError(stream_id=0, message=error.message))
 
     async def nothing_new(self) -> None:
-        """A comment, so that a client that has left is noticed and one that stays does not give up."""
+        """Write a comment, which detects a disconnected client and keeps a connected one from giving up."""
         await self._write(b": nothing new\n\n")
 
     async def _say(self, envelope: streams.Envelope, id: str = "") -> None:  # noqa: A002
-        # JSON has no line break outside of strings, and inside it is escaped: one line of data.
+        # JSON has line breaks only between tokens, and escapes them in strings: so this is one line of data.
         mark = f"id: {id}\n" if id.isascii() and id.isprintable() and id else ""
         await self._write(b"%sevent: %s\ndata: %s\n\n" % (mark.encode(), envelope.kind.encode(), envelope.to_bytes()))
 
@@ -94,7 +94,7 @@ class Events:
 
 @contextmanager
 def within(request: web.BaseRequest, seconds: float) -> Iterator[None]:
-    """Write within this time, or end the connection: what a client does not read is the daemon's memory.
+    """Write within this time, or abort the connection: unread data uses the daemon's memory.
 
     Raises:
         ConnectionError: it took longer.
@@ -115,11 +115,11 @@ async def follow(
     take: Callable[[Item], Awaitable[bool]],
     still: Callable[[], Awaitable[bool]],
 ) -> None:
-    """Write what comes until there is no more, the client has left, or it may not see it any more.
+    """Write new items until there are no more, the client disconnects, or it may no longer see them.
 
     Args:
-        take: writes one item if it is for this stream; False when that was the last.
-        still: whether whoever asked may go on; asked before each item, and while there is none.
+        take: writes one item if it belongs to this stream; False after the last.
+        still: returns True while the caller may continue; called before each item, and while there is none.
     """
     try:
         while not events.gone:

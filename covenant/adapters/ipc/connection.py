@@ -1,4 +1,4 @@
-"""One client of the socket: who it is, and what it asks, in turn."""
+"""One client of the socket: authenticates it and answers its requests in order."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-# Answered without a wait, so that answers to many that came together may leave together.
+# Answered without a wait, so that responses to requests that came together can be written together.
 _READY: Final = frozenset(handshake.HANDLERS)
-# How many requests of one connection are answered before others have their turn.
+# The most requests of a connection that are answered before others have their turn.
 _TURN: Final = 32
 
 
 class ConnectionOwner(Protocol):
-    """The gateway as a connection sees it: its server, its limits and its count of connections."""
+    """The gateway from the view of a connection: its server, limits and connection count."""
 
     server: Server
     group: anyio.abc.TaskGroup
@@ -50,12 +50,12 @@ class ConnectionOwner(Protocol):
         ...
 
     def forget(self, one: Connection, peer: Peer | None, caller: Caller | None) -> None:
-        """Give the place of an ended connection back."""
+        """Release the place of an ended connection."""
         ...
 
 
 class Connection(Channel):
-    """One client. Its task ends with it, whatever it sent."""
+    """One client. Its task ends with the connection."""
 
     def __init__(self, gateway: ConnectionOwner) -> None:
         super().__init__(gateway.bounds)
@@ -76,7 +76,7 @@ class Connection(Channel):
         self.close()
 
     def abort(self) -> None:
-        """End it now, with whatever it asked."""
+        """Abort the connection and its request now."""
         if self._scope is not None:
             self._scope.cancel()
         super().abort()
@@ -101,26 +101,27 @@ class Connection(Channel):
             self.widen(self._peer.large)
             await self._converse(caller)
         except (errors.FrameError, errors.BusyError, errors.AuthenticationError) as e:
-            # After a frame that is none nobody can tell where the next begins.
+            # After an invalid frame the start of the next is unknown.
             self._say(responses.Error.of(e))
 
     async def _admitted(self) -> Caller | None:
-        """Who it is; None for whoever went, or was refused, which was said and written."""
+        """Return the caller; None if the client disconnected or was refused, which is answered and logged."""
         reason = "no token came in time"
         with anyio.move_on_after(self._bounds.handshake_seconds):
             try:
                 return await self._handshake()
             except errors.CovenantError as e:
-                # What is no frame, or no request, is answered alike before the handshake.
+                # An invalid frame or request gets the same answer before the handshake.
                 reason = e.message
         self._say(responses.AuthenticationFailed(reason=reason))
         await self._gateway.refusals.write(reason)
         return None
 
     async def _handshake(self) -> Caller | None:
-        """
+        """Read requests until the client authenticates. Returns None if it disconnects before.
+
         Raises:
-            errors.CovenantError: whatever came is none of the two requests, or the token is nobody's.
+            errors.CovenantError: another request came, or the token is unknown.
         """
         while (raw := await self.frame()) is not None:
             request = requests.parse(raw)
@@ -146,7 +147,7 @@ class Connection(Channel):
 
     async def _answer(self, caller: Caller, request: requests.Request) -> None:
         if request.kind not in _READY:
-            # What it asked before must not wait for what may take long.
+            # Earlier responses must not wait for a request that may take long.
             self.flush()
         answer = await self._gateway.server.respond(caller, request)
         if streams.wanted(request):
@@ -156,7 +157,7 @@ class Connection(Channel):
 
     async def _parsed(self, raw: bytes) -> requests.Request:
         if len(raw) > self._bounds.small_bytes:
-            # Long enough that others would notice.
+            # Parsing a large request would block other clients noticeably.
             return await anyio.to_thread.run_sync(requests.parse, raw)
         return requests.parse(raw)
 

@@ -1,7 +1,7 @@
-"""The frames of one connection: bytes as they come are cut into them, and what is to be said waits here to be written.
+"""Frames of one connection: split incoming bytes into frames, and queue outgoing ones.
 
-asyncio's own protocol and not anyio's streams: these cost a task switch and two objects a read, which is most of
-what a ping takes (benchmarks/ipc.py). What stands above is anyio's.
+It uses asyncio's protocol instead of anyio's streams: these cost a task switch and two objects for each read, which is
+most of the time of a ping (benchmarks/ipc.py). The layers above use anyio.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from policy import errors
 if TYPE_CHECKING:
     from covenant.adapters.ipc.limits import Bounds
 
-# How many bytes are kept together.
+# The most bytes that are queued and written together.
 _TOGETHER_BYTES: Final = 64 * 1024
 
 
 class Channel(asyncio.Protocol):
-    """One client's frames in and out. Until ``widen`` a frame is as long as a handshake takes."""
+    """One client's frames in both directions. Until ``widen`` a frame is limited to the length of a handshake."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
@@ -35,7 +35,7 @@ class Channel(asyncio.Protocol):
         self._writable = True
         self._out: list[bytes] = []
         self._out_bytes = 0
-        # The places for large frames, once it is known whose they are.
+        # The semaphore for large frames, set once the client is authenticated.
         self._large: anyio.Semaphore | None = None
         self._holds_large = False
 
@@ -49,13 +49,13 @@ class Channel(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """asyncio.Protocol."""
         self._splitter.feed(data)
-        # What waits for its turn is bounded; a large frame has its own way in (`_rest`).
+        # The buffer is limited while frames wait; a large frame is read separately (`_rest`).
         if len(self._splitter) > self._bounds.small_bytes and not self._holds_large:
             self._pause()
         self._wake()
 
     def eof_received(self) -> bool:
-        """asyncio.Protocol. True: whoever has said all that it will may still want its answers."""
+        """Handle EOF (asyncio.Protocol). Returns True: a client that sends no more may still read responses."""
         self._ended = True
         self._wake()
         return True
@@ -75,35 +75,35 @@ class Channel(asyncio.Protocol):
         self._writable = True
         self._wake()
 
-    # What whoever talks over it does -----------------------------------------------------------------------------
+    # Called by the connection's task ----------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Begin no other frame."""
+        """Read no further frame."""
         self._stopping = True
         self._wake()
 
     def widen(self, large: anyio.Semaphore) -> None:
-        """Take frames of any size, those that are large while they hold one of these places."""
+        """Accept frames of any size; a large frame holds one of these places."""
         self._large = large
         self._splitter.most = frames.MAX_BYTES
 
     def abort(self) -> None:
-        """End it now, and leave what was to be said unsaid."""
+        """Abort the connection now, without writing the queue."""
         self._transport.abort()
 
     def close(self) -> None:
-        """End it when what was to be said is written, and in any case soon."""
+        """Close the connection after the queue is written, or after a time limit."""
         self._let_go()
         self.flush()
         self._transport.close()
-        # Whoever does not read what it was told does not hold the descriptor for that.
+        # A client that does not read must not keep the descriptor open.
         asyncio.get_running_loop().call_later(self._bounds.handshake_seconds, self._transport.abort)
 
     async def frame(self) -> bytes | None:
-        """The next frame; None when there will be none.
+        """Return the next frame; None at the end.
 
         Raises:
-            errors.FrameError: it is none, or was not whole in time: nobody can tell where the next begins.
+            errors.FrameError: it is invalid, or incomplete after the time limit: the start of the next is unknown.
         """
         while True:
             raw = self._splitter.next()
@@ -124,7 +124,7 @@ class Channel(asyncio.Protocol):
                 await self._woken()
 
     def append(self, payload: bytes) -> None:
-        """Say a payload, with what is said soon after; one that no frame takes is answered by an error in its place."""
+        """Queue a payload, to be written with others; a payload too large for a frame is replaced by an error."""
         try:
             frame = frames.encode(payload)
         except errors.FrameError:
@@ -134,7 +134,7 @@ class Channel(asyncio.Protocol):
         self._out_bytes += len(frame)
 
     def flush(self) -> None:
-        """Give what was said to the socket."""
+        """Write the queue to the socket."""
         if self._out:
             if not self._transport.is_closing():
                 self._transport.write(b"".join(self._out))
@@ -142,7 +142,7 @@ class Channel(asyncio.Protocol):
             self._out_bytes = 0
 
     async def written(self) -> None:
-        """Wait while the client is behind with reading."""
+        """Wait while the client is slow to read."""
         if self._out_bytes >= _TOGETHER_BYTES:
             await self._drained()
 
@@ -152,7 +152,7 @@ class Channel(asyncio.Protocol):
         """Wait for more of a frame that has begun.
 
         Raises:
-            errors.FrameError: it was not whole in time.
+            errors.FrameError: it was not complete in time.
         """
         with anyio.move_on_after(self._bounds.frame_seconds) as limit:
             while not self._ended and not self._stopping:
@@ -175,7 +175,7 @@ class Channel(asyncio.Protocol):
             self._large.release()
 
     async def _drained(self) -> None:
-        """Go on where the client reads what it is told; give up on one that does not."""
+        """Wait until the client has read its data; abort the connection of one that does not."""
         self.flush()
         if self._taken():
             return
@@ -186,11 +186,11 @@ class Channel(asyncio.Protocol):
             self.abort()
 
     def _taken(self) -> bool:
-        """Whether the client has read nearly all that it was told, or never will."""
+        """Whether the client has read nearly all its data, or never will."""
         return self._writable or self._transport.is_closing()
 
     def _wake(self) -> None:
-        """Have the task look again."""
+        """Wake the task."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

@@ -1,9 +1,9 @@
-"""The daemon's socket: frames to requests, responses to frames, each connection by itself.
+"""The daemon's socket: frames to requests, responses to frames, with one task for each connection.
 
     bytes ──Splitter──> frame ──parse──> request ──Server.respond──> response ──> frame
-              one task a connection; requests of one connection in turn, of several side by side
+              requests of one connection run in order, those of several concurrently
 
-Here is who may connect, and how many. ``ipc_connection`` talks with one of them, and ``ipc_channel`` is its frames.
+This module limits the connections. ``ipc_connection`` handles one of them, and ``ipc_channel`` its frames.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PAUSE_SECONDS: Final = 0.1
 
 
 class Gateway:
-    """Everything that listens at and talks over one socket."""
+    """The server of one socket."""
 
     def __init__(self, server: Server, group: anyio.abc.TaskGroup, *, bounds: Bounds | None = None) -> None:
         self.server = server
@@ -39,9 +39,9 @@ class Gateway:
         )
         self.peers: dict[str, Peer] = {}
         self.connections: set[Connection] = set()
-        # In the order in which they came.
+        # Unauthenticated connections in order of arrival.
         self.strangers: dict[Connection, None] = {}
-        # Connections of whoever is not the operator.
+        # The number of connections of peers other than the operator.
         self.others = 0
         self.stopping = False
         self.group = group
@@ -49,7 +49,7 @@ class Gateway:
         self._empty = anyio.Event()
 
     async def listen(self, sock: socket.socket) -> None:
-        """Take connections, until ``stop``; ``sock`` listens and stays its owner's."""
+        """Accept connections until ``stop``. ``sock`` is listening, and its owner closes it."""
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
         with anyio.CancelScope() as self._listening:
@@ -57,15 +57,15 @@ class Gateway:
                 try:
                     one, _ = await loop.sock_accept(sock)
                 except OSError as e:
-                    # Without a descriptor or memory to spare: those who are here go on, and who waits waits longer.
+                    # No descriptor or memory left: open connections continue, and waiting clients wait longer.
                     _LOG.error("a connection could not be taken: %s", e.strerror)
                     await anyio.sleep(_PAUSE_SECONDS)
                     continue
-                # Not asyncio's Server: one that closes while somebody connects leaves that connection open.
+                # Not asyncio's Server: when it closes while a client connects, that connection stays open.
                 await loop.connect_accepted_socket(lambda: Connection(self), one)
 
     async def stop(self, *, grace_seconds: float) -> None:
-        """Take no more; let what has begun be answered within ``grace_seconds``, and end the rest."""
+        """Accept no more; finish running requests within ``grace_seconds``, and abort the rest."""
         self.stopping = True
         if self._listening is not None:
             self._listening.cancel()
@@ -78,7 +78,7 @@ class Gateway:
             each.abort()
 
     def admits(self, one: Connection) -> bool:
-        """Whether there is a place for one more; the stranger that came first makes one for a new one."""
+        """Whether there is a place for one more; the oldest unauthenticated connection is closed for a new one."""
         if self.stopping or len(self.connections) >= self.bounds.connections:
             return False
         if len(self.strangers) >= self.bounds.strangers:
@@ -90,10 +90,10 @@ class Gateway:
         return True
 
     def known(self, one: Connection, caller: Caller) -> Peer:
-        """It has said who it is.
+        """Count an authenticated connection for its peer.
 
         Raises:
-            errors.BusyError: this peer has as many connections as one may, or all of them have.
+            errors.BusyError: this peer, or all peers together, have the maximum of connections.
         """
         if not caller.operator and self.others >= self.bounds.of_others:
             raise errors.BusyError("there are as many connections as peers may have", hint="try again")
@@ -102,12 +102,12 @@ class Gateway:
             raise errors.BusyError("this peer has as many connections as one may have", hint="end some")
         peer.connections += 1
         self.others += not caller.operator
-        # It may have made room for another just now: then it is ended at its next wait.
+        # This connection may just have been chosen to make room: then it ends at its next wait.
         self.strangers.pop(one, None)
         return peer
 
     def forget(self, one: Connection, peer: Peer | None, caller: Caller | None) -> None:
-        """It has gone."""
+        """Release the place of an ended connection."""
         self.connections.discard(one)
         self.strangers.pop(one, None)
         if peer is not None and caller is not None:

@@ -10,13 +10,13 @@ import anyio.abc
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What clients may hold of the daemon.
+    """The limits of clients.
 
-    ``strangers`` have not authenticated yet: of more, the oldest goes. One peer has at most ``of_one_peer``
-    connections, and all but the operator at most ``of_others``, so that it gets in. Of a peer's frames above
-    ``small_bytes`` at most ``large_frames`` are on their way at once. A frame that has begun is whole, and an answer
-    read, within ``frame_seconds``. Of those who were not let in ``refusals`` have a row of their own in each
-    ``refusal_seconds``.
+    At most ``strangers`` connections are unauthenticated: beyond that the oldest is closed. One peer has at most
+    ``of_one_peer`` connections, and all but the operator at most ``of_others``, so that the operator can connect. At
+    most ``large_frames`` frames of a peer above ``small_bytes`` are in progress at once. A frame that has begun must be
+    complete, and a response read, within ``frame_seconds``. The first ``refusals`` refused clients in each
+    ``refusal_seconds`` have a row of their own.
     """
 
     connections: int = 512
@@ -33,7 +33,7 @@ class Bounds:
 
 
 class Peer:
-    """What one peer holds, over all its connections."""
+    """The resources used by one peer over all its connections."""
 
     def __init__(self, large_frames: int) -> None:
         self.connections = 0
