@@ -1,1 +1,1 @@
-"""What runs agents for the daemon: their packages, the supervisor that is asked for each run, and Hermes."""
+"""The daemon's runtime for agents: their packages, the client of the supervisor, and Hermes."""

@@ -1,7 +1,8 @@
-"""The agents that the daemon knows now: found below its home, and found again when a package comes, changes or goes.
+"""The agents that the daemon knows: scanned below its home, and scanned again when a package is added, changed or
+removed.
 
-What is known is one value that is replaced whole, so that nobody ever sees half of a change; an intent that was
-routed before one goes on with what it was routed by.
+The known agents are one value that is replaced as a whole, so no reader sees a partial change. An intent that was
+routed before a change continues with its agent.
 """
 
 from __future__ import annotations
@@ -25,39 +26,39 @@ from policy.signing import strict_json
 _LOG: Final = logging.getLogger(__name__)
 
 DIRECTORY: Final = "agents"
-# Several files of a package change at once: they are looked at together, this long after the last.
+# Several files of a package change at once: they are scanned together, this long after the last change.
 _SETTLE_MS: Final = 100
-# And at the latest after this long, however long they go on changing.
+# The longest delay of a scan while changes continue.
 _AT_LATEST_MS: Final = 2_000
-# How long after a watch that a name ended the next begins.
+# The pause before a watch that an unreadable name ended begins again.
 _AGAIN_SECONDS: Final = 1.0
-# How long a watch without news is left alone.
+# How long a watch without news runs.
 _IDLE_MS: Final = 5_000
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a look found: ids that were not there before, ids that are gone, and ids whose manifest is another."""
+    """The result of a scan: ids that are new, ids that are gone, and ids with a changed manifest."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
-    # Of those that cannot be routed to: the directory, and the code of the error.
+    # For each package that cannot be routed to: the directory, and the code of the error.
     refused: tuple[tuple[str, str], ...] = ()
-    # Whether the listing is another in any way.
+    # Whether the listing changed in any way.
     differs: bool = False
 
 
-# Told of a change before it takes effect; what it raises keeps the change from taking any.
+# Called with a change before it takes effect; an exception cancels the change.
 Noted = Callable[[Change], Awaitable[None]]
 
 
 async def _nobody(change: Change) -> None:
-    """Nobody is told."""
+    """Do nothing."""
 
 
 class Agents:
-    """The packages of a home. ``reload`` looks; until the first look there are none."""
+    """The packages of a home. ``reload`` scans; before the first scan there are none."""
 
     def __init__(self, home: Path) -> None:
         self.place = home / DIRECTORY
@@ -67,15 +68,15 @@ class Agents:
         self._turn = anyio.Lock()
 
     def cards(self) -> Sequence[Card]:
-        """Those that can be routed to, sorted by id. The same object until something changes."""
+        """Return the agents that can be routed to, sorted by id. The same object until a change."""
         return self._cards
 
     def listing(self) -> Sequence[Listed]:
-        """Every package, with its error where it has one, sorted by id."""
+        """Return every package, with its error if it has one, sorted by id."""
         return self._listing
 
     def find(self, agent_id: str) -> Card:
-        """The agent with this id.
+        """Return the agent with this id.
 
         Raises:
             errors.AgentIdTakenError: two packages have it.
@@ -90,14 +91,14 @@ class Agents:
         )
 
     def required(self) -> frozenset[str]:
-        """The actions that some agent requires of its caller: what ``bootstrap`` grants."""
+        """Return the actions that agents require of their callers: ``bootstrap`` grants these."""
         return frozenset(action for card in self._cards for action in card.manifest.capabilities.required)
 
     async def reload(self, noted: Noted = _nobody) -> Change:
-        """Look again, and say what is different; ``noted`` is told first, where anything is.
+        """Scan again, and return the change; ``noted`` is called first if there is one.
 
         Raises:
-            errors.HomeError: the place cannot be read; what was known before still holds.
+            errors.HomeError: the directory cannot be read; the known agents stay.
         """
         async with self._turn:
             listing = await anyio.to_thread.run_sync(packages.scan, self.place)
@@ -121,21 +122,24 @@ class Agents:
         )
 
     async def watch(self, noted: Noted = _nobody, *, stop: anyio.Event | None = None) -> None:
-        """``reload`` whenever a package comes, changes or goes, until ``stop`` or cancellation. Ends by itself where
-        nothing can be watched, and says so in the log: then ``covenant agents reload`` is what looks."""
+        """Call ``reload`` when a package is added, changed or removed, until ``stop`` or cancellation.
+
+        Returns early, with a log message, if the directory cannot be watched: then only ``covenant agents reload``
+        scans.
+        """
         try:
             while not await self._watched(noted, stop):
-                # Whoever laid a name there that the watcher cannot read has us look now and then instead; and what was
-                # watched may have been put away, with another in its place.
+                # A name that the watcher cannot read ended the watch, so scan at intervals instead. Also, the watched
+                # directory may have been replaced by another.
                 await anyio.sleep(_AGAIN_SECONDS)
                 await self._look(noted)
         except* (OSError, RuntimeError) as e:
-            # RuntimeError is the watcher's own: no more inotify watches, or a directory that went away.
+            # The watcher raises RuntimeError if there are no more inotify watches, or the directory was removed.
             _LOG.warning("agents are not watched for changes (%r): ask with `covenant agents reload`", e.exceptions[0])
 
     async def _watched(self, noted: Noted, stop: anyio.Event | None) -> bool:
-        """Watch until ``stop``; False where the watcher met a name that is no UTF-8, which ends it and not us, or where
-        the directory is another by now, of which it would say nothing."""
+        """Watch until ``stop``. Returns False if a name that is no UTF-8 ended the watcher, or if the directory was
+        replaced, so that the watcher would report nothing."""
         looked, over = False, True
         await anyio.to_thread.run_sync(lambda: self.place.mkdir(mode=0o700, exist_ok=True))
         watched = _which(self.place)
@@ -150,7 +154,8 @@ class Agents:
                 yield_on_timeout=True,
                 ignore_permission_denied=True,
             ):
-                # Once without a change as well: what came between the first look and the first watch, nobody told us.
+                # Scan once without a change as well: the watch has missed changes between the first scan and its own
+                # start.
                 if changes or not looked:
                     await self._look(noted)
                     looked = True
@@ -163,7 +168,8 @@ class Agents:
         return over
 
     def _concerns(self, change: watchfiles.Change, path: str) -> bool:
-        """A package's directory or its manifest. What else lies in a package is read when it is run."""
+        """Whether the path is a package's directory or its manifest. Other files of a package are read when it is
+        run."""
         try:
             parts = Path(path).relative_to(self.place).parts
         except ValueError:
@@ -178,7 +184,7 @@ class Agents:
 
 
 def _which(place: Path) -> tuple[int, int] | None:
-    """Which directory stands under this name; None where none does."""
+    """Return the identity of the directory with this name; None if there is none."""
     try:
         info = os.lstat(place)
     except OSError:

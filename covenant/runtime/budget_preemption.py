@@ -1,10 +1,9 @@
-"""The tick: what the live runs have used so far, and an end for those that are on the way past what their agent has.
+"""The budget tick: measure the usage of live runs, and end those that are about to exceed their agent's budget.
 
-An accepted debit pays for its run, so an empty bucket ends nobody (policy.budget.verdicts); only under the policy
-``linear`` is anything measured at all. What is measured comes from the supervisor, which counts each sandbox; a run at
-a Hermes API is measured by the clock alone.
+An accepted debit pays for its run, so an empty bucket ends no run (policy.budget.verdicts). Only the policy ``linear``
+measures at all. The supervisor measures each sandbox; a run at a Hermes API is measured by the clock alone.
 
-    SIGTERM, COVENANT_BUDGET_PREEMPT_GRACE_MS, then the sandbox is killed; a row either way
+    SIGTERM, COVENANT_BUDGET_PREEMPT_GRACE_MS, then the sandbox is killed; a row in either case
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from policy.budget import Bucket, Measured, Prices, Sample, Usage
 
 _LOG: Final = logging.getLogger(__name__)
 
-# At the shortest window and tick there may be; what is older says nothing of now.
+# Enough for the shortest window and tick; older samples say nothing about the present.
 _MOST_SAMPLES: Final = 256
 REASON: Final = "budget"
 
@@ -34,30 +33,30 @@ class Log(Protocol):
     """The part of the audit log that the tick needs."""
 
     async def append(self, kind: str, fields: Mapping[str, Any]) -> str:
-        """Write a row; its id."""
+        """Write a row and return its id."""
 
 
 class Ledger(Protocol):
     """The part of the budget ledger that the tick needs."""
 
     def buckets(self) -> Mapping[str, Bucket]:
-        """Every bucket by its agent's key."""
+        """Return every bucket by its agent's key."""
 
 
-# What the live runs use now, by intent: processor time in ms, None where it is not counted, and bytes of memory.
+# Returns the usage of the live runs by intent: CPU time in ms, None if it is not counted, and bytes of memory.
 Look = Callable[[], Awaitable[Mapping[str, tuple[int | None, int]]]]
-# The key of an agent's bucket.
+# Returns the key of an agent's bucket.
 KeyOf = Callable[[str], str]
 
 
 @dataclass
 class _Watched:
-    """One run's samples. Memory is summed over time as it was seen, each value until the next."""
+    """The samples of one run. Memory is integrated over time, each value until the next sample."""
 
     began_ms: int
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=_MOST_SAMPLES))
     _memory_byte_ms: int = 0
-    # An instance that waited for its intent has used some already, which is not the intent's.
+    # A standby instance has used CPU time before its intent, which does not count for the intent.
     _seen_ms: int | None = None
     _used_ms: int = 0
 
@@ -66,15 +65,16 @@ class _Watched:
         self._memory_byte_ms += memory_bytes * max(0, at_ms - last_ms)
         if cpu_ms is not None:
             seen_ms = cpu_ms if self._seen_ms is None else self._seen_ms
-            # A counter never goes back: this is another run of the intent, begun cold because the instance that was
-            # offered it gave it back.
+            # A counter never decreases: this is another run of the intent, started cold after the standby instance
+            # returned it.
             self._used_ms += cpu_ms - seen_ms if cpu_ms >= seen_ms else cpu_ms
             self._seen_ms = cpu_ms
         self.samples.append(Sample(at_ms, Usage(self._used_ms, self._memory_byte_ms, at_ms - self.began_ms)))
 
 
 class Projection:
-    """Use ``run`` as a task of the daemon's group. ``clock_ms`` never goes back, ``now_ms`` is the buckets'."""
+    """The tick. Call ``run`` in a task of the daemon's group. ``clock_ms`` is monotonic, ``now_ms`` is the buckets'
+    clock."""
 
     def __init__(
         self,
@@ -94,21 +94,21 @@ class Projection:
         self._watched: dict[str, _Watched] = {}
 
     async def run(self) -> None:
-        """Tick until cancelled; what cannot be measured in one tick is measured in the next."""
+        """Tick until cancelled; after a failed measurement the next tick measures again."""
         if self._tick.policy != "linear":
-            await anyio.sleep_forever()  # nobody is ended, so nobody is measured
+            await anyio.sleep_forever()  # This policy ends no run, so none is measured.
         async with anyio.create_task_group() as group:
             while True:
                 await anyio.sleep(self._tick.tick_ms / 1000)
                 try:
                     for live in await self.over():
-                        # The grace takes seconds, and other runs are looked at meanwhile.
+                        # The grace takes seconds; other runs are checked meanwhile.
                         group.start_soon(self._preempt, live)
                 except errors.CovenantError as e:
                     _LOG.warning("what runs use cannot be measured now: %s", e)
 
     async def over(self) -> list[Live]:
-        """The live runs that are to be ended now, each marked so; empty where the policy ends none."""
+        """Return the live runs to end now, each marked as preempted; empty if the policy ends none."""
         live = {
             intent_id: one
             for intent_id, one in self._runners.live.items()
@@ -139,7 +139,7 @@ class Projection:
         )
         ended = []
         for verdict in verdicts:
-            # It may have ended by itself while we looked.
+            # The run may have ended by itself during the measurement.
             if verdict.preempt and verdict.run_id in self._runners.live:
                 one = live[verdict.run_id]
                 one.preempted = f"used {verdict.cost} credits, {verdict.allowance} were there for it"
@@ -152,11 +152,11 @@ class Projection:
             try:
                 there = await self._runners.end(live, reason=REASON)
             except errors.CovenantError as e:
-                live.preempted = ""  # it runs on, and is looked at again
+                live.preempted = ""  # The run continues, and is checked again.
                 _LOG.warning("intent %s could not be ended for its budget: %s", live.intent_id, e)
                 await self._audit.append("budget_preempt_failed", {**about, "errno": errno.EIO})
                 return
-            # How it ended the supervisor's own log says: by itself within its grace, or killed.
+            # The supervisor's log says how it ended: by itself within its grace, or killed.
             signal = "SIGTERM" if there else "none"
             await self._audit.append("budget_preempted", {**about, "signal_sent": signal, "exit_code": None})
         except errors.StoreError as e:

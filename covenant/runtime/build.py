@@ -1,4 +1,4 @@
-"""What runs agents, put together from the daemon's settings."""
+"""Build the runtime from the daemon's settings."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from covenant.runtime.supervisor_client import Supervised
 from covenant.settings import Settings
 from sandbox.serve.api import client
 
-# In the home: a supervisor was reached once. From then on nobody but one decides whose signature counts.
+# A file in the home: a supervisor was reached once. From then on only a supervisor decides which signatures count.
 SUPERVISED: Final = "supervised"
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The runners by runtime, and the two that hold them."""
+    """The runners by runtime name, and the two implementations."""
 
     runners: Runners
     supervised: Supervised
@@ -35,8 +35,8 @@ class Runtime:
 async def opened(
     settings: Settings, *, audit: Log, now_ms: Callable[[], int], operator: str = ""
 ) -> AsyncIterator[Runtime]:
-    """The runtime of a daemon, whose key is ``operator``; nothing is asked of the supervisor or of Hermes before the
-    first run.
+    """Yield the runtime of a daemon with the key ``operator``. Neither the supervisor nor Hermes is contacted before
+    the first run.
 
     Raises:
         errors.SettingError: the address of Hermes cannot be used.
@@ -60,7 +60,7 @@ async def opened(
 
 
 def sockets(settings: Settings) -> list[str]:
-    """Where a supervisor may listen, as ``covenant run`` looks for it: COVENANT_SOCKET, else that of the state, else
+    """Return the paths where a supervisor may listen, as ``covenant run`` does: COVENANT_SOCKET, else the state's, else
     the machine's."""
     if settings.socket is not None:
         return [str(settings.socket)]

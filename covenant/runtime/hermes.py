@@ -1,9 +1,9 @@
-"""Runs at a Hermes API: started, watched, answered for and stopped there. Nothing on this machine holds such an agent.
+"""Runs at a Hermes API: start, watch, approve and stop them there. No sandbox of this machine contains such an agent.
 
-What its manifest says is therefore held on the stream of its events, as far as that goes: a run that uses a tool that
-is not in ``tools_allowed`` is stopped when the stream says that it began, and fails; an approval is answered by the
-policy, and nobody else's answer is taken for it. A run whose events cannot be heard is stopped: unheard is not allowed.
-What a tool did before we heard of it is done, which ``docs/intents.md`` says.
+Its manifest is therefore enforced on the run's stream of events, as far as that is possible. A run that starts a tool
+outside ``tools_allowed`` is stopped when the stream reports it, and fails. The policy answers approvals, and no other
+answer is accepted. A run without a readable stream is stopped. The effects of a tool before its report remain;
+``docs/intents.md`` says so.
 """
 
 from __future__ import annotations
@@ -27,59 +27,59 @@ from covenant.wire.types import AgentId
 from policy import contract, errors
 
 POLL_SECONDS: Final = 0.25
-# Once a run is over, its last events are on their way; and a stop is asked for at most so long.
+# The limit for the last events after a run's end, and for a stop request.
 _LAST_SECONDS: Final = 10.0
 _ENDED: Final = frozenset({"completed", "failed", "cancelled"})
 _OVER: Final = frozenset({"run.completed", "run.failed", "run.cancelled"})
 _DENY, _ONCE = "deny", "once"
-# What a run says of itself is kept for the caller up to so many events.
+# The most runtime events that are kept for the caller.
 _MOST_EVENTS: Final = 256
-# Each has its durable row, and each approval a place in what the operator is shown: an API that says more is no run's.
+# Each event has a durable row, and each approval a place in the operator's list: a run with more is stopped.
 _MOST_ROWS: Final = 10_000
 _MOST_WAITING: Final = 64
-# A count of theirs that is more than this is none.
+# A larger count in a response is invalid.
 _MOST_RESOLVED: Final = 2**31
 
 
 class Log(Protocol):
-    """The part of the audit log that a run needs: what it returned for is on disk."""
+    """The part of the audit log that a run needs: a row is on disk when its call returns."""
 
     async def append(self, kind: str, fields: Mapping[str, Any], issuer: AgentId | None = None) -> str:
-        """Write a row; its id."""
+        """Write a row and return its id."""
 
 
-# Refuses a card whose package no operator signed.
+# Refuses a card whose package was not signed by an operator.
 Verify = Callable[[Card], Awaitable[None]]
 
 
 @dataclass
 class _Run:
-    """One run on its way."""
+    """One run in progress."""
 
     card: Card
     intent_id: str
     run_id: str
     caller: AgentId
-    # Why we end it; the first reason stands.
+    # Why we end it; the first reason is kept.
     reason: errors.CovenantError | None = None
     ending: anyio.Event = field(default_factory=anyio.Event)
     heard: anyio.Event = field(default_factory=anyio.Event)
     runtime_events: list[dict[str, Any]] = field(default_factory=list)
     files: list[dict[str, Any]] = field(default_factory=list)
-    # Choices that we posted and whose echo has not come yet.
+    # Choices that we posted and whose echo has not arrived yet.
     posted: list[str] = field(default_factory=list)
     rows: int = 0
     waiting: dict[str, tuple[Approval, str | None]] = field(default_factory=dict)
 
     def end(self, reason: errors.CovenantError) -> None:
-        """Have it stopped."""
+        """Stop the run for this reason."""
         self.reason = self.reason or reason
         self.ending.set()
 
 
 class Hermes:
-    """``runner.Runner`` for the runtime hermes; use as an async context manager. Without an ``api`` every run is
-    refused."""
+    """``runner.Runner`` for the runtime hermes; use as an async context manager. Without an ``api`` it refuses every
+    run."""
 
     def __init__(self, api: HermesApi | None, *, audit: Log, verify: Verify, now_ms: Callable[[], int]) -> None:
         self._api, self._audit, self._verify, self._now_ms = api, audit, verify, now_ms
@@ -98,10 +98,10 @@ class Hermes:
             await self._api.__aexit__(kind, error, trace)
 
     async def probe(self) -> None:
-        """Ask whether the API can do what a run needs; once it could, that is not asked again.
+        """Check once that the API has the features that a run needs; a success is remembered.
 
         Raises:
-            errors.HermesUnconfiguredError, errors.HermesError: no, or nobody knows.
+            errors.HermesUnconfiguredError, errors.HermesError: it has not, or the check failed.
         """
         api = self._configured()
         if not self._probed:
@@ -129,7 +129,7 @@ class Hermes:
             with anyio.move_on_after(limit_ms / 1000):
                 status = await self._watched(api, run)
         except BaseException:
-            # Cancelled, or a fault: whatever it is, the run does not go on by itself.
+            # After a cancellation or an error the run must not continue alone.
             await self._stop(api, run)
             raise
         finally:
@@ -145,7 +145,7 @@ class Hermes:
         return _result(run, status, spent)
 
     async def end(self, intent_id: str, *, reason: str, whole: bool = False) -> bool:
-        """As ``runner.Runner``; the API's run is one, and has no grace."""
+        """As ``runner.Runner``; a run of the API has no children, and no grace."""
         run = self._live.get(intent_id)
         if run is None:
             return False
@@ -153,16 +153,16 @@ class Hermes:
         return True
 
     def approvals(self) -> tuple[Approval, ...]:
-        """What waits for an operator, the oldest first."""
+        """Return the approvals that wait for an operator, oldest first."""
         waiting = (one for run in self._live.values() for one, _ in run.waiting.values())
         return tuple(sorted(waiting, key=lambda one: one.requested_at))
 
     async def resolve(self, approval_id: str, choice: str, *, by: AgentId) -> int:
-        """Answer one that waits; how many that resolved.
+        """Answer a waiting approval. Returns the number of requests that this resolved.
 
         Raises:
             errors.NoApprovalError: none waits under this id, or it does not offer this choice.
-            errors.HermesError: it could not be posted; it waits no more here, and the API's own limit ends it.
+            errors.HermesError: it could not be posted; it no longer waits here, and the API's own limit ends it.
         """
         run = next((one for one in self._live.values() if approval_id in one.waiting), None)
         if run is None:
@@ -170,7 +170,7 @@ class Hermes:
         approval, request_id = run.waiting[approval_id]
         if choice not in approval.choices:
             raise errors.NoApprovalError(f"it offers {', '.join(f'`{one}`' for one in approval.choices)}")
-        # Taken before the first wait: of two that answer at once, one does.
+        # Removed before the first await: of two concurrent answers only one is sent.
         del run.waiting[approval_id]
         return await self._answer(run, choice, request_id, issuer=by)
 
@@ -183,13 +183,14 @@ class Hermes:
         try:
             return await api.start(intent.text, intent_id=intent.id)
         except errors.HermesError as e:
-            if "status" in e.details:  # it said no
+            if "status" in e.details:  # the API refused
                 raise
-            # It may have begun and its answer be lost: the same key names the same run, and starts no second.
+            # The run may have begun although its answer was lost: the same key names the same run, and starts no second
+            # one.
             return await api.start(intent.text, intent_id=intent.id)
 
     async def _watched(self, api: HermesApi, run: _Run) -> dict[str, Any]:
-        """The run's last status; empty where it is to be stopped."""
+        """Return the run's last status; empty if it is to be stopped."""
         status: dict[str, Any] = {}
         async with anyio.create_task_group() as group:
             group.start_soon(self._listen, api, run)
@@ -207,13 +208,13 @@ class Hermes:
             status = await api.status(run.run_id)
             if status.get("status") in _ENDED:
                 break
-            # The stream is over and the run is not: a moment for the two to agree, and no longer.
+            # The stream ended but the run did not: allow a moment for the two to agree.
             patience -= POLL_SECONDS if run.heard.is_set() else 0
             with anyio.move_on_after(POLL_SECONDS):
                 await run.ending.wait()
         if patience <= 0:
             run.end(errors.HermesError("the events of a run ended before it did: it cannot be watched"))
-        # What it did just before its end is still to be heard, and to be judged.
+        # The events of its last acts must still arrive and be checked.
         if not run.ending.is_set():
             with anyio.move_on_after(_LAST_SECONDS):
                 await run.heard.wait()
@@ -228,7 +229,7 @@ class Hermes:
                 if run.ending.is_set() or event.get("event") in _OVER:
                     break
         except errors.CovenantError as e:
-            # Also a row that could not be written: what is not in the log does not go on.
+            # Also for a row that could not be written: an unlogged run must not continue.
             run.end(e)
         finally:
             run.heard.set()
@@ -311,7 +312,7 @@ class Hermes:
         if choice in run.posted:
             run.posted.remove(choice)
             return
-        # Somebody else answered at the API itself.
+        # The approval was answered at the API itself.
         run.waiting.clear()
         resolved = event.get("resolved")
         count = resolved if type(resolved) is int and 0 <= resolved < _MOST_RESOLVED else 1
@@ -320,7 +321,7 @@ class Hermes:
             run.end(errors.ToolRefusedError("somebody else approved what the run's policy is to answer"))
 
     async def _answer(self, run: _Run, choice: str, request_id: str | None, issuer: AgentId | None = None) -> int:
-        """Post a choice. The log has it before, with nothing resolved yet, and again with what it resolved."""
+        """Post a choice. The log has a row before, with 0 resolved, and one after with the number resolved."""
         await self._row(run, "hermes_approval_resolved", {"choice": choice, "resolved": 0}, issuer)
         run.posted.append(choice)
         resolved = min(await self._configured().approve(run.run_id, choice, request_id), _MOST_RESOLVED)
@@ -332,7 +333,7 @@ class Hermes:
         await self._audit.append(kind, {**about, **fields}, issuer or run.caller)
 
     async def _stop(self, api: HermesApi, run: _Run) -> None:
-        """Whatever else becomes of us; what cannot be asked is added to why it was to stop."""
+        """Stop the run, shielded; a failure is added to the reason of the stop."""
         with anyio.move_on_after(_LAST_SECONDS, shield=True):
             try:
                 await api.stop(run.run_id)
@@ -356,7 +357,7 @@ def _result(run: _Run, status: Mapping[str, Any], spent: Spent) -> RunResult:
         )
     if not isinstance(output, str):
         raise with_spent(errors.MalformedOutputError("the run was completed without an output"), spent)
-    # As it is written in an answer, where a control character takes six bytes: as the line of an agent here counts.
+    # Measured as JSON, where a control character takes six bytes: the same count as for the line of a local agent.
     if len(to_json(output)) > contract.RESULT_BYTES:
         raise with_spent(errors.OutputTooLargeError(f"the output is over {contract.RESULT_BYTES} bytes"), spent)
     return RunResult(

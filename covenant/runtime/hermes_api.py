@@ -1,7 +1,7 @@
-"""The Hermes API as it is published: runs that are started, asked about, listened to, stopped and answered, over HTTP.
+"""A client of the published Hermes API: start, query, follow, stop and approve runs over HTTP.
 
-Whatever answers there is not ours: no redirect is followed, nothing of the environment is taken, every request has 30
-seconds and every answer a size. Its words are data; none of them is shown or kept without a bound.
+The server is not trusted: no redirect is followed, no environment setting is used, every request is limited to 30
+seconds and every response in size. Its text is data; it is cut to a limit before it is shown or stored.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ import aiohttp
 from policy import contract, errors, json_bounds
 
 REQUEST_SECONDS: Final = 30.0
-# The API keeps a stream awake more often than this; one that says nothing for longer is gone.
+# The API sends keep-alives more often than this; a stream that is silent for longer is broken.
 _SILENT_SECONDS: Final = 120.0
-# An answer of 4 MiB whose every character is an escape, and what stands around it.
+# A response of 4 MiB in which every character is an escape, plus the fields around it.
 _ANSWER_BYTES: Final = 6 * contract.RESULT_BYTES + (1 << 16)
 _EVENT_BYTES: Final = 1 << 20
 _WORDS: Final = 300
-# Ids of runs go into paths, and come from there.
+# Ids of runs are part of URL paths, and come from the API.
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,200}\Z")
 NEEDED: Final = ("run_submission", "run_events_sse", "run_stop")
 
 
 class HermesApi:
-    """One API; use as an async context manager. ``base_url`` has its ``/v1`` already."""
+    """One API; use as an async context manager. ``base_url`` already ends in ``/v1``."""
 
     def __init__(self, base_url: str, key: str | None) -> None:
-        """
+        """Check the address.
+
         Raises:
-            errors.SettingError: the address is none that runs may be sent to.
+            errors.SettingError: runs cannot be sent to the address.
         """
         self._base = _checked(base_url)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -55,10 +56,10 @@ class HermesApi:
             self._session = None
 
     async def missing(self) -> tuple[str, ...]:
-        """What the API lacks of what a run needs.
+        """Return the features that the API lacks and a run needs.
 
         Raises:
-            errors.HermesError: it does not say.
+            errors.HermesError: it does not list its features.
         """
         features = (await self._json("GET", "/capabilities")).get("features")
         if not isinstance(features, Mapping):
@@ -66,7 +67,7 @@ class HermesApi:
         return tuple(name for name in NEEDED if features.get(name) is not True)
 
     async def start(self, text: str, *, intent_id: str) -> str:
-        """Start a run; its id. The same intent twice is one run (`Idempotency-Key`)."""
+        """Start a run and return its id. The same intent twice is one run (`Idempotency-Key`)."""
         document = {"input": text, "session_id": f"covenant-{intent_id}"}
         answer = await self._json("POST", "/runs", document, headers={"Idempotency-Key": intent_id})
         run_id = answer.get("run_id")
@@ -75,7 +76,7 @@ class HermesApi:
         return run_id
 
     async def status(self, run_id: str) -> dict[str, Any]:
-        """The run as it is now."""
+        """Return the current status of the run."""
         return await self._json("GET", f"/runs/{run_id}")
 
     async def stop(self, run_id: str) -> None:
@@ -83,16 +84,16 @@ class HermesApi:
         await self._json("POST", f"/runs/{run_id}/stop", {})
 
     async def approve(self, run_id: str, choice: str, request_id: str | None = None) -> int:
-        """Answer a waiting approval; how many that resolved."""
+        """Answer a waiting approval. Returns the number of requests that this resolved."""
         document = {"choice": choice, **({} if request_id is None else {"request_id": request_id})}
         resolved = (await self._json("POST", f"/runs/{run_id}/approval", document)).get("resolved", 0)
         return resolved if type(resolved) is int and resolved >= 0 else 0
 
     async def events(self, run_id: str) -> AsyncIterator[dict[str, Any]]:
-        """What the run says while it lasts, until its stream ends.
+        """Yield the events of the run until its stream ends.
 
         Raises:
-            errors.HermesError: the stream cannot be had, breaks off, or is no stream of events.
+            errors.HermesError: the stream cannot be opened, breaks off, or is no stream of events.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=_SILENT_SECONDS)
         try:
@@ -139,7 +140,7 @@ class HermesApi:
 
 
 def shown(value: Any) -> str:
-    """Text of the API's, cut to what a message or a row holds; empty where it is none."""
+    """Return text of the API, cut to the limit of a message or a row; empty if it is no text."""
     return value[:_WORDS] if isinstance(value, str) else ""
 
 
@@ -160,7 +161,7 @@ def _checked(base_url: str) -> str:
 
 def _check_status(response: aiohttp.ClientResponse) -> None:
     if not 200 <= response.status < 300:
-        # Its body may be long, and is nobody's whom we know.
+        # The body may be long, and its author is unknown.
         raise errors.HermesError(f"the Hermes API answered with status {response.status}", status=response.status)
 
 
@@ -178,12 +179,12 @@ async def _bounded(content: aiohttp.StreamReader) -> bytes:
 
 
 def _object(raw: bytes) -> dict[str, Any]:
-    # Parsing lets nothing else run in the daemon, and takes long by values and not by bytes.
+    # Parsing blocks the daemon's loop, for a time that depends on the number of values, not of bytes.
     if json_bounds.exceeds(raw, json_bounds.DOCUMENT_VALUES):
         raise errors.HermesError(f"the Hermes API answered with more than {json_bounds.DOCUMENT_VALUES} values")
     try:
         value = json.loads(raw)
-        # A lone surrogate survives as an escape, and could be encoded nowhere later.
+        # A lone surrogate survives parsing as an escape, but could not be encoded later.
         json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         value = None
@@ -193,7 +194,7 @@ def _object(raw: bytes) -> dict[str, Any]:
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]:
-    """The objects of a stream of server-sent events (HTML, section 9.2): `data` lines up to an empty one."""
+    """Yield the objects of a stream of server-sent events (HTML, section 9.2): `data` lines up to an empty one."""
     data: list[bytes] = []
     size = 0
     async for line in _lines(content):

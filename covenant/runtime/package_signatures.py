@@ -1,9 +1,9 @@
-"""Whether an operator signed a package, as far as a process without rights can say.
+"""Verify an operator's signature of a package, as far as an unprivileged process can.
 
-Only agents that no sandbox holds need it here: the supervisor verifies every other one itself. Where the machine has
-one it is asked about these as well, and while it does not listen nothing is verified. Elsewhere the root is that of the
-operator's working copy below the home, which decides nothing there: what that cannot know is a root or a revocation
-that the copy has not, the highest serial that was accepted, and the greatest time ever seen.
+Only agents without a sandbox need it here: the supervisor verifies every other one itself. If the machine has a
+supervisor, it is asked about these as well, and nothing is verified while it does not listen. Otherwise the root is the
+operator's working copy below the home, which decides nothing. The copy may lack a newer root or a revocation, the
+highest accepted serial, and the greatest time ever seen.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from sandbox.storage import package_reader as reader
 
 
 def verify(card: Card, *, home: Path, state: Path, host: str, now_ms: Callable[[], int]) -> None:
-    """Refuse a card whose package, as it lies there now, no operator of the root signed for this ``host``.
+    """Refuse a card whose package, in its present state, has no signature of the root's operators for this ``host``.
 
     Raises:
-        errors.CovenantError: it is not signed, or not so; or the package is another than the card's.
+        errors.CovenantError: it is unsigned or wrongly signed; or the package differs from the card's.
     """
     with packages.opened(card) as directory:
         package = reader.read(directory)
@@ -45,10 +45,10 @@ def verify(card: Card, *, home: Path, state: Path, host: str, now_ms: Callable[[
 
 
 async def ask_or_verify(card: Card, *, ask: Callable[[Card], Awaitable[bool]], verify: Callable[[Card], None]) -> None:
-    """Have the supervisor verify the package (``ask``); ``verify`` it here only where this machine has none.
+    """Have the supervisor verify the package (``ask``); ``verify`` it here only if this machine has none.
 
     Raises:
-        errors.CovenantError: whichever of the two was to say refuses it.
+        errors.CovenantError: the responsible verifier refuses it.
     """
     if not await ask(card):
         await anyio.to_thread.run_sync(verify, card)

@@ -1,8 +1,8 @@
-"""The packages below ``$COVENANT_HOME/agents``: one a directory, each with what its manifest says or why it cannot be
-used.
+"""The packages below ``$COVENANT_HOME/agents``: one for each directory, with its manifest or the error that makes it
+unusable.
 
-Only ``agent.toml`` is read here, to route by and to list. Nothing that decides rests on it: whoever runs a package
-reads all of it again and verifies it. No name is followed to where a link points.
+Only ``agent.toml`` is read here, to route and to list. No decision rests on it: the code that runs a package reads all
+of it again and verifies it. Symlinks are never followed.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from policy import decide, errors
 from policy.manifest import parse
 from policy.manifest.agent import Manifest
 
-# So many packages are known, the first by the names of their directories; what lies there beside them keeps nobody from
-# being found, up to so many entries that nothing of the kind is meant to be there.
+# The most packages that are known, the first by name of their directories. Other entries beside them hide none, up to a
+# number of entries that no real home has.
 MOST_PACKAGES: Final = 4096
 MOST_ENTRIES: Final = 262_144
-# So many that cannot be used are listed one by one.
+# The most unusable packages that are listed one by one.
 MOST_REFUSED: Final = 256
-# So many of those that share an id are named to each of them.
+# The most packages with the same id that each of their errors names.
 _MOST_NAMED: Final = 4
-# A manifest is no longer (sandbox.broker.package_lookup).
+# The maximum size of a manifest (sandbox.broker.package_lookup).
 MANIFEST_BYTES: Final = 256 * 1024
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# O_NONBLOCK: a fifo in a file's place must not hang us.
+# O_NONBLOCK: a fifo in place of a file must not block.
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -52,13 +52,13 @@ class Card:
 
     @property
     def where(self) -> str:
-        """Its directory, as errors name it."""
+        """Its directory, in the form that errors show."""
         return visible(str(self.directory))
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One package as it is listed: a card, or the error that keeps it from being routed to, or both."""
+    """A listed package: a card, or the error that keeps it from being routed to, or both."""
 
     directory: str
     card: Card | None
@@ -66,13 +66,13 @@ class Listed:
 
     @property
     def id(self) -> str | None:
-        """The agent's id, None where no manifest could be read."""
+        """The agent's id; None if its manifest could not be read."""
         return None if self.card is None else self.card.id
 
 
 def scan(place: Path) -> tuple[Listed, ...]:
-    """Every package below ``place``, sorted by agent id, those without one last. Plain files, and directories without
-    a manifest, are none; where ``place`` is not there, there are none. What is beyond the bounds is one error.
+    """Return every package below ``place``, sorted by agent id, those without one last. Plain files, and directories
+    without a manifest, are skipped; a missing ``place`` has none. All packages beyond the limits are one error.
 
     Raises:
         errors.HomeError: it cannot be read.
@@ -91,7 +91,7 @@ def scan(place: Path) -> tuple[Listed, ...]:
 
 
 def _found(directory: int, place: Path) -> list[Listed]:
-    """As many as may be, and what keeps the rest from being listed."""
+    """Return the packages up to the limits, and an error for the rest."""
     names, more = _names(directory)
     found, packages, refused, unlisted = list[Listed](), 0, 0, 0
     for name in names:
@@ -115,18 +115,17 @@ def _found(directory: int, place: Path) -> list[Listed]:
 
 
 def _instead(what: str) -> Listed:
-    """The place itself, listed with what stands for much of it."""
+    """Return an entry for the directory itself, in place of many."""
     return Listed(".", None, errors.PackageError(f"it holds {what}", hint="take away what is no agent", where="."))
 
 
 @contextlib.contextmanager
 def opened(card: Card) -> Iterator[int]:
-    """The card's directory, open for whoever reads the package by it.
+    """Open the card's directory, to read the package through the descriptor.
 
     Raises:
-        errors.PackageError: it is not there any more, or became something else.
-        errors.StaleAgentError: its manifest is another than the one that the card was made of: what was checked of the
-            caller was checked against that.
+        errors.PackageError: it no longer exists, or is no directory now.
+        errors.StaleAgentError: its manifest differs from the card's, for which the caller was checked.
     """
     try:
         fd = os.open(card.directory, _DIRECTORY)
@@ -146,12 +145,12 @@ def opened(card: Card) -> Iterator[int]:
 
 
 def visible(name: str) -> str:
-    """A name of the file system as any JSON takes it: what is no UTF-8 of it, as escapes."""
+    """Return a file name in a form that JSON can carry: bytes that are no UTF-8 as escapes."""
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _names(directory: int) -> tuple[list[str], str | None]:
-    """What may be packages, sorted, and what is said where not all were looked at."""
+    """Return the names of possible packages, sorted, and a message if not all entries were read."""
     names = list[str]()
     with os.scandir(directory) as entries:
         for number, entry in enumerate(entries):
@@ -163,12 +162,12 @@ def _names(directory: int) -> tuple[list[str], str | None]:
 
 
 def _listed(within: int, name: str, place: Path) -> Listed | None:
-    """One entry; None where it is no package at all."""
+    """Return the listing of one entry; None if it is no package."""
     shown = visible(name)
     try:
         fd = os.open(name, _DIRECTORY, dir_fd=within)
     except OSError as e:
-        # O_NOFOLLOW with O_DIRECTORY says ENOTDIR of a link, and of a socket or a fifo, which are not ours to name.
+        # O_NOFOLLOW with O_DIRECTORY gives ENOTDIR for a link, and also for a socket or a fifo, which are skipped.
         if e.errno in (errno.ENOENT, errno.ENXIO) or not _matters(within, name):
             return None
         reason = "it is a symlink" if e.errno in (errno.ENOTDIR, errno.ELOOP) else e.strerror
@@ -188,7 +187,7 @@ def _listed(within: int, name: str, place: Path) -> Listed | None:
 
 
 def _matters(within: int, name: str) -> bool:
-    """Whether an entry that could not be opened may be meant as a package: a link, or a directory closed to us."""
+    """Whether an unopenable entry may be meant as a package: a link, or a directory without permission."""
     with contextlib.suppress(OSError):
         mode = os.stat(name, dir_fd=within, follow_symlinks=False).st_mode
         return stat.S_ISLNK(mode) or stat.S_ISDIR(mode)
@@ -196,7 +195,7 @@ def _matters(within: int, name: str) -> bool:
 
 
 def _manifest(package: int) -> bytes | None:
-    """The manifest's bytes; None where there is none.
+    """Return the manifest's bytes; None if there is none.
 
     Raises:
         errors.PackageError: it is no plain file, or too large.
@@ -223,7 +222,8 @@ def _manifest(package: int) -> bytes | None:
 
 
 def _told_apart(found: Sequence[Listed]) -> Iterator[Listed]:
-    """With an error in each of those that share an id: whichever came first would be whoever put it there."""
+    """Give each of the packages that share an id an error: preferring the first would let an added package take
+    over."""
     alike: dict[str, list[str]] = {}
     for one in found:
         if one.id is not None:

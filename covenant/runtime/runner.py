@@ -1,4 +1,4 @@
-"""What a run is asked and what comes of it, whoever holds it: the supervisor, or a Hermes API."""
+"""The request and the result of a run, for every runner: the supervisor, or a Hermes API."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Lacks = Callable[[], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What an agent is asked. ``issued_at`` in Unix milliseconds."""
+    """A request to an agent. ``issued_at`` in Unix milliseconds."""
 
     id: str
     text: str
@@ -33,7 +33,7 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What an agent answered, and what that took."""
+    """An agent's answer, and its usage."""
 
     text: str
     sources: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a run that failed took all the same, and what was denied to it."""
+    """The usage and the denials of a failed run."""
 
     usage: Usage
     run_id: str | None = None
@@ -58,20 +58,20 @@ class Spent:
 
 
 class Runner(Protocol):
-    """Runs an intent by an agent."""
+    """Runs an agent on an intent."""
 
     async def run(self, card: Card, intent: Intent, *, caller: AgentId, deadline: int | None) -> RunResult:
-        """Run it; ``deadline`` is when whoever asks stops waiting, in Unix milliseconds.
+        """Run it. ``deadline``: the time at which the caller stops waiting, in Unix milliseconds.
 
         Cancelling the call ends the run.
 
         Raises:
-            errors.CovenantError: it did not start, or brought no answer; ``spent`` says what it took.
+            errors.CovenantError: it did not start, or gave no answer; ``spent`` returns its usage.
         """
 
     async def end(self, intent_id: str, *, reason: str, whole: bool = False) -> bool:
-        """End the run of this intent, which gets its grace to end by itself; False where there is none. ``whole``: at
-        once, with all that it started.
+        """End the run of this intent after its grace; returns False if there is none. ``whole``: at once, with its
+        whole tree.
 
         Raises:
             errors.CovenantError: it could not be ended.
@@ -79,37 +79,40 @@ class Runner(Protocol):
 
 
 class Approving(Protocol):
-    """Whose runs may wait for an operator's word."""
+    """A runner whose runs may wait for an operator's approval."""
 
     def approvals(self) -> tuple[Approval, ...]:
-        """What waits, the oldest first."""
+        """Return the waiting approvals, oldest first."""
 
     async def resolve(self, approval_id: str, choice: str, *, by: AgentId) -> int:
-        """Answer one; how many waiting requests that resolved.
+        """Answer an approval. Returns the number of waiting requests that this resolved.
 
         Raises:
             errors.NoApprovalError: none waits under this id, or it does not offer this choice.
-            errors.CovenantError: the answer could not be written down, or not be given.
+            errors.CovenantError: the answer could not be logged or sent.
         """
 
 
 def with_spent(error: errors.CovenantError, took: Spent) -> errors.CovenantError:
-    """The error of a run that took ``took``."""
+    """Return the error with the usage ``took`` of its run."""
     error.details[_SPENT] = took
     return error
 
 
 def spent(error: BaseException) -> Spent | None:
-    """What the run took that ended with this error; None where nothing was started."""
+    """Return the usage of the run that ended with this error; None if nothing was started."""
     found = error.details.get(_SPENT) if isinstance(error, errors.CovenantError) else None
     return found if isinstance(found, Spent) else None
 
 
 @dataclass
 class Live:
-    """An intent that an agent works on now, for ``caller``. ``preempted`` says why its budget ended it, ``withdrawn``
-    which grant that it rested on was taken back; each is empty while it was not. ``lacks`` is the action of a grant
-    that it needs beside what every intent to its agent does, and that is held no more."""
+    """An intent in progress at an agent, for ``caller``.
+
+    ``preempted``: why its budget ended it; ``withdrawn``: which grant it rested on was revoked; empty otherwise.
+    ``lacks`` returns the action of an additional grant that this intent needs, besides those of every intent to its
+    agent, if it is no longer held.
+    """
 
     card: Card
     intent_id: str
@@ -121,13 +124,13 @@ class Live:
 
 
 class Runners:
-    """Each runtime's runner by its name in the manifest, and what they run now, the oldest first."""
+    """Each runtime's runner by its name in the manifest, and the runs in progress, oldest first."""
 
     def __init__(self, runners: Mapping[str, Runner], approving: Approving | None = None) -> None:
         self._runners = dict(runners)
         self.approving = approving
         self.live: dict[str, Live] = {}
-        # Intents that somebody may ask for a second time while they are on their way (respond.intent).
+        # Intents that may be requested a second time while they are in progress (respond.intent).
         self.on_their_way: dict[str, anyio.Event] = {}
 
     async def run(
@@ -142,19 +145,19 @@ class Runners:
         """As ``Runner.run``, by the runner of the card's runtime; ``lacks`` as in ``Live``.
 
         Raises:
-            errors.PreemptedError: its budget ended it, in the place of what the runner says of that.
-            errors.RunRevokedError: likewise, a grant that it rested on was taken back.
+            errors.PreemptedError: its budget ended it; replaces the runner's own error.
+            errors.RunRevokedError: likewise, a grant that it rested on was revoked.
             errors.CovenantError: as ``Runner.run``.
         """
         live = self.live[intent.id] = Live(card, intent.id, caller, lacks)
         try:
             with live.scope:
                 ran = await self._of(card).run(card, intent, caller=caller, deadline=deadline)
-                # An answer that came with the end of what it rested on is nobody's.
+                # An answer that came after its grant was revoked must not be returned.
                 if not live.withdrawn:
                     return ran
                 raise with_spent(_ended(live), _of_answer(ran))
-            # Only whoever takes its grant back cancels it here.
+            # Only a withdrawal of its grant cancels this scope.
             raise _ended(live)
         except errors.CovenantError as e:
             if not (live.preempted or live.withdrawn) or isinstance(e, errors.RunRevokedError):
@@ -170,8 +173,10 @@ class Runners:
         return await self._of(live.card).end(live.intent_id, reason=reason)
 
     async def withdraw(self, live: Live) -> None:
-        """End a run that is marked so (``Live.withdrawn``), at once and with all that it started. One that is not to be
-        found is only on its way, and one that cannot be asked for ends with the call."""
+        """End a run that is marked as withdrawn (``Live.withdrawn``), at once and with its whole tree.
+
+        A run that is not found has not started yet, and one whose runner fails ends with the call.
+        """
         there = False
         try:
             there = await self._of(live.card).end(live.intent_id, reason=f"revoked: {live.withdrawn}", whole=True)

@@ -1,8 +1,8 @@
-"""Runs in sandboxes: every one of them is asked of covenant-supervisor, over its socket. The daemon starts nothing.
+"""Runs in sandboxes: each is requested from covenant-supervisor over its socket. The daemon starts no process.
 
-One connection is one run. The package goes as a descriptor of its directory, which the supervisor reads with this
-process's rights and verifies for itself. A connection that is closed ends its run, so that a cancelled call leaves none
-behind. What the supervisor cannot be asked is not run: there is no other way in here.
+One connection is one run. It passes a descriptor of the package's directory, which the supervisor reads with this
+process's rights and verifies itself. Closing the connection ends its run, so a cancelled call leaves none behind. There
+is no other way to run an agent here.
 """
 
 from __future__ import annotations
@@ -29,31 +29,32 @@ from sandbox.storage import atomic_file
 
 _LOG: Final = logging.getLogger(__name__)
 
-# Beyond its own clocks a run waits for its turn, for its start and for its clean-up.
+# The time beyond a run's own clocks: for its queue, its start and its clean-up.
 _BEYOND_SECONDS: Final = 600.0
-# For everything that is not a run.
+# The limit for all other requests.
 _ASK_SECONDS: Final = 60.0
-# Under the 32 that a supervisor lets one user have open by default (`caller_requests`), with room for `ps` and `kill`.
+# Below the default of 32 open requests that a supervisor allows one user (`caller_requests`), with room for `ps` and
+# `kill`.
 MOST_RUNS: Final = 24
-# While the supervisor has too much to do for us: how long until it is asked again, doubled each time up to the last.
+# The pause before a busy supervisor is asked again; it doubles each time up to the longest.
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 2.0
 
-# Above this, reading a document takes the loop for longer than a turn should be.
+# Parsing a larger document would block the loop too long.
 _LARGE: Final = 256 * 1024
-# As many rows take.
+# The same limit in rows.
 _MANY_ROWS: Final = 64
 
-# Among the details of a NoSupervisorError: this machine has one, which does not listen now.
+# Key in the details of a NoSupervisorError: this machine has a supervisor that does not listen now.
 CONFIGURED: Final = "configured"
 
-# Makes a connection: blocking, in a thread of its own.
+# Makes a connection; blocks, so it is called in a thread.
 Connect = Callable[[], socket.socket]
 
 
 class Supervised:
-    """Runs asked of the supervisor that ``connect`` reaches; at most ``most`` at one time, the others wait. Of these
-    whoever has not the key ``operator`` has a share (``shares``)."""
+    """Runs requested from the supervisor that ``connect`` reaches; at most ``most`` at a time, the others wait. Every
+    caller without the key ``operator`` has a share of these places (``shares``)."""
 
     def __init__(
         self,
@@ -68,8 +69,8 @@ class Supervised:
         self._places = fair_share.Shares(most, operator=operator)
 
     async def run(self, card: Card, intent: Intent, *, caller: AgentId, deadline: int | None) -> RunResult:
-        """As ``runner.Runner``. The supervisor names us by what the kernel says, and ``caller`` as whom we ask for; it
-        tells us what its log has of the run and of all below it (``told``), however the run went."""
+        """As ``runner.Runner``. The supervisor identifies us by peer credentials, and ``caller`` as the user we act
+        for. Its reply includes its log rows of the run and its descendants (``told``), also for a failed run."""
         beside: list[dict[str, Any]] = []
         try:
             async with self._places.place(caller.pubkey):
@@ -80,12 +81,12 @@ class Supervised:
         return _result(client.answer_of(document), card, await _told(beside[-1] if beside else None))
 
     async def check(self, card: Card) -> bool:
-        """Whether the supervisor was there to verify a package that it is not asked to run; False where this machine
-        has none (``connector``).
+        """Have the supervisor verify a package without running it. Returns False if this machine has none
+        (``connector``).
 
         Raises:
-            errors.CovenantError: it refuses the package or this user, or cannot be asked though there is one: what it
-                would say is not for us to say in its place.
+            errors.CovenantError: it refuses the package or this user, or cannot be reached although there is one: the
+                daemon must not decide in its place.
         """
         try:
             with _limited(_ASK_SECONDS, "did not verify the package in time"), packages.opened(card) as directory:
@@ -101,7 +102,7 @@ class Supervised:
         return True
 
     async def end(self, intent_id: str, *, reason: str, whole: bool = False) -> bool:
-        """As ``runner.Runner``: SIGTERM, ``grace_ms``, and then the sandbox is killed. ``whole``: all of the tree is
+        """As ``runner.Runner``: SIGTERM, ``grace_ms``, then the sandbox is killed. ``whole``: the whole tree is
         stopped, then killed."""
         how: dict[str, Any] = {"tree": True} if whole else {"grace_ms": self._grace_ms}
         with _limited(_ASK_SECONDS, "did not end the run in time"):
@@ -112,14 +113,14 @@ class Supervised:
             try:
                 await self._ask("operate", operation="kill", run=run_id, reason=reason, **how)
             except errors.NoRunError:
-                return False  # it ended by itself meanwhile
+                return False  # the run ended by itself meanwhile
         return True
 
     async def used(self) -> dict[str, tuple[int | None, int]]:
-        """What our live runs have used, by intent: processor time in ms, None where it is not counted, and memory now.
+        """Return the usage of our live runs by intent: CPU time in ms, None if it is not counted, and current memory.
 
         Raises:
-            errors.CovenantError: the supervisor cannot be asked.
+            errors.CovenantError: the supervisor cannot be reached.
         """
         with _limited(_ASK_SECONDS, "did not say in time what runs use"):
             runs = _runs(await self._ask("top"))
@@ -139,7 +140,7 @@ class Supervised:
                 text=intent.text,
                 intent_id=intent.id,
                 priority=str(intent.priority),
-                # The caller was checked against this one, and the directory is not ours alone.
+                # The caller was checked for this manifest, and other processes can write to the directory.
                 manifest_sha256=card.digest,
                 on_behalf_of={"pubkey_b58": caller.pubkey, "display": caller.display},
                 rows=True,
@@ -147,7 +148,7 @@ class Supervised:
             )
 
     async def _until_taken(self, ask: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-        """Other clients of this uid may take its places as well: whoever is busy is asked again."""
+        """Repeat the request while the supervisor is busy: other clients of this uid may use its places too."""
         pause = _FIRST_PAUSE
         while True:
             try:
@@ -159,10 +160,10 @@ class Supervised:
     async def _ask(
         self, kind: str, *, fds: Sequence[int] = (), beside: list[dict[str, Any]] | None = None, **fields: Any
     ) -> dict[str, Any]:
-        """One request on a connection of its own; the document that answers. ``beside`` takes the rows before it.
+        """Send one request on a new connection and return the reply. ``beside`` receives the rows before it.
 
         Raises:
-            errors.CovenantError: it cannot be asked, or refused.
+            errors.CovenantError: the supervisor cannot be reached, or refused.
         """
         try:
             frame = frames.encode({"kind": kind, **fields})
@@ -170,11 +171,11 @@ class Supervised:
             raise errors.UsageError("the request is not valid Unicode") from e
         if len(frame) - frames.LENGTH.size > frames.REQUEST_BYTES:
             raise errors.UsageError("the intent is too large")
-        # In a thread: connect(2) waits where the supervisor's queue is full, and looks at whoever listens.
+        # In a thread: connect(2) waits if the supervisor's queue is full, and the listener's credentials are checked.
         sock = await anyio.to_thread.run_sync(self._connect, abandon_on_cancel=False)
         try:
             sock.setblocking(False)
-            # It may have said no already, and have closed its half: what it said is still to be read.
+            # The supervisor may have refused and closed its half already: its reply must still be read.
             with contextlib.suppress(OSError):
                 await _send(sock, frame, fds)
             while True:
@@ -190,11 +191,11 @@ class Supervised:
 
 
 def connector(candidates: Sequence[str], *, named: bool, mark: Path | None = None) -> Connect:
-    """How a supervisor is reached: the first of the sockets at which one listens.
+    """Return a function that connects to a supervisor: the first of the sockets with a listener.
 
-    ``named`` says that the operator wrote the place down, and that another is not meant. ``mark`` is a file that is
-    made when one was reached, and says from then on that this daemon has one. An error has ``CONFIGURED`` among its
-    details, true where the machine has a supervisor that is only not there now: it restarts, or it was stopped.
+    ``named``: the operator configured the path, so no other is tried. ``mark`` is a file that is created once a
+    supervisor was reached, and from then on says that this daemon has one. An error has ``CONFIGURED`` among its
+    details: true if the machine has a supervisor that does not listen now, because it restarts or was stopped.
     """
     reached = False
 
@@ -226,7 +227,7 @@ def connector(candidates: Sequence[str], *, named: bool, mark: Path | None = Non
 
 
 def _keep(mark: Path | None) -> None:
-    """Make the file that says that there was a supervisor. What cannot be made is known while this process lives."""
+    """Create the file that says that there was a supervisor. If that fails, only this process remembers it."""
     if mark is None:
         return
     try:
@@ -238,14 +239,14 @@ def _keep(mark: Path | None) -> None:
 
 
 def _any_is_there(candidates: Sequence[str]) -> bool:
-    """Whether a supervisor is set up at one of the places: its socket is there, though nobody listens, or may not be
-    looked at; or the state of the machine's own is."""
+    """Whether a supervisor is set up at one of the paths. Its socket exists without a listener or cannot be examined,
+    or the machine's own state exists."""
     machine = [paths.SYSTEM_STATE] if paths.SYSTEM_SOCKET in candidates else []
     return any(_is_there(path) for path in (*candidates, *machine))
 
 
 def _is_there(path: str | Path) -> bool:
-    """Whether anything has this name; what may not be looked at, or cannot be, is taken to be there."""
+    """Whether this name exists; an error other than a missing file counts as existing."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -257,9 +258,10 @@ def _is_there(path: str | Path) -> bool:
 
 @contextlib.contextmanager
 def _limited(seconds: float, what: str) -> Iterator[None]:
-    """
+    """Limit the time of the block.
+
     Raises:
-        errors.ServiceError: the block took longer, which ended it.
+        errors.ServiceError: the block took longer, and was cancelled.
     """
     with anyio.move_on_after(seconds) as scope:
         yield
@@ -280,7 +282,7 @@ def _patience(card: Card) -> float:
 
 
 async def _told(document: dict[str, Any] | None) -> supervisor_report.Told:
-    """The rows, each held against its hash."""
+    """Return the rows, each checked against its hash."""
     many = document is not None and isinstance(document.get("rows"), list) and len(document["rows"]) > _MANY_ROWS
     return (
         await anyio.to_thread.run_sync(supervisor_report.read, document) if many else supervisor_report.read(document)
@@ -294,7 +296,7 @@ def _result(answer: client.Answer, card: Card, told_: supervisor_report.Told) ->
     if answer.error is not None:
         raise with_spent(supervisor_report.with_told(answer.error, told_), took)
     if answer.result is None or answer.agent_id != card.id:
-        # What was checked of the caller was checked for another agent.
+        # The caller was checked for another agent.
         stale = errors.StaleAgentError(
             f"the package of agent `{card.id}` holds agent `{answer.agent_id}` now",
             where=card.where,
@@ -325,7 +327,7 @@ async def _send(sock: socket.socket, frame: bytes, fds: Sequence[int]) -> None:
         except BlockingIOError:
             await anyio.wait_writable(sock)
             continue
-        # Descriptors go with the first bytes that are taken, and not again.
+        # Descriptors are sent once, with the first bytes that are accepted.
         view, fds = view[sent:], ()
 
 

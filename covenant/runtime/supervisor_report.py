@@ -1,7 +1,7 @@
-"""What the supervisor's log says of the runs that came of one request, as its frame ``rows`` brings it.
+"""The supervisor's log rows about the runs of one request, from its frame ``rows``.
 
-Each row comes as its line and its anchor, as both stand in that log (sandbox.audit.run_report), and is held against its
-own hash: what is copied is what was written there, or is not copied.
+Each row has its line and its anchor from that log (sandbox.audit.run_report), and is checked against its own hash: only
+rows that match are copied.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from policy import budget, errors
 from policy.audit_log import chain, events
 from policy.contract import Usage
 
-# Twice what a supervisor sends: it is trusted, and a mistake of its is not to fill our memory.
+# Twice as many as a supervisor sends: it is trusted, but its mistake must not fill our memory.
 _MOST_ROWS: Final = 2048
 _TOLD: Final = "told"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: its place in the supervisor's log, and its line, None where it is too long to be sent."""
+    """One row: its place in the supervisor's log, and its line; None if that is too long to be sent."""
 
     anchor: chain.Anchor
     line: str | None
@@ -31,8 +31,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What a run and all below it used that had ended when it was answered: ``runs`` were started, ``unended`` of them
-    had not ended, and of ``uncounted`` something is not in the sums. Memory is each one's peak, over its time."""
+    """The usage of a run and all its descendants that had ended at the reply.
+
+    ``runs`` were started, ``unended`` of them had not ended, and for ``uncounted`` some usage is missing from the sums.
+    Memory is the peak of each run, over its time.
+    """
 
     runs: int
     unended: int
@@ -44,8 +47,10 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The rows, the oldest first, and from which log: ``origin`` is the id of its key. ``left_out`` rows are not among
-    them; ``missing`` says why all or some are not, empty where none are."""
+    """The rows, oldest first, and ``origin``, the key id of their log.
+
+    ``left_out`` rows are missing; ``missing`` says why, and is empty if none are.
+    """
 
     origin: str | None = None
     rows: tuple[Row, ...] = ()
@@ -55,7 +60,7 @@ class Told:
 
 
 def read(document: Mapping[str, Any] | None) -> Told:
-    """The frame, or what is to be said in the place of one that did not come or is none."""
+    """Parse the frame, or return the reason why it is missing or invalid."""
     if document is None:
         return Told(left_out=None, missing="the supervisor sent none")
     if "missing" in document:
@@ -95,20 +100,21 @@ def _count(value: object) -> int:
 
 
 def with_told(error: errors.CovenantError, told: Told | None) -> errors.CovenantError:
-    """The error of a request about whose runs this was told."""
+    """Return the error with the report about its runs."""
     if told is not None:
         error.details[_TOLD] = told
     return error
 
 
 def of(error: BaseException) -> Told | None:
-    """What was told about the runs of a request that ended with this error; None where nothing was."""
+    """Return the report about the runs of a request that ended with this error; None if there is none."""
     found = error.details.get(_TOLD) if isinstance(error, errors.CovenantError) else None
     return found if isinstance(found, Told) else None
 
 
 def billed(usage: Usage, told: Told | None) -> budget.Usage:
-    """What a run is billed for: its whole family's use, where the supervisor says that, and its own at least."""
+    """Return the usage that a run is billed for: its whole family's if the supervisor reports it, and at least its
+    own."""
     own = budget.Usage.of_peak(
         cpu_ms=usage.cpu_ms or 0, memory_peak_bytes=usage.memory_peak_bytes or 0, wall_ms=usage.wall_ms or 0
     )
