@@ -1,4 +1,4 @@
-"""No edit of a log verifies, whatever it is; and what differs is always named."""
+"""Check that no edited log verifies, and that the refusal always names the difference."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LINES = [[line + b"\n" for line in part.splitlines()] for part in WHOLE[:2]]
 
 @st.composite
 def orders(draw: st.DrawFn, part: int) -> bytes:
-    """The file's lines in any order, any of them missing, repeated or forged."""
+    """Draw the file's lines in any order, some of them missing, repeated or forged."""
     pool = LINES[part] + [line + b"\n" for line in FORGED[part].splitlines()]
     return b"".join(draw(st.lists(st.sampled_from(pool), max_size=10)))
 

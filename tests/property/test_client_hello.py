@@ -1,4 +1,4 @@
-"""A hello means the same however it is cut, and what is accepted has exactly one meaning."""
+"""Check that a hello means the same however it is cut, and that an accepted hello has exactly one meaning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REAL = (kit.real("api.example.com", alpn=("h2",)), kit.real(None), kit.hello("a
 
 
 def read(pieces: list[bytes]) -> tuple[Hello | str | None, bytes, bytes]:
-    """What came of the pieces, with the bytes that belong to the hello and those after it."""
+    """Read the pieces; return the result, the bytes of the hello and the bytes after it."""
     reader = HelloReader()
     found: Hello | str | None = None
     for index, piece in enumerate(pieces):
@@ -28,7 +28,7 @@ def read(pieces: list[bytes]) -> tuple[Hello | str | None, bytes, bytes]:
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
-    """The data in pieces that end at these places."""
+    """Cut the data at these places."""
     ends = sorted({place % (len(data) + 1) for place in places} | {len(data)})
     return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
@@ -78,7 +78,7 @@ def test_a_changed_byte_never_hides_the_name(hello: bytes, data: st.DataObject) 
     changed = hello[:place] + bytes([data.draw(st.integers(0, 255))]) + hello[place + 1 :]
     found, raw, _ = read([changed])
     if isinstance(found, Hello) and found.name is not None:
-        # Whatever was accepted stands in the bytes as a server would find it.
+        # The bytes contain the accepted name as a server would read it.
         assert found.name.encode() in raw.lower()
         assert len(raw) <= HELLO_BYTES + 5
 

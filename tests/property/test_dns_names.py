@@ -1,4 +1,4 @@
-"""The gate's own tables mean what the policy means: names, addresses, and the limits of a bucket."""
+"""Check that the gate's own tables agree with the policy: names, addresses and the limits of a bucket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PUBLIC = names.Public(addresses.PUBLIC)
 
 
 def covers(pattern: str, name: str) -> bool:
-    """What a pattern means, said once more and slowly."""
+    """Whether a pattern covers a name, by the simplest reading."""
     if pattern == "*":
         return True
     return name.endswith(pattern[1:]) if pattern.startswith("*.") else name == pattern

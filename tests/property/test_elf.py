@@ -1,4 +1,4 @@
-"""Whatever the bytes are: the ELF reader and the patcher answer or refuse, and nothing else happens."""
+"""Check that the ELF reader and patcher either return or refuse, for any bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of the router: whatever the agents and the text, the answer hangs on their words alone."""
+"""Check the laws of the router: for any agents and text, the answer depends on their words alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames of the socket: whatever comes in whatever pieces, a frame or a refusal, and no descriptor left open."""
+"""Check the socket's frames: any bytes in any pieces give a frame or a refusal and leave no descriptor open."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _JSON = st.recursive(
 
 
 def _heard(pieces: list[bytes], *, max_bytes: int, fds: list[int] | None = None) -> bytes | None:
-    """What ``receive`` makes of these pieces, sent one after the other before the end of file."""
+    """Return the result of ``receive`` for these pieces, sent one after the other before the end of file."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
 
@@ -104,7 +104,7 @@ _SIDES = st.text("AZaz09_.-@ \n\u00e9", max_size=12) | st.just("x" * 257)
     more=st.dictionaries(st.text(max_size=8), _JSON, max_size=1),
 )
 def test_for_whom_one_asks_is_a_display_and_a_key_or_refused(display: Any, key: Any, more: dict[str, Any]) -> None:
-    """And what an agent then reads is never the operator at the command line, nor a run."""
+    """An accepted value never shows an agent the operator at the command line or a run as the asker."""
     whom = {**more, "display": display, "pubkey_b58": key}
     asked = _parse(json.dumps({"kind": "run", "text": "", "on_behalf_of": whom}).encode())
     if asked is None:

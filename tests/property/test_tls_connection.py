@@ -1,4 +1,4 @@
-"""Whatever the two sides say, however it is cut: the gate carries in order, and no unjudged hello before its time."""
+"""Check for any exchange in any pieces: the gate forwards in order, and forwards no hello before it is judged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SERVER = (
     kit.server_hello(), kit.server_hello(retry=True), kit.server_hello(retry=True), kit.record(b"\x01\x70", kind=21),
     kit.record(b"\x01", kind=20), kit.record(b"secret", kind=23), b"HTTP/1.1 400\r\n", b"",
 )  # fmt: skip
-# Who speaks next, what, and in how many pieces.
+# The next speaker, the data, and the number of pieces.
 _SAYINGS = st.lists(
     st.one_of(
         st.tuples(st.just("agent"), st.sampled_from(_AGENT), st.integers(1, 4)),
@@ -36,7 +36,7 @@ _SAYINGS = st.lists(
 
 
 def _serve(connection: Connection) -> None:
-    """Until it waits in vain."""
+    """Run the connection until a wait ends without an event."""
     for _ in range(1000):
         wanted = connection.interest()
         poll = select.poll()
@@ -91,7 +91,7 @@ def test_the_gate_carries_in_order_and_nothing_before_its_time(
                 assert sent["agent"].startswith(heard["server"])
                 assert sent["server"].startswith(heard["agent"])
                 if kit.server_hello() not in sent["server"]:
-                    # No server has taken a hello yet, so nothing but judged ones may have come to it.
+                    # No server has accepted a hello yet, so only judged hellos may have reached it.
                     assert OTHER.encode() not in heard["server"]
                     assert b"garbage" not in heard["server"]
                     assert heard["server"].count(kit.hello(NAME)) <= 2

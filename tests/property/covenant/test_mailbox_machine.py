@@ -1,5 +1,8 @@
-"""The mailbox against a model of five lines a task: whatever is done in whatever order, a task is given out once a
-lease, answered once, and its answer is given once; a restart or a compaction changes none of it."""
+"""Run random sequences of operations on the mailbox and compare it with a small model of each task.
+
+A task is leased to one recipient at a time, it is answered once, and its answer is delivered once. A restart or a
+compaction changes none of this.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass
 class Known:
-    """What the model says of one task; ``sent`` is as its sender knows it, ``given`` the id that its recipient has."""
+    """The model's record of one task: ``sent`` as the sender knows it, ``given`` the id that the recipient has."""
 
     task: A2ATask
     sent: A2ATask
@@ -40,7 +43,7 @@ class Known:
 
 
 class Full:
-    """A journal whose disk takes nothing."""
+    """A journal whose disk refuses every write."""
 
     def __init__(self, kept: Any) -> None:
         self.kept = kept
@@ -82,7 +85,7 @@ class Mailbox(RuleBasedStateMachine):
         self.folder.cleanup()
 
     def look(self) -> None:
-        """Take over what the mailbox may do by itself, and hold it to the rules for that."""
+        """Update the model with changes that the mailbox makes by itself, and check that its rules allow each one."""
         self.do(self.box.expire())
         for name, known in self.known.items():
             entry = self.box.get(name)
@@ -132,7 +135,7 @@ class Mailbox(RuleBasedStateMachine):
             except errors.TaskExistsError:
                 return
             raise AssertionError("two tasks of one sender have one id")
-        # What anybody else sent, to whomever, makes no difference to the sender.
+        # Tasks of other senders make no difference to this sender.
         entry, outcome = self.do(self.box.send(task))
         assert (outcome == "known") == (known is not None)
         assert entry.task_of(sender.pubkey) == task
@@ -262,7 +265,7 @@ class Mailbox(RuleBasedStateMachine):
     @precondition(lambda self: self.known)
     @rule(data=st.data(), peer=st.sampled_from(PEERS), act=st.sampled_from(["lease", "take", "post", "cancel", "send"]))
     def full_disk(self, data: st.DataObject, peer: AgentId, act: str) -> None:
-        """An act that the disk does not take has not been."""
+        """An operation that cannot be written to disk has no effect."""
         self.look()
         before = {name: self.box.get(name) for name in self.known}, self.box.open_entries(), self.box.fullness()
         name = data.draw(st.sampled_from(sorted(self.known)))

@@ -1,4 +1,4 @@
-"""Whatever is told in whatever order: nothing is lost from the sums, no run has more rows, and the first come first."""
+"""Record denials in any order: sums count each one, rows stay bounded, and first ones are written at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from policy.denials import LAYERS, MAX_ROWS, MAX_SUMMARIES, Bounds, Denial, Row
 
 LAYER = st.sampled_from([*LAYERS, "kernel"])
 DENIALS = st.builds(Denial, LAYER, st.text(max_size=3), st.sampled_from(["not_granted", "rate", "Bad Code"]))
-# One thing that happens: time passes, or one of a few targets is refused, or a range of new ones.
+# One event: time passes, one of a few known targets is refused, or a range of new targets is.
 EVENTS = st.one_of(
     st.tuples(st.just("pass"), st.integers(0, 3000)),
     st.tuples(st.just("told"), DENIALS),

@@ -1,4 +1,4 @@
-"""Filters read on all calls at once, against what else can tell: counting, one call at a time, and libseccomp."""
+"""Compare the reader of whole filters with three references: counting, one call at a time, and libseccomp."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_choice_takes_one_branch(cube: conditions.Cube, then: Condition, other
     assert words(found) == (words((cube,)) & words(then)) | (words(otherwise) - words((cube,)))
 
 
-# Rules as a data file has them, at full width, and points near what they compare with.
+# Rules as in a data file, at full width, and points near the values that they compare with.
 VALUE = st.one_of(
     st.integers(0, 3),
     st.integers(0, 63).map(lambda bit: 1 << bit),
@@ -87,7 +87,7 @@ WORD = st.sampled_from([0, 1, 2, 5, 0x80, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF])
 
 @st.composite
 def programs(draw: st.DrawFn, *, tests: tuple[int, ...], loads: tuple[int, ...], ands: bool) -> bytes:
-    """Any program of these instructions that jumps forward and ends; the first loads."""
+    """Draw a program of these instructions that only jumps forward and ends; its first instruction is a load."""
     length = draw(st.integers(1, 14))
     code = [(LOAD, 0, 0, draw(st.sampled_from(loads)))]
     kinds = st.sampled_from(["test"] * 6 + ["load"] * 3 + ["and"] * (2 * ands) + ["jump", "return"])
@@ -143,8 +143,8 @@ OPERATORS = {
 }  # fmt: skip
 WIDE = st.tuples(st.sampled_from(sorted(OPERATORS)), st.just(TOP), VALUE)
 MASKED = st.builds(lambda mask, value: ("masked", mask, value & mask), MASK, VALUE)
-# At most one check an argument, as libseccomp wants it, and one that is true of many values: two such products are
-# more cubes than the reader takes.
+# At most one check per argument, which libseccomp requires, and at most one check that many values pass: the product
+# of two such checks has more cubes than the reader accepts.
 RULE = st.builds(
     lambda masked, at, wide: {**masked, **({at: wide} if wide else {})},
     st.dictionaries(st.integers(0, 5), MASKED, min_size=1, max_size=2),
@@ -155,7 +155,7 @@ Rule = dict[int, tuple[str, int, int]]
 
 
 def built(names: frozenset[str], ruled: dict[str, Rule]) -> bytes:
-    """What libseccomp makes of: these calls, and these others under their rule."""
+    """Compile with libseccomp a filter that allows ``names``, and the ``ruled`` calls under their rules."""
     filter_ = pyseccomp.SyscallFilter(pyseccomp.ERRNO(1))
     filter_.set_attr(pyseccomp.Attr.ACT_BADARCH, pyseccomp.ERRNO(1))
     for name in sorted(names - ruled.keys()):
@@ -195,7 +195,7 @@ def test_what_libseccomp_was_asked_for_is_what_is_read(names: frozenset[str], ru
     assert list(calls.differences(found, meant)) == []
 
 
-# --- linux.seccomp, as the facts about runsc have it ---------------------------------------------------
+# --- linux.seccomp, by the facts about runsc -----------------------------------------------------------
 
 SPELLED = {f"SCMP_CMP_{word}": sign for word, sign in
            {"EQ": "==", "NE": "!=", "LT": "<", "LE": "<=", "GT": ">", "GE": ">="}.items()}  # fmt: skip
@@ -203,7 +203,7 @@ HOLDS = {
     "==": int.__eq__, "!=": int.__ne__, "<": int.__lt__, "<=": int.__le__, ">": int.__gt__, ">=": int.__ge__,
 }  # fmt: skip
 INDEX = st.integers(0, 2)
-# Again one at most that is true of many values.
+# Again at most one check that many values pass.
 ARGS = st.builds(
     lambda masked, wide, first: [wide, *masked] if first else [*masked, wide],
     st.lists(
@@ -229,7 +229,7 @@ ENTRIES = st.lists(
 
 
 def passes(entries: list[dict[str, Any]], name: str, arguments: list[int]) -> bool:
-    """One call under a list of entries, by the facts of oci_seccomp's text."""
+    """Whether a list of entries allows one call, by the facts in oci_seccomp's docstring."""
     for entry in (entry for entry in entries if name in entry["names"]):
         checks = entry.get("args", [])
         results = [

@@ -1,7 +1,7 @@
-"""Each domain but paths and network against a naive reading, point by point: what both allow, and nothing else.
+"""Compare each domain with a naive reading, point by point: a meet allows a point exactly when both sides do.
 
-A point is one thing that an agent might do. The sets are compressed and canonical; here they are asked one thing at a
-time, and the meet must allow it exactly when both sides do. Paths and network: test_path_points, test_network_points.
+A point is one thing that an agent might do. The sets are compressed and canonical; these tests query one point at a
+time. Paths and network have their own modules: test_path_points, test_network_points.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _holds(value: Any, name: str) -> bool:
 
 
 def _starts(value: Executables, program: tuple[str, str]) -> bool:
-    """A program is a path with the content that lies there."""
+    """Whether the value allows a program, which is a path and its content."""
     path, content = program
     return value.any or any(f.path == path and f.sha256 in ("", content) for f in value.files)
 
@@ -53,7 +53,7 @@ def _spawns(value: Spawning, point: tuple[int, int, str]) -> bool:
 
 
 contents = st.sampled_from(["a1" * 32, "b2" * 32, "c3" * 32])
-# Domain -> the points, and whether a value allows one.
+# Domain -> its points, and a predicate that says whether a value allows one.
 POINTS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any, Any], bool]]] = {
     "identity": (names, lambda value, name: _holds(value.roles, name)),
     "syscalls": (names, _holds),
@@ -120,7 +120,7 @@ def test_ipv4_written_as_ipv6_is_ipv4(network: Network, number: int) -> None:
 @settings(max_examples=20, deadline=None)
 @given(st.lists(gs.effectives, min_size=4, max_size=8), gs.effectives, st.randoms(use_true_random=False))
 def test_narrowing_is_monotone_down_to_depth_64(pool: list[Effective], other: Effective, chance: Random) -> None:
-    """What a child has lies in what each ancestor has, however deep, and so does what both share with a third."""
+    """A child's grants are a subset of each ancestor's at any depth, and so are their meets with a third grant."""
     chain = [Effective(**{name: getattr(chance.choice(pool), name) for name in DOMAINS}) for _ in range(64)]
     held = [chain[0]]
     for asked in chain[1:]:
@@ -130,7 +130,7 @@ def test_narrowing_is_monotone_down_to_depth_64(pool: list[Effective], other: Ef
         assert held[below].is_subset(held[above])
         assert held[below].meet(other).is_subset(held[above].meet(other))
         assert held[-1].is_subset(chain[above])
-    # In whatever order the ceilings are met, what is left is the same.
+    # The order of the meets does not change the result.
     backwards = chain[-1]
     for asked in reversed(chain[:-1]):
         backwards = asked.meet(backwards)

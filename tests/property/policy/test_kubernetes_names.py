@@ -1,4 +1,4 @@
-"""Whatever a manifest says, what reaches Kubernetes is a legal name, or a literal that stays what it was."""
+"""Check that any string of a manifest reaches Kubernetes as a legal name or as an unchanged literal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_two_strings_have_two_labels(a: str, b: str) -> None:
 
 
 def expanded(text: str, environment: dict[str, str]) -> str:
-    """What the kubelet makes of a word of `command`: `$$` is `$`, `$(NAME)` the variable's value if there is one."""
+    """Expand a word of `command` as the kubelet does: `$$` becomes `$`, `$(NAME)` the variable's value if it is set."""
     out, at = "", 0
     while at < len(text):
         if text.startswith("$$", at):

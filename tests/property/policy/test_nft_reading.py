@@ -1,4 +1,4 @@
-"""Rules read all at once against the same rules read packet by packet, for made-up rules and for compiled ones."""
+"""Compare two readings of the same rules, all at once and packet by packet, for made-up and compiled rules."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ RULES = st.builds(
 
 @st.composite
 def tables(draw: st.DrawFn) -> str:
-    """Base chains and three others, where a chain calls only those that come after it."""
+    """Draw base chains and three others; a chain calls only chains that come after it."""
     names = [*HEADS, "one", "two", "three"]
     parts = []
     for at, name in enumerate(names):
@@ -205,7 +205,7 @@ def compiled(text: str) -> tuple[Network, dict[str, bytes]]:
 
 
 class Journey:
-    """What becomes of a first packet, hook after hook, with the gates in between as gates.json describes them."""
+    """Follows a first packet through each hook, and through the gates between them that gates.json describes."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.table = nft.parse(files[nft.FIREWALL])
@@ -231,7 +231,7 @@ class Journey:
         first = self.verdict("prerouting", Packet(point, "tcp", port, iif="agent0", held=held))
         if first != ("redirect", self.gates.tls_port):
             return False
-        # The gateway's own address, which no rule of the input hook asks for.
+        # The gateway's own address, which no rule of the input hook matches.
         assert self.gates.tls_port is not None
         if self.verdict("input", Packet(1, "tcp", self.gates.tls_port, iif="agent0", dnat=True))[0] != "accept":
             return False

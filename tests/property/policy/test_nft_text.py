@@ -1,4 +1,4 @@
-"""The ruleset of any network: no word of a manifest in it, and the groups and patterns say what the grant says."""
+"""Check the ruleset of any network: it contains no manifest text, and its groups and patterns match the grant."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _VERDICT = (
     r"(?:accept|drop|return|goto refuse|jump (?:upward|downward|granted|gate|plain)|reject with tcp reset|"
     r"reject with icmpx port-unreachable|redirect to :8443)"
 )
-# Every line that may stand in firewall.nft: the alphabet of a manifest's strings has no place in it.
+# Every form of a line in firewall.nft: none of them can contain a string of a manifest.
 GRAMMAR = [
     r"table inet covenant \{",
     r"\t(?:set|counter|chain) [a-z][a-z0-9_]* \{",
@@ -55,7 +55,7 @@ _LINE = re.compile("|".join(f"(?:{one})" for one in GRAMMAR))
 
 
 def ruleset(network: Network, limit: int | None) -> str:
-    """The text for any network, whatever manifest could have asked for it."""
+    """Compile the ruleset for a network, without a manifest that requests it."""
     effective: Effective = dataclasses.replace(
         BASE, network=network, resources=dataclasses.replace(BASE.resources, net_bps=limit)
     )
@@ -124,7 +124,7 @@ def test_the_patterns_reach_a_name_as_the_grant_does(network: Network, name: str
 
 @given(gs.networks, gs.networks)
 def test_a_part_of_a_network_has_the_names_of_the_whole(one: Network, other: Network) -> None:
-    """What a digest stands for does not hang on what else is granted."""
+    """The meaning of a digest does not depend on the other grants."""
     known: dict[str, tuple[object, ...]] = {}
     for network in (one, other, one.meet(other)):
         for row in Destinations.of(network).rows():

@@ -1,4 +1,4 @@
-"""Two policies that differ anywhere: the artefacts of one are proved for that one alone."""
+"""Check pairs of policies that differ in one part: artefacts are proved only for the policy they come from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests import proof_kit
 from tests.proof_kit import Case
 from tests.unit.policy.compile import sample
 
-# Alternatives a part of a manifest; the last of some differs from another in one place only.
+# Alternatives for each part of a manifest; some last ones differ from another in one place only.
 FILESYSTEM = ("read-only-package", "ephemeral", "host")
 READ = ("", '["/opt/a"]', '["/opt/a", "/usr/share/doc"]')
 WRITE = ("", '["/srv/data"]', '["/opt/b"]')
@@ -93,7 +93,7 @@ def test_whatever_is_compiled_is_proved(choice: Choice) -> None:
 @settings(max_examples=120, deadline=None)
 @given(CHOICES, st.integers(0, len(PARTS) - 1), st.integers(0, 9))
 def test_the_artefacts_of_a_neighbour_are_not(choice: Choice, part: int, other: int) -> None:
-    """One part of the manifest is another: the proof fails exactly when the grants are others."""
+    """Replace one part of the manifest: the proof fails exactly when this changes the grants."""
     changed = (*choice[:part], other % len(PARTS[part]), *choice[part + 1 :])
     mine, theirs = compiled(choice), compiled(changed)
     if mine.effective == theirs.effective:

@@ -1,4 +1,4 @@
-"""Whatever is changed in an envelope, a file, a key file or a record is refused, or changes nothing at all."""
+"""Check that each change to an envelope, file, key file or record is refused or has no effect."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_spliced_envelope_is_refused_or_says_exactly_the_same(at: int, put: by
         trusted = kit.verify(SIGNED.with_envelope(changed), ROOT)
     except errors.SignatureError:
         return
-    # White space between tokens, an escape for a character, the other base64 alphabet.
+    # Accepted changes: white space between tokens, an escaped character, the other base64 alphabet.
     assert envelope.decode(changed).payload == PAYLOAD
     assert trusted.statement == kit.verify(SIGNED, ROOT).statement
 
@@ -160,7 +160,7 @@ def test_a_listed_signer_cannot_put_anything_into_a_field(field: str, value: obj
         kit.verify(SIGNED.with_envelope(kit.envelope(payload, 1, 2)), ROOT)
     except errors.SignatureError:
         return
-    # What is accepted is what the writer itself would write for these values.
+    # The parser accepts only the bytes that the writer makes of these values.
     assert json.loads(statement.parse(payload).encode()) == document
 
 

@@ -1,4 +1,4 @@
-"""What is kept ready: memory comes first, and nobody gets more than it asked for."""
+"""Check the plan of standbys: memory limits it first, and no agent gets more than it asked for."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_with_memory_enough_it_comes_to_what_is_asked_for_and_stays_there(
 
 @given(wanted=WANTED, machine=MACHINES)
 def test_what_is_made_is_not_given_back_at_once(wanted: dict[str, int], machine: Machine) -> None:
-    """No swinging: a machine that has room for one more has enough once it is there."""
+    """No oscillation: a standby that the machine had room for is not removed right after its start."""
     step = standby.plan(wanted, [], machine)
     if step.make is not None:
         after = Machine(machine.total_mb, machine.available_mb - standby.COST_MB, machine.some, 0.0)

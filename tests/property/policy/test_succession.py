@@ -1,4 +1,4 @@
-"""Laws of rule 8 and serials, for any owners and claimants."""
+"""Check the laws of rule 8 and of serials for any owners and claimants."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_only_a_higher_serial_supersedes(owner: Owner, claimant: Claimant | None
         assert claimant.serial > owner.serial
         assert owner.run_id not in claimant.above
         assert owner.payload_digest != digest
-        # No other operator: a signer in common, or none of the older's may sign for the id any more.
+        # Not another operator: they share a signer, or no signer of the older may sign for the id any more.
         assert claimant.signers & owner.signers or not claimant.listed & owner.signers
 
 
@@ -65,7 +65,7 @@ def test_more_listed_keys_never_supersede_more(
 
 @given(owners, claimants, DIGESTS, PLACES)
 def test_a_superseded_run_ends_once_recorded(owner: Owner, claimant: Claimant, digest: str, place: str) -> None:
-    """What rule 8 lets win ends by the record alone, so that a process that is killed in between changes nothing."""
+    """The record alone ends the run that loses by rule 8, so killing a process in between changes nothing."""
     if succession.beside(owner, claimant, payload_digest=digest, package_name=place) is Beside.SUPERSEDES:
         assert succession.ends(Held(owner.serial, claimant.serial), "end")
     assert not succession.ends(Held(claimant.serial, claimant.serial), "end"), "never the run that won"

@@ -1,6 +1,6 @@
-"""For any manifest: what it restricts is in the output of a target, or among the lost restrictions. Nothing between.
+"""Check for any manifest: each restriction is in a target's output or in its list of lost restrictions.
 
-The output is read here by its own names, as the kubelet and systemd read it, and compared with the grants.
+The tests read the output by its own names, as the kubelet and systemd do, and compare it with the grants.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
 
 
 def read_kubernetes(files: Mapping[str, bytes]) -> dict[str, Any]:
-    """What a pod is held to, in the grants' own fields and units."""
+    """Return the limits of a pod in the grants' own fields and units."""
     spec = json.loads(files["pod.json"])["spec"]
     (container,) = spec["containers"]
     (profile,) = [json.loads(raw) for name, raw in files.items() if name.startswith("covenant-")]
@@ -92,7 +92,7 @@ def read_kubernetes(files: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def read_systemd(files: Mapping[str, bytes]) -> dict[str, Any]:
-    """What a unit is held to, in the grants' own fields and units."""
+    """Return the limits of a unit in the grants' own fields and units."""
     (unit,) = (raw.decode() for name, raw in files.items() if name.endswith(".service"))
     found: dict[str, list[str]] = {}
     for line in unit.splitlines():
@@ -164,7 +164,7 @@ def test_a_restriction_is_held_or_reported(target: str, found: Manifest) -> None
     if effective.executables:
         assert "executables.allow" in lost
 
-    # (4) the network: nothing beyond the addresses; what systemd cannot tell apart is reported
+    # (4) the network: nothing beyond the addresses; distinctions that systemd cannot make are reported
     if effective.network.mode == "off":
         assert not held["network"]
         assert held.get("private", True)
@@ -175,7 +175,7 @@ def test_a_restriction_is_held_or_reported(target: str, found: Manifest) -> None
         if any(how.tcp != every or how.udp != every for _, _, how in effective.network.reach):
             assert "network.entries" in lost
 
-    # (5) what only a caller could check
+    # (5) restrictions that only a caller can check
     assert ("capabilities.required" in lost) == bool(found.capabilities.required)
 
 

@@ -1,4 +1,4 @@
-"""A package that was verified once is trusted again only where the whole procedure would trust it, whatever changed."""
+"""Check the short second verification: it trusts a package only if the whole procedure would, after any change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from policy.signing import trust
 from tests import signing_kit as kit
 
 NOW, DAY = kit.NOW, kit.DAY
-# Around every bound that the package and its keys have below.
+# Times around every validity bound of the package and its keys below.
 times = st.sampled_from([NOW - 2 * DAY, NOW - 1, NOW, NOW + 5, NOW + 9, NOW + 10, NOW + 20, NOW + 30]) | st.integers(
     NOW - 5 * DAY, NOW + 5 * DAY
 )
@@ -52,7 +52,7 @@ def test_what_is_trusted_again_would_be_verified(
     whole = _outcome(lambda: kit.verify(package, root, **later))
     found = _outcome(lambda: trust.again(before, root, **later))
     if isinstance(whole, trust.TrustedPackage) and whole.signers != before.signers:
-        # A key that counted has ended: what it alone allowed is not asked again, so the whole is refused.
+        # A key that counted has expired. The short check does not ask again what that key alone allowed: it refuses.
         lost = next(one.name for one in before.signers if one not in whole.signers)
         assert found == (errors.ExpiredError.code, f"the key of `{lost}`, which counted, is not valid now")
     else:

@@ -1,7 +1,7 @@
-"""Any sequence of changes of a trust root, honest or not: what holds after each of them.
+"""Apply any sequence of honest and dishonest changes to a trust root, and check its invariants after each one.
 
-The machine knows nothing of how versions are made or counted but what it writes down itself: who is listed with which
-threshold, what was revoked, and whose signatures a version has.
+The machine does not use the code that makes or counts versions. It keeps its own record of listed keys and their
+thresholds, of revocations, and of the signatures on a version.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from tests import signing_kit as kit
 NOW = kit.NOW
 numbers = st.integers(1, 6)
 everybody = (1, 2, 3, 4, 5, 6)
-# Half of the time enough of them, so that the machine gets somewhere.
+# Half of the draws have enough signers, so that the machine makes progress.
 signers = st.just(everybody) | st.sets(numbers, max_size=6).map(lambda some: tuple(sorted(some)))
 agents = st.sampled_from([("*",), ("a*",), ("hello",)])
 
 
 def _fair(thresholds: dict[int, int], signed: tuple[int, ...]) -> int:
-    """How many of the signers are the largest fair group, by trying every size."""
+    """Return the size of the largest fair group of signers, by trying every size."""
     listed = [thresholds[n] for n in signed if n in thresholds]
     return max((size for size in range(len(listed) + 1) if sum(t <= size for t in listed) >= size), default=0)
 
 
 class TrustMachine(RuleBasedStateMachine):
-    """A trust root that operators, and others, try to move on."""
+    """A trust root that operators and strangers try to update."""
 
     @initialize(threshold=st.integers(1, 2))
     def begin(self, threshold: int) -> None:
@@ -107,7 +107,7 @@ class TrustMachine(RuleBasedStateMachine):
 
     @rule(drop=st.sampled_from(["keys", "manifests", "serials"]))
     def forget(self, drop: str) -> None:
-        """Everybody together takes the revocations back."""
+        """All key holders together sign a version without the revocations."""
         values = self.root.document.model_dump() | {"version": self.root.version + 1}
         if not values["revoked"][drop]:
             return
@@ -118,7 +118,7 @@ class TrustMachine(RuleBasedStateMachine):
 
     @rule()
     def again(self) -> None:
-        """The same version once more."""
+        """Install the same version once more."""
         with pytest.raises(errors.TrustError, match="cannot follow"):
             self.root.successor(self.root.raw, NOW)
 
@@ -133,7 +133,7 @@ class TrustMachine(RuleBasedStateMachine):
         assert revoked == self.ever_revoked
         assert not revoked & {k.key.keyid for k in document.keys}
         assert {s.agent_id: s.serial_at_most for s in document.revoked.serials} == self.highest
-        # Somebody can always go on.
+        # The remaining root keys can always sign a next version.
         assert (
             _fair(
                 {n: k.threshold for n in range(1, 7) for k in document.root_keys if k.key == kit.public(n)},
@@ -141,7 +141,7 @@ class TrustMachine(RuleBasedStateMachine):
             )
             >= document.threshold
         )
-        # A package is accepted from those who are listed, cover it and count, and from nobody else.
+        # A package is accepted only from keys that are listed, cover its id and count.
         covering = {
             n: k.threshold
             for n in range(1, 7)

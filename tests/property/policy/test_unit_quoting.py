@@ -1,7 +1,7 @@
-"""Whatever a string holds, a unit file has it as one word that systemd's rules read back as the same string.
+"""Check that any string is quoted in a unit file as one word that systemd's rules read back unchanged.
 
-The reader is written from systemd.syntax(7) and systemd.service(5). tests/packaging/test_unit_of_systemd.py has systemd
-itself read the same.
+The reader follows systemd.syntax(7) and systemd.service(5). tests/packaging/test_unit_of_systemd.py gives the same
+strings to systemd itself.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from policy import errors
 from policy.compile.targets import unit_quoting
 
-# What means something somewhere in a unit file, among what does not.
+# Characters that are special somewhere in a unit file, among others that are not.
 texts = st.text(alphabet=" \"'\\%$;:#=@!+-|~*[]{}/a0éıxn\u00a0\u2028", max_size=30) | st.text(max_size=60)
 
 
 def read(line: str, *, unescape: bool, separators: str = " \t") -> list[str]:
-    """The words of a value. With `unescape` a backslash begins an escape of C, else it keeps the next character."""
+    """Split a value into words. With `unescape` a backslash begins a C escape, else it keeps the next character."""
     words: list[str] = []
     word, quote, inside, at = "", "", False, 0
     while at < len(line):
@@ -42,7 +42,7 @@ def read(line: str, *, unescape: bool, separators: str = " \t") -> list[str]:
 
 
 def specifiers(word: str) -> str:
-    """`%%` is a per cent sign; anything else after one would be replaced."""
+    """Expand `%%` to a per cent sign; systemd would replace any other specifier."""
     out, at = "", 0
     while at < len(word):
         if word[at] == "%":

@@ -1,4 +1,4 @@
-"""The scanner of places against tomllib, on generated documents whose places the generator knows."""
+"""Compare the place scanner with tomllib, on generated documents whose places the generator knows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TRAILERS = ("", " ", "\t# comment \" ' [ ] = ''' \"\"\"", "#")
 
 
 class Writer:
-    """Writes TOML and remembers at which line and column each key and value was put."""
+    """Writes TOML and remembers the line and column of each key and value."""
 
     def __init__(self, draw: Any) -> None:
         self.draw = draw
@@ -61,7 +61,7 @@ class Writer:
         return self.pick(forms)
 
     def dotted(self, parts: list[str]) -> list[lines.Place]:
-        """Write a dotted key; the place of each part."""
+        """Write a dotted key and return the place of each part."""
         dot = self.pick((".", " . ", ". "))
         places = []
         for index, part in enumerate(parts):
@@ -137,7 +137,7 @@ def documents(draw: Any) -> Writer:
             w.out += "]"
         else:
             if step == 5 and arrays and draw(st.booleans()):
-                # The next item of the latest array; what lay below the one before is out of reach.
+                # The next item of the latest array; tables below the previous item are out of reach.
                 written, path, n = arrays.pop()
                 tables = [t for t in tables if t[1][: len(path)] != path]
                 later = [t for t in later if t[1][: len(path)] != path]
@@ -191,7 +191,7 @@ def test_scanner_places_every_path_of_tomllib(w: Writer) -> None:
 
 
 def inserted(document: str, place: lines.Place, text: str, *, after: str = "") -> str:
-    """The document with ``text`` put in at a place, or behind the character there if that is one of ``after``."""
+    """Insert ``text`` at a place, or behind the character there if that is one of ``after``."""
     rows = document.split("\n")
     row, at = rows[place.line - 1], place.column - 1
     if at < len(row) and row[at] in after:
@@ -215,21 +215,21 @@ def test_a_mark_where_a_value_stands_becomes_that_value(w: Writer, data: st.Data
     path = data.draw(st.sampled_from(sorted(values, key=str)))
     inline = any(path[:length] in values for length in range(1, len(path)))
     before = tomllib.loads(w.out)
-    # The value that stood there goes to the next item, the next key of the inline table, or the next line.
+    # The old value moves to the next item, the next key of the inline table, or the next line.
     mark = "'mark', " if isinstance(path[-1], int) else "'mark', rest = " if inline else "'mark'\nrest = "
     after = tomllib.loads(inserted(w.out, values[path], mark))
     assert look_up(after, path) == "mark"
     if isinstance(path[-1], int):
         assert str(look_up(after, (*path[:-1], path[-1] + 1))) == str(look_up(before, path))
     else:
-        # NaN is not equal to itself, and what was printed is.
+        # NaN is not equal to itself, but its text is.
         assert sorted(map(str, walk(after))) != sorted(map(str, walk(before)))
 
 
 @settings(max_examples=300, deadline=None)
 @given(documents(), st.data())
 def test_a_mark_where_a_key_stands_changes_that_key(w: Writer, data: st.DataObject) -> None:
-    """Of a key that is written once: a table's later headers repeat its name."""
+    """Only keys that are written once: a table's later headers repeat its name."""
     keys = {path: place for path, place in lines.scan(w.out).keys.items() if isinstance(path[-1], str)}
     values = lines.scan(w.out).values
     once = sorted((path for path in keys if path in values), key=str)
@@ -246,7 +246,7 @@ def test_a_mark_where_a_key_stands_changes_that_key(w: Writer, data: st.DataObje
 def test_a_mark_where_a_header_stands_changes_that_header(w: Writer, data: st.DataObject) -> None:
     scan = lines.scan(w.out)
     headers = [p for p in scan.keys if p not in scan.values]
-    # One that other headers go on from cannot be renamed alone: TOML would refuse those, whatever the place.
+    # A header that other headers extend cannot be renamed alone: TOML would refuse those headers.
     below = {p[:n] for p in headers for n in range(1, len(p)) if isinstance(p[-1], str) or p[-1] > 0}
     tables = sorted((p for p in headers if isinstance(p[-1], str) and p not in below), key=str)
     if not tables:

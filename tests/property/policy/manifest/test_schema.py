@@ -1,4 +1,4 @@
-"""What the parser accepts, the published schema accepts: it may know less, never better."""
+"""Check that the published schema accepts every manifest that the parser accepts; it may also accept more."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from policy.manifest import hosts, parse, paths, permissions, shapes, text
 from policy.manifest.reference import json_schema
 from tests import manifest_corpus
 
-# Python's own reading of a pattern, which takes a little more than ECMA's: a last newline, which no value holds.
+# Python's patterns accept a little more than ECMA's: a final newline, which no value here contains.
 AGENT = jsonschema.Draft202012Validator(json_schema.for_agent())
 LINES = manifest_corpus.FULL.splitlines()
 SECTIONS = [line for line in LINES if line.startswith("[")]
@@ -30,7 +30,7 @@ VALUES = (
 
 
 def accepts(document: str) -> bool:
-    """Whether the parser accepts; fail where it does and the schema refuses."""
+    """Whether the parser accepts the document; fail if it does and the schema refuses."""
     try:
         parse.parse(document.encode("utf-8", "surrogatepass"))
     except errors.ManifestError:
@@ -69,7 +69,7 @@ def spoiled(data: st.DataObject) -> str:
     return "\n".join(rows)
 
 
-# Keys that may be absent, each with values of which some fit some runtime, mode and backend.
+# Optional keys, each with values that fit some runtimes, modes and backends.
 CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
     "agent": {"runtime": ("python3", "hermes", "rust-bin"), "entry": ("a", "./-a", "./b:c", "/x/..")},
     "resources": {"network": ("off", "full", "outbound-https-only"), "disk_mb": (0, 1, 16777216)},
