@@ -14,7 +14,7 @@ import re
 import stat
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 
@@ -70,8 +70,6 @@ class VaultSettings(pydantic.BaseModel):
 SYSTEM_FILE = Path("/etc/covenant/config.toml")
 _MAX_BYTES = 64 * 1024
 _MAX_HOPS = 40
-# An agent is held for longer than this before its first instruction, if need be (sandbox.probes.preload).
-LONGEST_START_SECONDS: Final = 3_600
 # What nft and /proc take as one name (IFNAMSIZ), and no name of a gateway's own devices.
 _DEVICE = re.compile(r"(?!cv-|lo$)[A-Za-z0-9_][A-Za-z0-9._-]{0,14}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
@@ -131,7 +129,7 @@ class Config(pydantic.BaseModel):
     node: Path = pydantic.Field(default_factory=lambda: _default("node"))
     uid_first: int = pydantic.Field(default=2_000_000, ge=65_536, le=2**31 - 70_000)
     uid_count: int = pydantic.Field(default=4_096, ge=1, le=65_536)
-    start_deadline_seconds: int = pydantic.Field(default=60, ge=1, le=LONGEST_START_SECONDS)
+    start_deadline_seconds: int = pydantic.Field(default=60, ge=1, le=3_600)
     grace_seconds: int = pydantic.Field(default=5, ge=0, le=300)
     attest_seconds: int = pydantic.Field(default=30, ge=1, le=3_600)
     on_drift: Literal["end", "alarm"] = "end"

@@ -91,8 +91,7 @@ class Channel:
 
     ``stdin``, ``stdout``, ``stderr`` are the supervisor's ends; ``pidfd`` becomes readable at the exit;
     ``started`` becomes readable when the agent's first process runs, and ``has_started()`` then consumes the
-    event and says whether it was the right one. Where the agent is ``held`` nobody else reads from ``stdout`` before
-    that (sandbox.kernel.runsc.log_level). ``terminate`` asks (SIGTERM), ``kill`` ends everything.
+    event and says whether it was the right one. ``terminate`` asks (SIGTERM), ``kill`` ends everything.
     ``out_of_memory`` says whether the kernel has killed something of the child's for memory. ``watches`` are
     descriptors of what serves the run (its gateway, its denials), each with what to do when it is readable;
     ``rounds`` are looked at by the clock. Neither may block. ``giving`` is called when the agent is about to be given
@@ -112,7 +111,6 @@ class Channel:
     rounds: Sequence[Round] = ()
     giving: Callable[[], None] = lambda: None
     ending: Callable[[errors.RunError], None] = lambda error: None
-    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,20 +163,16 @@ class Supervisor:
         request: Request,
         *,
         watches: gateway.Watches | None = None,
-        reached: dispatch.Reached | None = None,
         after: contextlib.ExitStack | None = None,
     ) -> Answer:
-        """Decide and run. ``watches`` are descriptors of whoever may end it (run_io.Channel.watches), ``reached`` an
-        instance that was told that somebody comes, ``after`` is closed by the caller once the answer was given
-        (spec.Job).
+        """Decide and run. ``watches`` are descriptors of whoever may end it (run_io.Channel.watches); the
+        caller closes ``after`` once it has given the answer (spec.Job).
 
         Raises:
             errors.CovenantError: refused before anything started, or the machine failed; either is in the log.
         """
         if self.keeps_standby and not request.dev and request.user is None:
-            ready = dispatch.dispatch(
-                self.path / "runs", request, watches or {}, settings=self.config.digest, reached=reached
-            )
+            ready = dispatch.dispatch(self.path / "runs", request, watches or {}, settings=self.config.digest)
             if ready is not None:
                 return ready
         idle = dispatch.giving_way(self.path / "runs")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Final
 
 from sandbox.attest.network import Network
 from sandbox.kernel.procfs import Name
@@ -12,6 +13,8 @@ from sandbox.kernel.runsc import debug_log
 from sandbox.storage import json_cache
 
 RECORD = "attest.json"
+# The version of the record. A run that an earlier version of Covenant started has another.
+_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +24,8 @@ class Made:
     ``cgroup_files`` maps controller to directory; ``memberships`` the same as /proc/PID/cgroup says it; ``limits`` each
     file to what was written there. ``mounts`` maps each place to the device and inode of what is to be seen there;
     ``granted`` maps each granted path to the number of the host's mount on which it was opened;
-    ``tells_calls`` says whether runsc writes what its filter refuses, and how the ``traced`` calls end, ``raises_log``
-    that it begins once the sandbox stands; ``arguments`` start a self-test, not the agent. ``nice`` is what its runner
-    was begun with.
+    ``tells_calls`` says whether runsc writes what its filter refuses, and how the ``traced`` calls end;
+    ``arguments`` start a self-test, not the agent. ``nice`` is what its runner was begun with.
     """
 
     run_id: str
@@ -40,7 +42,6 @@ class Made:
     package: str
     network: Network | None = None
     tells_calls: bool = True
-    raises_log: bool = False
     traced: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     nice: int = 0
@@ -49,13 +50,13 @@ class Made:
     def write(self, directory: Path) -> None:
         """Leave it where ``read`` looks for it."""
         network = None if self.network is None else self.network.to_json()
-        json_cache.write(directory / RECORD, {"version": 1, **asdict(self), "network": network})
+        json_cache.write(directory / RECORD, {"version": _VERSION, **asdict(self), "network": network})
 
     @classmethod
     def read(cls, directory: Path) -> Made | None:
         """What a live run left in its directory; None when it has left nothing yet."""
         found = json_cache.read(directory / RECORD)
-        if found is None or found.pop("version", None) != 1:
+        if found is None or found.pop("version", None) != _VERSION:
             return None
         runner, mounts, network = Name(**found.pop("runner")), found.pop("mounts"), found.pop("network")
         return cls(
@@ -73,6 +74,6 @@ class Made:
         places = {"--root": f"{self.directory}/root", "--pod-init-config": f"{self.directory}/trace/pod-init.json"}
         if self.tells_calls:
             # The last is what runsc itself makes of the log for the sandbox.
-            written = debug_log.flags(Path(self.directory) / "trace", self.traced, raised=self.raises_log)
+            written = debug_log.flags(Path(self.directory) / "trace", self.traced)
             places |= {**written, "--debug-log-fd": "3"}
         return places

@@ -61,24 +61,6 @@ class Rows:
             self._together = False
         self._flush(meanwhile, carried=True)
 
-    @contextlib.contextmanager
-    def rehearsal(self) -> Iterator[None]:
-        """Rows that are made as ever, each into its line, and dropped: the log and the run are as they were.
-
-        Raises:
-            errors.LedgerError, OSError: the log does not hold together, or cannot be read.
-        """
-        self._ledger.catch_up()
-        kept = self.state, self.started, self._waiting, self._about
-        self._waiting, self._together = [], True
-        try:
-            yield
-            for one in self._waiting:
-                events.event_line(one.kind, one.fields, event_id=self._run_id, issuer=self._issuer, now_ms=one.now_ms)
-        finally:
-            self._together = False
-            self.state, self.started, self._waiting, self._about = kept
-
     def attribute(self, signers: tuple[trust.Signer, ...], operator: str | None) -> None:
         """Who answers for the run: signers that count for this manifest, not a name that it merely gives."""
         self.signers, self.operator = signers, operator or signers[0].name

@@ -13,8 +13,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import select
-import struct
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +25,6 @@ from policy.decompile import read as reading
 from policy.decompile.network import gates
 from policy.host import Closure, ClosureFile
 from sandbox.audit.denials import PRELUDE_FILE
-from sandbox.config import LONGEST_START_SECONDS
 from sandbox.network import addresses
 from sandbox.probes import denial_probes, preload_object
 from sandbox.probes.preload_object import Step
@@ -40,10 +37,6 @@ _AT_FDCWD, _O_CREATE = -100, 0o301  # O_WRONLY | O_CREAT | O_EXCL
 _AF_INET, _STREAM, _DATAGRAM = 2, 1, 2
 _EPERM, _MOST_ERRNO, _MOST = -1, -4095, 1 << 31
 _DNS_HEAD, _ANSWER_BYTES = 12, 512
-_WAIT, _STDOUT, _POLLED = "poll", 1, struct.Struct("=ihh")
-# INVARIANT: longer than any start may take. Whoever is held goes on after it, by its own tries as well: it could make
-# them until they are heard of, and what was refused to it before that would be told to nobody.
-_MOST_WAIT_MS: Final = 1000 * (LONGEST_START_SECONDS + 60)
 _NO_PROGRAM: Final = "/workspace/agent.toml"
 # Refused by every filter (policy/data/deny.toml), and the last that is tried: once it is heard of, all were tried.
 _LAST: Final = ("chroot", (Bytes(b"/\0"),))
@@ -52,13 +45,11 @@ _LAST: Final = ("chroot", (Bytes(b"/\0"),))
 @dataclass(frozen=True, slots=True)
 class Tries:
     """What is tried, as the object that does it, and what must be told of it: the ``calls`` that the filter refuses,
-    by number and in this order, and the denials of the gateway and its gates. ``waits`` says whether stdout is waited
-    for first (sandbox.kernel.runsc.log_level)."""
+    by number and in this order, and the denials of the gateway and its gates."""
 
     object: bytes
     calls: tuple[int, ...]
     told: frozenset[denials.Denial]
-    waits: bool = False
 
 
 @dataclass
@@ -96,10 +87,6 @@ def tries(artefacts: Artefacts) -> Tries:
     """
     found = reading.read(artefacts.files)
     made = _Made(data.syscalls(found.arch).numbers, found.calls.allowed.keys())
-    waits = _WAIT in made.allowed
-    if waits:
-        # A program that executes itself comes by here again: whatever stands at its stdout then, it goes on.
-        made.call(_WAIT, Bytes(_POLLED.pack(_STDOUT, select.POLLOUT, 0)), 1, _MOST_WAIT_MS, most=1)
     made.call("openat", _AT_FDCWD, Bytes(PRELUDE_FILE.encode() + b"\0"), _O_CREATE, 0o600)
     made.call("execve", Bytes(_NO_PROGRAM.encode() + b"\0"), 0, 0)
     if "execve" in made.allowed:
@@ -112,7 +99,7 @@ def tries(artefacts: Artefacts) -> Tries:
     last, arguments = _LAST
     made.call(last, *arguments)
     program = artefacts.json("config.json")["process"]["args"][0]
-    return Tries(preload_object.build(program, made.steps), tuple(made.calls), frozenset(made.told), waits)
+    return Tries(preload_object.build(program, made.steps), tuple(made.calls), frozenset(made.told))
 
 
 def _connection(made: _Made, where: tuple[str, int] | None) -> None:

@@ -28,7 +28,6 @@ from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.proc import launch as proc_launch
 from sandbox.kernel.proc import spawn
 from sandbox.kernel.runsc import command, debug_log, start_trace
-from sandbox.kernel.runsc.log_level import Raising
 from sandbox.network import addresses, gateway
 from sandbox.network.gate import cgroup as gate_cgroup
 from sandbox.probes import preload
@@ -104,7 +103,7 @@ def _run(
         calls = _refused_calls(job, directory, stack, heard)
         places = {
             "--pod-init-config": str(started.config),
-            **(debug_log.flags(directory.trace, _traced(job), raised=_raises(job)) if calls else {}),
+            **(debug_log.flags(directory.trace, _traced(job)) if calls else {}),
         }
         # Once more: the vault and the gateway took their time, and a revocation does not wait that long for a keeper.
         _goes_on(job, directory)
@@ -114,9 +113,6 @@ def _run(
         if job.signals is not None:
             stack.callback(job.signals.watches, leaf.kill)  # its descriptor is closed after this
             job.signals.watches(leaf.kill, child.has_ended)
-        held = None
-        if _raises(job):
-            held = stack.enter_context(contextlib.closing(Raising(child.stdout, directory.runsc_root, job.run_id)))
         # INVARIANT: before the trace session is answered, for which runsc waits before it makes the sandbox: no agent
         # has run by then, no gate is unsealed that an attestation could find, and the addresses are not taken over.
         # Then there may be less than this, and never more.
@@ -129,9 +125,7 @@ def _run(
             broker.started()
             rounds = (*rounds, broker.round())
         watching = _watching(job, leaf, attestor)
-        begun = stack.enter_context(
-            contextlib.closing(start_gate.Start(started, watching, heard=heard, calls=calls, held=held))
-        )
+        begun = stack.enter_context(contextlib.closing(start_gate.Start(started, watching, heard=heard, calls=calls)))
         channel = _channel(job, directory, leaf, child, begun, watching, watches, rounds)
         if job.steering is not None:
             channel = job.steering.joined(channel, leaf)
@@ -252,11 +246,6 @@ def _refused_calls(
     return stack.enter_context(contextlib.closing(calls))
 
 
-def _raises(job: Job) -> bool:
-    """Whether the sandbox starts without its log: where the agent is held until it is on."""
-    return job.tries is not None and job.tries.waits
-
-
 def _traced(job: Job) -> tuple[str, ...]:
     return traced(files=job.config.tell_files, arch=facts.architecture())
 
@@ -350,7 +339,6 @@ def _attestor(
         arguments=tuple(job.arguments),
         network=network,
         tells_calls=job.config.tell_calls or job.tries is not None,
-        raises_log=_raises(job),
         traced=_traced(job),
         nice=os.getpriority(os.PRIO_PROCESS, 0),
         granted=covered.numbers(job.artefacts.json("mounts.json")["mounts"], job.sources),
@@ -407,7 +395,6 @@ def _channel(
         watches=watches,
         # Whether the run is revoked is asked after the attestation, which takes its time: that comes last at the start.
         rounds=(*(one.round() for one in watching), *rounds),
-        held=_raises(job),
     )
 
 

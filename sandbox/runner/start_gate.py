@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from policy import errors
-from sandbox.kernel.runsc import debug_log, log_level, start_trace
+from sandbox.kernel.runsc import debug_log, start_trace
 from sandbox.probes import preload_object
 from sandbox.probes.preload import Heard
 
@@ -37,9 +37,8 @@ class Start:
         *,
         heard: Heard | None = None,
         calls: debug_log.RefusedCalls | None = None,
-        held: log_level.Raising | None = None,
     ) -> None:
-        self._started, self._watching, self._heard, self._calls, self._held = started, watching, heard, calls, held
+        self._started, self._watching, self._heard, self._calls = started, watching, heard, calls
         self.running = False
         self._epoll = select.epoll()
         self._epoll.register(started.fileno(), select.EPOLLIN)
@@ -52,8 +51,6 @@ class Start:
         """Take what has arrived; never blocks. True once, when there is nothing to wait for any more."""
         if not self.running and not self._first_runs():
             return False
-        if self._held is not None and not self._goes_on(self._held):
-            return False
         if self._calls is not None and self._heard is not None:
             self._calls.ready()
         return self._heard is None or not self._heard.missing
@@ -65,36 +62,20 @@ class Start:
         for one in self._watching:
             one.started()
         self._epoll.unregister(self._started.fileno())
-        if self._held is None:
-            self._listen()
-            return True
-        self._held.ask()
-        if self._held.asking:
-            self._epoll.register(self._held.fileno(), select.EPOLLIN)
-        return True
-
-    def _goes_on(self, held: log_level.Raising) -> bool:
-        """Whether the sandbox's log is on; where it has ended its exit says what there is to say."""
-        if not held.poll():
-            return False
-        self._held = None
-        self._listen()
-        return True
-
-    def _listen(self) -> None:
         if self._heard is not None and self._calls is not None:
             self._epoll.register(self._calls.fileno(), select.EPOLLIN)
             self._epoll.register(self._heard.fileno(), select.EPOLLIN | select.EPOLLET)
+        return True
 
     def fault(self, status: int, *, by_us: bool) -> errors.SelfTestError | None:
         """Return the error of a run that ended, or was ended ``by_us``, before all of its probes reported.
 
-        None: another process killed it, or this one did while it was held. A dead or held process reports nothing, so
-        that its policy is neither proved nor refuted. It had no intent and is no run that succeeded.
+        None: another process killed it. A dead process reports nothing, so that its policy is neither proved nor
+        refuted. It had no intent and is no run that succeeded.
         """
         if not self.running or self._heard is None or not self._heard.missing:
             return None
-        if self._held is not None if by_us else status in _KILLED:
+        if not by_us and status in _KILLED:
             return None
         first = self._heard.missing[0]
         if status == preload_object.STATUS:

@@ -31,8 +31,8 @@ class Opening:
         return tuple(fd for fd in given if fd >= 0)
 
 
-def serve(opening: Opening, supervisor: Supervisor) -> bool:
-    """In the keeper: one request, one answer. Whether it came to such an end that nothing should be left of it.
+def serve(opening: Opening, supervisor: Supervisor) -> None:
+    """Serve one request with one answer, in the keeper.
 
     Raises:
         Exception: a fault of ours, after the client was told that there is one.
@@ -46,7 +46,6 @@ def serve(opening: Opening, supervisor: Supervisor) -> bool:
         if asked is not None:
             talk.caller = talk.caller.with_groups(opening.sock)
             routes.HANDLERS[asked.kind](talk, asked)
-            return talk.again and talk.told
     except errors.CovenantError as e:
         # What a request would have taken of memory is its author's matter, and not the machine's.
         told = e if isinstance(e, errors.RequestError) else errors.exhausted(e) or e
@@ -67,7 +66,6 @@ def serve(opening: Opening, supervisor: Supervisor) -> bool:
             for fd in talk.fds:
                 os.close(fd)
         opening.sock.close()
-    return False
 
 
 def recover(supervisor: Supervisor, host_network: int) -> None:

@@ -63,7 +63,7 @@ class Exchange:
             for fd in (ch.stdin, ch.stdout, ch.stderr):
                 os.set_blocking(fd, False)
             for fd, action in (
-                *(() if ch.held else ((ch.stdout, self._read_stdout),)),
+                (ch.stdout, self._read_stdout),
                 (ch.stderr, self._read_stderr),
                 (ch.started, self._on_started),
                 (ch.pidfd, self._on_exit),
@@ -215,8 +215,6 @@ class Exchange:
         if not self.channel.has_started():
             return
         self._selector.unregister(self.channel.started)
-        if self.channel.held:
-            self._selector.register(self.channel.stdout, selectors.EVENT_READ, self._read_stdout)
         if pipes.readable(self.channel.stdout, 0) and self._peek_early():
             return
         for one in self.channel.rounds:

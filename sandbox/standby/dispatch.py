@@ -8,7 +8,6 @@
     {"answer": {...}}              what came of it
     {"op": "end", "reason": WHY}   it is not wanted any more; whoever comes first, this or an intent, has it
 
-Who is about to have an intent connects before they know what it is, and an instance makes itself ready meanwhile.
 Both ends are the supervisor's own processes, as root below COVENANT_STATE. A message is four bytes of length and JSON.
 Nothing lists the instances but the directories themselves, so that none has to be told of another's death.
 """
@@ -18,21 +17,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import itertools
 import json
 import os
 import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from policy import contract, denials, errors
 from policy.package import Package
 from sandbox.kernel.net import unix_address
-from sandbox.kernel.proc import pipes
 from sandbox.lifecycle.types import Answer, Request
 from sandbox.network import gateway
 from sandbox.rundir import label, registry
@@ -46,8 +43,8 @@ _MAX_BYTES = 32 << 20
 _TAKE_SECONDS = 5.0
 # After a run has ended in the instance, or was asked to: until its clean-up is done.
 _END_SECONDS = 60.0
-# So many may have come to an instance and have said nothing yet.
-_SILENT = 8
+# A client sends its order with its connection; a stopped one holds up an instance for no longer than this.
+_ORDER_SECONDS = 1.0
 
 
 class GoneError(Exception):
@@ -58,8 +55,8 @@ class GoneError(Exception):
 
 
 @contextlib.contextmanager
-def listening(directory: Path, package: Package) -> Iterator[Door]:
-    """The instance's door: it is found from now on, until the block ends."""
+def listening(directory: Path, package: Package) -> Iterator[socket.socket]:
+    """The listener of an instance. Clients find it from now on, until the block ends."""
     name = _name(package)
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
@@ -69,77 +66,31 @@ def listening(directory: Path, package: Package) -> Iterator[Door]:
         os.chmod(made, 0o600)
         listener.listen(16)
         listener.setblocking(False)
-        with contextlib.closing(Door(listener)) as door:
-            # Under its name only now: whoever finds it before it listens is refused, and starts cold.
-            os.rename(made, directory / name)
-            try:
-                yield door
-            finally:
-                with contextlib.suppress(OSError):
-                    os.unlink(directory / name)
-
-
-class Door:
-    """Where an instance is asked: its listener, and those who came and have said nothing yet."""
-
-    def __init__(self, listener: socket.socket) -> None:
-        self._listener = listener
-        self._silent: dict[int, socket.socket] = {}
-        self._epoll = select.epoll()
-        self._epoll.register(listener.fileno(), select.EPOLLIN)
-
-    def fileno(self) -> int:
-        """Readable when somebody comes, or says something."""
-        return self._epoll.fileno()
-
-    def close(self) -> None:
-        """Nobody is heard any more; whoever came and said nothing sees it at once."""
-        for connection in self._silent.values():
-            connection.close()
-        self._silent.clear()
-        self._epoll.close()
-
-    def order(self, meanwhile: Callable[[Callable[[], bool]], None]) -> tuple[socket.socket, dict[str, Any]] | None:
-        """Whoever says what they want, with what it is; None while nobody does. Where somebody has come and says
-        nothing yet ``meanwhile`` is called, with what tells whether there is something to hear now."""
-        for fd, _ in self._epoll.poll(0):
-            connection = self._accepted() if fd == self._listener.fileno() else self._silent.pop(fd)
-            if connection is None:
-                continue
-            if fd == connection.fileno():
-                self._epoll.unregister(fd)
-            elif not pipes.readable(connection.fileno(), 0):
-                self._wait_for(connection)
-                meanwhile(self._is_spoken_to)
-                continue
-            try:
-                return connection, receive(connection)
-            except GoneError:
-                connection.close()
-        return None
-
-    def _accepted(self) -> socket.socket | None:
+        # Under its name only now: whoever finds it before it listens is refused, and starts cold.
+        os.rename(made, directory / name)
         try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            return None
-        connection.settimeout(_TAKE_SECONDS)
-        _, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-        if uid == os.geteuid():
-            return connection
-        connection.close()
+            yield listener
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(directory / name)
+
+
+def accepted(listener: socket.socket) -> tuple[socket.socket, dict[str, Any]] | None:
+    """Accept a client. Returns its connection and its first message; None where it has gone, says nothing, or is not
+    of this process's uid."""
+    try:
+        connection, _ = listener.accept()
+    except OSError:
         return None
-
-    def _wait_for(self, connection: socket.socket) -> None:
-        if len(self._silent) >= _SILENT:  # who came first and says nothing has gone elsewhere, or is too slow
-            fd = next(iter(self._silent))
-            self._epoll.unregister(fd)
-            self._silent.pop(fd).close()
-        self._silent[connection.fileno()] = connection
-        self._epoll.register(connection.fileno(), select.EPOLLIN)
-
-    def _is_spoken_to(self) -> bool:
-        return bool(self._epoll.poll(0))
+    _, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    if uid == os.geteuid():
+        with contextlib.suppress(GoneError):
+            connection.settimeout(_ORDER_SECONDS)
+            message = receive(connection)
+            connection.settimeout(_TAKE_SECONDS)
+            return connection, message
+    connection.close()
+    return None
 
 
 def told_to_go(connection: socket.socket, run_id: str) -> bool:
@@ -189,36 +140,11 @@ def ordered(message: Mapping[str, Any], package: Package) -> Request | None:
 # --- the asking end -----------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Reached:
-    """An instance that somebody has connected to: of which packages it is, and the connection."""
-
-    name: str
-    connection: socket.socket
-
-
-@contextlib.contextmanager
-def reached(runs: Path, envelope: bytes | None) -> Iterator[Reached | None]:
-    """A connection to an instance of the package with this envelope, before it is known what will be asked of it, so
-    that it makes itself ready meanwhile (``Door``); None where none listens. It promises nothing on either side."""
-    name = _name_of(envelope or b"")
-    with contextlib.ExitStack() as stack:
-        # At whose door too many wait is not waited for.
-        connection = next(_ready(runs, name, seconds=0.0), None) if envelope else None
-        if connection is None:
-            yield None
-        else:
-            connection.settimeout(_TAKE_SECONDS)
-            yield Reached(name, stack.enter_context(connection))
-
-
-def dispatch(
-    runs: Path, request: Request, watches: gateway.Watches, *, settings: str, reached: Reached | None = None
-) -> Answer | None:
+def dispatch(runs: Path, request: Request, watches: gateway.Watches, *, settings: str) -> Answer | None:
     """Have an instance answer, if one is ready for this very package and configuration (``order``); None where a run is
     to be started cold.
 
-    ``watches`` are whoever may end it (run_io.Channel.watches); ``reached`` is asked first where it is of the package.
+    ``watches`` may end it (run_io.Channel.watches).
 
     Raises:
         errors.CovenantError: the machine failed the run after it was begun.
@@ -226,8 +152,7 @@ def dispatch(
     if request.package.envelope is None:
         return None
     name, asked = _name(request.package), _message(order(request, settings))
-    first = () if reached is None or reached.name != name else (reached.connection,)
-    for connection in itertools.chain(first, _ready(runs, name)):
+    for connection in _ready(runs, name):
         with connection:
             try:
                 _send(connection, asked)
@@ -334,14 +259,14 @@ def _answer_in(connection: socket.socket, run_id: str) -> Answer | None:
     return answer_of(message["answer"])
 
 
-def _ready(runs: Path, name: str, *, seconds: float = _TAKE_SECONDS) -> Iterator[socket.socket]:
+def _ready(runs: Path, name: str) -> Iterator[socket.socket]:
     """A connection to each instance that listens under this name."""
     with contextlib.suppress(FileNotFoundError):
         for run_id in os.listdir(runs):
             # Most are no instances of this package, which this call says; it is cheaper than a look at a label.
             if run_id != ".gate" and os.path.lexists(runs / run_id / name):
                 with contextlib.suppress(OSError):
-                    yield _connected(runs / run_id, name, seconds=seconds)
+                    yield _connected(runs / run_id, name)
 
 
 def _connected(directory: Path, name: str, *, seconds: float = _TAKE_SECONDS) -> socket.socket:
@@ -454,9 +379,5 @@ def _digest(package: Package) -> str:
 
 
 def _name(package: Package) -> str:
-    return _name_of(package.envelope or b"")
-
-
-def _name_of(envelope: bytes) -> str:
     # 32 digits: an address has room for 108 bytes, and an instance compares all of them before it does anything.
-    return f"{_PREFIX}{hashlib.sha256(envelope).hexdigest()[:32]}"
+    return f"{_PREFIX}{_digest(package)[:32]}"

@@ -19,7 +19,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from policy import clocks, contract, decide, errors
@@ -49,8 +48,6 @@ ATTEST_LESS: Final = 10
 ALONE_SECONDS: Final = 0.1
 # The row "working" is written after so long, so that a fast answer has both processors.
 MOMENT_SECONDS: Final = 0.003
-# For so long one that has made itself ready waits for the order without a pause.
-STAY_SECONDS: Final = 0.001
 # As long as a self-test of its policy counts (sandbox.lifecycle.probe_run).
 MOST_SECONDS = 86_400
 # What was looked at before an instance was offered holds for so long after that: the word to go takes a millisecond.
@@ -126,7 +123,7 @@ class Instance(run.Run):
 
     # --- (2) ------------------------------------------------------------------------------------------------
 
-    def held(self, started: gvisor.Started) -> dispatch.Door:
+    def held(self, started: gvisor.Started) -> socket.socket:
         """It waits: stop it, have at hand what a dispatch takes, and let it be found.
 
         Raises:
@@ -138,11 +135,10 @@ class Instance(run.Run):
         limits.expect(started.directory / limits.METER)
         self._limit_files = fingerprints.Limits(started, self._stack)
         self._rows.expect_start()
-        self._rehearse(started, lambda: False)
-        door = self._listening.enter_context(dispatch.listening(started.directory, self._request.package))
+        listener = self._listening.enter_context(dispatch.listening(started.directory, self._request.package))
         self._looked = time.monotonic()
         self._tell(READY + self.run_id.encode())
-        return door
+        return listener
 
     def watch(self, started: gvisor.Started) -> Outcome:
         """The look by the clock: what it was made of holds, and it has not waited for too long."""
@@ -161,9 +157,9 @@ class Instance(run.Run):
 
     # --- (3) and (4) ----------------------------------------------------------------------------------------
 
-    def asked(self, started: gvisor.Started, door: dispatch.Door) -> Given | errors.RunError | None:
-        """Somebody came."""
-        came = door.order(functools.partial(self._make_ready, started))
+    def asked(self, started: gvisor.Started, listener: socket.socket) -> Given | errors.RunError | None:
+        """Accept a client and do what it orders. Returns None where the instance goes on waiting."""
+        came = dispatch.accepted(listener)
         if came is None:
             return None
         connection, message = came
@@ -287,53 +283,6 @@ class Instance(run.Run):
             raise errors.BusyError("its serial was not accepted yet", hint="run it again")
         return last
 
-    def _make_ready(self, started: gvisor.Started, wanted: Callable[[], bool]) -> None:
-        """Somebody has come and says soon what they want. Whoever sleeps until then may wake up on another processor,
-        which has nothing at hand of what was done on this one (0.2 ms): so for a moment nobody does."""
-        self._rehearse(started, wanted)
-        until = time.monotonic() + STAY_SECONDS
-        while not wanted() and time.monotonic() < until:
-            pass
-
-    def _rehearse(self, started: gvisor.Started, wanted: Callable[[], bool]) -> None:
-        """Do what a dispatch does as far as it has no effect, until somebody has an order: who comes says so some time
-        before, and all of it takes a third as long when it was done just now. Nothing that is found counts."""
-        steps = (
-            functools.partial(self._changed, started, every_file=False),
-            self._verify_again,
-            functools.partial(self._rehearse_place, started.directory),
-            self._rehearse_rows,
-        )
-        for step in steps:
-            if wanted():
-                return
-            with contextlib.suppress(errors.CovenantError, OSError):
-                step()
-
-    def _rehearse_place(self, directory: Path) -> None:
-        label, claim = self._claim(dataclasses.replace(self._place, itself=self.run_id))
-
-        def refused() -> None:
-            claim()
-            raise errors.BusyError("nobody has an intent yet")  # so that the label is not shown
-
-        rundir_label.relabel(directory, label, refused)
-
-    def _rehearse_rows(self) -> None:
-        manifest = self._decision.manifest
-        with self._rows.rehearsal():
-            self._rows.capability_check(manifest)
-            self._rows.run_started(
-                manifest,
-                self._deadline(self._trusted, manifest),
-                intent_id=self.intent_id,
-                package=self._request.package_name,
-                policy_digest=self._policy_digest,
-                payload_digest=self._trusted.payload_digest,
-                not_enforced=self._not_enforced,
-            )
-            self._rows.to(State.RUNNING, "it is given its intent")
-
     def _verify_again(self) -> trust.TrustedPackage:
         """The package as it is to be trusted now, its bytes being those in our memory, under the root that they were
         verified under: what was decided, who may sign for this role above all, was decided under that one.
@@ -444,7 +393,7 @@ class _Later:
     def __init__(self, instance: Instance, started: gvisor.Started) -> None:
         self._instance, self._started = instance, started
         self._inode = os.fstat(started.stdin).st_ino
-        self._door: dispatch.Door | None = None
+        self._listener: socket.socket | None = None
         attestor = started.attestor
         self.rounds: Sequence[Round] = (
             Round(LOOK_SECONDS, functools.partial(instance.watch, started)),
@@ -455,15 +404,15 @@ class _Later:
     def settled(self) -> bool:
         if not epoll_waiters.reads_from(self._started.leaf.pids(), self._inode):
             return False
-        self._door = self._instance.held(self._started)
+        self._listener = self._instance.held(self._started)
         return True
 
     def fileno(self) -> int:
-        return -1 if self._door is None else self._door.fileno()
+        return -1 if self._listener is None else self._listener.fileno()
 
     def take(self) -> Given | errors.RunError | None:
-        assert self._door is not None
-        return self._instance.asked(self._started, self._door)
+        assert self._listener is not None
+        return self._instance.asked(self._started, self._listener)
 
 
 def keep(means: Means, request: Request, *, alive: int, tell: Callable[[bytes], None]) -> None:

@@ -70,19 +70,6 @@ def read(path: Path | int) -> packages.Package:
     return packages.Package(reader.files, reader.envelope)
 
 
-def envelope(directory: int) -> bytes | None:
-    """The envelope alone of the package in an open directory, which says which package it is to be; None without one,
-    or where ``read`` would refuse it."""
-    name, reader = packages.ENVELOPE_NAME, _Reader()
-    try:
-        seen = _lstat(name, name, directory)
-        if stat.S_ISREG(seen.st_mode):
-            reader.take(name, name, directory, seen)
-    except errors.PackageError:
-        return None
-    return reader.envelope
-
-
 @contextlib.contextmanager
 def beside(path: Path | int) -> Iterator[int | None]:
     """The directory that a package lies in, open for whoever looks for its children there; None where it cannot be."""

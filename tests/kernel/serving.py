@@ -132,31 +132,25 @@ class Served:
         return [pid for pid in children_of(self.pid) if not _waits(pid)]
 
     def waiting(self) -> list[int]:
-        """The keepers that wait for a connection: one that has served nobody, those that have."""
+        """The idle worker, if there is one."""
         return [pid for pid in children_of(self.pid) if _waits(pid)]
 
     def descriptors(self) -> int:
-        """How many its main process has open, two of them for each keeper that waits."""
+        """How many its main process has open, two of them for the idle worker."""
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def quiet(self) -> None:
-        """Wait until no keeper is left but those that wait for a connection, of which there is one then."""
+        """Wait until its one child is the idle worker."""
         until = time.monotonic() + 60
-        while {_waits(pid) for pid in children_of(self.pid)} != {True}:
+        while [_waits(pid) for pid in children_of(self.pid)] != [True]:
             assert time.monotonic() < until, [_command(pid) for pid in children_of(self.pid)]
             time.sleep(0.02)
 
     def alone(self) -> int:
-        """The keeper that waits and has served nobody, once it is the only one: those that have are let go (SIGHUP)."""
+        """The idle worker, once it is the only child."""
         self.quiet()
-        before = children_of(self.pid)
-        os.kill(self.pid, signal.SIGHUP)
-        until = time.monotonic() + 60
-        # One that has ended is among its children until it was reaped, and closed by then.
-        while len(found := children_of(self.pid)) != 1 or found[0] in before or not _waits(found[0]):
-            assert time.monotonic() < until, [_command(pid) for pid in found]
-            time.sleep(0.02)
-        return found[0]
+        (found,) = self.waiting()
+        return found
 
 
 @contextlib.contextmanager
@@ -200,17 +194,6 @@ def reader_of(pid: int) -> int:
 
 def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def ends_and_waits_no_more(keeper: int) -> None:
-    """Wait until a keeper that was just given a connection has ended: one that serves again would be seen to wait, and
-    would end as well, only later."""
-    until = time.monotonic() + 60 * SLOWNESS
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        while Path(f"/proc/{keeper}/comm").read_text().strip() != worker_pool.WAITS:
-            assert time.monotonic() < until
-            time.sleep(0.02)
-        raise AssertionError("it waits for another connection")
 
 
 def status(pid: int) -> dict[str, str]:

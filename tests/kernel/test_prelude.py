@@ -110,7 +110,7 @@ def _allowed(artefacts: Artefacts, made: preload.Tries) -> preload.Tries:
     """Tries to make a file where the policy lets it: a sandbox that refuses less than it should."""
     step = Step(Call(257, (-100, Bytes(b"/tmp/there\0"), 0o301, 0o600)), -4095, -1)
     program = artefacts.json("config.json")["process"]["args"][0]
-    return dataclasses.replace(made, object=build(program, [step]), waits=False)
+    return dataclasses.replace(made, object=build(program, [step]))
 
 
 def _unheard(artefacts: Artefacts, made: preload.Tries) -> preload.Tries:
@@ -120,7 +120,7 @@ def _unheard(artefacts: Artefacts, made: preload.Tries) -> preload.Tries:
 
 def _not_loaded(artefacts: Artefacts, made: preload.Tries) -> preload.Tries:
     """The loader takes no such file, says so and goes on without."""
-    return dataclasses.replace(made, object=b"no shared object", waits=False)
+    return dataclasses.replace(made, object=b"no shared object")
 
 
 @pytest.mark.parametrize(

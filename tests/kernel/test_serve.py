@@ -300,31 +300,21 @@ def test_a_killed_keeper_takes_its_sandbox_along_and_leaves_nothing(served: Serv
     assert served.run(hello).error is None
 
 
-def test_a_keeper_that_has_served_serves_again_and_another_waits_beside_it(served: Served, hello: Path) -> None:
-    def serves_again() -> int:
+def test_worker_serves_once_and_ends(served: Served, hello: Path) -> None:
+    for _ in range(2):
         one = served.alone()
-        for _ in range(2):
-            assert served.run(hello).error is None
-            served.quiet()
-        # Where this took so long that it had its time, another is looked at.
-        return one if one in eventually(lambda: (found := served.waiting())[1:] and found) else 0
+        assert served.run(hello).error is None
+        _until_gone(one)
+        assert served.alone() != one
 
-    one = eventually(serves_again)
-    # Killed before its next use it takes nothing along: nobody was told that it is there.
+
+def test_idle_worker_killed_takes_no_request_along(served: Served, hello: Path) -> None:
+    one = served.alone()
     os.kill(one, signal.SIGKILL)
     _until_gone(one)
     assert served.run(hello).error is None
-    served.quiet()
-    eventually(lambda: one not in served.waiting())
+    assert served.alone() != one
     assert leftovers(served.world) == []
-
-
-def test_a_keeper_whose_run_failed_serves_nobody_else(served: Served) -> None:
-    fails = served.world.sign(served.world.package({"main.py": "raise SystemExit(3)\n"}, name="fails", id="fails"))
-    one = served.alone()
-    assert served.run(fails).error is not None
-    serving.ends_and_waits_no_more(one)
-    served.quiet()
 
 
 def test_a_keeper_that_waits_knows_the_configuration_that_holds(served: Served, hello: Path) -> None:
@@ -493,12 +483,9 @@ def test_an_agent_with_a_network_reaches_the_uplink_of_the_host(tmp_path: Path, 
         host = f"--net=/proc/{os.getpid()}/fd/{net.spaces['host']}"
         settings = {"uplink": "eth0", "resolvers": [internet.RESOLVER]}
         with Served(world, before=["nsenter", host], **settings) as served:
-            one = served.alone()
             answer = served.run(package)
             assert answer.result is not None, (answer.error, answer.stderr)
             assert json.loads(answer.result.text) == ["connected", "connected", "ECONNREFUSED"]
-            # Its keeper had threads, and shows all the same that nothing is left of the run: it waits for another.
-            eventually(lambda: one in served.waiting())
             served.quiet()
             assert net.leftovers() == []
         assert leftovers(world) == []

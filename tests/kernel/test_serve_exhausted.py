@@ -85,11 +85,8 @@ def _last(run: socket.socket) -> dict[str, Any] | None:
 
 
 def _settled(served: Served) -> None:
-    """Until the one keeper that waits has served nobody: those that have would end within seconds, and give their
-    descriptors back."""
-    before = serving.children_of(served.pid)
-    os.kill(served.pid, signal.SIGHUP)
-    until(lambda: len(found := served.waiting()) == 1 and found[0] not in before)
+    """Wait until the supervisor has the keeper of the one live run and an idle worker: then it closes nothing more."""
+    until(lambda: (len(served.children()), len(served.waiting())) == (1, 1))
 
 
 def asking(served: Served, said: bytes, uid: int = 0) -> socket.socket:
@@ -162,6 +159,14 @@ def without_a_process(pid: int) -> Iterator[None]:
             assert leaf.pids() == []
 
 
+def _has_no_worker(served: Served) -> bool:
+    """Whether only the keeper of the live run is left, and no worker can be forked; an idle worker is killed."""
+    for pid in served.waiting():
+        os.kill(pid, signal.SIGKILL)
+    lower(served.pid)
+    return len(serving.children_of(served.pid)) == 1
+
+
 def _may_ask_twice_at_once(served: Served) -> bool:
     """Whether nothing that the caller had open is counted any more: they may have two."""
     with asking(served, b"", CALLER) as one, asking(served, b"", CALLER) as other:
@@ -180,13 +185,11 @@ def test_without_a_descriptor_whoever_asks_waits_or_is_told(served: Served) -> N
         with lowered(served.pid):
             late = stack.enter_context(asking(served, PS))
             assert silent(late)
-            # Who was there before is served by the keeper that was, and then there is room for one: the same keeper
-            # serves it if it has come to its end by then.
+            # The idle worker serves the client that was there before. Then there is room for one more.
             early.sendall(PS)
             assert word(early) == "runs"
             assert word(late) in ("runs", BUSY)
-            lower(served.pid)
-            # The next would need a keeper of its own.
+            until(lambda: _has_no_worker(served))
             caller.sendall(PS)
             assert word(caller) == BUSY
         # What has just been answered may count for a moment more.
@@ -200,13 +203,11 @@ def test_without_a_process_whoever_asks_is_told(served: Served) -> None:
         early = stack.enter_context(asking(served, b"", CALLER))
         until(lambda: served.descriptors() == before + 1)
         with without_a_process(served.pid):
-            # The keeper that was there serves its own user, as often as they ask, and nobody else.
-            for _ in range(3):
-                until(served.waiting)
-                with asking(served, PS) as sock:
-                    assert word(sock) == "runs"
-            for _ in range(3):
-                with asking(served, PS, CALLER) as sock:
+            # The idle worker serves one request.
+            with asking(served, PS) as sock:
+                assert word(sock) == "runs"
+            for uid in (0, CALLER, CALLER):
+                with asking(served, PS, uid) as sock:
                     assert word(sock) == BUSY
             with asking(served, PS, STRANGER) as sock:
                 assert word(sock) == "not_a_caller"

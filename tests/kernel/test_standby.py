@@ -609,23 +609,17 @@ def test_a_cold_run_says_that_nobody_keeps_instances(world: World) -> None:
     assert any(line.startswith("standby:") for line in answer.not_enforced)
 
 
-def test_who_comes_and_says_nothing_costs_no_instance_and_changes_nothing(served: Served) -> None:
-    """An instance that somebody reaches makes itself ready for an intent: it does what a dispatch does, and none of it
-    is seen. A user's request reaches it as root's does."""
+def test_client_orders_nothing_costs_no_instance(served: Served) -> None:
     path, (instance,) = _warmed(served, "reached")
     runs = served.world.state / "runs"
-    with dispatch.reached(runs, packages.read(path).envelope) as silent:
-        assert silent is not None
-        # It turns to whoever came last when it is done with those before.
-        with dispatch.reached(runs, packages.read(path).envelope) as other:
-            assert other is not None
-            dispatch.send(other.connection, {"op": "run", "package": "another", "envelope": ""})
-            assert dispatch.receive(other.connection) == {"cold": "another package"}
+    with dispatch._connected(instance.path, dispatch._name(packages.read(path))) as silent:
+        with dispatch._connected(instance.path, dispatch._name(packages.read(path))) as other:
+            dispatch.send(other, {"op": "run", "package": "another", "envelope": ""})
+            assert dispatch.receive(other) == {"cold": "another package"}
         assert instance in registry.live(runs)
         assert "run_started" not in [
             row["kind"]["type"] for row in served.world.rows() if row["kind"].get("run_id") == instance.run_id
         ]
+        assert silent.recv(1) == b""
         done = covenant("run", str(path), "x", "--json", served=served, uid=serving.CALLER)
         assert json.loads(done.stdout)["run_id"] == instance.run_id, done
-        # Whoever still waits there hears that it is gone.
-        assert silent.connection.recv(1) == b""

@@ -16,9 +16,6 @@ from policy import errors
 from sandbox import core_dumps
 from sandbox.kernel import libc
 
-_guarded = False
-_held = False
-
 
 class Locked:
     """``size`` bytes of zeros. Use as a context manager: leaving overwrites them.
@@ -30,8 +27,6 @@ class Locked:
     """
 
     def __init__(self, size: int) -> None:
-        global _held  # noqa: PLW0603 - of the process, as what is said of it
-        _held = True
         self._map = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         try:
             libc.mlock(self._address(), len(self._map))
@@ -81,12 +76,5 @@ def guard_process() -> None:
 
     For good: what it held may lie in memory that was given back.
     """
-    global _guarded  # noqa: PLW0603 - of the process, as what the kernel is told
-    _guarded = True
     core_dumps.forbid()
     libc.prctl(libc.PR_SET_DUMPABLE, 0)
-
-
-def is_guarded() -> bool:
-    """Whether this process has, or had, a secret in its memory."""
-    return _guarded or _held

@@ -44,14 +44,10 @@ _KEPT = 4096
 NAME = "sentry.log"
 
 
-def flags(directory: Path, traced: Sequence[str] = (), *, raised: bool = False) -> dict[str, str]:
-    """What runsc is told, with a pipe in this directory; ``traced`` are calls of which each is written there. What the
-    filter refuses is written from the start, or once somebody has ``raised`` the level
-    (sandbox.kernel.runsc.log_level)."""
+def flags(directory: Path, traced: Sequence[str] = ()) -> dict[str, str]:
+    """What runsc is told, with a pipe in this directory; ``traced`` are calls of which each is written there."""
     # Of the sandbox alone: the gofer and `runsc run` itself say 700 lines about themselves, and nothing of the agent.
-    written = {"--debug-command": "boot", "--debug-log": str(directory / NAME)}
-    if not raised:
-        written = {"--debug": "true", **written}
+    written = {"--debug": "true", "--debug-command": "boot", "--debug-log": str(directory / NAME)}
     if not traced:
         return written
     return {**written, "--strace": "true", "--strace-syscalls": ",".join(traced), "--strace-log-size": "1"}

@@ -68,11 +68,10 @@ class Begun:
 
 
 class _Own(threading.local):
-    """Of this thread: those that wait, and the kinds that were asked for since ``let_go``."""
+    """The idle gates of this thread."""
 
     def __init__(self) -> None:
         self.waiting: dict[Kind, Begun] = {}
-        self.asked: set[Kind] = set()
 
 
 _own = _Own()
@@ -93,13 +92,6 @@ def drop() -> None:
             pass
 
 
-def let_go() -> Collection[Kind]:
-    """End those that wait and were not needed. The kinds that were, since this was last called."""
-    drop()
-    asked, _own.asked = _own.asked, set()
-    return asked
-
-
 @contextlib.contextmanager
 def one(kind: Kind, patience: spawn.Patience) -> Iterator[Begun]:
     """One that waits, or a new one; it ends with the block.
@@ -108,7 +100,6 @@ def one(kind: Kind, patience: spawn.Patience) -> Iterator[Begun]:
         errors.KernelError: it could not be started.
         errors.RunError: it did not come to execve in time, or what ``patience`` watches said so.
     """
-    _own.asked.add(kind)
     found = _own.waiting.pop(kind, None)
     if found is not None and not found.lives():
         with found:

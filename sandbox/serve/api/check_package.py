@@ -38,4 +38,3 @@ def check_package(talk: Conversation, asked: protocol.CheckPackage) -> None:
             "package_digest": trusted.package.digest,
         }
     )
-    talk.again = True

@@ -15,13 +15,11 @@ from sandbox.serve.api.session import Conversation
 def ps(talk: Conversation, asked: protocol.Ps) -> None:
     """The live runs that the caller may see."""
     talk.answer({"kind": "runs", "runs": manager.listed(talk.supervisor.path, _asker(talk))})
-    talk.again = True
 
 
 def top(talk: Conversation, asked: protocol.Top) -> None:
     """The live runs that the caller may see, and what each uses."""
     talk.answer({"kind": "top", "runs": manager.used(talk.supervisor.path, _asker(talk))})
-    talk.again = True
 
 
 def operate(talk: Conversation, asked: protocol.Operate) -> None:
@@ -50,7 +48,6 @@ def logs(talk: Conversation, asked: protocol.Logs) -> None:
     """
     answer = manager.logs(talk.supervisor.path, _asker(talk), asked.run, asked.offset)
     talk.answer({"kind": "logs", **answer})
-    talk.again = True
 
 
 def wait(talk: Conversation, asked: protocol.Wait) -> None:

@@ -8,7 +8,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from policy import contract, errors
@@ -22,7 +22,6 @@ from sandbox.lifecycle.run import Answer, Request
 from sandbox.serve.api import protocol, rlimits
 from sandbox.serve.api.session import Conversation
 from sandbox.shim import signals as shim_signals
-from sandbox.standby import dispatch
 from sandbox.storage import package_reader as packages
 from sandbox.supervisor import Supervisor
 
@@ -41,42 +40,25 @@ def run(talk: Conversation, asked: protocol.Run) -> None:
     directory = talk.directory(0)
     with shim_signals.HeldBack() as signals, contextlib.ExitStack() as after:
         try:
-            with _reached(talk, directory) as reached, talk.opened() as own, contextlib.ExitStack() as stack:
+            with talk.opened() as own, contextlib.ExitStack() as stack:
                 retelling = Retelling(own.ledger)
                 if asked.rows:
                     stack.push(functools.partial(_retell, talk, own, retelling))
-                answer = _run(talk, asked, own, directory, retelling, reached, after)
+                answer = _run(talk, asked, own, directory, retelling, after)
             talk.answer(document(answer))
         finally:
             signals.hold()  # what runs share on the uplink is taken away whole, or stays for good
-        talk.again = _taken_away(after) and _is_plain(asked, answer)
+        _take_away(after)
     if signals.told:
         raise KeyboardInterrupt
 
 
-def _taken_away(after: contextlib.ExitStack) -> bool:
-    """Whether the remains of a run are removed. The client has its answer by now; the operator reads the failure."""
+def _take_away(after: contextlib.ExitStack) -> None:
+    """Remove the rest of a run. The client has its answer by then, so an error goes to the operator (stderr)."""
     try:
         after.close()
     except errors.CovenantError as e:
         print(f"covenant-supervisor: {e.message}", file=sys.stderr, flush=True)
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def _reached(talk: Conversation, directory: int) -> Iterator[dispatch.Reached | None]:
-    """Announce a request to a warm sandbox of the package that seems to lie there, before any other step.
-
-    This is for root only, whose package is read without limits. A package of another caller could delay this process.
-    """
-    if talk.caller.uid != 0 or not talk.supervisor.keeps_standby:
-        yield None
-        return
-    with hanging.within(place_of(directory), _roots_seconds(talk)):
-        envelope = packages.envelope(directory)
-    with dispatch.reached(talk.supervisor.path / "runs", envelope) as found:
-        yield found
 
 
 def _run(
@@ -85,7 +67,6 @@ def _run(
     own: Supervisor,
     directory: int,
     retelling: Retelling,
-    reached: dispatch.Reached | None,
     after: contextlib.ExitStack,
 ) -> Answer:
     issuer = talk.issuer(own)
@@ -96,13 +77,7 @@ def _run(
                 with hanging.within(place_of(directory), _roots_seconds(talk)):
                     package = packages.read(directory)
             else:
-
-                def reach(envelope: bytes) -> None:
-                    nonlocal reached
-                    if own.keeps_standby:
-                        reached = stack.enter_context(dispatch.reached(own.path / "runs", envelope))
-
-                package = verified(talk, own, directory, read=reach).package
+                package = verified(talk, own, directory).package
             check_seen(package, asked.manifest_sha256)
         # Its children lie beside it; who may not look there has none.
         with in_their_name(talk, own, place_of(directory)):
@@ -122,13 +97,7 @@ def _run(
             began=retelling.began,
             **_for_whom(asked.on_behalf_of, issuer),
         )
-        return own.run(request, watches=talk.watches(detach=asked.detach), reached=reached, after=after)
-
-
-def _is_plain(asked: protocol.Run, answer: Answer) -> bool:
-    """Whether the run was one as most are: under linux-gvisor (no other has a policy), and waited for."""
-    confined = answer.policy_digest is not None and asked.user is None
-    return confined and not asked.detach and answer.error is None
+        return own.run(request, watches=talk.watches(detach=asked.detach), after=after)
 
 
 def check_seen(package: Package, digest: str | None) -> None:
@@ -196,11 +165,9 @@ def in_their_name(talk: Conversation, own: Supervisor, place: str) -> Iterator[N
         yield
 
 
-def verified(
-    talk: Conversation, own: Supervisor, directory: int, *, read: Callable[[bytes], None] = lambda envelope: None
-) -> trust.TrustedPackage:
+def verified(talk: Conversation, own: Supervisor, directory: int) -> trust.TrustedPackage:
     """The package of a caller: read with their rights and within their bounds, and verified before a second of theirs
-    is read. ``lifecycle`` verifies it again, as it does for everybody. ``read`` is told of the envelope in between.
+    is read. ``lifecycle`` verifies it again, as it does for everybody.
 
     Raises:
         errors.CovenantError: it cannot be read, is not signed, or no operator's signature holds.
@@ -212,7 +179,6 @@ def verified(
         if package.envelope is None:
             # allow_unsigned_trusted_local is for the operator, who writes the configuration, and not for callers.
             raise errors.UnsignedError("the package is not signed", hint="covenant manifest sign PACKAGE")
-        read(package.envelope)
         return trust.verify(
             package,
             own.state.trust_root(now_ms),

@@ -93,8 +93,7 @@ class Conversation:
     """One connection, as a handler uses it.
 
     ``fds`` came with the request and are closed with the connection. ``alive`` becomes readable when the supervisor
-    ends; it is -1 where there is none. A handler sets ``again`` at an ordinary end: the keeper may then serve another
-    connection (sandbox.serve.worker_pool).
+    ends; it is -1 where there is none.
     """
 
     sock: socket.socket
@@ -102,7 +101,6 @@ class Conversation:
     supervisor: Supervisor
     alive: int = -1
     fds: list[int] = field(default_factory=list)
-    again: bool = False
     _opened: Supervisor | None = field(default=None, repr=False)
     _gone: bool = field(default=False, repr=False)
     _answered: bool = field(default=False, repr=False)
@@ -179,11 +177,6 @@ class Conversation:
         if self.alive >= 0 and self.supervisor.config.on_supervisor_exit == "end":
             return {self.alive: _supervisor_ended}
         return {}
-
-    @property
-    def told(self) -> bool:
-        """Whether the client read everything so far, as far as is known."""
-        return not self._gone
 
     def left(self) -> bool:
         """Whether the client has left. A further byte from it means the same."""

@@ -23,7 +23,6 @@ class Loop:
 
     def __init__(self) -> None:
         self.made: list[tuple[Keeper, Callable[[int], None]]] = []
-        self.heard: dict[int, Callable[[], None]] = {}
         self.fails = False
 
     def fork(self, work: Callable[[], None], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
@@ -32,21 +31,13 @@ class Loop:
         self.made.append((process.fork(work, keep=keep), ended))
 
     def listen(self, fd: int, act: Callable[[], None]) -> None:
-        assert fd not in self.heard
-        self.heard[fd] = act
+        raise AssertionError
 
     def forget(self, fd: int) -> None:
-        del self.heard[fd]
+        raise AssertionError
 
     def recover(self) -> None:
         raise AssertionError
-
-    def hears(self) -> None:
-        """Wait until a keeper says something to the main loop, or is gone, and tell."""
-        ready, _, _ = select.select(list(self.heard), (), (), PATIENCE)
-        assert ready
-        for fd in ready:
-            self.heard[fd]()
 
     def ends(self, index: int) -> int:
         """Wait until this one has ended, and tell."""

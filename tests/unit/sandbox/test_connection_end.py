@@ -1,8 +1,9 @@
-"""What a keeper says of the request that it has served: whether it came to the end that most come to."""
+"""What a worker leaves of the request that it has served: one answer, and no descriptor."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import time
@@ -14,14 +15,14 @@ import pytest
 
 from policy import errors
 from sandbox.serve import connection
-from sandbox.serve.api import frames, protocol, routes, run
+from sandbox.serve.api import frames, routes, run
 from sandbox.serve.api.session import Caller, Conversation
 from sandbox.serve.connection import Opening
 
 _PS = frames.encode({"kind": "ps"})
 
 
-def ends(
+def served(
     monkeypatch: pytest.MonkeyPatch,
     sent: bytes,
     act: Callable[[Conversation], None],
@@ -29,8 +30,8 @@ def ends(
     fds: tuple[int, ...] = (),
     seconds: float = 60.0,
     stays: bool = True,
-) -> bool:
-    """What ``serve`` says of one request, and that nothing of it is left open."""
+) -> bytes:
+    """Serve one request. Returns the bytes that its client reads; no descriptor of it stays open."""
 
     def handle(talk: Conversation, asked: object) -> None:
         act(talk)
@@ -45,73 +46,72 @@ def ends(
         theirs.setblocking(False)
         supervisor = cast("Any", SimpleNamespace(below={}, config=SimpleNamespace(on_supervisor_exit="continue")))
         opening = Opening(theirs, Caller(os.getpid(), os.getuid(), os.getgid()), time.monotonic() + seconds, -1, -1)
-        said = connection.serve(opening, supervisor)
+        connection.serve(opening, supervisor)
+        said = _read(ours) if stays else b""
     assert set(os.listdir("/proc/self/fd")) == before
+    return said
+
+
+def _read(sock: socket.socket) -> bytes:
+    """All that comes. Where the worker left bytes unread, a reset follows its answer (unix(7))."""
+    said = b""
+    with contextlib.suppress(ConnectionResetError):
+        while more := sock.recv(4096):
+            said += more
     return said
 
 
 def well(talk: Conversation) -> None:
     talk.answer({"kind": "runs", "runs": []})
-    talk.again = True
 
 
 def fails(talk: Conversation) -> None:
-    talk.again = True
     raise errors.NoRunError("none")
 
 
 def is_ended(talk: Conversation) -> None:
-    talk.again = True
     raise KeyboardInterrupt
 
 
-def test_one_that_was_answered_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ends(monkeypatch, _PS, well)
-    assert not ends(monkeypatch, _PS, lambda talk: talk.answer({"kind": "runs", "runs": []}))
+def _code(said: bytes) -> str:
+    """The code of the error that a client was sent."""
+    document = json.loads(said[said.index(b"{") :])
+    assert document["kind"] == "error"
+    return str(document["code"])
 
 
-@pytest.mark.parametrize("act", [fails, is_ended])
-def test_one_that_failed(monkeypatch: pytest.MonkeyPatch, act: Callable[[Conversation], None]) -> None:
-    assert not ends(monkeypatch, _PS, act)
+def test_request_served_answers_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert served(monkeypatch, _PS, well) == frames.encode({"kind": "runs", "runs": []})
 
 
-def test_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("act", "code"), [(fails, "no_such_run"), (is_ended, "stopped")])
+def test_request_failed_answers_its_error(
+    monkeypatch: pytest.MonkeyPatch, act: Callable[[Conversation], None], code: str
+) -> None:
+    assert _code(served(monkeypatch, _PS, act)) == code
+
+
+def test_fault_of_ours_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(talk: Conversation) -> None:
-        talk.again = True
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        ends(monkeypatch, _PS, breaks)
+        served(monkeypatch, _PS, breaks)
 
 
-def test_a_client_that_is_gone_sends_half_or_floods(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not ends(monkeypatch, _PS, well, stays=False)
-    assert not ends(monkeypatch, b"", well, stays=False)
-    assert not ends(monkeypatch, _PS[:-1], well, seconds=0.05)
-    assert not ends(monkeypatch, _PS, well, fds=(0,) * 40)
-    assert not ends(monkeypatch, _PS, well, fds=(0,))
-    assert not ends(monkeypatch, frames.encode({"kind": "nothing"}), well)
+def test_client_gone_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert served(monkeypatch, _PS, well, stays=False) == b""
+    assert served(monkeypatch, b"", well, stays=False) == b""
 
 
-@pytest.mark.parametrize(
-    ("asked", "answer", "plain"),
-    [
-        ({}, {}, True),
-        ({"detach": True}, {}, False),
-        ({"user": "somebody"}, {}, False),
-        ({}, {"policy_digest": None}, False),  # trusted-local
-        ({}, {"error": errors.KilledError("it was ended")}, False),
-    ],
-)
-def test_a_run_that_is_as_most_are(asked: dict[str, Any], answer: dict[str, Any], *, plain: bool) -> None:
-    request = protocol.Run(kind="run", text="hi", **asked)
-    ended = cast("Any", SimpleNamespace(**{"policy_digest": "0" * 64, "error": None, **answer}))
-    assert run._is_plain(request, ended) is plain
+def test_client_sends_half_or_floods_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _code(served(monkeypatch, _PS[:-1], well, seconds=0.05)) == "bad_request"
+    assert _code(served(monkeypatch, _PS, well, fds=(0,) * 40)) == "bad_request"
+    assert _code(served(monkeypatch, _PS, well, fds=(0,))) == "bad_request"
+    assert _code(served(monkeypatch, frames.encode({"kind": "nothing"}), well)) == "bad_request"
 
 
-def test_what_cannot_be_taken_away_once_the_answer_was_given_is_told_to_the_operator(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_cleanup_fails_after_answer_tells_operator(capfd: pytest.CaptureFixture[str]) -> None:
     done: list[str] = []
 
     def fails_too() -> None:
@@ -120,24 +120,16 @@ def test_what_cannot_be_taken_away_once_the_answer_was_given_is_told_to_the_oper
     with contextlib.ExitStack() as after:
         after.callback(done.append, "the rest all the same")
         after.callback(fails_too)
-        assert not run._taken_away(after)
+        run._take_away(after)
     assert done == ["the rest all the same"]
     assert "covenant-supervisor: cannot delete `cv-1`" in capfd.readouterr().err
-    assert run._taken_away(contextlib.ExitStack())
 
 
-def test_who_has_an_answer_is_given_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the supervisor is stopped while what is left of a run is taken away."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
+def test_client_answered_gets_no_second_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the supervisor is stopped while the rest of a run is removed."""
 
-        def answered_and_interrupted(talk: Conversation) -> None:
-            talk.sock, given = theirs, talk.sock
-            talk.answer({"kind": "runs", "runs": []})
-            assert given is not theirs
-            raise KeyboardInterrupt
+    def answered_and_interrupted(talk: Conversation) -> None:
+        well(talk)
+        raise KeyboardInterrupt
 
-        assert not ends(monkeypatch, _PS, answered_and_interrupted)
-        theirs.shutdown(socket.SHUT_WR)
-        said = b"".join(iter(lambda: ours.recv(4096), b""))
-    assert said == frames.encode({"kind": "runs", "runs": []})
+    assert served(monkeypatch, _PS, answered_and_interrupted) == frames.encode({"kind": "runs", "runs": []})

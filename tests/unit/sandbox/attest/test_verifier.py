@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -312,9 +313,10 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path, network: bool) -> No
     assert Made.read(tmp_path) == one
 
 
-def test_a_record_that_is_not_there_or_of_another_version_is_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_record_that_is_not_there_or_of_another_version_is_none(tmp_path: Path, version: int) -> None:
     assert Made.read(tmp_path) is None
-    (tmp_path / reference.RECORD).write_text('{"version": 2}')
+    (tmp_path / reference.RECORD).write_text(json.dumps({"version": version}))
     (tmp_path / reference.RECORD).chmod(0o600)
     assert Made.read(tmp_path) is None
 

@@ -538,30 +538,6 @@ def test_two_writers_take_turns(state: Path) -> None:
     assert report(state).valid
 
 
-def test_a_log_that_has_caught_up_reads_nothing_anew_for_its_next_record(
-    state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[store.Ledger] = []
-    reload = store.Ledger._reload
-
-    def reloads(log: store.Ledger) -> None:
-        read.append(log)
-        reload(log)
-
-    with opened(state) as one, opened(state) as two:
-        monkeypatch.setattr(store.Ledger, "_reload", reloads)
-        made = [write(one)]
-        two.catch_up()
-        made.append(write(two))
-        assert read == [two]
-        # The control: one that has not reads it in its own turn.
-        made.append(write(one))
-        assert read == [two, one]
-        two.close()
-        two.catch_up()  # nothing of it is open any more
-    assert (ids(state), report(state).valid) == (made, True)
-
-
 def test_what_is_done_meanwhile_is_done_between_the_write_and_its_syncs(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -576,40 +552,11 @@ def test_what_is_done_meanwhile_is_done_between_the_write_and_its_syncs(
 
     fields = {"run_id": "r", "agent_id": "a", "operator": None, "state": "s", "reason": ""}
     with opened(state) as log:
-        log.catch_up()
         monkeypatch.setattr(os, "fdatasync", saying("sync", os.fdatasync))
         monkeypatch.setattr(libc, "start_writing", saying("written", libc.start_writing))
         record = store.Record("run_state", fields, 1)
         log.append_all([record], issuer=ISSUER, meanwhile=lambda: said.append("meanwhile"))
     assert said == ["written"] * 2 + ["meanwhile"] + ["sync"] * 2
-
-
-@pytest.mark.parametrize("refused", [errno.EOPNOTSUPP, errno.EIO])
-def test_a_disk_that_is_not_to_be_woken_is_waited_for(
-    state: Path, monkeypatch: pytest.MonkeyPatch, refused: int
-) -> None:
-    """The file that is written for that has no name, and is nowhere when the log is closed."""
-    held = len(os.listdir("/proc/self/fd"))
-    with opened(state) as log:
-        files = len(os.listdir("/proc/self/fd"))
-        for _ in range(3):
-            log.catch_up()
-        assert len(os.listdir("/proc/self/fd")) == files + 1
-        before = {path: sorted(os.listdir(path)) for path in (state / "audit", state / "audit-head")}
-    assert len(os.listdir("/proc/self/fd")) == held
-    assert {path: sorted(os.listdir(path)) for path in before} == before
-    really = os.open
-
-    def refuses(path: Any, flags: int, *rest: Any, **more: Any) -> int:
-        if flags & os.O_TMPFILE == os.O_TMPFILE:
-            raise OSError(refused, os.strerror(refused))
-        return really(path, flags, *rest, **more)
-
-    with opened(state) as log:
-        monkeypatch.setattr(os, "open", refuses)
-        log.catch_up()
-        made = write(log)
-    assert (ids(state), report(state).valid) == ([made], True)
 
 
 def test_threads_and_logs_at_once(state: Path) -> None:

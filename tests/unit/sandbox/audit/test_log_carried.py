@@ -176,12 +176,6 @@ def test_it_asks_the_disk_once_and_where_there_is_no_room_as_ever(state: Path, m
         made += put(log)
         assert synced[1:] == plain
         synced.clear()
-        log.catch_up()
-        assert synced == plain[:2]
-        synced.clear()
-        made += put(log)
-        assert synced == ["head.json"]
-        synced.clear()
         made += put(log, carried=False)
         assert synced == plain
         synced.clear()
@@ -195,8 +189,6 @@ def test_writers_of_both_kinds_take_turns(state: Path) -> None:
     with opened(state) as one, opened(state) as two:
         for i in range(24):
             made += put((one, two)[i % 2], 1 + i % 3, carried=bool(i & 2))
-            if i % 5 == 0:
-                one.catch_up()
     check(state, made)
 
 
@@ -253,7 +245,7 @@ class Refusing:
 
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("first", [True, False], ids=["another is told first", "it is told first"])
-@pytest.mark.parametrize("how", ["refreshed", "catch_up", "lines", "rows", "append"])
+@pytest.mark.parametrize("how", ["refreshed", "lines", "rows", "append"])
 def test_whoever_is_refused_while_the_log_is_read_writes_no_more(
     state: Path, monkeypatch: pytest.MonkeyPatch, which: int, first: bool, how: str
 ) -> None:
@@ -273,7 +265,6 @@ def test_whoever_is_refused_while_the_log_is_read_writes_no_more(
             disk.refuses.add(which)
         acts: dict[str, Callable[[], object]] = {
             "refreshed": third.refreshed,
-            "catch_up": third.catch_up,
             "lines": lambda: list(third.lines()),
             "rows": lambda: list(third.rows((0, 0, 0))),
             "append": lambda: put(third, carried=False),
@@ -322,7 +313,7 @@ def test_what_a_head_carries_covers_no_hole_before_it(state: Path, which: int) -
 
 
 @pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("how", ["catch_up", "carried", "ordinary"])
+@pytest.mark.parametrize("how", ["carried", "ordinary"])
 def test_whoever_is_refused_the_sync_that_was_put_off_writes_no_more_and_the_next_writes_again(
     state: Path, monkeypatch: pytest.MonkeyPatch, which: int, how: str
 ) -> None:
@@ -332,9 +323,8 @@ def test_whoever_is_refused_the_sync_that_was_put_off_writes_no_more_and_the_nex
         disk = Refusing(state, monkeypatch)
         made += put(log, 3)
         disk.refuses.add(which)
-        act = log.catch_up if how == "catch_up" else lambda: put(log, carried=how == "carried")
         with pytest.raises((errors.LedgerError, OSError)):
-            act()
+            put(log, carried=how == "carried")
         # Neither is anything taken by it, nor by another that was open and is told as well.
         for one in (log, other):
             with pytest.raises(errors.LedgerError):

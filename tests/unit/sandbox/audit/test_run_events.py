@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from policy import denials, errors
 from policy.lifecycle import State
 from sandbox.audit import open_runs
 from sandbox.audit.log import Ledger, Record
@@ -23,10 +21,6 @@ class Log:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.writes: list[tuple[list[str], str]] = []
-        self.caught_up = 0
-
-    def catch_up(self) -> None:
-        self.caught_up += 1
 
     def append_all(
         self,
@@ -76,23 +70,6 @@ def test_rows_whose_block_fails_are_written_all_the_same_with_the_next(tmp_path:
         fails()
     rows.to(State.REJECTED, "")
     assert [states for states, _ in log.writes] == [["Provisioned"], ["Validated", "Rejected"]]
-
-
-def test_rows_that_are_rehearsed_leave_the_run_and_what_waits_as_they_were(tmp_path: Path) -> None:
-    log = Log(tmp_path)
-    rows = Rows(cast("Ledger", log), "r", {"display": "somebody@local", "pubkey": "1" * 44})
-    rows.to(State.PROVISIONED, "", waits=True)
-    with rows.rehearsal():
-        rows.to(State.VALIDATED, "")
-        rows.to(State.ISOLATED, "")
-    with pytest.raises(errors.EventError), rows.rehearsal():
-        rows.denied(denials.Row(denials.Denial("dns", "x", "y"), -1))  # what the log would refuse, this does
-    with contextlib.suppress(KeyError), rows.rehearsal():
-        rows.to(State.VALIDATED, "")
-        raise KeyError
-    assert (log.writes, rows.state, log.caught_up) == ([], State.PROVISIONED, 3)
-    rows.to(State.VALIDATED, "")
-    assert [states for states, _ in log.writes] == [["Provisioned", "Validated"]]
 
 
 def test_a_mark_that_is_made_ahead_is_taken_away_where_no_start_was_written(tmp_path: Path) -> None:

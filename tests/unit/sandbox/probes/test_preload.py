@@ -11,7 +11,6 @@ import pytest
 
 from policy import data
 from policy.denials import Denial
-from sandbox.config import Config
 from sandbox.probes import preload, preload_object
 from sandbox.probes.preload_object import Step
 from sandbox.probes.probe_program import Bytes, Call, Result
@@ -76,17 +75,6 @@ def test_what_must_be_heard_of_follows_the_policy() -> None:
     assert told(network="full", more=sample.entries(("169.254.169.254", "[80]", "tcp"))) == {
         Denial("packet", "10.255.255.254:9/tcp", "not_granted")
     }
-
-
-def test_an_agent_is_held_for_longer_than_any_start_may_take() -> None:
-    """Who outwaits the hold makes the tries itself until they are heard of, and what was refused before is lost."""
-    made = preload.tries(sample.compiled(sample.manifest()))
-    assert made.waits
-    wait = next(records(made.object))
-    assert (wait[0], wait[2]) == (NUMBERS["poll"], 1)
-    (most,) = (rule.le for rule in Config.model_fields["start_deadline_seconds"].metadata if hasattr(rule, "le"))
-    assert wait[3] > 1000 * most
-    assert wait[3] < 2**31  # an int of C's
 
 
 def test_each_try_is_taken_once_and_what_comes_on_top_is_passed_on() -> None:

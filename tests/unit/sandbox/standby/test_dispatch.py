@@ -7,7 +7,6 @@ import os
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,22 +51,18 @@ class Instance(threading.Thread):
         self._directory, self._act = runs / name, act
         self._directory.mkdir()
         self.seen: list[dict[str, Any]] = []
-        self.meanwhile: list[bool] = []
         self._ready = threading.Event()
         self.start()
         assert self._ready.wait(10)
 
-    def _meanwhile(self, is_spoken_to: Callable[[], bool]) -> None:
-        self.meanwhile.append(is_spoken_to())
-
     def run(self) -> None:
-        with dispatch.listening(self._directory, PACKAGE) as door:
+        with dispatch.listening(self._directory, PACKAGE) as listener:
             self._ready.set()
             poll, done = select.poll(), False
-            poll.register(door.fileno(), select.POLLIN)
+            poll.register(listener.fileno(), select.POLLIN)
             while not done:
                 poll.poll()
-                came = door.order(self._meanwhile)
+                came = dispatch.accepted(listener)
                 if came is not None:
                     with came[0]:
                         self.seen.append(came[1])
@@ -214,7 +209,7 @@ def test_one_at_whose_door_too_many_wait_is_not_waited_for_and_asked_again(runs:
         for one in waiting:
             one.close()
         while dispatch.end(runs, "r", "too many") is False:
-            door.order(lambda is_spoken_to: None)
+            dispatch.accepted(door)
 
 
 def test_a_copy_of_the_package_in_another_place_changes_no_record(tmp_path: Path) -> None:
@@ -258,7 +253,7 @@ def test_what_waits_gives_way_only_where_that_would_be_enough(runs: Path, missin
         def waits() -> None:
             poll = select.poll()
             poll.register(door.fileno(), select.POLLIN)
-            while (came := door.order(lambda is_spoken_to: None)) is None:
+            while (came := dispatch.accepted(door)) is None:
                 poll.poll()
             with came[0]:
                 seen.append(came[1])
@@ -273,44 +268,15 @@ def test_what_waits_gives_way_only_where_that_would_be_enough(runs: Path, missin
         else:
             with pytest.raises(errors.ResourceViolation):
                 _run_refused(runs.parent, missing_mb)
-            assert door.order(lambda is_spoken_to: None) is None  # nobody has come
+            assert dispatch.accepted(door) is None  # nobody has come
             assert dispatch.idle_mb(runs) == 100
 
 
-def test_an_instance_that_was_reached_makes_itself_ready_and_is_asked_over_that_connection(runs: Path) -> None:
-    instance = Instance(runs, _answers)
-    with dispatch.reached(runs, PACKAGE.envelope) as reached:
-        assert reached is not None
-        until = time.monotonic() + 60
-        while not instance.meanwhile and time.monotonic() < until:
-            time.sleep(0.005)
-        assert instance.meanwhile == [False]  # it was called, and nobody had said anything then
-        assert dispatch.dispatch(runs, _request(), {}, settings="s", reached=reached) == ANSWER
-    instance.join(10)
-    assert len(instance.seen) == 1
-
-
-def test_one_that_was_reached_for_another_package_or_for_nothing_is_left_alone(runs: Path) -> None:
-    instance = Instance(runs, _answers)
-    for envelope in (None, b"another envelope"):
-        with dispatch.reached(runs, envelope) as reached:
-            assert reached is None
-    with dispatch.reached(runs, PACKAGE.envelope) as reached:
-        assert (
-            dispatch.dispatch(runs, _request(PACKAGE.with_envelope(b"another")), {}, settings="s", reached=reached)
-            is None
-        )
-    assert instance.seen == []
-    # It waits for others.
-    assert dispatch.dispatch(runs, _request(), {}, settings="s") == ANSWER
-
-
-def test_those_who_come_and_say_nothing_are_let_go_of_and_hold_up_nobody(runs: Path) -> None:
+def test_silent_client_is_let_go_and_next_served(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_ORDER_SECONDS", 0.1)
     instance, name = Instance(runs, _answers), dispatch._name(PACKAGE)
-    with contextlib.ExitStack() as stack:
-        silent = [stack.enter_context(dispatch._connected(runs / "r", name)) for _ in range(dispatch._SILENT)]
+    with dispatch._connected(runs / "r", name) as silent:
         assert dispatch.dispatch(runs, _request(), {}, settings="s") == ANSWER
         instance.join(60)
-        for one in silent:
-            with contextlib.suppress(ConnectionResetError):
-                assert one.recv(1) == b""
+        assert silent.recv(1) == b""
+    assert len(instance.seen) == 1

@@ -47,24 +47,6 @@ def test_a_descriptor_is_read_and_stays_open(folder: Path) -> None:
         os.close(fd)
 
 
-def test_the_envelope_alone_is_none_where_there_is_none_that_would_be_read(folder: Path) -> None:
-    found, place = [], folder / "agent.dsse.json"
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        found.append(package_reader.envelope(fd))
-        place.write_bytes(b"{}")
-        found.append(package_reader.envelope(fd))
-        place.unlink()
-        place.symlink_to("agent.toml")
-        found.append(package_reader.envelope(fd))
-        place.unlink()
-        os.mkfifo(place)
-        found.append(package_reader.envelope(fd))
-    finally:
-        os.close(fd)
-    assert found == [None, b"{}", None, None]
-
-
 @pytest.mark.parametrize("call", ["read", "scandir"])
 def test_what_its_file_system_refuses_is_said_as_of_any_package(
     call: str, folder: Path, monkeypatch: pytest.MonkeyPatch
