@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import threading
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from policy import errors
 from sandbox.attest import live_runs as attest_live_runs
 from sandbox.attest import reference
+from sandbox.kernel.cgroup import cgroup
+from sandbox.rundir import directory
+from sandbox.shim import control_socket
 from sandbox.supervisor import Answer
 from tests.kernel import live_runs
+from tests.kernel.live_runs import Live
 from tests.kernel.test_denied_calls import told
-from tests.kernel.world import HEAD, TAIL, World
+from tests.kernel.world import HEAD, TAIL, World, refused
 
 ONCE = {("syscall", "getcpu", "not_granted"): 1}
+GETCPU = "import ctypes\nctypes.CDLL(None).syscall(309, 0, 0, 0)\n"
+# The agent is still there when somebody looks at it.
+STAYS = GETCPU + HEAD + "import time\ntime.sleep(4)\nanswer = 1" + TAIL
 FIRST = HEAD + "import ctypes\nctypes.CDLL(None).syscall(309, 0, 0, 0)\nanswer = 1" + TAIL
+
+
+@pytest.fixture(autouse=True)
+def same_descriptors() -> Iterator[None]:
+    """The shim's process has after a run the descriptors that it had before."""
+    before = _descriptors()
+    yield
+    assert _descriptors() - before == set()
+
+
+def _descriptors() -> set[str]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")
+    return {one for one in found if "/proc/" not in one}
 
 
 @pytest.mark.parametrize("self_test", [True, False])
@@ -29,7 +58,7 @@ def test_attested_from_first_moment_is_no_drift(world: World, monkeypatch: pytes
     """Attest as soon as the run's record is there, before its sandbox is complete."""
     monkeypatch.setattr(attest_live_runs, "_PATIENCE_SECONDS", live_runs.WAIT_SECONDS)
     world.configure(self_test=True)
-    package = world.sign(world.package({"main.py": FIRST}))
+    package = world.sign(world.package({"main.py": STAYS}))
     answers: list[Answer] = []
     thread = threading.Thread(target=lambda: answers.append(world.run(package)))
     thread.start()
@@ -66,3 +95,57 @@ def test_sandbox_attested_starts_at_debug(world: World) -> None:
             report = one.report()
             assert report.holds, report
             assert "--debug=true" in one.family().sandbox.arguments
+
+
+def _killed(one: Live) -> None:
+    control_socket.ask(one.directory, "kill", by="tester", reason="test")
+
+
+def _crashed(one: Live) -> None:
+    os.kill(one.family().sandbox.name.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("act", "kind"), [(_killed, errors.KilledError), (_crashed, errors.SandboxCrashedError)], ids=["killed", "crashed"]
+)
+def test_run_ended_at_its_start_says_why(
+    world: World, act: Callable[[Live], None], kind: type[errors.RunError]
+) -> None:
+    world.configure(self_test=True)
+    with live_runs.live(world, GETCPU + live_runs.SLEEPS) as one:
+        act(one)
+        answer = one.wait()
+    refused(kind, answer.error)
+    *_, row = [row["kind"] for row in world.rows() if row["kind"]["type"] == "run_ended"]
+    assert row["code"] == kind.code
+
+
+@contextlib.contextmanager
+def _stopped_by_signal(one: Live) -> Iterator[None]:
+    pid = one.family().sandbox.name.pid
+    os.kill(pid, signal.SIGSTOP)
+    yield
+    os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def _frozen(one: Live) -> Iterator[None]:
+    leaf = cgroup.Leaf(cgroup.Hierarchies.read(), one.made.run_id)
+    leaf.adopt(directory.cgroups_of(one.directory))
+    leaf.freeze(live_runs.WAIT_SECONDS)
+    yield
+    leaf.thaw(live_runs.WAIT_SECONDS)
+
+
+@pytest.mark.parametrize("stopped", [_stopped_by_signal, _frozen], ids=["signal", "freezer"])
+def test_sandbox_stopped_at_its_start_is_waited_for(
+    world: World, stopped: Callable[[Live], contextlib.AbstractContextManager[None]]
+) -> None:
+    world.configure(self_test=True)
+    with live_runs.live(world, STAYS) as one:
+        with stopped(one):
+            time.sleep(1)
+            assert one.answers == [], "it does not end while it stands"
+        answer = one.wait()
+    assert answer.error is None, (answer.error, answer.stderr)
+    assert told(world, answer.run_id) == ONCE
