@@ -25,7 +25,7 @@ from tests.kernel.world import HEAD, TAIL, World, refused
 
 ONCE = {("syscall", "getcpu", "not_granted"): 1}
 GETCPU = "import ctypes\nctypes.CDLL(None).syscall(309, 0, 0, 0)\n"
-# The agent is still there when somebody looks at it.
+# An agent that lives long enough to be attested.
 STAYS = GETCPU + HEAD + "import time\ntime.sleep(4)\nanswer = 1" + TAIL
 FIRST = HEAD + "import ctypes\nctypes.CDLL(None).syscall(309, 0, 0, 0)\nanswer = 1" + TAIL
 

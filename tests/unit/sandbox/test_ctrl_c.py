@@ -59,13 +59,11 @@ def test_what_is_shared_on_the_uplink_is_taken_away_whole(monkeypatch: pytest.Mo
 
     said: list[str] = []
     talk: Any = SimpleNamespace(
-        caller=SimpleNamespace(uid=0), directory=lambda _: 0, opened=Nothing, answer=said.append, again=None
+        caller=SimpleNamespace(uid=0), directory=lambda _: 0, opened=Nothing, answer=said.append
     )
-    monkeypatch.setattr(api_run, "_reached", lambda *_: Nothing())
     monkeypatch.setattr(api_run, "Retelling", lambda _: None)
     monkeypatch.setattr(api_run, "_run", run)
     monkeypatch.setattr(api_run, "document", lambda answer: answer)
-    monkeypatch.setattr(api_run, "_is_plain", lambda *_: True)
     asked: Any = SimpleNamespace(user=None, rows=False)
     with signals.own(), pytest.raises(RuntimeError if fails else KeyboardInterrupt):
         api_run.run(talk, asked)
