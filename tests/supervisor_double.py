@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from policy import errors
 from policy.audit_log import chain, events
-from sandbox.serve.api import frames
+from sandbox import unix_wire
 
 # The id of the log's key, and the issuer of its rows.
 ORIGIN = "b" * 64
@@ -123,20 +123,22 @@ class SupervisorDouble:
         fds: list[int] = []
         with connection:
             try:
-                raw = frames.receive(connection, max_bytes=frames.REQUEST_BYTES, until=time.monotonic() + 10, fds=fds)
+                raw = unix_wire.receive(
+                    connection, max_bytes=unix_wire.REQUEST_BYTES, until=time.monotonic() + 10, fds=fds
+                )
                 if raw is None:
                     return
                 request = json.loads(raw)
                 said = self._answer(connection, request, fds)
                 beside = self.tells(request) if said is not None and request.get("rows") else None
                 if beside is not None:
-                    frames.send(connection, frames.encode(beside), until=time.monotonic() + 10)
+                    unix_wire.send(connection, unix_wire.encode(beside), until=time.monotonic() + 10)
                 if said is not None:
-                    frames.send(connection, frames.encode(said), until=time.monotonic() + 10)
-            except (frames.FrameError, OSError):
+                    unix_wire.send(connection, unix_wire.encode(said), until=time.monotonic() + 10)
+            except (unix_wire.FrameError, OSError):
                 pass
             except errors.CovenantError as e:
-                frames.send(connection, frames.encode(e.to_json()), until=time.monotonic() + 10)
+                unix_wire.send(connection, unix_wire.encode(e.to_json()), until=time.monotonic() + 10)
             finally:
                 self._open.discard(connection)
                 for fd in fds:
@@ -167,7 +169,9 @@ class SupervisorDouble:
                 raise errors.BusyError("this user has as many requests open as one may have")
             self.requests.append(request)
             self._live[run_id] = str(request.get("intent_id"))
-        frames.send(connection, frames.encode({"kind": "state", "state": "accepted"}), until=time.monotonic() + 10)
+        unix_wire.send(
+            connection, unix_wire.encode({"kind": "state", "state": "accepted"}), until=time.monotonic() + 10
+        )
         try:
             said = self.act(request)
             if said is None:

@@ -25,6 +25,7 @@ from typing import Self
 from policy import errors
 from policy.manifest import text
 from policy.signing import envelope as envelopes
+from sandbox import unix_wire
 
 SOCKET_VARIABLE = "SSH_AUTH_SOCK"
 # The maximum message length of OpenSSH's agent in both directions (AGENT_MAX_LEN).
@@ -38,7 +39,6 @@ _FAILURE = 5
 _REQUEST_IDENTITIES, _IDENTITIES_ANSWER = 11, 12
 _SIGN_REQUEST, _SIGN_RESPONSE = 13, 14
 _ALGORITHM = b"ssh-ed25519"
-_UCRED = struct.Struct("3i")
 _OURS = b"DSSEv1 "
 _IS_A_DIGEST = re.compile(r"SHA256:.*|[0-9a-f]{64}", re.DOTALL)
 
@@ -191,8 +191,7 @@ class Agent:
         return bytes(got)
 
     def _check_peer(self) -> None:
-        raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        _, uid, _ = _UCRED.unpack(raw)
+        uid = unix_wire.peer(self._socket).uid
         # Another user's agent could offer its own key under a comment that we trust.
         if uid not in {0, os.geteuid()}:
             raise self.error(f"belongs to uid {uid}", hint="use your own; root takes a signed file: trust import")

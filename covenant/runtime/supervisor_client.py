@@ -24,7 +24,8 @@ from covenant.runtime.packages import Card
 from covenant.runtime.runner import Intent, RunResult, Spent, Usage, with_spent
 from covenant.wire.types import AgentId
 from policy import errors
-from sandbox.serve.api import client, frames, paths
+from sandbox import unix_wire
+from sandbox.serve.api import client, paths
 from sandbox.storage import atomic_file
 
 _LOG: Final = logging.getLogger(__name__)
@@ -166,10 +167,10 @@ class Supervised:
             errors.CovenantError: the supervisor cannot be reached, or refused.
         """
         try:
-            frame = frames.encode({"kind": kind, **fields})
+            frame = unix_wire.encode({"kind": kind, **fields})
         except UnicodeEncodeError as e:
             raise errors.UsageError("the request is not valid Unicode") from e
-        if len(frame) - frames.LENGTH.size > frames.REQUEST_BYTES:
+        if len(frame) - unix_wire.LENGTH.size > unix_wire.REQUEST_BYTES:
             raise errors.UsageError("the intent is too large")
         # In a thread: connect(2) waits if the supervisor's queue is full, and the listener's credentials are checked.
         sock = await anyio.to_thread.run_sync(self._connect, abandon_on_cancel=False)
@@ -332,8 +333,8 @@ async def _send(sock: socket.socket, frame: bytes, fds: Sequence[int]) -> None:
 
 
 async def _document(sock: socket.socket) -> dict[str, Any]:
-    (size,) = frames.LENGTH.unpack(await _exactly(sock, frames.LENGTH.size))
-    if size > frames.ANSWER_BYTES:
+    (size,) = unix_wire.LENGTH.unpack(await _exactly(sock, unix_wire.LENGTH.size))
+    if size > unix_wire.ANSWER_BYTES:
         raise errors.ServiceError(f"the supervisor does not speak as one: it answers with {size} bytes")
     raw = await _exactly(sock, size)
     try:

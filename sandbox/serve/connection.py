@@ -8,9 +8,10 @@ import socket
 from dataclasses import dataclass
 
 from policy import errors
+from sandbox import unix_wire
 from sandbox.kernel import libc
 from sandbox.kernel.fs import hanging
-from sandbox.serve.api import frames, protocol, rlimits, routes
+from sandbox.serve.api import protocol, rlimits, routes
 from sandbox.serve.api.session import Caller, Conversation
 from sandbox.supervisor import Supervisor
 
@@ -90,8 +91,8 @@ def enter_host_network(supervisor: Supervisor, host_network: int) -> None:
 def _request(talk: Conversation, until: float) -> protocol.Request | None:
     """The request with its descriptors; None when the client left instead."""
     try:
-        raw = frames.receive(talk.sock, max_bytes=frames.REQUEST_BYTES, until=until, fds=talk.fds)
-    except frames.FrameError as e:
+        raw = unix_wire.receive(talk.sock, max_bytes=unix_wire.REQUEST_BYTES, until=until, fds=talk.fds)
+    except unix_wire.FrameError as e:
         raise errors.RequestError(f"the request is refused: {e}") from e
     if raw is None:
         return None

@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from policy import errors
+from sandbox import unix_wire
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.fs import hanging
 from sandbox.kernel.fs.hanging import Page
 from sandbox.rundir import directory, lock
 from sandbox.serve import systemd
-from sandbox.serve.api import frames, rlimits
+from sandbox.serve.api import rlimits
 from sandbox.shim import process
 from sandbox.shim.process import Keeper
 
@@ -196,9 +197,9 @@ def _end(state: Path, child: Keeper, uid: int, inode: int, what: str) -> None:
 
 
 def _answer(sock: socket.socket, message: str) -> None:
-    frame = frames.encode(errors.HangingError(message, hint=HINT).to_json())
+    frame = unix_wire.encode(errors.HangingError(message, hint=HINT).to_json())
     with contextlib.suppress(OSError):  # the client is gone, or has its answer already
-        frames.send(sock, frame, until=time.monotonic() + _ANSWER_SECONDS)
+        unix_wire.send(sock, frame, until=time.monotonic() + _ANSWER_SECONDS)
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
 

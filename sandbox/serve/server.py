@@ -29,12 +29,12 @@ from typing import Final
 
 from policy import errors
 from sandbox import config as configuration
+from sandbox import unix_wire
 from sandbox.kernel.proc import signals
 from sandbox.kernel.seccomp import reader as seccomp_reader
 from sandbox.rate_limit import Tokens
 from sandbox.rundir import registry
 from sandbox.serve import connection, metrics_worker, overdue, systemd
-from sandbox.serve.api import frames
 from sandbox.serve.api.session import Caller
 from sandbox.serve.overdue import Overdue
 from sandbox.serve.standby_pool import Pool
@@ -62,16 +62,16 @@ _SPARE = 3
 # So often on end a watcher that ended is replaced; one that lasted for so long begins the count anew.
 _WATCHERS: Final = 5
 _WATCHED_SECONDS: Final = 60.0
-_NOT_A_CALLER: Final = frames.encode(
+_NOT_A_CALLER: Final = unix_wire.encode(
     errors.CallerError("this user may not ask the supervisor", hint="callers in config.toml").to_json()
 )
-_BUSY: Final = frames.encode(
+_BUSY: Final = unix_wire.encode(
     errors.BusyError("too many requests of this user", hint="let some end, then ask again").to_json()
 )
-_ENDING: Final = frames.encode(errors.ServiceError("the supervisor is ending", hint="ask again").to_json())
+_ENDING: Final = unix_wire.encode(errors.ServiceError("the supervisor is ending", hint="ask again").to_json())
 # What the loop is told of by a signal.
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
-_SLOW: Final = frames.encode(errors.RequestError("the request is refused: it did not come in time").to_json())
+_SLOW: Final = unix_wire.encode(errors.RequestError("the request is refused: it did not come in time").to_json())
 
 
 @dataclass

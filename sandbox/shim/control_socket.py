@@ -16,7 +16,6 @@ import json
 import os
 import select
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from typing import Any
 
 from policy import errors
 from policy.signing import strict_json
+from sandbox import unix_wire
 from sandbox.kernel.net import unix_address
 
 NAME = "control"
@@ -36,7 +36,6 @@ ASK_SECONDS = 15.0
 
 # The most events in one turn: a client that sends without a pause must take turns with the run itself.
 _EVENTS = 8
-_UCRED = struct.Struct("3i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ class Server:
             client, _ = self._listener.accept()
         except OSError:
             return  # the client left, or there is no descriptor left: it must connect again
-        if _peer(client)[1] != os.geteuid():
+        if unix_wire.peer(client).uid != os.geteuid():
             client.close()
             return
         client.setblocking(False)
@@ -189,7 +188,7 @@ class Connection:
             try:
                 with _within(directory) as place:
                     self._socket.connect(place)
-                self.keeper = os.pidfd_open(_peer(self._socket)[0])
+                self.keeper = os.pidfd_open(unix_wire.peer(self._socket).pid)
             except (FileNotFoundError, ConnectionRefusedError, ProcessLookupError) as e:
                 raise self._ended() from e
             except OSError as e:
@@ -302,9 +301,3 @@ def _within(directory: Path) -> Iterator[str]:
         # (sandbox.rundir.reuse_place). So a socket reached through it before this check is this run's.
         if not os.path.samestat(os.stat(os.path.dirname(address)), os.lstat(directory)):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory))
-
-
-def _peer(one: socket.socket) -> tuple[int, int]:
-    """Return pid and uid of the other end, as the kernel recorded them at its connect or listen."""
-    pid, uid, _ = _UCRED.unpack(one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return pid, uid

@@ -21,7 +21,6 @@ import json
 import os
 import select
 import socket
-import struct
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,14 +28,13 @@ from typing import Any
 
 from policy import contract, denials, errors
 from policy.package import Package
+from sandbox import unix_wire
 from sandbox.kernel.net import unix_address
 from sandbox.lifecycle.types import Answer, Request
 from sandbox.network import gateway
 from sandbox.rundir import label, registry
 
 _PREFIX = "standby-"
-_LENGTH = struct.Struct(">I")
-_UCRED = struct.Struct("3i")
 # A result of 4 MiB whose every character is an escape, with stderr and denials.
 _MAX_BYTES = 32 << 20
 # An instance that is asked answers within a few milliseconds; one that does not is left alone.
@@ -82,8 +80,7 @@ def accepted(listener: socket.socket) -> tuple[socket.socket, dict[str, Any]] | 
         connection, _ = listener.accept()
     except OSError:
         return None
-    _, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    if uid == os.geteuid():
+    if unix_wire.peer(connection).uid == os.geteuid():
         with contextlib.suppress(GoneError):
             connection.settimeout(_ORDER_SECONDS)
             message = receive(connection)
@@ -151,7 +148,7 @@ def dispatch(runs: Path, request: Request, watches: gateway.Watches, *, settings
     """
     if request.package.envelope is None:
         return None
-    name, asked = _name(request.package), _message(order(request, settings))
+    name, asked = _name(request.package), unix_wire.encode(order(request, settings))
     for connection in _ready(runs, name):
         with connection:
             try:
@@ -297,12 +294,7 @@ def send(connection: socket.socket, message: Mapping[str, Any]) -> None:
     Raises:
         GoneError: the other end is not there.
     """
-    _send(connection, _message(message))
-
-
-def _message(message: Mapping[str, Any]) -> bytes:
-    body = json.dumps(message).encode()
-    return _LENGTH.pack(len(body)) + body
+    _send(connection, unix_wire.encode(message))
 
 
 def _send(connection: socket.socket, raw: bytes) -> None:
@@ -318,30 +310,16 @@ def receive(connection: socket.socket) -> dict[str, Any]:
     Raises:
         GoneError: the other end is not there, is too slow, or says no message.
     """
-    (size,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
-    if size > _MAX_BYTES:
-        raise GoneError
+    seconds = connection.gettimeout()
+    until = time.monotonic() + (seconds or _END_SECONDS)
     try:
-        document = json.loads(_exactly(connection, size))
-    except (ValueError, RecursionError) as e:
+        document = json.loads(unix_wire.receive(connection, max_bytes=_MAX_BYTES, until=until) or b"")
+        connection.settimeout(seconds)
+    except (OSError, ValueError, RecursionError) as e:
         raise GoneError from e
     if not isinstance(document, dict):
         raise GoneError
     return document
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    raw = bytearray()
-    until = time.monotonic() + (connection.gettimeout() or _END_SECONDS)
-    while len(raw) < size:
-        try:
-            part = connection.recv(min(size - len(raw), 1 << 20))
-        except OSError as e:
-            raise GoneError from e
-        if not part or time.monotonic() > until:
-            raise GoneError
-        raw += part
-    return bytes(raw)
 
 
 def answer_document(answer: Answer) -> dict[str, Any]:

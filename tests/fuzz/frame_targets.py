@@ -9,7 +9,8 @@ import time
 from collections.abc import Sequence
 
 from policy import base58, errors
-from sandbox.serve.api import frames, protocol
+from sandbox import unix_wire
+from sandbox.serve.api import protocol
 from tests.fuzz.drive import Target
 
 _BODY_BYTES = 4096
@@ -40,11 +41,11 @@ def frame(raw: bytes) -> str:
         theirs.shutdown(socket.SHUT_WR)
         until, at, heard = time.monotonic() + _SECONDS, 0, 0
         try:
-            while (body := frames.receive(ours, max_bytes=_BODY_BYTES, until=until, fds=fds)) is not None:
+            while (body := unix_wire.receive(ours, max_bytes=_BODY_BYTES, until=until, fds=fds)) is not None:
                 assert len(body) <= _BODY_BYTES
                 assert raw[at : at + 4 + len(body)] == len(body).to_bytes(4) + body
                 at, heard = at + 4 + len(body), heard + 1
-        except frames.FrameError as refusal:
+        except unix_wire.FrameError as refusal:
             _judge(refusal)
             raise
         finally:
@@ -67,13 +68,13 @@ def request(raw: bytes) -> str:
     assert set(said) <= set(type(asked).model_fields)
     held = asked.model_dump(mode="json")
     assert all(held[name] == value for name, value in said.items())
-    assert 0 <= asked.descriptors <= frames.DESCRIPTORS
+    assert 0 <= asked.descriptors <= unix_wire.DESCRIPTORS
     return f"{asked.kind} {' '.join(sorted(said))}"
 
 
 def _judge(refusal: Exception) -> None:
     """Assert that the refusal is one printable line, and that it is no timeout: all bytes were there."""
-    assert not isinstance(refusal, frames.SlowError)
+    assert not isinstance(refusal, unix_wire.SlowError)
     said = refusal.message if isinstance(refusal, errors.CovenantError) else str(refusal)
     assert said.isprintable()
     assert len(said) < _REFUSAL_CHARACTERS
@@ -97,6 +98,6 @@ def _frames() -> Sequence[bytes]:
 
 
 TARGETS = (
-    Target("supervisor frame", frame, _frames, _WORDS, refusals=(frames.FrameError,), share=3),
+    Target("supervisor frame", frame, _frames, _WORDS, refusals=(unix_wire.FrameError,), share=3),
     Target("supervisor request", request, _requests, _WORDS, refusals=(errors.RequestError,), json=True),
 )

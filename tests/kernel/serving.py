@@ -16,8 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from sandbox import unix_wire
 from sandbox.serve import filter_reader, worker_pool
-from sandbox.serve.api import client, frames
+from sandbox.serve.api import client
 from tests.kernel.world import ROOT, SLOWNESS, World
 
 # A user of this machine's that no file belongs to, and who may ask.
@@ -176,8 +177,8 @@ def asked(path: Path, package: Path, text: str = "hi", **fields: Any) -> socket.
     made = socket.socket(socket.AF_UNIX)
     made.connect(str(path))
     with opened(package) as directory:
-        frame = frames.encode({"kind": "run", "text": text, **fields})
-        frames.send(made, frame, until=None, fds=[directory])
+        frame = unix_wire.encode({"kind": "run", "text": text, **fields})
+        unix_wire.send(made, frame, until=None, fds=[directory])
     return made
 
 

@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 
+from sandbox import unix_wire
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.proc import pipes
 from sandbox.rundir import registry
-from sandbox.serve.api import client, frames
+from sandbox.serve.api import client
 from tests.kernel import serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import until
@@ -30,7 +31,7 @@ from tests.kernel.world import SLOWNESS, World
 
 # Of the silent: so long that none of these tests waits for it but the one that does.
 SECONDS = 5 * SLOWNESS
-PS = frames.encode({"kind": "ps"})
+PS = unix_wire.encode({"kind": "ps"})
 BUSY = "too_many_requests"
 
 
@@ -107,7 +108,7 @@ def asking(served: Served, said: bytes, uid: int = 0) -> socket.socket:
 
 def word(sock: socket.socket) -> str:
     """What is answered: a code, or the kind of what is no error."""
-    raw = frames.receive(sock, max_bytes=frames.ANSWER_BYTES, until=time.monotonic() + 60 * SLOWNESS)
+    raw = unix_wire.receive(sock, max_bytes=unix_wire.ANSWER_BYTES, until=time.monotonic() + 60 * SLOWNESS)
     assert raw is not None
     document = json.loads(raw)
     return str(document.get("code") or document["kind"])

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from policy import errors, json_bounds
-from sandbox.serve.api import client, frames
+from sandbox import unix_wire
+from sandbox.serve.api import client
 from tests.kernel import serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.serving import CALLER, STRANGER, Served
@@ -106,8 +107,8 @@ def test_a_request_of_too_many_values_is_answered(served: Served) -> None:
     def answer(raw: bytes) -> Any:
         with served.connected() as sock:
             sock.settimeout(60)
-            sock.sendall(frames.LENGTH.pack(len(raw)) + raw)
-            said = frames.receive(sock, max_bytes=frames.ANSWER_BYTES, until=None)
+            sock.sendall(unix_wire.LENGTH.pack(len(raw)) + raw)
+            said = unix_wire.receive(sock, max_bytes=unix_wire.ANSWER_BYTES, until=None)
         assert said is not None, "no answer"
         return json.loads(said)
 

@@ -17,10 +17,10 @@ from typing import Any, cast
 
 import pytest
 
+from sandbox import unix_wire
 from sandbox.config import Config
 from sandbox.kernel.proc import pipes
 from sandbox.serve import preload, server
-from sandbox.serve.api import frames
 from sandbox.shim import process
 from tests.kernel.serving import CALLER, STRANGER, open_place
 
@@ -71,7 +71,7 @@ def listening() -> Iterator[tuple[Path, socket.socket]]:
 
 def code(client: socket.socket) -> str:
     """Return the code of the answer."""
-    raw = frames.receive(client, max_bytes=frames.ANSWER_BYTES, until=time.monotonic() + 30)
+    raw = unix_wire.receive(client, max_bytes=unix_wire.ANSWER_BYTES, until=time.monotonic() + 30)
     assert raw is not None
     return str(json.loads(raw)["code"])
 
@@ -105,7 +105,7 @@ def test_descriptors_that_nobody_took_hold_up_nobody(tmp_path: Path, monkeypatch
             socket.send_fds(hostile, [b"x"], [sent.fileno()])
         with serving(tmp_path, listener) as pid:
             for client in (hostile, *(stack.enter_context(asking(tmp_path)) for _ in range(3))):
-                raw = frames.receive(client, max_bytes=frames.ANSWER_BYTES, until=None)
+                raw = unix_wire.receive(client, max_bytes=unix_wire.ANSWER_BYTES, until=None)
                 assert raw is not None
                 assert json.loads(raw)["code"] == ("too_many_requests" if os.geteuid() == 0 else "not_a_caller")
                 assert client.recv(1) == b""
@@ -128,7 +128,7 @@ def test_whoever_waits_when_it_ends_is_told(tmp_path: Path, monkeypatch: pytest.
             clients = [stack.enter_context(asking(tmp_path)) for _ in range(3)]
             _until(lambda: _serves(pid) and _sockets(pid) == _OWN_SOCKETS + (0 if waits == "queued" else 3))
         for client in clients:
-            raw = frames.receive(client, max_bytes=frames.ANSWER_BYTES, until=None)
+            raw = unix_wire.receive(client, max_bytes=unix_wire.ANSWER_BYTES, until=None)
             assert raw is not None
             assert json.loads(raw)["code"] == "supervisor_silent"
         # No client is left in a queue that is no longer read.

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from policy import errors
+from sandbox import unix_wire
 from sandbox.kernel.cgroup.cgroup import Hierarchies, Leaf
-from sandbox.serve.api import client, frames
+from sandbox.serve.api import client
 from tests.kernel import families, serving
 from tests.kernel.serving import Served, opened
 from tests.kernel.test_serve import eventually
@@ -213,9 +214,9 @@ def test_a_long_grace_keeps_nobody_from_ending_a_run_at_once(served: Served) -> 
         run_id = eventually(lambda: _run_of(served, mine))
         eventually(lambda: "here" in _ask(served, "logs", run=run_id)["text"])
         with served.connected() as sock:
-            frames.send(
+            unix_wire.send(
                 sock,
-                frames.encode({"kind": "operate", "operation": "kill", "run": run_id, "grace_ms": 60_000}),
+                unix_wire.encode({"kind": "operate", "operation": "kill", "run": run_id, "grace_ms": 60_000}),
                 until=None,
             )
             eventually(lambda: "asked" in _ask(served, "logs", run=run_id)["text"])

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policy import base58, contract, errors
-from sandbox.serve.api import frames, protocol
+from sandbox import unix_wire
+from sandbox.serve.api import protocol
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=20),
@@ -39,7 +40,7 @@ def _heard(pieces: list[bytes], *, max_bytes: int, fds: list[int] | None = None)
         thread = threading.Thread(target=send)
         thread.start()
         try:
-            return frames.receive(ours, max_bytes=max_bytes, until=time.monotonic() + 20, fds=fds)
+            return unix_wire.receive(ours, max_bytes=max_bytes, until=time.monotonic() + 20, fds=fds)
         finally:
             ours.close()
             thread.join()
@@ -53,7 +54,7 @@ def _cut(data: bytes, places: list[int]) -> list[bytes]:
 @given(document=st.dictionaries(st.text(max_size=8), _JSON, max_size=5), places=st.lists(st.integers(0), max_size=6))
 @settings(max_examples=60, deadline=None)
 def test_a_frame_in_any_pieces_is_the_frame(document: dict[str, Any], places: list[int]) -> None:
-    frame = frames.encode(document)
+    frame = unix_wire.encode(document)
     heard = _heard(_cut(frame, places), max_bytes=len(frame))
     assert heard is not None
     assert json.loads(heard) == document
@@ -66,7 +67,7 @@ def test_any_bytes_are_a_frame_or_refused(data: bytes, places: list[int]) -> Non
     heard = None
     try:
         heard = _heard(_cut(data, places), max_bytes=32)
-    except frames.FrameError as e:
+    except unix_wire.FrameError as e:
         refusal = str(e)
     assert refusal.isprintable()
     if not refusal:
@@ -92,7 +93,7 @@ def test_any_fields_are_those_of_the_kind_or_refused(kind: str, fields: dict[str
     if asked is not None:
         assert asked.kind == kind
         assert "x" not in fields
-        assert 0 <= asked.descriptors <= frames.DESCRIPTORS
+        assert 0 <= asked.descriptors <= unix_wire.DESCRIPTORS
 
 
 _SIDES = st.text("AZaz09_.-@ \n\u00e9", max_size=12) | st.just("x" * 257)
@@ -133,18 +134,18 @@ def _parse(raw: bytes) -> protocol.Request | None:
 @settings(max_examples=40, deadline=None)
 def test_descriptors_are_handed_on_or_closed(count: int, size: int) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    frame = frames.encode({"kind": "x" * size})
+    frame = unix_wire.encode({"kind": "x" * size})
     ours, theirs = socket.socketpair()
     given_fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(count)]
     fds: list[int] = []
     with ours, theirs:
         socket.send_fds(theirs, [frame], given_fds) if count else theirs.sendall(frame)
         try:
-            frames.receive(ours, max_bytes=100, until=time.monotonic() + 20, fds=fds)
-            assert len(fds) == count <= frames.DESCRIPTORS
+            unix_wire.receive(ours, max_bytes=100, until=time.monotonic() + 20, fds=fds)
+            assert len(fds) == count <= unix_wire.DESCRIPTORS
             assert not any(os.get_inheritable(fd) for fd in fds)
-        except frames.FrameError:
-            assert count > frames.DESCRIPTORS
+        except unix_wire.FrameError:
+            assert count > unix_wire.DESCRIPTORS
             assert fds == []
     for fd in [*given_fds, *fds]:
         os.close(fd)

@@ -9,15 +9,15 @@ import contextlib
 import json
 import os
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from policy import errors
+from sandbox import unix_wire
 from sandbox.kernel.net import unix_address
-from sandbox.serve.api import frames, paths
+from sandbox.serve.api import paths
 
 if TYPE_CHECKING:
     from policy import denials
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 # Limit of the wait before the request is sent. A client waits while the listen queue is full.
 CONNECT_SECONDS: Final = 10.0
 _SEND_SECONDS: Final = 10.0
-_UCRED = struct.Struct("3i")
 
 # What is said on the way: a name, and what belongs to it.
 Said = Callable[[Mapping[str, Any]], None]
@@ -94,7 +93,7 @@ def connected(path: str) -> Iterator[socket.socket | None]:
             return
         except OSError as e:
             raise errors.ServiceError(f"the supervisor at `{path}` cannot be asked: {e}", where=path) from e
-        _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        uid = unix_wire.peer(sock).uid
         if uid != 0:
             raise errors.ImpostorError(f"whoever listens at `{path}` is uid {uid}, not root", where=path)
         yield sock
@@ -112,12 +111,12 @@ def ask(
         errors.ServiceError: it ended before it answered, or does not speak as one.
     """
     try:
-        frame = frames.encode({"kind": kind, **fields})
+        frame = unix_wire.encode({"kind": kind, **fields})
     except UnicodeEncodeError as e:
         raise errors.UsageError("the request is not valid Unicode") from e
     # It may have said no already, and have closed its half: what it said is still to be read.
     with contextlib.suppress(OSError):
-        frames.send(sock, frame, until=time.monotonic() + _SEND_SECONDS, fds=fds)
+        unix_wire.send(sock, frame, until=time.monotonic() + _SEND_SECONDS, fds=fds)
     while True:
         document = _next(sock)
         if document.get("kind") == "error":
@@ -188,7 +187,7 @@ def _denials(rows: Sequence[Sequence[Any]]) -> tuple[denials.Row, ...]:
 
 def _next(sock: socket.socket) -> dict[str, Any]:
     try:
-        raw = frames.receive(sock, max_bytes=frames.ANSWER_BYTES, until=None)
+        raw = unix_wire.receive(sock, max_bytes=unix_wire.ANSWER_BYTES, until=None)
         document = None if raw is None else json.loads(raw)
     except ValueError as e:
         raise errors.ServiceError(f"the supervisor does not speak as one: {e}") from e

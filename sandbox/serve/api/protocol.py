@@ -13,7 +13,7 @@ import pydantic
 
 from policy import base58, errors, json_bounds
 from policy.signing import strict_json
-from sandbox.serve.api import frames
+from sandbox import unix_wire
 
 # A year, as `covenant run --timeout` takes it.
 _MAX_TIMEOUT_MS = 365 * 86_400_000
@@ -162,7 +162,7 @@ def parse(raw: bytes) -> Request:
         errors.RequestError: it is none.
     """
     try:
-        value = strict_json.loads(raw, max_bytes=frames.REQUEST_BYTES, max_values=json_bounds.REQUEST_VALUES)
+        value = strict_json.loads(raw, max_bytes=unix_wire.REQUEST_BYTES, max_values=json_bounds.REQUEST_VALUES)
         if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
             raise strict_json.MalformedError("no object with a `kind`")
         model = KINDS.get(value["kind"])

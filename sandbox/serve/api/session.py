@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from policy import base58, errors
+from sandbox import unix_wire
 from sandbox.kernel import libc
 from sandbox.kernel.fs import hanging
 from sandbox.kernel.proc import pipes
 from sandbox.run_io import Outcome
-from sandbox.serve.api import frames
 from sandbox.supervisor import Supervisor
 
 OPERATOR: Final = "operator@local"
@@ -30,7 +30,6 @@ OPERATOR: Final = "operator@local"
 ANSWER_SECONDS: Final = 30.0
 # A client that does not read what little is said on the way is gone.
 _STATE_SECONDS = 1.0
-_UCRED = struct.Struct("3i")
 _SO_PEERGROUPS = 59  # asm-generic/socket.h
 # What socket.getsockopt takes at most, in bytes.
 _GROUPS_BYTES = 1024
@@ -48,8 +47,7 @@ class Caller:
     @classmethod
     def of(cls, sock: socket.socket) -> Caller:
         """Read the peer of a connected socket."""
-        pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-        return cls(pid, uid, gid)
+        return cls(*unix_wire.peer(sock))
 
     def with_groups(self, sock: socket.socket) -> Caller:
         """With the supplementary groups, which only reading in their name needs; of one with over 256, none."""
@@ -135,8 +133,8 @@ class Conversation:
         if self._gone:
             return
         try:
-            frame = frames.encode({"kind": "state", "state": name, **fields})
-            frames.send(self.sock, frame, until=time.monotonic() + _STATE_SECONDS)
+            frame = unix_wire.encode({"kind": "state", "state": name, **fields})
+            unix_wire.send(self.sock, frame, until=time.monotonic() + _STATE_SECONDS)
         except OSError:
             self._gone = True
 
@@ -145,20 +143,20 @@ class Conversation:
         if self._answered:
             return
         self._answered = True
-        frame = frames.encode(document)
-        if len(frame) > frames.ANSWER_BYTES:
-            frame = frames.encode(errors.ServiceError("the answer is too large for its frame").to_json())
+        frame = unix_wire.encode(document)
+        if len(frame) > unix_wire.ANSWER_BYTES:
+            frame = unix_wire.encode(errors.ServiceError("the answer is too large for its frame").to_json())
         self._send(frame)
 
     def tell(self, document: Mapping[str, Any]) -> None:
         """Send a document that goes with the answer, before it. Its maker bounds its size."""
-        self._send(frames.encode(document))
+        self._send(unix_wire.encode(document))
 
     def _send(self, frame: bytes) -> None:
         if self._gone:
             return
         try:
-            frames.send(self.sock, frame, until=time.monotonic() + ANSWER_SECONDS)
+            unix_wire.send(self.sock, frame, until=time.monotonic() + ANSWER_SECONDS)
         except OSError:
             self._gone = True
 

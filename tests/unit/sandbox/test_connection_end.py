@@ -14,12 +14,13 @@ from typing import Any, cast
 import pytest
 
 from policy import errors
+from sandbox import unix_wire
 from sandbox.serve import connection
-from sandbox.serve.api import frames, routes, run
+from sandbox.serve.api import routes, run
 from sandbox.serve.api.session import Caller, Conversation
 from sandbox.serve.connection import Opening
 
-_PS = frames.encode({"kind": "ps"})
+_PS = unix_wire.encode({"kind": "ps"})
 
 
 def served(
@@ -81,7 +82,7 @@ def _code(said: bytes) -> str:
 
 
 def test_request_served_answers_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert served(monkeypatch, _PS, well) == frames.encode({"kind": "runs", "runs": []})
+    assert served(monkeypatch, _PS, well) == unix_wire.encode({"kind": "runs", "runs": []})
 
 
 @pytest.mark.parametrize(("act", "code"), [(fails, "no_such_run"), (is_ended, "stopped")])
@@ -108,7 +109,7 @@ def test_client_sends_half_or_floods_is_refused(monkeypatch: pytest.MonkeyPatch)
     assert _code(served(monkeypatch, _PS[:-1], well, seconds=0.05)) == "bad_request"
     assert _code(served(monkeypatch, _PS, well, fds=(0,) * 40)) == "bad_request"
     assert _code(served(monkeypatch, _PS, well, fds=(0,))) == "bad_request"
-    assert _code(served(monkeypatch, frames.encode({"kind": "nothing"}), well)) == "bad_request"
+    assert _code(served(monkeypatch, unix_wire.encode({"kind": "nothing"}), well)) == "bad_request"
 
 
 def test_cleanup_fails_after_answer_tells_operator(capfd: pytest.CaptureFixture[str]) -> None:
@@ -132,4 +133,4 @@ def test_client_answered_gets_no_second_answer(monkeypatch: pytest.MonkeyPatch) 
         well(talk)
         raise KeyboardInterrupt
 
-    assert served(monkeypatch, _PS, answered_and_interrupted) == frames.encode({"kind": "runs", "runs": []})
+    assert served(monkeypatch, _PS, answered_and_interrupted) == unix_wire.encode({"kind": "runs", "runs": []})

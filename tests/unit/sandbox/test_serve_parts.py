@@ -20,9 +20,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from policy import data, errors, json_bounds
 from policy.decompile import bpf
+from sandbox import unix_wire
 from sandbox.audit.run_report import Told
 from sandbox.serve import hardening, systemd
-from sandbox.serve.api import client, frames, paths, protocol, rlimits, run
+from sandbox.serve.api import client, paths, protocol, rlimits, run
 from sandbox.shim import process
 
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -78,7 +79,7 @@ def test_memory_is_bounded_while_it_lasts_and_then_no_more() -> None:
     ids=["objects", "keys", "wide", "deep", "quotes"],
 )
 def test_a_request_of_too_many_values_gets_a_code(raw: bytes) -> None:
-    assert len(raw) <= frames.REQUEST_BYTES
+    assert len(raw) <= unix_wire.REQUEST_BYTES
 
     # A fresh interpreter, as the supervisor's keepers are: a test runner has gigabytes of its own that lie free.
     program = (
@@ -97,8 +98,8 @@ def test_a_request_of_too_many_values_gets_a_code(raw: bytes) -> None:
 
 def test_the_largest_intent_fits_into_a_request() -> None:
     text = "\N{GREEK SMALL LETTER ALPHA}" * (512 * 1024 - 200)
-    frame = frames.encode({"kind": "run", "text": text, "timeout_ms": 1})
-    assert len(frame) < frames.REQUEST_BYTES
+    frame = unix_wire.encode({"kind": "run", "text": text, "timeout_ms": 1})
+    assert len(frame) < unix_wire.REQUEST_BYTES
 
     def look() -> Any:
         with rlimits.memory(rlimits.REQUEST_MEMORY):
@@ -273,7 +274,7 @@ def test_what_does_not_speak_as_a_supervisor_is_an_error(said: bytes) -> None:
 def test_an_error_of_a_code_that_is_unknown_is_one_all_the_same() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(frames.encode({"kind": "error", "code": "of_tomorrow", "message": "no"}))
+        theirs.sendall(unix_wire.encode({"kind": "error", "code": "of_tomorrow", "message": "no"}))
         with pytest.raises(errors.CovenantError, match="no"):
             client.ask(ours, "ps")
 

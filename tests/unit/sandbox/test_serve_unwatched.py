@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox.serve.api import frames
+from sandbox import unix_wire
 from sandbox.serve.overdue import Overdue
 from sandbox.serve.server import Server
 
@@ -48,7 +48,7 @@ def test_who_comes_is_told_that_there_is_no_room_and_counts_no_more(loop: tuple[
     ours, theirs = socket.socketpair()
     with theirs:
         server._admit(ours)
-        assert json.loads(theirs.recv(65536)[frames.LENGTH.size :])["code"] == "too_many_requests"
+        assert json.loads(theirs.recv(65536)[unix_wire.LENGTH.size :])["code"] == "too_many_requests"
         assert theirs.recv(1) == b""
         (refused,) = server._refused
         refused.close()

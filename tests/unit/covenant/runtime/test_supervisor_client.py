@@ -23,7 +23,8 @@ from covenant.runtime.runner import Intent, RunResult, Usage, spent
 from covenant.runtime.supervisor_client import Supervised
 from covenant.wire.types import AgentId, Priority
 from policy import errors
-from sandbox.serve.api import frames, paths, protocol
+from sandbox import unix_wire
+from sandbox.serve.api import paths, protocol
 from tests import runtime_kit, supervisor_double
 from tests.supervisor_double import Document, SupervisorDouble
 
@@ -328,7 +329,7 @@ async def test_a_supervisor_that_never_answers_is_not_waited_for_for_ever(
 
 async def test_an_intent_that_is_too_long_is_not_sent(tmp_path: Path, card: Card) -> None:
     with SupervisorDouble(tmp_path / "s.sock") as double, pytest.raises(errors.UsageError):
-        await _run(_asking(double.path), card, _intent("x" * frames.REQUEST_BYTES))
+        await _run(_asking(double.path), card, _intent("x" * unix_wire.REQUEST_BYTES))
     assert double.requests == []
 
 

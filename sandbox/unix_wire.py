@@ -1,6 +1,7 @@
-"""One frame of the supervisor's socket: four bytes of length, big end first, and that much JSON in UTF-8.
+"""Unix sockets of the supervisor and of warm sandboxes: peer credentials, frames, deadlines and descriptors.
 
-Descriptors come with the first bytes of a frame (SCM_RIGHTS, unix(7)), and are taken there and nowhere else.
+A frame is four bytes of length, big-endian, and that many bytes of JSON in UTF-8. Descriptors come with the first bytes
+of a frame (SCM_RIGHTS, unix(7)), and are taken there and nowhere else.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 # An intent of 1 MiB in UTF-8 (policy.contract), of which two bytes may be an escape of six.
 REQUEST_BYTES: Final = 4 << 20
@@ -22,6 +23,7 @@ DESCRIPTORS: Final = 2
 LENGTH: Final = struct.Struct(">I")
 _CHUNK = 1 << 16
 _INT = struct.Struct("i")
+_UCRED: Final = struct.Struct("3i")
 
 
 class FrameError(ValueError):
@@ -30,6 +32,19 @@ class FrameError(ValueError):
 
 class SlowError(FrameError):
     """It did not come in time."""
+
+
+class Peer(NamedTuple):
+    """The process at the other end, as the kernel recorded it at its connect(2) or listen(2) (SO_PEERCRED, unix(7))."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+def peer(sock: socket.socket) -> Peer:
+    """Return the credentials of the other end of a connected unix socket."""
+    return Peer(*_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)))
 
 
 def encode(document: Mapping[str, Any]) -> bytes:
