@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import functools
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -29,7 +30,6 @@ from sandbox.lifecycle import run as lifecycle_run
 from sandbox.lifecycle.run import Answer, Request
 from sandbox.network import gateway
 from sandbox.rootfs.skeleton import Skeletons
-from sandbox.rundir import reuse
 from sandbox.runner import recovery
 from sandbox.shim import signals
 from sandbox.standby import dispatch, instance, wanted
@@ -81,7 +81,8 @@ class Supervisor:
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
             self.recover()
             PackageStore(self.path / "packages").sweep()
-            reuse.sweep(self.path / reuse.SPARE)
+            # An earlier version kept parts of run directories there.
+            shutil.rmtree(self.path / "spare", ignore_errors=True)
             Skeletons(self.path / "rootfs").collect(unused_seconds=UNUSED_ROOT_SECONDS)
             self._stack = self._stack.pop_all()
         return self

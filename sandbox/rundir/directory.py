@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,14 +19,14 @@ from typing import Any
 from policy import errors
 from policy.compile.artefacts import Artefacts
 from sandbox.kernel import small_files
-from sandbox.rundir import reuse_place
 from sandbox.rundir.label import LABEL
 from sandbox.rundir.lock import DYING_SECONDS, free, gate, open_lock
 from sandbox.rundir.marks import STOPPED, verdict, write_mark
-from sandbox.rundir.reuse import Spares
 
 POLICY, BUNDLE = "policy", "bundle"
-_CGROUPS = reuse_place.CGROUPS
+_CGROUPS = "cgroups.json"
+# The counters of its cgroups when it got its intent (limits.Meter.noted).
+METER = "meter"
 _NETWORK = "network.json"
 # What stays of a run that is over until its network is gone.
 _LEFT = frozenset(("lock", _NETWORK))
@@ -39,8 +38,7 @@ class RunDirectory:
     """``path``/bundle, ``path``/root (runsc's state), ``path``/trace. Use as a context manager.
 
     ``claim`` is called behind the gate just before the label can be seen, and raises when the run may not be beside
-    those that can: of two that race for the same place one is first. ``spares`` are parts that runs of the same policy
-    have left; a run that comes to its end leaves its own.
+    those that can: of two that race for the same place one is first.
     """
 
     def __init__(
@@ -49,12 +47,10 @@ class RunDirectory:
         label: Mapping[str, str],
         *,
         claim: Callable[[], None] = lambda: None,
-        spares: Spares | None = None,
     ) -> None:
         self.path = path
         self._label = label
         self._claim = claim
-        self._spares = spares
         self.bundle = path / BUNDLE
         self.runsc_root = path / "root"
         self.trace = path / "trace"
@@ -69,19 +65,13 @@ class RunDirectory:
             with gate(self.path.parent):
                 self._claim()
                 label = json.dumps(dict(self._label)).encode()
-                lock = None if self._spares is None else reuse_place.take(self._spares, self.path, label)
-                if lock is None:
-                    self.path.mkdir(mode=0o700)
+                self.path.mkdir(mode=0o700)
                 undo.callback(self.__exit__)
-                self._lock = open_lock(self.path) if lock is None else lock
-                if lock is None:
-                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.write(self._lock, str(os.getpid()).encode())
-                    small_files.put(self.path / LABEL, label)
-            made = [self.runsc_root, self.trace] if lock is None else []
-            if self._spares is None or not self._spares.take(BUNDLE, self.bundle):
-                made += [self.bundle, self.rootfs, self.bundle / "mounts"]
-            for path in made:
+                self._lock = open_lock(self.path)
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.write(self._lock, str(os.getpid()).encode())
+                small_files.put(self.path / LABEL, label)
+            for path in (self.runsc_root, self.trace, self.bundle, self.rootfs, self.bundle / "mounts"):
                 path.mkdir(mode=0o700)
             undo.pop_all()
         return self
@@ -91,15 +81,12 @@ class RunDirectory:
         try:
             # A failed run may still have a live process, or a part that is half made.
             whole = error is None and self._complete
-            if whole:
-                self._give()
             # Without the gate the directory stays, like one without a holder, for recovery. The result of the run is
             # reported all the same.
             with contextlib.suppress(errors.KeeperError), gate(self.path.parent):
                 self._look()
-                left = whole and self._spares is not None and reuse_place.leave(self._spares, self.path)
-                if not left and (whole or not self._survived()):
-                    reuse_place.remove(self.path)
+                if whole or not self._survived():
+                    _remove_meter_last(self.path)
         finally:
             if self._lock >= 0:
                 os.close(self._lock)
@@ -116,9 +103,9 @@ class RunDirectory:
             for one in entries:
                 if not one.is_dir(follow_symlinks=False):
                     os.unlink(one.path)
-            self._give()
+            self._complete = False
             for one in entries:
-                if one.is_dir(follow_symlinks=False) and os.path.isdir(one.path):
+                if one.is_dir(follow_symlinks=False):
                     shutil.rmtree(one.path)
 
     def _look(self) -> None:
@@ -137,26 +124,16 @@ class RunDirectory:
         except OSError:
             return True
 
-    def _give(self) -> None:
-        """Leave its parts to the next of its policy."""
-        if self._spares is not None and self._complete:
-            for part in (BUNDLE, POLICY):
-                self._spares.give(part, self.path / part)
-        self._complete = False
-
     def note_cgroups(self, paths: Mapping[str, Path]) -> None:
         """Write down where the run's cgroups will lie, before they are made: what a later start takes away."""
         small_files.put(self.path / _CGROUPS, json.dumps({name: str(path) for name, path in paths.items()}).encode())
 
     def write_policy(self, policy: Artefacts) -> None:
-        """Read the artefacts that the run was started from, for attestation in another process."""
+        """Write the artefacts that the run is started from, for attestation in another process."""
         place = self.path / POLICY
-        if self._spares is None or not self._spares.take(POLICY, place) or not _holds(place, policy.files):
-            if place.exists():
-                shutil.rmtree(place)
-            place.mkdir(mode=0o700)
-            for name, content in policy.files.items():
-                (place / name).write_bytes(content)
+        place.mkdir(mode=0o700)
+        for name, content in policy.files.items():
+            (place / name).write_bytes(content)
         self._complete = True
 
     def note_network(self, about: Mapping[str, Any]) -> None:
@@ -173,48 +150,32 @@ class RunDirectory:
         small_files.put(f"{self.bundle}/config.json", config)
 
     def targets(self, kinds: Sequence[str]) -> list[Path]:
-        """Make and return ``bundle/mounts/<n>`` for each kind (``file`` or ``dir``), numbered from 0; an empty
-        kind leaves its number out. A spare bundle has them.
+        """Make and return ``bundle/mounts/<n>`` for each kind (``file`` or ``dir``), numbered from 0.
 
-        Raises:
-            errors.KernelError: it has others.
+        An empty kind leaves its number out.
         """
         out = []
-        there = set(os.listdir(self.bundle / "mounts"))
         for index, kind in enumerate(kinds):
             path = self.bundle / "mounts" / str(index)
             out.append(path)
-            if path.name in there:
-                there.discard(path.name)
-                info = os.lstat(path)
-                if stat.S_ISDIR(info.st_mode) if kind == "dir" else kind == "file" and stat.S_ISREG(info.st_mode):
-                    continue
-                raise errors.KernelError(f"`{path}` of a spare bundle is no {kind or 'place of a mount'}")
             if kind == "dir":
                 path.mkdir(mode=0o700)
             elif kind == "file":
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-        if there:
-            raise errors.KernelError(f"a spare bundle has places that the policy has not: {sorted(there)}")
         return out
 
 
-def _holds(place: Path, files: Mapping[str, bytes]) -> bool:
-    """Whether these files lie there, and no others."""
-    try:
-        return set(os.listdir(place)) == files.keys() and all(
-            _content(f"{place}/{name}", len(content)) == content for name, content in files.items()
-        )
-    except OSError:
-        return False
+def _remove_meter_last(path: Path) -> None:
+    """Remove the directory of a run whose end is not written yet.
 
-
-def _content(path: str, size: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        return os.read(fd, size + 1)
-    finally:
-        os.close(fd)
+    INVARIANT: the meter goes last. A recovery after a kill in the middle must not read a usage of zero.
+    """
+    for entry in list(os.scandir(path)):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        elif entry.name != METER:
+            os.unlink(entry.path)
+    shutil.rmtree(path)
 
 
 @contextlib.contextmanager
@@ -244,17 +205,12 @@ def remove(path: Path) -> None:
 
 
 def cgroups_of(path: Path) -> dict[str, Path]:
-    """Read the planned paths of a run's cgroups. They are empty when its process died before it made any.
-
-    INVARIANT: none of another run's. This file is written over when the directory becomes that of another run
-    (sandbox.rundir.reuse_place). A process that opened it just before would end the wrong run.
-    """
+    """Read the planned paths of a run's cgroups. They are empty when its process died before it made any."""
     try:
         noted: dict[str, str] = json.loads((path / _CGROUPS).read_bytes())
     except (FileNotFoundError, ValueError):
         return {}
-    places = {name: Path(place) for name, place in noted.items()}
-    return {name: place for name, place in places.items() if place.name.startswith(path.name)}
+    return {name: Path(place) for name, place in noted.items()}
 
 
 def network_of(path: Path) -> dict[str, Any] | None:

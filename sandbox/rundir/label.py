@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sandbox.kernel import libc, small_files
-from sandbox.rundir import reuse_place
 from sandbox.rundir.lock import gate
 
 # In the label of a run that is a self-test: no agent ran in it.
@@ -17,7 +16,7 @@ SELF_TEST = "self_test"
 STANDBY = "standby"
 # Whose start no row of the log has, and whose keepers look after them alone.
 LIKE_NO_RUN = frozenset((SELF_TEST, STANDBY))
-LABEL = reuse_place.LABEL
+LABEL = "label.json"
 # As much of it as is read at once: most are smaller.
 _LABEL_BYTES = 16 * 1024
 # What the file of a next label has of room before it is written: most are smaller, and what is left is blank.

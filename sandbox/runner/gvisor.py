@@ -35,7 +35,6 @@ from sandbox.rootfs import covered
 from sandbox.run_io import Channel, Finished, Round
 from sandbox.rundir import marks
 from sandbox.rundir.directory import RunDirectory
-from sandbox.rundir.reuse import SPARE, Spares
 from sandbox.rundir.uid_pool import UidLease
 from sandbox.runner import mounts as runner_mounts
 from sandbox.runner import start_gate
@@ -79,8 +78,7 @@ def _run(
             heard = stack.enter_context(contextlib.closing(preload.Heard(job.tries, job.denied)))
             job = dataclasses.replace(job, denied=heard.denied)
         uid = stack.enter_context(uids)
-        spares = Spares(runs.parent / SPARE, job.artefacts.digest)
-        directory = lasting.enter_context(RunDirectory(runs / job.run_id, job.label, claim=job.claim, spares=spares))
+        directory = lasting.enter_context(RunDirectory(runs / job.run_id, job.label, claim=job.claim))
         if job.steering is not None:
             stack.enter_context(job.steering.listening(directory.path))
         leaf = cgroup.Leaf(hierarchies, job.run_id)

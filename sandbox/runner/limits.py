@@ -12,12 +12,12 @@ from policy import errors
 from sandbox.kernel.cgroup.cgroup import Leaf
 from sandbox.kernel.fs import filesystems
 from sandbox.run_io import Round
-from sandbox.rundir import reuse_place
+from sandbox.rundir import directory
 
 # The least time between two looks at the processor time, which is also how exactly it is held (seconds).
 SHORTEST_SECONDS = 0.01
 # In a run's directory: what its cgroups had counted when it was given its intent (``Meter.noted``).
-METER = reuse_place.METER
+METER = directory.METER
 # In it where they count nothing.
 _UNCOUNTED = b"-"
 
@@ -62,21 +62,12 @@ class CpuTime:
         return max(SHORTEST_SECONDS, left / self.cores)
 
 
-def expect(noted: Path) -> None:
-    """Make the file that ``Meter.begin`` fills, before a client waits: a new file may wait for the journal."""
-    os.close(_open_note(noted))
-
-
 def was_begun(noted: Path) -> bool:
     """Whether a run whose process is gone was about to be given its intent."""
     try:
         return noted.stat().st_size > 0
     except FileNotFoundError:
         return False
-
-
-def _open_note(noted: Path) -> int:
-    return os.open(noted, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
 
 
 @dataclass
@@ -102,7 +93,7 @@ class Meter:
         self._began_us = self._cpu_time_us()
         if self.noted is not None:
             raw = _UNCOUNTED if self._began_us is None else str(self._began_us).encode()
-            fd = _open_note(self.noted)
+            fd = os.open(self.noted, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             try:
                 os.write(fd, raw)
             finally:

@@ -11,13 +11,12 @@ The socket exists from before the sandbox's start until after its end. Its end o
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,7 @@ class Server:
                 self._epoll = stack.enter_context(contextlib.closing(select.epoll()))
                 listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
                 self._listener = stack.enter_context(listener)
-                with _within(directory) as place:
+                with unix_address.within(directory, NAME) as place:
                     listener.bind(place)
                     os.chmod(place, 0o600)
                 listener.listen(CLIENTS)
@@ -186,7 +185,7 @@ class Connection:
             self._socket = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             self._socket.settimeout(seconds)
             try:
-                with _within(directory) as place:
+                with unix_address.within(directory, NAME) as place:
                     self._socket.connect(place)
                 self.keeper = os.pidfd_open(unix_wire.peer(self._socket).pid)
             except (FileNotFoundError, ConnectionRefusedError, ProcessLookupError) as e:
@@ -286,18 +285,3 @@ def until_there(directory: Path, seconds: float) -> bool:
             return False
         time.sleep(0.01)
     return True
-
-
-@contextlib.contextmanager
-def _within(directory: Path) -> Iterator[str]:
-    """Yield the socket's name as a short address.
-
-    Raises:
-        FileNotFoundError: Raised at the block's end if the directory does not belong to that run any more.
-    """
-    with unix_address.within(directory, NAME) as address:
-        yield address
-        # INVARIANT: another run gets a directory only under a new name, and no name of a run is used twice
-        # (sandbox.rundir.reuse_place). So a socket reached through it before this check is this run's.
-        if not os.path.samestat(os.stat(os.path.dirname(address)), os.lstat(directory)):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory))

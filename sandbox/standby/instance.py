@@ -34,7 +34,7 @@ from sandbox.lifecycle.types import Answer, Means, Request
 from sandbox.run_io import Finished, Given, Outcome, Round
 from sandbox.rundir import label as rundir_label
 from sandbox.rundir import marks
-from sandbox.runner import gvisor, limits
+from sandbox.runner import gvisor
 from sandbox.standby import dispatch, fingerprints
 from sandbox.standby.dispatch import GoneError
 
@@ -132,7 +132,6 @@ class Instance(run.Run):
         started.leaf.freeze()
         started.leaf.keep_frozen()
         rundir_label.expect_relabel(started.directory)
-        limits.expect(started.directory / limits.METER)
         self._limit_files = fingerprints.Limits(started, self._stack)
         self._rows.expect_start()
         listener = self._listening.enter_context(dispatch.listening(started.directory, self._request.package))

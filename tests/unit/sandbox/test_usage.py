@@ -12,7 +12,7 @@ from sandbox.audit import open_runs
 from sandbox.kernel.cgroup.cgroup import Hierarchies, Leaf
 from sandbox.lifecycle.types import Request
 from sandbox.network.gate import cgroup
-from sandbox.runner.limits import Meter, expect, was_begun
+from sandbox.runner.limits import Meter, was_begun
 from sandbox.standby import dispatch
 from sandbox.storage import json_cache
 
@@ -64,7 +64,7 @@ def test_what_a_killed_run_used_is_counted_from_its_intent_by_whoever_finds_it(t
 def test_a_meter_that_is_made_ahead_says_of_nobody_that_they_had_an_intent(tmp_path: Path) -> None:
     noted = tmp_path / "meter"
     seen = [was_begun(noted)]
-    expect(noted)
+    noted.touch()
     seen.append(was_begun(noted))
     Meter(None, None, noted).begin()
     assert [*seen, was_begun(noted)] == [False, False, True]

@@ -21,10 +21,10 @@ def _leaf(place: Path, **files: str) -> Leaf:
     return Leaf(Hierarchies(1, {}), "leaf", dict.fromkeys(("memory", "cpu", "cpuacct"), place))
 
 
-@pytest.mark.parametrize("expected", [False, True], ids=["no file", "a file made ahead"])
+@pytest.mark.parametrize("expected", [False, True], ids=["no file", "an empty file"])
 def test_one_that_was_never_given_its_intent_has_used_nothing(tmp_path: Path, *, expected: bool) -> None:
     if expected:
-        limits.expect(tmp_path / limits.METER)
+        (tmp_path / limits.METER).touch()
     assert recovery.used_by(_leaf(tmp_path, cpu="5000000", peak="4096"), tmp_path) == contract.NOTHING_USED
 
 
