@@ -15,12 +15,11 @@ from sandbox.kernel.cgroup.delegation import BASE
 from sandbox.kernel.fs import secret_files
 from sandbox.rundir import directory
 
-# What may lie in a state after a kill that did not before: evidence, locks, the one place of a half-made file, which
-# the next writer overwrites, and whole parts of runs' directories for the next run (sandbox.rundir.reuse).
+# Names that a kill may leave in a state: evidence, locks, and the one place of a half-made file, which the next writer
+# overwrites.
 _ALLOWED = re.compile(
     r"supervisor/(audit/events(\.chain)?\.jsonl\.aside-[0-9]+-[0-9a-f]{16}|uids/[0-9]+|archive/(\.[0-9a-f-]{36}\.json\.new|[0-9a-f-]{36}\.json)|"
-    r"((serials|audit|audit-head|closures|network|unended|standby-retries)/)?\.[A-Za-z0-9_.-]+\.new|unended/\.settled|standby-retries(/[0-9a-f]{64}\.json)?|supervisor\.(lock|sock)|"
-    r"spare(/[0-9a-f]{64}\.(bundle|place|policy)\.[0-9a-f]{32}(/.*)?)?)"
+    r"((serials|audit|audit-head|closures|network|unended|standby-retries)/)?\.[A-Za-z0-9_.-]+\.new|unended/\.settled|standby-retries(/[0-9a-f]{64}\.json)?|supervisor\.(lock|sock))"
 )
 
 # How mountinfo(5) shows a file system that credentials lie in: where runs have it, or by what it is made with.
