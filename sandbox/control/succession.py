@@ -63,7 +63,8 @@ def accept(
 ) -> None:
     """Record durably that a package was accepted; where its serial is a new highest, end the older runs as well.
 
-    A start under a serial that was accepted before takes no gate here and writes nothing.
+    A start under a serial that was accepted before takes no gate here and writes nothing. The first serial of an agent
+    id takes the gate: a run of an older package may be admitted meanwhile.
 
     Raises:
         errors.RuleViolation, errors.ParentEndedError, errors.BusyError: a rule about live runs refuses the package:
@@ -72,7 +73,7 @@ def accept(
         errors.LedgerError: the row could not be written; the older runs are ended all the same.
     """
     last = state.accepted(trusted.statement.agent_id)
-    if claim.claimant is None or last is None or trusted.statement.serial <= last.serial:
+    if claim.claimant is None or (last is not None and trusted.statement.serial <= last.serial):
         state.accept(trusted, now_ms=now_ms)
         return
     # INVARIANT: one turn of the gate. A run whose label is there is judged by rule 8 and marked; a run that comes later
