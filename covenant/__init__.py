@@ -1,1 +1,1 @@
-"""Who talks to the supervisor: the command line, and later the daemon and its protocols."""
+"""The clients of the supervisor: the command line, and the daemon with its protocols."""

@@ -1,12 +1,12 @@
-"""``covenantd``: the one process that holds a home's state. Start order and wiring, nothing else.
+"""``covenantd``: the only process that owns a home's state. This module defines the start order and the wiring.
 
-    (1) the home is ours alone, and held         (4) runs that the last daemon did not see end
+    (1) the home is ours alone, and locked       (4) runs that the last daemon did not see end
     (2) the stores, in version 1's order         (5) the row that says that it runs
     (3) the agents                               (6) tasks: deliveries, retries, budgets, packages, peers, watchdog
                                                  (7) HTTP, then the socket
 
-It ends in the other order. Whoever has asked is answered within ``STOP_SECONDS``; a run that takes longer is ended,
-and its rows say so.
+It stops in reverse order. Requests in progress are answered within ``STOP_SECONDS``; a longer run is ended, and its
+rows say so.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ from sandbox.serve import systemd
 _LOG: Final = logging.getLogger("covenantd")
 
 STOP_SECONDS: Final = 30.0
-# How often ended tokens are written down.
+# The interval at which expired tokens are logged.
 _PEERS_SECONDS: Final = 60.0
 _USAGE_STATUS: Final = 2
 
 
 def entry() -> None:
-    """Console script."""
+    """Run the console script."""
     sys.exit(main(sys.argv[1:]))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve until a signal; the exit status: 0 ended, 1 refused or failed, 2 called in a way that it does not take."""
+    """Serve until a signal. Returns the exit status: 0 ended, 1 refused or failed, 2 wrong usage."""
     parser = argparse.ArgumentParser(
         prog="covenantd", description="Serve COVENANT_HOME to its clients, over its socket and over HTTP on 127.0.0.1."
     )
@@ -89,28 +89,29 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def version() -> str:
-    """Of this program."""
+    """Return the version of this program."""
     return importlib.metadata.version("covenant-supervisor")
 
 
 def _first(error: BaseException) -> errors.CovenantError | None:
-    """What was refused, out of the groups of the tasks in which it was."""
+    """Return the first refusal in the exception groups of the tasks; None if there is none."""
     if isinstance(error, BaseExceptionGroup):
         return next(filter(None, map(_first, error.exceptions)), None)
     return error if isinstance(error, errors.CovenantError) else None
 
 
 def _check_user(*, allow_root: bool) -> None:
-    """
+    """Refuse to run as root.
+
     Raises:
-        errors.RootRefusedError: it is root's.
+        errors.RootRefusedError: the process is root's, and ``allow_root`` is not set.
     """
     if os.geteuid() == 0 and not allow_root:
         raise errors.RootRefusedError("the daemon does not run as root", hint="run it as the operator, or --allow-root")
 
 
 def _limits() -> None:
-    """No core files, which would hold keys; as many descriptors as there may be, one a connection."""
+    """Forbid core files, which would contain keys, and raise the limit of descriptors: each connection needs one."""
     core_dumps.forbid()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -131,7 +132,7 @@ async def _signals(stop: Stop) -> None:
 
 
 class Stop:
-    """That the daemon is to end, and why."""
+    """The request to stop the daemon, with its reason."""
 
     def __init__(self) -> None:
         self.reason = ""
@@ -144,7 +145,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A daemon that serves; ``http_port`` is None where there is no HTTP."""
+    """A running daemon; ``http_port`` is None without HTTP."""
 
     opened: Opened
     socket: ipc_gateway.Gateway
@@ -162,7 +163,7 @@ async def serve(settings: Settings, stop: Stop, *, ready: Ready = lambda running
     """
     began = time.monotonic()
     with ExitStack() as stack:
-        # What is made from here to the freeze stays: to look for garbage in it again and again took a third of a start.
+        # Objects made before the freeze stay: scanning them for garbage repeatedly took a third of a start.
         gc.collect()
         gc.disable()
         stack.callback(gc.enable)
@@ -181,7 +182,7 @@ async def serve(settings: Settings, stop: Stop, *, ready: Ready = lambda running
                 gc.freeze()
                 gc.enable()
                 _say_ready(settings, opened, web, time.monotonic() - began)
-                # Not before: nobody waits for it but whoever searches.
+                # Only now, because only a search waits for it.
                 group.start_soon(_warm, opened)
                 ready(Running(opened, gateway, web.port if web else None))
                 await stop.event.wait()
@@ -226,7 +227,7 @@ async def _tasks(opened: Opened, settings: Settings, group: anyio.abc.TaskGroup,
         tick=settings.projection,
     )
     group.start_soon(projection.run)
-    # `stop` reaches the watcher's thread at once, which a cancellation only does when it has nothing to wait for.
+    # `stop` reaches the watcher's thread at once; a cancellation waits for the thread to return.
     noted = functools.partial(agents.noted, server, cause="inotify")
     group.start_soon(lambda: server.agents.watch(noted, stop=stop.event))
     group.start_soon(_peers, opened)
@@ -253,7 +254,7 @@ async def _warm(opened: Opened) -> None:
 
 
 async def _watchdog() -> None:
-    """Told by the loop itself: a loop that hangs is a daemon that hangs."""
+    """Notify systemd from the loop itself: a blocked loop means a blocked daemon."""
     while True:
         systemd.alive()
         await anyio.sleep(systemd.watchdog_seconds())
@@ -272,7 +273,7 @@ async def _http(
             await gateway.listen(sock)
             yield gateway
         finally:
-            # Where it was ended in order, nothing is left of it.
+            # After an orderly end this has no effect.
             with anyio.CancelScope(shield=True):
                 await gateway.stop(grace_seconds=0)
 
@@ -285,7 +286,7 @@ def _say_ready(settings: Settings, opened: Opened, web: http_gateway.Gateway | N
 
 
 async def _end(opened: Opened, gateway: ipc_gateway.Gateway, web: http_gateway.Gateway | None, reason: str) -> None:
-    """Answer those who have asked, and no more."""
+    """Answer the requests in progress, and no more."""
     systemd.say("STOPPING=1")
     _LOG.info("ends: %s", reason)
     async with anyio.create_task_group() as group:

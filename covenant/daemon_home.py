@@ -1,4 +1,4 @@
-"""One daemon a home, and its socket there."""
+"""The lock of a home, so that a single daemon serves it, and its socket there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PROBE_SECONDS: Final = 2.0
 
 @contextlib.contextmanager
 def held(home: Path) -> Iterator[int]:
-    """The home's directory, held by this process alone until the block ends.
+    """Yield the home's directory, locked by this process until the block ends.
 
     Raises:
         errors.DaemonRunsError: another daemon serves it.
@@ -50,13 +50,13 @@ def held(home: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def listening(directory: int, home: Path) -> Iterator[socket.socket]:
-    """The socket that systemd gave, or ``$COVENANT_HOME/sock``, which goes with us.
+    """Yield the socket from systemd, or ``$COVENANT_HOME/sock``, which is removed at the end.
 
-    What a daemon left that was killed is replaced. INVARIANT: the lock is held, so nobody of ours listens there; one at
-    which somebody else does (Covenant version 1 takes no such lock) is left alone.
+    The stale socket of a killed daemon is replaced. INVARIANT: the lock is held, so no daemon of this version listens
+    there. A socket on which another process listens (Covenant version 1 takes no such lock) is left alone.
 
     Raises:
-        errors.DaemonRunsError: somebody listens there.
+        errors.DaemonRunsError: a process listens there.
         errors.HomeError: the socket cannot be made there.
     """
     try:
@@ -85,8 +85,8 @@ def listening(directory: int, home: Path) -> Iterator[socket.socket]:
 
 
 def _listen(sock: socket.socket, directory: int) -> None:
-    # Under another name until somebody listens: whoever sees the socket can connect to it. A link is made only where
-    # nothing is.
+    # Under another name until listen(2): a client that sees the socket can connect to it. link(2) does not replace an
+    # existing name.
     with contextlib.suppress(FileNotFoundError):
         os.unlink(_UNHEARD, dir_fd=directory)
     before = os.umask(0o177)

@@ -1,8 +1,7 @@
-"""Who may have something of which there is only so much at one time: no peer has so much that others have none.
+"""Share a limited number of places among peers, so that no peer takes all of them.
 
-A run takes minutes, a look through the log as long as there are rows, and whoever has connections may ask for one after
-the other: without a share of each, those of one would be all that there are, and what they asked next would stand
-before everybody else.
+A run takes minutes, a scan of the log depends on its rows, and a peer may send many requests at once. Without shares
+the requests of one peer would take every place, and its next ones would queue before all others.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ class _Peer:
 
 
 class Shares:
-    """``most`` places. Whoever has not the key ``operator`` has at most half of them, and all of those together at most
-    three in four, so that the operator always finds one. Who waits stands behind their own first."""
+    """``most`` places. Every peer without the key ``operator`` has at most half of them, and all those together at most
+    three in four, so that the operator always finds one. A request waits first for its peer's own share."""
 
     def __init__(self, most: int, *, operator: str = "") -> None:
         self._operator = operator
@@ -33,7 +32,7 @@ class Shares:
 
     @contextlib.asynccontextmanager
     async def place(self, pubkey: str) -> AsyncIterator[None]:
-        """Wait for a place, and hold it while the block lasts."""
+        """Wait for a place, and hold it during the block."""
         async with contextlib.AsyncExitStack() as stack:
             if pubkey != self._operator:
                 await stack.enter_async_context(self._of(pubkey))
@@ -56,7 +55,7 @@ class Shares:
 
 @contextlib.asynccontextmanager
 async def _held(places: anyio.CapacityLimiter) -> AsyncIterator[None]:
-    # A task may have more than one: the place is of this time.
+    # A task may hold several places, so the owner is this call.
     this = object()
     await places.acquire_on_behalf_of(this)
     try:

@@ -1,4 +1,4 @@
-"""COVENANT_HOME: where it is, and that nobody else reaches into it."""
+"""COVENANT_HOME: find it, and ensure that only its owner can access it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from policy import errors
 
 
 def home(environment: Mapping[str, str] | None = None) -> Path:
-    """COVENANT_HOME, made with mode 0700 when absent.
+    """Return COVENANT_HOME, created with mode 0700 if missing.
 
     Raises:
         errors.HomeError: run through sudo without COVENANT_HOME, or the directory is not ours alone.
@@ -27,7 +27,7 @@ def home(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def private_directory(path: Path) -> Path:
-    """The directory at ``path``, made 0700 when absent, refused when others own it or can reach into it.
+    """Return the directory at ``path``, created with mode 0700 if missing.
 
     Raises:
         errors.HomeError: it is not ours alone, or cannot be made.

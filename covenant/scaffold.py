@@ -1,7 +1,7 @@
-"""A new agent package: the smallest one of each runtime that checks, signs and runs (``covenant manifest new``).
+"""A new agent package: the smallest of each runtime that checks, signs and runs (``covenant manifest new``).
 
-Nothing is ever overwritten: the directory is new or empty, each file is made with O_EXCL below its descriptor, and
-what was made is taken away again when the rest cannot be.
+No file is ever overwritten: the directory is new or empty, and each file is made with O_EXCL below its descriptor. On a
+failure the files made so far are removed.
 """
 
 from __future__ import annotations
@@ -102,14 +102,14 @@ class Scaffold:
 
     agent_id: str
     files: Mapping[str, tuple[bytes, int]]
-    missing_entry: str = ""  # what the author has still to put there
+    missing_entry: str = ""  # the file that the author must still add
 
 
 def plan(agent_id: str, runtime: str, *, binary: bytes | None = None) -> Scaffold:
-    """The files of a new package; ``binary`` is the program of a rust-bin one, when the author has it.
+    """Return the files of a new package; ``binary`` is the program of a rust-bin one, if the author has it.
 
     Raises:
-        errors.UsageError: the id cannot be one, or a binary is given to another runtime or is no ELF file.
+        errors.UsageError: the id is invalid, or a binary is given to another runtime or is no ELF file.
     """
     if not _ID.fullmatch(agent_id):
         hint = "give one with --id: 1 to 128 of A-Z a-z 0-9 _ . -"
@@ -134,7 +134,7 @@ def plan(agent_id: str, runtime: str, *, binary: bytes | None = None) -> Scaffol
 
 
 def read_binary(path: Path) -> bytes:
-    """The program to copy in, at most as large as a package may be.
+    """Return the program to copy in, at most as large as a package may be.
 
     Raises:
         errors.PackageError: it cannot be read, or is too large.
@@ -149,10 +149,10 @@ def read_binary(path: Path) -> bytes:
 
 
 def write(directory: Path, scaffold: Scaffold) -> None:
-    """Make the package's directory, which must not be there or be empty, and its files.
+    """Make the package's directory, which must be missing or empty, and its files.
 
     Raises:
-        errors.PackageError: it is something else, is not empty, or cannot be written; nothing of ours is left.
+        errors.PackageError: it is something else, is not empty, or cannot be written; none of our files remain.
     """
     with contextlib.ExitStack() as held, contextlib.ExitStack() as undo:
         try:
@@ -167,7 +167,7 @@ def write(directory: Path, scaffold: Scaffold) -> None:
 
 
 def _open_new(directory: Path, held: contextlib.ExitStack, undo: contextlib.ExitStack) -> int:
-    """A descriptor of the directory, made or found empty."""
+    """Return a descriptor of the directory, which is created or was empty."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(directory, 0o755)
         undo.callback(_quietly, os.rmdir, directory)
@@ -183,11 +183,11 @@ def _open_new(directory: Path, held: contextlib.ExitStack, undo: contextlib.Exit
 
 
 def _around(top: int, path: str, held: contextlib.ExitStack, undo: contextlib.ExitStack) -> int:
-    """A descriptor of the directory around a file, which is made; no file of a scaffold lies deeper than one."""
+    """Create the directory of a file and return its descriptor; no file of a scaffold is deeper than one level."""
     parent = os.path.dirname(path)
     if not parent:
         return top
-    # What is there already came after the directory was found empty: it is somebody else's, and may be a link.
+    # An existing one was created after the directory was found empty: it belongs to another process, and may be a link.
     os.mkdir(parent, 0o755, dir_fd=top)
     undo.callback(_quietly, os.rmdir, parent, dir_fd=top)
     fd = os.open(parent, _DIRECTORY, dir_fd=top)
@@ -199,7 +199,7 @@ def _write(
     top: int, path: str, content: bytes, mode: int, held: contextlib.ExitStack, undo: contextlib.ExitStack
 ) -> None:
     around, name = _around(top, path, held, undo), os.path.basename(path)
-    # O_EXCL: a file that somebody put there meanwhile is theirs, and so is a symlink.
+    # O_EXCL: a file or symlink that another process created meanwhile is not ours.
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=around)
     undo.callback(_quietly, os.unlink, name, dir_fd=around)
     with os.fdopen(fd, "wb") as stream:
@@ -207,6 +207,6 @@ def _write(
 
 
 def _quietly(remove: Callable[..., None], path: str | Path, **where: int) -> None:
-    """Take back what was made; what cannot be taken back must not hide why."""
+    """Remove a created file; a failure must not hide the original error."""
     with contextlib.suppress(OSError):
         remove(path, **where)

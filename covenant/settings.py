@@ -1,7 +1,7 @@
-"""What the daemon is told by its environment (Covenant version 1, section 3): read once, refused when it is wrong.
+"""The daemon's settings from its environment (Covenant version 1, section 3): read once, and refused if invalid.
 
-A value that cannot be used ends the start with its name. What version 1 knows and is without effect here is listed in
-``Settings.unused``, so that the log says so and nobody waits for its effect.
+An invalid value stops the start with its name. Variables of version 1 without effect here are listed in
+``Settings.unused``, so that the log says so and no operator relies on them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ HTTP_ORIGINS: Final = ("http://localhost:3000",)
 _YES: Final = frozenset({"1", "true", "yes", "on"})
 _NO: Final = frozenset({"0", "false", "no", "off"})
 
-# The supervisor finds its own tools, by its own configuration; a package says its backend; agents of other hosts,
-# which version 1 delivered to, and payments are not served here.
+# The supervisor finds its tools by its own configuration, and a package names its backend. Payments, and delivery to
+# agents of other hosts as in version 1, are not supported here.
 _ELSEWHERE: Final = (
     "COVENANT_A2A_DELIVER_TIMEOUT_MS",
     "COVENANT_GVISOR_ROOTFS",
@@ -37,7 +37,7 @@ _ELSEWHERE_PREFIXES: Final = ("COVENANT_X402_", "COVENANT_ACEDATA_", "COVENANT_H
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Putting stale leases back (COVENANT_A2A_AUTO_RETRY_*), off unless ``scheduler``."""
+    """Retries of stale leases (COVENANT_A2A_AUTO_RETRY_*), off unless ``scheduler``."""
 
     scheduler: bool = False
     interval_ms: int = 60_000
@@ -49,7 +49,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Ending runs that would use more than their budget holds (COVENANT_BUDGET_*)."""
+    """Ending of runs that would exceed their budget (COVENANT_BUDGET_*)."""
 
     tick_ms: int = 250
     policy: Literal["none", "linear"] = "none"
@@ -60,7 +60,7 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class PeerRate:
-    """How often each peer may ask for what costs no credits (COVENANT_PEER_REQUESTS_*)."""
+    """The rate limit for a peer's requests that cost no credits (COVENANT_PEER_REQUESTS_*)."""
 
     requests_per_second: int = 20
     burst: int = 1000
@@ -68,11 +68,10 @@ class PeerRate:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was told, or version 1's defaults.
+    """The given settings, or version 1's defaults.
 
-    ``http_port`` is None where there is to be no HTTP, 0 where any free port will do. ``state`` and ``socket`` are
-    COVENANT_STATE and COVENANT_SOCKET, by which the supervisor is found. ``unused`` are variables that are set and have
-    no effect here.
+    ``http_port`` is None without HTTP, 0 for any free port. ``state`` and ``socket`` are COVENANT_STATE and
+    COVENANT_SOCKET, by which the supervisor is found. ``unused`` are variables that are set and have no effect here.
     """
 
     home: Path
@@ -92,15 +91,15 @@ class Settings:
     unused: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        # A key of Hermes must not come into a log by way of this.
+        # The default repr would write the key of Hermes into a log.
         return f"Settings(home={str(self.home)!r})"
 
 
 def read(environment: Mapping[str, str]) -> Settings:
-    """The settings of an environment.
+    """Read the settings from an environment.
 
     Raises:
-        errors.SettingError: a variable has a value that cannot be used.
+        errors.SettingError: a variable has an invalid value.
         errors.HomeError: COVENANT_HOME cannot be used.
     """
     get = _Reader(environment)
@@ -143,7 +142,7 @@ def read(environment: Mapping[str, str]) -> Settings:
 
 
 def _origins(given: str | None) -> tuple[str, ...]:
-    """What is no origin is left out where they are used, with a warning (version 1)."""
+    """Split the list; invalid origins are ignored later, with a warning (version 1)."""
     return HTTP_ORIGINS if given is None else tuple(word.strip() for word in given.split(",") if word.strip())
 
 

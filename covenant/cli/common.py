@@ -1,6 +1,6 @@
-"""What every command group shares: homes, JSON, errors on the terminal, passphrases, safe text.
+"""Functions that every command group shares: homes, JSON, errors on the terminal, passphrases, safe text.
 
-Imports stay light (click and the standard library): ``covenant --help`` runs through here.
+Imports stay light (click and the standard library): ``covenant --help`` imports this module.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ home = homes.home
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NO = 0, 1, 2, 3
 
-# Cc controls, Cf format (bidi, zero width), Cs surrogates, Co private use, Zl and Zp separators:
-# a terminal or a log reader could be steered by any of them.
+# Cc controls, Cf format (bidi, zero width), Cs surrogates, Co private use, Zl and Zp separators: each could manipulate
+# a terminal or a log reader.
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
 def examples(*lines: str) -> str:
-    """What stands below a command's options."""
+    """Return the text below a command's options."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
@@ -47,13 +47,13 @@ def visible(text: str, *, newlines: bool = False) -> str:
 
 
 def state() -> Path:
-    """COVENANT_STATE: what decides what may start; ``$COVENANT_HOME/supervisor`` unless set."""
+    """Return COVENANT_STATE, the state that decides what may start; default: ``$COVENANT_HOME/supervisor``."""
     given = os.environ.get("COVENANT_STATE")
     return homes.private_directory(Path(given) if given else home() / "supervisor")
 
 
 def readable_state() -> Path:
-    """As ``state``, for verbs that only look: where it is another uid's, say so and look without it."""
+    """As ``state``, for read-only verbs: if it is another uid's, print a note and use the default."""
     given = os.environ.get("COVENANT_STATE")
     if not given or os.geteuid() == 0 or _is_mine(Path(given)):
         return state()
@@ -86,17 +86,17 @@ def write(text: str | bytes, *, err: bool = False) -> None:
 
 
 def prompted(prompt: str, *, confirm: bool = False) -> str:
-    """What was typed at the terminal, unseen; twice the same with ``confirm``."""
+    """Prompt at the terminal without echo; with ``confirm`` twice. Returns the input."""
     return str(click.prompt(prompt, hide_input=True, confirmation_prompt=confirm, err=True))
 
 
 def typed(limit: int) -> bytes:
-    """What stdin has, at most so many bytes; it may be typed, or come from who asks at this terminal."""
+    """Read at most ``limit`` bytes of stdin, typed or piped."""
     return sys.stdin.buffer.read(limit)
 
 
 def confirmed(question: str) -> None:
-    """Go on if the answer at the terminal is yes.
+    """Return if the answer at the terminal is yes.
 
     Raises:
         click.Abort: it is not.
@@ -123,7 +123,7 @@ def fail(error: errors.CovenantError, *, as_json: bool) -> NoReturn:
 
 
 def read_passphrase(file: str | None, *, prompt: str = "Passphrase", confirm: bool = False) -> bytes:
-    """A passphrase from ``--passphrase-file``, a systemd credential, or a prompt; never an argument.
+    """Read a passphrase from ``--passphrase-file``, a systemd credential, or a prompt; never from an argument.
 
     The file may be ``-`` for stdin. A systemd credential is ``$CREDENTIALS_DIRECTORY/covenant-passphrase``.
 
@@ -156,7 +156,7 @@ def read_passphrase(file: str | None, *, prompt: str = "Passphrase", confirm: bo
 
 
 def door(name: str | None, agent: str | None, passphrase_file: str | None) -> Door:
-    """What signs: the key file of ``--key``, or the key of ``--ssh-agent``.
+    """Return the signing key: the key file of ``--key``, or the key of ``--ssh-agent``.
 
     Raises:
         errors.UsageError: neither is given, or both.

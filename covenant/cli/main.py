@@ -69,7 +69,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 
 
 class LazyGroup(click.Group):
-    """A group whose sub-commands are imported on first use; their help lines stand in the table."""
+    """A group whose sub-commands are imported on first use; their help lines are in the table."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -85,7 +85,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with what may have been meant: it does not know of the words of the table."""
+        """As click, with suggestions from the table, which click does not know."""
         word = args[0]
         if word not in COMMANDS and not word.startswith("-") and not ctx.resilient_parsing:
             from difflib import get_close_matches
@@ -95,7 +95,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """From the table: no module is imported for a word that nobody has typed yet."""
+        """Complete from the table, without importing any module."""
         from click.shell_completion import CompletionItem
 
         words = [CompletionItem(n, help=line) for n, (_, _, line) in COMMANDS.items() if n.startswith(incomplete)]
@@ -121,7 +121,7 @@ def cli() -> None:
 
 
 def entry() -> None:
-    """Console script. Every refusal becomes one line (or one JSON document) and an exit status, here only."""
+    """Run the console script. Only here a refusal becomes one line (or one JSON document) and an exit status."""
     _one_command()
     as_json = "--json" in sys.argv[1:]
     try:
@@ -142,26 +142,26 @@ def entry() -> None:
     except Exception as e:
         if (found := errors.exhausted(e)) is not None:
             common.fail(found, as_json=as_json)
-        # Whoever reads the document has no use for a traceback, whoever mends this has.
+        # The traceback goes to stderr for developers; the document on stdout has none.
         common.say(common.visible("".join(traceback.format_exception(e)), newlines=True), err=True)
         common.fail(errors.InternalError(f"{type(e).__name__}: {' '.join(str(e).split())}"), as_json=as_json)
     sys.exit(status if isinstance(status, int) else common.EXIT_DONE)
 
 
 def _show(error: click.UsageError) -> None:
-    """Click's own words on wrong usage; they quote the arguments, which may be file names of anybody's."""
+    """Print click's message on wrong usage; it quotes arguments, which may be untrusted file names."""
     shown = io.StringIO()
     error.show(file=shown)
     common.say(common.visible(shown.getvalue().rstrip("\n"), newlines=True), err=True)
 
 
 def _one_command() -> None:
-    """Set this process up for one command and its end.
+    """Set up this process for a single command.
 
-    Looking for cycles while modules are imported, and once more over all of them at exit, is time for nothing:
-    what one command makes is freed by reference counts, or with the process.
+    Garbage collection during imports and at exit would waste time: the objects of one command are freed by reference
+    counts, or with the process.
     """
     gc.disable()
     atexit.register(gc.freeze)
-    # Whatever else is installed beside us may not join the reading of a manifest.
+    # No installed pydantic plugin may take part in parsing a manifest.
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"

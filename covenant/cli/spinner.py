@@ -1,8 +1,8 @@
-"""Show on a terminal that a verb still works: one line that counts the seconds and leaves nothing.
+"""Show on a terminal that a verb still works: one line that counts the seconds and is erased at the end.
 
-Six verbs take long and show it, each around a part that writes and asks nothing: `run` (with `dev`), `intent`,
-`attest`, `audit verify`, `doctor` and `bench`. rich draws the line, and is imported by the thread that draws, after a
-second: a verb that is quick does not pay its import (80 ms).
+Six verbs take long and show it, each around a part that prints and asks nothing: `run` (with `dev`), `intent`,
+`attest`, `audit verify`, `doctor` and `bench`. rich draws the line. The drawing thread imports it after a second, so
+that a quick verb does not pay for the import (80 ms).
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from sandbox import progress
 AFTER_SECONDS = 1.0
 _EVERY_SECONDS: Final = 0.25
 _FRAMES: Final = "|/-\\"
-# INVARIANT: the drawing thread imports and draws under this lock, and a fork waits for it: a forked process that goes
-# on as Python (a run's keeper) must find no lock of an import or of rich held by a thread that it does not have.
+# INVARIANT: the drawing thread imports and draws under this lock, and a fork waits for it. A forked process that
+# continues in Python (a run's keeper) must not inherit a lock of an import or of rich from a thread that it does not
+# have.
 _DRAWING = threading.Lock()
 os.register_at_fork(before=_DRAWING.acquire, after_in_parent=_DRAWING.release, after_in_child=_DRAWING.release)
 
 
 @contextlib.contextmanager
 def shown(what: str, *, quiet: bool = False, fd: int = 2) -> Iterator[None]:
-    """Show the innermost step of this process while the block lasts, ``what`` where it has none.
+    """Show the innermost step of this process during the block, or ``what`` without one.
 
-    Nothing is shown where ``quiet``, off a terminal, on one that cannot take a line back, and by a forked process.
+    Shows nothing if ``quiet``, without a terminal, on a dumb one, and in a forked process.
     """
     if quiet or not os.isatty(fd) or os.environ.get("TERM", "dumb") == "dumb":
         yield
@@ -44,7 +45,7 @@ def shown(what: str, *, quiet: bool = False, fd: int = 2) -> Iterator[None]:
     drawing = threading.Thread(target=_draw, args=(fd, over), name="spinner", daemon=True)
     try:
         with progress.step(what):
-            # Without a free thread the work goes on unseen.
+            # Without a free thread the work continues without a spinner.
             with contextlib.suppress(RuntimeError):
                 drawing.start()
             yield
@@ -56,7 +57,7 @@ def shown(what: str, *, quiet: bool = False, fd: int = 2) -> Iterator[None]:
 
 
 def _draw(fd: int, over: int) -> None:
-    # Signals are for the main thread.
+    # Signals are handled by the main thread.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     if select.select((over,), (), (), AFTER_SECONDS)[0]:
         return
@@ -67,13 +68,13 @@ def _draw(fd: int, over: int) -> None:
         from rich.text import Text
 
         class Steady(Console):
-            """A console that leaves the cursor alone: who is killed here cannot show it again."""
+            """A console that does not hide the cursor: a killed process could not show it again."""
 
             def show_cursor(self, show: bool = True) -> bool:
                 return False
 
         console = Steady(file=terminal, force_terminal=True)
-        # Nothing of this process's stdout and stderr goes through rich, which would wrap and colour it.
+        # Only the spinner goes through rich: it would wrap and colour this process's stdout and stderr.
         live = Live(
             console=console,
             transient=True,
@@ -88,7 +89,7 @@ def _draw(fd: int, over: int) -> None:
             line = f"{frame} {step.what} ({time.monotonic() - step.began:.0f} s)"
             with _DRAWING:
                 console.width = terminal.columns()
-                # A Text holds no markup.
+                # A Text is not parsed as markup.
                 live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
         if select.select((over,), (), (), _EVERY_SECONDS)[0]:
             break
@@ -97,21 +98,21 @@ def _draw(fd: int, over: int) -> None:
 
 
 class _Terminal(io.StringIO):
-    """A terminal that stops nobody: it may be hung up, be held (Ctrl-S), or belong to another job (`&`)."""
+    """A terminal that never blocks: it may be hung up, be held (Ctrl-S), or belong to another job (`&`)."""
 
     def __init__(self, fd: int) -> None:
         super().__init__()
         self._fd = fd
 
     def write(self, text: str) -> int:
-        """Write what the terminal takes just now, and drop the rest."""
+        """Write only the text that the terminal accepts now, and drop the rest."""
         with contextlib.suppress(OSError):
             if select.select((), (self._fd,), (), 0)[1] and not self._is_anothers():
                 os.write(self._fd, text.encode())
         return len(text)
 
     def columns(self) -> int:
-        """Return how wide it is now."""
+        """Return the terminal's present width."""
         with contextlib.suppress(OSError):
             return os.get_terminal_size(self._fd).columns or 80
         return 80
@@ -119,5 +120,5 @@ class _Terminal(io.StringIO):
     def _is_anothers(self) -> bool:
         try:
             return os.tcgetpgrp(self._fd) != os.getpgrp()
-        except OSError:  # not the terminal that this process is controlled by: it has no jobs
+        except OSError:  # not the controlling terminal of this process, so it has no jobs
             return False

@@ -1,7 +1,7 @@
-"""What goes to a terminal: tables that fit it, and colour where there is one.
+"""Terminal output: tables that fit the width, and colour if supported.
 
-Off a terminal nothing is cut, nothing is coloured, and nothing moves. Light: the standard library and click; rich is
-imported where a table is wider than the terminal.
+Without a terminal nothing is cut, coloured or moved. Light: the standard library and click; rich is imported only for a
+table wider than the terminal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NARROWEST = 6
 
 
 def cells(text: str) -> int:
-    """How many columns of a terminal a text takes: wide characters two, combining ones none."""
+    """Return the number of terminal columns of a text: wide characters take two, combining ones none."""
     return sum(0 if unicodedata.combining(ch) else 2 if unicodedata.east_asian_width(ch) in "WF" else 1 for ch in text)
 
 
@@ -51,12 +51,12 @@ def table(
 
 
 def _fitted(shown: list[list[str]], widths: list[int], width: int, right: Collection[str]) -> list[str]:
-    """Have rich cut a table that is wider than the terminal; no column gets narrower than six cells for that."""
+    """Let rich cut a table that is wider than the terminal; no column becomes narrower than six cells."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    # The gap is a part of each cell but the first: rich counts no other padding when it cuts.
+    # The gap is part of each cell but the first: rich counts no other padding when it cuts.
     gaps = ["", *[_GAP] * (len(widths) - 1)]
     least = [len(gap) + min(size, _NARROWEST) for gap, size in zip(gaps, widths, strict=True)]
     made = Table(box=None, padding=0, pad_edge=False, show_header=False)
@@ -64,7 +64,7 @@ def _fitted(shown: list[list[str]], widths: list[int], width: int, right: Collec
         fixed = narrowest if width <= sum(least) else None
         made.add_column(justify="right" if head in right else "left", min_width=narrowest, width=fixed)
     for row in shown:
-        # A Text holds no markup.
+        # A Text is not parsed as markup.
         made.add_row(
             *(Text(gap + cell, no_wrap=True, overflow="ellipsis") for gap, cell in zip(gaps, row, strict=True))
         )
@@ -83,12 +83,12 @@ def _cut(line: str, width: int) -> str:
 
 
 def width() -> int | None:
-    """Return the columns of the terminal on stdout; None where stdout is none."""
+    """Return the columns of the terminal on stdout; None if stdout is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], *, nothing: str) -> None:
-    """Print a table as wide as the terminal, or ``nothing`` on stderr where it has no rows."""
+    """Print a table as wide as the terminal, or ``nothing`` on stderr if it has no rows."""
     if not rows:
         common.say(nothing, err=True)
         return
@@ -99,11 +99,11 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], *, nothing:
 
 
 def coloured(stream: Any = None) -> bool:
-    """Whether colour is wanted: on a terminal, unless NO_COLOR says otherwise (no-color.org) or it is a dumb one."""
+    """Whether to use colour: on a terminal, unless NO_COLOR is set (no-color.org) or it is a dumb one."""
     stream = sys.stdout if stream is None else stream
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def styled(text: str, **style: Any) -> str:
-    """The text in colour, where colour is wanted."""
+    """Return the text in colour, if colour is wanted."""
     return click.style(text, **style) if coloured() else text

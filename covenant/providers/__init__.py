@@ -1,1 +1,1 @@
-"""What the daemon asks of others: embedders, tools, a chain."""
+"""External services of the daemon: embedders, tools, a chain."""

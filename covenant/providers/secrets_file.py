@@ -1,12 +1,12 @@
-"""``secrets.toml`` in a home (Covenant version 1, section 13): what the daemon is told that nobody else may read.
+"""``secrets.toml`` in a home (Covenant version 1, section 13): settings that only the daemon may read.
 
     [embed]                  # covenant.providers.embed.pick
-    [secrets]                # by name, for whoever a grant of secret.access lets have them
+    [secrets]                # by name, for holders of a grant of secret.access
     mail = "correct horse"
     [settlement]
     chain = "litesvm"        # or "off", the default: receipts are settled off-chain
 
-Read once, at the start. Nothing of the file is ever in an error, names of secrets no more than their values.
+Read once, at the start. No error ever contains a part of the file, neither names of secrets nor their values.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ NAME: Final = "secrets.toml"
 Chain = Literal["off", "litesvm"]
 _CHAINS: Final[tuple[Chain, ...]] = ("off", "litesvm")
 _MAX_BYTES: Final = 1024 * 1024
-# What `get_secret` can ask for.
+# The names that `get_secret` accepts.
 SECRET_NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,256}\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the sections ``[secrets]`` and ``[settlement]`` say."""
+    """The contents of the sections ``[secrets]`` and ``[settlement]``."""
 
     secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     chain: Chain = "off"
 
 
 def read(home: Path) -> bytes:
-    """The file's bytes; none where it is not there.
+    """Return the file's bytes; empty if it is missing.
 
     Raises:
         errors.SettingError: it is a symlink, another user's, or readable by others.
@@ -56,7 +56,7 @@ def read(home: Path) -> bytes:
 
 
 def document(raw: bytes, *, where: str) -> dict[str, Any]:
-    """The sections.
+    """Return the sections.
 
     Raises:
         errors.SettingError: these bytes are no TOML.
@@ -68,10 +68,10 @@ def document(raw: bytes, *, where: str) -> dict[str, Any]:
 
 
 def told(home: Path) -> Told:
-    """What the file of this home says.
+    """Read the file of this home.
 
     Raises:
-        errors.SettingError: as ``read`` and ``document``, or a section has what cannot be used.
+        errors.SettingError: as ``read`` and ``document``, or a section has an invalid value.
     """
     where = str(home / NAME)
     sections = document(read(home), where=where)

@@ -1,8 +1,8 @@
-"""The tools of this host: the two native ones, and the seam for those that come from elsewhere.
+"""The tools of this host: the two native ones, and the interface for others.
 
-A tool has a specification as the Model Context Protocol shows it, and answers a call. Whatever it is behind that
-(a function here, later a server of that protocol or a sandboxed package), the registry checks the arguments against
-the tool's schema in full (JSON Schema 2020-12) before it hears of them, and waits for it only so long.
+A tool has a specification in the format of the Model Context Protocol, and answers calls. For any implementation (a
+function here, later a server of that protocol or a sandboxed package) the registry first checks the arguments against
+the tool's full schema (JSON Schema 2020-12), and limits the time of a call.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _LOG: Final = logging.getLogger(__name__)
 
 SECONDS: Final = 30.0
 _SHOWN: Final = 120
-# Keywords whose error holds the errors of several schemas.
+# Keywords whose error contains the errors of several schemas.
 _CHOICES: Final = frozenset({"anyOf", "oneOf"})
 
 
 class Answer(NamedTuple):
-    """What a tool says: blocks of content, and whether they tell of an error of its own."""
+    """A tool's answer: blocks of content. ``is_error``: they describe an error of the tool."""
 
     content: tuple[dict[str, Any], ...]
     is_error: bool = False
@@ -40,10 +40,10 @@ class Tool(Protocol):
 
     @property
     def spec(self) -> ToolSpec:
-        """What it is called, what it does, and what it takes."""
+        """Its name, description and arguments."""
 
     async def call(self, arguments: Mapping[str, Any]) -> Answer:
-        """Do it."""
+        """Run the tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class _Known:
 
 
 class ToolRegistry:
-    """Tools by name. The first of a name keeps it: a later one must not answer in its place."""
+    """Tools by name. The first of a name stays: a later one must not replace it."""
 
     def __init__(self, tools: Iterable[Tool] = (), *, seconds: float = SECONDS) -> None:
         self._seconds = seconds
@@ -63,9 +63,9 @@ class ToolRegistry:
             self.add(tool)
 
     def add(self, tool: Tool) -> bool:
-        """Register a tool; False, with a warning in the log, where its name is taken or its schema is invalid.
+        """Register a tool; returns False, with a warning in the log, if its name is taken or its schema is invalid.
 
-        A schema is invalid too where it refers to another document, or holds a pattern that the linear engine lacks.
+        A schema is also invalid if it refers to another document, or has a pattern that the linear engine lacks.
         """
         spec = tool.spec
         if spec.name in self._known:
@@ -80,16 +80,16 @@ class ToolRegistry:
         return True
 
     def specs(self) -> list[ToolSpec]:
-        """All of them, sorted by name."""
+        """Return all specifications, sorted by name."""
         return [self._known[name].spec for name in sorted(self._known)]
 
     async def check(self, name: str, arguments: Any) -> None:
-        """Hold arguments to the tool's schema.
+        """Check arguments against the tool's schema.
 
         Raises:
             errors.NoToolError: there is no such tool.
-            errors.ToolArgumentsError: they do not fit; ``where`` is the JSON pointer of what does not. What they were
-                is not said.
+            errors.ToolArgumentsError: they do not fit; ``where`` is the JSON pointer of the misfit. The error does not
+                contain the arguments.
         """
         known = self._find(name)
         await anyio.to_thread.run_sync(_check, known, arguments)
@@ -121,8 +121,8 @@ class ToolRegistry:
 
 
 def _compiled(schema: dict[str, Any]) -> jsonschema_rs.Draft202012Validator:
-    # INVARIANT: nothing is fetched for a `$ref`, and patterns run in Rust's linear engine: in the default one
-    # `^(a+)+$` goes back to each `a` (the tests of this module show both).
+    # INVARIANT: a `$ref` fetches nothing, and patterns run in Rust's linear engine: the default one backtracks on
+    # `^(a+)+$` to each `a` (the tests of this module show both).
     strict.check_depth(schema)
     return jsonschema_rs.Draft202012Validator(schema, retriever=_refuse, pattern_options=jsonschema_rs.RegexOptions())
 
@@ -182,7 +182,7 @@ def _escaped(step: str | int) -> str:
 
 
 class Echo:
-    """Says what it is told."""
+    """Returns the text of its argument."""
 
     spec: Final = ToolSpec(
         name="echo",
@@ -196,12 +196,12 @@ class Echo:
     )
 
     async def call(self, arguments: Mapping[str, Any]) -> Answer:
-        """The text."""
+        """Return the text."""
         return Answer(({"type": "text", "text": arguments["text"]},))
 
 
 class Clock:
-    """Says what time the daemon has."""
+    """Returns the daemon's time."""
 
     spec: Final = ToolSpec(
         name="clock",
@@ -213,10 +213,10 @@ class Clock:
         self._now = now_ms
 
     async def call(self, arguments: Mapping[str, Any]) -> Answer:
-        """JSON in a text, as servers of the protocol write what has structure."""
+        """Return JSON in a text, as servers of the protocol return structured data."""
         return Answer(({"type": "text", "text": f'{{"epoch_ms": {self._now()}}}'},))
 
 
 def native(now_ms: Callable[[], int]) -> ToolRegistry:
-    """A registry with the native tools."""
+    """Return a registry with the native tools."""
     return ToolRegistry([Echo(), Clock(now_ms)])

@@ -81,11 +81,11 @@ class Client:
 
 @contextlib.contextmanager
 def connected(home: Path, *, token: str | None = None, answer_seconds: float | None = None) -> Iterator[Client]:
-    """A conversation with the daemon of ``home``, as its operator or as whoever ``token`` lets in.
+    """Yield an authenticated client of the daemon of ``home``: the operator, or the peer of ``token``.
 
     Raises:
         errors.DaemonSilentError: no daemon listens there.
-        errors.AuthenticationError: the token lets nobody in.
+        errors.AuthenticationError: the token is not accepted.
     """
     with opened(home, answer_seconds=answer_seconds) as client:
         if token is None and not has_token(home):

@@ -1,6 +1,6 @@
-"""What stands inside requests and responses: orders to repair, outcomes, reports. Names as version 1 has them.
+"""Parts of requests and responses: repair orders, outcomes, reports. Names as in version 1.
 
-Where version 1's page names no field, ours are chosen in its manner, and a comment says so.
+For fields that version 1's page does not name, ours follow its style, and a comment says so.
 """
 
 from __future__ import annotations

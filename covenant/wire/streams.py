@@ -1,9 +1,9 @@
-"""Version 2 of the protocol: an answer in parts, to whoever asks for it with ``prefer_stream``.
+"""Version 2 of the protocol: a response in parts, for clients that request it with ``prefer_stream``.
 
 ``stream_begin``, any number of ``stream_chunk`` counted from 0, then ``stream_end`` or ``stream_error``. A chunk is a
-memory record, an audit event, or an agent's text with its sources: what version 1 published as
+memory record, an audit event, or an agent's text with its sources: version 1 published these as
 ``covenant.ipc.v2.chunk.memory-record.v1``, ``audit-event.v1`` and ``agent-result.v1``. An error before the first part
-is an answer of version 1 (``error``). The numbers of streams are the connection's own.
+is a response of version 1 (``error``). Each connection numbers its own streams.
 """
 
 from __future__ import annotations

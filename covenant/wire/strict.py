@@ -15,10 +15,11 @@ from policy.signing import strict_json
 # Far below what Python's reader and pydantic's refuse by themselves (some 1,000 and 200 levels).
 MAX_DEPTH: Final = 64
 _TOO_DEEP: Final = f"nested deeper than {MAX_DEPTH} levels"
-# So many values in one document, those of lists and objects within it counted. Reading is one call that lets nothing
-# else run, in whatever thread, and takes long by values and not by bytes: 4 MiB of `[]` held the daemon for a second.
+# The most values in one document, including those of nested lists and objects. Parsing blocks the whole process, even
+# in a thread, for a time that depends on the number of values, not of bytes: 4 MiB of `[]` blocked the daemon for a
+# second.
 MAX_VALUES: Final = 32_768
-# A row that was made of one request has its values and some of its own.
+# A stored row has the values of one request and some of its own.
 MAX_STORED: Final = 2 * MAX_VALUES
 
 

@@ -44,7 +44,7 @@ def _is_base58(value: str) -> str:
 
 
 def _published(pattern: re.Pattern[str], longest: int) -> pydantic.WithJsonSchema:
-    """What the check is in JSON Schema: for the OpenAPI document."""
+    """Return the JSON Schema of the check, for the OpenAPI document."""
     anchored = f"^{pattern.pattern.removesuffix(chr(92) + 'Z')}$"
     return pydantic.WithJsonSchema({"type": "string", "pattern": anchored, "maxLength": longest})
 
@@ -210,7 +210,7 @@ class BudgetDebit(Wire):
 
 
 class BudgetPauseCheckpoint(Wire):
-    """An intent that waits for credits: single use, and only for whoever submitted it."""
+    """An intent that waits for credits: single use, and only for its submitter."""
 
     version: Literal[1] = 1
     intent_id: str

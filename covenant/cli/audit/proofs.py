@@ -33,7 +33,7 @@ def register(group: click.Group) -> None:
 
 
 def report(log: Log) -> check.Report:
-    """What verifying a log as it was read finds, its checkpoints with it."""
+    """Verify a log that was read, with its checkpoints."""
     from dataclasses import replace
 
     from policy.audit_log import chain as audit_log_chain

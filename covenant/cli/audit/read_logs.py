@@ -25,7 +25,7 @@ _NAMES = ("events.jsonl", "events.chain.jsonl")
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """One log as it was read: raw bytes of the files that are there, under the writers' lock."""
+    """The contents of one log: raw bytes of the existing files, read under the writers' lock."""
 
     name: str
     path: Path
@@ -36,13 +36,13 @@ class Log:
     set_aside: tuple[str, ...]
     pending: bytes | None = None
     checkpoints: bytes | None = None
-    # In words: what stands in the files beyond that, and the next start sets aside, or refuses.
+    # Messages about bytes beyond that in the files, which the next start sets aside or refuses.
     unacknowledged: tuple[str, ...] = ()
     refused: str | None = None
 
 
 def read_logs() -> list[Log]:
-    """Every log there is.
+    """Read every existing log.
 
     Raises:
         errors.LedgerError: there is none, or one cannot be read.
@@ -59,10 +59,10 @@ def read_logs() -> list[Log]:
 
 
 def _places() -> list[tuple[str, Path]]:
-    """Where logs may be. Nothing is made: reading leaves no directory behind."""
+    """Return the possible places of logs. Creates no directory."""
     home = os.environ.get("COVENANT_HOME")
     if not home and os.environ.get("SUDO_UID"):
-        common.home()  # refuses, with its hint
+        common.home()  # raises, with its hint
     base = Path(home).absolute() if home else Path.home() / ".covenant"
     state = os.environ.get("COVENANT_STATE")
     return [
@@ -88,7 +88,7 @@ def _snapshot(name: str, path: Path) -> Log | None:
 
     head_folder = path.with_name("audit-head")
     with contextlib.ExitStack() as stack:
-        # Whoever is stopped over the readers' lock lets no writer write.
+        # A reader stopped while it holds the lock would block every writer.
         with atomic_file.unstopped():
             log = _locked(path, stack)
             chain = _open(path / _NAMES[1])
@@ -96,7 +96,7 @@ def _snapshot(name: str, path: Path) -> Log | None:
                 stack.callback(os.close, chain)
             sizes = [os.fstat(fd).st_size if fd is not None else None for fd in (log, chain)]
             head, key = _content(head_folder / "head.json"), _content(head_folder / "ledger.pub")
-            # A version of the supervisor's log had one as well, which says nothing any more.
+            # An old version of the supervisor's log had this file as well; it no longer has a meaning.
             pending = _content(head_folder / "pending") if name == "daemon" else None
             daemons = (pending, _content(path / "checkpoints.jsonl"))
             if all(content is None for content in (*sizes, head, key)):
@@ -104,14 +104,14 @@ def _snapshot(name: str, path: Path) -> Log | None:
             aside = sorted(entry for entry in os.listdir(path) if ".aside-" in entry) if path.is_dir() else []
             signed = None
             if head is not None and key is not None:
-                with contextlib.suppress(errors.LedgerError):  # of a key that is none, which whoever verifies says
+                with contextlib.suppress(errors.LedgerError):  # an invalid key is reported by the verification
                     signed = audit_log_chain.read_head(head, audit_log_chain.read_public_key(key))
             ends, beyond, refused = [size or 0 for size in sizes], list[str](), None
             if log is not None and chain is not None and signed is not None and name == "supervisor":
                 ends, beyond, refused = _acknowledged(log, chain, signed, ends, path)
             if log is not None:
-                # INVARIANT: but for what is beyond the head, which whoever opens the log takes away, the files only
-                # grow, and what takes their place has other descriptors: the writer need wait no longer.
+                # INVARIANT: apart from bytes beyond the head, which the next opening removes, the files only grow, and
+                # a replacement has other descriptors: so the writer need not wait longer.
                 fcntl.flock(log, fcntl.LOCK_UN)
         events, entries = (_first(fd, end) for fd, end in zip((log, chain), ends, strict=True))
         events, entries = audit_log_chain.completed(events, entries, signed)
@@ -121,8 +121,10 @@ def _snapshot(name: str, path: Path) -> Log | None:
 def _acknowledged(
     log: int, chain: int, head: audit_log_chain.Head, sizes: list[int], path: Path
 ) -> tuple[list[int], list[str], str | None]:
-    """How far both files are to be read, and in words what is beyond, or why the next start refuses that: then it is
-    read."""
+    """Return how far both files are acknowledged, and messages about the bytes beyond.
+
+    If the next start would refuse those bytes, returns the full sizes and the reason.
+    """
     from sandbox.audit import log_files
 
     try:
@@ -138,7 +140,7 @@ def _acknowledged(
 
 
 def _first(fd: int | None, size: int) -> bytes:
-    """The first ``size`` bytes of a file."""
+    """Return the first ``size`` bytes of a file."""
     if fd is None:
         return b""
     with os.fdopen(os.dup(fd), "rb") as stream:
@@ -147,7 +149,7 @@ def _first(fd: int | None, size: int) -> bytes:
 
 
 def _locked(path: Path, stack: contextlib.ExitStack) -> int | None:
-    """The events file under the readers' lock: the one that has the name, which a cut may have changed meanwhile."""
+    """Open the events file under the readers' lock. Retries if a cut replaced the file under its name meanwhile."""
     for _ in range(_TRIES):
         lock = _open(path / _NAMES[0])
         if lock is None:
@@ -169,8 +171,8 @@ def _locked(path: Path, stack: contextlib.ExitStack) -> int | None:
 
 def _shared(fd: int, path: Path) -> None:
     """Wait until no writer is between its three files."""
-    # Asleep in the kernel, which wakes us as soon as the lock is let go: whoever only looked now and then would hardly
-    # ever find a busy daemon between two writes. A thread, since such a wait has no limit of its own.
+    # A blocking flock in the kernel wakes as soon as the lock is free; polling would hardly ever meet a busy daemon
+    # between two writes. In a thread, because flock has no timeout.
     waiting = threading.Thread(target=fcntl.flock, args=(fd, fcntl.LOCK_SH), daemon=True)
     waiting.start()
     waiting.join(_LOCK_SECONDS)

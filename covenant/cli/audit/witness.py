@@ -1,7 +1,7 @@
-"""``covenant audit cosign``: being a witness of somebody's log.
+"""``covenant audit cosign``: act as a witness of a log.
 
-A witness is anybody with a key; the forms are C2SP's (tlog-cosignature, and tlog-witness for what one is sent). What it
-promises is one history: it signs nothing that does not extend what it signed last.
+A witness needs only a key; the formats are C2SP's (tlog-cosignature, and tlog-witness for requests). It promises a
+single history: it signs only checkpoints that extend its last one.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ def cosign(file: Any, key: Path, name: str, log_key: str) -> None:
         seen = _seen(seen_file)
         _must_extend(seen.get(given.origin), old, given, proof)
         seen[given.origin] = {"size": given.size, "root_hex": given.root.hex()}
-        # INVARIANT: kept before it is signed: a witness that forgot could be shown another history.
+        # INVARIANT: stored before signing: a witness that forgot could be shown another history.
         _write(seen_file, json.dumps(seen).encode())
     proofs.shown(note.cosign(signed.text, name, private, int(time.time())).line)
 
 
 def _seen(path: Path) -> dict[str, dict[str, Any]]:
-    """By the log's name, what was cosigned last.
+    """Return the last cosigned checkpoint by the log's name.
 
     Raises:
-        errors.NoteError: the file is damaged: what was cosigned last is not known, so nothing is.
+        errors.NoteError: the file is damaged, so the last checkpoint is unknown and nothing is cosigned.
     """
     if not path.exists():
         return {}
@@ -85,7 +85,8 @@ def _seen(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _request(raw: bytes) -> tuple[int, list[bytes], note.Note]:
-    """What a witness is sent: the size that it knows, the proof from there, the checkpoint. A bare note has neither."""
+    """Parse a request to a witness: the size that it knows, the proof from there, the checkpoint. A bare note has only
+    the checkpoint."""
     from policy.audit_log import note
 
     if not raw.startswith(b"old "):
@@ -132,8 +133,8 @@ def _witness_key(path: Path, name: str) -> Any:
 
 @contextlib.contextmanager
 def _turn(key: Path) -> Iterator[None]:
-    """Nobody else with this key makes it, or reads or writes what it signed last: two who read the same would sign two
-    histories. The lock has a file of its own, since those two get new ones."""
+    """Hold the lock of this key: two processes that read the same last checkpoint would sign two histories. The lock is
+    a separate file, because the key and the checkpoints are replaced by new files."""
     from sandbox.storage import atomic_file
 
     path = key.with_name(f"{key.name}.lock")
@@ -152,7 +153,7 @@ def _turn(key: Path) -> Iterator[None]:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Whole, and on the disk with its name: a rename that a power cut undoes would be what was seen last forgotten."""
+    """Replace the file durably, with its directory: a power cut that undid the rename would make the witness forget."""
     from sandbox.storage import atomic_file
 
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

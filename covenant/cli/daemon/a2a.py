@@ -150,7 +150,7 @@ def retry_stale(
 @a2a.command(epilog=client.examples("covenant a2a compact"))
 @client.as_json
 def compact(as_json: bool) -> None:
-    """Forget tasks whose answers were fetched, or that nobody fetched in a week."""
+    """Forget tasks whose answers were fetched, or waited for a week."""
     response = client.ask("compact_a2_a")
     if as_json:
         common.emit(client.envelope("a2a_compacted", response))

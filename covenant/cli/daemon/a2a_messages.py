@@ -74,7 +74,7 @@ def _task(daemon: Client, recipient: str, text: str, given: dict[str, Any]) -> d
 
 
 def _named(text: str) -> dict[str, str]:
-    """``name@host:key``.
+    """Parse ``name@host:key``.
 
     Raises:
         errors.UsageError: it is not of that form.
@@ -86,17 +86,17 @@ def _named(text: str) -> dict[str, str]:
 
 
 def _operator(daemon: Client) -> dict[str, str]:
-    """Who the operator is, by the name under which the daemon lets it in."""
+    """Return the operator, with the display name of its entry at the daemon."""
     pubkey = daemon.ask("list_peers", limit=1)["operator_pubkey_b58"]
     (entry,) = daemon.ask("list_peers", limit=1, pubkey_prefix=pubkey, status_filter="live")["peers"]
     return {"display": entry["agent_id"]["display"], "pubkey": pubkey}
 
 
 def _known(daemon: Client, recipient: str) -> dict[str, str]:
-    """Who is meant: an agent of this host, a peer, or whoever was named with a key.
+    """Return the recipient: an agent of this host, a peer, or the one named with a key.
 
     Raises:
-        errors.UsageError: nobody has that name, or more than one.
+        errors.UsageError: no peer has that name, or more than one.
     """
     if ":" in recipient:
         return _named(recipient)
@@ -114,14 +114,14 @@ def _known(daemon: Client, recipient: str) -> dict[str, str]:
 
 
 def _awaited(daemon: Client, task_id: str, seconds: float) -> dict[str, Any]:
-    """The answer, as soon as it is there. It is looked at and not fetched: others may wait for theirs.
+    """Wait for the answer and return it. It is read and not fetched: other clients may wait for theirs.
 
     Raises:
         errors.DaemonSilentError: there is none in time.
     """
     end = time.monotonic() + seconds
     while True:
-        # By its name: among the newest, longer ones may leave no room for it in one answer.
+        # By its id: a list of the newest may have no room for it after longer ones.
         for result in daemon.ask("recent_a2_a_results", limit=1, task_id=task_id)["results"]:
             if result["task_id"] == task_id:
                 return dict(result)

@@ -12,14 +12,13 @@ from covenant.cli import common, terminal, times
 from covenant.cli.daemon import client
 from policy import errors
 
-# The beginning of a public key where an action about a peer has the whole one.
-# Version 1's other form of an action about a peer, and what it leaves open.
+# Matches version 1's form of an action about a peer, by its name.
 _BY_NAME = re.compile(r"a2a\.(?:send|recv|respond)\.([^@]+@.+)\Z")
 _OF_A_NAME = (
     "it is for whoever is called {name}, later too; `peer_pubkey_b58` in --scope binds it to a key,"
     " and `manifest_sha256` to an agent's manifest"
 )
-# 64 bytes in base58 are 86 characters at the least but for leading zeros; fewer than 6 name nobody's grant.
+# 64 bytes in base58 have at least 86 characters, apart from leading zeros; fewer than 6 identify no grant.
 _LEAST_OF_SIGNATURE, _SIGNATURE_CHARACTERS = 6, 80
 _LOOKED_AT = 1000
 _SHORTHAND = re.compile(r"(a2a\.(?:send|recv|respond)\.)([1-9A-HJ-NP-Za-km-z]{4,42})\Z")
@@ -104,10 +103,10 @@ def grant(
 
 
 def _whole(daemon: Any, action: str) -> str:
-    """The action with the peer's whole key in the place of its beginning.
+    """Return the action with the peer's whole key in place of its prefix.
 
     Raises:
-        errors.UsageError: no peer's key begins so, or more than one's.
+        errors.UsageError: no peer's key has the prefix, or several have.
     """
     match = _SHORTHAND.match(action)
     if match is None:
@@ -140,17 +139,18 @@ def revoke(ctx: click.Context, signature: str, as_json: bool) -> None:
 
 
 def _whole_signature(daemon: Any, begins: str) -> str:
-    """The signature of the one grant that begins so; what is too short to mean one, or begins none, as it is.
+    """Return the signature of the only grant with this prefix; a prefix that is too short or unknown is returned
+    unchanged.
 
     Raises:
-        errors.UsageError: more than one may begin so.
+        errors.UsageError: more than one may have it.
     """
     begins = begins.rstrip(".\u2026")
     if not _LEAST_OF_SIGNATURE <= len(begins) < _SIGNATURE_CHARACTERS:
         return begins
     shown = daemon.ask("recent_capabilities", limit=_LOOKED_AT)["capabilities"]
     found = {one["signature"] for one in shown if one["signature"].startswith(begins)}
-    # Beyond what one answer shows there may be another: the wrong one is never taken back.
+    # There may be another match beyond the list: never revoke the wrong grant.
     if len(found) > 1 or len(shown) >= _LOOKED_AT:
         raise errors.UsageError(
             f"more than one grant may begin with `{begins}`", hint="give the whole: covenant capabilities recent --json"

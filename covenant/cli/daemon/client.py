@@ -1,6 +1,6 @@
-"""How every verb of the daemon asks it: as the operator, or as whoever COVENANT_TOKEN_FILE lets in.
+"""Connect the daemon's verbs to it: as the operator, or as the peer of COVENANT_TOKEN_FILE.
 
-Also what these verbs share on the command line: ``--json``, limits, cut-offs, and examples below ``--help``.
+Also the options that these verbs share: ``--json``, limits, cut-offs, and examples below ``--help``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def cut_off(what: str) -> Callable[[F], F]:
 
 
 def moment(before_ms: int | None, older_than_ms: int | None, *, option: str = "") -> int:
-    """The one cut-off that was given.
+    """Return the only cut-off that was given.
 
     Raises:
         errors.UsageError: none was given, or both.
@@ -62,7 +62,7 @@ def moment(before_ms: int | None, older_than_ms: int | None, *, option: str = ""
 
 
 def either(before_ms: int | None, older_than_ms: int | None, *, option: str = "") -> int | None:
-    """The cut-off that was given, if one was.
+    """Return the cut-off that was given, if any.
 
     Raises:
         errors.UsageError: both were given.
@@ -73,10 +73,10 @@ def either(before_ms: int | None, older_than_ms: int | None, *, option: str = ""
 
 
 def document(text: str, *, option: str) -> Any:
-    """The JSON of an option.
+    """Parse the JSON of an option.
 
     Raises:
-        errors.UsageError: it is none.
+        errors.UsageError: it is invalid.
     """
     try:
         return json.loads(text)
@@ -86,11 +86,11 @@ def document(text: str, *, option: str) -> Any:
 
 @contextlib.contextmanager
 def daemon() -> Iterator[Client]:
-    """A conversation with the daemon.
+    """Yield a client that is connected to the daemon.
 
     Raises:
         errors.DaemonSilentError: no daemon answers.
-        errors.AuthenticationError: the token lets nobody in.
+        errors.AuthenticationError: the token is not accepted.
     """
     from covenant.wire import client
 
@@ -99,7 +99,7 @@ def daemon() -> Iterator[Client]:
 
 
 def ask(kind: str, /, **fields: Any) -> dict[str, Any]:
-    """One request and its response.
+    """Send one request and return its response.
 
     Raises:
         errors.CovenantError: the daemon refused, or none answers.
@@ -109,12 +109,12 @@ def ask(kind: str, /, **fields: Any) -> dict[str, Any]:
 
 
 def envelope(kind: str, response: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """The document of ``--json``: version 1's name for it, and what the daemon said."""
+    """Return the document of ``--json``: version 1's name for it, and the daemon's response."""
     return {"kind": kind, **more, **{name: value for name, value in response.items() if name != "kind"}}
 
 
 def _token() -> str | None:
-    """The token of COVENANT_TOKEN_FILE, None where it is not set.
+    """Return the token of COVENANT_TOKEN_FILE; None if it is not set.
 
     Raises:
         errors.KeyFileError: the file is missing, empty, or can be read by others.

@@ -1,4 +1,4 @@
-"""``covenant peers``: who may connect to the daemon, letting somebody in, and out."""
+"""``covenant peers``: list, admit and revoke the peers of the daemon."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def enroll(display: str, actions: tuple[str, ...], expires_at: int | None, pubke
 @client.as_json
 @click.pass_context
 def revoke(ctx: click.Context, token_prefix: str, force: bool, limit_matches: int | None, as_json: bool) -> None:
-    """Let in no more who has the token that begins with TOKEN_PREFIX. Status 1 where nobody, or not one, has."""
+    """Revoke the token that begins with TOKEN_PREFIX. Status 1 where no token, or more than one, begins so."""
     response = client.ask("revoke_peer", token_prefix=token_prefix, force=force, match_limit=limit_matches)
     outcome = response["outcome"]
     if as_json:

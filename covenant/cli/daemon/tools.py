@@ -1,6 +1,6 @@
-"""``covenant tools``: the tools of the daemon; and what a package's tools.json says, whether it holds, and its pins.
+"""``covenant tools``: list and call the daemon's tools; show, verify and pin those of a package's tools.json.
 
-What is about a package is offline, and without root.
+The verbs about a package work offline, and without root.
 """
 
 from __future__ import annotations
@@ -179,13 +179,14 @@ def pin(package: Path, as_json: bool) -> None:
 
 
 def _replace(directory: int, read: Package, name: str, content: bytes) -> bool:
-    """Put a file into the package whole or not at all; whether it is another than before."""
+    """Replace a file of the package atomically. Returns True if its content changed."""
     from sandbox.storage import atomic_file
 
     if read.files.get(name) == content:
         return False
     try:
-        # The file is now of whoever pins: neither a set-uid bit nor that anybody may write it comes along.
+        # The new file belongs to the pinning user, so it inherits neither a set-uid bit nor write permission for
+        # others.
         mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode & 0o664
     except FileNotFoundError:
         mode = 0o644
@@ -224,7 +225,7 @@ def _rows(manifest: Manifest, declared: ToolManifest) -> list[dict[str, Any]]:
 
 
 def _details(declared: ToolManifest, uri: str) -> dict[str, Any]:
-    """What tools.json says of one of its tools beyond a row of the list."""
+    """Return the fields of a tool in tools.json that a row of the list lacks."""
     from policy.manifest.tools import pins
 
     for server in declared.servers:

@@ -1,4 +1,4 @@
-"""What the command line says of a manifest: what it asks for, which defaults apply, and what is worth a word."""
+"""Reports about a manifest on the command line: its grants, the defaults that apply, and notes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def notes(read: Package, parsed: Manifest) -> list[str]:
-    """What is acceptable and still worth a word."""
+    """Return notes about valid settings that deserve attention."""
     from policy import data
     from policy import package as packages
     from policy.manifest import names, parse
@@ -40,9 +40,9 @@ def notes(read: Package, parsed: Manifest) -> list[str]:
 
 
 def grants(parsed: Manifest) -> dict[str, list[str]]:
-    """What the manifest asks for as it is understood, by domain: its text may read otherwise, in a comment or a string.
+    """Return the parsed grants of the manifest by domain: its raw text may mislead, in a comment or a string.
 
-    Of the system calls the profile goes by its name, and each call beside it by its own.
+    System calls are listed as the name of the profile, and each additional call by its own.
     """
     from policy import data
     from policy.rules import nine
@@ -55,7 +55,7 @@ def grants(parsed: Manifest) -> dict[str, list[str]]:
     named += [f"not call {name}" for name in sorted(calls.profile_names - calls.names)]
     backend = parsed.sandbox.backend
     sandboxed = "" if backend == "linux-gvisor" else ", which is no sandbox: `run` says what it does not enforce"
-    # A line a table: as a set, a few overlapping blocks are thousands of lines, in which the rest would drown.
+    # One line for each table entry: as a set, a few overlapping blocks would be thousands of lines.
     hosts = [_destination(entry) for entry in parsed.permissions.network] or list(requested.network.describe())
     others = replace(requested, network=type(requested.network).bottom())
     lines = {name: list(rows) for name, rows in others.describe().items()} | ({"network": hosts} if hosts else {})
@@ -68,7 +68,7 @@ def _destination(entry: NetworkEntry) -> str:
 
 
 def say_grants(parsed: Manifest) -> None:
-    """Print what it asks for."""
+    """Print the manifest's grants."""
     common.say("grants:")
     for domain, lines in grants(parsed).items():
         for line in lines:
@@ -76,14 +76,14 @@ def say_grants(parsed: Manifest) -> None:
 
 
 def defaults(parsed: Manifest) -> list[dict[str, Any]]:
-    """The defaults that apply, and why."""
+    """Return the defaults that apply, with reasons."""
     from policy.manifest import parse
 
     return [{"key": key, "value": value, "reason": reason} for key, value, reason in parse.defaults_applied(parsed)]
 
 
 def say_defaults(parsed: Manifest) -> None:
-    """Print them, and what was tolerated."""
+    """Print the defaults that apply, and the tolerated sections."""
     applied = defaults(parsed)
     if applied:
         common.say("defaults that apply:")
@@ -94,16 +94,16 @@ def say_defaults(parsed: Manifest) -> None:
 
 
 def say_unknown(parsed: Manifest) -> None:
-    """Print which sections mean nothing here."""
+    """Print the sections that have no meaning here."""
     for name in parsed.unknown_sections:
         common.say(f"unknown section, tolerated and without effect: [{common.visible(name)}]", err=True)
 
 
 def statement(signed: Statement) -> dict[str, Any]:
-    """A signed statement as JSON."""
+    """Return a signed statement as JSON."""
     return signed.model_dump(mode="json", exclude={"subjects"}) | {"subjects": dict(signed.subjects)}
 
 
 def audience(signed: Statement) -> str:
-    """Which host may run it, as a phrase."""
+    """Return the host that may run it, as a phrase."""
     return f"for host {signed.audience}" if signed.audience else "for any host"

@@ -91,7 +91,7 @@ def init(
             approve_unlimited=not no_approve_unlimited,
         )
         if raw is not None:
-            # Made before the state was, or for a state that lay elsewhere: the same document, not a second one.
+            # It was made before the state, or for a state elsewhere: reuse the document instead of making a second one.
             signing.check_first_root(raw, made.document)
         else:
             raw = made.signed_by(door.signature(made.envelope)).encode()
@@ -150,7 +150,7 @@ def _waiting(root: TrustRoot) -> Proposal | None:
     try:
         found = trust_root.pending(common.home())
     except errors.TrustError as e:
-        # It decides nothing, so it does not hide what does.
+        # It decides nothing, so an error in it does not hide the root in force.
         common.say(f"note: the version that waits cannot be read: {common.visible(str(e))}", err=True)
         return None
     return found if found is not None and found.document.version == root.version + 1 else None
@@ -264,7 +264,7 @@ def import_(file: Path, first: str | None, keys: tuple[str, ...], **options: Any
 
 
 def _show_first(version: int, changes: Sequence[str]) -> None:
-    """Somebody else wrote what is signed here: say what it is, and ask where there is somebody to ask."""
+    """Print the changes of a version that another party wrote, and ask at a terminal before signing it."""
     common.say(f"signing version {version}, which", err=True)
     for line in changes:
         common.say(f"  {common.visible(line)}", err=True)
@@ -288,7 +288,7 @@ def _say_there(root: TrustRoot, *, as_json: bool) -> None:
 
 
 def _import_first(raw: bytes, digest: str, home: Path, now_ms: int, *, as_json: bool) -> None:
-    """A first root that somebody else made: its place does not make it trusted here, its digest does."""
+    """Import a first root that another party made: it is trusted here by its digest, not by its place."""
     from covenant.keys import trust_root
     from policy.signing import root as roots
     from sandbox.storage.trust_state import State
@@ -331,7 +331,7 @@ def _write(file: Path, raw: bytes) -> None:
         common.write(raw)
         return
     try:
-        # Never over a file that is there: it may be the one that somebody has yet to sign.
+        # Never overwrite a file: it may still have to be signed.
         with open(file, "xb") as stream:
             stream.write(raw)
     except FileExistsError:

@@ -160,7 +160,7 @@ def rotate(
 
         trust_root.refuse_identity(home, key)
         document = held.root.document
-        # As long as the old one: a guest's new key is not a guest's for longer.
+        # The new key expires with the old one: replacing a guest's key does not extend its access.
         end = change.find(document, name).expires_at
         if expires is not None:
             end = now_ms + times.duration_ms(expires, option="--expires")
@@ -281,7 +281,7 @@ def _one_of(given: dict[str, Any]) -> str:
 def _new_key(
     name: str | None, public: str | None, agent: str | None, passphrase_file: str | None, *, named: bool = True
 ) -> tuple[PublicKey, Door | None, str]:
-    """A key to list, the door to it where it is ours, and its name in the root."""
+    """Return a key to list, its door if it is ours, and its name in the root."""
     from policy.signing import envelope
 
     if public is not None and agent is not None:
@@ -306,7 +306,7 @@ def _new_key(
 
 
 def _payload_digest(package: Path, held: Held) -> str:
-    """The digest of what was signed in a package, having said what that is; its files may have changed or be gone."""
+    """Print and return the digest of the signed payload of a package; its files may have changed or be gone."""
     import hashlib
 
     from policy.signing import root as roots
@@ -315,7 +315,8 @@ def _payload_digest(package: Path, held: Held) -> str:
     signed = _envelope(package)
     by = [key.name for key in roots.made(held.root.keys, signed)]
     if not by:
-        # Whoever can write the package would have something else revoked than what is run.
+        # Otherwise a process that can write to the package could have a different payload revoked than the one that is
+        # run.
         raise errors.SignatureError(
             "no key of the trust root signed what lies in this package",
             hint="--manifest DIGEST revokes a payload by its digest; run_started in the audit log has that of each run",

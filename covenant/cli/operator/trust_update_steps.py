@@ -1,4 +1,4 @@
-"""What the verbs of ``covenant trust`` share: which root is in use, who signs a step, and how its outcome is told."""
+"""Code that the verbs of ``covenant trust`` share: the root in use, the signing keys of a step, and its outcome."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON docu
 
 @dataclass(frozen=True, slots=True)
 class Signing:
-    """Who signs a step, as the command line says it."""
+    """The signing keys of a step, as given on the command line."""
 
     names: tuple[str, ...]
     agents: tuple[str, ...]
@@ -41,7 +41,7 @@ class Signing:
     discard: bool
 
     def doors(self) -> list[Door]:
-        """The doors, none of them opened yet."""
+        """Return the doors, without unlocking any."""
         found = [common.door(name, None, self.passphrase_file) for name in self.names]
         return found + [common.door(None, agent, None) for agent in self.agents]
 

@@ -104,7 +104,7 @@ def put(agent: str, name: str, fd: int | None, passphrase_file: str | None, as_j
 @_OPEN_BY
 @_JSON
 def rotate(agent: str, name: str, fd: int | None, passphrase_file: str | None, as_json: bool) -> None:
-    """Give secret NAME of agent id AGENT another value; who asks next gets that one."""
+    """Replace the value of secret NAME of agent id AGENT; later requests get the new one."""
     _keep("rotate", agent, name, fd, passphrase_file, as_json)
 
 

@@ -1,4 +1,4 @@
-"""What the supervisor's log says of secrets: each change, written before it is made, and who was given which."""
+"""Rows of the supervisor's log about secrets: each change, written before it is made, and each use by an agent."""
 
 from __future__ import annotations
 
@@ -87,8 +87,11 @@ def line(row: dict[str, Any]) -> str:
 
 
 def disagreements(backend: str, entries: list[Entry], agent: str | None) -> list[str]:
-    """Where the last row about a secret says another version than the vault has: an older vault was put back whole, a
-    change was stopped after its row, or somebody changed the server by other means."""
+    """Return the secrets whose version in the log differs from the vault's.
+
+    Causes: an older vault was restored, a change was interrupted after its row, or the server was changed by other
+    means.
+    """
     said: dict[tuple[str, str], int] = {}
     try:
         told = rows()

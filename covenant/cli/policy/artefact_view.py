@@ -1,4 +1,4 @@
-"""A policy to look at: a package compiled as ``run`` would, or a directory that ``policy compile`` wrote."""
+"""The policy that a verb examines: a package compiled as by ``run``, or a directory from ``policy compile``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The artefacts at a path, and the grants that they are said to be."""
+    """The artefacts at a path, and the grants that they claim."""
 
     path: Path
     artefacts: Artefacts
@@ -29,10 +29,10 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class LookedPackage(Looked):
-    """Artefacts of a package, and what is known around them.
+    """Artefacts of a package, with its context.
 
-    ``files`` are the package's; ``closures`` those of its runtime and programs; ``refusals`` is what ``run`` would
-    refuse; ``never`` the trees that are never granted on this host.
+    ``files`` are the package's; ``closures`` those of its runtime and programs; ``refusals`` are the errors that
+    ``run`` would raise; ``never`` the trees that are never granted on this host.
     """
 
     manifest: Manifest
@@ -43,7 +43,7 @@ class LookedPackage(Looked):
 
 
 def look(path: Path, *, parent: Path | None = None) -> Looked:
-    """The policy at ``path``, a package as a child of ``parent``. The signature is not needed to look.
+    """Return the policy at ``path``; a package is compiled as a child of ``parent``. No signature is required.
 
     Raises:
         errors.CovenantError: the package cannot be compiled here, or the directory cannot be read.
@@ -54,10 +54,10 @@ def look(path: Path, *, parent: Path | None = None) -> Looked:
 
 
 def package(path: Path, *, parent: Path | None = None) -> LookedPackage:
-    """A package, compiled for this host as it stands, or as a child of the package ``parent``.
+    """Compile a package for this host, alone or as a child of the package ``parent``.
 
     Raises:
-        errors.CovenantError: it cannot be.
+        errors.CovenantError: it cannot be compiled.
     """
     from policy import data, decide
     from policy.rules import nine
@@ -68,7 +68,7 @@ def package(path: Path, *, parent: Path | None = None) -> LookedPackage:
     read = packages.read(path)
     manifest = decide.manifest_of(read)
     settings = config.load(common.readable_state())
-    # The state is ours or not: never grantable either way.
+    # Never grantable, even if the state is not ours.
     own = (str(common.home()), os.path.abspath(os.environ.get("COVENANT_STATE") or settings.state))
     ceiling = None if parent is None else child_ceiling(package(parent).effective)
     facts = host_facts.for_manifest(
@@ -93,12 +93,12 @@ def package(path: Path, *, parent: Path | None = None) -> LookedPackage:
 
 
 def child_ceiling(effective: Effective) -> Effective:
-    """What an agent with these grants leaves to a child at the beginning of its own life."""
+    """Return the grants that an agent can pass to a child at the start of its own life."""
     return effective.for_child(remaining_seconds=effective.lifetime.ttl_seconds)
 
 
 def head(looked: Looked) -> dict[str, Any]:
-    """What every JSON document about a policy begins with; artefacts alone do not name whom they confine."""
+    """Return the first fields of every JSON document about a policy; artefacts alone do not name their agent."""
     known = looked if isinstance(looked, LookedPackage) else None
     return {
         "agent_id": known.manifest.agent.id if known else None,
@@ -108,13 +108,13 @@ def head(looked: Looked) -> dict[str, Any]:
 
 
 def say_head(looked: Looked) -> None:
-    """The same for people."""
+    """Print the same fields as text."""
     name = looked.manifest.agent.id if isinstance(looked, LookedPackage) else str(looked.path)
     common.say(f"{common.visible(name)}: policy {looked.artefacts.digest}")
 
 
 def say_refusals(looked: Looked) -> None:
-    """What ``run`` would refuse, as notes: to look is not to run."""
+    """Print the errors that ``run`` would raise, as notes."""
     for refusal in looked.refusals if isinstance(looked, LookedPackage) else ():
         common.say(f"note: run refuses this: {common.visible(str(refusal))} [{refusal.code}]", err=True)
 
@@ -128,7 +128,7 @@ def _directory(path: Path) -> Looked:
 
 
 def _json(artefacts: Artefacts) -> Mapping[str, object]:
-    """effective.json of a directory that anybody may have written."""
+    """Parse effective.json of an untrusted directory."""
     from policy import errors
     from policy.decompile import documents
 

@@ -1,4 +1,4 @@
-"""``covenant policy``: what a manifest turns into, and why; ``policy_questions`` has what is asked about it."""
+"""``covenant policy``: compile and explain a manifest; ``policy_questions`` answers questions about it."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def compile_(
 def write_out(out: Path, files: Mapping[str, bytes]) -> None:
     """Make the directory and the files in it.
 
-    Whoever owns the directory above can put another in the new one's place: every file is made in the directory
-    that was opened, and only where there is none, so that no link there leads root's writing elsewhere.
+    The owner of the directory above can replace the new one. So every file is made with O_EXCL in the opened directory,
+    and no link can redirect root's writing.
 
     Raises:
-        errors.UsageError: there is something of that name, or it cannot be written.
+        errors.UsageError: the name exists, or it cannot be written.
     """
     try:
         out.mkdir(mode=0o755)
@@ -116,7 +116,7 @@ def explain(package: Path, parent: Path | None, as_json: bool) -> None:
 
 
 def _lines(rows: tuple[Any, ...]) -> list[str]:
-    """The filter's calls are grouped by cause; everything else is a line a rule."""
+    """Return the lines to print: the filter's calls grouped by cause, every other rule on a line of its own."""
     out, groups = [], dict[tuple[str, str], list[str]]()
     for row in rows:
         cause = f"{row.where} {row.key}" if row.where else f"{row.kind}: {row.key}"

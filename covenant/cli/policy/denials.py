@@ -1,6 +1,6 @@
-"""``covenant denials``: what was refused to an agent while it ran, and the line of agent.toml that would allow it.
+"""``covenant denials``: list an agent's denials in a run, and the line of agent.toml that would allow each.
 
-It reads the supervisor's audit log, nothing that the agent wrote. ``audit verify`` says whether that log holds.
+It reads the supervisor's audit log, and no data of the agent. ``audit verify`` checks that log.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from policy.why.ask import Sight
 
 _PATH = click.Path(path_type=Path)
-# What a run prints of its denials; `covenant denials` has all.
+# The most denials that a run prints; `covenant denials` lists all.
 _SHOWN = 5
 
 
 @dataclass
 class Told:
-    """One run as the log has it: whose it was, and how often each denial came, in the order of their first."""
+    """One run in the log: its agent, and the count of each denial, in order of first occurrence."""
 
     run_id: str
     agent_id: str
@@ -68,9 +68,9 @@ def denials(subject: str, package: Path | None, parent: Path | None, as_json: bo
 
 
 def remark(rows: Sequence[Row], run_id: str) -> None:
-    """What ``run`` says on stderr when something was refused: the first few, and where the rest is explained.
+    """Print the first denials of a run on stderr, and the command that explains all.
 
-    A granted call with other arguments is not among them: a libc tries some and goes on without.
+    Granted calls with other arguments are left out: a libc tries some and continues without.
     """
     from policy.denials import ARGUMENTS
 
@@ -92,7 +92,7 @@ def _subject(subject: str, package: Path | None) -> tuple[Told, LookedPackage | 
         return _latest(looked.manifest.agent.id), looked
     told = _named(subject)
     place = package or Path(told.package)
-    # The log names where the package lay; what lies there now is looked at, as every verb here does.
+    # The log has the package's former path; like every verb here, this reads its present files.
     is_there = bool(told.package or package) and (place / "agent.toml").exists()
     return told, artefact_view.package(place) if is_there else None
 
@@ -139,7 +139,7 @@ def _words(layer: str, target: str, code: str, count: int) -> str:
 
 
 def _latest(agent_id: str) -> Told:
-    """The latest run of an agent.
+    """Return the latest run of an agent.
 
     Raises:
         errors.UsageError: the log has none.
@@ -151,7 +151,7 @@ def _latest(agent_id: str) -> Told:
 
 
 def _named(text: str) -> Told:
-    """The run whose id begins so.
+    """Return the run whose id begins with ``text``.
 
     Raises:
         errors.UsageError: none does, or several do.
@@ -181,7 +181,8 @@ def _collect(run_id: str) -> Told:
 
 
 def _events(containing: bytes) -> Iterator[dict[str, Any]]:
-    """The kind objects of the supervisor's log, oldest first, whose line has these bytes; what is none is skipped."""
+    """Yield the kind objects of the supervisor's log, oldest first, from lines with these bytes; invalid lines are
+    skipped."""
     from covenant.cli.audit import read_logs
 
     for log in read_logs.read_logs():

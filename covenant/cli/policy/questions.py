@@ -59,7 +59,8 @@ def prove(policy: Path, parent: Path | None, as_json: bool) -> None:
 
 
 def _within(child: Looked, parent: Path) -> Looked:
-    """The parent, at the beginning of its life, after it was shown to hold all that the child's artefacts allow."""
+    """Prove that the parent, at the start of its life, holds all that the child's artefacts allow. Returns the
+    parent."""
     from covenant.cli.policy import artefact_view
     from policy import prove as proving
 
@@ -69,7 +70,7 @@ def _within(child: Looked, parent: Path) -> Looked:
 
 
 def _same_digest(looked: Looked) -> None:
-    """The file ``digest`` of a compiled directory names the artefacts that lie there."""
+    """Check that the file ``digest`` of a compiled directory fits its artefacts."""
     from covenant.cli.policy import artefact_view
     from sandbox.storage import artefact_reader
 
@@ -239,7 +240,7 @@ def _destination(text: str) -> tuple[str, int]:
 
 
 def sight(looked: LookedPackage, parent: Path | None) -> Sight:
-    """What there is to look at: a package's artefacts, and the ceilings of its role and of a parent."""
+    """Return the data for questions: a package's artefacts, and the ceilings of its role and of a parent."""
     from covenant.cli.policy import artefact_view
     from policy import data
     from policy.decompile import read

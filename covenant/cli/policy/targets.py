@@ -1,6 +1,7 @@
-"""``covenant policy compile --target``: files for a machine that is not run by this program, and what they lose.
+"""``covenant policy compile --target``: write files for a machine that this program does not run, and list their
+losses.
 
-The order is: decide, log what was accepted, write. An accepted loss is in the audit log before there is a file with it.
+The order is: decide, log the accepted losses, write. An accepted loss is in the audit log before a file with it exists.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ def compile_for(
 
 
 def refuse_options(*, accepted: tuple[str, ...], image: str | None) -> None:
-    """What may not be given for linux-gvisor, which loses nothing.
+    """Refuse options that do not apply to linux-gvisor, which has no losses.
 
     Raises:
-        errors.UsageError: something was given.
+        errors.UsageError: one was given.
     """
     if accepted or image is not None:
         from policy.compile.targets import all as targets_all
@@ -75,7 +76,8 @@ def refuse_options(*, accepted: tuple[str, ...], image: str | None) -> None:
 
 
 def _facts(package: Package, manifest: Manifest, target: str) -> HostFacts:
-    """This host, with the closures of what the manifest names where the target takes them from here."""
+    """Return the facts of this host, with the closures of the manifest's programs if the target takes them from
+    here."""
     from sandbox import config
     from sandbox.host import facts as host_facts
 
@@ -88,7 +90,7 @@ def _facts(package: Package, manifest: Manifest, target: str) -> HostFacts:
 
 
 def _log_first(manifest: Manifest, target: str, package_digest: str, output: Output) -> None:
-    """Who accepts that a target allows more has said so in the log before anything can be applied."""
+    """Log the losses that the operator accepts for a target, before a file with them exists."""
     from covenant.keys import identity
     from sandbox.audit.log import Ledger
     from sandbox.storage.trust_state import State

@@ -1,4 +1,4 @@
-"""``covenant run`` and ``covenant dev``: the supervisor does the main job, or the same code in this process as root."""
+"""``covenant run`` and ``covenant dev``: use the supervisor, or as root run the same code in this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sandbox.serve.api import client
     from sandbox.supervisor import Answer, Supervisor
 
-# A year is longer than any other clock of a run; infinity is no number of milliseconds.
+# A year is longer than any other timeout of a run; infinity has no value in milliseconds.
 _TIMEOUT = click.option(
     "--timeout", type=click.FloatRange(0.001, 365 * 86_400), metavar="SECONDS", help="Wait at most this long."
 )
@@ -58,11 +58,11 @@ def dev(package: Path, text: str, timeout: float | None, as_json: bool) -> int:
 
 
 def _run(path: Path, text: str, timeout: float | None, user: str | None, *, as_json: bool, dev: bool) -> int:
-    # No comparison of a range is false for it.
+    # NaN passes every range comparison.
     if timeout is not None and math.isnan(timeout):
         raise errors.UsageError("--timeout `nan` is no number of seconds")
     timeout_ms = None if timeout is None else int(timeout * 1000)
-    if not dev:  # the local key that dev signs with is root's own, and nobody asks for it over a socket
+    if not dev:  # dev signs with root's local key, which is not available over a socket
         with supervisor_client.supervisor() as sock:
             if sock is not None:
                 return _report(_asked(sock, path, _text(text), timeout_ms, user, as_json=as_json), as_json=as_json)
@@ -72,11 +72,11 @@ def _run(path: Path, text: str, timeout: float | None, user: str | None, *, as_j
 def _asked(
     sock: socket.socket, path: Path, text: str, timeout_ms: int | None, user: str | None, *, as_json: bool
 ) -> client.Answer:
-    """The answer of a supervisor, which reads the package by a descriptor of ours."""
+    """Request the run from a supervisor, which reads the package through our descriptor."""
     from sandbox.serve.api import client
 
     try:
-        # As the package's reader opens it: no symlink, and nothing but a directory.
+        # Opened as by the package reader: only a directory, and no symlink.
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as e:
         reason = "it is a symlink" if os.path.islink(path) else e.strerror
@@ -95,13 +95,13 @@ def _asked(
 
 
 def _here(path: Path, text: str, timeout_ms: int | None, user: str | None, *, dev: bool, as_json: bool) -> Answer:
-    """The answer of the supervisor in this process."""
+    """Run the agent with the supervisor's code in this process."""
     from covenant.keys import identity
     from sandbox.storage import package_reader as packages
     from sandbox.supervisor import Request, Supervisor
 
     home, state = common.home(), common.state()
-    # Without root it refuses here, before a key or a directory is made.
+    # Raises without root, before a key or a directory is made.
     opening = Supervisor(state, never_granted=(str(home),))
     intent, issuer = _text(text), identity.issuer(home)
     with opening as supervisor:
@@ -130,7 +130,7 @@ def _say_whose(home: Path, supervisor: Supervisor) -> None:
 
 
 def _signed_for_dev(path: Path, supervisor: Supervisor) -> tuple[Package, str]:
-    """The package under the local key's envelope, and the agent id that the key holds for."""
+    """Return the package with the local key's envelope, and the agent id that the key may sign."""
     from covenant.keys import signing
     from policy import decide
     from sandbox.storage import package_reader as packages

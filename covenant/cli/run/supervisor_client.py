@@ -1,4 +1,4 @@
-"""Where the supervisor is for this command: a connection to it, or none, and then the command does the work itself."""
+"""Find the supervisor for a command: yields a connection, or none, in which case the command does the work itself."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def supervisor() -> Iterator[socket.socket | None]:
-    """A connection to the supervisor of COVENANT_STATE, or of the machine; None where none listens.
+    """Yield a connection to the supervisor of COVENANT_STATE, or of the machine; None if none listens.
 
-    COVENANT_SOCKET names one, which must then be there.
+    With COVENANT_SOCKET, the supervisor named there must listen.
 
     Raises:
-        errors.ImpostorError: whoever listens is not root.
-        errors.ServiceError: it cannot be asked.
+        errors.ImpostorError: the listener is not root.
+        errors.ServiceError: it cannot be reached.
     """
     from sandbox.serve.api import client
 
@@ -44,7 +44,7 @@ def supervisor() -> Iterator[socket.socket | None]:
 
 
 def say_whose(state: Mapping[str, Any]) -> None:
-    """What a run says first of the supervisor that took it."""
+    """Print the state and trust root of the supervisor that accepted a run."""
     if state.get("state") == "accepted":
         version = state.get("trust_root")
         trust = f"trust root version {version}" if version else "no trust root"
@@ -52,7 +52,7 @@ def say_whose(state: Mapping[str, Any]) -> None:
 
 
 def _state() -> tuple[str, bool]:
-    """COVENANT_STATE as ``common.state`` has it, without making anything; and whether the caller named it."""
+    """Return COVENANT_STATE as ``common.state``, without creating it; and True if the caller set it."""
     home = os.environ.get("COVENANT_HOME")
     given = os.environ.get("COVENANT_STATE") or (os.path.join(home, "supervisor") if home else None)
     return os.path.abspath(given or os.path.expanduser("~/.covenant/supervisor")), given is not None

@@ -1,6 +1,6 @@
-"""``covenant top`` and ``covenant metrics``: what the live runs use, and what the log counts, in numbers.
+"""``covenant top`` and ``covenant metrics``: the usage of the live runs, and the counters of the log.
 
-The supervisor answers where one listens; as root the same code answers in this process.
+The supervisor answers if one listens; as root the same code runs in this process.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def metrics() -> None:
 
 
 def _looker() -> Callable[[], list[dict[str, Any]]]:
-    """What gives the runs at each call: by the supervisor's word, or by this process's own look."""
+    """Return a function that lists the runs: from the supervisor, or by reading the state in this process."""
     from covenant.cli.run import supervisor_client
 
     with supervisor_client.supervisor() as sock:
@@ -117,7 +117,7 @@ def _table(runs: list[dict[str, Any]], before: dict[str, int], seconds: float) -
 
 
 def _not_ready() -> list[str]:
-    """For root: whom the supervisor does not keep ready for the moment."""
+    """Return, for root, the agents that the supervisor does not prewarm at the moment."""
     if os.geteuid() != 0:
         return []
     from sandbox.standby import backoff

@@ -1,4 +1,4 @@
-"""The settlement chain as its users see it, and the chain that is off."""
+"""The interface of the settlement chain, and the chain that is off."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHAIN: Final = "solana"
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What of a chain is configured; nothing by default."""
+    """The configuration of a chain; empty by default."""
 
     cluster: str | None = None
     rpc_url: str | None = None
@@ -27,17 +27,18 @@ class Config:
 
 
 class Chain(Protocol):
-    """Where roots are kept."""
+    """A chain that stores roots."""
 
     def status(self) -> parts.ChainStatus:
-        """What is configured, and what is missing before anything can be anchored."""
+        """Return the configuration, and the settings that are missing for anchoring."""
         ...
 
     async def anchor(self, batch: Batch, *, now_ms: int) -> Anchor:
-        """Have the chain keep a batch's root; where it does. Asked again for the same batch, it may do so twice.
+        """Store a batch's root on the chain. Returns its place there. Repeated for the same batch, it may be stored
+        twice.
 
         Raises:
-            errors.ChainError: it did not, or what it kept is another root.
+            errors.ChainError: it failed, or the chain stored another root.
         """
         ...
 
@@ -63,12 +64,12 @@ class OffChain:
 
 
 def installed() -> bool:
-    """Whether the packages of the extra ``settlement`` are there."""
+    """Whether the packages of the extra ``settlement`` are installed."""
     return importlib.util.find_spec("solders") is not None
 
 
 def require_installed() -> None:
-    """Refuse what needs the extra ``settlement`` where it is not.
+    """Require the extra ``settlement``.
 
     Raises:
         errors.SettlementMissingError: it is not installed.

@@ -1,7 +1,7 @@
-"""A chain of one process: the transaction executed by the virtual machine of Solana (litesvm), kept by nobody.
+"""A chain in one process: Solana's virtual machine (litesvm) executes the transaction, and stores nothing.
 
-It shows that what would be sent is accepted, and that the root which comes out of the execution is the one that went
-in. Its cluster is ``litesvm``, so that no receipt claims to be on a network.
+It tests that the transaction would be accepted, and that its output has the input's root. Its cluster is ``litesvm``,
+so that no receipt claims to be on a network.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LocalVm:
         )
 
     async def anchor(self, batch: Batch, *, now_ms: int) -> Anchor:
-        """As ``Chain.anchor``; each time in a fresh machine, in a thread of its own."""
+        """As ``Chain.anchor``; each time in a fresh machine, in a worker thread."""
         tx_sig, slot = await anyio.to_thread.run_sync(self._execute, batch)
         return Anchor(chain=interface.CHAIN, cluster=CLUSTER, tx_sig=tx_sig, slot=slot, confirmed_at=now_ms)
 

@@ -1,8 +1,8 @@
-"""The chain that may keep the roots of batches. Nothing is on one unless the daemon is given a chain that is ready.
+"""Select the chain that stores the roots of batches. Nothing is anchored unless the daemon has a chain that is ready.
 
-``OffChain`` is the default: it says what is missing, and anchors nothing. ``covenant.providers.chain.local_vm``
-executes the transaction in a machine of its own, where ``secrets.toml`` says so; a cluster is a third implementation of
-``Chain``, of which there is none yet.
+``OffChain`` is the default: it lists missing settings, and anchors nothing. ``covenant.providers.chain.local_vm``
+executes the transaction in a local machine if ``secrets.toml`` says so. A cluster would be a third implementation of
+``Chain``; there is none yet.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from covenant.providers.chain.interface import Chain, OffChain
 
 
 def pick(name: Literal["off", "litesvm"]) -> Chain:
-    """The chain that ``settlement.chain`` of ``secrets.toml`` names.
+    """Return the chain that ``settlement.chain`` of ``secrets.toml`` names.
 
     Raises:
         errors.SettlementMissingError: it needs the extra, which is not installed.
     """
     if name == "off":
         return OffChain()
-    # Needs no more than its extra when it is asked for.
+    # Imported here, because only this chain needs the extra.
     from covenant.providers.chain import local_vm
 
-    # Whoever pays there is nobody: the machine gives it what it needs, and forgets it.
+    # A random payer: the machine funds it, and forgets it.
     return local_vm.LocalVm(os.urandom(32))

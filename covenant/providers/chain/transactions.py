@@ -1,14 +1,14 @@
-"""The settlement transaction: instruction data, derived addresses, and the memo that carries a root.
+"""The settlement transaction: instruction data, derived addresses, and the memo with a root.
 
-Two instructions say the same of a batch. ``anchor_receipt_batch`` is the settlement program's, for a cluster where that
-program is; a memo holds the same numbers as text and is executed wherever the SPL memo program is, which every cluster
-and litesvm have. The bytes of the memo are ours; the addresses' seeds are those of version 1.
+Two instructions have the same content. ``anchor_receipt_batch`` belongs to the settlement program, for a cluster with
+that program. A memo has the same numbers as text and runs wherever the SPL memo program is, which every cluster and
+litesvm have. The format of the memo is ours; the addresses' seeds are those of version 1.
 
-The page of version 1 names the instruction and its account, not their layout. What is inferred from the account
-``ReceiptBatch{batch_id, authority, merkle_root, receipt_count, created_at}`` and from Anchor's own rules: the order of
-the arguments, and that the count has four bytes.
+The page of version 1 names the instruction and its account, not their layout. The order of the arguments and the four
+bytes of the count are inferred from the account ``ReceiptBatch{batch_id, authority, merkle_root, receipt_count,
+created_at}`` and from Anchor's own rules.
 
-The key that signs is given. It is never the daemon's identity, which signs only what is tagged with a domain
+The signing key is an argument. It is never the daemon's identity, which signs only messages tagged with a domain
 (decisions.md, signing doors): a transaction is not.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from solders.transaction import Transaction
 
 MEMO_PROGRAM: Final = "MemoSq4gqABAXKb96qnH8TysNcWxMyWCqXgDLGmfcHr"
-# What a packet of the network holds (Solana, PACKET_DATA_SIZE).
+# The size of a network packet (Solana, PACKET_DATA_SIZE).
 MAX_TRANSACTION_BYTES: Final = 1232
 
 _MEMO: Final = re.compile(r"covenant\.receipt-batch\.v1 ([0-9a-f]{64}) ([0-9a-f]{64}) ([0-9]{1,10})")
@@ -73,13 +73,14 @@ class Addresses:
 
 
 def anchor_data(batch: Batch) -> bytes:
-    """The data of ``anchor_receipt_batch``: Anchor's eight bytes for its name, then id, root and count."""
+    """Return the data of ``anchor_receipt_batch``: Anchor's eight bytes for its name, then id, root and count."""
     name = hashlib.sha256(b"global:anchor_receipt_batch").digest()[:8]
     return name + bytes.fromhex(batch.batch_id) + bytes.fromhex(batch.merkle_root) + _count(batch)
 
 
 def anchor_instruction(batch: Batch, *, program_id: Pubkey, authority: Pubkey) -> Instruction:
-    """``anchor_receipt_batch``, with the configuration, the batch's new account, who pays, and the system program.
+    """Return ``anchor_receipt_batch`` with the configuration, the batch's new account, the payer, and the system
+    program.
 
     Raises:
         errors.SettlementMissingError: the extra is not installed.
@@ -99,19 +100,19 @@ def anchor_instruction(batch: Batch, *, program_id: Pubkey, authority: Pubkey) -
 
 
 def memo(batch: Batch) -> str:
-    """What the memo says of a batch."""
+    """Return the memo's text for a batch."""
     _count(batch)
     return f"covenant.receipt-batch.v1 {batch.batch_id} {batch.merkle_root} {batch.receipt_count}"
 
 
 def read_memo(text: str) -> Batch | None:
-    """The batch that a memo names; None for every other text."""
+    """Return the batch that a memo names; None for any other text."""
     found = _MEMO.fullmatch(text)
     return Batch(found[1], found[2], int(found[3])) if found else None
 
 
 def memo_instruction(batch: Batch, *, authority: Pubkey) -> Instruction:
-    """The memo, signed for by who pays.
+    """Return the memo instruction, signed by the payer.
 
     Raises:
         errors.SettlementMissingError: the extra is not installed.
@@ -125,10 +126,10 @@ def memo_instruction(batch: Batch, *, authority: Pubkey) -> Instruction:
 
 
 def signed(instruction: Instruction, *, signer: Keypair, blockhash: Hash) -> Transaction:
-    """The transaction with that one instruction, signed and small enough to be sent.
+    """Return the signed transaction with this instruction, small enough to be sent.
 
     Raises:
-        errors.ChainError: it is larger than what a packet holds.
+        errors.ChainError: it is larger than a packet.
     """
     from solders.message import Message
     from solders.transaction import Transaction

@@ -1,20 +1,20 @@
-"""Texts to vectors without a model: words and parts of words, hashed.
+"""Convert texts to vectors without a model: hash words and parts of words.
 
-What two texts share in words makes their vectors alike, and what they share in parts of words as well, so that
-"connect", "connection" and "reconnecting" are near each other, and a slip of the pen costs little. Meaning it has none:
-"car" and "automobile" are strangers.
+Shared words make the vectors of two texts similar, and so do shared parts of words. So "connect", "connection" and
+"reconnecting" are near each other, and a typing error costs little. It knows no meaning: "car" and "automobile" are
+unrelated.
 
     1. NFKC, lower case; words are runs of letters, digits and marks, of the first ``MAX_CHARACTERS`` characters.
     2. Features: each word, the same without its ending, each pair of neighbours, and each run of 3, 4 and 5 characters
-       of a word within its bounds.
-    3. A feature weighs the square root of how often it occurs, times its kind's weight; words of grammar weigh little.
-    4. Its hash names one of 384 places and a sign, so that what collides cancels out on average (Weinberger et al.,
+       of a word with markers at its ends.
+    3. A feature weighs the square root of its count, times its kind's weight; words of grammar weigh little.
+    4. Its hash selects one of 384 places and a sign, so that collisions cancel out on average (Weinberger et al.,
        Feature Hashing for Large Scale Multitask Learning, ICML 2009).
     5. The sum is divided by its norm.
 
-INVARIANT: integers, square roots and correctly rounded sums, so every machine makes the same bits of the same text;
-whoever changes a step changes ``NAME``. ``tests/unit/covenant/providers/embed/test_hashed.py`` holds vectors of this
-version.
+INVARIANT: integers, square roots and correctly rounded sums, so every machine computes the same bits from the same
+text. A change of a step requires a change of ``NAME``. ``tests/unit/covenant/providers/embed/test_hashed.py`` has
+vectors of this version.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _GRAMMAR: Final = frozenset(
         "were what when where which who will with would you your"
     ).split()
 )
-# What a word may end in beside its stem: two forms of one word share what is left.
+# Endings of words: two forms of one word share the rest.
 _ENDINGS: Final = ("ings", "ing", "ies", "ed", "es", "s", "e", "y")
 _SHORTEST_STEM: Final = 3
 _WORD_WEIGHT: Final = 1.0
@@ -50,10 +50,10 @@ _PAIR_WEIGHT: Final = 0.5
 _PART_WEIGHT: Final = 0.35
 _GRAMMAR_WEIGHT: Final = 0.1
 _SIZES: Final = (3, 4, 5)
-# Of a longer word, the parts of its beginning.
+# A longer word is cut before its parts are taken.
 _LONGEST_WORD: Final = 64
 _MASK: Final = 2**64 - 1
-# FNV-1a, 64 bits (Fowler, Noll, Vo), and the finaliser of SplitMix64, which spreads what FNV leaves in low bits.
+# FNV-1a, 64 bits (Fowler, Noll, Vo), and the finaliser of SplitMix64, which mixes the low bits that FNV mixes poorly.
 _FNV_OFFSET: Final = 0xCBF29CE484222325
 _FNV_PRIME: Final = 0x100000001B3
 _MIX: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
@@ -73,17 +73,17 @@ class HashEmbedder:
         return DIMENSIONS
 
     async def embed(self, text: str) -> tuple[float, ...]:
-        """The vector of a text; empty for a text without words."""
+        """Return the vector of a text; empty for a text without words."""
         if len(text) < 512:
             return embed(text)
         return await anyio.to_thread.run_sync(embed, text)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: this embedder holds no resources."""
 
 
 def embed(text: str) -> tuple[float, ...]:
-    """The vector of a text: 384 numbers as float32 has them, of norm 1; empty for a text without words."""
+    """Return the vector of a text: 384 float32 values with norm 1; empty for a text without words."""
     counts = _features(text)
     if not counts:
         return ()
@@ -125,7 +125,7 @@ def _of_word(word: str) -> Iterator[tuple[str, float]]:
     yield f"{_stem(word)}-", _STEM_WEIGHT
     bounded = f"<{word[:_LONGEST_WORD]}>"
     for size in _SIZES:
-        # A run as long as the word with both bounds would say the word again.
+        # A run as long as the word with both markers would repeat the word.
         for start in range(len(bounded) - size + 1 if size < len(bounded) else 0):
             yield bounded[start : start + size], _PART_WEIGHT
 

@@ -14,14 +14,14 @@ PROBE_SECONDS: Final = 0.3
 TIMEOUT_SECONDS: Final = 60.0
 MAX_BODY_BYTES: Final = 16 * 1024 * 1024
 MAX_DIMENSIONS: Final = 16_384
-# What a model does not take it cuts off itself; this bounds what is sent.
+# The model truncates longer input itself; this limits the request.
 MAX_CHARACTERS: Final = 65_536
 
 
 class OllamaEmbedder:
-    """Asks one Ollama for the vectors of one model.
+    """Gets the vectors of one model from one Ollama.
 
-    ``name`` holds the digest of the model once the probe has seen it: a model that was pulled anew is another space.
+    ``name`` contains the model's digest once the probe has seen it: a newly pulled model is another space.
     """
 
     def __init__(self, endpoint: str, model: str) -> None:
@@ -34,12 +34,12 @@ class OllamaEmbedder:
 
     @property
     def name(self) -> str:
-        """The space: the model, and its digest as far as it is known."""
+        """The space: the model, with its digest once known."""
         return self._name
 
     @property
     def dimensions(self) -> int | None:
-        """What the model answered with first; None before."""
+        """The number of dimensions of the model's first vector; None before."""
         return self._dimensions
 
     async def close(self) -> None:
@@ -49,7 +49,7 @@ class OllamaEmbedder:
             self._session = None
 
     async def probe(self) -> None:
-        """Whether it answers within ``PROBE_SECONDS`` and has the model; takes the model's digest into the name.
+        """Check that it answers within ``PROBE_SECONDS`` and has the model; adds the model's digest to the name.
 
         Raises:
             errors.EmbedderError: it does not answer, or has no such model.
@@ -68,10 +68,10 @@ class OllamaEmbedder:
         raise self._error(f"has no model `{self._model}`", hint=f"pull `{self._model}` there")
 
     async def embed(self, text: str) -> tuple[float, ...]:
-        """The vector of a text; empty for an empty one.
+        """Return the vector of a text; empty for an empty one.
 
         Raises:
-            errors.EmbedderError: it does not answer, refuses, or what it answers is no vector.
+            errors.EmbedderError: it does not answer, refuses, or returns no vector.
         """
         text = text[:MAX_CHARACTERS].encode("utf-8", "replace").decode()
         if not text.strip():
@@ -81,7 +81,7 @@ class OllamaEmbedder:
             if status == 200:
                 vectors = body.get("embeddings")
                 return self._vector(vectors[0] if isinstance(vectors, list) and len(vectors) == 1 else None)
-            # Before 0.3 there was no such route; a missing model is a 404 too, and says so.
+            # Versions before 0.3 lack this route; a missing model is a 404 too, with an error.
             if status != 404 or "error" in body:
                 raise self._refused(status, body)
             self._legacy = True
@@ -105,9 +105,9 @@ class OllamaEmbedder:
         return vector
 
     async def _ask(self, method: str, path: str, body: Any, seconds: float) -> tuple[int, dict[str, Any]]:
-        """Status and JSON object; an empty object where there is none."""
+        """Return the status and the JSON object; an empty object if there is none."""
         if self._session is None:
-            # INVARIANT: no proxy from the environment, and no redirect: a text goes to this endpoint and nowhere else.
+            # INVARIANT: no proxy from the environment, and no redirect: a text goes only to this endpoint.
             self._session = aiohttp.ClientSession(trust_env=False)
         timeout = aiohttp.ClientTimeout(total=seconds)
         url = f"{self._base}{path}"
@@ -138,7 +138,7 @@ class OllamaEmbedder:
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes | None:
-    """The body, None when it is longer than it may be."""
+    """Return the body; None if it exceeds the limit."""
     parts, size = [], 0
     async for part in response.content.iter_chunked(65_536):
         size += len(part)

@@ -1,7 +1,7 @@
-"""Embedders: text to a vector, and the name of the space that the vector lies in.
+"""Embedders: text to a vector, and the name of the vector's space.
 
-Vectors of two spaces are never compared (``covenant.stores.memory``), so a name changes whenever what it makes does.
-The default needs no model and no network; ``ollama`` and ``minilm`` are asked for in ``secrets.toml``:
+Vectors of two spaces are never compared (``covenant.stores.memory``), so the name changes with the algorithm. The
+default needs no model and no network; ``ollama`` and ``minilm`` are selected in ``secrets.toml``:
 
     [embed]
     provider = "local"        # or "ollama", or "minilm"; version 1's "mock" is read as "local"
@@ -31,29 +31,29 @@ class Embedder(Protocol):
 
     @property
     def name(self) -> str:
-        """The space: what was made under this name may be compared."""
+        """The space: vectors with the same name may be compared."""
         ...
 
     @property
     def dimensions(self) -> int | None:
-        """How many numbers a vector has; None as long as nobody can know."""
+        """The number of dimensions of a vector; None while unknown."""
         ...
 
     async def embed(self, text: str) -> tuple[float, ...]:
-        """The vector of a text; empty for a text that has nothing to go by.
+        """Return the vector of a text; empty for a text without features.
 
         Raises:
-            errors.EmbedderError: there is no vector to be had.
+            errors.EmbedderError: no vector is available.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of what is held."""
+        """Release resources."""
         ...
 
 
 class EmbedSettings(pydantic.BaseModel):
-    """The section ``[embed]``; what else is in the file is for others."""
+    """The section ``[embed]``; other sections are ignored."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="ignore", strict=True)
 
@@ -63,7 +63,7 @@ class EmbedSettings(pydantic.BaseModel):
 
 
 def read_settings(home: Path) -> EmbedSettings:
-    """The section ``[embed]`` of ``secrets.toml`` in the home; the defaults where there is none.
+    """Read the section ``[embed]`` of ``secrets.toml`` in the home; defaults if there is none.
 
     Raises:
         errors.SettingError: the file is a symlink, another user's, readable by others, or malformed.
@@ -72,7 +72,7 @@ def read_settings(home: Path) -> EmbedSettings:
 
 
 def parse_settings(raw: bytes, *, where: str) -> EmbedSettings:
-    """The section ``[embed]`` of these bytes. Nothing of the file is ever in an error: it holds secrets.
+    """Parse the section ``[embed]``. No error ever contains a part of the file: it holds secrets.
 
     Raises:
         errors.SettingError: no TOML, or a value that cannot be used.
@@ -88,26 +88,27 @@ def parse_settings(raw: bytes, *, where: str) -> EmbedSettings:
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """The embedder to use, and what is to be said of it; ``warning`` is empty when all is well."""
+    """The embedder to use; ``warning`` is empty if all is well."""
 
     embedder: Embedder
     warning: str = ""
 
 
 async def pick(settings: EmbedSettings) -> Picked:
-    """The embedder that the settings ask for. None is ever put in another's place: it would fill a space of its own.
+    """Return the embedder that the settings select. It is never replaced by another, which would fill a space of its
+    own.
 
-    An Ollama that does not answer now is used all the same, since it may be started later; until then records are kept
+    An Ollama that does not answer now is used anyway, since it may be started later; until then records are stored
     without a vector.
 
     Raises:
-        errors.EmbedderError: the extra `minilm` is not installed, or its model is not the one that is pinned.
+        errors.EmbedderError: the extra `minilm` is not installed, or its model is not the pinned one.
     """
     match settings.provider:
         case "local" | "mock":
             return Picked(HashEmbedder())
         case "minilm":
-            # Needs no more than its extra when it is loaded, and reads the model then.
+            # Imported here, because only this embedder needs the extra; reads the model.
             from covenant.providers.embed import minilm
 
             return Picked(await anyio.to_thread.run_sync(minilm.load))

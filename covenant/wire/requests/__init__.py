@@ -1,7 +1,7 @@
-"""Every request of the socket and of HTTP: one class a kind, its name the kind in CamelCase.
+"""Every request of the socket and of HTTP: one class for each kind, named after the kind in CamelCase.
 
-Kinds and fields are those of Covenant version 1, section 4 (`a2_a` is how it spells A2A). A field that is not known
-is ignored, as version 1 does; whatever is ours beyond version 1 is marked so. ``KINDS`` is the closed table.
+Kinds and fields are those of Covenant version 1, section 4 (`a2_a` is its spelling of A2A). Unknown fields are ignored,
+as in version 1; additions of ours are marked so. ``KINDS`` is the closed table.
 """
 
 from __future__ import annotations

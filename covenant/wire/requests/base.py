@@ -1,4 +1,4 @@
-"""What every request is."""
+"""The base class of requests."""
 
 from __future__ import annotations
 

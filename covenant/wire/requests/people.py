@@ -67,7 +67,7 @@ class RotateOperatorToken(Request):
 
 
 class ListPeers(Request):
-    """Who may connect."""
+    """List the peers."""
 
     kind: Literal["list_peers"] = "list_peers"
     limit: Limit = 20
@@ -85,7 +85,7 @@ class RevokePeer(Request):
 
 
 class EnrollPeer(Request):
-    """Let somebody in with these actions. ``expires_at`` and ``pubkey`` are ours."""
+    """Admit a peer with these actions. ``expires_at`` and ``pubkey`` are ours."""
 
     kind: Literal["enroll_peer"] = "enroll_peer"
     display: Display
@@ -126,7 +126,7 @@ class TryRecvA2ATask(Request):
 
 
 class PostA2AResult(Request):
-    """What came of a task."""
+    """Post the result of a task."""
 
     kind: Literal["post_a2_a_result"] = "post_a2_a_result"
     result: A2ATaskResult
@@ -155,7 +155,7 @@ class RecentA2AResults(Request):
 
 
 class A2AQueue(Request):
-    """What waits in the mailbox."""
+    """List the open tasks in the mailbox."""
 
     kind: Literal["a2_a_queue"] = "a2_a_queue"
     limit: Limit = 20
@@ -185,7 +185,7 @@ class CompactA2A(Request):
 
 
 class CancelA2ATask(Request):
-    """Ours: take a task back that nobody has answered."""
+    """Ours: cancel a task that has no answer yet."""
 
     kind: Literal["cancel_a2_a_task"] = "cancel_a2_a_task"
     task_id: str

@@ -118,7 +118,7 @@ class BackfillSettlementReceipts(Request):
 
 
 class ChainStatus(Request):
-    """What is configured of a chain."""
+    """Show the configuration of the chain."""
 
     kind: Literal["chain_status"] = "chain_status"
 
@@ -179,7 +179,7 @@ class CosignAuditCheckpoint(Request):
 
 
 class QueryProvenance(Request):
-    """Who did what by whose leave."""
+    """Query the acts in the audit log by actor, approver, rule and outcome."""
 
     kind: Literal["query_provenance"] = "query_provenance"
     since_ms: U64 | None = None

@@ -26,7 +26,7 @@ class ProtocolInfo(Request):
 
 
 class Authenticate(Request):
-    """Who asks on this connection from now on."""
+    """Authenticate this connection with a token."""
 
     kind: Literal["authenticate"] = "authenticate"
     token_b58: str

@@ -1,4 +1,4 @@
-"""What every response is."""
+"""The base class of responses."""
 
 from __future__ import annotations
 

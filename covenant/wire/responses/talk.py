@@ -40,7 +40,7 @@ class Authenticated(Response):
 
 
 class AuthenticationFailed(Response):
-    """To whatever came before a token that lets somebody in; the connection ends."""
+    """The reply to a failed or missing authentication; the connection ends."""
 
     kind: Literal["authentication_failed"] = "authentication_failed"
     reason: str
