@@ -25,7 +25,7 @@ from policy.grants import restore
 from policy.lifecycle import State
 from policy.prove.live import Layer, Standing
 from policy.rules import nine
-from sandbox.attest import reference, verifier
+from sandbox.attest import network, reference, verifier
 from sandbox.rundir import directory as rundir_directory
 from sandbox.rundir import label, registry
 from sandbox.storage import artefact_reader, package_reader
@@ -101,6 +101,8 @@ def answer(state: Path, run_id: str, started: Mapping[str, str]) -> Answer | Non
         report = verifier.examine(made, artefacts, known, state=state)
         # A run that is being made is not within its manifest yet. Its agent has no intent.
         if not report.gone and (report.holds or not begins or time.monotonic() > until):
+            with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+                beside += () if made.network is None else (*network.second_opinion(made.network),)
             return Answer(run_id, made.agent_id, made.policy_digest, (*beside, *report.layers), domains)
         if not _is_there(directory):
             return None

@@ -34,7 +34,7 @@ from sandbox.attest import connections as attest_connections
 from sandbox.attest.network_view import Inside, Seen, Space, View
 from sandbox.kernel import procfs
 from sandbox.kernel.cgroup import cgroup
-from sandbox.kernel.net import conntrack, dump, netlink, nft, old_tables
+from sandbox.kernel.net import conntrack, dump, netlink, nft, old_tables, second_reader
 from sandbox.kernel.net import netns as spaces
 from sandbox.kernel.procfs import Name
 from sandbox.network import addresses, base_rules, namespaces, uplink
@@ -190,6 +190,18 @@ def _uplink(made: Network) -> list[str]:
     """The gateway's addresses towards the host."""
     found = (line.split() for line in made.gateway.lines if line.startswith("address "))
     return [words[1].partition("/")[0] for words in found if words[-1] == str(namespaces.UPLINK_INDEX)]
+
+
+def second_opinion(made: Network) -> Iterator[Layer]:
+    """Yield a layer for each object in the namespaces of a run that only one of the two readers of netlink sees.
+
+    Raises:
+        FileNotFoundError: the supervisor of the run, which holds the namespaces, is gone.
+        errors.KernelError: the kernel does not say.
+    """
+    for name, space in (("agent", made.agent), ("gateway", made.gateway)):
+        for line in _in(made, space, second_reader.differences):
+            yield Layer("network", Standing.UNREADABLE, f"two readers of the {name}'s namespace that agree", line)
 
 
 def _settle(wait: Callable[[], object]) -> None:
