@@ -14,6 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from sandbox.kernel.fs import hanging
+
 # An intent of 1 MiB in UTF-8 (policy.contract), of which two bytes may be an escape of six.
 REQUEST_BYTES: Final = 4 << 20
 # A result of 4 MiB, escaped as well, with stderr and denials.
@@ -121,8 +123,10 @@ def _with_descriptors(sock: socket.socket, size: int, fds: list[int]) -> bytes:
             whole = len(content) - len(content) % _INT.size
             got += [fd for (fd,) in _INT.iter_unpack(content[:whole])]
     if flags & socket.MSG_CTRUNC or len(got) > DESCRIPTORS:
-        for fd in got:
-            os.close(fd)
+        # Closing a file asks its file system (FUSE_FLUSH).
+        with hanging.within("a descriptor that the request brought"):
+            for fd in got:
+                os.close(fd)
         raise FrameError(f"it brings more than {DESCRIPTORS} descriptors")
     fds += got
     return data

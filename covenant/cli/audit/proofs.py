@@ -245,7 +245,7 @@ def _wrong_checkpoints(log: Log, events: bytes) -> list[check.Failure]:
             signed = note.Note.parse(json.loads(line)["note"].encode())
             signed.verified([_log_key(log.path.with_name("audit-head"))])
             given = note.Checkpoint.parse(signed.text)
-        except (ValueError, TypeError, KeyError, AttributeError, errors.NoteError) as e:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, errors.NoteError) as e:
             wrong.append(check.Failure("checkpoint_invalid", "head", f"a stored checkpoint is none: {e}"))
             continue
         tree = tree or _tree_of(events.split(b"\n")[:-1])
@@ -291,7 +291,7 @@ def _stored_checkpoints(log: Log) -> dict[int, tuple[str, note.Note]]:
 
     found: dict[int, tuple[str, note.Note]] = {}
     for line in (log.checkpoints or b"").split(b"\n")[:-1]:
-        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, errors.NoteError):
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError, errors.NoteError):
             signed = note.Note.parse(json.loads(line)["note"].encode())
             given = note.Checkpoint.parse(signed.text)
             found[given.size] = given.root.hex(), signed

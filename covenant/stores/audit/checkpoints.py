@@ -88,7 +88,7 @@ class Notary:
         """
         try:
             raw = json.loads(line)["note"].encode()
-        except (ValueError, TypeError, KeyError, AttributeError) as e:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
             raise errors.NoteError("a line of the checkpoints is none") from e
         found = note.Note.parse(raw)
         checkpoint = note.Checkpoint.parse(found.text)

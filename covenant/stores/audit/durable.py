@@ -168,13 +168,29 @@ class DurableAudit:
 
     async def purge(self, before_ms: int) -> interface.Purged:
         """As the interface says."""
+        newest = self._notes.newest()
+        cosigned = [] if newest is None else await self._cosigned_rows(*newest)
         done = await self._turns.submit(_Cut(before_ms))
         assert isinstance(done, interface.Purged)
-        if done.rebase_id is not None and (newest := self._notes.newest()) is not None:
-            # The cut may have removed the row of the newest checkpoint; without a row a missing checkpoint goes
-            # unnoticed.
-            await self.append("audit_checkpoint", event_text.checkpoint_fields(newest[0]))
+        if done.rebase_id is not None and newest is not None:
+            # The cut may have removed the rows of the newest checkpoint and of its cosignatures; without a row a
+            # missing one goes unnoticed.
+            row = interface.Entry("audit_checkpoint", event_text.checkpoint_fields(newest[0]))
+            await self.append_all([row, *cosigned])
         return done
+
+    async def _cosigned_rows(self, checkpoint: note.Checkpoint, signed: note.Note) -> list[interface.Entry]:
+        """Return the entries of a checkpoint's cosignatures, as the log has them."""
+        count = len(signed.signatures) - 1  # the log's own
+        if count < 1:
+            return []
+
+        def about_it(row: parts.AuditEvent) -> bool:
+            return row.kind.get("type") == "audit_checkpoint_cosigned" and row.kind.get("tree_size") == checkpoint.size
+
+        found = await self._reading(lambda: event_text.scanned(self._back(None), about_it, count, None))
+        fields = ({name: value for name, value in row.kind.items() if name != "type"} for row in found.events)
+        return [interface.Entry("audit_checkpoint_cosigned", one) for one in fields]
 
     async def prove(self, event_id: str) -> interface.Proof | None:
         """As the interface says."""

@@ -22,6 +22,7 @@ from click.testing import CliRunner, Result
 from covenant.cli.audit.commands import audit
 from covenant.handlers.caller import Caller
 from covenant.keys import identity
+from covenant.stores.audit import checkpoints
 from covenant.stores.audit.durable import DurableAudit
 from covenant.stores.capabilities.in_memory import InMemoryCapabilities
 from covenant.stores.capabilities.interface import to_wire
@@ -252,6 +253,36 @@ def test_a_cut_leaves_a_row_of_the_newest_checkpoint(daemon: Path) -> None:
     assert failures() == []
     (daemon / "audit" / "checkpoints.jsonl").unlink()
     assert failures() == ["checkpoint_missing"]
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["control: no cut", "after a cut"])
+def test_removed_cosignature_of_the_newest_is_named(daemon: Path, tmp_path: Path, cut: bool) -> None:
+    fill(daemon, 3)
+    file, vkey = daemon / "audit" / "checkpoints.jsonl", str(daemon / "audit-head" / "checkpoint.vkey")
+    newest = json.loads(file.read_bytes().splitlines()[-1])["note"]
+    made = call("cosign", "--key", str(tmp_path / "key"), "--name", "w", "--log", vkey, stdin=newest)
+    works("cosigned", "--witness", made.stderr.removeprefix("witness key: ").strip(), stdin=made.stdout)
+    lines = file.read_bytes().splitlines(keepends=True)
+    assert b"w " in lines[-1]
+    if cut:
+        purged = json.loads(works("purge", "--before-ms", str(server_kit.NOW_MS + 1), "--json"))["purged"]
+        assert purged > 3
+    assert failures() == []
+    file.write_bytes(b"".join(one for one in file.read_bytes().splitlines(keepends=True) if one != lines[-1]))
+    assert failures() == ["checkpoint_missing"]
+
+
+NO_CHECKPOINTS = {"no JSON": b"garbage\n", "nested deeply": b'{"note":' + b"[" * 5000 + b"]" * 5000 + b"}\n"}
+
+
+@pytest.mark.parametrize("line", NO_CHECKPOINTS.values(), ids=NO_CHECKPOINTS)
+def test_line_that_is_no_checkpoint_is_named(home: Path, line: bytes) -> None:
+    fill(home, 3)
+    file = home / "audit" / "checkpoints.jsonl"
+    file.write_bytes(file.read_bytes() + line)
+    assert failures() == ["checkpoint_invalid"]
+    with pytest.raises(errors.NoteError):
+        checkpoints.Notary("origin", None).load(line)  # type: ignore[arg-type]
 
 
 def test_the_newest_checkpoint_is_printed_without_a_daemon(home: Path) -> None:
