@@ -7,14 +7,11 @@ of a frame (SCM_RIGHTS, unix(7)), and are taken there and nowhere else.
 from __future__ import annotations
 
 import json
-import os
 import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
-
-from sandbox.kernel.fs import hanging
 
 # An intent of 1 MiB in UTF-8 (policy.contract), of which two bytes may be an escape of six.
 REQUEST_BYTES: Final = 4 << 20
@@ -122,13 +119,10 @@ def _with_descriptors(sock: socket.socket, size: int, fds: list[int]) -> bytes:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             whole = len(content) - len(content) % _INT.size
             got += [fd for (fd,) in _INT.iter_unpack(content[:whole])]
-    if flags & socket.MSG_CTRUNC or len(got) > DESCRIPTORS:
-        # Closing a file asks its file system (FUSE_FLUSH).
-        with hanging.within("a descriptor that the request brought"):
-            for fd in got:
-                os.close(fd)
-        raise FrameError(f"it brings more than {DESCRIPTORS} descriptors")
+    # Their owner closes those that are too many as well: closing a file asks its file system, which may hang.
     fds += got
+    if flags & socket.MSG_CTRUNC or len(got) > DESCRIPTORS:
+        raise FrameError(f"it brings more than {DESCRIPTORS} descriptors")
     return data
 
 
