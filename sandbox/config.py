@@ -46,7 +46,7 @@ class VaultSettings(pydantic.BaseModel):
     timeout_seconds: int = pydantic.Field(default=5, ge=1, le=60)
 
     def private_files(self) -> tuple[str, ...]:
-        """What opens a vault, where it is a file of the host's: never granted, whoever signs."""
+        """Return the host's files that open a vault. They are never granted, under any signature."""
         return tuple(place for place in (self.key, str(self.token or "")) if place.startswith("/"))
 
     @pydantic.field_validator("token", "ca", mode="before")
@@ -88,36 +88,35 @@ def _default(name: str) -> Path:
 
 
 class Config(pydantic.BaseModel):
-    """What the operator settles for one host. Times in seconds.
+    """Hold the operator's settings for one host. Times are in seconds.
 
-    ``host`` is the audience that envelopes are signed for. ``uid_first`` and ``uid_count`` are the range that live
-    runs take their uids from. ``path_owners`` are the uids, besides 0, whose directories may be granted: those of
-    people who may sign anyway. Without ``self_test`` no policy is tried before its first run of a day, which every run
-    then says. By ``tell_calls`` the system calls that the filter refused are told as well, by ``tell_files`` also the
-    paths that were not there or not to be written, and a full scratch.
-    ``attest_seconds`` is the period of attestation; by ``on_drift`` drift ends the run, or is told only. ``resolvers``
-    are the addresses that the DNS gate asks; without any it asks those of the host's resolv.conf. ``uplink`` is the
-    interface by which agents reach the world; while it is empty none does.
+    ``host`` is the audience that envelopes are signed for. ``uid_first`` and ``uid_count`` are the range that live runs
+    take their uids from. ``path_owners`` are the uids, besides 0, whose directories may be granted: those of people who
+    may sign anyway. Without ``self_test`` no policy is tested before its first run of a day, and every run reports
+    that. ``tell_calls`` reports the system calls that the filter refused. ``tell_files`` also reports paths that were
+    missing or not writable, and a full scratch. ``attest_seconds`` is the period of attestation. With ``on_drift``
+    drift ends the run, or is only reported. ``resolvers`` are the addresses that the DNS gate asks; empty means those
+    of the host's resolv.conf. ``uplink`` is the interface by which agents reach the network; while it is empty no agent
+    does.
 
-    ``callers`` are the uids, besides 0, that may ask the supervisor's socket; each has at most ``caller_requests``
-    open, and ``request_seconds`` until one has come whole. By ``on_supervisor_exit`` runs end with the supervisor, or
-    go on and are found by the next. By ``on_newer_serial`` the runs of an older package end once a newer serial of
-    their agent id is accepted, or finish their tasks; neither starts again. ``socket`` is where it listens, by default
-    where clients look (sandbox.serve.api.paths).
+    ``callers`` are the uids, besides 0, that may use the supervisor's socket. Each may have ``caller_requests`` open at
+    once, and must send a request within ``request_seconds``. With ``on_supervisor_exit`` runs end with the supervisor,
+    or continue and are found by the next. With ``on_newer_serial`` the runs of an older package end once a newer
+    serial of their agent id is accepted, or finish their tasks; neither starts again. ``socket`` is the path of the
+    supervisor's socket, by default the one that clients use (sandbox.serve.api.paths).
 
-    ``runsc_network`` is whose network stack agents with a network have: gVisor's own, or with ``host`` the kernel's, in
-    their own namespace, for a runsc that takes no network otherwise. The rules beyond it are the same.
+    ``runsc_network`` chooses the network stack of agents with a network: gVisor's own, or with ``host`` the kernel's in
+    their own namespace, for a runsc that supports no other. The rules outside the sandbox are the same.
 
-    ``metrics`` is where numbers are served to Prometheus: `unix:` and a path, or an address of the loopback and a port;
-    nowhere while it is empty. By ``journal`` the supervisor says each run's steps on stderr, as JSON, a line each.
+    ``metrics`` is the address of the Prometheus endpoint: `unix:` and a path, or a loopback address and a port. Empty
+    means none. With ``journal`` the supervisor writes each run's steps to stderr, as one line of JSON each.
 
-    ``agents`` are directories in which the packages of children are looked for before those beside their parent's;
-    only root may write there. ``overcommit`` is how much of this machine's memory live runs may be promised together,
-    as a part of what it has.
+    ``agents`` are directories that are searched for the packages of children before their parent's directory; only root
+    may write there. ``overcommit`` is the share of this machine's memory that may be promised to live runs together.
 
-    ``vault`` is a table: where secrets lie, and what opens them in a run (sandbox.config).
+    ``vault`` is a table: the place of the secrets, and the key that opens them in a run.
 
-    ``state`` is not a key of the file: it is where the file was looked for.
+    ``state`` is not a key of the file: it is the directory in which the file was searched.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -157,7 +156,7 @@ class Config(pydantic.BaseModel):
 
     @property
     def digest(self) -> str:
-        """What two processes that go by the same settings have in common."""
+        """Return a digest that two processes share exactly when their settings are equal."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     @pydantic.field_validator("runsc", "nft", "python3", "node", "socket", "state", mode="before")
@@ -274,7 +273,7 @@ def _read(path: Path) -> bytes | None:
         raise errors.ConfigError(f"configuration cannot be read: {e.strerror}", where=str(path)) from e
     try:
         info = os.fstat(fd)
-        # Under root only root's own file decides; without rights one's own file harms nobody but oneself.
+        # As root only root's own file counts. Without root, a user's own file harms only that user.
         if not stat.S_ISREG(info.st_mode) or info.st_uid not in {0, os.geteuid()} or info.st_mode & 0o022:
             raise errors.ConfigError(
                 "configuration can be written by others",
@@ -338,7 +337,7 @@ def check_owner(path: Path) -> os.stat_result:
         raise errors.HostError(
             f"`{path}` belongs to uid {info.st_uid}, not to root", hint=f"chown root {path}", where=str(path)
         )
-    # A symlink has mode 0777 always; a sticky directory of root lets nobody replace root's entries in it.
+    # A symlink always has mode 0777. In a sticky directory of root, other users cannot replace root's entries.
     loose = info.st_mode & 0o022 and not stat.S_ISLNK(info.st_mode)
     if loose and not (stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX):
         raise errors.HostError(f"`{path}` can be written by others", hint=f"chmod go-w {path}", where=str(path))

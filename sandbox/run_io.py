@@ -1,6 +1,6 @@
-"""What an exchange over three pipes is between: the child as it is seen, its clocks, what is watched, how it ended.
+"""Types of the exchange with an agent over three pipes: the child, its limits, its watches and its outcome.
 
-No more than the names that the runners, those who watch a run and those who write down its end have in common.
+The runners, the watchers of a run and the writers of its end share these names.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What an agent that waited is told at last, the clocks that count from then on, and who else may end it.
+    """Deliver an intent to an agent that waited: the line, its limits, and the descriptors that may end it.
 
-    ``release`` lets it go on. That comes last: until its intent lies in the pipe it can say nothing.
+    ``release`` thaws the agent. It is called last: until its intent is in the pipe the agent must stay silent.
     """
 
     intent: bytes
@@ -79,7 +79,7 @@ class Later(Protocol):
         """Asked again and again once the agent has started: whether it waits for its intent, and is held now."""
 
     def fileno(self) -> int:
-        """Readable when somebody comes with an intent."""
+        """Return a descriptor that is readable when a client brings an intent."""
 
     def take(self) -> Given | errors.RunError | None:
         """The intent; an error ends the child; None goes on waiting."""

@@ -49,15 +49,15 @@ def open_ledger(state: Path) -> Ledger:
 
 
 class Supervisor:
-    """Holds COVENANT_STATE for one process. Use as a context manager.
+    """Hold COVENANT_STATE for one process. Use as a context manager.
 
     ``never_granted`` are host paths that no manifest may name besides those of the data file: COVENANT_HOME.
-    ``keeps_standby`` says that somebody makes instances ahead, which then are used (sandbox.serve.standby_pool);
-    ``isolated`` that this process is in a network of its own; ``below`` are whoever ends all that is started from here,
-    children that outlive their parent among it (run_io.Channel.watches).
+    ``keeps_standby`` says that a pool makes instances ahead, which then are used (sandbox.serve.standby_pool).
+    ``isolated`` says that this process is in a network of its own. ``below`` are descriptors that end every run started
+    from here, children that outlive their parent included (run_io.Channel.watches).
 
     Raises:
-        errors.PrivilegeError: not root.
+        errors.PrivilegeError: Raised when the process is not root.
     """
 
     def __init__(self, state: Path, *, never_granted: tuple[str, ...] = ()) -> None:
@@ -92,9 +92,9 @@ class Supervisor:
 
     @contextlib.contextmanager
     def in_keeper(self) -> Iterator[Supervisor]:
-        """The same in a forked keeper (sandbox.shim.process): what is read is shared, what is locked is opened anew.
+        """The same in a forked shim (sandbox.shim.process): what is read is shared, what is locked is opened anew.
 
-        A lock of a file belongs to its open description (flock(2)), and a fork shares it: two keepers that had one
+        A lock of a file belongs to its open description (flock(2)), and a fork shares it: two shims that had one
         would both have the turn.
         """
         own = copy.copy(self)
@@ -115,7 +115,7 @@ class Supervisor:
             raise
 
     def recover(self) -> None:
-        """Take away what runs left whose keeper is gone, and write down how they ended.
+        """Take away what runs left whose shim is gone, and write down how they ended.
 
         From any process that may read the log. One that is not in the host's network (``isolated``) leaves there what
         lies there: it would find none of it, and take the note of it away.
@@ -127,7 +127,7 @@ class Supervisor:
             _end_superseded(self)
 
     def means(self) -> lifecycle_run.Means:
-        """What this supervisor lends to a run."""
+        """Return the dependencies that this supervisor gives to a run."""
         return lifecycle_run.Means(
             self.path,
             self.config,
@@ -142,11 +142,12 @@ class Supervisor:
         )
 
     def stand_by(self, one: Wanted, *, alive: int, told: int, tell: Callable[[bytes], None]) -> None:
-        """In a thread of a holder: make an instance, and hold it until it was used (sandbox.standby). Whatever it does,
-        it ends when ``told`` is readable.
+        """Make an instance and hold it until it was used (sandbox.standby). Called in a thread of the standby worker.
+
+        The instance ends in any state when ``told`` is readable.
 
         Raises:
-            errors.CovenantError: it could not be made, or the machine failed it.
+            errors.CovenantError: Raised when it could not be made, or the machine failed it.
         """
         with self.in_keeper() as own:
             issuer = {"display": "standby@local", "pubkey": base58.encode(own.ledger.public_key.public_bytes_raw())}
@@ -155,7 +156,7 @@ class Supervisor:
             instance.keep(means, request, alive=alive, tell=tell)
 
     def _start_child(self, parent: Request, errand: Errand, say: Say) -> None:
-        """In the keeper of a child, forked from its parent's."""
+        """In the shim of a child, forked from its parent's."""
         with self.in_keeper() as own:
             child_run.keep(dataclasses.replace(own.means(), watches=self.below), parent, errand, say)
 
@@ -166,11 +167,14 @@ class Supervisor:
         watches: gateway.Watches | None = None,
         after: contextlib.ExitStack | None = None,
     ) -> Answer:
-        """Decide and run. ``watches`` are descriptors of whoever may end it (run_io.Channel.watches); the
-        caller closes ``after`` once it has given the answer (spec.Job).
+        """Decide and run. ``watches`` are descriptors that may end the run (run_io.Channel.watches).
+
+        The caller closes ``after`` once it has sent the answer (spec.Job).
 
         Raises:
-            errors.CovenantError: refused before anything started, or the machine failed; either is in the log.
+            errors.CovenantError: Raised when the run was refused before its start, or the machine failed. Both are in
+            the
+                log.
         """
         if self.keeps_standby and not request.dev and request.user is None:
             ready = dispatch.dispatch(self.path / "runs", request, watches or {}, settings=self.config.digest)
@@ -181,10 +185,10 @@ class Supervisor:
             try:
                 return self._run_cold(request, watches, after)
             except errors.ResourceViolation as e:
-                # Whoever only waits gives way to whoever is asked: as few as make up for what is missing.
+                # Idle instances give way to a run that a client asked for: as few as make up for the missing memory.
                 freed, missing = 0, e.details.get("missing_mb", 0)
-                # What they hold would not be enough, or is not what is missing: nobody's is ended for nothing, or
-                # whoever may ask could end all of them, as often as they like.
+                # End none where all of them would not be enough, or where memory is not what is missing. Otherwise a
+                # caller could end all of them, as often as it likes.
                 if not self.keeps_standby or not 0 < missing <= dispatch.idle_mb(self.path / "runs"):
                     raise
                 while freed < missing and (held := next(idle, 0)):

@@ -1,9 +1,9 @@
-"""A run's network namespaces beside what was made of them: rules, devices, addresses, routes, settings, members.
+"""Compare a run's network namespaces with what was made: rules, devices, addresses, routes, settings and members.
 
-The compiled rules go to policy.prove.live. Of everything else there are constants, or a listing that was taken when it
-was made and before the agent was: the walls and the host's own table read as the same text reads in a namespace that
-belongs to nobody. The kernel numbers its transactions of rules by namespace, so a listing is taken again only when
-that number has moved, as it does for each name that the DNS gate answers.
+policy.prove.live judges the compiled rules. Everything else is compared with constants, or with a listing that was
+taken before the agent started. The base rules and the host's own table are compared with the same text as an empty
+namespace lists it. The kernel counts the rule transactions of each namespace. A listing is taken again only when that
+number has changed, as it does for each name that the DNS gate answers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from sandbox.network import addresses, base_rules, namespaces, uplink
 from sandbox.storage import json_cache
 
 T = TypeVar("T")
-# Whoever else looks into these namespaces (another `covenant attest`) is in them for as long as nft takes.
+# A process that only looks into these namespaces (another `covenant attest`) stays for as long as nft takes.
 _PASSING_SECONDS, _AGAIN_SECONDS = 1.0, 0.05
 _SETTLED_SECONDS: Final = 10.0
 _GATES: Final = (64_990, 65_000)
@@ -55,10 +55,14 @@ _FORM: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What was made for one run. ``thread`` is the supervisor's that made it, in whose namespace the way out lies;
-    ``device`` is the index of the run's own there, and ``device_lines`` what that had; ``gates`` are the limits of the
-    gates' own cgroup by file, ``bounded`` who was within them. ``run`` is the run as rules of the host see it, and
-    ``touching`` are those of other programs that touched it from the beginning."""
+    """Describe the network that was made for one run.
+
+    ``thread`` is the supervisor's thread that made it; the run's uplink is in that thread's namespace. ``device`` is
+    the index of the run's device there, and ``device_lines`` its addresses and routes at the start. ``gates`` maps each
+    limit file of the gates' cgroup to its value, and ``bounded`` names the processes in that cgroup. ``run`` describes
+    the run as rules of the host see it. ``touching`` lists the rules of other programs that affected the run at its
+    start.
+    """
 
     supervisor: Name
     thread: int
@@ -85,11 +89,13 @@ class Network:
         reach: Spans = (),
         state: Path | None = None,
     ) -> Network:
-        """What there is now, before the agent is. ``own`` is the run's device in this thread's namespace, ``reach`` the
-        destinations that its grants have. Below ``state`` it is remembered how the host's tables read.
+        """Read the network as it is before the agent starts.
+
+        ``own`` is the run's device in this thread's namespace, and ``reach`` the destinations of its grants. The
+        directory ``state`` caches the listing of the host's tables.
 
         Raises:
-            errors.KernelError: the kernel does not say.
+            errors.KernelError: Raised when the kernel does not answer.
         """
         supervisor = procfs.name(os.getpid())
         assert supervisor is not None
@@ -152,7 +158,7 @@ def view(made: Network, seen: Seen, *, state: Path) -> View:
             _settle(listing)
 
     def agent() -> Inside:
-        # Nobody has business with the rules beside the agent: since ours were loaded there was no other transaction.
+        # No process may change the rules in the agent's namespace: after ours there is no other transaction.
         moved = dump.generation() != made.agent.generation
         listing = _listed(made, seen, "agent", "ruleset") if moved else b""
         return Inside(listing, dump.lines(), _read(namespaces.SETTINGS), *attest_connections.tracked())
@@ -205,7 +211,7 @@ def second_opinion(made: Network) -> Iterator[Layer]:
 
 
 def _settle(wait: Callable[[], object]) -> None:
-    """See a thread to its end: none outlives its look, whoever failed first."""
+    """Wait for a thread, so that none outlives its look after an error in another."""
     with contextlib.suppress(Exception):
         wait()
 
@@ -250,7 +256,10 @@ def _ruleset(binary: Path) -> bytes:
 
 
 def judge(made: Network, found: View, firewall: bytes, *, state: Path, family: set[int]) -> Iterator[Layer]:
-    """What is not as it was made. ``firewall`` are the compiled rules, ``family`` the run's own processes."""
+    """Yield each difference from the network as made.
+
+    ``firewall`` is the compiled rules, ``family`` the run's own processes.
+    """
     expected = functools.partial(_expected, binary=Path(made.nft), path=state / "closures" / WALLS)
     yield from _walls("the walls of the gateway", _beside(found.gateway.listing), (expected(base_rules.GATEWAY),))
     if found.agent.listing:
@@ -277,7 +286,10 @@ def judge(made: Network, found: View, firewall: bytes, *, state: Path, family: s
 
 
 def _there(*, forwards: bool) -> tuple[int, tuple[str, ...]]:
-    """What was made, once the kernel has added what follows from it: it routes IPv6 addresses in its own time."""
+    """Return the generation and the lines of a namespace, once the kernel has added the routes that follow.
+
+    The kernel adds routes for IPv6 addresses asynchronously.
+    """
     until = time.monotonic() + _SETTLED_SECONDS
     while missing := _following(lines := dump.lines(), forwards=forwards) - lines:
         if time.monotonic() > until:
@@ -336,7 +348,7 @@ def _beside(listing: bytes) -> str:
 
 
 def _expected(text: bytes, *, binary: Path, path: Path) -> str:
-    """What a listing of this text is, by digest: found out once in a namespace of nobody's."""
+    """Return the digest of the listing of this text. It is measured once, in an empty namespace, and cached."""
     info = binary.stat()
     which = [_FORM, hashlib.sha256(text).hexdigest(), str(binary), info.st_ino, info.st_ctime_ns, os.uname().release]
     key = hashlib.sha256(json.dumps(which).encode()).hexdigest()
@@ -362,7 +374,10 @@ def _alone(binary: Path, text: bytes) -> str:
 
 
 def _befores(device: str) -> Iterator[uplink.Before]:
-    """What the operator's interface may have done before: it says which packets of others the table drops as well."""
+    """Yield each possible earlier setting of the uplink interface.
+
+    It decides which packets of other interfaces the table drops as well.
+    """
     for ipv4 in (False, True):
         for ipv6 in (None, False, True):
             yield uplink.Before(device, ipv4, ipv6)
@@ -434,7 +449,10 @@ def _read(settings: Iterable[str]) -> dict[str, str]:
 
 
 def _members(made: Network, family: set[int]) -> Iterator[Layer]:
-    """Who lives there: the run's own processes, its gates, and whoever only passes through."""
+    """Yield a finding for each stranger in the namespaces: not the run's own process and not one of its gates.
+
+    A process that only passes through is given `_PASSING_SECONDS` to leave.
+    """
     until = time.monotonic() + _PASSING_SECONDS
     while True:
         inside = procfs.in_namespace("net", [made.agent.inode, made.gateway.inode])
@@ -450,7 +468,7 @@ def _members(made: Network, family: set[int]) -> Iterator[Layer]:
 
 
 def _fenced(bounds: Mapping[str, str]) -> set[int]:
-    """Who is in the gates' cgroup, in each hierarchy in which there is a limit of theirs."""
+    """Return the processes in the gates' cgroup: those in every hierarchy that has a limit of theirs."""
     members = [
         {int(line) for line in (directory / "cgroup.procs").read_text().split()}
         for directory in {Path(file).parent for file in bounds}

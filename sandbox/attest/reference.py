@@ -19,13 +19,13 @@ _VERSION: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What was made for one run.
+    """Describe the sandbox that was made for one run.
 
-    ``cgroup_files`` maps controller to directory; ``memberships`` the same as /proc/PID/cgroup says it; ``limits`` each
-    file to what was written there. ``mounts`` maps each place to the device and inode of what is to be seen there;
-    ``granted`` maps each granted path to the number of the host's mount on which it was opened;
-    ``tells_calls`` says whether runsc writes what its filter refuses, and how the ``traced`` calls end;
-    ``arguments`` start a self-test, not the agent. ``nice`` is what its runner was begun with.
+    ``cgroup_files`` maps each controller to its directory, and ``memberships`` the same as /proc/PID/cgroup shows it.
+    ``limits`` maps each file to the value that was written. ``mounts`` maps each place to the device and inode of the
+    expected mount. ``granted`` maps each granted path to the host's mount id on which it was opened. ``tells_calls``
+    says that runsc logs the calls that its filter refuses, and how the ``traced`` calls end. ``arguments`` are those of
+    a self-test; a run of an agent has none. ``nice`` is the nice value that the run's shim started with.
     """
 
     run_id: str
@@ -54,7 +54,7 @@ class Made:
 
     @classmethod
     def read(cls, directory: Path) -> Made | None:
-        """What a live run left in its directory; None when it has left nothing yet."""
+        """Read the record in the directory of a live run. Returns None where there is none yet."""
         found = json_cache.read(directory / RECORD)
         if found is None or found.pop("version", None) != _VERSION:
             return None

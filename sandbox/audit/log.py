@@ -3,10 +3,10 @@
 Records that need not be durable by themselves are written together with the next that must be (``append_all``): the
 same lines in the same order, synced once.
 
-Writers take turns: each write holds an flock, and reads the signed head again, so that two runs at once both write. The
-head is the acknowledgement. What stands in the files beyond it was never acknowledged (its writer died or its disk was
-full); it is moved into a file beside the log, never signed afterwards, since whoever can append a line must not get it
-signed at the next start. There is one write of ours beyond the head at most, which the ids of its records show.
+Writers are serialised. Each write holds an flock and reads the signed head again, so that two runs can write at once.
+The head is the acknowledgement. Lines beyond it were never acknowledged: their writer died, or the disk was full. They
+are moved into a file beside the log and are never signed afterwards. Otherwise a process that can append a line could
+get it signed at the next start. At most one write of ours is beyond the head, and the ids of its records show it.
 
 Opening costs the same for a log of any length: the head, and the last line of each file.
 """
@@ -36,7 +36,7 @@ EVENTS, CHAIN = "events.jsonl", "events.chain.jsonl"
 KEY, PUBLIC_KEY = "ledger.key", "ledger.pub"
 LOCK_SECONDS = 10.0
 
-# A write takes less than this: the keepers of a tree that ends have one each, and whoever ends it waits for all.
+# A write takes less than this. At the end of a tree each shim has one write, and the caller waits for all of them.
 _POLL_SECONDS = 0.001
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 MOST_RECORDS = log_files.MOST_RECORDS
@@ -116,17 +116,19 @@ class Ledger:
         carried: bool = False,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> list[str]:
-        """As ``append`` for several records in one write: when this returns all of them are durable, and when it raises
-        some of the first may be in the log, never the last.
+        """Write several records in one write, otherwise as ``append``.
 
-        ``carried``: somebody waits for it, and the disk is asked once, where the slot of a head has room for them: the
-        files have them as well, and are synced with the next write. ``meanwhile`` is called while the disk takes them,
-        or just before, and raises nothing.
+        When this returns all of them are durable. When it raises, some of the first may be in the log, and never the
+        last.
+
+        ``carried`` says that a client is waiting. The disk is then synced once, where the slot of a head has room for
+        the records; the files have them as well, and are synced with the next write. ``meanwhile`` is called during the
+        sync or just before it. It must raise nothing.
 
         Raises:
-            errors.EventError: the fields of one are not those of its kind, or they are too many for one write; nothing
-                was written.
-            errors.LedgerError: as ``append``.
+            errors.EventError: Raised when fields are not those of their kind, or when the records are too many for one
+                write. Nothing was written.
+            errors.LedgerError: Raised as by ``append``.
         """
         first = str(uuid.uuid4())
         rows = []
@@ -248,7 +250,7 @@ class Ledger:
 
     def _carry(self, slot: bytes, lines: bytes, entries: bytes, meanwhile: Callable[[], None]) -> None:
         """The write that is durable with its head, which carries it."""
-        # INVARIANT: what another head carries is synced in the files before that one may be overwritten.
+        # INVARIANT: sync the records that the previous head carries to the files before that head may be overwritten.
         self._sync()
         log_files.write_all(self._events, lines)
         log_files.write_all(self._chain, entries)
@@ -279,7 +281,10 @@ class Ledger:
             self._unsynced = False
 
     def _slots(self, heads: Sequence[chain.Head]) -> list[bytes]:
-        """What is put into the slots, the newest first. Of a write of one row the head before stands there already."""
+        """Return the contents of the slots, the newest first.
+
+        For a write of one row the previous head is already in its slot.
+        """
         return [chain.slot(chain.signed_head(one, self._key, signer=self._signer)) for one in heads]
 
     def _catch_up(self) -> None:
@@ -326,9 +331,10 @@ class Ledger:
             try:
                 yield
             except OSError as e:
-                # INVARIANT: whoever is refused writes nothing any more, also where it only reads: what another head
-                # carries may be what was refused. The kernel tells each open file once, and keeps what it could not
-                # write as if it had: whoever opens the log next writes it again (``_put_right``, ``_show_again``).
+                # INVARIANT: a writer that the disk refused writes nothing any more, and neither does a reader. The
+                # records that another head carries may be the refused ones. The kernel reports the error once for each
+                # open file, and keeps the unwritten pages as if they were clean. The next process that opens the log
+                # writes them again (``_put_right``, ``_show_again``).
                 self._failure = f"{e.strerror}"
                 raise
             finally:
@@ -370,8 +376,11 @@ class Ledger:
         self._head_fd = self._open_file(name, self._head_dir, stack, 0)
 
     def _reload(self, *, opening: bool = False) -> None:
-        """Read the head, compare it with the last record of both files, set aside what is beyond it. Whoever opens the
-        log writes anew what the head carries, and the heads: a power cut may have taken it, or the disk refused it."""
+        """Read the head, compare it with the last record of both files, and set aside the lines beyond it.
+
+        With ``opening`` the records that the head carries and both heads are written again: a power cut may have taken
+        them, or the disk may have refused them.
+        """
         raw = os.pread(self._head_fd, chain.HEAD_BYTES, 0)
         newest = chain.newest_head(raw, self._key.public_key())
         if newest is None:
@@ -393,20 +402,21 @@ class Ledger:
         for fd, name, end, tail in zip((self._events, self._chain), (EVENTS, CHAIN), ends, tails, strict=True):
             if tail:
                 self.recovered.append(log_files.set_aside(fd, name, self._dir, end, tail, head.count))
-        # All of it, or nothing: whoever was refused by the disk above reads it again.
+        # All of it, or nothing: after a refusal by the disk above, the next reader reads it again.
         self._raw, self._head, self._slot = raw, head, slot
         self._unsynced = head.carried is not None and not opening
 
     def _show_again(self, raw: bytes, newest: int) -> None:
         """Have the disk hold both slots as they were read."""
-        # INVARIANT: before anything is put right or set aside, and before a slot is written anew. What is read is what
-        # the kernel has: where the disk refused a slot, and its writer died or was refused the return of the old one as
-        # well, the disk has something else there, and tells nobody any more. The newest first: it counts as
-        # acknowledged from here on, so nothing may be written over the other one while that is all that the disk has.
-        # Then the other one: the disk may have a newer head there, of rows that were refused and are set aside below.
-        # A power cut tears nothing that is needed: where the disk has the same bytes no part of them changes; where it
-        # lacks the newest its other slot is whole, as it was read or with a newer head that was refused; and by the
-        # second call it has the newest.
+        # INVARIANT: call this before any repair, before setting lines aside, and before writing a new slot. A read
+        # returns the kernel's cache. The disk may hold something else: it refused a slot, and the writer died or could
+        # not restore the old slot. The kernel does not report that again.
+        # Write the newest slot first. It counts as acknowledged from here on, so the other slot must not be overwritten
+        # while it alone is on the disk. Then write the other slot: there the disk may have a newer head, of rows that
+        # were refused and are set aside below.
+        # A power cut tears nothing that is needed. Where the disk has the same bytes, no part of them changes. Where it
+        # lacks the newest head, its other slot is whole: as it was read, or with a newer head that was refused. By the
+        # second call the disk has the newest head.
         for at in (newest, chain.SLOT_BYTES - newest):
             os.pwritev(self._head_fd, [raw[at : at + chain.SLOT_BYTES]], at, os.RWF_DSYNC)
 

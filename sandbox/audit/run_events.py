@@ -1,6 +1,6 @@
-"""The rows that one run leaves in the supervisor's log: who asked, what started, how it ended, what was refused.
+"""Write the events of one run into the supervisor's log: its caller, start, end and denials.
 
-Every row of a run carries its id and the operator who answers for it, once that is known.
+Every event has the run's id, and the operator who signed for it once that is known.
 """
 
 from __future__ import annotations
@@ -51,9 +51,11 @@ class Rows:
 
     @contextlib.contextmanager
     def together(self, meanwhile: Callable[[], None]) -> Iterator[None]:
-        """Rows that are durable only at the end of the block, all at once, and by one sync: somebody waits for it.
-        Nothing in it has an effect by itself. The state that others are shown is behind until ``show`` is called.
-        ``meanwhile`` is called just before or while the disk takes them, and raises nothing."""
+        """Write the rows of this block durably at its end, all at once, with one sync: a client is waiting.
+
+        No row in the block may have an effect by itself. Other processes see the state only after ``show``.
+        ``meanwhile`` is called during the sync or just before it. It must raise nothing.
+        """
         self._together = True
         try:
             yield
@@ -62,7 +64,7 @@ class Rows:
         self._flush(meanwhile, carried=True)
 
     def attribute(self, signers: tuple[trust.Signer, ...], operator: str | None) -> None:
-        """Who answers for the run: signers that count for this manifest, not a name that it merely gives."""
+        """Record the signers that count for this manifest, and not a name that the manifest merely states."""
         self.signers, self.operator = signers, operator or signers[0].name
         # What was not written yet is of the same run, and is written with who answers for it.
         self._waiting = [
@@ -87,7 +89,7 @@ class Rows:
         self._append("run_state", agent_id=self.agent_id, state=str(self.state), reason=reason)
 
     def show_state(self, directory: Path | None) -> None:
-        """From here on the state stands in the run's directory as well, for whoever lists the runs; None: no more."""
+        """Also write the state into this directory from now on, for processes that list the runs. None stops that."""
         self._place = directory
         self.show()
 
@@ -106,10 +108,10 @@ class Rows:
                 raise errors.StateError(f"the state of the run cannot be written: {e.strerror}") from e
 
     def capability_check(self, manifest: Manifest, *, missing: tuple[str, ...] = ()) -> None:
-        """What the manifest requires of its caller; the operator at the command line holds everything.
+        """Record the capabilities that the manifest requires of its caller. The operator at the command line holds all.
 
         Raises:
-            errors.CapabilityError: the caller lacks ``missing``, which is written down first.
+            errors.CapabilityError: Raised when the caller lacks ``missing``, after the event is written.
         """
         required = list(manifest.capabilities.required)
         display = self._issuer["display"]
@@ -132,16 +134,18 @@ class Rows:
             )
 
     def self_test_started(self, detail: str, *, name: str) -> None:
-        """Durable before the sandbox of a self-test starts: whatever becomes of it, the log says that it was there."""
+        """Record a self-test durably before its sandbox starts, so that the log shows it also after a crash."""
         self._append("self_test_started", name=name, detail=detail)
 
     def self_test(self, detail: str, *, passed: bool, name: str = "system call filter") -> None:
-        """What the live probe of runsc found, or the canaries of a policy."""
+        """Record the result of the live probe of runsc, or of the probes of a policy."""
         self._append("self_test", name=name, passed=passed, detail=detail)
 
     def expect_start(self) -> None:
-        """Mark the log as owed an end (sandbox.audit.open_runs) while nobody waits for the start: until that is written
-        the mark says nothing."""
+        """Mark that the log is owed an end (sandbox.audit.open_runs), ahead of the start, while no client waits.
+
+        Until the start is written the mark means nothing.
+        """
         if self._mark is None:
             self._mark = open_runs.Mark(self._ledger, self._run_id)
 
@@ -180,8 +184,11 @@ class Rows:
         self.started = True
 
     def leave(self) -> None:
-        """Nothing more comes from here. An end that could not be written is for whoever looks next, as it would be if
-        this process had ended (sandbox.audit.open_runs); where no start was, none is owed."""
+        """Stop writing for this run.
+
+        The next process that opens the log writes an end that could not be written, as if this process had died
+        (sandbox.audit.open_runs). Without a start no end is owed.
+        """
         if self._mark is not None:
             if self.started:
                 self._mark.leave()
@@ -190,7 +197,7 @@ class Rows:
             self._mark = None
 
     def about(self, *, package: str, policy_digest: str | None, parent: str | None, started_ms: int) -> None:
-        """What the record in the archive says of the run beside its end."""
+        """Set the fields of the archive's record beside those of the end."""
         self._about = {"package": package, "policy_digest": policy_digest, "parent": parent, "started_ms": started_ms}
 
     def denied(self, row: denials.Row) -> None:
@@ -286,7 +293,7 @@ class Rows:
 
     @contextlib.contextmanager
     def _counted(self, usage: contract.Usage | None) -> Iterator[None]:
-        """Where the last row cannot be written, whoever writes it next has what was used."""
+        """Note the use where the last row cannot be written, for the process that writes it next."""
         try:
             yield
         except errors.CovenantError:
@@ -296,12 +303,12 @@ class Rows:
             raise
 
     def runs_revoked(self, fields: Mapping[str, Any]) -> None:
-        """What a new trust root takes back among the live runs, when this run's keeper is the first to find it."""
+        """Record the live runs that a new trust root revokes, where this run's shim is the first to find it."""
         fields = {"operator": self.operator, **fields}
         self._ledger.append("runs_revoked", fields, issuer=self._issuer, now_ms=int(time.time() * 1000))
 
     def runs_stopped(self, fields: Mapping[str, Any]) -> None:
-        """The runs that end because a newer serial was accepted: that of this run, or one that its keeper found."""
+        """The runs that end because a newer serial was accepted: that of this run, or one that its shim found."""
         fields = {"operator": self.operator, **fields}
         self._ledger.append("runs_stopped", fields, issuer=self._issuer, now_ms=int(time.time() * 1000))
 
@@ -319,7 +326,7 @@ class Rows:
 
     def failure(self, error: BaseException, *, package_digest: str) -> None:
         """The row of a refusal, or of a run that was started and that the machine failed."""
-        self._place = None  # nobody looks there any more, and it may be gone
+        self._place = None  # the directory is no longer read, and may be gone
         error = errors.exhausted(error) or error
         fault = errors.InternalError if isinstance(error, Exception) else errors.StoppedError
         code = error.code if isinstance(error, errors.CovenantError) else fault.code

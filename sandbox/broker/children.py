@@ -1,14 +1,14 @@
-"""Children of a running agent: asked for over its broker, each with a keeper of its own, forked from its parent's.
+"""Children of a running agent: it requests them over its broker, and each has a shim forked from the parent's.
 
-    (1) the parent's agent asks: an agent id, a text, and whether less than is asked for will do
-    (2) its keeper forks the child's, which is told who its parent is out of this process's own memory
-    (3) the child's keeper finds the package, verifies it, asks the nine rules with the parent's effective grants,
-        compiles, proves, and takes the child's place behind the gate (sandbox.rundir.admission)
-    (4) it says over a pipe that the child is admitted, or why it is not, and in the end what came of it
+(1) the parent's agent sends an agent id, a text, and whether fewer grants than requested are enough
+(2) its shim forks the child's, and passes the parent's identity from its own memory
+(3) the child's shim finds the package, verifies it, checks the nine rules with the parent's effective grants,
+    compiles, proves, and takes the child's place behind the gate (sandbox.rundir.admission)
+(4) it reports over a pipe that the child is admitted, or the refusal, and at the end the result
 
-So the parent's keeper reads nothing of a package and waits for nothing, and what fails in a child's keeper fails there.
-Each child's keeper holds the read end of one pipe whose only write end is the parent's keeper's: at its end of file
-the parent is gone, however it went, and the child does what its ``on_parent_exit`` says.
+So the parent's shim reads no package and waits for nothing, and a failure in a child's shim stays there. Each child's
+shim holds the read end of a pipe whose only write end is the parent's shim's. Its end of file means that the parent is
+gone, for any cause, and the child follows its ``on_parent_exit``.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ from sandbox.run_io import Outcome
 from sandbox.rundir.admission import Lineage, Member
 from sandbox.shim import process
 
-# A child costs its machine a process and the reading of a package before any rule says no.
+# A child costs the machine a process and the reading of a package before any rule refuses it.
 PER_SECOND, BURST = 8.0, 64.0
-# A path is as long as the kernel takes one (PATH_MAX): what refuses it quotes it.
+# A path is as long as the kernel takes one (PATH_MAX): its refusal quotes it.
 TEXT_BYTES, MOST_PATHS, PATH_BYTES = 512 * 1024, 256, 4096
-# The text of a child that answers stands whole in the log of all (version 1's row has the intent), with up to six bytes
-# for one that the agent sends: so many bytes of rows at once, and then so many a second. That is 8 KiB for each of the
-# children that may be started; each run below has as much, and costs a place and a start.
+# The log of all runs has the whole text of a child that answers (version 1's row has the intent), with up to six
+# bytes for one that the agent sends. So many bytes of rows may come at once, and then so many a second. That is
+# 8 KiB for each of the children that may be started. Each run below has as much, and costs a place and a start.
 LOGGED_PER_SECOND, LOGGED_BURST = 64 * 1024, 4 << 20
 # Limits of the results that the agent has not asked for yet: number and bytes.
 UNREAD, UNREAD_BYTES = 1024, 64 << 20
-# How long a child that ends with its parent may take beyond the grace, and then after it was told to end.
+# How long a child that ends with its parent may take beyond the grace, and then after its kill (seconds).
 _LEAVING_SECONDS, _STOPPING_SECONDS = 20.0, 20.0
 _CHUNK = 1 << 18
 
-# What a child's keeper says to its parent's: one JSON object a line.
+# Messages from a child's shim to its parent's: one JSON object a line.
 Say = Callable[[Mapping[str, Any]], None]
 _OUTLIVES: Final = "adopt"
 
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """The request for one child. ``alive`` is at its end of file once the keeper of the parent is gone."""
+    """The request for one child. ``alive`` is at its end of file once the shim of the parent is gone."""
 
     run_id: str
     agent_id: str
@@ -85,7 +85,7 @@ class _Child:
 class Spawner:
     """Start the children of one run.
 
-    ``member`` is that run. ``start`` does (3) and (4) in the keeper of the child, ``keep`` are descriptors that it
+    ``member`` is that run. ``start`` does (3) and (4) in the shim of the child, ``keep`` are descriptors that it
     needs, and ``use`` returns the resources that the run uses itself at the moment.
 
     ``denied`` is called for each refused child. ``used`` gets the processor time in milliseconds of each child that
@@ -121,15 +121,15 @@ class Spawner:
 
     @property
     def table(self) -> dict[str, Handler]:
-        """The requests that it answers."""
+        """Return the requests that it answers, each with its handler."""
         return {"spawn": self.spawn, "wait": self.wait}
 
     def served_by(self, broker: Broker) -> None:
-        """The broker, which brings the requests, watches the children as well."""
+        """Add the requests to the broker, which also watches the children."""
         self._broker = broker
 
     def started(self, task_seconds: float) -> None:
-        """The agent is given its intent: no child lives longer than what is left of its task."""
+        """Note that the agent is given its intent: no child outlives the rest of its task."""
         self._deadline = time.monotonic() + task_seconds
 
     def spawn(self, call: Call) -> None:
@@ -178,8 +178,10 @@ class Spawner:
             call.refuse("unknown_run", "no child of this run has that id, or its result was given already")
 
     def look(self) -> None:
-        """Give the results that are waited for, as far as the agent reads them: what it does not read stays here, where
-        it is bounded."""
+        """Answer with the results that are awaited, as far as the agent reads them.
+
+        Unread results stay here, where they are bounded.
+        """
         while self._waiting and self._broker is not None and self._broker.room:
             call, run_id = self._waiting.popleft()
             result = self._results.pop(run_id, None)
@@ -189,9 +191,9 @@ class Spawner:
                 _tell(call, json.loads(result))
 
     def close(self) -> None:
-        """The run has ended: its children do what they do without a parent, and those that end with it are waited for.
+        """End with the run: children follow ``on_parent_exit``, and those that end with it are waited for.
 
-        INVARIANT: the run's directory is still there: until its children are gone, they and it are counted.
+        INVARIANT: the run's directory still exists. Until its children are gone, they and the run are counted.
         """
         self._closing = True
         if self._alive is None:
@@ -208,7 +210,7 @@ class Spawner:
         self._alive = None
 
     def _listen(self, until: float) -> None:
-        """Until no child is left but those that go on: what one is, it says when it is admitted, which may be now."""
+        """Wait until no child is left but those that outlive the run. A child may still report now which kind it is."""
         while self._clock() < until:
             for child in [one for one in self._children.values() if one.fate == _OUTLIVES]:
                 self._let_go(child)
@@ -225,7 +227,7 @@ class Spawner:
                     self._hear(child)
 
     def _check(self) -> None:
-        """Refuse a request that is wrong without a look at a package. The keeper of the child asks the rules again."""
+        """Refuse a malformed request without a look at a package. The shim of the child checks the rules again."""
         spawning = self._member.effective.spawning
         if not spawning.allowed:
             raise errors.SpawnBudgetViolation(
@@ -240,7 +242,7 @@ class Spawner:
             )
 
     def _may_log(self, text: str) -> bool:
-        """Whether a child's text may go into the log now; one that may not takes nothing from the next."""
+        """Whether a child's text may go into the log now. A refused text takes nothing from the next one's rate."""
         now = self._clock()
         since = max(self._logged_at, now - LOGGED_BURST / LOGGED_PER_SECOND)
         at = since + len(event_text.quoted(text)) / LOGGED_PER_SECOND
@@ -308,7 +310,7 @@ class Spawner:
             del self._results[next(iter(self._results))]
 
     def _ended(self, child: _Child) -> None:
-        """Its keeper has said all that it had to say."""
+        """Handle the end of file of a child's shim: it has reported everything."""
         if child.call is not None or child.run_id not in self._results:
             gone = {"error": {"code": errors.CutOffError.code, "message": "whoever kept the run is gone"}}
             if child.call is not None:
@@ -332,7 +334,7 @@ class Spawner:
 
 
 class _FieldError(ValueError):
-    """A request that is none."""
+    """Raised when a field of a request is malformed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,14 +380,14 @@ def _only(value: Any) -> Effective | None:
             raise _FieldError(f"`read` of `only` is a list of at most {MOST_PATHS} paths")
         if not all(map(_nameable, paths)):
             raise _FieldError(f"a path of `read` is UTF-8 and at most {PATH_BYTES} bytes")
-        # What may be written may be read as well: a top that keeps its writes would take nothing.
+        # A path that may be written may be read as well: a bound that keeps its writes would take nothing.
         below = PathSet.of(paths)
         filesystem = dataclasses.replace(filesystem, read=below, write=below)
     return dataclasses.replace(top, resources=resources, filesystem=filesystem)
 
 
 def _nameable(path: str) -> bool:
-    """Whether the kernel can be asked about it. JSON can name half of a surrogate pair, which no path has."""
+    """Whether the kernel can be asked about the path. JSON can hold half of a surrogate pair, which no path has."""
     try:
         return len(path.encode()) <= PATH_BYTES
     except UnicodeEncodeError:
@@ -411,7 +413,7 @@ def _tell(call: Call, said: Mapping[str, Any]) -> None:
 
 
 def _work(start: Callable[[Errand, Say], None], errand: Errand, pipe: int) -> None:
-    """In the child's keeper. A parent that is gone reads nothing: that is no reason not to end in order."""
+    """Run in the child's shim. A parent that is gone reads nothing, and the child still ends in order."""
 
     def say(what: Mapping[str, Any]) -> None:
         data = memoryview(json.dumps(what).encode() + b"\n")
@@ -423,7 +425,7 @@ def _work(start: Callable[[Errand, Say], None], errand: Errand, pipe: int) -> No
 
 
 def gone(alive: int) -> bool:
-    """Whether the parent's keeper is gone."""
+    """Whether the parent's shim is gone."""
     poll = select.poll()
     poll.register(alive, select.POLLIN)
     return bool(poll.poll(0))

@@ -1,4 +1,4 @@
-"""How one run starts others: the broker of its agent, and what its children's keepers are told of it."""
+"""Connect a run with its children: the broker of its agent, and what the children's shims know of the parent."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from sandbox.rundir.admission import Above, Lineage, Member
 from sandbox.shim import control_socket
 
 _MIB = 1024 * 1024
-# How long a run that can be seen may take until it listens, and how often it is asked meanwhile.
+# How long a visible run may take until it listens, and how often it is asked meanwhile (seconds).
 _PATIENCE_SECONDS, _AGAIN_SECONDS = 15.0, 0.02
-# Starts a child, in the child's own keeper.
+# Starts a child, in the child's own shim.
 Start = Callable[[Errand, Say], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """The parent of a child run, as the child's keeper sees it. ``stack`` owns the descriptors of the run."""
+    """The parent of a child run, as the child's shim sees it. ``stack`` owns the descriptors of the run."""
 
     errand: Errand
     say: Say
@@ -47,12 +47,12 @@ class Child:
 
     @property
     def run_id(self) -> str:
-        """The id that its parent's keeper gave it."""
+        """Return the id that its parent's shim gave it."""
         return self.errand.run_id
 
     @property
     def lineage(self) -> Lineage:
-        """Where it comes from."""
+        """Return its ancestors."""
         return self.errand.lineage
 
     def admitted(self, label: Mapping[str, str]) -> None:
@@ -68,7 +68,7 @@ class Child:
     def watches(self, label: Mapping[str, str], adopted: Callable[[], None]) -> gateway.Watches:
         """Return the watch of the parent's end. ``adopted`` is called when the child goes on without its parent."""
         epoll = self.stack.enter_context(contextlib.closing(select.epoll()))
-        # At its end of file a pipe is readable for good: it is told of once.
+        # A pipe at its end of file stays readable: report it once.
         epoll.register(self.errand.alive, select.EPOLLIN | select.EPOLLONESHOT)
         look = children.on_parent_exit(label["on_parent_exit"], adopted)
 
@@ -80,7 +80,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Elder:
-    """One run as what its children will have above them."""
+    """Describe one run as an ancestor of its children."""
 
     run_id: str
     intent_id: str
@@ -88,7 +88,7 @@ class Elder:
     lineage: Lineage | None
 
     def member(self, decision: decide.Decision) -> Member:
-        """The run with what it was granted."""
+        """Return the run with its grants."""
         trusted, manifest = decision.trusted, decision.manifest
         assert isinstance(trusted, trust.TrustedPackage)
         line = () if self.lineage is None else self.lineage.parent.line
@@ -119,8 +119,10 @@ def broker(
     keep: Collection[int],
     alive: int | None = None,
 ) -> Broker | None:
-    """The agent's broker with what it may be asked for; None where the policy has none. ``alive`` is at its end of file
-    when the run's own parent is gone."""
+    """Make the agent's broker with the requests that its policy allows. Returns None where the policy has none.
+
+    ``alive`` is at its end of file when the run's own parent is gone.
+    """
     if command.BROKER_FLAG not in decision.artefacts.json("runtime.json")["flags"]:
         return None
     made = Broker()
@@ -142,7 +144,7 @@ def broker(
 
 
 def _ending(place: Path, alive: int | None, fate: str) -> errors.CovenantError | None:
-    """Why the run starts nothing now: it winds down, or is suspended."""
+    """Return why the run may start nothing now: it winds down, or is suspended."""
     if (refused := standing(place)) is not None:
         return refused
     gone = alive is not None and fate != "adopt" and children.gone(alive)
@@ -150,7 +152,7 @@ def _ending(place: Path, alive: int | None, fate: str) -> errors.CovenantError |
 
 
 def standing(place: Path) -> errors.CovenantError | None:
-    """Why the run of that directory starts nothing now: it is suspended, or being ended."""
+    """Return why the run of that directory may start nothing now: it is suspended, or being ended."""
     state = (place / registry.STATE).read_text().strip()
     if state == State.SUSPENDED:
         return errors.WrongStateError("the run that asked for it is suspended", hint="ask again once it goes on")
@@ -170,7 +172,7 @@ def _use(directory: Path, overhead_mb: int) -> Drawn:
 def end_below(runs: Path, run_id: str, by: str, reason: str) -> None:
     """Stop each run below this one, where the process that was to end the tree was killed.
 
-    The keeper of each run ends it then (``shim.operations``). A keeper that does not answer keeps no other run alive.
+    The shim of each run ends it then (``shim.operations``). A shim that does not answer keeps no other run alive.
     """
     until, asked = time.monotonic() + _PATIENCE_SECONDS, {run_id}
     while moving := [one for one in registry.subtree(registry.live(runs), run_id) if one.run_id not in asked]:
@@ -178,7 +180,7 @@ def end_below(runs: Path, run_id: str, by: str, reason: str) -> None:
             try:
                 _have_end(one.path, by=by, reason=reason)
             except errors.NoRunError:
-                if time.monotonic() < until:  # it listens a moment after it can be seen, or is seen no more
+                if time.monotonic() < until:  # it listens a moment after it is visible, or is gone
                     time.sleep(_AGAIN_SECONDS)
                     continue
             except errors.CovenantError:
@@ -217,7 +219,7 @@ def missing(lineage: Lineage | None, manifest: Manifest) -> tuple[str, ...]:
 
 
 def refuse_backend(backend: str) -> errors.BackendError:
-    """A child of a confined agent that would not be confined."""
+    """Return the error for a child of a confined agent that would not be confined."""
     return errors.BackendError(
         f"an agent starts no agent of backend `{backend}`",
         hint='write backend = "linux-gvisor"',

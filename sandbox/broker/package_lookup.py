@@ -1,7 +1,7 @@
-"""Where a child's package is found: by its agent id, in directories that the operator named.
+"""Find a child's package by its agent id, in directories that the operator named.
 
-The agent says an id and nothing else. Each directory holds packages side by side; the one whose manifest has the id is
-read once, into memory, and verified anew like any package. What lies there beside it, or in its stead, is no danger: it
+The agent sends an id and nothing else. Each directory holds packages side by side. The package whose manifest has the
+id is read once, into memory, and verified anew like any package. A foreign package in its place is no danger: a package
 starts only with a valid signature for that id.
 """
 
@@ -25,9 +25,10 @@ from sandbox.kernel import libc
 from sandbox.storage import package_reader as packages
 
 MANIFEST = "agent.toml"
-# Directories that hold more are no catalogue of agents, and a manifest is no longer than that.
+# A directory with more entries is no catalogue of agents, and a manifest is no longer than that.
 MOST_ENTRIES, MANIFEST_BYTES = 4096, 256 * 1024
-# So much is parsed to find one id, a second or two of work: whose directory it is has no say in how long root reads.
+# So much is parsed to find one id, a second or two of work: the owner of a directory must not decide how long root
+# reads.
 PARSED_BYTES = 4 * 1024 * 1024
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -38,7 +39,7 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A package, and where it lies in the operator's words."""
+    """Hold a package, and its place in the operator's words."""
 
     package: Package
     name: str
@@ -89,13 +90,13 @@ def _in(directory: int, agent_id: str) -> Found | None:
                 raise errors.PackageError(f"a directory of agents has more than {MOST_ENTRIES} entries")
             if entry.is_dir(follow_symlinks=False):
                 names.append(entry.name)
-    # Most packages are called by their agent's id; a manifest decides, and no name.
+    # Most packages are named by their agent's id. The manifest decides, and no name.
     holders: list[str] = []
     left = PARSED_BYTES
     for name in sorted(names):
         with _opened(directory, name) as fd:
             raw = b"" if fd is None else _manifest(fd)
-        # An id is ASCII: one that a manifest spells with escapes is not what anybody asked for.
+        # An id is ASCII: an id that a manifest spells with escapes matches no request.
         if agent_id.encode() not in raw:
             continue
         left -= len(raw)
@@ -119,8 +120,11 @@ def _in(directory: int, agent_id: str) -> Found | None:
 
 @contextlib.contextmanager
 def _listed(directory: int) -> Iterator[int]:
-    """The directory once more, to be listed. How far a list was read belongs to the open description (getdents(2)),
-    which a fork shares: of siblings who look at once one would see nothing, and another each package twice."""
+    """Open the directory once more, to list it.
+
+    The position of a listing belongs to the open description (getdents(2)), which a fork shares. Of siblings that list
+    at once, one would see nothing, and another each package twice.
+    """
     fd = os.open(".", _DIRECTORY, dir_fd=directory)
     try:
         yield fd
@@ -144,7 +148,7 @@ def _opened(directory: int, name: str) -> Iterator[int | None]:
 
 
 def _manifest(package: int) -> bytes:
-    """The bytes of a directory's manifest; none where there is none that can be read."""
+    """Return the bytes of a directory's manifest; empty where none can be read."""
     try:
         fd = libc.openat2(MANIFEST, _FILE, dir_fd=package, resolve=_RESOLVE)
         with os.fdopen(fd, "rb") as stream:

@@ -1,13 +1,12 @@
 """The agent's broker: its one descriptor to the supervisor, over which it asks for children and for credentials.
 
     one line, one answer    JSON objects: {"id", "kind", ...} -> {"id", "ok": {...}} | {"id", "error": {"code", ...}}
-    in any order            an answer that takes its time does not hold up the next; ``id`` says which it is
-    who                     the agent of this run, and each process that it gave the descriptor to
+    in any order            a slow answer does not hold up the next; ``id`` names its request
+    client                  the agent of this run, and each process that it gave the descriptor to
 
-What comes over it is hostile. A line is bounded, requests are bounded in number and rate, and what an agent does not
-read is not written: it is not listened to any more until it does. Only plain reads are made, so that no descriptor can
-be sent along (unix(7): without room for them they are closed). Nothing that an agent says here gives it a right: a
-handler decides by what the supervisor knows of the run itself.
+All input is hostile. A line is bounded, and requests are bounded in number and rate. The broker stops reading while the
+agent does not read its answers. Reads are plain, so that no descriptor can be sent along (unix(7): without room for
+them they are closed). No request gives the agent a right: a handler decides by the supervisor's own facts of the run.
 """
 
 from __future__ import annotations
@@ -29,39 +28,42 @@ from sandbox.rate_limit import Tokens
 from sandbox.run_io import Outcome, Round
 
 LINE_BYTES: Final = 1 << 20
-# How many requests may be without an answer, how many may come in a second and at once, and how many lines may be no
-# requests at all before the broker closes the descriptor.
+# Bounds of unanswered requests, of requests in a second and at once, and of malformed lines before the broker
+# closes the descriptor.
 OUTSTANDING, PER_SECOND, BURST, MALFORMED = 256, 64, 320, 16
-# With so much unread nothing more is read; one answer is at most a result, which is bounded itself.
+# With so much unread the broker stops reading. One answer is at most a result, which is bounded itself.
 _UNREAD_BYTES = 1 << 20
 _CHUNK = 65536
-# So many requests is as much of a line worth.
+# A long line counts as so many requests for each chunk.
 _PER_CHUNK = 4
-# So much is done in one turn: the run's own clocks and gates take turns with its agent's requests.
+# So much is done in one turn: the run's own clocks and gates alternate with its agent's requests.
 _LINES, _EVENTS = 16, 16
-# How soon an agent that asked too fast is listened to again.
+# Interval until an agent that asked too fast is read again (seconds).
 _AGAIN_SECONDS = 0.1
 
 
 @dataclass
 class Call:
-    """One request, to be answered once: at once, or whenever. ``fields`` are the agent's words beside id and kind."""
+    """Hold one request, to be answered once, at once or later. ``fields`` are the agent's, without id and kind."""
 
     fields: Mapping[str, Any]
     _say: Callable[[Mapping[str, Any], Locked | None], None]
     answered: bool = field(default=False, init=False)
 
     def answer(self, fields: Mapping[str, Any], *, secret: Locked | None = None) -> None:
-        """It was done. ``secret`` is what stands between the quotes of a JSON text, the field `value` of the answer: it
-        goes through locked memory alone, overwritten once it is sent."""
+        """Answer with success.
+
+        ``secret`` becomes the field `value` of the answer, as the inside of a JSON string. It goes through locked
+        memory alone, which is overwritten once it is sent.
+        """
         self._once({"ok": dict(fields)}, secret)
 
     def refuse(self, code: str, message: str, **more: Any) -> None:
-        """It was not done."""
+        """Answer that the request was refused."""
         self._once({"error": {"code": code, "message": message, **more}})
 
     def failed(self, error: errors.CovenantError) -> None:
-        """It was not done, for a reason that has a code of its own."""
+        """Answer with an error that has a code of its own."""
         hint = {"hint": error.hint} if error.hint else {}
         self.refuse(error.code, error.message, **hint)
 
@@ -75,11 +77,11 @@ Handler = Callable[[Call], None]
 
 
 class Broker:
-    """The supervisor's end of one run's broker. Use as a context manager; ``watches`` and ``round`` go into the
-    exchange's, ``guest`` to the agent.
+    """Serve the supervisor's end of one run's broker. Use as a context manager.
 
-    ``table`` maps each kind of request to what does it. A handler may ask to be called when another descriptor is
-    readable (``watch``), so that all that a run's agent asked for is one watch of its exchange.
+    ``watches`` and ``round`` are for the exchange, and ``guest`` is for the agent. ``table`` maps each kind of request
+    to its handler. A handler may ask to be called when another descriptor is readable (``watch``), so that the exchange
+    needs one watch for all requests of a run.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class Broker:
         self._malformed = self._open = self._unread = 0
         self._in, self._out = bytearray(), deque[memoryview]()
         self._looked = 0  # up to here no line ends in it
-        # Beside each line that waits: the memory that it lies in, where it holds a secret.
+        # For each line that waits: the locked memory that holds it, where it has a secret.
         self._held = deque[Locked | None]()
         self._others: dict[int, Callable[[], None]] = {}
         self._begin: list[Callable[[], None]] = []
@@ -126,39 +128,42 @@ class Broker:
         close: Callable[[], None] = lambda: None,
         look: Callable[[], None] = lambda: None,
     ) -> None:
-        """Answer these kinds of requests as well; ``begin`` is called when the agent is about to be given its intent,
-        ``close`` when its run has ended, and ``look`` again and again in between."""
+        """Answer these kinds of requests as well.
+
+        ``begin`` is called when the agent is about to be given its intent, ``close`` when its run has ended, and
+        ``look`` periodically in between.
+        """
         self._table |= table
         self._look.append(look)
         self._begin.append(begin)
         self._close.append(close)
 
     def begin(self) -> None:
-        """The agent is about to be given its intent."""
+        """Tell all handlers that the agent is about to be given its intent."""
         for begin in self._begin:
             begin()
 
     @property
     def room(self) -> bool:
-        """Whether the agent reads what it is answered; what waits for that is looked at again by the round."""
+        """Whether the agent reads its answers. The round checks again for handlers that wait for it."""
         return self._unread <= _UNREAD_BYTES
 
     @property
     def guest(self) -> int:
-        """The agent's end; ``started`` closes it here."""
+        """Return the agent's end of the socket pair; ``started`` closes it here."""
         return self._guest.fileno()
 
     def started(self) -> None:
-        """The sandbox has its end: from now on its last holder's end is the end of the line."""
+        """Close the agent's end here: the sandbox has it, and an end of file now means that its last holder is gone."""
         self._guest.close()
 
     @property
     def watches(self) -> dict[int, Callable[[], Outcome]]:
-        """For the exchange."""
+        """Return the watches for the exchange."""
         return {self._epoll.fileno(): self.serve}
 
     def round(self) -> Round:
-        """For the exchange: an agent that asked too fast is listened to again."""
+        """Return the check for the exchange, which reads again from an agent that asked too fast."""
         return Round(_AGAIN_SECONDS, self._again)
 
     def watch(self, fd: int, ready: Callable[[], None]) -> None:
@@ -167,12 +172,12 @@ class Broker:
         self._epoll.register(fd, select.EPOLLIN)
 
     def forget(self, fd: int) -> None:
-        """Look at ``fd`` no more. Before it is closed: a number may be another's afterwards."""
+        """Stop watching ``fd``. Call it before closing: the number may be reused afterwards."""
         if self._others.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
     def serve(self) -> Outcome:
-        """Do what can be done at once, a bounded amount of it."""
+        """Serve what is ready, a bounded amount of it."""
         for fd, events in self._epoll.poll(0, _EVENTS):
             if fd in self._others:
                 self._others[fd]()
@@ -204,7 +209,7 @@ class Broker:
         self._lines()
 
     def _lines(self) -> None:
-        """Do the requests that are there, as many as the rate allows."""
+        """Handle the requests in the buffer, as many as the rate allows."""
         for _ in range(_LINES):
             if not self._alive or self._unread > _UNREAD_BYTES:
                 break
@@ -217,7 +222,7 @@ class Broker:
             if not self._rate.take(self._clock()):
                 break
             for _ in range(end // _CHUNK * _PER_CHUNK):
-                self._rate.take(self._clock())  # a long line is as many requests as it takes the time of
+                self._rate.take(self._clock())  # a long line counts as the requests that would take its time
             line = bytes(self._in[:end])
             del self._in[: end + 1]
             self._looked = 0
@@ -225,8 +230,10 @@ class Broker:
         self._watch_own()
 
     def _end(self) -> int:
-        """Where the first line ends, below 0 where none does. No byte is looked at twice: of a long line that comes
-        byte by byte each may be read alone."""
+        """Return the offset of the first line's end, below 0 where there is none.
+
+        No byte is searched twice, since a long line may come byte by byte.
+        """
         end = self._in.find(b"\n", self._looked)
         self._looked = len(self._in) if end < 0 else end
         return end
@@ -294,7 +301,7 @@ class Broker:
         self._watch_own()
 
     def _watch_own(self) -> None:
-        """Listen unless requests wait here already, and say when there is room for what waits to be read there."""
+        """Read unless requests wait in the buffer, and write while answers wait."""
         if not self._alive:
             return
         wanted = 0 if self._end() >= 0 or self._unread > _UNREAD_BYTES else select.EPOLLIN
@@ -320,7 +327,7 @@ class Broker:
 
 
 def _filled(line: bytes, secret: Locked) -> Locked:
-    """An answer whose last text, which is empty, is the secret."""
+    """Return an answer with the secret as its last text, which is empty in ``line``."""
     tail = b'"}}\n'
     assert line.endswith(b'"' + tail)
     held = Locked(len(line) + len(secret))

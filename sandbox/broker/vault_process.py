@@ -1,9 +1,9 @@
-"""A process that asks a vault which may take its time, so that the run's own loop never waits for it.
+"""Ask a slow vault in a process of its own, so that the run's own loop never waits for it.
 
-    keeper -> fetcher    agent id, NUL, name
-    fetcher -> keeper    status, version, value; into locked memory at both ends
+    shim -> fetcher    agent id, NUL, name
+    fetcher -> shim    status, version, value; into locked memory at both ends
 
-It is forked before the agent starts, so that a vault that cannot be used refuses the run, and ends with its keeper.
+It is forked before the agent starts, so that an unusable vault refuses the run. It ends with its shim.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Then = Callable[[Opened | errors.VaultError | None], None]
 
 
 class Fetcher:
-    """One run's fetcher. Use as a context manager.
+    """Hold one run's fetcher. Use as a context manager.
 
-    ``make`` makes the vault, in the other process; ``agent_id`` is only for a first question, under no name.
+    ``make`` opens the vault, in the other process. ``agent_id`` is only for a first question, under no name.
 
     Raises:
-        errors.VaultError: the vault cannot be made or does not answer within ``seconds``.
+        errors.VaultError: Raised when the vault cannot be opened or does not answer within ``seconds``.
     """
 
     def __init__(self, make: Callable[[], Backend], agent_id: str, *, seconds: float) -> None:
@@ -67,7 +67,7 @@ class Fetcher:
         self._undo.close()
 
     def fileno(self) -> int:
-        """Readable when there is an answer."""
+        """Return a descriptor that is readable when there is an answer."""
         return self._own.fileno()
 
     def ask(self, agent_id: str, name: str, then: Then) -> None:
@@ -80,7 +80,7 @@ class Fetcher:
             self._waiting.append(then)
 
     def serve(self) -> None:
-        """Hand on the answer that is there."""
+        """Pass on the answer that has arrived."""
         with Locked(_REPLY.size + MAX_VALUE_BYTES) as buffer:
             try:
                 size = self._own.recv_into(buffer.view)
@@ -104,9 +104,11 @@ class Fetcher:
                 then(Opened(version, value))
 
     def settle(self, watches: Watches) -> Outcome:
-        """Wait for every answer that is due, each at most as long as the first one may take. One that does not come in
-        time is the end: what came late would be taken for the answer to another question. ``watches`` are served
-        meanwhile; what one of them comes to is not waited any longer for."""
+        """Wait for every answer that is due, each at most as long as the first one may take.
+
+        A missing answer closes the fetcher: a late one would be taken for the answer to another question. ``watches``
+        are served meanwhile, and an outcome of one of them ends the wait.
+        """
         while self._waiting:
             until, count = time.monotonic() + self._seconds, len(self._waiting)
             while len(self._waiting) == count and (left := until - time.monotonic()) > 0:
@@ -139,8 +141,10 @@ class Fetcher:
 
 
 def _readable(fds: Iterable[int], seconds: float) -> list[int]:
-    """Those on which there is something, or the end, within so many seconds. A connection that came while many others
-    were open has a number that select(2) does not take."""
+    """Wait up to so many seconds, and return the descriptors that are readable or at their end.
+
+    This uses poll(2): a descriptor may have a number that select(2) does not take.
+    """
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
@@ -148,7 +152,7 @@ def _readable(fds: Iterable[int], seconds: float) -> list[int]:
 
 
 def _work(channel: socket.socket, make: Callable[[], Backend], agent_id: str, parent: int) -> None:
-    """The fetcher: one question at a time, until the keeper hangs up or dies."""
+    """Serve one question at a time, until the shim hangs up or dies."""
     libc.set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != parent:
         return

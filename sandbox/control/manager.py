@@ -1,6 +1,6 @@
 """Operations over all runs: list, log, wait, kill, suspend and resume.
 
-A command of root and a keeper of the supervisor both use them. The live runs are read from their directories
+A command of root and a shim of the supervisor both use them. The live runs are read from their directories
 (registry). The shim of a run does an operation on it (shim.control_socket, shim.operations). The archive holds the
 records of runs that ended.
 """
@@ -106,7 +106,7 @@ def _kill_tree(state: Path, asker: Asker, run: str, reason: str) -> list[str]:
         ask = _Ask(state, asker, reason)
         done = ask.end(chosen)
     _until_gone(state, done)
-    # A child that a keeper was just starting is there only when its parent is gone, and may outlive it.
+    # A child that a shim was just starting is there only when its parent is gone, and may outlive it.
     while ask.subtree(chosen.run_id):
         done += ask.end(chosen)
         _until_gone(state, done)
@@ -123,8 +123,8 @@ def logs(state: Path, asker: Asker, run: str, offset: int = 0) -> dict[str, Any]
 
     Raises:
         errors.NoRunError: there is no such run, and no record of one.
-        errors.CutOffError: its keeper ended without a word; the next start writes down what became of it.
-        errors.KeeperError: its keeper does not answer, or is still writing its end.
+        errors.CutOffError: its shim ended without a word; the next start writes down what became of it.
+        errors.KeeperError: its shim does not answer, or is still writing its end.
     """
     return _once_begun(lambda: _logs(state, asker, run, offset))
 
@@ -157,8 +157,8 @@ def ended(
 
     Raises:
         errors.NoRunError: there is no such run, and no record of one.
-        errors.CutOffError: its keeper ended without a word; the next start writes down what became of it.
-        errors.KeeperError: its keeper does not answer, or is still writing its end.
+        errors.CutOffError: its shim ended without a word; the next start writes down what became of it.
+        errors.KeeperError: its shim does not answer, or is still writing its end.
     """
     return _once_begun(lambda: _ended(state, asker, run, left))
 
@@ -170,13 +170,13 @@ def _ended(state: Path, asker: Asker, run: str, left: Callable[[], bool]) -> run
     entry = entries[0]
     while not left():
         try:
-            # The end of file is the end of the run. Another requester may take this place in the keeper: then again.
+            # The end of file is the end of the run. Another requester may take this place in the shim: then again.
             with control_socket.Connection(entry.path) as connection:
                 while not (over := connection.closed(0.25)) and not left():
                     pass
                 if over and not (entry.path / control_socket.NAME).exists():
                     return _await_record(state, entry.run_id, time.monotonic() + _PATIENCE_SECONDS)
-            # More who wait than the keeper takes would push each other out without a pause.
+            # More who wait than the shim takes would push each other out without a pause.
             time.sleep(_PUSHED_OUT_SECONDS)
         except errors.NoRunError:
             if not registry.under_way(entry.path) or not control_socket.until_there(entry.path, 1.0):
@@ -192,7 +192,7 @@ class _Ask:
 
     def __init__(self, state: Path, asker: Asker, reason: str) -> None:
         self._runs, self._asker = state / "runs", asker
-        # As every keeper takes it: an argument of a command may be of any length, and no text.
+        # As every shim takes it: an argument of a command may be of any length, and no text.
         self._reason = reason[: marks.WORDS].encode("utf-8", "backslashreplace").decode()
         # Why the log does not say in whose name a tree has ended.
         self.unwritten: errors.CovenantError | None = None
@@ -228,12 +228,12 @@ class _Ask:
         return stopped
 
     def end(self, entry: Entry) -> list[str]:
-        """End the whole subtree. Each run of it is stopped before any is ended, so that none starts another meanwhile;
-        marked, so that it ends also where we are killed over it; named in one row; and killed with the others.
+        """End the whole subtree: suspend every run, mark each, write one row that names them, and kill them together.
 
-        It asks no keeper, as a revocation asks none: agents that run keep the processors from theirs, and each would
-        have a row of its own to write. Only that of a run that could not be marked is asked, afterwards: its agent may
-        be one that nobody could see yet. A log that takes no row keeps nobody alive: it is in ``unwritten``.
+        Suspending first keeps a run from starting another meanwhile. The marks end the runs also where this process is
+        killed. Like a revocation this asks no shim: running agents take the CPU from their shims, and each shim would
+        write a row of its own. Only the shim of a run that could not be marked is asked, afterwards, because its agent
+        may not be visible yet. A log that takes no row keeps no run alive: the error is in ``unwritten``.
         """
         ended: list[str] = []
         with tree_kill.sweep_lock(self._runs):
@@ -330,7 +330,7 @@ def _record(state: Path, asker: Asker, run: str) -> run_archive.Record:
     ending = None if found else open_runs.named(state, run)
     gone = ending is not None and not registry.under_way(state / "runs" / ending)
     if ending is not None and gone and asker.may(_started_by(state, ending)):
-        # It is not live and has no record yet: its keeper has still to write its end, or was killed.
+        # It is not live and has no record yet: its shim has still to write its end, or was killed.
         try:
             found = [_await_record(state, ending, time.monotonic() + _PATIENCE_SECONDS, unseen=True).run_id]
         except errors.CutOffError:
@@ -413,7 +413,7 @@ def _asked(entry: Entry, operation: str, **fields: Any) -> dict[str, Any]:
 
 
 def _await_record(state: Path, run_id: str, until: float, *, unseen: bool = False) -> run_archive.Record:
-    """Return the record of a run that has just ended: its keeper writes it a moment later.
+    """Return the record of a run that has just ended: its shim writes it a moment later.
 
     An ``unseen`` run may also be about to begin.
     """

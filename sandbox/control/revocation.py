@@ -1,19 +1,20 @@
-"""Revocation that reaches the kernel: what is revoked while it runs is stopped, cut off and ended, and all below it.
+"""Enforce a revocation in the kernel: suspend, disconnect and kill every live run that rests on it, with its subtree.
 
-Whoever installs a trust root that revokes has ``enforce`` do it. It asks no keeper: it acts on cgroups and links
-itself, and the keepers of the runs find a mark in their directories and write the last rows.
+The process that installs a revoking trust root calls ``enforce``. It asks no shim: it acts on cgroups and links itself.
+The shims of the runs find a mark in their directories and write the last rows. "Behind the gate" means: with the lock
+of the runs directory held. The order decides each race:
 
-    what is stopped first              rests on a root that is verified and not installed yet: agents that run keep the
-                                       processors from whoever writes to the disk, which took seconds
-    a label is shown behind the gate   by a keeper that saw there which root holds, and no mark above (``refuse``)
-    marks are set behind the gate      on every label that can be seen, and again once the root is there: whoever comes
-                                       later finds the root or the mark
-    a cgroup is made before the mark   is looked for: whoever joins it later stands, and is killed
-    a cgroup is made after the mark    by a keeper that looks for the mark next, and starts nothing
-    a stopped run is thawed            behind the gate, by a keeper that saw no mark there (``allow_thaw``)
+    runs are stopped before the root   the new root is verified and not installed yet: running agents would take the CPU
+                                       from the process that writes to the disk, which took seconds
+    a label is shown behind the gate   by a shim that saw there which root is installed, and no mark above (``refuse``)
+    marks are set behind the gate      on every visible label, and again once the root is installed: a later run finds
+                                       the root or the mark
+    a cgroup is made before the mark   it is found: a process that joins it later is frozen there, and killed
+    a cgroup is made after the mark    by a shim that checks for the mark next, and starts nothing
+    a stopped run is thawed            behind the gate, by a shim that saw no mark there (``allow_thaw``)
 
-Each keeper looks at its mark and at the root's version as well (``Watch``), so that a command that was killed between
-two of its steps leaves nothing running that it marked, or that a root which is installed revokes.
+Each shim also checks its mark and the root's version (``Watch``). So a command that was killed between two of its steps
+leaves no run that it marked, and no run that an installed root revokes.
 """
 
 from __future__ import annotations
@@ -57,9 +58,10 @@ Write = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True, slots=True)
 class Enforced:
-    """What an enforcement came to: the runs that it ended, and in words what of it could not be done.
+    """Report an enforcement: the runs that it ended, and in words the steps that failed.
 
-    ``refused`` is why the root could not be installed; those that rest on what it revokes were ended all the same.
+    ``refused`` is the reason that the root could not be installed. The runs that rest on what it revokes were ended
+    anyway.
     """
 
     ended: tuple[Ended, ...] = ()
@@ -78,33 +80,33 @@ def enforce(
     own: Path | None = None,
     install: Callable[[], object] | None = None,
 ) -> Enforced:
-    """End every live run below ``runs`` that rests on what ``root`` revokes, each with everything below it.
+    """End every live run below ``runs`` that rests on what ``root`` revokes, each with its subtree.
 
-    (1) behind the gate: which runs rest on it, and which are below those
-    (2) all of them stopped: what stands sends nothing, and leaves the processors to the disk
-    (3) a mark in the directory of each, so that its keeper starts nothing more and says why it ended; then their gates
-        stopped, and what came between (2) and the mark: what somebody stopped who was killed before the mark is what
-        `resume` lets go on, which knows nothing of gates
-    (4) ``install``, where the root does not hold yet, and (1) to (3) once more, for what was shown before it did
-    (5) one durable row that names them
-    (6) all their networks cut, while
-    (7) all of them are killed, and waited for; until here their keepers wait for us (``wait_for_sweep``)
-    (8) those whose keepers were about to start them: until each keeper has found its mark
+    (1) behind the gate: find the runs that rest on it, and those below them (2) stop all of them: a frozen agent sends
+    nothing, and leaves the CPU to the disk's writer (3) mark the directory of each, so that its shim starts nothing
+    more and reports the reason; then stop their gates, and
+        any run that came between (2) and the mark. If this process dies before the mark, `resume` thaws the agents, and
+        it does not know of gates
+    (4) call ``install``, where the root is not installed yet, then repeat (1) to (3) for the runs that came before it
+    (5) write one durable row that names them
+    (6) disconnect all their networks, while
+    (7) all of them are killed and waited for; until here their shims wait (``wait_for_sweep``)
+    (8) wait for the shims that were about to start a run, until each has found its mark
 
-    ``own`` is the run of the keeper that does it, which cannot wait for itself in (8). Whoever gives ``install`` has
-    verified that ``root`` may follow the one that holds.
+    ``own`` is the run of the calling shim, which cannot wait for itself in (8). A caller that passes ``install`` has
+    verified that ``root`` may follow the installed one.
 
-    A root that cannot be installed, a row or a mark that cannot be written, a link that cannot be cut, a gate that
-    somebody does not let go of keep nobody alive: they are in ``failed``.
+    A root that cannot be installed, a failed row or mark, a link that stays, or a gate that is still held keeps no run
+    alive. These failures are in ``failed``.
 
     Raises:
-        errors.CovenantError: what ``install`` raised, when nothing rests on what the root revokes.
+        errors.CovenantError: Raised when ``install`` failed and nothing rests on what the root revokes.
     """
     refused = None
     with contextlib.ExitStack() as stack:
         sweep = _Sweep(runs, root, stack)
         if install is not None:
-            sweep.try_to_catch()  # whatever fails of it keeps no root from being installed
+            sweep.try_to_catch()  # no failure here may keep the root from being installed
             try:
                 install()
             except errors.CovenantError as e:
@@ -123,7 +125,7 @@ def enforce(
 
 
 class _Sweep:
-    """One enforcement on its way. What it holds so that keepers wait is let go of with ``stack``."""
+    """One enforcement on its way. What it holds so that shims wait is let go of with ``stack``."""
 
     def __init__(self, runs: Path, root: TrustRoot, stack: contextlib.ExitStack) -> None:
         self._runs, self._root, self._stack = runs, root, stack
@@ -183,21 +185,21 @@ class _Sweep:
         tree_kill.attempt(self._failed, "runs about to start", lambda: tree_kill.outwait(starting))
 
     def enforced(self, refused: errors.CovenantError | None) -> Enforced:
-        """What it came to; what failed twice is said once."""
+        """Return the report; a failure that occurred twice is listed once."""
         return Enforced(
             tuple(self._hit[one.run_id] for one in self.caught), tuple(dict.fromkeys(self._failed)), refused
         )
 
 
 def refuse(state: State, root_version: int | None, ancestors: Collection[Path], line: str = "") -> None:
-    """Behind the gate, before a label can be seen: whether the run may still start.
+    """Refuse a run that may not start any more. Called behind the gate, before its label can be seen.
 
-    ``root_version`` is that under which it was verified, None for a package that nobody signed; ``ancestors`` are the
-    directories of the runs above it, and ``line`` is what it rests on with them (``line_below``).
+    ``root_version`` is the root that it was verified under, None for an unsigned package. ``ancestors`` are the
+    directories of the runs above it. ``line`` is the authority that it rests on together with them (``line_below``).
 
     Raises:
-        errors.TrustError: another root holds now.
-        errors.RevokedError: a run above it is being ended, or rests on what is revoked and is gone already.
+        errors.TrustError: Raised when another root is installed now.
+        errors.RevokedError: Raised when a run above it is being ended, or rested on what is revoked and is gone.
     """
     if root_version is not None and (version := state.root_version()) != root_version:
         raise errors.TrustError(
@@ -216,10 +218,10 @@ def refuse(state: State, root_version: int | None, ancestors: Collection[Path], 
 
 
 def line_below(runs: Path, parent: str, own: authority.Authority | None) -> str:
-    """What a run rests on, for its label: what its parent does, and its own statement. Empty where nobody signed.
+    """Return the authority that a run rests on, for its label: its parent's and its own statement. Empty if unsigned.
 
     Raises:
-        errors.RevokedError: the parent is gone.
+        errors.RevokedError: Raised when the parent is gone.
     """
     above: tuple[authority.Authority, ...] = ()
     if parent:

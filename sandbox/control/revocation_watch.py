@@ -11,16 +11,17 @@ from sandbox.run_io import Outcome, Round
 from sandbox.rundir import marks
 from sandbox.storage.trust_state import State
 
-# How often a keeper looks for its mark, and at every which look at the root's version: for what nobody announced.
+# How often a shim checks its mark (seconds), and at every which check the root's version: for revocations that
+# no process announced.
 _LOOK_SECONDS, _VERSION_EVERY = 0.25, 8
 
 
 class Watch:
-    """A keeper's own look: at the mark in its run's directory, and at whether a new root revokes what it rests on.
+    """Check a run's own mark, and whether a new trust root revokes what the run rests on. A shim calls it by the clock.
 
-    ``state`` is None for a run that no trust root of an operator decides about (covenant dev). ``version`` is that of
-    the root that it was verified under, None for what nobody signed: one that came since may revoke what it rests on,
-    also where whoever installed it was killed over it.
+    ``state`` is None for a run that no operator's trust root decides about (covenant dev). ``version`` is the root that
+    the run was verified under, None for an unsigned package. A newer root may revoke what the run rests on, also where
+    the process that installed it was killed before it enforced it.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Watch:
     def _look_at_the_root(self) -> Outcome:
         if self._state is None or (version := self._state.root_version()) == self._version:
             return None
-        if version != self._seen:  # whoever installs it enforces it next: only at the second look is that left to us
+        if version != self._seen:  # the process that installed it enforces it next: act only at the second look
             self._seen = version
             return None
         root = self._state.present_root()

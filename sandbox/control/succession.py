@@ -6,7 +6,7 @@
     (3) all of them killed at once, their networks cut
 
 A run of the older package is seen behind the gate and marked, or finds the newer serial there before its own label is
-seen (``sandbox.lifecycle.context``). A process that is killed between (1) and (3) leaves the serial: the keepers of the
+seen (``sandbox.lifecycle.context``). A process that is killed between (1) and (3) leaves the serial: the shims of the
 older runs find it (``Watch``), and so does the next recovery (``enforce``). The setting `on_newer_serial` = "finish"
 ends none.
 """
@@ -30,7 +30,7 @@ from sandbox.rundir import label as rundir_label
 from sandbox.rundir.registry import Entry
 from sandbox.storage.trust_state import State
 
-# How often a keeper looks at the highest serial that was accepted.
+# How often a shim looks at the highest serial that was accepted.
 LOOK_SECONDS = 2.0
 # Writes a durable row `runs_stopped`, given its fields but for the operator.
 Write = Callable[[Mapping[str, Any]], None]
@@ -101,7 +101,7 @@ def enforce(runs: Path, state: State, *, setting: OnNewer, write: Write) -> list
 
 
 class Watch:
-    """A keeper's own look at the highest serial that was accepted for its agent id.
+    """A shim's own look at the highest serial that was accepted for its agent id.
 
     The first look that finds a newer one leaves the end to the process that accepted it. The second one ends the run:
     that process was killed. ``setting`` returns what the operator wants now, which may have changed since the start.

@@ -216,10 +216,10 @@ def _links(entries: Iterable[registry.Entry], failed: list[str]) -> list[disconn
 
 
 def outwait(entries: Collection[registry.Entry]) -> None:
-    """Kill each process that joins the cgroups of runs that are about to start, until their keepers are done with them.
+    """Kill each process that joins the cgroups of runs that are about to start, until their shims are done with them.
 
     Raises:
-        errors.KernelError: a keeper has not ended its run in ``_STARTING_SECONDS``.
+        errors.KernelError: a shim has not ended its run in ``_STARTING_SECONDS``.
     """
     hierarchies, until = cgroup.Hierarchies.read(), time.monotonic() + _STARTING_SECONDS
     while left := [one for one in entries if registry.under_way(one.path)]:

@@ -239,10 +239,10 @@ def mount(source: str, target: str, fstype: str = "", flags: int = 0, data: str 
 
 
 def statx_which(directory: int, name: bytes) -> tuple[int, int, int, int]:
-    """statx(2) of what a name in a directory is now, no symlink followed: inode, size, and the device's two numbers.
+    """Return inode, size and the device's two numbers of a name in a directory, by statx(2) without following symlinks.
 
-    None of its times is asked for. A file system with fine timestamps gives a file whose times somebody looked at new
-    ones at the next write, which the next sync then has to write down beside the data.
+    The call asks for none of its times. A file system with fine timestamps gives a file whose times were read new ones
+    at the next write, and the next sync then has to write them beside the data.
     """
     found = _Statx()
     result = _libc.statx(directory, name, _AT_SYMLINK_NOFOLLOW, _STATX_INO | _STATX_SIZE, found)

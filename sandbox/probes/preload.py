@@ -1,11 +1,11 @@
-"""The five denials once more in every run, inside the interpreter before the agent's code, and what is heard of them.
+"""Test the five denials again in every run, inside the interpreter before the agent's code, and await the reports.
 
-A shared object that the loader takes (sandbox.probes.preload_object) tries to make a file, start a program, connect,
-ask for a name and make a forbidden call, chosen from the artefacts as they read back. Inside, a try that is not refused
-ends the process. Outside, each refusal must be told by whoever refused it, gVisor's filter in its log and the gateway
-and its gates in their reports, before the agent is given its intent. Those are the first of their kind in the run,
-since nothing of the agent has run yet, so each is taken once and is no denial of the agent's: what it tries itself
-comes on top and is counted.
+A preloaded shared object (sandbox.probes.preload_object) tries to make a file, start a program, connect, resolve a name
+and make a forbidden call. The tries are chosen from the artefacts as they read back. Inside, a try that is not refused
+ends the process. Outside, the layer that refused a try must report it before the agent is given its intent: gVisor's
+filter in its log, the gateway and its gates in their reports. These reports are the first of their kind in the run,
+since no code of the agent has run yet. So each is taken once and is no denial of the agent's; the agent's own tries are
+counted on top.
 """
 
 from __future__ import annotations
@@ -44,8 +44,11 @@ _LAST: Final = ("chroot", (Bytes(b"/\0"),))
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """What is tried, as the object that does it, and what must be told of it: the ``calls`` that the filter refuses,
-    by number and in this order, and the denials of the gateway and its gates."""
+    """Hold the tries of a run and the reports that must follow.
+
+    ``object`` is the shared object that makes them. ``calls`` are the calls that the filter refuses, by number and in
+    this order. ``told`` are the denials of the gateway and its gates.
+    """
 
     object: bytes
     calls: tuple[int, ...]
@@ -80,10 +83,10 @@ def possible(runtime: str, arch: str) -> bool:
 
 
 def tries(artefacts: Artefacts) -> Tries:
-    """What is tried under these artefacts.
+    """Choose the tries for these artefacts.
 
     Raises:
-        errors.ArtefactError: they cannot be read back.
+        errors.ArtefactError: Raised when they cannot be read back.
     """
     found = reading.read(artefacts.files)
     made = _Made(data.syscalls(found.arch).numbers, found.calls.allowed.keys())
@@ -121,7 +124,7 @@ def _name(made: _Made, networked: bool, port: int | None, name: str | None) -> N
     query = denial_probes.query(name)
     made.call("connect", Result(socket), Bytes(denial_probes.address(addresses.GATEWAY4, port)), 16, least=0, most=0)
     made.call("write", Result(socket), Bytes(query), len(query), least=len(query), most=len(query))
-    # The answer is waited for: until then nobody has refused it.
+    # Wait for the answer: before it comes the gate has refused nothing.
     made.call("read", Result(socket), Bytes(bytes(_ANSWER_BYTES)), _ANSWER_BYTES, least=_DNS_HEAD, most=_ANSWER_BYTES)
     made.call("close", Result(socket), least=0, most=0)
     made.told.add(denial_probes.told_of_name(name))
@@ -141,7 +144,7 @@ def closure(directory: Path, program: bytes) -> Closure:
 
 
 class Heard:
-    """What is still to be heard of, in one run. Whoever tells of a denial tells it here first."""
+    """Track the reports that are still missing in one run. Each reporter of denials passes them here first."""
 
     def __init__(self, tries: Tries, denied: denials.Told) -> None:
         self.calls = deque(tries.calls)
@@ -170,7 +173,7 @@ class Heard:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What was not told yet."""
+        """Return the reports that are still missing, in words."""
         return (*(f"the filter of call {call}" for call in self.calls), *(f"{d.layer} {d.target}" for d in self._told))
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroup.Hierarchies
                 # Its end is not written yet: a kill before that must not make its use look like zero.
                 directory.vacate(METER)
                 job.after.push(lasting.pop_all())
-    # Its keeper's own look came before others saw it no more (directory.RunDirectory): it is ended, or it is answered.
+    # Its shim's own look came before others saw it no more (directory.RunDirectory): it is ended, or it is answered.
     return finished if directory.ended is None else dataclasses.replace(finished, error=directory.ended)
 
 
@@ -103,7 +103,7 @@ def _run(
             "--pod-init-config": str(started.config),
             **(debug_log.flags(directory.trace, _traced(job)) if calls else {}),
         }
-        # Once more: the vault and the gateway took their time, and a revocation does not wait that long for a keeper.
+        # Once more: the vault and the gateway took their time, and a revocation does not wait that long for a shim.
         _goes_on(job, directory)
         launch = _launch(job, directory, leaf, mounts, places, gate, broker)
         child = stack.enter_context(spawn.spawn(launch, _patience(job, directory, leaf)))

@@ -24,12 +24,13 @@ def recover(
 ) -> list[str]:
     """Remove the cgroups and directories of runs whose process is gone. Return the ids of the removed runs.
 
-    What the log says of them is for ``run_events.cut_off``, afterwards; ``used`` is told what they had used, before it
-    is taken away with what counted it. ``isolated`` says that this process is not in the host's network: of a run that
-    had a part of that, all else is taken away, and the directory that says so stays for whoever is.
+    ``run_events.cut_off`` writes their ends into the log afterwards. ``used`` is called with their use, before the
+    cgroups that counted it are removed. ``isolated`` says that this process is not in the host's network. Of a run that
+    had a device there, everything else is then removed; the directory stays for a process that is in the host's
+    network.
 
     Raises:
-        errors.CovenantError: one cannot be ended or taken away, and stays; the others are gone.
+        errors.CovenantError: Raised when one cannot be ended or removed, and stays; the others are gone.
     """
     removed, failed = [], list[errors.CovenantError]()
     with abandoned(runs) as found:

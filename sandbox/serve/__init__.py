@@ -1,4 +1,4 @@
-"""The supervisor as a service: one process that accepts, one keeper for each connection, and its clients.
+"""The supervisor as a service: one process that accepts, one shim for each connection, and its clients.
 
     client  -> frames                              light: what `covenant` imports to ask
     main    -> server -> connection -> handlers    root: accept, fork, read the request, do it

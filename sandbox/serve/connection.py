@@ -1,4 +1,4 @@
-"""Serve one connection in a keeper: read the request within its limits, do it, answer, end."""
+"""Serve one connection in a shim: read the request within its limits, do it, answer, end."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Opening:
     host_network: int
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return the descriptors that the keeper keeps. On 2 it writes what only the operator should read."""
+        """Return the descriptors that the shim keeps. On 2 it writes what only the operator should read."""
         given = (2, self.sock.fileno(), self.alive, self.host_network)
         return tuple(fd for fd in given if fd >= 0)
 
 
 def serve(opening: Opening, supervisor: Supervisor) -> None:
-    """Serve one request with one answer, in the keeper.
+    """Serve one request with one answer, in the shim.
 
     Raises:
         Exception: a fault of ours, after the client was told that there is one.
@@ -70,7 +70,7 @@ def serve(opening: Opening, supervisor: Supervisor) -> None:
 
 
 def recover(supervisor: Supervisor, host_network: int) -> None:
-    """In a keeper: take away what another left."""
+    """In a shim: take away what another left."""
     if host_network >= 0:
         libc.setns(host_network, libc.CLONE_NEWNET)
     with supervisor.in_keeper() as own:

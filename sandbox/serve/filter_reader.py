@@ -1,7 +1,7 @@
 """The one process of a supervisor that is under no filter, and so can read those of others: forked first of all.
 
 It has no secret and no lock, since nothing was opened yet, two capabilities, and of descriptors the socket that it is
-asked over and stderr. It ends with the last that could ask: a keeper that outlives its supervisor is still answered.
+asked over and stderr. It ends with the last that could ask: a shim that outlives its supervisor is still answered.
 """
 
 from __future__ import annotations

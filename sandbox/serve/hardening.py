@@ -1,9 +1,9 @@
-"""Drop rights of the supervisor for good, after start-up. Each keeper, gate and runsc inherits the restrictions.
+"""Drop rights of the supervisor for good, after start-up. Each shim, gate and runsc inherits the restrictions.
 
 capabilities   those of ``CAPABILITIES``, each with what fails without it (docs/adr/0032-two-processes.md)
 system calls   all of the deny list (policy/data/deny.toml) but ``NEEDED``; of bpf(2) the question alone which
                programs are attached, which attestation asks
-network        an empty namespace; a keeper returns to the host's where the operator named an uplink
+network        an empty namespace; a shim returns to the host's where the operator named an uplink
 limits         no core files: they would hold keys
 """
 
@@ -81,7 +81,7 @@ def apply() -> int:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _DESCRIPTORS), most))
         core_dumps.forbid()
-        # What a killed keeper leaves behind is ours to reap, and no stranger's.
+        # What a killed shim leaves behind is ours to reap, and no stranger's.
         libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
         host_network = netns.current()
         libc.unshare(libc.CLONE_NEWNET)

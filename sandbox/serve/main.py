@@ -74,7 +74,7 @@ def serve(state: Path) -> None:
         numbers = stack.enter_context(metrics_worker.listening(supervisor.config))
         preload.up(supervisor)
         network = hardening.apply()
-        # What is there now is shared with every keeper, and no collection writes to it.
+        # What is there now is shared with every shim, and no collection writes to it.
         gc.collect()
         gc.disable()
         gc.freeze()

@@ -1,9 +1,9 @@
-"""The main loop's limit on keepers that wait for a file system: SIGKILL, an answer to the client, and the name of each
+"""The main loop's limit on shims that wait for a file system: SIGKILL, an answer to the client, and the name of each
 that SIGKILL does not end.
 
-A keeper announces each access to files of its client's, or of the operator's, before it makes it (kernel.hanging).
-When such an access has outlived its time, a process forked for that purpose takes the client's socket from the keeper,
-kills the keeper through its pidfd, and answers in its place (``_end``). A keeper that dies is then handled as any that
+A shim announces each access to files of its client's, or of the operator's, before it makes it (kernel.hanging).
+When such an access has outlived its time, a process forked for that purpose takes the client's socket from the shim,
+kills the shim through its pidfd, and answers in its place (``_end``). A shim that dies is then handled as any that
 was killed. One that does not die holds nothing that others wait for: its client's place is given back, and the agents
 of its runs are killed. It is reported on stderr, and counts against its client until it has ended.
 """
@@ -31,9 +31,9 @@ from sandbox.serve.api import rlimits
 from sandbox.shim import process
 from sandbox.shim.process import Keeper
 
-# A keeper's own clock comes first (rlimits.seconds): it says more, and leaves nothing behind.
+# A shim's own clock comes first (rlimits.seconds): it says more, and leaves nothing behind.
 GRACE_SECONDS: Final = 1.0
-# How long a killed keeper may take to die before it is reported.
+# How long a killed shim may take to die before it is reported.
 DEATH_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 1.0
 _STEP_SECONDS: Final = 0.2
@@ -48,14 +48,14 @@ class Loop(Protocol):
     """The part of the main loop that is used here."""
 
     def fork(self, work: Callable[[], None], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
-        """Fork a keeper; ``ended`` is called with its exit status."""
+        """Fork a shim; ``ended`` is called with its exit status."""
 
     def give_up(self, pidfd: int) -> None:
-        """Act as if this keeper had been killed; its real end counts for nothing but its descriptor."""
+        """Act as if this shim had been killed; its real end counts for nothing but its descriptor."""
 
 
 def fork(work: Callable[[], object], keep: Collection[int], seconds: float) -> tuple[Keeper, Page]:
-    """Fork a keeper, and the page on which it announces its accesses, each of at most so long.
+    """Fork a shim, and the page on which it announces its accesses, each of at most so long.
 
     Raises:
         errors.KernelError: as ``process.fork``.
@@ -84,7 +84,7 @@ class _Watched:
 
 @dataclass
 class Overdue:
-    """Every keeper of the main loop, by its pidfd. ``state`` is COVENANT_STATE."""
+    """Every shim of the main loop, by its pidfd. ``state`` is COVENANT_STATE."""
 
     state: Path
     loop: Loop
@@ -92,7 +92,7 @@ class Overdue:
     _look_at: float = 0.0
 
     def add(self, child: Keeper, page: Page) -> None:
-        """A keeper was forked, and announces on ``page``."""
+        """A shim was forked, and announces on ``page``."""
         self._watched[child.pidfd] = _Watched(child, page)
 
     def remove(self, pidfd: int) -> None:
@@ -115,7 +115,7 @@ class Overdue:
         return self._look_at
 
     def tick(self, now: float, *, at_once: bool = False) -> None:
-        """End each keeper whose access is overdue; with ``at_once`` each that makes one."""
+        """End each shim whose access is overdue; with ``at_once`` each that makes one."""
         if now < self._look_at:
             return
         self._look_at = now + _LOOK_SECONDS
@@ -125,9 +125,9 @@ class Overdue:
                 self._end(one, what)
 
     def end_all(self, exited: Callable[[int], None], seconds: float) -> None:
-        """Ask each keeper to end, and wait until it has cleaned up: at most so long, and ``DEATH_SECONDS`` after that.
+        """Ask each shim to end, and wait until it has cleaned up: at most so long, and ``DEATH_SECONDS`` after that.
 
-        A keeper that makes an access is ended at once, one that hangs is not waited for. ``exited`` is called with the
+        A shim that makes an access is ended at once, one that hangs is not waited for. ``exited`` is called with the
         pidfd of each that has ended.
         """
         begin = time.monotonic()
@@ -180,7 +180,7 @@ class Overdue:
 
 
 def _end(state: Path, child: Keeper, uid: int, inode: int, what: str) -> None:
-    """In a process of its own: kill the keeper, and do what others wait for in its place."""
+    """In a process of its own: kill the shim, and do what others wait for in its place."""
     # Before the signal: a process that has begun to exit gives no descriptor away.
     taken = hanging.take_socket(child.pid, child.pidfd, inode) if inode else None
     where = hanging.place(child.pid)
@@ -205,7 +205,7 @@ def _answer(sock: socket.socket, message: str) -> None:
 
 
 def _kill_runs(runs: Path, pid: int) -> None:
-    """Kill what runs of a keeper that cannot: its directory is locked until it ends, so recovery leaves them."""
+    """Kill what runs of a shim that cannot: its directory is locked until it ends, so recovery leaves them."""
     with contextlib.suppress(FileNotFoundError):
         for path in runs.iterdir():
             if path.is_dir() and lock.owner_of(path) == pid:

@@ -1,8 +1,8 @@
-"""What every run needs is read once, before the first keeper is forked, and shared with all of them page by page.
+"""Read what every run needs once, before the first shim is forked, so that all shims share its pages.
 
-An agent of each runtime is compiled and thrown away. What that found of this host (closures, programs, tables) stays.
-A keeper that waits does as much once more: what it shares it has by itself from when it first counts a reference there,
-and the copies are made while nobody waits for them.
+An agent of each runtime is compiled and thrown away. The results for this host (closures, programs, tables) stay in
+memory. An idle shim repeats the first steps of a run. Counting a reference copies a shared page, and the copies are
+made while no client waits.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def up(supervisor: Supervisor) -> None:
 
 
 def again(supervisor: Supervisor) -> None:
-    """In a keeper that waits: go the first steps of a run that nobody asked for. Nothing is kept of it."""
+    """In an idle shim: take the first steps of a run that no client asked for. Nothing of it is kept."""
     with contextlib.suppress(errors.CovenantError, OSError), supervisor.in_keeper() as own:
         own.state.trust_root(int(time.time() * 1000))
     with contextlib.suppress(errors.CovenantError, OSError):

@@ -1,15 +1,15 @@
-"""The supervisor's main loop: accept a connection, look at its peer, fork a keeper. It reads no byte of a client.
+"""The supervisor's main loop: accept a connection, look at its peer, fork a shim. It reads no byte of a client.
 
     (1) a peer that is neither root nor in ``callers`` gets one constant answer and is closed
     (2) so does a peer with too many open requests, or with too many in a time
     (3) the others wait without a process until their first byte is there, or until their time is over
-    (4) then one keeper has the connection alone (sandbox.serve.connection): a prefork worker
-        (sandbox.serve.worker_pool), or a keeper that is forked now
+    (4) then one shim has the connection alone (sandbox.serve.connection): a prefork worker
+        (sandbox.serve.worker_pool), or a shim that is forked now
 
 A process of its own closes refused connections. A connection may hold a descriptor that no process received; its sender
 decides how long the close of that takes (SO_LINGER, a file system of the sender).
 
-A keeper that was ended by a signal leaves files and cgroups. A further keeper removes them (``Supervisor.recover``), as
+A shim that was ended by a signal leaves files and cgroups. A further shim removes them (``Supervisor.recover``), as
 the next start would.
 """
 
@@ -52,7 +52,7 @@ ROOT_REQUESTS = 2048
 # How many are accepted before anything else has its turn.
 _ACCEPTS = 64
 _END_SECONDS: Final = 60.0
-# Interval of the search for runs without a keeper. The keeper of a child run is no child of this process, so that its
+# Interval of the search for runs without a shim. The shim of a child run is no child of this process, so that its
 # end is not seen here.
 _ABANDONED_SECONDS: Final = 5.0
 # So many refused connections are closed together, and none waits longer for that.
@@ -76,7 +76,7 @@ _SLOW: Final = unix_wire.encode(errors.RequestError("the request is refused: it 
 
 @dataclass
 class _Account:
-    """What one uid has open, and how often it may ask."""
+    """Count the open requests of one uid, and limit how often it may ask."""
 
     tokens: Tokens
     open: int = 0
@@ -95,8 +95,8 @@ class _Waiting:
 class Server:
     """Serve one listening socket.
 
-    ``host_network`` is a descriptor of the network namespace that a keeper returns to when the operator named an
-    uplink; it is -1 where the keeper is in it already. ``goes_on`` says that systemd holds the socket and has it served
+    ``host_network`` is a descriptor of the network namespace that a shim returns to when the operator named an
+    uplink; it is -1 where the shim is in it already. ``goes_on`` says that systemd holds the socket and has it served
     again: connections in its queue are for the next supervisor. ``reader`` is the pidfd of the process that reads
     filters (sandbox.serve.filter_reader), without which no run can be attested.
     """
@@ -137,7 +137,7 @@ class Server:
         self._overdue = Overdue(self.supervisor.path, self)
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, alive)
-            # INVARIANT: no other process holds this end. Keepers see its end of file when this process ends.
+            # INVARIANT: no other process holds this end. Shims see its end of file when this process ends.
             stack.callback(os.close, ours)
             stack.callback(self._use_spare)
             self._keep_spare()
@@ -256,7 +256,7 @@ class Server:
         if self._ahead.take(talk, ended):
             return
         try:
-            # 2 is where a keeper says what only the operator should read.
+            # 2 is where a shim says what only the operator should read.
             self._fork(functools.partial(connection.serve, talk, self.supervisor), talk.descriptors(), ended)
         except errors.KernelError:
             self._accounts[one.caller.uid].open -= 1
@@ -336,7 +336,7 @@ class Server:
         while self._spare:
             os.close(self._spare.pop())
 
-    # --- keepers ----------------------------------------------------------------------------------
+    # --- shims ----------------------------------------------------------------------------------
 
     def _fork(self, work: Callable[[], object], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
         child, page = overdue.fork(work, keep, self.supervisor.config.request_seconds)
@@ -368,7 +368,7 @@ class Server:
             self.recover()
 
     def _watch(self) -> None:
-        """Have a keeper follow the log and serve the numbers (sandbox.serve.metrics_worker)."""
+        """Have a shim follow the log and serve the numbers (sandbox.serve.metrics_worker)."""
         config = self.supervisor.config
         listener = -1 if self.numbers is None else self.numbers.fileno()
         if not config.journal and listener < 0:
@@ -391,7 +391,7 @@ class Server:
     # --- as the pool sees it ----------------------------------------------------------------------
 
     def fork(self, work: Callable[[], None], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
-        """Fork a keeper; ``ended`` is told its exit status.
+        """Fork a shim; ``ended`` is told its exit status.
 
         Raises:
             errors.KernelError: there is no process or no descriptor left.
@@ -399,7 +399,7 @@ class Server:
         self._fork(work, keep, ended)
 
     def give_up(self, pidfd: int) -> None:
-        """Act as if this keeper had been killed: it hangs, and may do so for good."""
+        """Act as if this shim had been killed: it hangs, and may do so for good."""
         child, ended = self._keepers[pidfd]
         self._keepers[pidfd] = (child, lambda status: None)
         ended(128 + signal.SIGKILL)
@@ -413,7 +413,7 @@ class Server:
         self._selector.unregister(fd)
 
     def recover(self) -> None:
-        """Have a keeper take away what another left."""
+        """Have a shim take away what another left."""
         if self._recovering or self._stopping:
             self._again = True
             return
@@ -465,7 +465,7 @@ class Server:
             systemd.tell(f"the configuration stays as it was: {e}")
 
     def _reap_orphans(self) -> None:
-        """Reap the processes that dead keepers left (PR_SET_CHILD_SUBREAPER). Keepers are reaped by pidfd."""
+        """Reap the processes that dead shims left (PR_SET_CHILD_SUBREAPER). Shims are reaped by pidfd."""
         own = {child.pid for child, _ in self._keepers.values()}
         with contextlib.suppress(ChildProcessError):
             while True:

@@ -57,7 +57,7 @@ class Loop(Protocol):
     """The main loop, as the pool uses it."""
 
     def fork(self, work: Callable[[], None], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
-        """Fork a keeper; ``ended`` is told its exit status."""
+        """Fork a shim; ``ended`` is told its exit status."""
 
     def listen(self, fd: int, act: Callable[[], None]) -> None:
         """Call ``act`` whenever ``fd`` is readable."""
@@ -66,7 +66,7 @@ class Loop(Protocol):
         """No more of it."""
 
     def recover(self) -> None:
-        """A keeper ended badly: take away what it left."""
+        """A shim ended badly: take away what it left."""
 
 
 @dataclass
@@ -111,7 +111,7 @@ class _Failures:
 
 @dataclass
 class Pool:
-    """``alive`` is readable by keepers once the main loop's process is gone. ``machine`` says what memory there is."""
+    """``alive`` is readable by shims once the main loop's process is gone. ``machine`` says what memory there is."""
 
     supervisor: Supervisor
     loop: Loop

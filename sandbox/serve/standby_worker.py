@@ -1,8 +1,8 @@
-"""The process that holds the instances of one package: each in a thread of its own, which does what a keeper does.
+"""The process that holds the instances of one package: each in a thread of its own, which does what a shim does.
 
-Most of what a keeper takes of memory are pages that it has in common with any other of its package, and has by itself
+Most of what a shim takes of memory are pages that it has in common with any other of its package, and has by itself
 because a reference was counted in them. Here they are had once. What an instance is, what is asked of it and what ends
-it stays as it is in a keeper (sandbox.standby): it has its own descriptors, locks, log and sandbox, and its thread is
+it stays as it is in a shim (sandbox.standby): it has its own descriptors, locks, log and sandbox, and its thread is
 the parent of its sandbox, which dies with that thread and so with this process.
 
 The main loop asks over a socket for one more (``ASK``), one at a time, and is told how far each is (``TOLD``). When it

@@ -38,7 +38,7 @@ def tell(words: str) -> None:
 
 
 def watchdog_seconds() -> float:
-    """Return the seconds between watchdog messages: half of its timeout, so that one message may be late."""
+    """Return the seconds between watchdog messages: half of its timeout, so a single message may be late."""
     given, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
     if not given.isdigit() or (pid and pid != str(os.getpid())):
         return _IDLE_SECONDS

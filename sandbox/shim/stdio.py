@@ -1,8 +1,8 @@
-"""The exchange with an agent over three pipes: start, one line in, one line out, every wait with a limit.
+"""Run the exchange with an agent over three pipes: start, one line in, one line out, every wait with a limit.
 
-Both runners use it. It knows nothing of namespaces: it is given descriptors, a way to tell that the agent has
-started, and a way to end it. It never blocks on the agent: an agent that floods stdout, never reads stdin,
-closes stdout and lives on, or ignores SIGTERM ends within its cap with the error that says which.
+Both runners use it. It knows nothing of namespaces: the caller passes descriptors, a way to notice that the agent has
+started, and a way to kill it. It never blocks on the agent. An agent that floods stdout, never reads stdin, closes
+stdout and lives on, or ignores SIGTERM ends within its limit, with the error that names it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _LONGEST_WAIT = 3600.0
 
 @dataclass
 class Exchange:
-    """One conversation. ``run`` returns when the child has exited; ``error`` says why it was ended, if it was.
+    """Hold one exchange with an agent. ``run`` returns when the child has exited; ``error`` says why we ended it.
 
-    Times are seconds since ``run`` was called, or since somebody came with the intent where it is ``later``:
-    ``started_at`` None when the agent never started, or was never told anything. ``intent`` is then empty, and the
+    Times are seconds since ``run`` was called, or with ``later`` since a client brought the intent. ``started_at`` is
+    None when the agent never started, or was never given an intent. With ``later`` the ``intent`` is empty, and the
     limits hold for the start alone.
     """
 
@@ -86,7 +86,7 @@ class Exchange:
         cpu_ms: int | None = None,
         memory_peak_bytes: int | None = None,
     ) -> Finished:
-        """What the conversation came to, with what the backend alone knows: status, error, kills for memory, use."""
+        """Return the outcome, with the fields that only the backend knows: status, error, kills for memory, use."""
         told = self.started_at is not None
         wall_ms = 0 if self.started_at is None else int((self.ended_at - self.started_at) * 1000)
         return Finished(
@@ -105,7 +105,7 @@ class Exchange:
 
     @property
     def stderr(self) -> bytes:
-        """What the agent and its runtime wrote to stderr, bounded."""
+        """Return the bounded stderr of the agent and its runtime."""
         return self._stderr.value()
 
     def stderr_since(self, offset: int) -> tuple[int, bytes]:
@@ -197,7 +197,7 @@ class Exchange:
             grace_seconds: float = error.details.get("grace_seconds", self.limits.grace_seconds)
             self._kill_at = time.monotonic() + grace_seconds
             if not isinstance(error, errors.DeadlineError):
-                # Whatever grace somebody asks for, the run's own deadline holds, and what that leaves.
+                # The run's own deadline also bounds a grace that a caller asked for.
                 self._kill_at = min(self._kill_at, self._deadline + self.limits.grace_seconds)
             self.channel.terminate()
         else:
@@ -327,7 +327,7 @@ class Exchange:
         self._forget(self.channel.started)
         self._forget(self.channel.stdin)
         for fd, look in self.channel.watches.items():
-            # What was refused just before the end is still to be told; whatever ended the run is known already.
+            # Report what was refused just before the end. Its outcome is ignored: the run's end is known already.
             if pipes.readable(fd, 0):
                 look()
             self._forget(fd)

@@ -1,15 +1,15 @@
-"""Between whoever has an intent and an instance that waits for one: a socket in the instance's own run directory.
+"""Bring an intent to an instance that waits for one, over a socket in the instance's own run directory.
 
-    runs/<id>/standby-<envelope>   where an instance that is ready listens; <envelope> is the digest of the signed bytes
-    {"op": "run", ...}             one intent for it
-    {"offer": RUN, "since": [...]} it would take it; "since" is how far the log went before its own first row
-    {"go": RUN}                    it is told to: from now on nobody runs it elsewhere,
-                                   unless it says {"cold": why}, before or after: then no agent was told anything
-    {"answer": {...}}              what came of it
-    {"op": "end", "reason": WHY}   it is not wanted any more; whoever comes first, this or an intent, has it
+    runs/<id>/standby-<envelope>   the socket of a ready instance; <envelope> is the digest of the signed bytes
+    {"op": "run", ...}             the client's intent
+    {"offer": RUN, "since": [...]} the instance would take it; "since" is the log's length before its own first row
+    {"go": RUN}                    the client accepts: from now on it does not run the intent elsewhere,
+                                   unless the instance sends {"cold": why}, before or after: then no agent was told
+    {"answer": {...}}              the result
+    {"op": "end", "reason": WHY}   the instance is no longer wanted; the first of this and an intent wins
 
 Both ends are the supervisor's own processes, as root below COVENANT_STATE. A message is four bytes of length and JSON.
-Nothing lists the instances but the directories themselves, so that none has to be told of another's death.
+The directories are the only list of instances, so that no process has to be told of another's death.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def listening(directory: Path, package: Package) -> Iterator[socket.socket]:
         os.chmod(made, 0o600)
         listener.listen(16)
         listener.setblocking(False)
-        # Under its name only now: whoever finds it before it listens is refused, and starts cold.
+        # Rename only now: a client that found the name before listen(2) would be refused, and start cold.
         os.rename(made, directory / name)
         try:
             yield listener
@@ -91,7 +91,7 @@ def accepted(listener: socket.socket) -> tuple[socket.socket, dict[str, Any]] | 
 
 
 def told_to_go(connection: socket.socket, run_id: str) -> bool:
-    """Whether whoever was offered an instance takes it; no when they have gone."""
+    """Whether the client takes the instance that was offered. False when it has disconnected."""
     try:
         return bool(receive(connection).get("go") == run_id)
     except GoneError:
@@ -209,7 +209,7 @@ def giving_way(runs: Path) -> Iterator[int]:
 
 
 def idle_mb(runs: Path) -> int:
-    """What ``giving_way`` would bring at most, in MiB."""
+    """Return the memory that ``giving_way`` would free at most, in MiB."""
     return sum(one.host_memory_mb for one in _idle(runs))
 
 
@@ -325,7 +325,7 @@ def receive(connection: socket.socket) -> dict[str, Any]:
 def answer_document(answer: Answer) -> dict[str, Any]:
     """An answer as a message has it; ``answer_of`` reads it."""
     fields = {field.name: getattr(answer, field.name) for field in dataclasses.fields(answer)}
-    del fields["interrupted"]  # of this process, and not of whoever asked
+    del fields["interrupted"]  # this belongs to the process, and not to its client
     return {
         **fields,
         "result": None if answer.result is None else dataclasses.asdict(answer.result),

@@ -1,4 +1,4 @@
-"""What an instance was made of, as it is found again later: files, granted paths, limits (sandbox.standby)."""
+"""Fingerprint the files, granted paths and limits that an instance was made of, to find changes (sandbox.standby)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Files:
 
     @classmethod
     def of_run(cls, facts: HostFacts, *, networked: bool) -> Files:
-        """What the root directory was copied from, and what its gates read."""
+        """Return the files that the root directory was copied from, and those that the gates read."""
         closures = (*facts.runtimes.values(), *facts.executables.values())
         sources = {file.source for closure in closures for file in closure.files if file.source}
         few = {_RESOLVERS: _identity(_RESOLVERS)} if networked else {}

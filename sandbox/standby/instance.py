@@ -1,13 +1,14 @@
-"""An instance: an agent that is started, attested and frozen before anybody has an intent for it, and used once.
+"""An instance: an agent that is started, attested and frozen before an intent for it arrives, and used once.
 
     (1) everything of a run up to "the agent has started" (sandbox.lifecycle.run), under the full procedure
-    (2) it waits on its stdin, as the kernel shows it (kernel.waiting): frozen, and found from now on (standby_wire)
-    (3) an intent comes: everything that may have changed is asked again, and the start is durable
-    (4) it is thawed, and told
+    (2) the agent waits on its stdin, as the kernel shows (kernel.proc.epoll_waiters): freeze it, and listen
+        (sandbox.standby.dispatch)
+    (3) an intent arrives: check again everything that may have changed, and write the start durably
+    (4) thaw the agent, with its intent in the pipe
     (5) everything of a run from there on
 
-Step (3) and a timer compare the files that it was made of; a change ends it, and the intent is run cold. An idle
-sandbox that is not frozen takes 6 % of a core (docs/standby.md).
+Step (3) and a timer compare the files that it was made of. A change ends the instance, and the intent is run cold. An
+idle sandbox that is not frozen takes 6 % of a core (docs/standby.md).
 """
 
 from __future__ import annotations
@@ -59,10 +60,10 @@ class UnusedError(Exception):
 
 
 class Instance(run.Run):
-    """One instance. ``tell`` is given each byte that says how far it is; ``alive`` is readable once whoever made it is
-    gone, which ends it unless it was given an intent.
+    """Hold one instance. ``tell`` is called with each byte of its progress.
 
-    ``go`` is the run's own, and raises ``UnusedError`` when nobody came.
+    ``alive`` is readable once its maker has exited. That ends the instance, unless it was given an intent. ``go`` is
+    the run's own, and raises ``UnusedError`` when no client came.
     """
 
     def __init__(self, means: Means, request: Request, *, alive: int, tell: Callable[[bytes], None]) -> None:
@@ -166,7 +167,7 @@ class Instance(run.Run):
             stack.enter_context(connection)
             result = self._heard(started, connection, message)
             if result is not None:
-                # Whoever is sent elsewhere leaves nothing: so many may come in a day.
+                # Keep nothing for a client that is sent elsewhere: many may come in a day.
                 self._stack.push(stack.pop_all())
         return result
 
@@ -181,13 +182,13 @@ class Instance(run.Run):
                 dispatch.send(connection, {"cold": "another package"})
                 return None
             if message["settings"] != self._settings:
-                # The supervisor has read them anew since this process began, or whoever asks began before it did. Which
-                # of the two is old the pool knows, and ends it.
+                # The supervisor has read a newer configuration since this process started, or the client started before
+                # it did. The pool knows which of the two is old, and ends it.
                 dispatch.send(connection, {"cold": "another configuration"})
                 return None
             return self._dispatch(started, request, connection)
         except (GoneError, KeyError) as e:
-            # Whoever came has gone, and nothing was told to the agent. A row of a start has its row of an end.
+            # The client has disconnected, and the agent was told nothing. A row of a start needs a row of an end.
             return errors.KilledError(f"whoever asked for it went away: {e}") if self._rows.started else None
 
     def _dispatch(
@@ -197,7 +198,7 @@ class Instance(run.Run):
         if changed is not None:
             _send_elsewhere(connection, changed)
             return errors.KilledError(f"standby: {changed}")
-        # What it took to make it is nobody's waiting.
+        # No client waited while it was made.
         self._timings, self._clock = {}, time.perf_counter()
         self._now_ms = int(time.time() * 1000)
         try:
@@ -222,7 +223,7 @@ class Instance(run.Run):
                 itself=self.run_id,
             )
             label, claim = self._claim(place)
-            # Whoever gave up meanwhile runs it elsewhere; until they say go, nothing is begun and we go on waiting.
+            # A client that gave up meanwhile runs it elsewhere. Until it accepts, nothing starts and the wait goes on.
             if not dispatch.told_to_go(connection, self.run_id):
                 self._request, self._line, self.intent_id = before
                 return None
@@ -230,7 +231,7 @@ class Instance(run.Run):
                 settle = functools.partial(self._settle, started, trusted, offered, claim)
                 rundir_label.relabel(started.directory, label, settle)
             except (errors.RuleViolation, errors.BusyError) as e:
-                # Whoever asked may not have it beside those that live now. It waits for others, as it did.
+                # The live runs leave no room for this client's run. The instance waits for others, as before.
                 self._request, self._line, self.intent_id = before
                 _send_elsewhere(connection, e.message)
                 return None
@@ -245,7 +246,7 @@ class Instance(run.Run):
                 )
                 self._rows.to(State.RUNNING, "it is given its intent")
         except errors.CovenantError as e:
-            # The run that is started cold instead says it as ever: in its own row, to whoever asked.
+            # The cold run reports the error as usual: in its own row, to the client.
             _send_elsewhere(connection, e.message)
             return errors.KilledError(f"standby: it cannot be used: {e.message}")
         self._asker, self._untold, self._unshown = connection, True, True
@@ -264,8 +265,11 @@ class Instance(run.Run):
     def _settle(
         self, started: gvisor.Started, trusted: trust.TrustedPackage, offered: float, claim: Callable[[], None]
     ) -> None:
-        """Behind the gate, before it is shown as a run. Marks are set there, and whom a newer serial has superseded may
-        not hold the agent's id against that one (rule 8). Who took long to say go finds it as it is by then."""
+        """Check again behind the gate, before the instance is shown as a run.
+
+        Marks are set behind the gate. An instance of a superseded serial may not hold the agent's id against the newer
+        one (rule 8). After a client that was slow to accept, everything is checked as it is now.
+        """
         if (marked := marks.verdict(started.directory)) is not None:
             raise marked
         if time.monotonic() - offered > FRESH_SECONDS:
@@ -283,11 +287,13 @@ class Instance(run.Run):
         return last
 
     def _verify_again(self) -> trust.TrustedPackage:
-        """The package as it is to be trusted now, its bytes being those in our memory, under the root that they were
-        verified under: what was decided, who may sign for this role above all, was decided under that one.
+        """Verify the package again as of now, from our memory, under the root that it was verified under.
 
-        INVARIANT: whether that root is the one that holds is asked behind the gate (``revocation.refuse``) and under
-        the state's lock, and what the ratchet says there as well (``State.accept``), before anything is begun."""
+        The decisions, above all which signers count for this role, were made under that root.
+
+        INVARIANT: before anything starts, ``revocation.refuse`` checks behind the gate and under the state's lock that
+        this root is still the installed one, and ``State.accept`` checks the ratchet there.
+        """
         return trust.again(
             self._trusted,
             self._root,
@@ -301,7 +307,7 @@ class Instance(run.Run):
         """It was let go and has had a moment for itself, in which most answer: nothing here takes a processor then."""
         if self._unshown:
             self._unshown = False
-            # Whoever came second is not kept waiting for what is not to be had.
+            # Refuse a second client at once.
             self._listening.close()
             self._rows.show()
         return None
@@ -321,7 +327,7 @@ class Instance(run.Run):
         return None if version == self._trusted.root_version else f"trust root version {version} holds now"
 
     def _changed(self, started: gvisor.Started, *, every_file: bool) -> str | None:
-        """What else is not as it was when the instance was made, in words."""
+        """Return in words another change since the instance was made, or None."""
         if (revoked := marks.verdict(started.directory)) is not None:
             return revoked.message
         if (name := self._made_of.changed(every_file=every_file) or self._sources.changed()) is not None:
@@ -345,7 +351,7 @@ class Instance(run.Run):
         return super()._finish(manifest, finished, policy_digest, not_enforced)
 
     def _failed(self, error: BaseException) -> None:
-        pass  # whoever keeps it answers first (``keep``)
+        pass  # ``keep`` answers the client first
 
     def failed(self, error: BaseException) -> None:
         """The last rows of one that did not come to its end by itself."""
@@ -356,7 +362,7 @@ class Instance(run.Run):
             self._rows.to(State.ARCHIVED, "nothing was asked of it")
 
     def answer(self, message: Mapping[str, Any]) -> None:
-        """Tell whoever asked what came of it, if anybody still listens."""
+        """Send the result to the client, if it is still connected."""
         if self._asker is not None:
             with contextlib.suppress(GoneError):
                 dispatch.send(self._asker, message)
@@ -370,18 +376,18 @@ class Instance(run.Run):
 
 
 def ended() -> Outcome:
-    """The supervisor has: nobody would replace an instance, or ask for it."""
+    """Return the error of an instance whose supervisor has exited: it would not be replaced or used."""
     return errors.KilledError("standby: the supervisor ended")
 
 
 def _count(started: gvisor.Started) -> None:
-    """What it uses counts from here on: nothing in it runs, and the agent is about to be given its intent."""
+    """Count the use from here on: nothing in the sandbox runs, and the agent is about to be given its intent."""
     with contextlib.suppress(OSError):  # which is asked again just before, and says it
         started.meter.begin()
 
 
 def _send_elsewhere(connection: socket.socket, why: str) -> None:
-    """Have whoever came run it cold. One that is of no use ends, whether they are still there to hear it or not."""
+    """Have the client run it cold. An instance of no use ends, also where the client has disconnected."""
     with contextlib.suppress(GoneError):
         dispatch.send(connection, {"cold": why})
 
@@ -415,7 +421,7 @@ class _Later:
 
 
 def keep(means: Means, request: Request, *, alive: int, tell: Callable[[bytes], None]) -> None:
-    """In a keeper: make an instance of the package in ``request``, and hold it until it was used or is of no use.
+    """In a shim: make an instance of the package in ``request``, and hold it until it was used or is of no use.
 
     Raises:
         errors.CovenantError: it could not be made, or the machine failed it; either is in the log.
@@ -436,7 +442,7 @@ def _kept(one: Instance, tell: Callable[[bytes], None]) -> None:
         if isinstance(e, errors.CovenantError):
             one.answer({"error": e.to_json()})
             if not isinstance(e, errors.MachineError | errors.RunError | errors.ResourceViolation):
-                tell(HOPELESS)  # its author, or whoever signs, must act: the next run that succeeds asks again
+                tell(HOPELESS)  # the author or signer must act: the next run that succeeds asks for an instance again
         one.failed(e)
         if not isinstance(e, KeyboardInterrupt):
             raise

@@ -31,7 +31,7 @@ class Wanted:
 
     @property
     def key(self) -> str:
-        """What two instances that can stand in for each other have in common."""
+        """Return a digest that two instances share exactly when one can replace the other."""
         about = (self.agent_id.encode(), self.package.encode(), self.package_name.encode("utf-8", "surrogatepass"))
         return hashlib.sha256(b"\0".join((*about, self.envelope))).hexdigest()
 
@@ -47,12 +47,12 @@ class Wanted:
 
 
 def want(state: Path, package: Package, *, agent_id: str, count: int, package_name: str) -> None:
-    """Keep so many of this package from now on, in the place of whatever was kept of the agent id."""
+    """Keep so many instances of this package from now on, in place of the record of the same agent id."""
     record = Wanted(agent_id, count, package.digest, package.envelope or b"", package_name)
     place = _place(state, agent_id)
     found = _read(place)
-    # Where it lies is for whoever asks to choose, and an instance is told it with its intent: a copy of somebody's own
-    # in another place ends none of those that there are.
+    # The client chooses the package's place, and an instance is told it with its intent. So a user's own copy in
+    # another place ends no instance.
     if found is None or replace(found, package_name=package_name) != record:
         json_cache.write(
             place,

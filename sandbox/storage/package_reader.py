@@ -1,16 +1,16 @@
 """Read a package directory once, into memory, trusting nothing about it.
 
-Every name is opened beneath the descriptor of its directory, one component at a time, without following
-symlinks or crossing mounts (openat2(2)). Only regular files are read, each once, within the bounds of
-``policy.package``; a file that changes while it is read is refused. The bytes that come back are hashed, verified,
-parsed and copied for the run, so nobody can put other bytes in between.
+Every name is opened beneath the descriptor of its directory, one component at a time, without following symlinks or
+crossing mounts (openat2(2)). Only regular files are read, each once, within the bounds of ``policy.package``. A file
+that changes during the read is refused. The returned bytes are hashed, verified, parsed and copied for the run, so that
+no other process can put other bytes in between.
 
-A hard link is read like any file. It names bytes, and bytes are all that a package is: what the link's other
-names hold later does not matter, since the copy runs. Refusing it would break checkouts and package stores
-that link, and would prove nothing about who can write the file.
+A hard link is read like any file. It names bytes, and a package is nothing but bytes. Later writes through the link's
+other names do not matter, since the copy runs. Refusing it would break checkouts and package stores that link, and
+would not prove who can write the file.
 
-Nothing is skipped: a hidden file or a ``__pycache__`` is part of the package, and is refused later when the
-statement does not list it. Empty directories hold no bytes and do not exist in the copy that runs.
+Nothing is skipped: a hidden file or a ``__pycache__`` is part of the package, and is refused later when the statement
+does not list it. Empty directories hold no bytes and do not exist in the copy that runs.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def read(path: Path | int) -> packages.Package:
 
 @contextlib.contextmanager
 def beside(path: Path | int) -> Iterator[int | None]:
-    """The directory that a package lies in, open for whoever looks for its children there; None where it cannot be."""
+    """Open the directory that contains a package, to find its children there. Yields None where it cannot be opened."""
     try:
         place, within = ("..", path) if isinstance(path, int) else (str(path / ".."), None)
         above = os.open(place, _DIRECTORY, dir_fd=within)

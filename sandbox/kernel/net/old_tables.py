@@ -166,7 +166,7 @@ def _statement(name: str, data: bytes, names: dict[int, str], after: int) -> lis
 
 
 def _head(form: _Form, entry: bytes) -> Iterator[dict[str, Any]]:
-    """What every rule may ask for: addresses with masks, and devices."""
+    """Yield the matches that every rule may have: addresses with masks, and devices."""
     flags, size = entry[form.inverted], form.bytes
     source, destination, source_mask, destination_mask = (entry[n * size : (n + 1) * size] for n in range(4))
     for field, address, mask, inverted in (

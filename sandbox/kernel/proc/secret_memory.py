@@ -63,7 +63,7 @@ class Locked:
             return
         ctypes.memset(self._address(), 0, len(self._map))
         self._view.release()
-        # Somebody's slice of the view keeps the pages, overwritten, until it goes.
+        # A remaining slice of the view keeps the pages, already overwritten, until it is freed.
         with contextlib.suppress(BufferError):
             self._map.close()
 
@@ -72,9 +72,9 @@ class Locked:
 
 
 def guard_process() -> None:
-    """No core dump of this process, and nobody of its own uid may trace it or read its memory (prctl(2)).
+    """Forbid core dumps of this process, and tracing or reading its memory by processes of its own uid (prctl(2)).
 
-    For good: what it held may lie in memory that was given back.
+    This is permanent: memory that was given back may still hold a secret.
     """
     core_dumps.forbid()
     libc.prctl(libc.PR_SET_DUMPABLE, 0)

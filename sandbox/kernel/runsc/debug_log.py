@@ -1,15 +1,14 @@
-"""Which system calls the filter refused, and which failed, out of gVisor's own debug log: a pipe that runsc writes to.
+"""Read the system calls that the filter refused, and those that failed, from gVisor's debug log, through a named pipe.
 
-A call that the filter refuses reaches no trace point (tried: seccheck's raw points of a refused call stay silent), and
-gVisor knows no action that would log or hand it over. The one place where it says so is a line of its debug log,
-``Syscall 121: denied by seccomp``. Calls that are traced have a line each as well (runsc's --strace), with their errno
-where they failed: it costs nothing that could be measured of a fork, and 10 to 20 microseconds of an open. The log goes
-into a named pipe and is thrown away but for these lines, so a flood fills no disk; what the agent can make the sentry
-write, it waits for itself.
+A refused call reaches no trace point (tried: seccheck's raw points of a refused call stay silent), and gVisor has no
+action that would log or hand it over. Only its debug log reports it: ``Syscall 121: denied by seccomp``. A traced call
+(runsc's --strace) has a line as well, with its errno where it failed. That costs nothing measurable for a fork, and 10
+to 20 microseconds for an open. All other lines are thrown away, so a flood fills no disk. Where the agent makes the
+sentry write, the agent itself waits for it.
 
-What is read may be written by an agent: whoever has taken its sentry over, and by a path with a newline in it anybody
-whose opens are traced, can add refusals of its own, and nothing else. tests/kernel/test_denied_calls.py fails with a
-runsc that says it otherwise.
+An agent may have written these lines: one that took its sentry over, or one whose traced opens have a newline in the
+path. It can add refusals of its own, and nothing else. tests/kernel/test_denied_calls.py fails with a runsc that
+reports otherwise.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _REFUSED = re.compile(rb"\] Syscall ([0-9]{1,4}): denied by seccomp\n")
 # `[   1:   1] python3 X openat(AT_FDCWD /workspace, 0xacbc00 /etc/x, O_RDONLY|0x0, 0o0) = 0 (0x0) errno=2 (no such ...`
 _FAILED = re.compile(rb" X ([a-z0-9]+)\(([^\n]*)\) = 0 \(0x0\) errno=([0-9]{1,3}) \(")
 _PIPE_BYTES = 1 << 20
-# At most so much a turn: whoever waits for the agent waits no longer than this takes.
+# Read at most so much a turn: the wait for the agent grows by no more than this.
 _CHUNK, _AT_ONCE = 65536, 4
 # And so many different calls a turn; the others are counted on and told of in the next. An agent has some thousand
 # numbers to try, and each that is new is a row.
@@ -43,7 +42,7 @@ NAME = "sentry.log"
 
 
 def flags(directory: Path, traced: Sequence[str] = ()) -> dict[str, str]:
-    """What runsc is told, with a pipe in this directory; ``traced`` are calls of which each is written there."""
+    """Return runsc's flags for a pipe in this directory. runsc also writes each of the ``traced`` calls there."""
     # Of the sandbox alone: the gofer and `runsc run` itself say 700 lines about themselves, and nothing of the agent.
     written = {"--debug": "true", "--debug-command": "boot", "--debug-log": str(directory / NAME)}
     if not traced:
@@ -61,15 +60,15 @@ class Failed:
 
 
 class RefusedCalls:
-    """The pipe in ``directory``; ``ready`` takes what is in it and never blocks.
+    """Read the pipe in ``directory``; ``ready`` reads its content and never blocks.
 
-    INVARIANT: ``ready`` is called by the clock, not whenever there is something: 100,000 refused calls cost 1.2 s of
-    the supervisor's time by waking it for each, and no more than the rest of the run so.
+    INVARIANT: a timer calls ``ready``, and not each arrival of data. Waking the supervisor for each of 100,000 refused
+    calls cost 1.2 s of its time; by the timer it is no more than in the rest of the run.
 
-    ``calls`` gives each system call's name by its number; ``told`` is given a name and how often it was refused.
-    ``awaited`` are numbers of refusals that somebody waits for: each is taken from there when it comes, in this order,
-    and told to nobody. Until all have come ``fileno`` may be waited on. ``failed`` is given each traced call that
-    failed, and how often.
+    ``calls`` gives each system call's name by its number. ``told`` is called with a name and the number of refusals.
+    ``awaited`` are the numbers of expected refusals: each is taken from there when it comes, in this order, and is not
+    reported. Until all have come ``fileno`` may be waited on. ``failed`` is called with each traced call that failed,
+    and how often.
     """
 
     def __init__(
@@ -152,9 +151,9 @@ class RefusedCalls:
                 self._told(self._calls.get(one, f"#{one}"), count)
 
     def close(self) -> None:
-        """Tell of all that is left, once nobody writes any more; the pipe goes with its directory."""
+        """Report all that is left, after the last writer has exited. The pipe is removed with its directory."""
         try:
-            # A pipe holds no more than this, so whoever writes on all the same cannot keep us here.
+            # A pipe holds no more than this, so a process that still writes cannot keep us here.
             for _ in range(1 + _PIPE_BYTES // (_AT_ONCE * _CHUNK)):
                 if not self._take():
                     break

@@ -1,10 +1,10 @@
-"""A gate's interpreter before it is anybody's: begun as early as it is known that one will be needed, or ahead of that.
+"""Start a gate's interpreter before it belongs to a run: as soon as one will be needed, or ahead of that.
 
-It has imported what it serves with, and waits for a document and descriptors, which come over a socket. Until then it
-is root, as it has to be to give that up, but holds nothing, has read nothing, and is in no run's namespace. It serves
-one run and no other.
+The interpreter has imported the modules that it serves with, and waits on a socket for a document and descriptors.
+Until then it is root, because it must be root to give that up. It holds nothing, has read nothing, and is in no run's
+namespace. It serves one run and no other.
 
-What is begun belongs to the thread that did it: the kernel ends it with that thread (prctl(2), PR_SET_PDEATHSIG).
+A gate belongs to the thread that started it: the kernel kills it with that thread (prctl(2), PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ START: Final = "import sys; sys.path += sys.argv[3:]; from sandbox.network.gate 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is begun: ``module`` has ``serve(main.Gate)``; with ``own_network`` it lives in an empty network
-    namespace of its own, else in the one that it is given."""
+    """Describe a gate to start: ``module`` has ``serve(main.Gate)``.
+
+    With ``own_network`` the gate is in an empty network namespace of its own, else in the one that it is given.
+    """
 
     module: str
     own_network: bool
@@ -38,7 +40,7 @@ class Kind:
 
 @dataclass(slots=True)
 class Begun:
-    """One of them. Use as a context manager: leaving ends it, whatever it does."""
+    """Hold one started gate. Use as a context manager: leaving kills it in any state."""
 
     child: spawn.Child
     _control: socket.socket
@@ -78,7 +80,7 @@ _own = _Own()
 
 
 def ahead(kinds: Collection[Kind], patience: spawn.Patience = spawn.PATIENCE) -> None:
-    """Begin one of each kind that none waits of; where that cannot be had now, whoever needs it hears why."""
+    """Start one of each kind of which none waits. A failure is not raised here: ``one`` tries again, and raises it."""
     for kind in kinds:
         if kind not in _own.waiting:
             with contextlib.suppress(errors.KernelError):

@@ -133,7 +133,7 @@ def _retell(talk: Conversation, own: Supervisor, retelling: Retelling, *failure:
     try:
         told = retelling.read()
         if any(not open_runs.owed(own.path, run_id) for run_id in retelling.lost):
-            # A keeper below was killed: what it left is taken away now, so that its end and its use are known.
+            # A shim below was killed: what it left is taken away now, so that its end and its use are known.
             with contextlib.suppress(errors.CovenantError, OSError):
                 own.recover()
             told = retelling.read()
@@ -146,7 +146,7 @@ def _retell(talk: Conversation, own: Supervisor, retelling: Retelling, *failure:
 def in_their_name(talk: Conversation, own: Supervisor, place: str) -> Iterator[None]:
     """Open files with the rights of the caller while the block lasts, and within its limits unless it is root.
 
-    The keeper of a child reads the caller's files too, before any signature is verified.
+    The shim of a child reads the caller's files too, before any signature is verified.
 
     Raises:
         errors.CovenantError: reading would exceed the limits.

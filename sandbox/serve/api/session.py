@@ -1,4 +1,4 @@
-"""One connection, in the keeper that serves it: who asks, what came, and what is said back.
+"""One connection, in the shim that serves it: who asks, what came, and what is said back.
 
 Frames to the client are ``{"kind": "state", ...}``, any number of them, then one that ends the conversation: the
 kind's own answer, or ``{"kind": "error", ...}`` as every error of ours is written (``CovenantError.to_json``).
