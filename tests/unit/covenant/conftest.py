@@ -1,4 +1,4 @@
-"""What the tests of the daemon's half share."""
+"""Fixtures that the daemon's tests share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home as the daemon makes it: its owner's alone."""
+    """Return a home as the daemon makes it, readable by its owner alone."""
     made = tmp_path / "home"
     made.mkdir(mode=0o700)
     return made

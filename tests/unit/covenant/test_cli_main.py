@@ -1,4 +1,4 @@
-"""One document on stdout whatever happens, and the exit status that goes with it."""
+"""Check that a command prints exactly one document on stdout, with its exit status, for every outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every argument and option of a verb of the daemon reaches the request that it stands for, under version 1's name."""
+"""Check that each argument and option of a daemon's verb reaches its request, under version 1's name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _mended(action: str, **more: str) -> dict[str, Any]:
     return {"request": {"task_id": "t", "command": {"action": action, "lease_id": "l", **more}, **REASON}}
 
 
-# The verb, what follows it, and what is asked of the daemon first.
+# The verb, its arguments, and the first request to the daemon.
 TABLE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("intent", "hi --agent a --priority low --key k", "submit_intent",
      {"text": "hi", "agent": "a", "priority": "low", "idempotency_key": "k"}),
@@ -138,9 +138,9 @@ TABLE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
      {"limit": 7, "since_ms": 1, "until_ms": 2, "actor": "a", "approver": "b", "rule": "c", "outcome": "d"}),
 )  # fmt: skip
 
-# What shows in what is printed or how long is waited, and is shown by tests/daemon/test_cli_verbs.py and test_cli_mail.
+# Options that change the output or the wait; tests/daemon/test_cli_verbs.py and test_cli_mail cover them.
 ELSEWHERE = {("intent", "--stream"), ("memory recent", "--stream"), ("intents resume", "--latest")}
-# Verbs that read files where they are, that ask several things, or that are refused here.
+# Verbs that read files in place, that send several requests, or that are refused here.
 OTHERS = {
     "audit checkpoint", "audit cosign", "audit cosigned", "audit recent", "audit verify", "bootstrap", "a2a send",
     "tools describe", "tools list", "tools pin", "tools verify",
@@ -152,7 +152,7 @@ GROUPS = (
 
 
 class _Heard(Exception):
-    """What was asked; nothing is answered."""
+    """Raised with the request in place of an answer."""
 
 
 class _Daemon:
@@ -180,11 +180,11 @@ def test_what_is_said_is_asked(verb: str, more: str, kind: str, wanted: dict[str
     asked, fields = caught.value.args
     assert asked == kind
     sent = {name: value for name, value in fields.items() if value is not None}
-    # As the daemon reads it, with what is left out at its default.
+    # As the daemon parses it, with defaults for omitted fields.
     read = requests.parse(json.dumps({"kind": kind, **sent}).encode())
     same = requests.parse(json.dumps({"kind": kind, **{k: v for k, v in wanted.items() if v is not None}}).encode())
     assert read == same
-    # A name that the daemon does not know would be left out in silence.
+    # The daemon would silently drop an unknown field.
     assert set(sent) <= set(type(read).model_fields)
 
 
@@ -224,9 +224,9 @@ def test_a_grant_is_taken_back_by_how_it_begins_only_where_that_is_one() -> None
         (grants, "zyxwvu", grants[2]),
         (grants, "abcdef1…", grants[0]),
         (grants, "abcdef", None),
-        (grants, "zyxwv", "zyxwv"),  # too short to mean one
+        (grants, "zyxwv", "zyxwv"),  # too short to select one
         (grants, "nobody's", "nobody's"),
-        (grants * 334, "zyxwvu", None),  # there may be more than are shown
+        (grants * 334, "zyxwvu", None),  # there may be more than the listing shows
         (grants * 334, grants[2], grants[2]),
     ):
 

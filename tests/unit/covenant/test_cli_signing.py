@@ -1,4 +1,4 @@
-"""``covenant keys``, ``trust`` and ``manifest``, as an operator uses them."""
+"""Check ``covenant keys``, ``trust`` and ``manifest`` as an operator uses them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def package(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def trusted(package: Path) -> Path:
-    """A package signed by a key of the installed trust root."""
+    """Return a package signed by a key of the installed trust root."""
     done("keys", "new", "ann", "--no-passphrase")
     done("trust", "init", "--key", "ann")
     done("manifest", "sign", package, "--key", "ann")
@@ -73,7 +73,7 @@ def test_a_passphrase_comes_from_a_file_or_stdin_and_never_from_an_argument(tmp_
     file.chmod(0o644)
     refused("key_file", "keys", "new", "bob", "--passphrase-file", file)
     file.chmod(0o600)
-    if os.geteuid() == 0:  # whoever owns it knows it
+    if os.geteuid() == 0:  # the file's owner knows the passphrase
         os.chown(file, 12345, 12345)
         assert "uid 12345" in refused("key_file", "keys", "new", "bob", "--passphrase-file", file).message
     assert [k["name"] for k in document("keys", "list")["keys"]] == ["ann"]
@@ -108,7 +108,7 @@ def test_as_root_the_root_is_installed_in_the_state_too(covenant_home: Path, mon
     assert not (covenant_home / "supervisor").exists()
     assert document("trust", "show")["source"] == str(covenant_home / "trust" / "root.json")
     refused("trust_root", "trust", "init", "--key", "ann")
-    # As root afterwards: the same document becomes the state's version 1.
+    # Then as root: the same document becomes version 1 of the state.
     monkeypatch.setattr("covenant.cli.operator.trust_update_steps.running_as_root", lambda: True)
     done("keys", "new", "eve", "--no-passphrase")
     assert "not version 1 with the key `eve`" in refused("trust_root", "trust", "init", "--key", "eve").message
@@ -126,7 +126,7 @@ def test_as_root_the_root_is_installed_in_the_state_too(covenant_home: Path, mon
 def test_a_working_copy_with_a_key_that_nobody_asked_for_is_not_installed(
     covenant_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A root brings its own keys: one that lists ann and is signed by eve alone is well-formed.
+    # A root lists its own keys: a root that lists ann but is signed by eve alone is well-formed.
     ann = bytes.fromhex(document("keys", "new", "ann", "--no-passphrase")["public"])
     monkeypatch.setattr("covenant.cli.operator.trust_update_steps.running_as_root", lambda: False)
     done("trust", "init", "--key", "ann")
@@ -148,7 +148,7 @@ def test_a_state_that_is_another_uids_is_not_read(
 ) -> None:
     done("keys", "new", "ann", "--no-passphrase")
     done("trust", "init", "--key", "ann")
-    # Below a file nothing can be looked at, as below a directory of another uid.
+    # A path below a file cannot be read, like a path below another user's directory.
     (tmp_path / "closed").write_bytes(b"")
     monkeypatch.setenv("COVENANT_STATE", str(tmp_path / "closed" / "state"))
     assert document("trust", "show")["source"] == str(covenant_home / "trust" / "root.json")
@@ -212,7 +212,7 @@ def test_sign_prints_the_files_the_defaults_and_unknown_sections(trusted: Path) 
 
 
 def test_sign_and_check_print_what_is_granted_not_what_the_text_seems_to_say(trusted: Path) -> None:
-    # The name is one string; in an editor it looks like sections that bound something.
+    # The name is one string, but in an editor it looks like sections with limits.
     lines = (
         '"""hello \\',
         "",
@@ -248,7 +248,7 @@ def test_sign_and_check_print_what_is_granted_not_what_the_text_seems_to_say(tru
     full = kit.MANIFEST.replace(b'"off"', b'"full"')
     (trusted / "agent.toml").write_bytes(full)
     assert "  network: connect any public host tcp 1-65535\n" in done("manifest", "check", trusted)
-    # Two blocks, one within the other, are one line each, and not the hundred blocks between them.
+    # Two nested blocks are one line each, without the hundred blocks between them.
     entry = '[[permissions.network]]\nhost = "{}"\nports = [443, "8000-8010"]\nprotocol = "{}"\n'
     tables = entry.format("2000::/3", "tcp") + entry.format("2001:db8::1", "udp")
     (trusted / "agent.toml").write_bytes(full + tables.encode())
@@ -319,7 +319,7 @@ def test_verify_refuses_each_change_with_its_own_code(name: str, trusted: Path) 
 
 
 def test_show_says_of_one_reading_what_it_says_is_signed(trusted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever can write the package shows one manifest and has another one verified, if it is read twice."""
+    """If the package were read twice, a user who can write it could show one manifest and have another verified."""
     from sandbox.storage import package_reader as reader
 
     real, readings = reader.read, list[Any]()
@@ -342,7 +342,7 @@ def test_show_says_of_one_reading_what_it_says_is_signed(trusted: Path, monkeypa
 
 
 def test_the_number_of_signatures_is_that_of_the_envelope(trusted: Path) -> None:
-    """A false one under the second key's id is replaced, not counted."""
+    """A false signature under the second key's id is replaced and not counted."""
     done("keys", "new", "bob", "--no-passphrase")
     bob = next(k["keyid"] for k in document("keys", "list")["keys"] if k["name"] == "bob")
     file = trusted / "agent.dsse.json"
@@ -359,7 +359,7 @@ def test_a_second_operator_adds_a_signature_to_the_same_statement(trusted: Path)
     after = document("manifest", "verify", trusted)
     assert after["payload_digest"] == before["payload_digest"]
     assert after["statement"] == before["statement"] == added["statement"]
-    # Again by one of the two: nothing to add, and nobody's signature is thrown away.
+    # One of the two signs again: the command adds nothing and removes no signature.
     for name in ("ann", "bob"):
         error = refused("rule_2_signature", "manifest", "sign", trusted, "--key", name)
         assert "have signed the package already" in error.message

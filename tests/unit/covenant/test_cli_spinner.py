@@ -1,4 +1,4 @@
-"""Verbs that take long show it on a terminal, leave nothing there, and stop nobody."""
+"""Check that long-running verbs show a spinner on a terminal, erase it, and block no other process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from sandbox.supervisor import Supervisor
 from sandbox.vault import sealing
 from tests.cli_kit import call
 
-# rich takes the line back: the cursor goes up to it and the line is erased.
+# rich removes the line: it moves the cursor up and erases the line.
 GONE = b"\x1b[1A\x1b[2K"
 CLI = Path(common.__file__).parent
 
@@ -44,14 +44,14 @@ class Far:
         self.fd, self.seen = fd, b""
 
     def until(self, words: bytes) -> None:
-        """Read until the terminal has shown the words."""
+        """Read until the terminal shows the words."""
         end = time.monotonic() + 60
         while words not in self.seen:
             assert select.select((self.fd,), (), (), max(0.0, end - time.monotonic()))[0], self.seen
             self.seen += os.read(self.fd, 4096)
 
     def all(self) -> bytes:
-        """Return all that it has shown, once nobody writes any more."""
+        """Return the terminal's whole output after the last write."""
         while select.select((self.fd,), (), (), 0)[0]:
             self.seen += os.read(self.fd, 4096)
         return self.seen
@@ -59,7 +59,7 @@ class Far:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, Far]]:
-    """A terminal and its other side; the first line comes at once."""
+    """Make a terminal with its other side; the spinner's first line has no delay."""
     far, near = os.openpty()
     termios.tcsetwinsize(near, (24, 80))
     monkeypatch.setenv("TERM", "xterm")
@@ -99,7 +99,7 @@ def test_markup_and_frames_are_plain_text(terminal: tuple[int, Far]) -> None:
     near, far = terminal
     with spinner.shown("[bold]x[/bold] :smile:", fd=near):
         far.until(b"[bold]x[/bold] :smile: (")
-    # The cursor is never hidden: a process that is killed could not show it again.
+    # The cursor is never hidden: a killed process could not show it again.
     assert b"\x1b[?25" not in far.all()
 
 
@@ -147,14 +147,14 @@ def test_pipe_and_json_show_nothing(terminal: tuple[int, Far]) -> None:
 
 
 def test_forked_process_shows_and_waits_for_nothing(terminal: tuple[int, Far]) -> None:
-    """A run's keeper is forked while the line is drawn: it has no thread that would let go of a lock."""
+    """A shim is forked while the line is drawn: it has no thread that would release a lock."""
     near, far = terminal
     held, asked = threading.Event(), list[bool]()
 
     def hold() -> None:
         with spinner._DRAWING:
             held.set()
-            time.sleep(0.1)  # the fork comes while it is held, or after; it waits in any case
+            time.sleep(0.1)  # the fork comes while the lock is held or after; the test waits in both cases
             asked.append(True)
 
     with spinner.shown("working", fd=near):
@@ -229,7 +229,7 @@ def test_terminal_of_another_job_is_let_be(terminal: tuple[int, Far], monkeypatc
 
 
 def test_rich_is_imported_for_a_long_wait_only() -> None:
-    """In a process of its own, which has a terminal: nothing but the drawing thread imports rich."""
+    """In a process with a terminal of its own, only the drawing thread imports rich."""
     code = (
         "import os, sys, time; from covenant.cli import main, spinner\n"
         "far, near = os.openpty(); os.environ['TERM'] = 'xterm'\n"
@@ -256,7 +256,7 @@ def test_verbs_write_through_common_alone() -> None:
                 stream = isinstance(called, ast.Attribute) and ast.unparse(called.value).startswith("sys.std")
                 if name in past or (stream and name in {"write", "writelines", "read", "readline"}):
                     found.append(f"{path.name}: {ast.unparse(node.func)}")
-    # `python -m covenant.cli.help` writes docs/errors.md: it is no verb. rich writes a table into memory.
+    # `python -m covenant.cli.help` writes docs/errors.md and is not a verb. rich writes a table into memory.
     assert sorted(set(found)) == [
         "common.py: click.confirm",
         "common.py: click.echo",
@@ -304,7 +304,7 @@ def test_checking_a_log_says_which(covenant_home: Path, monkeypatch: pytest.Monk
 
 
 def test_a_passphrase_that_is_made_a_key_of_is_said(terminal: tuple[int, Far], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What works there is C: a signal's handler would say it when it is over."""
+    """The derivation is C code, so a Python signal handler would show the line only after it."""
     near, far = terminal
     real = argon2.Argon2id
 
@@ -368,7 +368,7 @@ def test_document_is_asked_for_quietly(
         return doctor.Report((doctor.Check("runsc live", doctor.Status.OK, "calls", "found"),))
 
     def written(text: str | bytes, *, err: bool = False) -> None:
-        # The line is taken away before anything is written.
+        # The line is erased before any output.
         assert within == []
 
     monkeypatch.setattr(spinner, "shown", shown)

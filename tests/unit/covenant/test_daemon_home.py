@@ -1,4 +1,4 @@
-"""The socket of a home: there once somebody listens, in no other's place."""
+"""Check the socket of a home: it appears only when the daemon listens, and it replaces no live socket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOCKET = client.SOCKET
 
 @pytest.mark.parametrize("left", [None, SOCKET, f".{SOCKET}"])
 def test_whoever_sees_the_socket_can_connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str | None) -> None:
-    """Also where a daemon was killed, before it listened or after."""
+    """Also after a daemon was killed, before it listened or after."""
     real, seen = socket.socket.listen, list[bool]()
 
     class Watched(socket.socket):
@@ -41,7 +41,7 @@ def test_whoever_sees_the_socket_can_connect(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_socket_that_came_in_between_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody who takes no lock was faster."""
+    """A process that does not take the lock binds the socket first."""
     link = os.link
 
     def faster(*args: str, **more: Any) -> None:

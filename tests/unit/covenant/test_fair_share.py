@@ -1,4 +1,4 @@
-"""However many runs one asks for, others have theirs."""
+"""Check that a peer with any number of requests leaves places to other peers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPERATOR, ALICE, BOB, CAROL = "operator", "alice", "bob", "carol"
 
 
 class World:
-    """Runs that end when they are told to."""
+    """Runs that end when the test says so."""
 
     def __init__(self, most: int, group: anyio.abc.TaskGroup) -> None:
         self.shares = Shares(most, operator=OPERATOR)
@@ -24,13 +24,13 @@ class World:
         self._group, self._ends = group, dict[str, list[anyio.CancelScope]]()
 
     async def ask(self, whom: str, count: int = 1) -> None:
-        """As many runs as that are asked for, and have begun as far as they may."""
+        """Ask for ``count`` runs and wait until as many as possible have begun."""
         for _ in range(count):
             self._group.start_soon(self._run, whom)
         await anyio.wait_all_tasks_blocked()
 
     async def end(self, whom: str) -> None:
-        """One that runs ends."""
+        """End one live run of this peer."""
         self._ends[whom].pop(0).cancel()
         await anyio.wait_all_tasks_blocked()
 
@@ -56,7 +56,7 @@ async def test_one_peer_that_asks_without_end_leaves_half_to_the_others() -> Non
         assert here.running == [ALICE] * 12
         await here.ask(BOB, 3)
         assert here.running.count(BOB) == 3
-        # What of hers waits stands behind her own, and before nobody else.
+        # Alice's waiting requests delay only her own, and no other peer's.
         await here.ask(CAROL)
         assert here.running.count(CAROL) == 1
         await here.end(ALICE)
@@ -71,7 +71,7 @@ async def test_however_many_peers_there_are_the_operator_finds_a_place() -> None
         await here.ask(OPERATOR, 30)
         assert here.running.count(OPERATOR) == 6
         await here.end("peer-0")
-        # The place that became free is the next peer's, which has one of theirs, or the operator's: all are in use.
+        # The next peer or the operator takes the freed place: all places are in use again.
         assert len(here.running) == 24
 
 

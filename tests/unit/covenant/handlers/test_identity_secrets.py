@@ -1,4 +1,4 @@
-"""Attestations and secrets over the wire."""
+"""Check attestations and secrets over the wire."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_absent_and_not_granted_are_one_answer(world: World) -> None:
 
 
 def revoking_when(world: World, monkeypatch: pytest.MonkeyPatch, whose: str, kind: str) -> list[bool]:
-    """The operator takes back what ``whose`` has while the row of this kind is written; whether that was done."""
+    """Have the operator revoke the grant of ``whose`` while a row of this kind is written; return the revocations."""
     (grant,) = world.capabilities.recent(10, whose)
     asked, done = requests.RevokeCapability(signature_b58=grant.signature), list[bool]()
 
@@ -127,7 +127,7 @@ def revoking_when(world: World, monkeypatch: pytest.MonkeyPatch, whose: str, kin
 async def test_a_secret_is_given_to_nobody_whose_grant_was_taken_back_meanwhile(
     world: World, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """A row takes as long as the disk does: whoever revokes in that time is told that it is done."""
+    """Writing the row takes as long as the disk does; a revocation that is acknowledged in that time must hold."""
     bob = await world.enroll(BOB, "secret.access.mail")
     done = revoking_when(world, monkeypatch, BOB.pubkey, kind)
     assert isinstance(await world.refused(bob, requests.GetSecret(name="mail")), errors.SecretDeniedError)

@@ -1,4 +1,4 @@
-"""What one answer takes is counted in bytes of the wire."""
+"""Check that the size of an answer is counted in wire bytes."""
 
 from __future__ import annotations
 

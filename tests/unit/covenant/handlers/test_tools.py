@@ -1,4 +1,4 @@
-"""Calls of tools over the wire: a grant each, its bounds kept, metered ones counted before, and a row after."""
+"""Check tool calls over the wire: each needs a grant within its bounds, is metered before and logged after."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_a_call(world: World) -> None:
     (row,) = await world.rows("tool_call_completed")
     assert (row["tool"], row["outcome"]) == ("echo", "ok")
     assert row["arguments_hash_hex"] == HI
-    # a grant for one tool is none for another, and nobody is asked about one that is not there
+    # a grant for one tool allows no other tool, and an unknown tool is refused before the grants are checked
     assert (await world.ask(ADA, call("clock"))).code == "capability_not_held"
     assert (await world.ask(ADA, call("nothing"))).code == "no_such_tool"
     await world.grant(ADA, "tool.call.clock")
@@ -71,7 +71,7 @@ async def test_a_call(world: World) -> None:
 async def test_nothing_is_called_for_whom_the_grant_was_taken_back_meanwhile(
     world: World, monkeypatch: pytest.MonkeyPatch, scope: dict[str, Any]
 ) -> None:
-    """Its row was written, and who revoked it was told that it is done."""
+    """The row of the check was written, and the revocation was acknowledged before the call."""
     signature = await world.grant(ADA, "tool.call.echo", **scope)
     write = world.server.audit.append_all
 
@@ -92,7 +92,7 @@ async def test_arguments_that_do_not_fit_are_written_down(world: World) -> None:
     assert (answer.code, answer.where) == ("tool_arguments", "/text")
     (row,) = await world.rows("tool_call_schema_rejected")
     assert (row["tool"], row["reason"]) == ("echo", answer.message)
-    # it was no use of the grant
+    # the refused call did not use the grant
     grant = world.server.capabilities.get(signature)
     assert grant is not None
     assert grant.used == 0

@@ -1,4 +1,4 @@
-"""A second signature goes over the very same bytes, or it is said why not; nobody's is thrown away in silence."""
+"""Check cosigning: a second signature covers the same bytes or is refused with a reason, and none is lost silently."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BY_ONE = _sign(UNSIGNED, 1)
 def test_two_operators_sign_one_payload_in_two_calls() -> None:
     with pytest.raises(errors.SignatureError, match="1 operators signed and 2 are needed"):
         kit.verify(BY_ONE, ROOT)
-    # An hour later, with nothing said about serial and dates.
+    # An hour later, without options for serial and dates.
     both = _sign(BY_ONE, 2, now_ms=NOW + 3_600_000)
     trusted = kit.verify(both, ROOT)
     assert [s.name for s in trusted.signers] == ["op1", "op2"]
@@ -73,7 +73,7 @@ def test_a_new_statement_has_a_new_serial_and_keeps_no_signature() -> None:
 
 
 DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    # what the first asked for, what the second asks for, what is named
+    # the first signer's terms, the second signer's terms, the named difference
     "another audience": ({}, {"audience": "host-b"}, "audience none, not host-b"),
     "another host": ({"audience": "host-a"}, {"audience": "host-b"}, "audience host-a, not host-b"),
     "an approval that the second does not give": (
@@ -94,7 +94,7 @@ def test_other_terms_are_refused_and_the_first_signature_stays(name: str) -> Non
         _plan(present, 2, **second)
     assert says in caught.value.message
     assert "--fresh" in caught.value.hint
-    # The one who signed alone may have other terms at any time, and anybody may with --fresh.
+    # A sole signer may change the terms at any time, and any signer may with --fresh.
     assert _plan(present, 1, **second).how == "replaced"
     assert _plan(present, 2, fresh=True, **second).how == "replaced"
 
@@ -129,7 +129,7 @@ def test_a_false_signature_under_our_id_stops_nobody() -> None:
     both = _sign(UNSIGNED.with_envelope(false.encode()), 2)
     assert [s.name for s in kit.verify(both, ROOT).signers] == ["op1", "op2"]
     assert len(envelope.decode(both.envelope or b"").signatures) == 2
-    # Nor does a true one that leaves its id out make room for a second.
+    # A valid signature without a key id still counts as its signer's: they cannot sign again.
     bare = envelope.Envelope(
         signed.payload, signed.payload_type, (envelope.Signature("", signed.signatures[0].sig), *false.signatures[1:])
     )
@@ -139,14 +139,14 @@ def test_a_false_signature_under_our_id_stops_nobody() -> None:
 
 @pytest.mark.parametrize("keyid", [kit.public(1).keyid, f"{0:064x}", ""])
 def test_a_statement_that_nobody_signed_is_not_taken_for_an_operators(keyid: str) -> None:
-    """Whoever can write the package would choose the serial, the dates and the host of the next signature."""
+    """Else a user who can write the package would choose the serial, dates and host of the next signature."""
     laid = kit.statement(UNSIGNED, serial=NOW - DAY, audience="elsewhere", not_before=NOW - DAY, expires_at=NOW + 1)
     false = (envelope.Signature(keyid, bytes(64)), envelope.Signature(kit.public(9).keyid, kit.key(9).sign(b"")))
     forged = envelope.Envelope(laid.encode(), envelope.IN_TOTO_PAYLOAD_TYPE, false)
     present = UNSIGNED.with_envelope(forged.encode())
     with pytest.raises(errors.SignatureError, match="signed by no other key of the trust root"):
         _plan(present, 2, known=ROOT.keys)
-    # Control: with a signature that verifies beside the false ones, and for whoever asks for a statement of their own.
+    # Control: a valid signature beside the false ones is accepted, and so is a request for a fresh statement.
     true = UNSIGNED.with_envelope(forged.signed_by(forged.sign(kit.key(1))).encode())
     assert _plan(true, 2, known=ROOT.keys).why == "beside op1, over the same statement"
     assert _plan(present, 2, known=ROOT.keys, fresh=True).statement.serial == NOW
@@ -170,7 +170,7 @@ def test_a_key_that_may_not_sign_this_chooses_no_dates_for_those_who_may(narrow:
 
 @pytest.mark.parametrize("field", ["serial", "not_before"])
 def test_what_begins_in_the_future_is_asked_for_by_name(field: str) -> None:
-    """A serial from tomorrow locks out what is signed today, and a statement for next month is not the one of now."""
+    """A serial from tomorrow locks out packages signed today, and a statement for next month does not hold now."""
     later = kit.signed(1, files=dict(UNSIGNED.files), **{field: NOW + DAY - 1})
     with pytest.raises(errors.SignatureError, match=f"{field} {NOW + DAY - 1}, not "):
         _plan(later, 2)

@@ -1,8 +1,8 @@
-"""Every signing door of this project against every other: what one signs is never what another would.
+"""Compare every signing door of this project with every other: no two doors ever sign the same bytes.
 
 The doors: capability tokens, attestations and revocations (the daemon's identity), the audit log's head and checkpoints
-(the log's keys), manifests and trust roots (operators' keys, DSSE). Each is handed one and the same key here, so that
-only the bytes keep them apart; the keys differ besides.
+(the log's keys), manifests and trust roots (operators' keys, DSSE). The tests give all of them the same key, so that
+only the bytes keep them apart; in production the keys differ as well.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TOKENS = st.builds(
 
 
 class Recorder:
-    """A key that keeps what it was asked to sign."""
+    """A key that records the messages it is asked to sign."""
 
     def __init__(self) -> None:
         self.asked: list[bytes] = []
@@ -63,7 +63,7 @@ CUT = truncation.Cut(1, ROW, ROW, "0" * 64, merkle.Frontier(), merkle.Frontier()
 
 
 def messages() -> dict[str, bytes]:
-    """What each door signs, taken from the door itself."""
+    """Return the message that each door signs, recorded from the door itself."""
     made: dict[str, bytes] = {}
     doors: dict[str, Callable[[Any], object]] = {
         "head": lambda key: chain.sign_head(chain.Head(), key),
@@ -85,7 +85,7 @@ def messages() -> dict[str, bytes]:
 
 
 def _with(key: Any) -> Identity:
-    """Our identity with a key that keeps what it was asked."""
+    """Return our identity with a recording key."""
     made = Identity(SEED)
     made._key = key
     return made
@@ -143,7 +143,7 @@ def test_an_attestation_over_a_tokens_bytes_is_no_token(made: Token, domain: Dom
 
 @pytest.mark.parametrize("start", [domain.tag for domain in Domain] + [b"DSSEv1 28 application/vnd.in-toto+json 9 "])
 def test_a_token_whose_subject_is_the_beginning_of_another_message(start: bytes) -> None:
-    """The subject's 32 bytes may be anything; the length of the action behind them may not."""
+    """A subject may be any 32 bytes; the length of the action behind them may not be any number."""
     made = Token(base58.encode(start[:32]), "memory.write", {}, OURS.agent.pubkey, None)
     message = made.message()
     assert message[:32] == start[:32]

@@ -1,4 +1,4 @@
-"""ssh-agent: what a real one signs verifies as any other signature, and what a hostile one answers is refused."""
+"""Check ssh-agent: a real agent's signatures verify as any others do, and a hostile agent's answers are refused."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_what_ssh_signs_is_never_what_we_sign(agent: ssh_agent_kit.SshAgent, tmp
             with pytest.raises(ValueError, match="only a DSSE encoding is signed"):
                 client.sign(identity, message)
         assert client.sign(identity, PAE)
-    # The other way round: a signature that ssh-keygen made with the same agent is none on its file as a payload.
+    # In reverse: a signature by ssh-keygen with the same agent is not valid for its file as a payload.
     (tmp_path / "payload").write_bytes(PAE)
     public = tmp_path / "ann.pub"
     line = next(row for row in agent.run("ssh-add", "-L").splitlines() if row.endswith("ann@laptop"))
@@ -158,7 +158,7 @@ def test_what_ssh_signs_is_never_what_we_sign(agent: ssh_agent_kit.SshAgent, tmp
 
 
 def _userauth(session: bytes) -> bytes:
-    """What a login signs (RFC 4252, section 7)."""
+    """Return the message that a login signs (RFC 4252, section 7)."""
     fields = (b"git", b"ssh-connection", b"publickey")
     return (
         ssh_agent._string(session)
@@ -172,11 +172,11 @@ def _userauth(session: bytes) -> bytes:
 
 @given(st.binary(min_size=1, max_size=128), st.text(max_size=20), st.binary(max_size=64))
 def test_no_login_is_an_encoding_of_ours_and_the_other_way_round(session: bytes, kind: str, payload: bytes) -> None:
-    # A session id is a digest of the key exchange, of 64 bytes at most: its length is never `DSSE` read as a number.
+    # A session id is a digest of at most 64 bytes from the key exchange: its length is never `DSSE` read as a number.
     assert int.from_bytes(b"DSSE", "big") > 2**30
     assert _userauth(session)[:4] != envelope.pae(kind, payload)[:4]
     assert not envelope.pae(kind, payload).startswith(b"SSHSIG")
-    # Read as SSH's fields, ours begin with a session id of more bytes than there are.
+    # Read as SSH's fields, our message begins with a session id that is longer than the message.
     made = envelope.pae(kind, payload)
     assert int.from_bytes(made[:4], "big") > len(made)
 
@@ -186,7 +186,7 @@ def test_no_login_is_an_encoding_of_ours_and_the_other_way_round(session: bytes,
 
 @contextlib.contextmanager
 def _answering(folder: Path, *answers: bytes, hang: bool = False) -> Iterator[str]:
-    """A socket that gives these bytes, each after one request, then closes, or says nothing more."""
+    """Serve a socket that sends each of these answers after one request, then closes or hangs."""
     path = str(folder / "fake")
     server = socket.socket(socket.AF_UNIX)
     server.bind(path)
@@ -249,7 +249,7 @@ def test_a_malformed_list_is_refused(name: str, tmp_path: Path) -> None:
     answer, says = HOSTILE[name]
     with _answering(tmp_path, answer) as path, ssh_agent.Agent(path) as client:
         if len(answer) < 4:
-            # The fake one waits for the next request before it closes: there is none.
+            # The fake agent waits for a next request before it closes; the client sends none.
             threading.Timer(0.1, client._socket.shutdown, [socket.SHUT_WR]).start()
         with pytest.raises(errors.AgentError, match=says):
             client.identities()
@@ -287,7 +287,7 @@ def test_a_comment_that_is_spelled_like_another_key_does_not_stand_for_it(name: 
 
 
 def test_who_names_no_key_means_none(tmp_path: Path) -> None:
-    """As in --ssh-agent "$KEY" where KEY is not set."""
+    """The option is empty in --ssh-agent "$KEY" if KEY is not set."""
     with (
         _answering(tmp_path, _identities((BLOB, b""))) as path,
         ssh_agent.Agent(path) as client,
@@ -342,7 +342,7 @@ def test_another_users_agent_is_not_used(tmp_path: Path, monkeypatch: pytest.Mon
     with _answering(tmp_path, ONE) as path:
         monkeypatch.setattr(os, "geteuid", lambda: 4242)
         if os.getuid() == 0:
-            # Root's own agent is fine for everybody: so show one that is not root's.
+            # Root's own agent is accepted for every user, so show an agent of another user.
             monkeypatch.setattr(socket.socket, "getsockopt", lambda *_: struct.pack("3i", 1, 1000, 1000))
         with pytest.raises(errors.AgentError, match="belongs to uid"):
             ssh_agent.Agent(path)

@@ -1,4 +1,4 @@
-"""A version that takes something back is installed: whoever rests on it ends, whatever becomes of the version."""
+"""Install a version that revokes a key: the runs that depend on the key end, even if the install then fails."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_whoever_rests_on_it_ends_where_the_log_takes_no_line(
         assert "the runs that rested on it were ended all the same: one; not done: the log: no" in refused.value.message
         assert (refused.value.hint, refused.value.where) == ("mend it, then repeat the command", "the log")
         assert (marks.revoked_of(path), state.root_version()) == (REASON, 1)
-        # The same command again, once there is room.
+        # Repeat the command after the disk has room.
         assert [one.run_id for one in _install(state, home, state.present_root()).ended] == ["one"]
         assert state.root_version() == 2
 
@@ -84,7 +84,7 @@ def test_a_version_that_came_too_late_ends_nobody(state: State, home: Path) -> N
 def test_a_version_that_holds_is_not_said_to_be_refused(
     state: State, home: Path, monkeypatch: pytest.MonkeyPatch, *, rests: bool
 ) -> None:
-    """It was installed, and its record cannot be written."""
+    """The version was installed, but its time record (clock.json) cannot be written."""
     replace = atomic_file.replace
 
     def full(directory: int, name: str, *arguments: Any, **more: Any) -> None:

@@ -1,4 +1,4 @@
-"""No list is too long for a frame: every listing is filled with the longest rows that there may be, and is answered."""
+"""Check that no list is too long for a frame: each listing is filled with the longest possible rows and answered."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ HEX = "f" * 64
 WORST = "\x01"
 MEGABYTE = 1024 * 1024
 
-# What holds a tuple and lists nothing that is kept: why it is as long as it is.
+# Answers with a tuple that lists no stored rows, each with the reason for its length.
 NO_LISTINGS = {
     "intent_result": "its sources are in the line of at most 4 MiB that an agent answers with",
     "tool_result": "the blocks of one call, from what one frame asked for",
@@ -69,7 +69,7 @@ NO_LISTINGS = {
 
 
 def forever(row: Any, *, count: int = 0) -> Any:
-    """A method of a store that gives as many rows as its argument ``count`` asks for, as far as a store can."""
+    """Return a store's method that returns as many rows as ``count`` asks for, up to a store's limit."""
 
     async def found(*args: Any, **named: Any) -> Any:
         return [row] * min(args[count], 100_000)
@@ -78,7 +78,7 @@ def forever(row: Any, *, count: int = 0) -> Any:
 
 
 def now(value: Any) -> Any:
-    """A method that answers this."""
+    """Return an async method that returns this value."""
 
     async def found(*args: Any, **named: Any) -> Any:
         return value
@@ -87,7 +87,7 @@ def now(value: Any) -> Any:
 
 
 def at_once(value: Any) -> Any:
-    """A method that answers this without a wait."""
+    """Return a synchronous method that returns this value."""
     return lambda *args, **named: value
 
 
@@ -122,7 +122,7 @@ def row(**kind: Any) -> parts.AuditEvent:
     return parts.AuditEvent(id=ID, timestamp_ms=END, issuer=WHO, kind=kind)
 
 
-# What a rule of .covenantignore may have, beside an intent of as much as one may have.
+# The longest rule of .covenantignore, beside the longest intent.
 IGNORED = row(type="intent_ignored", intent_id=ID, intent_text=WORST * contract.INTENT_BYTES, matched_pattern="x" * 999)
 
 
@@ -181,12 +181,12 @@ def _repair() -> Asked:
 
 
 def _agents() -> Mapping[str, Mapping[str, Any]]:
-    # The error of a manifest names what stands in it.
+    # The error of a manifest quotes its content.
     listed = Listed("d" * 255, None, errors.HomeError(WORST * 10_000))
     return {"agents": {"listing": at_once((listed,) * 4096), "reload": now(None)}}
 
 
-# For every request that lists something: how it is asked, and what its stores give.
+# For every request that lists rows: the request, and the rows of its stores.
 LISTINGS: Mapping[str, Callable[[], Asked]] = {
     "recent_memory": lambda: (requests.RecentMemory(limit=MOST), {"memory": {"recent": forever(record(), count=1)}}),
     "search_memory": lambda: (
@@ -264,7 +264,7 @@ LISTINGS: Mapping[str, Callable[[], Asked]] = {
 
 
 def _tuples(kind: Any) -> bool:
-    """Whether a type holds a tuple of any length, in whatever is in it."""
+    """Whether a type contains a tuple of any length, at any depth."""
     if get_origin(kind) is tuple:
         return True
     if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel):
@@ -273,7 +273,7 @@ def _tuples(kind: Any) -> bool:
 
 
 def _lists(value: Any) -> list[Sequence[Any]]:
-    """The tuples that an answer holds, itself and what is in it."""
+    """Return the tuples that an answer contains, at any depth."""
     if isinstance(value, pydantic.BaseModel):
         return [one for name in type(value).model_fields for one in _lists(getattr(value, name))]
     return [value] if isinstance(value, tuple) else []

@@ -1,4 +1,4 @@
-"""What one caller may have in memory, whichever way it gets there."""
+"""Check the memory limit of one caller, for each way that records are made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def _kept(home: Path, monkeypatch: pytest.MonkeyPatch, *, credits_: int) -> list[str]:
-    """The statuses of five intents of somebody who may have two records."""
+    """Return the statuses of five intents of a caller whose limit is two records."""
     monkeypatch.setattr(memory_records, "MAX_OWN", Room(records=2, bytes=10**6))
     runtime_kit.package(home, "wordcount", name="Count words", budget=credits_)
     server = intents_kit.make(home)

@@ -1,4 +1,4 @@
-"""The tick: who is measured, who is ended for it, and what is written down."""
+"""Check the tick: the runs that it measures, the runs that it ends, and the rows that it writes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Log:
 
 
 class Bench:
-    """One agent with a budget of ``credits`` an hour; ``used`` is what the supervisor says of its run."""
+    """One agent with a budget of ``credits`` an hour; ``used`` is the usage of its run that the supervisor reports."""
 
     def __init__(self, home: Path, budget: int = 4, settings: Settings = LINEAR, runtime: str = "python3") -> None:
         entry = "" if runtime == "hermes" else "main.py"
@@ -80,14 +80,14 @@ class Bench:
             await anyio.lowlevel.checkpoint()
 
     async def after(self, ms: int, cpu_ms: int | None) -> list[str]:
-        """Who is ended at a tick so much later, at which the run has used so much."""
+        """Advance the clock by ``ms``, set the run's usage, tick, and return the intents that the tick ends."""
         self.clock.at_ms += ms
         self.used = {"i": (cpu_ms, 0)}
         return [live.intent_id for live in await self.projection.over()]
 
 
 async def test_a_run_on_its_way_past_what_is_there_is_ended_once(tmp_path: Path) -> None:
-    """Four credits an hour are four seconds of a processor: three in two seconds are too fast, one is not."""
+    """Four credits an hour are four seconds of CPU: three in two seconds are too fast, one is not."""
     async with anyio.create_task_group() as group:
         bench = Bench(tmp_path)
         await bench.start(group)
@@ -101,7 +101,7 @@ async def test_a_run_on_its_way_past_what_is_there_is_ended_once(tmp_path: Path)
 
 
 async def test_the_last_credit_pays_for_its_run(tmp_path: Path) -> None:
-    """The bucket is empty once its one credit is reserved, and the run that it paid for goes on."""
+    """Reserving its one credit empties the bucket, but the run that this credit paid for continues."""
     async with anyio.create_task_group() as group:
         bench = Bench(tmp_path, budget=1)
         await bench.start(group)
@@ -145,7 +145,7 @@ async def test_what_an_instance_used_before_its_intent_is_not_the_intent_s(tmp_p
 
 
 async def test_an_intent_that_an_instance_gave_back_is_measured_in_the_run_that_it_has_then(tmp_path: Path) -> None:
-    """By what the other counts from its own beginning, and not only once that is more than the instance had used."""
+    """The new run counts from its own start: measuring does not wait until it has used more than the instance had."""
 
     async def ended(used: list[int]) -> list[bool]:
         (tmp_path / str(used[0])).mkdir()
@@ -162,7 +162,7 @@ async def test_an_intent_that_an_instance_gave_back_is_measured_in_the_run_that_
 
 
 async def test_a_run_elsewhere_is_measured_by_the_clock(tmp_path: Path) -> None:
-    """A minute is a credit: four minutes are all that there is."""
+    """A minute costs one credit, so the budget is four minutes."""
     async with anyio.create_task_group() as group:
         bench = Bench(tmp_path, runtime="hermes")
         await bench.start(group)

@@ -1,4 +1,4 @@
-"""The daemon's way to the supervisor, against a double that speaks its frames."""
+"""Check the daemon's client of the supervisor against a double that speaks its frames."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def card(tmp_path: Path) -> Card:
 
 def _asking(path: Path, **settings: Any) -> Supervised:
     def connect() -> socket.socket:
-        # As the real one, which refuses whoever is not root: here that is whoever runs the tests.
+        # As in production, except that the peer is the user who runs the tests instead of root.
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(str(path))
         return sock
@@ -67,7 +67,7 @@ async def test_a_run_is_asked_with_the_package_s_descriptor_and_the_intent_s_own
     (request,) = double.requests
     known = {"kind", "text", "intent_id", "priority", "timeout_ms", "manifest_sha256", "on_behalf_of", "rows"}
     assert known | {"agent_id"} == set(request)
-    # What the supervisor itself takes, by its own closed model.
+    # The supervisor's own closed model accepts these fields.
     asked = protocol.parse(json.dumps({name: request[name] for name in known}).encode())
     assert isinstance(asked, protocol.Run)
     assert asked.manifest_sha256 == hashlib.sha256((card.directory / "agent.toml").read_bytes()).hexdigest()
@@ -245,7 +245,7 @@ async def _killed(asking: Supervised, card: Card, intent: Intent) -> None:
 
 
 async def test_a_busy_supervisor_is_asked_again_until_every_run_was_taken(tmp_path: Path, card: Card) -> None:
-    """It takes three at one time, and eight are asked for."""
+    """The supervisor accepts three runs at a time, and the client asks for eight."""
     with SupervisorDouble(tmp_path / "s.sock", most=3) as double:
         asking = _asking(double.path, most=8)
         async with anyio.create_task_group() as group:
@@ -255,7 +255,7 @@ async def test_a_busy_supervisor_is_asked_again_until_every_run_was_taken(tmp_pa
 
 
 async def test_no_peer_has_so_many_runs_that_the_operator_waits_for_them(tmp_path: Path, card: Card) -> None:
-    """A run takes as long as its manifest grants, and a peer may ask for as many as it has connections."""
+    """A run lasts as long as its manifest grants, and a peer may ask for one on each of its connections."""
     over = threading.Event()
 
     def lasts(request: Document) -> Document:
@@ -405,7 +405,7 @@ async def test_a_supervisor_that_is_only_away_is_waited_for_and_not_replaced(
 
     one = asking()
     if how != "named":
-        # The control: nothing says that there is one, so that none decides.
+        # The control: no record says that there is a supervisor, so none decides.
         assert not await one.check(card)
     if how in {"reached", "marked"}:
         with SupervisorDouble(place, _checked("a")), anyio.fail_after(30):
@@ -415,7 +415,7 @@ async def test_a_supervisor_that_is_only_away_is_waited_for_and_not_replaced(
         if how == "reached":
             mark.unlink()
         else:
-            one = asking()  # the daemon was started again as well
+            one = asking()  # the daemon was restarted as well
     elif how == "left its socket":
         with socket.socket(socket.AF_UNIX) as sock:
             sock.bind(str(place))

@@ -1,4 +1,4 @@
-"""What every audit log must do: the one on the disk and the one in memory."""
+"""Check the contract of both audit logs: the one on disk and the one in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WITNESS = Ed25519PrivateKey.from_private_bytes(b"w" * 32)
 
 
 class Clock:
-    """Milliseconds that move when a test says so."""
+    """A clock in milliseconds that the test moves."""
 
     def __init__(self) -> None:
         self.ms = 1_000
@@ -91,7 +91,7 @@ async def test_what_is_not_in_the_table_is_refused_and_hurts_nothing(log: AuditL
 
 
 async def test_a_row_that_is_too_long_is_refused_and_the_log_goes_on(log: AuditLog) -> None:
-    """Six bytes of a line stand for one letter: what comes as a frame of 8 MiB may be too long for a line."""
+    """A line may need six bytes for one letter, so a row from an 8 MiB frame may be too long for a line."""
     long = {"transport": "ipc", "reason": "\u00e9" * (events.MAX_LINE_BYTES // 6)}
     with pytest.raises(errors.EventError, match="more than 8388608"):
         await log.append("authentication_failed", long)
@@ -184,7 +184,7 @@ async def test_every_row_is_proved_under_a_signed_checkpoint(log: AuditLog) -> N
 async def test_a_checkpoint_is_the_same_while_nothing_comes(log: AuditLog) -> None:
     await write(log, 3)
     first = await log.checkpoint()
-    # The row that says so came behind it.
+    # The row about the refusal comes behind it.
     second = await log.checkpoint()
     sizes = [note.Checkpoint.parse(one.text).size for one in (first, second)]
     assert sizes == [3, 4]

@@ -1,4 +1,4 @@
-"""Version 1's log (tests/golden/v1/audit: each of its 41 kinds once, as it writes them) becomes ours, or is refused."""
+"""Check that version 1's log (tests/golden/v1/audit: each of its 41 kinds once) is adopted or refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OWNER = ROWS[0]["issuer"]
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home as version 1 left it: its identity, its operator's token in clear, its log."""
+    """Return a home as version 1 left it: its identity, its operator's token in clear, its log."""
     home = tmp_path / "home"
     registered = {"type": "registered", "token": TOKEN, "agent_id": OWNER, "registered_at": 1_699_999_999_000}
     files = {
@@ -52,13 +52,13 @@ async def _opened(home: Path) -> DurableAudit:
 
 
 def _chain(lines: list[bytes]) -> str:
-    """Version 1's hashes, by the page's words."""
+    """Compute version 1's chain of hashes as its page describes them."""
     return chain.fold([chain.event_hash(line) for line in lines])
 
 
 async def test_the_whole_daemon_serves_a_home_of_version_1(home: Path) -> None:
     async with daemon_kit.running(home) as daemon:
-        # The client's token is the one that it always had.
+        # The client keeps its token.
         assert (home / "peers" / "operator.token").read_text() == TOKEN
         report = (await daemon.ask("verify_audit_integrity"))["report"]
         assert (report["valid"], report["failures"]) == (True, [])
@@ -162,7 +162,7 @@ async def test_one_that_does_not_hold_together_is_refused_and_left_as_it_is(
     assert "mv audit audit.v1" in str(raised.value.hint)
     assert {name: (home / "audit" / name).read_bytes() for name in os.listdir(home / "audit")} == before
     assert os.listdir(home / "audit-head") == []
-    # What the hint says.
+    # Follow the hint.
     (home / "audit").rename(home / "audit.v1")
     async with await _opened(home) as log:
         assert log.count == 0
@@ -182,7 +182,7 @@ async def test_a_log_of_ours_whose_head_is_gone_is_not_signed_anew(home: Path) -
 
 
 async def test_a_crash_before_the_head_is_made_good(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is done before: the copies, the key."""
+    """The crash comes after all earlier steps: the copies and the key."""
     real = atomic_file.replace
 
     def cut_off(directory: int, name: str, data: bytes) -> None:

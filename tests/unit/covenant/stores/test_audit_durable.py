@@ -1,4 +1,4 @@
-"""The audit log on the disk: whatever dies and whoever writes into its files, no acknowledged row goes unnoticed."""
+"""Check the audit log on disk: no crash or foreign write to its files loses an acknowledged row unnoticed."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def fill(home: Path, count: int) -> list[str]:
 
 
 def offline(home: Path) -> verify.Report:
-    """As `covenant audit verify` reads it: by the files alone."""
+    """Verify the log as `covenant audit verify` does, by the files alone."""
     key = audit_log_chain.read_public_key((home / "audit-head" / "ledger.pub").read_bytes())
     return verify.verify(
         (home / "audit" / "events.jsonl").read_bytes(),
@@ -105,7 +105,7 @@ def offline(home: Path) -> verify.Report:
 
 
 def snapshot(home: Path, to: Path) -> Path:
-    """The home as a power cut would leave it now."""
+    """Copy the home as a power cut would leave it now."""
     shutil.copytree(home, to, ignore=shutil.ignore_patterns("copies"))
     to.chmod(0o700)
     return to
@@ -181,7 +181,7 @@ async def test_a_cosignature_is_kept_before_it_is_answered(home: Path, tmp_path:
         signed = await log.checkpoint()
         cosigned = signed.with_signature(note.cosign(signed.text, witness.name, key, 1_700_000_000))
         kept = await log.cosigned(note.Note.parse(cosigned.raw), [witness])
-        # Nothing is closed: this is what a kill would leave.
+        # Nothing is closed: a kill would leave this state.
         left = snapshot(home, tmp_path / "left")
     async with await opened(left) as log:
         proof = await log.prove((await log.recent(9))[-1].id)
@@ -225,7 +225,7 @@ async def test_a_group_is_one_sync(home: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_nothing_is_acknowledged_before_it_is_synced(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the moment of each sync's return a copy of what is durable holds every row that was acknowledged."""
+    """When a sync returns, a copy of the durable state contains every acknowledged row."""
     acknowledged: list[str] = []
     copies: list[tuple[Path, int]] = []
     log = await opened(home)
@@ -351,7 +351,7 @@ async def test_rows_that_were_on_the_disk_before_pending_were_never_acknowledged
     await log.append("authentication_failed", failed("lost"))
     copy = snapshot(home, home / "copies" / "cut")
     await log.close()
-    # The files get theirs while the disk is writing `pending`: a power cut may take that, and leave them.
+    # The files get their rows while the disk writes `pending`: a power cut may lose `pending` and keep the files.
     for name in ("pending", "head.json"):
         (copy / "audit-head" / name).write_bytes((before / "audit-head" / name).read_bytes())
     async with await opened(copy) as again:
@@ -387,7 +387,7 @@ async def test_pending_begins_anew_and_is_read_no_further_than_it_was_written(
 async def test_rows_stand_only_behind_an_opening_that_is_on_the_disk(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A power cut may keep any pages of one sync: behind the old opening the rows of the new use would be no rows."""
+    """A power cut may keep any pages of one sync; behind the old opening, rows of the new use would be unreadable."""
     monkeypatch.setattr(files, "PENDING_BYTES", 16 * 1024)
     steps: list[str] = []
     write, sync = files._write, os.fdatasync
@@ -432,7 +432,7 @@ async def test_kill_in_a_loop_loses_nothing_that_was_acknowledged(home: Path, mo
             assert (await log.verify()).valid
             cut = sum(row.kind["cut"] for row in rows if row.kind["type"] == "audit_rebased")
             acknowledged = {line for line in told if not line.startswith("purged")}
-            # What is missing was cut, row for row: the record of the cut counts it.
+            # The missing rows were cut, and the record of the cut counts each one.
             assert len(acknowledged - there) <= cut
             if "purge" not in mode:
                 assert acknowledged <= there
@@ -517,7 +517,7 @@ async def test_a_disk_that_is_full_when_pending_begins_anew_loses_nothing_and_en
 ) -> None:
     monkeypatch.setattr(files, "PENDING_BYTES", 8192)
     log = await opened(home)
-    # Longer than the room of `pending`, which is made anew before the next.
+    # Longer than `pending` may be; it begins anew before the next row.
     kept = [await log.append("authentication_failed", failed("x" * 20_000))]
     whole = files._write
 
@@ -532,7 +532,7 @@ async def test_a_disk_that_is_full_when_pending_begins_anew_loses_nothing_and_en
             with pytest.raises(errors.StoreFullError):
                 await log.append("authentication_failed", failed("small"))
     kept.append(await log.append("authentication_failed", failed("small")))
-    # As a kill leaves it, and as a clean end does.
+    # After a kill, and after a clean end.
     copy = snapshot(home, tmp_path / "copy")
     await log.close()
     for place in (copy, home):

@@ -1,4 +1,4 @@
-"""Who looks for rows holds up nobody else, however much there is to look through."""
+"""Check that a scan for rows delays no other reader, for a log of any size."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ PATIENCE = 60
 
 
 async def test_one_who_looks_without_end_leaves_others_a_thread(tmp_path: Path) -> None:
-    """Anybody who is let in may ask for rows of theirs that are not there, over as many connections as they may have:
-    that took all threads of the daemon, and so nobody read the log, and no agent was started."""
+    """One peer's scans leave threads to other peers.
+
+    A peer may ask for rows that do not exist on all of its connections. This once took all threads of the daemon, so no
+    other peer could read the log and no agent could start.
+    """
     tmp_path.chmod(0o700)
     over, looks = threading.Event(), threading.Semaphore(0)
 
@@ -56,5 +59,5 @@ async def test_one_who_looks_without_end_leaves_others_a_thread(tmp_path: Path) 
                 over.set()
         finally:
             over.set()
-    # All that were asked for were done.
+    # All requested scans were done.
     assert sum(iter(lambda: looks.acquire(blocking=False), False)) == 198

@@ -1,4 +1,4 @@
-"""A disk that refuses a write of the daemon's log: the kernel keeps the pages as if they were clean, and tells once."""
+"""Check a disk that refuses a write of the daemon's log: the kernel marks the pages clean and reports it once."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ BODY = events.body_text(
 )
 
 
-# The smallest piece that a disk writes whole.
+# The smallest unit that a disk writes whole, in bytes.
 SECTOR = 512
 
 
 class KilledError(BaseException):
-    """The process ended in the middle of a call."""
+    """The process was killed in the middle of a call."""
 
 
 class Disk:
     """The disk under the log's files, beside their pages.
 
-    A sync writes what was written since the last one. A refused one does not, and the pages stay as if it had. The
-    error is told once to each descriptor that is open, and to later ones only while nobody was told (errseq_t in
+    A sync writes the changes since the last sync. A refused sync does not, but the pages stay as if it had. The kernel
+    reports the error once to each open descriptor, and to later ones only while no descriptor has seen it (errseq_t in
     lib/errseq.c of Linux).
     """
 
@@ -55,13 +55,13 @@ class Disk:
             monkeypatch.setattr(os, name, self._sync)
 
     def refuse_unseen(self, which: int) -> None:
-        """Refuse what was written of this file, before anybody asks for a sync."""
+        """Refuse the unsynced changes of this file before any process asks for a sync."""
         self._changes[which].clear()
         self._errors[which] += 1
         self._seen[which] = False
 
     def cut_power(self, chance: random.Random | None = None) -> None:
-        """Leave in the files what the disk holds, and with ``chance`` any sectors of what had no sync yet."""
+        """Reset the files to the disk's content, and with ``chance`` to any sectors of the unsynced changes too."""
         for which, path in enumerate(self.paths):
             old, new = self.holds[which], self._written(which)
             if chance is not None and old != new:
@@ -77,7 +77,7 @@ class Disk:
             self._seen[which] = True
 
     def _live(self) -> None:
-        """Count a call that changes something; the last one does not happen."""
+        """Count a call that changes the disk; raise in place of the first one beyond ``calls_left``."""
         if self.calls_left is not None:
             self.calls_left -= 1
             if self.calls_left < 0:
@@ -153,7 +153,7 @@ class Log:
         self.acknowledged.append(event_id)
 
     def fill(self) -> None:
-        """Append until `pending` has begun anew."""
+        """Append rows until `pending` begins anew."""
         for _ in range(99):
             self.append()
 
@@ -162,7 +162,7 @@ class Log:
         self.files.at.close()
 
     def kill(self) -> None:
-        """Leave the files as the end of the process does."""
+        """Leave the files as a kill of the process does."""
         self.files._stack.close()
         self.files.at.close()
 
@@ -174,7 +174,7 @@ class Log:
 
 @pytest.fixture
 def disk(home: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
-    """A log with three rows, and the disk under it from then on."""
+    """Make a log with three rows; return the disk under it from then on."""
     monkeypatch.setattr(files, "PENDING_BYTES", 16 * 1024)
     made = Log(home, [])
     for _ in range(3):
@@ -191,7 +191,7 @@ def log(home: Path, disk: Disk) -> Log:
 
 
 def check(home: Path, disk: Disk, acknowledged: list[str]) -> None:
-    """Cut the power, open the log and find every acknowledged row, and one more."""
+    """Cut the power, open the log, check that it has every acknowledged row, and append one more."""
     disk.cut_power()
     after = Log(home, list(acknowledged))
     assert [one for one in after.ids() if one in acknowledged] == acknowledged
@@ -207,13 +207,13 @@ def check(home: Path, disk: Disk, acknowledged: list[str]) -> None:
 @pytest.mark.parametrize("end", ["close", "kill"])
 @pytest.mark.parametrize("which", range(3))
 def test_a_refused_sync_of_the_files_loses_no_row(home: Path, disk: Disk, log: Log, which: int, end: str) -> None:
-    """`pending` begins anew after 16 KiB: the files are synced before, and that is refused."""
+    """`pending` begins anew after 16 KiB: the files are synced before, and the disk refuses that sync."""
     disk.refuses.add(which)
     with pytest.raises(OSError, match="Input/output error"):
         log.fill()
     assert len(log.acknowledged) > 10
     getattr(log, end)()
-    # A start finds pages that look clean, and nobody tells it.
+    # The next start finds pages that look clean, and gets no error.
     again = Log(home, log.acknowledged)
     assert again.ids() == log.acknowledged
     again.close()
@@ -290,7 +290,7 @@ def test_a_head_that_cannot_be_written_loses_no_row(
 def test_a_cut_is_finished_only_when_pending_is_durable(
     home: Path, disk: Disk, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before the sync of the record that decides the cut: a power cut could still take that, and not the cut."""
+    """The process is killed before the sync of the cut's record: a power cut could lose the record but keep the cut."""
     log.append()
     sync, rename = os.fdatasync, os.rename
 
@@ -316,7 +316,7 @@ def test_a_cut_is_finished_only_when_pending_is_durable(
 
 
 def reopened(home: Path, disk: Disk, acknowledged: list[str], chance: random.Random) -> Log:
-    """Open the log; it may be killed in the middle, or the power cut, and a disk that refuses is asked again."""
+    """Open the log, through kills and power cuts in the middle; after a refused write, try again."""
     if chance.random() < 0.3:
         disk.calls_left = chance.randrange(12)
     for _ in range(len(NAMES) + 2):
@@ -334,7 +334,7 @@ def reopened(home: Path, disk: Disk, acknowledged: list[str], chance: random.Ran
 
 @pytest.mark.parametrize("seed", range(60))
 def test_any_sequence_of_faults_loses_no_row(home: Path, disk: Disk, log: Log, seed: int) -> None:
-    """Appends, kills in any call, power cuts at any sectors and refusals, told and untold, in any order."""
+    """Mix appends, kills in any call, power cuts at any sectors and refusals, reported or not, in any order."""
     chance = random.Random(seed)
     for _ in range(40):
         act = chance.choice(["append"] * 6 + ["settle", "close", "kill", "power", "die", "refuse", "unseen"])
@@ -352,7 +352,7 @@ def test_any_sequence_of_faults_loses_no_row(home: Path, disk: Disk, log: Log, s
 
 
 def acted(home: Path, disk: Disk, log: Log, act: str, chance: random.Random) -> Log:
-    """Do one act of a process; the log that is open behind it."""
+    """Do one operation of a process; return the log that is open afterwards."""
     if act == "die":
         disk.calls_left = chance.randrange(12)
     try:

@@ -1,4 +1,4 @@
-"""What both ledgers and both kinds of checkpoints do."""
+"""Check the contract of both ledgers and both kinds of checkpoints."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Clock:
 
 @dataclasses.dataclass
 class Place:
-    """One kind of ledger and of checkpoints, the clock they have, and how to start again."""
+    """One kind of ledger and of checkpoints, their clock, and a restart."""
 
     clock: Clock
     ledger: interface.BudgetLedger
@@ -142,7 +142,7 @@ async def test_the_measured_rest_is_taken_once_and_may_leave_a_debt(place: Place
         await place.ledger.settle(agent(), "r", 1)
     with pytest.raises(errors.BudgetExhaustedError) as refused:
         await place.ledger.try_debit(agent(), 1, "s")
-    # Three to owe nothing and one to spend, at two an hour.
+    # Three credits to pay the debt and one to spend, at two an hour.
     assert refused.value.details["refill_eta_ms"] == place.clock.ms + 2 * HOUR
     place.clock.ms += 2 * HOUR
     await place.ledger.try_debit(agent(), 1, "s")
@@ -170,7 +170,7 @@ async def test_a_clock_that_is_set_back_makes_no_time_pass_twice(place: Place) -
     with pytest.raises(errors.BudgetExhaustedError) as refused:
         await place.ledger.try_debit(agent(), 1, "s")
     assert refused.value.details["refill_eta_ms"] == 1_000_000 + HOUR
-    # Rows have the order of their times, which a compaction cuts by.
+    # Rows are in the order of their times, by which a compaction cuts.
     assert (await place.ledger.settle(agent(), "r", 0)).at_ms == 1_000_000
     place.clock.ms += HOUR
     assert place.ledger.tokens(agent()) == 0
@@ -222,7 +222,7 @@ async def test_a_compaction_drops_old_debits_and_changes_no_bucket(place: Place)
 
 
 class Held:
-    """Holds up what a store keeps until it is let go of, and then refuses it or lets it through."""
+    """Holds a store's write until the test releases it, then refuses it or lets it through."""
 
     def __init__(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.refuses = False
@@ -241,7 +241,7 @@ class Held:
 
 
 async def _twice(act: Callable[[], Any], held: Held, *, refused: bool) -> list[object]:
-    """What two that ask for the same hear, while the row of the first is held up and then kept or refused."""
+    """Make the same request twice while the first one's row is held, then kept or refused; return both results."""
     heard: list[object] = []
 
     async def one() -> None:
@@ -272,7 +272,7 @@ async def test_nobody_hears_of_a_capacity_that_may_be_taken_back(place: Place, m
 
 
 async def _after_a_refusal(first: Callable[[], Any], second: Callable[[], Any], held: Held) -> list[str]:
-    """The code with which ``second`` is refused, which was asked while the row of ``first`` was held up, in vain."""
+    """Call ``second`` while the row of ``first`` is held and then refused; return the code of its refusal."""
     heard: list[str] = []
 
     async def asks_first() -> None:
@@ -419,7 +419,7 @@ async def test_what_was_claimed_goes_with_a_compaction(place: Place) -> None:
 
 @pytest.mark.anyio
 async def test_both_ledgers_come_to_the_same(tmp_path: Path) -> None:
-    """A long random life of both, and of the durable one started again and compacted in between."""
+    """Both ledgers run the same long random sequence; the durable one also restarts and compacts in between."""
     tmp_path.chmod(0o700)
     path = tmp_path / "budget" / "ledger.jsonl"
     clock, chance = Clock(), random.Random(44)

@@ -1,4 +1,4 @@
-"""The files of the ledger and the checkpoints: version 1's rows, restarts, full disks and kill -9."""
+"""Check the files of the ledger and the checkpoints: version 1's rows, restarts, full disks and kill -9."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests import kill_kit
 AGENT = types.AgentId(display="hello@agent", pubkey=base58.encode(b"\1" * 32))
 PLAIN = {"display": AGENT.display, "pubkey": AGENT.pubkey}
 
-# Reserves, settles and saves as fast as it can, and says what it was promised, a line each.
+# Reserves, settles and saves as fast as it can, and prints a line for each acknowledged operation.
 WRITER = """
 import sys, anyio
 from pathlib import Path
@@ -99,7 +99,7 @@ async def test_a_ledger_of_version_1_is_read(path: Path) -> None:
     )
     ledger = await durable.DurableBudgetLedger.open(path, lambda: 15)
     assert ledger.tokens(AGENT) == 3
-    # Its debits are no reservations of ours: nobody settles them.
+    # Its debits are not open reservations: no intent settles them.
     assert ledger.unsettled() == ()
     assert [one.paired_receipt for one in await ledger.recent(5)] == ["b", "a"]
     await ledger.close()
@@ -230,7 +230,7 @@ async def test_after_a_kill_nothing_that_was_promised_is_missing(path: Path, lin
     balance = ledger.buckets()[AGENT.pubkey].balance
     waiting = {one.paired_receipt for one in ledger.unsettled()}
     assert promised["debit"]
-    # Eight were at work: each may have one more on disk than it was told of, of at most two credits.
+    # Eight workers ran: each may have one unacknowledged operation on disk, of at most two credits.
     spent = 2 * len(promised["debit"]) + len(promised["settle"])
     assert spent <= 2**62 - balance <= spent + 8 * 2
     assert not waiting & promised["settle"]

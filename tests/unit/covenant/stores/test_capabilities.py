@@ -1,4 +1,4 @@
-"""The store of grants: one suite for what is in memory and what is on the disk."""
+"""Check the store of grants: one suite for the one in memory and the one on disk."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_a_grant_is_found_by_its_subject_and_action_alone(store: Capabilit
 
 
 def steps(act: Callable[[], object]) -> int:
-    """How many instructions of Python it takes: the same each time, however fast the machine is."""
+    """Return the number of Python instructions of a call, which does not depend on the machine's speed."""
     count, before = 0, sys.gettrace()
 
     def trace(frame: Any, event: str, _: object) -> Any:
@@ -71,9 +71,9 @@ def steps(act: Callable[[], object]) -> int:
 
 
 async def test_a_check_takes_as_many_steps_however_many_grants_there_are(store: Capabilities) -> None:
-    """Of others and of the same holder: only those of one subject and action are looked at."""
+    """A check looks only at grants of its subject and action, not at others of the same holder or of others."""
     await store.grant(granted(ADA, "memory.read"), 10)
-    assert store.find(ADA.pubkey, "memory.read", 10) is not None  # what is done once is done
+    assert store.find(ADA.pubkey, "memory.read", 10) is not None  # warm up the caches
     taken = [steps(lambda: store.find(ADA.pubkey, "memory.read", 10))]
     for number in range(100):
         async with anyio.create_task_group() as group:
@@ -109,7 +109,7 @@ async def test_revoking_is_for_good_until_the_operator_grants_anew(store: Capabi
     assert [one.signature for one in await store.revoke(signed.signature, 20)] == [signed.signature]
     assert store.find(ADA.pubkey, "memory.read", 21) is None
     assert await store.revoke(signed.signature, 22) == []
-    # The same token has the same signature; granted anew it holds, and is revoked anew.
+    # The same token has the same signature; granted again it is valid, and is revoked again.
     await store.grant(signed, 30)
     assert store.find(ADA.pubkey, "memory.read", 31) == signed
     assert len(await store.revoke(signed.signature, 32)) == 1
@@ -130,7 +130,7 @@ async def test_revoking_ends_what_stands_below(store: Capabilities) -> None:
     ]
     ended = await store.revoke(top.signature, 20)
     assert {one.signature for one in ended} == {top.signature, middle.signature, low.signature}
-    # The one above granted anew does not bring back what was given below it.
+    # Granting the parent again does not restore the grants below it.
     await store.grant(top, 30)
     assert store.find(BOB.pubkey, "memory.read", 30) is None
     assert store.find(EVE.pubkey, "memory.read", 30) is None
@@ -164,7 +164,7 @@ async def test_uses_are_counted_to_the_last_one_and_no_further(store: Capabiliti
     assert (sorted(counted), spent) == ([1, 2, 3], [3] * 17)
     (grant,) = store.usage(1, ADA.pubkey)
     assert not store.effective(grant, 10)
-    # Granted anew it may be used as often again.
+    # Granted again, it has all its uses again.
     await store.grant(signed, 10)
     assert [one.used for one in await store.use([signed.signature])] == [1]
 
@@ -188,7 +188,7 @@ async def test_a_use_below_is_a_use_above(store: Capabilities) -> None:
     with pytest.raises(errors.CapabilityExhaustedError):
         await store.use([bobs.signature])
     await store.use([eves.signature])
-    # The third was the last of the grant above, though the one below has one left.
+    # The third use was the last of the parent, though the child has one left.
     with pytest.raises(errors.CapabilityExhaustedError) as told:
         await store.use([eves.signature])
     assert told.value.details["use"].signature == top.signature
@@ -228,7 +228,7 @@ async def test_purging_forgets_what_is_over_and_nothing_else(store: Capabilities
     assert await store.purge(21, 16) == 0
     assert [one.signature for one in store.usage(10, ADA.pubkey)] == [held.signature]
     assert store.find(ADA.pubkey, ECHO, 30) == held
-    # A copy that somebody kept of what was below is worth nothing, with or without the one above.
+    # A kept copy of the child is invalid, with or without its parent.
     await refused(store, child, errors.CapabilityInvalidError)
 
 

@@ -1,4 +1,4 @@
-"""Group commit: who is told what, in which order, and what becomes of it when somebody goes away or the disk fails."""
+"""Check group commit: the results and their order, also if a writer is cancelled or the disk fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Make = Callable[..., "group_commit.Turns[int, str]"]
 
 
 class Gate:
-    """A ``write`` that waits until it may go on, and remembers the groups that it got."""
+    """A ``write`` that waits for the test's release, and records the groups that it got."""
 
     def __init__(self, *, opened: bool = False) -> None:
         self.groups: list[list[int]] = []
@@ -194,7 +194,7 @@ async def test_answers_are_told_in_the_order_of_writing_whoever_went_away() -> N
 
     async def write(n: int) -> None:
         done.append(await queue.submit(n))
-        # Whoever wrote goes on after everybody was told.
+        # A writer continues only after `told` was called for its group.
         assert done[-1] in told
 
     tasks = [asyncio.ensure_future(write(n)) for n in range(4)]
@@ -238,7 +238,7 @@ def test_a_loop_that_ended_meanwhile_leaves_the_thread_to_end() -> None:
     asyncio.run(begun())
     assert gate.thread is not threading.current_thread()
     gate.go.set()
-    # Nobody holds the queue any more, and so its thread has nothing to wait for.
+    # The queue is unreferenced now, so its thread ends.
     gc.collect()
     gate.thread.join(60)
     assert not gate.thread.is_alive()

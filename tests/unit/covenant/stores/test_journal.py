@@ -1,4 +1,4 @@
-"""The journal: what was acknowledged is there, whatever dies, and nothing else is."""
+"""Check the journal: after any crash it contains every acknowledged entry and nothing else."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ async def test_who_is_cancelled_while_it_waits_stops_nobody(path: Path) -> None:
 async def test_a_cancel_of_the_loop_itself_leaves_one_writer_at_a_time(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """asyncio's own cancel breaks the shield around the thread, which goes on writing."""
+    """asyncio's own cancel breaks the shield around the thread, which continues to write."""
     async with await journal.Journal.open(path) as opened:
         inside, most, entered, go = [0], [0], threading.Event(), threading.Event()
         real = os.fdatasync

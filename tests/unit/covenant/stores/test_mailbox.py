@@ -1,4 +1,4 @@
-"""Every mailbox: a task is leased to one at a time, answered once, and its answer is given once."""
+"""Check every mailbox: a task is leased to one recipient at a time, answered once, and its answer delivered once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def result(name: str = "t1", status: Literal["ok", "error", "partial"] = "ok", t
     return A2ATaskResult(task_id=name, status=status, content=({"type": "text", "text": text},))
 
 
-# Of what there is for all, half is there for one.
+# One peer may use half of the room for all.
 LIMITS = Limits(lease_ms=1000, max_attempts=3, open_per_recipient=10, entries=40, cached=3)
 
 
@@ -55,7 +55,7 @@ def clock() -> Clock:
 
 
 class Kind:
-    """How to make a mailbox, and how to have it forget what is only in memory."""
+    """One kind of mailbox: opens it, and reopens it without the state in memory."""
 
     def __init__(self, durable: bool, home: Path, clock: Clock) -> None:
         self.durable, self.home, self.clock = durable, home, clock
@@ -137,7 +137,7 @@ async def test_the_oldest_goes_first_and_limits_hold(box: Mailbox) -> None:
         await box.send(task("t5"))
     assert [(await leased(box)).task.id for _ in range(5)] == [f"t{n}" for n in range(5)]
     assert [entry.task.id for entry in box.recent(BOB.pubkey, 2)] == ["t4", "t3"]
-    # to another there is room
+    # another recipient has room
     assert (await box.send(task("to-ada", sender=BOB, recipient=ADA))).outcome == "queued"
 
 
@@ -151,7 +151,7 @@ async def test_its_bytes_are_bounded(kind: Kind) -> None:
         await leased(box)
         with pytest.raises(errors.MailboxFullError):
             await box.post(result("t1", text="y" * 1000))
-        # it is still to be answered, and once there is room it is
+        # the task still waits for an answer, and is answered once there is room
         await box.cancel("t2", reason="room")
         assert await box.compact() == 1
         assert (await box.post(result("t1", text="y" * 500))).state is State.RESULT_PENDING
@@ -170,7 +170,7 @@ async def test_one_sender_does_not_have_all_the_room(kind: Kind) -> None:
         await box.send(task("e2", sender=EVE, recipient=EVE))
         with pytest.raises(errors.MailboxFullError, match="of yours are kept"):
             await box.send(task("e3", sender=EVE, recipient=EVE))
-        # An answer counts as its sender's: it cannot be large instead.
+        # An answer counts for the peer that sends it, so a large answer is no way around the limit.
         await box.lease(EVE.pubkey)
         with pytest.raises(errors.MailboxFullError):
             await box.post(result("e2", text="x" * 3000))
@@ -200,10 +200,10 @@ async def test_however_many_take_all_they_can_the_next_gets_in(kind: Kind) -> No
     for recipients, text in ((greedy, "x"), ([BOB], "x"), (greedy, "x" * 800)):
         taken = dict.fromkeys(greedy, 0)
         async with kind.open(limits) as box:
-            # Each in turn, to each, until none of them gets in anywhere.
+            # Each greedy peer in turn sends to each recipient until all are refused everywhere.
             while any([await take(box, one, to, text) for to in recipients for one in greedy]):
                 pass
-            # As much is left for who comes as each of them has.
+            # A newcomer has as much room as each of them has.
             for number in range(max(2, min(taken.values()) // 2)):
                 await box.send(task(f"{number}", intent_text=text))
             for name in [one.task.id for one in box.open_entries()]:
@@ -212,7 +212,7 @@ async def test_however_many_take_all_they_can_the_next_gets_in(kind: Kind) -> No
 
 
 async def test_the_same_is_answered_again_only_where_there_is_room(kind: Kind) -> None:
-    """A small task whose answer is large: each that is the same has that answer, and each is written."""
+    """A small task has a large answer: each repeated task gets that answer, and each is written to disk."""
     async with kind.open(Limits(size_of_sender=8000)) as box:
         for number in range(10):
             await box.send(task(f"t{number}", safety="idempotent"))
@@ -233,7 +233,7 @@ async def test_the_same_is_answered_again_only_where_there_is_room(kind: Kind) -
 
 @pytest.mark.parametrize("limits", [Limits(cached=3), Limits(cached_size=700)])
 async def test_nobody_has_the_answers_of_others_forgotten(kind: Kind, limits: Limits) -> None:
-    """Who is forgotten has its task done again."""
+    """A task whose answer is forgotten would be done again."""
     async with kind.open(limits) as box:
         await box.send(task("mine", safety="idempotent"))
         await leased(box)
@@ -272,12 +272,12 @@ async def test_the_same_task_again_is_the_same(box: Mailbox) -> None:
 
 
 async def test_what_one_sender_calls_its_task_is_nobody_else_s(kind: Kind) -> None:
-    """Eve calls hers as Ada does: neither hears of it, Bob can tell them apart, and each gets its own answer."""
+    """Eve uses Ada's task id: neither learns of it, Bob can tell the tasks apart, and each gets her own answer."""
     async with kind.open() as box:
         for sender in (ADA, EVE):
             assert (await box.send(task(sender=sender, intent_text=sender.display))).outcome == "queued"
             assert (await box.send(task(sender=sender, intent_text=sender.display))).outcome == "known"
-        # To herself, so that nobody can be asked whether the id is another's.
+        # Eve sends to herself, so that no recipient can reveal that the id is taken.
         alone = await box.send(task(sender=EVE, recipient=EVE, name="t2"))
         assert alone.entry.as_given().id == "t2"
     async with kind.open() as box:
@@ -303,14 +303,14 @@ async def test_what_one_sender_calls_its_task_is_nobody_else_s(kind: Kind) -> No
 
 
 async def test_an_id_that_was_taken_elsewhere_is_given_to_a_recipient_who_has_it_not(box: Mailbox) -> None:
-    """Or sender and recipient together could find out which ids the tasks of others have."""
+    """Else sender and recipient together could find out the ids of others' tasks."""
     await box.send(task())
     sent = (await box.send(task(sender=EVE, recipient=EVE))).entry
     assert sent.task.id != "t1"
     assert (sent.as_given().id, sent.task_of(EVE.pubkey).id, sent.to_wire(EVE.pubkey).task.id) == ("t1",) * 3
     await box.cancel("t1", reason="gone")
     await box.compact()
-    # The name is free again; who has the id keeps it.
+    # The name is free again; the recipient that has the id keeps it.
     again = (await box.send(task(sender=ADA, recipient=EVE))).entry
     assert again.task.id == "t1" != again.as_given().id
 
@@ -336,10 +336,10 @@ async def test_a_lease_that_is_over_is_taken_back(box: Mailbox, clock: Clock) ->
     assert second.lease.id != first.lease.id
     ended = await box.expire()
     assert [(one.reason, one.lease_id) for one in ended] == [("lease_expired", first.lease.id)]
-    # whoever had it says under which lease it worked: that is over
+    # the first recipient names its lease, which has expired
     with pytest.raises(errors.LeaseMismatchError):
         await box.post(result(), lease_id=first.lease.id)
-    # version 1's clients do not say, and their late answer is as good as another
+    # version 1's clients name no lease, and their late answer is accepted
     assert (await box.post(result())).result == result()
     with pytest.raises(errors.TaskStateError):
         await box.post(result(), lease_id=second.lease.id)
@@ -442,7 +442,7 @@ async def test_an_answered_idempotent_task_is_answered_again_at_once(box: Mailbo
     await box.send(task("other", safety="idempotent", key="other"))
     await box.send(task("kind", safety="idempotent", task_kind="counting"))
     assert (await leased(box)).task.id == "t1"
-    # of those that are the same, one is done at a time; the others do not wait for it
+    # of equal tasks one is leased at a time; other tasks do not wait for it
     assert [(await leased(box)).task.id for _ in range(2)] == ["other", "kind"]
     assert await box.lease(BOB.pubkey) is None
     await box.post(result("t1"))
@@ -485,7 +485,7 @@ async def test_compaction_forgets_what_is_done(box: Mailbox, clock: Clock) -> No
     assert await box.compact() == 1
     assert [entry.task.id for entry in box.recent(ADA.pubkey, 9)] == ["waits", "leased"]
     assert await box.take_result(ADA.pubkey) is None
-    # nobody ever took it: its sender is told, and then it is forgotten too
+    # no recipient took it: its sender gets an error, and then it is forgotten too
     clock.at += box.limits.undelivered_ms
     assert await box.compact() == 0
     assert {entry.result.error_message for entry in box.unfetched(ADA.pubkey) if entry.result} == {"undelivered"}
@@ -523,7 +523,7 @@ async def test_nine_reasons_to_leave_a_task(kind: Kind, clock: Clock) -> None:
         done = await box.retry_stale(rules, apply=True, running={"running"})
         assert [(entry.task.id, entry.state) for entry in done.requeued] == [("again", State.QUEUED)]
         assert (done.considered, sum(done.skipped.values())) == (9, 8)
-        # once is enough
+        # one lease is enough
         assert (await leased(box)).task.id == "again"
         clock.at += 2000
         await box.expire()

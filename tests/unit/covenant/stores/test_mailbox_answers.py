@@ -1,4 +1,4 @@
-"""Which earlier answer is forgotten first: as a look at all of them says, whatever was put in and taken back before."""
+"""Check which earlier answer is forgotten first, against a scan of all answers, after any adds and undos."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_oldest_of_who_has_most_goes_first() -> None:
             key, step = chooser.choice(keys), chooser.random()
             new: Cached | None = Cached(RESULT, 0, chooser.randrange(5), turn) if step < 0.6 else None
             if undo and step > 0.9:
-                # What could not be written is taken back: also what was older is as it was.
+                # An answer that could not be written is undone, and the older answer under its key is restored.
                 key, new = undo.pop()
             else:
                 undo.append((key, kept.get(key)))

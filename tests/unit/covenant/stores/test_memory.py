@@ -1,4 +1,4 @@
-"""What both stores of memory do."""
+"""Check the contract of both memory stores."""
 
 from __future__ import annotations
 
@@ -95,11 +95,11 @@ async def test_an_owner_has_so_much_room_and_no_more(store: Memory) -> None:
         await store.put(record(number, owner=BOB), room=room)
     with pytest.raises(errors.MemoryFullError, match="3 records"):
         await store.put(record(4, owner=BOB), room=room)
-    # Nobody else has less for it, and nobody who is not bounded.
+    # The limit affects no other owner, and no put without a limit.
     await store.put(record(5), room=room)
     await store.put(record(6, owner=BOB))
     assert {one.created_at for one in await store.recent(None, 9)} == {1, 2, 3, 5, 6}
-    # What was deleted makes room, whichever way.
+    # Each kind of deletion makes room.
     await store.repair(DeleteRecord(name(1)), apply=True)
     with pytest.raises(errors.MemoryFullError):
         await store.put(record(7, owner=BOB), room=room)
@@ -128,7 +128,7 @@ async def test_what_a_repair_adds_takes_room(store: Memory) -> None:
     await store.put(record(1, "x", owner=BOB), room=room)
     more = BackfillProvenance(name(1), "y" * 600)
     await store.repair(more, apply=True, room=room)
-    # It counts for what is put afterwards, and what is too much is not done.
+    # A repair counts towards later puts, and a repair that exceeds the limit is refused.
     with pytest.raises(errors.MemoryFullError):
         await store.put(record(2, "x" * 500, owner=BOB), room=room)
     await store.put(record(2, "x", owner=BOB), room=room)
@@ -138,7 +138,7 @@ async def test_what_a_repair_adds_takes_room(store: Memory) -> None:
     assert tried is not None
     assert not tried.changed
     assert await store.get(name(2)) == record(2, "x", owner=BOB)
-    # What makes it shorter is done, also where there is too much; and nobody is bounded for whom no room is named.
+    # A repair that shortens a record passes, also above the limit; a repair without `room` has no limit.
     await store.repair(BackfillProvenance(name(2), "y" * 600), apply=True)
     shorter = await store.repair(BackfillProvenance(name(1), "y"), apply=True, room=room)
     assert shorter is not None
@@ -216,11 +216,11 @@ async def test_of_many_words_the_rarest_rank(store: Memory, monkeypatch: pytest.
 
     assert await found("four") == {1, 2, 3, 4}
     assert await found("four three") == {2, 3, 4}
-    # One, two and three records: with the next there would be ten.
+    # The rarest words are in one, two and three records; with `four` the sum would be ten.
     assert await found("four three two one") == {2, 3, 4}
     await store.put(record(5, "four"))
     assert await found("four") == set()
-    # What is gone counts no more.
+    # Deleted records no longer count.
     await store.repair(DeleteRecord(name(5)), apply=True)
     assert await found("four") == {1, 2, 3, 4}
 

@@ -1,4 +1,4 @@
-"""Memory on disk: version 1's database, rows that are no records, and what a kill leaves."""
+"""Check memory on disk: version 1's database, rows that are not records, and the state after a kill."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def vector(*numbers: float) -> bytes:
 
 
 def row(number: int, **other: Any) -> dict[str, Any]:
-    """A row as version 1 writes it."""
+    """Return a row as version 1 writes it."""
     return {
         "id": name(number),
         "tier": "working",
@@ -97,7 +97,7 @@ async def test_a_database_of_version_1_opens_with_everything_as_it_was(version_1
         assert [r.id for r in await store.recent(None, 10)] == [name(2), name(1)]
         assert (await store.recent(None, 10))[1].metadata == {"agent_id": "x"}
         assert [h.record.id for h in await store.search((), "FOX", None, 10, None)] == [name(1)]
-        # Nobody knows which embedder version 1 had: its vectors are compared with nothing.
+        # Version 1's embedder is unknown: its vectors are never compared.
         assert await store.search((1.0, 0.0), "", None, 10, None) == []
     after = ask(version_1, "SELECT * FROM memories ORDER BY id")
     assert [one[:9] for one in after] == before
@@ -151,7 +151,7 @@ async def test_only_vectors_of_one_space_are_compared(path: Path) -> None:
         await store.put(record(2, "wolf", embedding=(1.0, 0.0)))
         assert [h.record.id for h in await store.search((1.0, 0.0), "", None, 10, None)] == [name(2)]
         assert [h.record.id for h in await store.search((), "fox", None, 10, None)] == [name(1)]
-        # A repair writes no vector, so it takes none into another space.
+        # A repair writes no vector, so it moves none into another space.
         await store.promote(name(1), Tier.EPISODIC, at_ms=5)
         assert [h.record.id for h in await store.search((1.0, 0.0), "", None, 10, None)] == [name(2)]
     assert ask(path, "SELECT embedder, promoted_from, promoted_at FROM memories ORDER BY id") == [
@@ -249,7 +249,7 @@ async def test_words_that_went_astray_are_put_right_at_the_first_search(path: Pa
         for number in range(1, 5):
             await store.put(record(number, f"word{number}", embedding=(1.0,)))
         await store.repair(DeleteRecord(name(1)), apply=True)
-    # Numbers the rows anew: the table has no key of integers.
+    # VACUUM renumbers the rows, because the table has no integer key.
     db = sqlite3.connect(path)
     db.execute("VACUUM")
     db.close()
@@ -282,7 +282,7 @@ async def test_how_many_others_have_a_word_changes_nothing_for_who_searches(
             await store.put(record(number, "common", owner=BOB))
         assert await store.search((), "common", None, 9, None, owner=BOB.pubkey) == []
         assert await store.search((), "common", None, 9, None) == []
-        # Common in all, and beside a word that is not.
+        # The word is common to all records, and here beside a rare one.
         await store.put(record(7, "common rare", owner=ALICE))
         for text, numbers in (("common", {1, 7}), ("rare common", {1, 7}), ("rare", {7})):
             hits = await store.search((), text, None, 9, None, owner=ALICE.pubkey)
@@ -358,7 +358,7 @@ async def test_nothing_acknowledged_is_missing_after_kill_9(path: Path, clone: P
             for _ in range(200):
                 acknowledged.add(name(int(writer.stdout.readline())))
             writer.send_signal(signal.SIGKILL)
-            # What it printed before it died counts; a last line may be cut.
+            # Lines printed before its death count; the last one may be cut.
             rest = writer.stdout.read().split("\n")[:-1]
             acknowledged |= {name(int(line)) for line in rest}
     assert len(acknowledged) >= 600

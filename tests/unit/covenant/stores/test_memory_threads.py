@@ -1,4 +1,4 @@
-"""The thread that searches: in turn, with its errors, and never half when whoever waited is gone."""
+"""Check the search thread: its order, its errors, and that a job completes after its caller is cancelled."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_who_gives_much_waits_for_itself_and_others_have_their_turns(threa
     def first() -> None:
         going.set()
         assert go_on.wait(60)
-        # Given while its giver has the turn: others come before.
+        # Submitted during its caller's own turn: other callers come first.
         thread.begin(lambda: done.append("carol"), "carol")
 
     thread.begin(first, "alice")

@@ -1,4 +1,4 @@
-"""Words of a durable store: what is kept of their counts between commits says what a count made anew would."""
+"""Check the word counts that a durable store keeps between commits against counts made anew."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def anew(path: Path, asked: Asked) -> list[str]:
-    """What somebody finds who counts now."""
+    """Search with counts made anew from the database."""
     with contextlib.closing(sqlite.reading(path)) as db:
         return list(WordIndex(db).best(ranking.words(asked.text), asked, ranking.depth(asked.limit)))
 
@@ -63,10 +63,10 @@ async def test_kept_counts_say_what_new_ones_would(path: Path, monkeypatch: pyte
             elif step < 0.85:
                 await store.promote(name(number), Tier.LONGTERM, at_ms=1)
             elif step < 0.9:
-                # Nothing is written, and so nothing is noted.
+                # This purge writes nothing, so no count changes.
                 await store.purge(None, 0)
             elif step < 0.95:
-                # Another process, which nobody here is told of.
+                # Another process changes the database, without a notice to this store.
                 by_another(path, "UPDATE memories SET text = ? WHERE id = ?", words, name(number))
             else:
                 by_another(path, "DELETE FROM memories WHERE id = ?", name(number))
@@ -103,7 +103,7 @@ async def test_a_write_has_no_common_word_counted_anew(path: Path, monkeypatch: 
             await store.promote(name(number), Tier.LONGTERM, at_ms=1)
             assert kept(store, asked) == [name(0)]
         assert counted == []
-        # With these more were written than are counted beyond: now it may be common no more.
+        # These writes exceed the number after which counts expire: the word may no longer be common.
         for number in range(3):
             await store.repair(DeleteRecord(name(number)), apply=True)
         assert kept(store, asked) == []
@@ -119,7 +119,7 @@ async def test_an_index_that_is_made_anew_is_counted_anew(path: Path, monkeypatc
             await store.put(record(number, f"word{number}"))
         by_another(path, "DELETE FROM memory_fts WHERE rowid = 1")
         assert await store.search((), "word0", None, 10, None) == []
-        # The first search by vector looks at the index.
+        # The first search by vector reads the index.
         await store.search((1.0,), "", None, 10, None)
         assert [hit.record.id for hit in await store.search((), "word0", None, 10, None)] == [name(0)]
     finally:

@@ -1,4 +1,4 @@
-"""What both kinds of receipts do: kept, settled in batches, proved, confirmed and revised."""
+"""Check both kinds of receipts: stored, settled in batches, proved, confirmed and revised."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_a_batch_has_the_order_in_which_they_came_and_each_is_proved(recei
     assert settled is not None
     assert settled == made[3].model_copy(update={"batch_id": batch.batch_id, "merkle_root": batch.merkle_root})
     assert list(await receipts.unsettled(9)) == [made[1], made[4]]
-    # Said again, the receipt as it was made is still the same one.
+    # Appending the original receipt again changes nothing.
     await receipts.append(made[3])
 
 

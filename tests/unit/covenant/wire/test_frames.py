@@ -1,4 +1,4 @@
-"""Frames: whatever pieces the bytes come in, the frames are the same, and one that is too long is refused at once."""
+"""Check frames: the bytes give the same frames in any pieces, and a frame that is too long is refused at once."""
 
 from __future__ import annotations
 

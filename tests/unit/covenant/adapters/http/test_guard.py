@@ -1,4 +1,4 @@
-"""What is refused before a token counts: each attack beside the request that it is made of, which passes."""
+"""Check the refusals before a token is read: each attack is tested beside the valid request that it is made of."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def head(
 
 
 def status(given: Head) -> int:
-    """The status of its refusal; 0 where there is none."""
+    """Return the status of the refusal, or 0 if the request passes."""
     try:
         GUARD.check(given)
     except errors.HttpRefusedError as e:

@@ -1,4 +1,4 @@
-"""The socket: the handshake, answers in turn, streams, and that nobody suffers from what another sends."""
+"""Check the socket: the handshake, answers in order, streams, and that no client suffers from bytes of another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Gate:
-    """A handler that waits until it is told, and counts who came."""
+    """A handler that waits for the test's signal, and counts its requests."""
 
     def __init__(self) -> None:
         self.open = anyio.Event()
@@ -342,7 +342,7 @@ async def test_a_frame_may_come_byte_by_byte(covenant_home: Path) -> None:
 
 async def test_large_frames_of_one_peer_wait_for_each_other_and_for_nobody_else(covenant_home: Path) -> None:
     bounds = limits.Bounds(small_bytes=1000, large_frames=1)
-    # More than one read of asyncio's takes.
+    # Larger than one read of asyncio.
     large = ipc_kit.frame({**PING, "x": "y" * (1 << 20)})
     async with (
         ipc_kit.running(covenant_home, bounds=bounds) as adapter,

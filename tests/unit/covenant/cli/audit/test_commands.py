@@ -1,4 +1,4 @@
-"""``covenant audit``: which logs it read, exit status 3 when one does not hold, nothing hidden on the screen."""
+"""Check ``covenant audit``: the logs that it reads, exit status 3 for an invalid log, and escaped output."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_verify_is_green_and_names_the_log(covenant_home: Path) -> None:
 def test_a_terminal_stops_nobody_who_keeps_writers_waiting(
     covenant_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under sudo an ordinary user holds it: no run could begin while the log takes no row."""
+    """Under sudo an ordinary user could suspend the command: while it holds the log's lock, no run can start."""
     fill(covenant_home / "supervisor", 3)
     seen: list[bool] = []
     let_go = fcntl.flock
@@ -142,7 +142,7 @@ def test_a_log_without_its_head_or_key_is_red(covenant_home: Path) -> None:
     assert call("verify").exit_code == 0
     (covenant_home / "supervisor" / "audit-head" / "head.json").unlink()
     assert call("verify").exit_code == 3
-    # The records as well: an empty log beside its key is what is left of one, also when another log holds.
+    # The records as well: an empty log beside its key is the rest of a cut log, also when another log is valid.
     fill(covenant_home, 1)
     for name in ("events.jsonl", "events.chain.jsonl"):
         (covenant_home / "supervisor" / "audit" / name).write_bytes(b"")
@@ -151,7 +151,7 @@ def test_a_log_without_its_head_or_key_is_red(covenant_home: Path) -> None:
         (covenant_home / "supervisor" / "audit" / name).unlink()
     assert call("verify").exit_code == 3
     (covenant_home / "supervisor" / "audit-head" / "ledger.pub").unlink()
-    assert call("verify").exit_code == 0  # now nothing is left that says that there was one
+    assert call("verify").exit_code == 0  # no file is left that shows that there was a log
 
 
 def test_a_symlink_in_place_of_a_file_is_refused(covenant_home: Path) -> None:
@@ -226,7 +226,7 @@ def test_the_exit_status_of_the_real_command(covenant_home: Path, clone: Path) -
 
 
 def copied(line: bytes | None) -> None:
-    """A daemon's log with a copy of a row of the supervisor's, in the home."""
+    """Write a daemon's log to the home, with a copy of a row of the supervisor's log."""
     home = Path(os.environ["COVENANT_HOME"])
     fields = {
         "intent_id": "i",
@@ -267,7 +267,7 @@ def test_a_copy_without_a_row_is_shown_as_it_is(covenant_home: Path, line: bytes
 
 
 def test_a_log_whose_files_lack_what_its_head_carries_is_read_with_it(covenant_home: Path) -> None:
-    """As a power cut leaves the write of a start that was waited for: the next start completes it."""
+    """A power cut leaves this state in the write of a start that its caller waited for; the next start completes it."""
     base = covenant_home / "supervisor"
     fill(base, 2)
     fields = {"run_id": "carried", "agent_id": "a", "operator": "ann", "state": "s", "reason": "x"}
@@ -279,17 +279,17 @@ def test_a_log_whose_files_lack_what_its_head_carries_is_read_with_it(covenant_h
         os.truncate(path, size)
     assert document("verify")["valid"]
     assert document("recent", "-n", "1")["events"][0]["kind"]["run_id"] == "carried"
-    # The control: one byte less is another record's, and nothing that the head carries.
+    # The control: one byte less cuts another record, which the head does not carry.
     os.truncate(whole[0], before[0] - 1)
     assert not document("verify")["valid"]
 
 
 class KilledError(BaseException):
-    """The process is no more."""
+    """The process was killed."""
 
 
 def killed_before_its_head(base: Path, records: int, *, carried: bool) -> list[Path]:
-    """Have a writer die when both files have its rows; the files."""
+    """Kill a writer when both files have its rows but the head does not; return the files."""
 
     def die() -> None:
         raise KilledError
@@ -311,7 +311,7 @@ def shown() -> list[str]:
 def test_what_nobody_acknowledged_is_not_shown_and_is_a_note(
     covenant_home: Path, records: int, carried: bool, lacks: int | None
 ) -> None:
-    """What a writer left that was killed is read as the next start leaves it."""
+    """The command reads the rows that a killed writer left as the next start will leave them."""
     base = covenant_home / "supervisor"
     fill(base, 2)
     ends = [(base / "audit" / name).stat().st_size for name in ("events.jsonl", "events.chain.jsonl")]
@@ -334,7 +334,7 @@ def test_what_nobody_acknowledged_is_not_shown_and_is_a_note(
 
 @pytest.mark.parametrize("which", [(0,), (1,), (0, 1)], ids=["events", "chain", "both"])
 def test_what_no_writer_leaves_beyond_the_head_is_red(covenant_home: Path, which: tuple[int, ...]) -> None:
-    """The rows of two writes: the next start refuses them."""
+    """These are the rows of two writes, which the next start refuses."""
     base = covenant_home / "supervisor"
     fill(base, 2)
     head = (base / "audit-head" / "head.json").read_bytes()
@@ -366,7 +366,7 @@ def test_a_tail_that_is_longer_than_a_writer_leaves_is_red(covenant_home: Path) 
 def test_what_is_set_aside_while_the_log_is_read_is_not_missed(
     covenant_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lock is let go before the files are read: what stood beyond the head is other rows by then."""
+    """The command unlocks before it reads the files: by then a writer has put other rows beyond the head."""
     base = covenant_home / "supervisor"
     fill(base, 2)
     killed_before_its_head(base, 2, carried=False)
@@ -386,7 +386,7 @@ def test_what_is_set_aside_while_the_log_is_read_is_not_missed(
 
 
 def test_an_old_head_beside_the_supervisors_log_hides_no_cut(covenant_home: Path) -> None:
-    """A version of it kept heads in a file as the daemon's log has."""
+    """An earlier version kept heads in a file, as the daemon's log does."""
     base = covenant_home / "supervisor"
     fill(base, 2)
     slots = (base / "audit-head" / "head.json").read_bytes()

@@ -1,4 +1,4 @@
-"""``covenant trust``: each change one version on, signed by who must, logged first, kept while somebody is missing."""
+"""Check ``covenant trust``: each change makes one new version, logged first and pending until all have signed."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ BY_ANN = ("--sign-with", "ann")
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No agent of the caller's, and the rights of root whoever runs the tests: the state is in a temporary home."""
+    """Unset the caller's ssh-agent and pretend to be root: the trust state is in a temporary home."""
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     monkeypatch.setattr("covenant.cli.operator.trust_update_steps.running_as_root", lambda: True)
 
 
 @pytest.fixture
 def public() -> dict[str, str]:
-    """Keys ann and bob, and ann's trust root; their public halves."""
+    """Make keys ann and bob, and ann's trust root; return the public keys."""
     keys = {name: document("keys", "new", name, "--no-passphrase")["public"] for name in ("ann", "bob", "eve")}
     done("trust", "init", "--key", "ann")
     return keys
@@ -123,7 +123,7 @@ def test_what_is_listed_is_what_was_asked_for(public: dict[str, str]) -> None:
 def test_the_only_key_is_rotated_by_both_and_the_old_one_signs_no_more(package: Path, public: dict[str, str]) -> None:
     done("manifest", "sign", package, "--key", "ann")
     done("manifest", "verify", package)
-    # bob's own signature comes with it: the key is here, and the new version needs it.
+    # bob's key is in this home and the new version needs it, so the command signs with it too.
     assert document("trust", "rotate", "ann", "--to", "bob", *BY_ANN)["version"] == 2
     (key,) = document("trust", "show")["keys"]
     assert (key["name"], key["public"]) == ("ann", public["bob"])
@@ -171,7 +171,7 @@ def test_a_revocation_is_seen_by_verify(package: Path, public: dict[str, str]) -
 
 
 def test_what_is_revoked_by_its_package_is_something_that_was_signed(package: Path, public: dict[str, str]) -> None:
-    """Whoever can write the package lays another envelope there, and what was run goes on."""
+    """A user who can write the package could replace its envelope; then the revocation would miss the real run."""
     done("manifest", "sign", package, "--key", "ann", "--serial", "5")
     file = package / "agent.dsse.json"
     signed = envelope.decode(file.read_bytes())
@@ -182,7 +182,7 @@ def test_what_is_revoked_by_its_package_is_something_that_was_signed(package: Pa
     assert _version() == 1
     file.write_bytes(decoy.signed_by(decoy.sign(kit.key(9))).encode())
     assert "no key of the trust root signed" in refused("rule_2_signature", *revoke).message
-    # Control: what was signed, and that it is told what that is.
+    # Control: the real envelope is revoked, and the note says what it is.
     file.write_bytes(signed.encode())
     (package / "main.py").unlink()
     said = call(*revoke)
@@ -240,7 +240,7 @@ def test_what_somebody_else_wrote_is_shown_before_it_is_signed(
 
 @pytest.fixture
 def bobs(tmp_path: Path) -> Path:
-    """Another operator's home, on another machine."""
+    """Make another operator's home, on another machine."""
     return tmp_path / "bobs-home"
 
 
@@ -275,7 +275,7 @@ def test_two_operators_make_a_version_between_them(
         in refused("trust_root", "trust", "import", first, "--first", "0" * 64).message
     )
     done("trust", "import", first, "--first", digest)
-    # A look first: what it would change, and who is missing. Nothing is signed by looking.
+    # First without a key: the command prints the changes and the missing signers, and signs nothing.
     looked = done("trust", "import", asked)
     assert "adds `bob`" in looked
     assert "root threshold 1 becomes 2" in looked
@@ -296,7 +296,7 @@ def test_two_operators_make_a_version_between_them(
         "version": 2,
         "payload_digest": document("trust", "show")["payload_digest"],
     }
-    # From now on nobody does it alone.
+    # From now on one operator alone cannot make a version.
     assert document("trust", "renew", "--expires", "400d", *BY_ANN)["kind"] == "trust_pending"
     assert _version() == 2
 
@@ -321,7 +321,7 @@ def test_a_host_that_is_behind_is_brought_up_one_version_at_a_time(
     refused("trust_root", "trust", "export", tmp_path / "4", "--version", "4")
     _at(bobs, monkeypatch, root=True)
     third = proposal.decode((tmp_path / "3").read_bytes()).payload_digest
-    # A state begins with version 1; a working copy, which decides nothing, may begin anywhere.
+    # A state begins with version 1; a working copy, which decides nothing, may begin with any version.
     assert "is version 1, not 3" in refused("trust_root", "trust", "import", tmp_path / "3", "--first", third).message
     done("trust", "import", tmp_path / "1", "--first", digest)
     assert "cannot follow 1" in refused("trust_root", "trust", "import", tmp_path / "3").message
@@ -353,7 +353,7 @@ def test_without_root_only_the_working_copy_changes(covenant_home: Path, monkeyp
         done("trust", "export", "-", "--version", "1").encode()
         == (covenant_home / "trust" / "root-00000001.json").read_bytes()
     )
-    # As root the state comes first: a copy that anybody could have written is no beginning.
+    # For root the state comes first: a copy that any user could have written is no basis for it.
     monkeypatch.setattr("covenant.cli.operator.trust_update_steps.running_as_root", lambda: True)
     assert "has no trust root yet" in refused("trust_root", "trust", "remove", "bob", *BY_ANN).message
 
@@ -432,7 +432,7 @@ def test_the_key_of_the_local_identity_is_never_listed(
     file.chmod(0o600)
     for arguments in (("add", "me"), ("add", "x", "--public", raw.hex()), ("rotate", "ann", "--to", "me")):
         assert "local identity" in refused("trust_root", "trust", *arguments, *BY_ANN).message
-    # And not in the first version either.
+    # Nor in the first version.
     other = tmp_path / "other-home"
     monkeypatch.setenv("COVENANT_HOME", str(other))
     done("keys", "new", "ann", "--no-passphrase")
@@ -450,7 +450,7 @@ def test_nothing_holds_that_is_not_in_the_log(
     before = (covenant_home / "trust" / "root.json").read_bytes()
 
     def full(self: object, *arguments: object, **more: object) -> str:
-        # At the moment of the line, nothing has changed.
+        # When the row is written, nothing has changed yet.
         assert (covenant_home / "trust" / "root.json").read_bytes() == before
         assert len(list((covenant_home / "supervisor" / "trust").iterdir())) == 1
         raise errors.LedgerError("the audit record could not be written")
@@ -466,7 +466,7 @@ def test_nothing_holds_that_is_not_in_the_log(
 def test_two_steps_at_once_have_one_winner_and_one_line(
     covenant_home: Path, public: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other step comes after this one looked: from this home, and from another one that shares the state."""
+    """The other step runs after this one read the state: from this home, and from another that shares the state."""
 
     real = trust_root.advance
     for lock in (trust_root._check_holds_still, lambda held, home: None):
@@ -527,7 +527,7 @@ def test_a_working_copy_that_cannot_be_written_hides_no_version_that_holds(
 def test_a_version_that_never_held_is_not_handed_on(
     covenant_home: Path, tmp_path: Path, public: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed between the two files of the working copy, and another version 2 after it."""
+    """The command is killed between the two files of the working copy; later there is another version 2."""
     monkeypatch.setattr("covenant.cli.operator.trust_update_steps.running_as_root", lambda: False)
     monkeypatch.setattr("covenant.keys.trust_root._is_ours", lambda path: False)
 
@@ -565,7 +565,7 @@ def test_one_version_waits_at_a_time(covenant_home: Path, tmp_path: Path, public
     made = document("trust", "renew", "--expires", "400d", *BY_ANN, "--discard-pending")
     assert made["kind"] == "trust_pending"
     assert "is waiting" in refused("trust_root", "trust", "import", tmp_path / "eve", "--key", "bob").message
-    # The same again adds to what is there, also through the pending file itself.
+    # The same change again adds a signature to the pending version, also through the pending file itself.
     done("trust", "export", tmp_path / "renewed")
     assert document("trust", "import", tmp_path / "renewed", "--key", "bob")["kind"] == "trust_changed"
     assert _version() == 3
@@ -656,7 +656,7 @@ def test_keys_of_ssh_agent_are_trusted_and_sign_roots_and_packages(
         (ann,) = document("trust", "show")["keys"]
         assert (ann["name"], ann["keyid"]) == ("ann@laptop", listed["ann@laptop"]["keyid"])
         by_ann = ("--sign-with-agent", "ann@laptop")
-        # A comment that cannot be a name wants one; a fingerprint finds the key as well.
+        # If the key's comment cannot be a name, the command asks for one; a fingerprint selects the key as well.
         refused("usage", "trust", "add", "--ssh-agent", "bob laptop", *by_ann)
         done("trust", "add", "bob", "--ssh-agent", listed["bob laptop"]["fingerprint"], *by_ann)
         assert [k["name"] for k in document("trust", "show")["keys"]] == ["ann@laptop", "bob"]

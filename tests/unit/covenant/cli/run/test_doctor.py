@@ -1,4 +1,4 @@
-"""What `covenant doctor` prints for a report, and its exit status; the checks are tests/kernel/test_doctor.py's."""
+"""Check the output and exit status of `covenant doctor` for a report; tests/kernel/test_doctor.py has the checks."""
 
 from __future__ import annotations
 

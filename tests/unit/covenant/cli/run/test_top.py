@@ -1,4 +1,4 @@
-"""``covenant top``: the tree, the columns, and what a terminal is shown from one look to the next."""
+"""Check ``covenant top``: the tree, the columns, and the terminal output of successive refreshes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_what_each_uses_stands_below_whoever_started_it() -> None:
     total, heads, *lines = top._table(runs, {"a" * 9: 1000}, 2.0)
     assert total == "4 runs, 12M in all"
     assert heads.split() == HEADS
-    # Half a second of one core in two; of whom nobody saw before it is not said.
+    # Half a second of one core in two seconds; a run without an earlier sample shows no percentage.
     assert lines[0].split() == ["aaaaaaaa", "Running", "25", "1.50s", "3072K", "64M", "7", "12K", "999B", "2", "parent"]
     assert lines[1].split()[2] == "-"
     column = heads.index("AGENT")

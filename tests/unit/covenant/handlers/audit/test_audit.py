@@ -1,4 +1,4 @@
-"""The audit handlers: own rows, the operator's verbs, and that every purge leaves its rows."""
+"""Check the audit handlers: a caller's own rows, the operator's verbs, and the rows that every purge leaves."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def test_a_purge_needs_a_grant_and_leaves_its_rows(server: Server) -> None
     await allow(server, server.identity.agent, "audit.purge")
     answer = await audit.purge_audit(server, operator(server), asked)
     assert answer.purged == 3
-    # The rows about the refusal and the leave are newer than what was cut.
+    # The rows about the refusal and the permission are newer than the cut rows.
     assert await kinds(server) == [
         "audit_purged",
         "capability_check",
@@ -195,7 +195,7 @@ async def test_anothers_row_is_as_one_that_is_not_there(server: Server) -> None:
 
 
 async def _cosigned(server: Server, witness: Ed25519PrivateKey) -> tuple[str, str]:
-    """A checkpoint with a witness's cosignature, and that witness's vkey."""
+    """Return a checkpoint with a witness's cosignature, and the witness's vkey."""
     await rows(server, 3)
     signed = await server.audit.checkpoint()
     line = note.cosign(signed.text, "w", witness, 1_700_000_000)
@@ -362,7 +362,7 @@ async def test_one_look_at_the_log_at_a_time_is_shared_by_who_asked_before_it_be
         async with anyio.create_task_group() as group:
             group.start_soon(ask, operator(server))
             await anyio.wait_all_tasks_blocked()
-            # Not in the look that goes on: whoever asks now must be told of it.
+            # The verification in progress does not cover this row: later requests must report it.
             await server.audit.append("capability_check", check(passed=True), PEER)
             for _ in range(5):
                 group.start_soon(ask, operator(server))

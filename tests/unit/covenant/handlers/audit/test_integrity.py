@@ -1,4 +1,4 @@
-"""How old a look at the log may be that somebody is told of."""
+"""Check the maximum age of a log verification that an answer may report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grants over the wire: who may give what, and the rows of each answer."""
+"""Check grants over the wire: which grants a caller may give, and the rows of each answer."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_a_holder_gives_less(world: World) -> None:
     assert world.kinds() == ["capability_granted", "capability_attenuated"]
     assert await holds(world, bob, "memory.read", tier="working")
     assert not await holds(world, bob, "memory.read", tier="episodic")
-    # Bob gives on what he has, and not more.
+    # Bob can delegate his own grant, and no wider one.
     wider = grant("memory.read", {"version": 1, "tiers": ["working", "episodic"]}, subject=EVE.pubkey)
     assert isinstance(await world.refused(bob, wider), errors.GrantRefusedError)
     assert isinstance(
@@ -131,7 +131,7 @@ async def test_a_holder_signs_itself(world: World) -> None:
     links = [one.link for one in world.capabilities.lineage(kept.signature)]
     assert chain.verify(links, root=DAEMON.agent.pubkey, now_ms=5000) is None
     assert kept.token.granted_by == ADA.pubkey
-    # Whoever brings it: the caller's own signature, over just this.
+    # The request must have the caller's own signature over exactly this token.
     eve = await world.enroll(EVE, "memory.read")
     for caller, changed in (
         (eve, {}),
@@ -197,7 +197,7 @@ async def test_who_may_revoke(world: World) -> None:
     refused = await world.refused(eve, revoke)
     assert isinstance(refused, errors.NotYoursError)
     unknown = requests.RevokeCapability(signature_b58="nothing like it")
-    # Whether there is such a grant a stranger is told in no way: nor in its own feed.
+    # A stranger cannot learn that such a grant exists, not even from its own feed.
     of_none = await world.refused(eve, unknown)
     assert (refused.code, refused.message, refused.hint) == (of_none.code, of_none.message, of_none.hint)
     assert [(kind, issuer) for kind, issuer, _ in world.rows] == [

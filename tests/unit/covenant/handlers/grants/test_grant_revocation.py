@@ -1,4 +1,4 @@
-"""A grant is taken back while an agent works under it: the run ends, with all that it started, and nobody else's."""
+"""Check the revocation of a grant that a live run uses: this run ends with its children, and no other run does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WRITE = "memory.write"
 
 
 class Works(Acts):
-    """Works until it is ended, or told that it is done. ``found``: whether there is a run that can be ended."""
+    """An agent that works until its run is ended or the test says it is done. ``found``: a run can be ended."""
 
     def __init__(self, *, found: bool = True, answers: bool = False, fails: bool = False) -> None:
         super().__init__()
@@ -64,14 +64,14 @@ class Works(Acts):
 
 
 class Said:
-    """What becomes of each intent, by its text."""
+    """The result or error code of each intent, by its text."""
 
     def __init__(self, server: Server, group: anyio.abc.TaskGroup, works: Works) -> None:
         self._server, self._group, self._works = server, group, works
         self.came: dict[str, str] = {}
 
     async def ask(self, text: str, caller: Caller) -> None:
-        """Until an agent works on it."""
+        """Submit an intent and wait until an agent works on it."""
         self._group.start_soon(self._ask, text, caller)
         while text not in self._works.done:
             await anyio.lowlevel.checkpoint()
@@ -86,7 +86,7 @@ class Said:
 
 @contextlib.asynccontextmanager
 async def _at_work(home: Path, works: Works, *asked: tuple[str, Caller]) -> AsyncIterator[tuple[Server, Said]]:
-    """These intents are being worked on, each by somebody who holds a grant to write and one to search."""
+    """Have agents work on these intents; each caller holds a grant to write and one to search."""
     runtime_kit.package(home, "worker", budget=100, required='["tool.web_search"]')
     server = intents_kit.make(home, acts=works)
     await server.agents.reload()
@@ -124,7 +124,7 @@ async def test_who_loses_a_grant_loses_what_runs_under_it_and_nobody_else_does(t
     works = Works()
     async with _at_work(tmp_path, works, ("hers", ALICE), ("his", BOB)) as (server, said):
         await _revoke(server, _held(server, ALICE, action))
-        # With all that the run started, and of hers alone.
+        # Her run ended with its children; his run did not.
         assert works.wholes == [(works.asked[0].id, True)]
         assert works.ended[0][1] == f"revoked: the grant of `{action}`"
         assert await _until(said, "hers") == "revoked"
@@ -133,7 +133,7 @@ async def test_who_loses_a_grant_loses_what_runs_under_it_and_nobody_else_does(t
         assert (failed["code"], failed["stage"], failed["run_id"]) == ("revoked", "run", "run")
         assert f"the grant of `{action}`" in failed["message"]
         assert len(await rows(server, "capability_revoked")) == 1
-        # What it used until then was used: 1 for her dispatch and what it cost, 1 reserved for his.
+        # She pays for the use until then: 1 for her dispatch and its cost, 1 reserved for his.
         assert await server.memory.get(works.asked[0].id) is None
         assert [one.payer for one in await server.receipts.recent(9)] == [ALICE.agent]
     assert said.came["his"] == "did his"
@@ -158,12 +158,12 @@ async def test_whoever_holds_another_or_had_lost_theirs_before_goes_on(tmp_path:
     async with _at_work(tmp_path, works, ("hers", ALICE), ("his", BOB)) as (server, said):
         first = _held(server, ALICE, WRITE)
         await intents_kit.granted(server, ALICE, WRITE, scope={"version": 1, "tiers": ["working"]})
-        # His had run out while he was served, which is no withdrawal.
+        # His grant had expired while he was served, which is no revocation.
         await server.capabilities.revoke(_held(server, BOB, WRITE), server.now_ms())
         await _revoke(server, first)
         assert works.ended == []
         assert said.came == {}
-        # The control: the other one as well.
+        # The control: revoke the other grant as well.
         await _revoke(server, _held(server, ALICE, WRITE))
         assert await _until(said, "hers") == "revoked"
         assert [intent_id for intent_id, _ in works.wholes] == [works.asked[0].id]

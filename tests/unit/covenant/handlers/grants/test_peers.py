@@ -1,4 +1,4 @@
-"""Peers over the wire: the operator's verbs, what can be delegated, and rows that a prober does not see."""
+"""Check peers over the wire: the operator's verbs, delegable grants, and rows that a prober does not see."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_a_peer_is_let_in_with_its_actions(world: World) -> None:
     assert (found.agent_id, found.expires_at) == (answer.agent_id, 2000)
     assert world.capabilities.find(answer.agent_id.pubkey, "memory.read", 2000) is not None
     assert world.capabilities.find(answer.agent_id.pubkey, "memory.read", 2001) is None
-    # Without a key of its own, nobody signs for it: not even a second peer has that key.
+    # A peer without a key of its own gets a fresh one: not even a second peer has the same key.
     other = await world.ask(world.operator, enroll("bob@agent"))
     assert other.agent_id.pubkey != answer.agent_id.pubkey
 

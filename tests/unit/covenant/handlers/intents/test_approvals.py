@@ -1,4 +1,4 @@
-"""Who sees what waits for approval, and who answers."""
+"""Check that only the operator sees and answers requests that wait for approval."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAITING = Approval(
 
 
 class Waits:
-    """``runner.Approving`` with one that waits."""
+    """``runner.Approving`` with one waiting request."""
 
     def __init__(self) -> None:
         self.answered: list[tuple[str, str, AgentId]] = []

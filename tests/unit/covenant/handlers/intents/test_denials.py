@@ -1,4 +1,4 @@
-"""What was denied to agents is in our log, whatever came of their intents, and each sees their own."""
+"""Check that agents' denials are in the daemon's log for any result of the intent; each caller sees its own."""
 
 from __future__ import annotations
 

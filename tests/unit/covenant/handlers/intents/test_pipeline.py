@@ -1,4 +1,4 @@
-"""An intent's way, step by step: what each step writes, and what is left when it fails there."""
+"""Check the pipeline of an intent: the rows of each step, and the state that a failure there leaves."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_what_ended_while_credits_were_reserved_is_not_served_by_what_was_
 
 
 async def test_a_grant_that_is_taken_back_while_another_is_found_again_lets_nothing_begin(tmp_path: Path) -> None:
-    """The row of the last look is written while somebody gives one of two grants back and takes the other."""
+    """While the last check's row is written, one of two grants is granted again and the other is revoked."""
     acts = Acts()
     runtime_kit.package(tmp_path, "finder", budget=9, required='["tool.web_search"]')
     server = await _made(tmp_path, acts=acts, grants=("memory.write", "tool.web_search"))
@@ -173,7 +173,7 @@ async def test_an_answer_that_memory_could_never_show_is_given_and_not_kept(tmp_
 
     runtime_kit.package(tmp_path, "teller")
     server = await _made(tmp_path, acts=Acts(tells))
-    # The question stands beside its answer, and each of its characters takes six bytes on the wire.
+    # The answer contains the question, and each of its characters takes six bytes on the wire.
     result = await _submit(server, "\x01" * contract.INTENT_BYTES, agent="teller")
     assert (result.status, len(result.text)) == ("ok", 2 * contract.INTENT_BYTES)
     assert await server.memory.recent(None, 10) == []
@@ -282,7 +282,7 @@ async def test_a_run_that_never_began_gives_its_credit_back(tmp_path: Path) -> N
 async def test_a_run_whose_end_nobody_saw_keeps_what_was_reserved(
     tmp_path: Path, error: type[errors.CovenantError]
 ) -> None:
-    """Also one that its budget ended, where what it had used until then was not said."""
+    """So does a run that its budget ended, if its usage until then is unknown."""
 
     async def breaks(card: Card, asked: Intent) -> RunResult:
         raise error("the supervisor ended the conversation before its answer")
@@ -441,7 +441,7 @@ async def test_however_many_ask_together_no_two_share_a_use_and_no_credit_is_los
         for number in range(20):
             group.start_soon(ask, number)
     assert (outcomes.count("ok"), len(acts.asked)) == (3, 3)
-    # Of the grant that was not used up nothing was taken for those that the other one refused.
+    # Intents that the exhausted grant refused took no use of the other grant.
     assert [each() for each in used] == [3, 3]
     assert server.budget.unsettled() == ()
     assert server.budget.tokens(billing.budget_of("a")) == 100 - 3 * billing.cost(USED)
@@ -470,7 +470,7 @@ async def test_a_budget_of_nothing_is_no_gate_and_a_changed_one_holds_at_once(tm
     await server.agents.reload()
     again = await _submit(server, "x", agent="a")
     assert server.budget.tokens(billing.budget_of("a")) == 3
-    # Version 1's row of an intent whose agent has no bucket yet; here it is not run without one.
+    # Version 1 wrote this row for an intent whose agent had no bucket yet; here no intent runs without one.
     (unseeded,) = await rows(server, "budget_unseeded")
     assert unseeded == {
         "type": "budget_unseeded", "agent_display": "a@agent", "intent_id": again.intent_id, "requested": 1,
@@ -521,7 +521,7 @@ async def test_with_a_key_an_intent_runs_once_however_often_it_is_asked(tmp_path
     with pytest.raises(errors.MemoryConflictError):
         await _submit(server, "y", agent="a", idempotency_key="k")
     with pytest.raises(errors.MemoryConflictError):
-        # The answer of one agent is none of another's.
+        # The answer of one agent is not replayed for another agent.
         await _submit(server, "x", agent="b", idempotency_key="k")
     assert (await _submit(server, "x", agent="a", idempotency_key="other")).intent_id != acts.asked[0].id
     assert (await _submit(server, "x", BOB, agent="a", idempotency_key="k")).intent_id != acts.asked[0].id
@@ -574,7 +574,7 @@ async def test_with_a_key_an_intent_whose_answer_is_not_kept_is_not_done_again(
 
 
 async def test_an_answer_whose_row_a_death_took_is_written_down_before_it_is_given_again(tmp_path: Path) -> None:
-    """The log fails between the record and the row, as a kill does; the answer was told to nobody then."""
+    """The log fails between the record and the row, as after a kill; no client has the answer then."""
     server = await _made(tmp_path)
     whole = server.audit.append_all
 
@@ -592,7 +592,7 @@ async def test_an_answer_whose_row_a_death_took_is_written_down_before_it_is_giv
     assert [row["intent_id"] for row in await rows(server, "intent_dispatched")] == [first.intent_id]
     assert await _submit(server, "anything", idempotency_key="k") == first
     assert len(await rows(server, "intent_dispatched")) == 1
-    # Of the intent, which cost nothing, and of its record.
+    # Receipts of the intent, which cost nothing, and of its record.
     assert [one.credits_consumed for one in await server.receipts.recent(10) if one.resource == "compute"] == [0]
     assert len(await server.receipts.recent(10)) == 2
 
@@ -615,7 +615,7 @@ async def test_with_a_key_an_echo_leaves_its_rows_once_however_often_it_is_asked
     for asked in others:
         with pytest.raises(errors.MemoryConflictError, match="another intent"):
             await _submit(server, **asked, idempotency_key="k")
-    # Nobody else's key is it.
+    # Another caller's equal key is a different key.
     await intents_kit.granted(server, BOB, "memory.write")
     assert (await _submit(server, "anything", caller=BOB, idempotency_key="k")).intent_id != first.intent_id
 

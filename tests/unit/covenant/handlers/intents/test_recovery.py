@@ -1,7 +1,7 @@
-"""kill -9 at any moment of an intent: what the home holds then, and what the next start makes of it.
+"""Check recovery from kill -9 at any moment of an intent: the state of the home, and the next start on it.
 
-Each act of a store is a moment before and one after. At each the home is copied, as a kill would leave it, and a daemon
-starts on the copy.
+Each store operation gives one moment before it and one after. At each moment the test copies the home, as a kill would
+leave it, and starts a daemon on the copy.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _ENDS = ("intent_dispatched", "intent_failed")
 
 
 class _Moments:
-    """Copies of a home, one for each moment before and after an act of a store."""
+    """Copies of a home, one for each moment before and after a store operation."""
 
     def __init__(self, home: Path, place: Path) -> None:
         self._home, self._place = home, place
@@ -83,7 +83,7 @@ class _Moments:
 
 
 async def _used_up(server: Server, card: Card) -> None:
-    """Have the agent wait for credits."""
+    """Use up the agent's credits, so that its next intent waits."""
     agent = billing.budget_of(card.id)
     await server.budget.set_capacity(agent, 1)
     await server.budget.try_debit(agent, 1, "other")
@@ -145,7 +145,7 @@ async def test_a_kill_at_any_moment_leaves_no_intent_without_its_row(way: str, h
 
 
 async def _is_whole(when: str, copy: Path, clock: server_kit.Clock, way: str, accepted: set[str]) -> None:
-    """Start on the copy, and look. From the moment on at which an intent was accepted it has its row."""
+    """Start a daemon on the copy and check it. Every accepted intent has its row."""
     async with daemon_stores.opened(Settings(home=copy), clock=clock) as opened:
         server = opened.server
         left = {one.paired_receipt: one for one in server.budget.unsettled()}
@@ -155,7 +155,7 @@ async def _is_whole(when: str, copy: Path, clock: server_kit.Clock, way: str, ac
         assert server.budget.unsettled() == (), when
         after = await _ends(server)
         accepted.update(left)
-        # Each has one row that says how it ended, and whoever submitted it finds that.
+        # Each accepted intent has one row about its end, which its submitter can find.
         assert all(len(after.get(one, ())) == 1 for one in accepted), (when, after)
         assert {one: rows for one, rows in after.items() if one not in left} == {
             one: rows for one, rows in before.items() if one not in left
@@ -166,7 +166,7 @@ async def _is_whole(when: str, copy: Path, clock: server_kit.Clock, way: str, ac
             waits = server.checkpoints.active()
             rows = [row.kind for row in await server.audit.recent(1000)]
             became = [row["intent_id"] for row in rows if row["type"] == "intent_resumed"]
-            # It waits, or it is known what it was resumed as, and what became of that.
+            # It still waits, or the log names the intent that it was resumed as, and that intent's end.
             assert waits or (became and all(after.get(one) for one in became)), when
         await _a_second_start_changes_nothing(server, when)
 
@@ -186,7 +186,7 @@ async def _a_second_start_changes_nothing(server: Server, when: str) -> None:
 
 
 async def test_what_was_written_of_an_intent_before_it_was_asked_again_is_not_its_end(home: Path) -> None:
-    """Under its key an intent that failed has the same id again."""
+    """A failed intent that is submitted again under its key has the same id."""
     clock = server_kit.Clock()
     async with daemon_stores.opened(Settings(home=home), clock=clock) as opened:
         server = opened.server
@@ -199,7 +199,7 @@ async def test_what_was_written_of_an_intent_before_it_was_asked_again_is_not_it
 
 
 async def test_an_end_that_is_long_or_stands_behind_many_is_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is held of the log at once has an end; an intent that is done must not get the row of one that failed."""
+    """Recovery holds a bounded part of the log at once; a dispatched intent must not get the row of a failed one."""
     monkeypatch.setattr(event_text, "MOST_HELD_BYTES", 1)
     names = [f"k{number}" for number in range(3)]
     async with daemon_stores.opened(Settings(home=home), clock=server_kit.Clock()) as opened:
@@ -207,7 +207,7 @@ async def test_an_end_that_is_long_or_stands_behind_many_is_found(home: Path, mo
         for name in names:
             await server.budget.try_debit(billing.budget_of("a"), 0, name, submitter=ALICE.agent)
             done = {"intent_text": "words", "matched_agent": "a", "result_hash_hex": "0" * 64, "status": "ok"}
-            # The rows that tell of one and the same intent are not those of the others.
+            # The rows about one intent are not about the others.
             failed = {"matched_agent": "a", "run_id": None, "stage": "memory", "code": "c", "message": "m"}
             rows = [Entry("intent_failed", {"intent_id": name, **failed}, ALICE.agent)] * 3
             await server.audit.append_all(
@@ -235,7 +235,7 @@ async def test_a_log_that_is_not_looked_through_tells_of_no_intent_that_it_faile
 
 
 def _full(monkeypatch: pytest.MonkeyPatch, *files: str) -> None:
-    """Have the disk take nothing more of these files."""
+    """Make the disk refuse further writes to these files."""
     real = os.write
 
     def write(fd: int, data: bytes) -> int:
@@ -267,7 +267,7 @@ async def test_what_a_run_used_is_neither_given_back_nor_lost_where_the_disk_is_
         acts.act = fills
         with pytest.raises(errors.StoreFullError, match="cannot be written now"):
             await submit.submit_intent(server, ALICE, asked)
-        # Its credit is taken, and nobody is let through until it is written what became of it.
+        # Its credit is taken, and every later intent is refused until its end is written.
         ((intent_id, credits_),) = [(one.paired_receipt, one.credits) for one in server.budget.unsettled()]
         assert (credits_, server.budget.tokens(agent), intent_id) == (1, 8, acts.asked[0].id)
         for again in (asked, requests.SubmitIntent(text="others", agent="a")):
@@ -328,7 +328,7 @@ async def test_what_no_room_mends_does_not_keep_all_others_from_running(
 
 
 async def _ready(server: Server, acts: Acts) -> None:
-    """An agent that does as it is told, and Alice who may ask it."""
+    """Prepare an agent that follows the test, and Alice with the grant to call it."""
     server.runners = Runners({"python3": acts})
     await server.agents.reload()
     signed = capabilities.from_daemon(server, ALICE.agent, "memory.write", {}, None)
@@ -336,7 +336,7 @@ async def _ready(server: Server, acts: Acts) -> None:
 
 
 async def test_a_refused_budget_leaves_what_waits_where_it_is(home: Path) -> None:
-    """Resumed while others took the credits: it waits on under the id that was told, and its checkpoint is not used."""
+    """Others took the credits before the resume: the intent keeps its id and waits on, and its checkpoint stays."""
     clock = server_kit.Clock()
     runtime_kit.package(home, "a", budget=1)
     async with daemon_stores.opened(Settings(home=home), clock=clock) as opened:
@@ -350,7 +350,7 @@ async def test_a_refused_budget_leaves_what_waits_where_it_is(home: Path) -> Non
             await submit.submit_intent(server, ALICE, requests.SubmitIntent(text="words", agent="a"))
         waiting: BudgetPauseCheckpoint
         (waiting,) = server.checkpoints.active()
-        # It looks as if there were enough; until the debit somebody else takes it.
+        # The balance looks sufficient, but another intent takes it before the debit.
         server.budget.tokens = lambda agent: 5  # type: ignore[method-assign]
         with pytest.raises(errors.BudgetExhaustedError, match=f"`{waiting.intent_id}` waits"):
             await submit.resume_intent(server, ALICE, requests.ResumeIntent(intent_id=waiting.intent_id))
@@ -387,7 +387,7 @@ async def test_an_end_that_the_log_does_not_take_is_written_once_it_does(home: P
 async def test_an_end_that_is_cut_off_in_any_step_is_written_once(
     home: Path, monkeypatch: pytest.MonkeyPatch, way: str, when: str, step: str
 ) -> None:
-    """The store hangs until the time of the end is over: what it was asked for is there by then, or is not."""
+    """The store hangs until the deadline of the end has passed; the requested write has happened by then or has not."""
     runtime_kit.package(home, "a", budget=9)
     acts = Acts()
     async with daemon_stores.opened(Settings(home=home), clock=server_kit.Clock()) as opened:
@@ -417,7 +417,7 @@ async def test_an_end_that_is_cut_off_in_any_step_is_written_once(
         monkeypatch.setattr(completion, "writing", writing)
         asked = requests.SubmitIntent(text="words", agent="a", idempotency_key="k")
         never = (way, step) == ("failed", "memory.put")
-        # Nothing is told of it that is not written down.
+        # The answer says nothing that is not on disk.
         with pytest.raises(errors.AgentError if never else errors.StoreError):
             await submit.submit_intent(server, ALICE, asked)
         setattr(store, name, whole)
@@ -437,7 +437,7 @@ async def test_an_end_that_is_cut_off_in_any_step_is_written_once(
 
 
 async def test_a_reservation_is_whole_or_not_at_all_whoever_goes_away(home: Path) -> None:
-    """Cut off in the middle it would stay open until the next start, and its key with it."""
+    """A reservation that is cut off halfway would stay open until the next start, and so would its key."""
     runtime_kit.package(home, "a", budget=9)
     acts = Acts()
     async with daemon_stores.opened(Settings(home=home), clock=server_kit.Clock()) as opened:
@@ -464,7 +464,7 @@ async def test_a_reservation_is_whole_or_not_at_all_whoever_goes_away(home: Path
 async def test_rows_that_a_hung_disk_takes_late_are_not_written_again(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are on their way when the time is over, and no look finds them: only behind them is known what is there."""
+    """At the deadline the rows are still being written, and no scan finds them: only a later row proves their fate."""
     runtime_kit.package(home, "a", budget=9)
     acts = Acts()
     async with daemon_stores.opened(Settings(home=home), clock=server_kit.Clock()) as opened:

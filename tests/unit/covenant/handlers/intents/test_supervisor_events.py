@@ -1,4 +1,4 @@
-"""What the supervisor's log says of an intent's runs stands in ours, before the intent is answered as done."""
+"""Check that the supervisor's rows about an intent's runs are in the daemon's log before the answer is sent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LINES = [
     supervisor_double.row("run_state", "run-1", state="Running", reason="größe \u202e"),
     supervisor_double.row("run_state", "below", state="Running", reason=""),
 ]
-# What stands in the log before the run.
+# The rows in the log before the run.
 BEFORE = ("capability_check", "budget_unseeded", "budget_capacity_set")
 
 
@@ -108,7 +108,7 @@ async def test_what_is_left_out_is_said_and_what_a_family_used_is_billed(tmp_pat
 
 
 async def test_what_was_not_counted_is_null_in_its_row_and_said_of_its_family(tmp_path: Path) -> None:
-    """It costs nothing, and nobody who reads the row takes that for a run that used nothing."""
+    """An uncounted run costs nothing, and its row differs from the row of a run that used nothing."""
     found = _told(family=_family(uncounted=1))
     error = with_spent(errors.AgentFailedError("no"), Spent(Usage(None, None, None), "run-1", told=found))
     server = await _server(tmp_path, _failing(supervisor_report.with_told(error, found)))

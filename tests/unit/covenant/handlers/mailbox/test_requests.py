@@ -1,4 +1,4 @@
-"""The mailbox over the wire: whose task it is, who may do what to it, and the rows of both answers."""
+"""Check the mailbox over the wire: the owner of a task, the rights of other peers, and the rows of both answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def world(tmp_path: Path) -> World:
 
 
 async def friends(world: World) -> None:
-    """Ada may send to Bob, Bob takes it and may answer."""
+    """Grant Ada to send to Bob, and Bob to receive and to answer."""
     await world.grant(ADA, f"a2a.send.{BOB.pubkey}", "a2a.repair.requeue", "a2a.repair.force_error", "a2a.compact")
     await world.grant(BOB, f"a2a.recv.{ADA.pubkey}", f"a2a.respond.{ADA.display}", "a2a.repair.requeue")
 
@@ -60,7 +60,7 @@ async def test_a_task_goes_its_way(world: World) -> None:
 
 
 async def test_whether_an_id_is_taken_by_another_is_nobody_s_to_know(world: World) -> None:
-    """Eve sends under the id of Ada's task, to Bob and to herself: all that she hears is as if there were none."""
+    """Eve sends under the id of Ada's task, to Bob and to herself: the answers are as if the id were free."""
     await friends(world)
     await world.grant(EVE, f"a2a.send.{BOB.pubkey}", f"a2a.send.{EVE.pubkey}", "a2a.repair.force_error")
     await world.grant(BOB, f"a2a.recv.{EVE.pubkey}", f"a2a.respond.{EVE.pubkey}", "a2a.repair.force_error")
@@ -71,7 +71,7 @@ async def test_whether_an_id_is_taken_by_another_is_nobody_s_to_know(world: Worl
     given = [(await world.ask(BOB, requests.TryRecvA2ATask())).task for _ in range(3)]
     assert [one.intent_text for one in given] == ["ada's", "eve's", "eve's"]
     assert len({one.id for one in given}) == 3
-    # What Bob does to one is done to that one, whichever way he was given it.
+    # Bob's repair changes only the task with the id that he was given.
     command = parts.ForceError(message="no")
     order = parts.A2ARepairOrder(task_id=given[1].id, command=command, reason="r")
     assert (await world.ask(BOB, requests.RepairA2ATask(request=order))).outcome.task_id == given[1].id
@@ -117,11 +117,11 @@ async def test_both_ends_must_want_it(world: World) -> None:
     assert await world.rows("a2_a_recipient_rejected") == [{"type": "a2_a_recipient_rejected", **row}]
     await world.grant(BOB, f"a2a.recv.{ADA.display}")
     assert (await world.send(ADA, BOB)).kind == "a2_a_task_queued"
-    # the key decides, and the name must be the one that it has
+    # the key decides, and the display name must be the key's own
     lookalike = AgentId(display="carol@local", pubkey=BOB.pubkey)
     await world.grant(ADA, f"a2a.send.{lookalike.display}")
     assert code(await world.send(ADA, lookalike, "t2")) == "a2a_recipient_rejected"
-    # to oneself one sends without anybody's leave but one's own
+    # a peer that sends to itself needs only its own grant
     await world.grant(ADA, f"a2a.send.{ADA.pubkey}")
     assert (await world.send(ADA, ADA, "t3")).kind == "a2_a_task_queued"
 
@@ -141,7 +141,7 @@ async def test_scopes_bound_both_ends(world: World, whose: AgentId, action: str,
             await world.grant(agent, wanted)
     await world.grant(whose, action, **scope)
     assert code(await world.send(ADA, BOB)) == ("capability_scope" if whose == ADA else "a2a_recipient_rejected")
-    # the control: without the bound it goes
+    # the control: without the bound the request passes
     await world.grant(whose, action)
     assert (await world.send(ADA, BOB)).kind == "a2_a_task_queued"
 
@@ -151,17 +151,17 @@ async def test_an_answer_to_nothing_is_refused_before_anybody_is_asked(world: Wo
     await world.send(ADA, BOB)
     asked = len(await world.rows("capability_check"))
     assert code(await world.post(BOB, "t9")) == "no_such_task"
-    # a task of somebody else is none: the same words
+    # another peer's task is reported as unknown, with the same words
     unknown, others = await world.post(EVE, "t9"), await world.post(EVE)
     assert (code(unknown), code(others)) == ("no_such_task", "no_such_task")
     assert len(await world.rows("capability_check")) == asked
     assert [row["reason"] for row in await world.rows("a2_a_result_rejected")] == [
         "unknown task",
         "unknown task",
-        # Nor does the caller's own feed tell the two apart.
+        # The caller's own feed does not tell the two apart either.
         "unknown task",
     ]
-    # not yet given to it, and no leave to answer
+    # Bob has not received the task yet, so he may not answer it
     assert code(await world.post(BOB)) == "task_state"
     await world.ask(BOB, requests.TryRecvA2ATask())
     assert (await world.post(BOB)).kind == "a2_a_result_posted"
@@ -228,7 +228,7 @@ async def test_repairs(world: World) -> None:
         "duplicate_risk": "operator-accepted",
         "attempt": 1,
     }
-    # Bob was granted the one and not the other
+    # Bob has one of the two grants
     assert code(await world.ask(BOB, repair(parts.ForceError(message="no")))) == "capability_not_held"
     assert (await world.ask(ADA, repair(parts.ForceError(message="no")))).outcome.action == "force_error"
     assert (await world.ask(ADA, requests.TryRecvA2AResult())).result.error_message == "no"

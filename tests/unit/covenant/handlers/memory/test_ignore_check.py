@@ -1,4 +1,4 @@
-"""The ignore set: what its rules find in texts, where its file comes from, and when it is read again."""
+"""Check the ignore set: the matches of its rules in texts, the place of its file, and when it is read again."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_is_seeded_lets_plain_words_pass(text: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "text", "found"),
     [
-        # Version 1: anywhere, with anything behind, case as it stands.
+        # Version 1: a match anywhere, with any text behind it, case-sensitive.
         ("secret project", "about the secret project X", True),
         ("secret", "a secretary", True),
         ("secret", "a Secret", False),
@@ -87,7 +87,7 @@ def test_what_is_seeded_lets_plain_words_pass(text: str) -> None:
         ("a[[x]", "a[[x]", True),
         ("\\!important", "so !important", True),
         ("\\#1", "issue #1", True),
-        # As git: a directory is everything below it, and a pattern without a slash is any component.
+        # As in git: a directory matches everything below it, a pattern without a slash matches any component.
         ("build/", "look at build/out.txt", True),
         ("**/key.txt", "key.txt", True),
     ],
@@ -123,7 +123,7 @@ def test_any_rules_and_any_text_give_an_answer(rules: list[str], text: str) -> N
     made = IgnoreSet.of(*rules)
     found = made.match(text)
     assert found is None or found in made.rules
-    # A rule that takes everything back takes everything back.
+    # A rule that negates everything leaves no match.
     assert not text or IgnoreSet.of(*rules, "!*").match(text) is None
     assert not text or IgnoreSet.of(*rules, "*").match(text) == "*"
 
@@ -218,7 +218,7 @@ async def test_a_long_text_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch)
     async with anyio.create_task_group() as group:
         group.start_soon(look, "x" * 1000 + "secret")
         await anyio.to_thread.run_sync(begun.wait, 60)
-        # While that one is looked through, the loop has others answered.
+        # While a thread searches the long text, the loop answers others.
         assert await rules.find("a secret") == "secret"
         assert found == []
         go_on.set()

@@ -1,4 +1,4 @@
-"""Whoever watches hears everything in its order or is told that it did not, and nobody who acts waits for that."""
+"""Check the event feed: a watcher gets all events in order or a notice of loss, and no publisher waits for it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_who_is_slow_is_dropped_and_told_and_others_are_not() -> None:
             feed.publish("audit", number)
             heard += await values(quick, 1)
         assert heard == list(range(9))
-        # What it was given before is whole: a stream without a gap, and then its end.
+        # The items before the drop are complete: a stream without a gap, and then its end.
         assert await values(slow, 4) == [0, 1, 2, 3]
         with pytest.raises(errors.SlowSubscriberError):
             await slow.receive()

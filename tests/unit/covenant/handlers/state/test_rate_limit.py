@@ -1,4 +1,4 @@
-"""What is let through and costs nothing has all its rows, and there are so many of them in a time and no more."""
+"""Check the rate limit of requests that cost nothing: each allowed one has all its rows, and the rate is bounded."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_calls_of_tools_are_all_written_and_so_many_in_a_time(tmp_path: Pa
     said = [_code(await server.respond(ALICE, _echo())) for _ in range(20)]
     assert said == [None] * 5 + ["too_many_requests"] * 15
     assert len(await rows(server, "tool_call_completed")) == len(await rows(server, "capability_check")) == 5
-    # Another's bucket is another's, and time fills it again, up to its size.
+    # Each peer has its own bucket, and time refills it up to its size.
     assert _code(await server.respond(BOB, _echo())) is None
     seconds.now += 1.0
     assert [_code(await server.respond(ALICE, _echo())) for _ in range(3)] == [None, None, "too_many_requests"]
@@ -94,7 +94,7 @@ async def test_an_intent_takes_of_it_only_where_it_costs_nothing(tmp_path: Path,
     assert await ask(None, idempotency_key="k") is None
     assert [await ask(agent) for agent in (None, None, "free")] == [None, "too_many_requests", "too_many_requests"]
     before = await rows(server)
-    # The answer that a key had is given again, since nothing is done for it; what is paid for is done.
+    # A replay of a key's answer does no work and is allowed; so is an intent that costs credits.
     assert await ask(None, idempotency_key="k") is None
     assert await ask("free") == "too_many_requests"
     assert await rows(server) == before
@@ -137,7 +137,7 @@ async def test_an_answer_that_is_kept_is_looked_after_once(
     server.audit.scan = scan  # type: ignore[method-assign]
     assert [await ask("k") for _ in range(50)] == [None] * 50
     assert looks == []
-    # Of one that nobody here knows any more it is looked, as after a start, and that is bounded.
+    # For a key that is no longer in memory the log is scanned, as after a start, and the rate of scans is bounded.
     assert [await ask(key) for key in ("l", "m")] == [None] * 2
     server.whole.clear()
     seconds.now += 3600.0

@@ -1,4 +1,4 @@
-"""However often a peer is refused, the log grows by so much and no more, and says how often that was."""
+"""Check that refusals of one peer add a bounded number of rows, which count all of the refusals."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_intents_that_are_refused_fill_no_log(tmp_path: Path, seconds: Sec
         assert await _refused(server, **asked) == code
     assert await _size(server) <= full + 3
     assert len(server.checkpoints.active()) == (MOST if why == "credits" else 0)
-    # Others are not in it, and what may be done is done, with its rows.
+    # The limit affects no other peer, and allowed requests still pass and have their rows.
     assert await _refused(server, BOB, **asked) == code
     assert await rows(server, "refusals_summed") == []
     written = len(await rows(server, "intent_failed"))
@@ -94,7 +94,7 @@ async def test_intents_that_are_refused_fill_no_log(tmp_path: Path, seconds: Sec
     await server.floods.sum_up(server.audit)
     (row,) = await rows(server, "refusals_summed")
     assert (row["peer_pubkey_b58"], row["peer_display"], row["code"]) == (ALICE.agent.pubkey, ALICE.agent.display, code)
-    # Each is in a row of its own or in this number; Bob's has its own.
+    # Each refusal has its own row or is in this count; Bob's has its own row.
     assert row["count"] + written - 1 == MOST + 50
     assert await _refused(server, **asked) == code
     assert len(await rows(server, "intent_failed")) == written + 1
@@ -183,7 +183,7 @@ async def test_a_number_that_no_disk_takes_is_not_lost(tmp_path: Path, seconds: 
     with pytest.raises(errors.StoreFullError):
         await server.floods.sum_up(server.audit, all_=True)
     seconds.now += 2 * refusal_summary.SECONDS
-    # Its time is over, and it is still one flood: what comes now is counted with it.
+    # Its interval is over, but it is still one flood: later refusals are added to its count.
     assert server.floods.full(ALICE)
     server.floods.count(ALICE, 2, "d", "n")
     server.audit.append = whole  # type: ignore[method-assign]
@@ -212,7 +212,7 @@ async def test_a_package_that_cannot_start_fills_no_log(tmp_path: Path, seconds:
     for _ in range(50):
         assert await _refused(server) == "unsigned"
     assert (await _size(server), len(acts.asked)) == (full, MOST)
-    # What can be started is, also meanwhile, and whoever else asks has it tried.
+    # Meanwhile other packages start, and other callers' intents are tried.
     assert (await submit.submit_intent(server, ALICE, requests.SubmitIntent(text="x", agent="b"))).text == "b: x"
     assert await _refused(server, BOB) == "unsigned"
     assert len(acts.asked) == MOST + 2
@@ -221,7 +221,7 @@ async def test_a_package_that_cannot_start_fills_no_log(tmp_path: Path, seconds:
     await server.floods.sum_up(server.audit)
     (row,) = await rows(server, "refusals_summed")
     assert (row["count"], row["codes"]) == (50, {"unsigned": 50})
-    # It may have been mended by now: it is tried again.
+    # The package may be fixed by now, so its start is tried again.
     acts.act = runtime_kit.echoes
     assert (await submit.submit_intent(server, ALICE, requests.SubmitIntent(text="x", agent="a"))).text == "a: x"
 
@@ -247,7 +247,7 @@ async def test_the_row_of_a_flood_names_each_kind_with_its_number(tmp_path: Path
     for number in range(refusal_summary.MOST_CODES + 2):
         for _ in range(20 - number):
             server.floods.count(ALICE, 1, f"c{number:02}", "m")
-    # However many codes somebody finds, what is held of them is bounded.
+    # The number of codes in memory is bounded.
     for number in range(1000):
         server.floods.count(ALICE, 1, f"x{number}", "m")
     await server.floods.sum_up(server.audit, all_=True)

@@ -1,4 +1,4 @@
-"""The default embedder: what it finds alike, and that every machine makes the same bits."""
+"""Check the default embedder: the texts that it finds alike, and that every machine computes the same bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DOCUMENTS = {
     "proxy": "Deploy the web server behind an nginx proxy",
     "postgres": "Reconnecting to postgres after the network timed out",
 }
-# Whoever changes these changes hashed.NAME with them: stored vectors are compared with new ones.
+# A change here needs a new hashed.NAME, because stored vectors are compared with new ones.
 DIGESTS = {
     "hello world": "07079a441fe220e203228d9b75889d7f3d1683f23d5f26b6fbc5cac59e52b14d",
     "Größe und Ähnlichkeit, 漢字": "70589bc5214ed2252fe5d141568899a73ba145f088c78c3b413e56f30b59dd36",
