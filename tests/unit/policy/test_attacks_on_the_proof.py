@@ -1,6 +1,6 @@
-"""Artefacts made by an enemy so that the kernel allows more than a reader of them would say: none is proved.
+"""Check hostile artefacts under which the kernel would allow more than a reader of them expects: none is proved.
 
-What nft makes of the same texts is held in tests/kernel/test_nft_reads_more.py.
+tests/kernel/test_nft_reads_more.py gives the same texts to nft.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def compiled(name: str) -> Case:
 
 
 def refused(name: str, edit: Edit) -> str:
-    """The message with which artefacts after this edit are refused; they are proved without it."""
+    """Return the refusal of the artefacts after this edit; without the edit they are proved."""
     case = compiled(name)
     case.prove()
     with pytest.raises((errors.ProofError, errors.ArtefactError)) as raised:
@@ -36,14 +36,14 @@ def refused(name: str, edit: Edit) -> str:
 
 
 def name_set(d: Documents, protocol: str) -> str:
-    """The IPv4 set of the first name that is granted by this protocol."""
+    """Return the IPv4 set of the first name that is granted for this protocol."""
     grants = d["network.json"]["grants"]
     found: str = next(g["sets"][0] for g in grants if g["kind"] == "name" and g["protocol"] == protocol)
     return found
 
 
 def chain(d: Documents, name: str, *lines: str) -> None:
-    """A chain of its own before all others."""
+    """Add a chain before all others."""
     body = "".join(f"\t\t{line}\n" for line in lines)
     d.nft("\tchain refuse {\n", f"\tchain {name} {{\n{body}\t}}\n\tchain refuse {{\n")
 
@@ -52,7 +52,7 @@ def chain(d: Documents, name: str, *lines: str) -> None:
 
 
 def test_a_reset_ends_tcp_alone() -> None:
-    """nft writes `meta l4proto tcp` before a reset: everything else comes to the policy, here accept."""
+    """nft writes `meta l4proto tcp` before a reset: all other packets reach the chain's policy, here accept."""
 
     def edit(d: Documents) -> None:
         d.nft("hook forward priority filter; policy drop;", "hook forward priority filter; policy accept;")
@@ -64,7 +64,7 @@ def test_a_reset_ends_tcp_alone() -> None:
 
 @pytest.mark.parametrize("verdict", ["accept", "return", "goto granted", "jump granted"])
 def test_a_limit_never_gives(verdict: str) -> None:
-    """What exceeds one limit need not exceed another of the same rate: two directions in one bucket exceed it."""
+    """A packet may exceed one limit and not another of the same rate: two directions in one bucket exceed it."""
 
     def edit(d: Documents) -> None:
         chain(d, "more", f"limit rate over 125000 bytes/second {verdict}")
@@ -78,7 +78,7 @@ def test_a_limit_never_gives(verdict: str) -> None:
 
 
 def test_a_name_leads_to_no_private_address_for_the_sake_of_another() -> None:
-    """An address of all names is dropped, as one of no name is; one of the second name alone would pass."""
+    """An address of all names is dropped, like an address of no name; one of the second name alone would pass."""
 
     def edit(d: Documents) -> None:
         chain(
@@ -105,7 +105,7 @@ def test_a_resolver_that_is_asked_by_one_protocol_alone_is_no_closed_one(left: s
 
 
 def test_every_answer_counts_for_the_rate() -> None:
-    """The resolver has another uid than the TLS gate, and its answers were not bounded."""
+    """The resolver has another uid than the TLS gate, and its answers were once not limited."""
 
     def edit(d: Documents) -> None:
         d.nft(
@@ -117,7 +117,7 @@ def test_every_answer_counts_for_the_rate() -> None:
 
 
 def test_what_comes_to_the_tls_gate_counts_for_the_rate() -> None:
-    """What was redirected, and nothing else, is accepted before the limit."""
+    """This rule accepts exactly the redirected packets before the limit."""
     gate = '\t\tiifname "agent0" tcp dport { 8443 } ct status dnat accept\n'
 
     def edit(d: Documents) -> None:
@@ -185,7 +185,7 @@ def test_an_attack_that_failed_still_fails(attack: str) -> None:
 
 
 def directory(name: str, edit: Edit) -> None:
-    """Prove a directory as ``covenant policy prove DIR`` does: by the grants that lie there."""
+    """Prove a directory as ``covenant policy prove DIR`` does: by the grants in it."""
     artefacts = compiled(name).falsified(edit)
     prove.prove(restore.effective(artefacts.json("effective.json")["grants"]), artefacts)
 
@@ -203,7 +203,7 @@ def a_program_of_the_package(d: Documents) -> None:
 
 
 def half_a_character(d: Documents) -> None:
-    """A lone surrogate, which runsc reads as U+FFFD and the supervisor as a byte."""
+    """Insert a lone surrogate, which runsc reads as U+FFFD and the supervisor as a byte."""
     path = "/opt/\udc80"
     for mount in (*d["mounts.json"]["mounts"], *d["config.json"]["mounts"]):
         mount.update({key: path for key in ("destination", "source") if mount[key] == "/opt/a"})
@@ -296,7 +296,7 @@ def test_a_rate_above_the_kernels_is_held_and_not_left_out() -> None:
 
 @pytest.mark.parametrize(("made", "other"), [("network", "host stack"), ("host stack", "network")])
 def test_a_policy_of_the_network_stack_that_the_operator_has_not_chosen_is_not_proved(made: str, other: str) -> None:
-    """The same manifest twice: each is proved for its own machine alone."""
+    """Compile the same manifest for two machines: each result is proved for its own machine alone."""
     compiled(made).prove()
     with pytest.raises(errors.ProofError, match="network stack"):
         compiled(other).prove(compiled(made).artefacts)

@@ -1,4 +1,4 @@
-"""The runtime contract: what counts as a result, and what each breach is called."""
+"""Check the runtime contract: the valid results, and the name of each breach."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_line_over_4_mib_and_an_output_over_16_mib_are_too_large() -> None:
 
 @pytest.mark.parametrize(("opens", "closes"), [(b"[", b"]"), (b'{"a":', b"}")])
 def test_a_result_is_nested_so_deep_that_everybody_can_hand_it_on(opens: bytes, closes: bytes) -> None:
-    """What the reader takes at the depth of its own stack, whoever writes it anew at the same depth could not."""
+    """A parser accepts nesting up to its own stack's depth, where a program that writes it again could fail."""
 
     def nested(depth: int) -> bytes:
         return b'{"text": "t", "files": [' + opens * (depth - 2) + b"1" + closes * (depth - 2) + b"]}"
@@ -107,12 +107,12 @@ def test_a_result_is_nested_so_deep_that_everybody_can_hand_it_on(opens: bytes, 
     for depth in (contract.RESULT_DEPTH + 1, 490, 900):
         with pytest.raises(errors.MalformedOutputError, match="nested more than 64 deep"):
             contract.parse_result(nested(depth))
-    # What stands in a text is no nesting.
+    # Brackets in a text are not nesting.
     assert contract.parse_result(json.dumps({"text": "[{" * 100_000}).encode()).text
 
 
 def test_a_result_has_so_many_lists_and_objects_and_no_more() -> None:
-    """Three bytes of an agent's are sixty of its supervisor's, which no cgroup of the agent's bounds."""
+    """Three bytes of an agent take sixty in its supervisor, which the agent's cgroup does not limit."""
 
     def many(count: int) -> bytes:
         return b'{"text": "t", "files": [' + b",".join([b"{}"] * (count - 2)) + b"]}"
@@ -130,7 +130,7 @@ def test_no_bytes_raise_anything_else(raw: bytes) -> None:
 
 @pytest.mark.parametrize("line", [b"\n", b"x\n", b"xx\n", b" \n"])
 def test_reading_a_flood_of_short_lines_costs_no_more_than_the_flood(line: bytes) -> None:
-    """An agent is bounded by its cgroup; what it makes of its supervisor's memory is not."""
+    """The agent's cgroup limits the agent, but not the memory that its output takes in the supervisor."""
     flood = (line * (contract.STDOUT_BYTES // len(line)))[: contract.STDOUT_BYTES]
     tracemalloc.start()
     try:

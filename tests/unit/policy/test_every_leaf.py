@@ -1,7 +1,7 @@
-"""Every value of every artefact, changed one at a time: none but the compiled form is ever proved.
+"""Change every value of every artefact, one at a time: only the compiled form is ever proved.
 
-Complete where test_planted_faults.py is telling: no key, item or value of a JSON artefact is there that the reading
-passes over. What may stand in several forms (filters, rules, causes) has its own tests.
+test_planted_faults.py shows typical faults; this module is complete: the reader skips no key, item or value of a JSON
+artefact. Artefacts that may have several forms (filters, rules, causes) have their own tests.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ POLICIES: dict[str, Callable[[], Manifest]] = {
     "much": lambda: sample.manifest(more=MORE, network="full", resources=SIZES, filesystem="host"),
 }
 DOCUMENTS = tuple(name for name in NAMES if name.endswith(".json") and name != "provenance.json")
-# Names of grants, which only people look at; and two lists that are sets to whoever reads them.
+# Names of grants, which only people read; and two lists that the readers treat as sets.
 UNREAD = {("network.json", "id")}
 SETS = {("network.json", ("grants",)), ("gates.json", ("tls", "addresses"))}
 MOST = 250  # changes of one document; of a longer list every second, third, ...
@@ -69,7 +69,7 @@ def compiled(policy: str) -> tuple[Effective, Mapping[str, bytes], prove.Facts]:
 
 
 def others(value: Any) -> Iterator[Any]:
-    """Values that are not this one, near to it and of another kind."""
+    """Yield other values: near ones, and values of another kind."""
     if type(value) is bool:
         yield from (not value, int(value))
     elif type(value) is int:
@@ -85,7 +85,7 @@ def others(value: Any) -> Iterator[Any]:
 
 
 def changes(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Each place of a document with each value that it may get; at the end, the document without it."""
+    """Yield each place of a document with each new value for it, and each container without one of its entries."""
     for other in others(document):
         if other != document or type(other) is not type(document):
             yield path, other

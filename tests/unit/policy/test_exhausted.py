@@ -1,4 +1,4 @@
-"""What the machine ran out of has its own code, wherever on the way it was met."""
+"""Check that each exhausted resource of the machine has its own code, at any depth of the chain of errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_anything_else_is_left_as_it_is() -> None:
     assert errors.exhausted(OSError(errno.EACCES, "no")) is None
     assert errors.exhausted(ValueError("no")) is None
     assert errors.exhausted(raised(errors.LedgerError("no"), OSError(errno.EIO, "x"))) is None
-    # An agent's own memory is another thing.
+    # An agent's own memory is not the machine's.
     assert errors.exhausted(errors.OutOfMemoryError("no")) is None
     assert type(errors.exhausted(MemoryError())) is errors.MemoryExhaustedError
 

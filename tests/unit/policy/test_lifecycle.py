@@ -1,4 +1,4 @@
-"""The table of a run's states: closed, every state reached, nothing out of the last ones, no other way than it says."""
+"""Check the table of a run's states: closed, every state reachable, no way out of final states, no other moves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from policy import errors, lifecycle
 from policy.lifecycle import State
 
 MOVES = {(one.source, one.target) for one in lifecycle.TRANSITIONS}
-# The states of OctantOS, by name; whoever adds one changes what is published.
+# The states of OctantOS, by name; a new one changes the published list.
 PUBLISHED = ["Provisioned", "Validated", "Isolated", "Running", "Suspended", "Terminated", "Archived", "Rejected"]
 
 
@@ -37,7 +37,7 @@ def test_every_state_leads_to_an_end_and_nothing_out_of_it() -> None:
 
 
 def test_nothing_that_was_started_is_rejected_and_nothing_that_was_not_is_archived() -> None:
-    """What ran has an end in the log and a record; what was refused has neither."""
+    """A run that started has an end in the log and a record; a refused one has neither."""
     started = {State.ISOLATED, State.RUNNING, State.SUSPENDED, State.TERMINATED}
     assert {source for source, target in MOVES if target == State.REJECTED} == {State.PROVISIONED, State.VALIDATED}
     assert {source for source, target in MOVES if target == State.TERMINATED} == started - {State.TERMINATED}
@@ -90,7 +90,7 @@ def test_the_archive_is_bounded_as_it_says() -> None:
 
 
 class AnyRun(stateful.RuleBasedStateMachine):
-    """Any sequence of steps and operations: each lands as the table says or is refused and changes nothing."""
+    """Any sequence of steps and operations: each moves as the table says, or is refused and changes nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class AnyRun(stateful.RuleBasedStateMachine):
     def it_went_by_the_table(self) -> None:
         assert set(zip(self.seen, self.seen[1:], strict=False)) <= MOVES
         assert not lifecycle.FINAL & set(self.seen[:-1])
-        # What gave it its intent was all that stands before.
+        # The states before Running are exactly these.
         if State.RUNNING in self.seen:
             assert self.seen[:4] == [State.PROVISIONED, State.VALIDATED, State.ISOLATED, State.RUNNING]
 

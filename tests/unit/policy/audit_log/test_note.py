@@ -1,4 +1,4 @@
-"""Signed notes, checkpoints and cosignatures: what other programs published, and what nobody may change."""
+"""Check signed notes, checkpoints and cosignatures: vectors of other programs pass, and no changed note does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PETER_TEXT = "If you think cryptography is the answer to your problem,\nthen you
 PETER_LINE = (
     "\u2014 PeterNeumann x08go/ZJkuBS9UG/SffcvIAQxVBtiFupLLr8pAcElZInNIuGUgYN1FFYC2pZSNXgKvqfqdngotpRZb6KE6RyyBwJnAM=\n"
 )
-# Made by github.com/transparency-dev/formats 0.1.1 and published as a vector of what it cosigns.
+# Made by github.com/transparency-dev/formats 0.1.1 and published as a vector of its cosignatures.
 LOG_KEY = "example.com/vector-log+4516a1da+ARGkVJ4QEa2MOOLGBO6i7NVSJ1FQ97tIX+w+Ku0RZ6Em"
 WITNESS_KEY = "witness.example.com/vector+416f103d+BK/QmJFVP3SKJOqAMhFxBQPtylo3sjwWibyFDAlZKK8B"
 WITNESS_SEED = base64.b64decode("BJEX3xv88eoQIKT4E+GkxZcXaJCYlQfi/GJ3NDFmZIW8")[1:]
@@ -98,7 +98,7 @@ def test_a_cosignature_binds_its_time() -> None:
 
 
 def test_a_log_signature_is_no_cosignature() -> None:
-    """One key under one name for both types: the id tells them apart, and neither passes for the other."""
+    """One key has one name for both types; the key id tells them apart, and neither signature passes for the other."""
     key = private(PETER_SEED)
     as_log = note.Verifier("a/b", note.SIGNATURE, key.public_key())
     as_witness = note.Verifier("a/b", note.COSIGNATURE, key.public_key())

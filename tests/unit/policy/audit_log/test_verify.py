@@ -1,4 +1,4 @@
-"""Chain, head and verify: each kind of tampering is found and named, in either file and in both."""
+"""Check chain, head and verify: each kind of tampering is found and named, in either file and in both."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def event(i: int, text: str = "") -> bytes:
 
 
 def chain_of(lines: Lines) -> tuple[Lines, audit_log_chain.Head]:
-    """The chain that an honest writer, or a forger without the log's key, makes over these events."""
+    """Return the chain that an honest writer, or a forger without the log's key, makes over these events."""
     head, anchors = audit_log_chain.Head(), []
     for line in lines:
         parsed = json.loads(line)
@@ -41,7 +41,7 @@ def honest(count: int = 10) -> tuple[Lines, Lines, bytes]:
 
 
 def head_file(*heads: audit_log_chain.Head) -> bytes:
-    """What the writes of these heads leave, one after the other."""
+    """Return the head file after these heads were written, one after the other."""
     slots = [b" " * (audit_log_chain.SLOT_BYTES - 1) + b"\n"] * 2
     for head in heads:
         slots[head.count % 2] = audit_log_chain.sign_head(head, KEY)
@@ -144,8 +144,8 @@ def test_a_chain_made_anew_over_tampered_events_is_caught_by_the_head(change: st
     assert not report.valid
     (failure,) = [f for f in report.failures if f.change]
     assert (failure.kind, failure.file) == ("head_mismatch", "both")
-    # Same count: changed or swapped cannot be told apart by a hash of the end, so it says changed. Nor can
-    # a record taken out after the last mark be told from one cut off the end.
+    # Same count: a hash of the end cannot tell a swap from a change, so verify reports a change. Nor can it
+    # tell a record removed after the last mark from one cut off the end.
     told = {("swapped", i): "changed", ("removed", 8): "truncated"}.get((change, i), change)
     assert failure.change == told
     # The head's marks for ten records are at eight and ten.
@@ -253,7 +253,7 @@ def test_the_newer_slot_counts_and_a_torn_one_gives_the_one_before() -> None:
 
 @pytest.mark.parametrize("said", [10**6, True, None, "5", -7, [], 1e300])
 def test_what_a_slot_says_of_itself_decides_nothing(said: object) -> None:
-    """Neither one that says that it is newer and verifies not, nor one that says nothing."""
+    """Neither a slot that claims to be newer but does not verify, nor a slot that claims nothing."""
     head = chain_of([event(i) for i in range(4)])[1]
     good, bad = (
         audit_log_chain.sign_head(head, KEY),
@@ -262,7 +262,7 @@ def test_what_a_slot_says_of_itself_decides_nothing(said: object) -> None:
     assert audit_log_chain.newest_head(good + bad, KEY.public_key()) == (head, 0)
     assert audit_log_chain.newest_head(bad + good, KEY.public_key()) == (head, audit_log_chain.SLOT_BYTES)
     assert audit_log_chain.newest_head(bad + bad, KEY.public_key()) is None
-    # One that was signed, and says later that it is the older.
+    # A signed slot that was changed to claim that it is the older.
     newer = audit_log_chain.sign_head(chain_of([event(i) for i in range(5)])[1], KEY)
     lying = newer.replace(b'"index":4', b'"index":2')
     assert lying != newer
@@ -311,7 +311,7 @@ def test_the_public_key_file_round_trips_and_refuses_junk() -> None:
 
 
 def test_a_newest_head_that_was_blanked_leaves_a_note() -> None:
-    # Who cuts the last record off both files and blanks its slot leaves what a torn write leaves: valid, and said.
+    # Cutting the last record off both files and blanking its slot equals a torn write: valid, with a note.
     lines, anchors, _ = honest()
     two_back, one_back, newest = (chain_of(lines[:n])[1] for n in (8, 9, 10))
     older = chain_of(lines[:7])[1]
@@ -325,7 +325,7 @@ def test_a_newest_head_that_was_blanked_leaves_a_note() -> None:
         report = check(lines[:count], anchors[:count], head_file(*heads))
         assert report.valid
         assert (report.notes == ()) is whole, heads
-    # Of one record the slot before is that of a log without any, so this is what an empty one leaves as well.
+    # With one record the other slot is that of an empty log, so an empty log leaves the same files.
     assert check([], [], head_file(audit_log_chain.Head())).notes == (
         "the log is empty: whether it never had a record, or its only one was taken away, does not show",
     )
@@ -333,7 +333,7 @@ def test_a_newest_head_that_was_blanked_leaves_a_note() -> None:
 
 
 def carried(before: audit_log_chain.Head, lines: Lines) -> tuple[bytes, audit_log_chain.Head, audit_log_chain.Head]:
-    """The slot that carries these lines, the head that it says and the one before that."""
+    """Return the slot that carries these lines, its head and the head before it."""
     rows = [audit_log_chain.Row(line, json.loads(line)["id"], json.loads(line)["timestamp_ms"]) for line in lines]
     _, last_but_one, head = audit_log_chain.extend(before, rows)
     made = audit_log_chain.carrying_slot(before, head, b"".join(line + b"\n" for line in lines), KEY)
@@ -352,7 +352,7 @@ def test_a_slot_carries_the_rows_of_its_head_and_the_files_are_read_with_them() 
     assert found is not None
     rows = (b"".join(line + b"\n" for line in part[4:]) for part in (lines, anchors))
     assert found.carried == audit_log_chain.Carried(3, base.chain_hash_hex, *rows)
-    # What it is signed with, it is: a head that carries nothing says the same of the log, and is another slot.
+    # The carried lines are signed too: a head without them states the same log, but its slot differs.
     assert audit_log_chain.read_signed_head(audit_log_chain.sign_head(head, KEY), KEY.public_key()) == found
     raw = audit_log_chain.sign_head(base, KEY) + slot
     assert audit_log_chain.head_is_whole(raw, KEY.public_key())
@@ -366,12 +366,12 @@ def test_a_slot_carries_the_rows_of_its_head_and_the_files_are_read_with_them() 
         assert verify.verify(*audit_log_chain.completed(*left, found), raw, KEY.public_key()) == verify.verify(
             events, chain, raw, KEY.public_key()
         )
-    # What follows stays, and what does not reach there is not made up.
+    # Later bytes stay, and a file that is too short is not filled up.
     assert audit_log_chain.completed(events + b"tail", chain, found) == (events + b"tail", chain)
     short = events[: starts[0] - 1], chain
     assert audit_log_chain.completed(*short, found) == short
     assert not verify.verify(*short, raw, KEY.public_key()).valid
-    # Nor is a row put behind another than it follows: the next opening refuses that.
+    # Nor is a row appended to a row that it does not follow: the next opening refuses that.
     for which in (0, 1):
         at = starts[which] - 5
         files = [events[: starts[0]], chain[: starts[1]]]
@@ -380,7 +380,7 @@ def test_a_slot_carries_the_rows_of_its_head_and_the_files_are_read_with_them() 
 
 
 def test_a_slot_carries_no_more_than_it_has_room_for() -> None:
-    """A byte more would be the first of the other slot."""
+    """One more byte would be the first of the other slot."""
     base = chain_of([event(0)])[1]
     sizes = []
     for size in range(2500, audit_log_chain.SLOT_BYTES):
@@ -406,10 +406,10 @@ def test_a_slot_of_which_anything_is_another_is_none() -> None:
             assert audit_log_chain.read_signed_head(torn, KEY.public_key()) is None, at
     for size in range(0, used, 7):
         assert audit_log_chain.read_signed_head(slot[:size].ljust(audit_log_chain.SLOT_BYTES), KEY.public_key()) is None
-        # The rest is an earlier head's, as of a write that a power cut left half of.
+        # The rest is an earlier head's, as after a write that a power cut stopped halfway.
         earlier = audit_log_chain.sign_head(base, KEY)
         assert audit_log_chain.read_signed_head(slot[:size] + earlier[size:], KEY.public_key()) in (None, base)
-    # Signed, and not what a log of ours says: rows that lead to another head, or to more than there is.
+    # Signed, but impossible for our log: rows that lead to another head, or past the end.
     body = b"".join(line + b"\n" for line in lines[2:])
     other = chain_of(lines[:1])[1]
     for wrong in (

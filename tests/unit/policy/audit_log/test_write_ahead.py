@@ -1,4 +1,4 @@
-"""The files of a daemon that was killed, as whoever only reads them sees them once it has opened them again."""
+"""Check that a reader of a killed daemon's files sees the log as the daemon's next start will."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEY = Ed25519PrivateKey.from_private_bytes(b"a" * 32)
 ROWS = [
     audit_log_chain.Row(b'{"id":"%d","timestamp_ms":%d}' % (number, number), str(number), number) for number in range(4)
 ]
-# What was synced: two rows. What was only acknowledged: one or two more.
+# Two rows were synced; one or two more were only acknowledged.
 BASE_CHAIN, _, BASE = audit_log_chain.extend(audit_log_chain.Head(), ROWS[:2])
 BASE_EVENTS = b"".join(row.line + b"\n" for row in ROWS[:2])
 LATER = b"later\n"
@@ -33,12 +33,12 @@ def _found(count: int) -> Replay:
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("written", [0, 1, 7, None])
 def test_what_was_acknowledged_is_put_behind_what_was_synced(count: int, written: int | None) -> None:
-    """However much of it reached the files."""
+    """This holds for any part of the acknowledged rows that reached the files."""
     found = _found(count)
     events, chain = BASE_EVENTS + found.events[:written], BASE_CHAIN + found.chain[:written]
     caught = write_ahead.caught_up(events, chain, b"", found)
     assert caught[:2] == (BASE_EVENTS + found.events, BASE_CHAIN + found.chain)
-    # The head alone in its own slot, the other of blanks.
+    # The head alone is in its own slot; the other slot is blank.
     blank = b" " * (audit_log_chain.SLOT_BYTES - 1) + b"\n"
     slots = [audit_log_chain.slot(found.signed), blank]
     assert caught[2] == b"".join(slots if count == 2 else slots[::-1])
@@ -77,7 +77,7 @@ def test_files_that_are_to_be_replaced_are_shown_as_they_are() -> None:
     "line", [b"no JSON", b"[]", b'{"id":7,"timestamp_ms":2}', b'{"id":"2","timestamp_ms":true}', b'{"id":"2"}', b""]
 )
 def test_a_group_that_holds_no_events_ends_what_counts(line: bytes) -> None:
-    """Also where its signature verifies: the log's key signs sizes and hashes, and no JSON."""
+    """Also if its signature verifies: the log's key signs sizes and hashes, not JSON."""
     wrong = audit_log_chain.Row(line, "2", 2)
     _, _, head = audit_log_chain.extend(BASE, [ROWS[2], wrong])
     begun = write_ahead.opening(audit_log_chain.signed_head(BASE, KEY), audit_log_chain.signed_head(BASE, KEY))
@@ -97,7 +97,7 @@ OTHER = Ed25519PrivateKey.from_private_bytes(b"b" * 32)
 
 
 def _groups(keys: list[Ed25519PrivateKey]) -> tuple[bytes, list[audit_log_chain.Head]]:
-    """A file with one row in each group, signed by these keys, and the heads."""
+    """Return a file with one row in each group, signed by these keys, and the heads."""
     raw, heads = (
         write_ahead.opening(audit_log_chain.signed_head(BASE, KEY), audit_log_chain.signed_head(BASE, KEY)),
         [BASE],
@@ -114,7 +114,7 @@ def _groups(keys: list[Ed25519PrivateKey]) -> tuple[bytes, list[audit_log_chain.
 
 
 def _forged(head: audit_log_chain.Head, row: audit_log_chain.Row) -> bytes:
-    """A group that says that it is of our key, and is signed by another."""
+    """Return a group that claims our key but is signed by another."""
     signed = audit_log_chain.signed_head(head, OTHER, signer=audit_log_chain.key_id(KEY.public_key()))
     return write_ahead.group(signed, [row])
 
@@ -134,7 +134,7 @@ def test_a_verified_head_covers_the_groups_before_it() -> None:
     found = write_ahead.replay(raw, KEY.public_key())
     assert found is not None
     assert found.head == heads[-1]
-    # And no row of theirs may be another.
+    # Nor may any of their rows be changed.
     changed = write_ahead.replay(
         raw.replace(b'{"id":"3","timestamp_ms":3}', b'{"id":"3","timestamp_ms":4}'), KEY.public_key()
     )

@@ -1,4 +1,4 @@
-"""Manifests and orders for tests of the compile targets."""
+"""Make manifests and orders for tests of the compile targets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ filesystem = "{filesystem}"
 {more}
 """
 
-# A network table of every kind of entry that `full` takes.
+# A network table with every kind of entry that `full` accepts.
 NETWORK = """
 [[permissions.network]]
 host = "api.example.com"
@@ -79,28 +79,28 @@ PARTS = {
 
 
 def manifest(**changes: str) -> Manifest:
-    """A manifest; each keyword replaces a part of ``TOML``."""
+    """Parse a manifest; each keyword replaces a part of ``TOML``."""
     return parse.parse(TOML.format(**{**PARTS, **changes}).encode())
 
 
 def effective(found: Manifest) -> Effective:
-    """What it asks for."""
+    """Return the grants that the manifest requests."""
     return nine.requested(found, roles=data.roles())
 
 
 def losses(target: str, found: Manifest) -> dict[str, loss.Loss]:
-    """What the target loses of it, by id without the target's name."""
+    """Return the manifest's restrictions that the target loses, by id without the target's name."""
     listed = loss.report(target_table.targets()[target], effective(found), found)
     return {one.id.partition(".")[2]: one for one in listed}
 
 
 def restrictions(target: str, found: Manifest) -> tuple[str, ...]:
-    """The ids that must be accepted."""
+    """Return the ids of the losses that the order must accept."""
     return tuple(f"{target}.{name}" for name, one in losses(target, found).items() if one.kind == loss.RESTRICTION)
 
 
 def compiled(target: str, found: Manifest, **order: Any) -> targets_all.Output:
-    """The output with every loss accepted; ``order`` are fields of ``all.Order``."""
+    """Compile with every loss accepted; ``order`` are fields of ``all.Order``."""
     values: dict[str, Any] = {
         "effective": effective(found),
         "manifest": found,

@@ -1,4 +1,4 @@
-"""What a child compiles to below its parent's ceiling: what is left, each with its line and what was taken."""
+"""Check a child's policy below its parent's ceiling: each remaining grant names its line and the parent's cut."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_parent_that_takes_nothing_is_not_named() -> None:
             {"cgroup.json:v1/memory.limit_in_bytes": "asked for 512", "cgroup.json:v2/memory.max": "asked for 512"},
         ),
         (
-            # A default that the file does not write is narrowed as well.
+            # A default that the manifest does not contain is narrowed as well.
             {"resources": dataclasses.replace(TOP.resources, pids_max=8)},
             {
                 "cgroup.json:v1/pids.max": "asked for 64",
@@ -179,7 +179,7 @@ def test_lists_and_calls_keep_what_the_parent_leaves() -> None:
     bound = ceiling(
         credentials=type(TOP.credentials).of(["mail"]),
         skills=type(TOP.skills).of(["matrix://tool/mcp/fs/read@1.0"], ["read"]),
-        # The meet of the two is the parent's own value: its profile is not the child's.
+        # The meet is the parent's own value, so its profile is not the child's.
         syscalls=Syscalls(frozenset({"read", "write", "sync"}), profile="node", profile_names=frozenset({"read"})),
     )
     found = child()

@@ -1,4 +1,4 @@
-"""What a policy compiles to: each grant has its rule, nothing else has one, and the order of writing is nothing."""
+"""Check a compiled policy: each grant has a rule, no rule lacks a grant, and the manifest's order is irrelevant."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _full(rng: random.Random | None = None) -> Artefacts:
 
 
 def test_the_same_policy_is_the_same_bytes_whatever_the_order() -> None:
-    # provenance names list places of the manifest, so it may follow the order; what is enforced may not.
+    # provenance names places in the manifest's lists, so it may follow their order; enforced artefacts may not.
     first = _full()
     for seed in range(20):
         other = _full(random.Random(seed))

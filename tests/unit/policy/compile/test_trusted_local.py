@@ -1,4 +1,4 @@
-"""What trusted-local accepts, what it refuses with the mend, and what it says it does not enforce."""
+"""Check the manifests that trusted-local accepts, its refusals with their fix, and its list of advisory limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def compiled(rest: str = OFF, *, agent: str = AGENT, signed: bool = True) -> tru
 
 
 def families(policy: trusted_local.LocalPolicy, call: str = "socket") -> set[int]:
-    """The address families of which no rule refuses every socket."""
+    """Return the address families that the filter does not refuse completely."""
     checks = [rule.check for rule in policy.filter.rules if rule.name == call and rule.also is None]
     family = [check for check in checks if check and check.argument == 0]
     refused = {check.value for check in family if check.operator == "=="}

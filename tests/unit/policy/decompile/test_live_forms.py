@@ -1,6 +1,6 @@
-"""Each form that nft's JSON may have, beside the same with something of another type in its place.
+"""Check each form of nft's JSON, beside the same form with a value of another type in its place.
 
-Of what the kernel says nothing may end as a fault of ours: whatever it is, it is read or refused.
+No output of the kernel may cause an internal error: the reader either accepts or refuses it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ FORMS: list[tuple[Any, str]] = [
     ({"jump": {"target": "x"}}, "jump x"),
     *(({word: None}, word) for word in ("accept", "drop", "return")),
 ]
-# The same, and not: of another type, with a key more, or out of what the tables hold.
+# Near misses: a value of another type, an extra key, or a value that is not in the tables.
 NO_FORMS: list[Any] = [
     *("accept", 1, None, [], {}),
     _payload("ip daddr", 1),
@@ -151,7 +151,7 @@ def test_an_element_of_another_type_is_refused(element: Any) -> None:
         live_nft.text(listing([*WHOLE, {"set": {**SET["set"], "elem": [element]}}]))
 
 
-# The longest that an answer stays, by what it was given and by what is left of it: to the second.
+# The longest time that an answer stays, by its timeout and by its remaining time, to the second.
 @pytest.mark.parametrize(
     ("held", "stays"),
     [
@@ -222,7 +222,7 @@ def test_what_a_reader_says_names_the_place_where_there_is_one() -> None:
 
 
 def test_the_whole_of_the_other_test_is_read_again_with_each_part_left_out() -> None:
-    """No object of the sample stands there in vain: without it the text is another, or is refused."""
+    """Each object of the sample matters: without it the text differs or is refused."""
     whole = live_nft.text(listing(ITEMS))
     for index in range(1, len(ITEMS)):
         items = copy.deepcopy(ITEMS)
@@ -246,7 +246,7 @@ def test_a_resolver_is_there_exactly_where_names_are_resolved() -> None:
         at = [one["destination"] for one in plan["mounts"]].index(mounts.RESOLVER)
         del plan["mounts"][at], config["mounts"][at], plan["root"]["mount_points"][at]
         for index, one in enumerate(config["mounts"]):
-            if one["type"] == "bind":  # the place that it is attached to is its number
+            if one["type"] == "bind":  # its number is the place that it is attached to
                 one["source"] = f"{one['source'].rpartition('/')[0]}/{index}"
 
     with pytest.raises(errors.ArtefactError, match="resolver"):

@@ -1,4 +1,4 @@
-"""Grants by example: what the seeds and decisions say in words, and the traps beside them. Laws: tests/property."""
+"""Check grants by example: the rules of the seeds and decisions, and the traps beside them. Laws: tests/property."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_paths_go_by_component() -> None:
 
 
 def test_paths_sort_by_component_so_that_neighbours_of_a_prefix_cannot_hide_it() -> None:
-    # By bytes `/a-b` stands between `/a` and `/a/b`.
+    # In byte order `/a-b` comes between `/a` and `/a/b`.
     assert PathSet.of(["/a/b", "/a-b", "/a"]).paths == ("/a", "/a-b")
 
 
@@ -49,7 +49,7 @@ def test_what_is_written_is_not_listed_as_read_again() -> None:
     assert both.read.paths == ("/a", "/r")
     assert both.write.paths == ("/a/w",)
     assert both.describe() == ("mode host", "read /a", "read /r", "write /a/w")
-    # A child may read what its parent can write; it may not write what its parent reads.
+    # A child may read a path that its parent can write, but not write a path that its parent only reads.
     assert Filesystem.of("host", ["/a/w/x"]).is_subset(both)
     assert not Filesystem.of("host", [], ["/r"]).is_subset(both)
     assert both.meet(Filesystem.of("host", [], ["/a"])) == Filesystem.of("host", ["/a"], ["/a/w"])
@@ -107,7 +107,7 @@ def test_names_by_wildcard_and_addresses_by_block() -> None:
     block = Network.of([("10.0.0.0/8", HTTPS, "tcp")])
     assert Network.of([("10.255.0.0/16", HTTPS, "tls")]).is_subset(block)
     assert not Network.of([("10.0.0.0/7", HTTPS, "tcp")]).is_subset(block)
-    # A name is judged by the name rules, whatever it resolves to.
+    # Name rules decide about a name, for any address that it resolves to.
     assert not Network.of([("ten.example.com", HTTPS, "tls")]).is_subset(block)
 
 
@@ -204,7 +204,7 @@ def test_the_end_with_the_task_is_the_shortest_life() -> None:
 def test_an_any_set_has_no_names_that_a_reader_could_take_for_all_of_it() -> None:
     assert Syscalls(frozenset({"read"}), any=True).names == frozenset()
     assert Syscalls.top().listing() == ["*"]
-    # The names that a set has win over where they came from.
+    # The names in a set decide, not the profile that they came from.
     mine = Syscalls(frozenset({"read", "write"}), profile="python3")
     assert mine.meet(Syscalls.top()).profile == "python3"
     assert mine.meet(Syscalls(frozenset({"read"}))).names == {"read"}
@@ -240,7 +240,7 @@ def test_grants_bring_their_calls_and_only_they_do() -> None:
     assert "execve" in programs.syscalls.names
     neither = kit.effective_of(kit.MANIFEST + 'allow = ["execve"]\n')
     assert "execve" not in neither.syscalls.names
-    # A child that keeps the call and loses the program loses the call.
+    # A child that keeps `execve` but loses every program loses the call too.
     assert "execve" not in programs.meet(dataclasses.replace(programs, executables=Executables.bottom())).syscalls.names
 
 
@@ -281,7 +281,7 @@ def test_grants_cannot_be_changed_after_they_were_decided() -> None:
 
 
 def test_entries_count_although_nobody_says_that_a_table_was_written() -> None:
-    # A Manifest that was not made by the parser has no record of what was written; its entries still bound it.
+    # A Manifest that the parser did not make has no record of the written keys; its entries still bound it.
     parsed = kit.manifest(
         ('network = "off"', 'network = "full"'),
         more='\n[[permissions.network]]\nhost = "a.example"\nports = [443]\nprotocol = "tls"\n',

@@ -1,6 +1,6 @@
-"""What planted faults showed to be held by no test: values at their ends, canonical forms, and who is refused.
+"""Kill mutants of the grants that no other test detects: limit values, canonical forms and refusals.
 
-Each of these fails for a mutant that every other test let live (docs/mutants.md).
+Each test fails for a mutant that every other test let live (docs/mutants.md).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def test_a_difference_of_addresses_is_cut_where_the_other_begins_and_ends() -> N
         (whole[0], hole[0] - 1, tcp),
         (hole[1] + 1, whole[1], tcp),
     )
-    # Two holes, and one that sticks out on either side.
+    # Two holes, and a hole that extends past either end.
     two = tuple((whole[0] + n, whole[0] + n, tcp) for n in (0, 5))
     assert addresses.minus(((whole[0], whole[0] + 5, tcp),), two) == ((whole[0] + 1, whole[0] + 4, tcp),)
     assert addresses.minus(((*hole, tcp),), ((*whole, tcp),)) == ()

@@ -1,4 +1,4 @@
-"""What fuzzing the author's text found, kept as tests (tests/fuzz)."""
+"""Keep as tests the faults that fuzzing the author's text found (tests/fuzz)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_pinned_path_holds_no_second_digest(path: str) -> None:
 
 @pytest.mark.parametrize("bad", ["a\x1b[31m", "a\u202eb", "a\nb", "\ud800", "x" * 5000])
 def test_what_the_grants_refuse_is_shown_without_steering_a_terminal(bad: str) -> None:
-    """Roles, artefacts and `policy why` bring names to the grants that no manifest's parser has seen."""
+    """Roles, artefacts and `policy why` pass names to the grants that no manifest parser has checked."""
     refusals = []
     for make in (
         lambda: PathSet.of([bad]),

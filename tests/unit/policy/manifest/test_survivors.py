@@ -1,4 +1,4 @@
-"""What planted faults showed to be held by no test of the manifest's parser (docs/mutants.md)."""
+"""Kill mutants of the manifest's parser that no other test detects (docs/mutants.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be held under linux-gvisor yet, or on this host: each demand beside the same manifest without it."""
+"""Check demands that linux-gvisor or this host cannot enforce yet, each beside the same manifest without it."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_host_that_nobody_looked_at_has_no_network() -> None:
 
 
 def test_every_limit_of_resources_is_enforced_or_refused() -> None:
-    """A limit that a manifest can write is either compiled or named here: none is ignored."""
+    """Each limit that a manifest can contain is either compiled or named here: none is ignored."""
     compiled = {"cpu_ms_per_task", "memory_mb", "disk_mb", "pids_max", "cpu_millis", "cpu_weight", "swap_mb"}
     compiled |= {"cpu_time_ms", "net_bps", *IO}
     refused = {key.removeprefix("resources.") for key in enforceable.NOT_YET if key.startswith("resources.")}
@@ -127,7 +127,7 @@ def test_every_limit_of_resources_is_enforced_or_refused() -> None:
 
 @pytest.mark.parametrize("name", IO)
 def test_a_limit_that_no_hierarchy_here_can_hold_is_refused(name: str) -> None:
-    """Buffered writes escape version 1 (decisions.md); version 2 needs its controller."""
+    """cgroup v1 does not limit buffered writes (decisions.md); cgroup v2 needs its controller."""
     manifest = parse(limit(f"{name} = 1000").encode())
     v1 = dataclasses.replace(kit.HOST, cgroup=CgroupFacts(1, frozenset({"cpu", "io", "memory", "pids"})))
     for host, lacking in ((v1, "cgroup version 2"), (kit.HOST, "the cgroup controller `io`")):

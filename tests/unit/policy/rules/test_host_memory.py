@@ -1,4 +1,4 @@
-"""What a run is counted for on its machine (rule 6): all that it makes the host hold, its gates included."""
+"""Check the host memory that rule 6 counts for a run: all memory that it causes, its gates included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths that nobody is granted: what lies in them, what contains them, and what only looks like it."""
+"""Check the paths that are never granted: paths in them, paths that contain them, and similar allowed names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What planted faults showed to be held by no test of the rules: the last value that passes, and what is absent.
+"""Kill mutants of the rules that no other test detects: the last value that passes, and absent values.
 
-Each of these fails for a mutant that every other test let live (docs/mutants.md).
+Each test fails for a mutant that every other test let live (docs/mutants.md).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OBSERVER = ('runtime = "python3"', 'runtime = "python3"\nrole = "observer"')
 
 
 def wanting(made: Case, **resources: int | None) -> Case:
-    """The case with other ceilings, and without those that are None."""
+    """Return the case with other ceilings; None removes a ceiling."""
     asked = dataclasses.replace(made.requested, resources=Resources(**{**dict.fromkeys(UNITS), **resources}))
     return dataclasses.replace(made, requested=asked)
 
@@ -86,7 +86,7 @@ def test_the_last_of_each_ceiling_can_be_drawn_once(more: int) -> None:
 
 
 def test_what_is_not_limited_takes_nothing_of_this_host() -> None:
-    """A ceiling that is absent is no need of 0 that fails, and none of 1."""
+    """An absent ceiling demands nothing of the host: neither 0, which would fail, nor 1."""
     gvisor, local = kit.case(), kit.case(kit.text(LOCAL))
     nothing = dataclasses.replace(kit.HOST, memory_available_mb=64, pids_free=64, cpus=0, disk_free_mb=0)
     assert refused(dataclasses.replace(wanting(gvisor), host=nothing), 6) is None
@@ -210,7 +210,7 @@ def test_each_grant_that_exceeds_is_named_by_its_own_key(domain: str, ceiling: A
 
 
 def test_what_exceeds_only_as_a_whole_is_named_as_a_whole() -> None:
-    """Calls of an addition stand in no key of the manifest when it names them in `allow` as well."""
+    """If `allow` also names the calls of an addition, no single key of the manifest contains the excess."""
     manifest = kit.manifest()
     wanted = nine.requested(manifest, roles=data.roles())
     wider = dataclasses.replace(wanted, credentials=type(wanted.credentials).of(["db"]))
@@ -249,7 +249,7 @@ def test_the_callers_tables_are_the_ones_that_are_asked() -> None:
 
 
 def test_an_unsigned_package_that_demands_a_sandbox_is_refused_whatever_it_is_given() -> None:
-    """The parser lets no such manifest by; the rule does not rely on it."""
+    """The parser refuses such a manifest, but the rule does not rely on it."""
     made = kit.case(kit.text(LOCAL))
     package = Package({"agent.toml": kit.text(LOCAL).encode(), "main.py": b"1\n"})
     required = made.manifest.model_copy(update={"sandbox": made.manifest.sandbox.model_copy(update={"required": True})})

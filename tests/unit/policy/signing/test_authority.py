@@ -1,4 +1,4 @@
-"""What a run rests on, as its label carries it: judged under a later root as when it was verified."""
+"""Check the authority of a run in its label: a later root judges it as the verification did."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_it_is_judged_as_what_was_verified() -> None:
     later = kit.root(op(2), revoked=kit.revoked(keys=[kit.revoked_key(1)]))
     alone = _authority(1, root=first)
     assert alone.revoked(first) is None
-    assert alone.revoked(kit.root(op(2))) is None  # taken out, not revoked
+    assert alone.revoked(kit.root(op(2))) is None  # removed, not revoked
     assert alone.revoked(later) == "the key of `op1`, who signed, was revoked: stolen"
     assert _authority(1, 2, root=first).revoked(later) is None
     unlimited = _authority(1, 2, root=first, approve_unlimited=True)

@@ -1,4 +1,4 @@
-"""Each change of a trust root: one version on, nothing weakened in silence, and told in words before it is signed."""
+"""Check each change of a trust root: one new version, no silent weakening, and a description before it is signed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def document(*operators: dict[str, Any], **changes: Any) -> RootDocument:
 
 
 TWO = document(op(1), op(2))
-# A key for roots alone, and two that need each other.
+# A key for roots alone, and two keys that need each other.
 PARTNERS = document(
     op(1, scope=kit.scope(agents=())),
     *(op(n, threshold=2, root=False, scope=kit.scope(agents=("c*",))) for n in (2, 3)),
@@ -53,7 +53,7 @@ def test_each_change_is_one_version_on_and_says_what_it_does() -> None:
 
 
 def test_a_root_has_keys_that_hold_until_it_ends() -> None:
-    """Those who held at its end name what follows it; without any, the end would be the last word."""
+    """Keys that are valid when a root expires sign its successor; without any, no root could follow it."""
     end, soon = TWO.expires_at, {"expires_at": TWO.expires_at - 1}
     one = document(op(1))
     refused: list[Callable[[], object]] = [
@@ -66,7 +66,7 @@ def test_a_root_has_keys_that_hold_until_it_ends() -> None:
     for step in refused:
         with pytest.raises(errors.TrustError, match="nobody could ever sign what follows it"):
             step()
-    # A guest may end before, and in an emergency, or from a root that had come to this, anything is better.
+    # Allowed: a key beside a lasting one may expire early; so may the last one in an emergency or if it already does.
     assert change.add(one, op(2, **soon)).document.version == 2
     assert change.revoke_key(document(op(1, **soon), op(2)), "op2", now_ms=NOW, reason="lost").document.version == 2
     assert change.add(document(op(1, **soon)), op(2, **soon)).document.version == 2
@@ -78,7 +78,7 @@ def test_a_name_that_is_spelled_like_another_keys_id_does_not_stand_for_it() -> 
     revoked = change.revoke_key(decoy, ID2, now_ms=NOW, reason="lost").document
     assert [k.keyid for k in revoked.revoked.keys] == [ID2]
     assert [k.public for k in revoked.keys] == [kit.public(n).raw.hex() for n in (1, 3)]
-    # Before that key is ever listed as well.
+    # Also before that key is ever listed.
     early = change.revoke_key(document(op(1), op(3, name=ID2)), ID2, now_ms=NOW, reason="lost").document
     assert ([k.keyid for k in early.revoked.keys], len(early.keys)) == ([ID2], 2)
 
@@ -117,7 +117,7 @@ def test_rotation_keeps_the_scope_and_takes_the_name_unless_another_is_given() -
     assert (entry.keyid, entry.name, entry.at, entry.reason) == (ID2, "op2", NOW, "stolen")
     with pytest.raises(errors.TrustError, match="lists this key already, as `op1`"):
         change.rotate(old, "op2", kit.public(1).raw.hex(), **BOUNDS)
-    # The only root key can be rotated, where it could not be removed.
+    # The only root key can be rotated, though it cannot be removed.
     until_the_end = {**BOUNDS, "expires_at": old.expires_at}
     made = change.rotate(old, "op1", kit.public(3).raw.hex(), **until_the_end).document
     assert made.root_keys[0].key == kit.public(3)
@@ -186,7 +186,7 @@ def test_an_emergency_revocation_may_leave_a_key_that_waits_for_a_partner() -> N
     left = change.revoke_key(both, "op3", now_ms=NOW, reason="stolen").document
     assert change.never_counting(both) == ()
     assert change.never_counting(left) == ("op2",)
-    # And what waits already is in nobody's way.
+    # A key that already waits blocks no other change.
     assert change.add(left, op(4, threshold=2, root=False)).document.version == 3
 
 
@@ -253,13 +253,13 @@ def test_the_words_are_all_that_is_signed() -> None:
         f"revokes manifest {'0' * 64}: it leaks",
         "revokes serials of agent `hello` up to 7: old",
     )
-    # What was revoked before is not said again, and a key without a name has none.
+    # The description repeats no earlier revocation, and a key without a name appears without one.
     more = change.revoke_key(new, "f" * 64, now_ms=NOW, reason="x", root_threshold=None)
     assert _lines(new, more) == (f"revokes key {'f' * 64}: x",)
 
 
 def _other(value: Any) -> list[Any]:
-    """Values that are not this one, of its type."""
+    """Return other values of the same type."""
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int):
@@ -268,7 +268,7 @@ def _other(value: Any) -> list[Any]:
 
 
 def _changed(value: Any) -> Iterator[Any]:
-    """The document with each of its fields, at any depth, made another."""
+    """Yield the document with each of its fields changed in turn, at any depth."""
     if isinstance(value, dict):
         for name, part in value.items():
             yield from ({**value, name: other} for other in _changed(part))
@@ -297,7 +297,7 @@ def test_no_difference_goes_unsaid() -> None:
             new = RootDocument.model_validate(values)
         except ValueError:
             continue
-        # A revocation that is missing is refused before anything is said of the version.
+        # A missing revocation is refused before the version is compared.
         if new.version == old.version and new != old and old.revoked.dropped_by(new.revoked) is None:
             said.append(change.describe(old, new, str))
     assert len(said) > 60

@@ -1,4 +1,4 @@
-"""What ends a live run when a root is replaced, and what does not; and what a list of revocations may drop."""
+"""Check the new roots that end a live run, those that do not, and the entries a revocation list may drop."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_revoked_approver_ends_an_unlimited_lifetime_and_no_other() -> None:
     unlimited = _accepted(1, 2, root=first, approve_unlimited=True)
     assert "who approved the unlimited lifetime, was revoked" in str(_reason(unlimited, later))
     assert _reason(_accepted(1, 2, root=first), later) is None
-    # Another who may approve it is still there.
+    # Another signer may still approve it.
     assert _reason(_accepted(1, 2, 3, root=first, approve_unlimited=True), later) is None
 
 

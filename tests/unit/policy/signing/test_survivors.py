@@ -1,4 +1,4 @@
-"""What planted faults showed to be held by no test of the signed documents (docs/mutants.md)."""
+"""Kill mutants of the signed documents that no other test detects (docs/mutants.md)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _models() -> list[type[pydantic.BaseModel]]:
 
 
 def test_every_document_is_closed_strict_and_frozen() -> None:
-    # Listed here and not at collection, so that a planted fault is among them.
+    # Listed here and not at collection, so that the list includes a planted fault.
     found = _models()
     assert len(found) > 15
     assert {keyfile._Closed, revocation._Closed, root._Closed} <= set(found)

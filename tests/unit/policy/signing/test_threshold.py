@@ -1,4 +1,4 @@
-"""Who counts among those who signed: against a search of all subsets, and the properties that decide."""
+"""Check the signers that count towards a threshold, against a search of all subsets and by their properties."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_one_who_counts_is_enough_unless_more_are_wanted() -> None:
 def test_it_is_the_largest_set_in_which_each_demand_is_met(signed: tuple[Key, ...]) -> None:
     fair = [s for s in subsets(signed) if all(k.threshold <= len(s) for k in s)]
     assert threshold.counting(signed) == max(fair, key=len)
-    # It is the only one of its size: every other fair set lies within it.
+    # It is the only set of its size: every other fair set is a subset of it.
     assert all(set(s) <= set(threshold.counting(signed)) for s in fair)
 
 
@@ -67,7 +67,7 @@ def test_what_is_missing_is_the_fewest_that_would_do(
 def test_counting_before_the_role_is_known_and_again_after_is_counting_once(
     signed: tuple[Key, ...], covering: set[int]
 ) -> None:
-    """``trust.verify`` counts for the agent, ``trust.authorise`` for the role among those: nobody slips in between."""
+    """``trust.verify`` counts for the agent, then ``trust.authorise`` for the role among these: no signer is added."""
 
     def narrowed(some: tuple[Key, ...]) -> tuple[Key, ...]:
         return tuple(key for key in some if key.number in covering)

@@ -1,4 +1,4 @@
-"""The verification procedure, step by step: each step refuses with its own code what all others accept."""
+"""Check the verification procedure step by step: each step refuses, with its code, a case that all others accept."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_again_it_is_asked_what_time_it_is_and_what_was_accepted() -> None:
 
 
 def test_again_a_key_that_counted_and_ends_takes_what_it_alone_allowed_with_it() -> None:
-    """The other key goes on: for the agent it is enough, for the role it never was."""
+    """The other key remains valid: it is sufficient for the agent, but never was for the role."""
     worker = kit.scope(roles=("worker",), unlimited=True)
     other = kit.scope(roles=("reader",), unlimited=False)
     root = kit.root(op(1, expires_at=NOW + 9, scope=worker), op(2, scope=other))
@@ -212,7 +212,7 @@ def test_5_a_key_that_wants_three_lends_nothing_to_one_that_wants_two() -> None:
     root = kit.root(op(1, threshold=3), op(2, threshold=2), op(3, threshold=2), op(4))
     assert [s.name for s in kit.verify(kit.signed(2, 3), root).signers] == ["op2", "op3"]
     assert [s.name for s in kit.verify(kit.signed(1, 2, 3), root).signers] == ["op1", "op2", "op3"]
-    # Nor is it among those who count, where somebody else suffices.
+    # Nor does it count if another signer alone is sufficient.
     assert [s.name for s in kit.verify(kit.signed(1, 4), root).signers] == ["op4"]
     assert "2 operators signed and 3 are needed" in _refused("rule_2_signature", kit.signed(1, 2), root).message
 
@@ -275,14 +275,14 @@ def test_9_the_ratchet() -> None:
     _refused("serial_rollback", kit.signed(serial=9), serials=serials)
     # The same serial with another payload, though every file is the same.
     _refused("serial_rollback", kit.signed(serial=10, approve_unlimited=True), serials=serials)
-    # Another agent has its own.
+    # Another agent has its own serials.
     kit.verify(kit.signed(serial=1, agent_id="other"), serials=serials)
 
 
 def test_9_a_serial_may_be_a_day_ahead_and_no_more() -> None:
     kit.verify(kit.signed(serial=NOW + DAY))
     _refused("serial_rollback", kit.signed(serial=NOW + DAY + 1))
-    # The clock of now, not the greatest time seen: the stricter of the two.
+    # The bound is the present clock, not the greatest time seen: the stricter of the two.
     _refused("serial_rollback", kit.signed(serial=NOW + DAY + 1), greatest_time_ms=NOW + DAY)
 
 
@@ -362,7 +362,7 @@ def test_an_approval_counts_with_a_signer_who_counts_and_may_give_it() -> None:
     assert approved(1, 2, role="reader")
     assert not approved(1, role="reader", said=False)
     assert not approved(2, role="reader")
-    # The one who may is not one who counts: for the role, or at all.
+    # The signer who may approve does not count: for the role, or at all.
     assert not approved(1, 2, role=None)
     assert not approved(2, 3, role=None)
 

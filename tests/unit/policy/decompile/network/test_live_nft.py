@@ -1,4 +1,4 @@
-"""nft's JSON read closed: what is not in its tables is refused, whatever it is and wherever it stands."""
+"""Check the closed reading of nft's JSON: any element that is not in its tables is refused, at any place."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_an_answer_in_its_last_moment_is_one() -> None:
 
 @pytest.mark.parametrize(("listed", "read"), [("tcp", "tcp"), (6, "tcp"), (17, "udp"), (47, "47")])
 def test_a_protocol_has_its_name_where_the_machine_has_no_table_of_them(listed: int | str, read: str) -> None:
-    """nft prints a number where /etc/protocols is not there (a Debian without netbase)."""
+    """nft prints a number if /etc/protocols is missing (a Debian without netbase)."""
     match = {"match": {"op": "==", "left": {"meta": {"key": "l4proto"}}, "right": listed}}
     rule = {"rule": {**RULE["rule"], "expr": [match, {"accept": None}]}}
     assert f"meta l4proto {read} accept" in live_nft.text(listing([*WHOLE, CHAIN, rule])).decode()
@@ -89,7 +89,7 @@ def _expression(*expressions: Any) -> Callable[[list[Any]], None]:
     return _in(6, expr=list(expressions))
 
 
-# What is listed -> a word of the refusal.
+# Listed element -> a word of the refusal.
 REFUSED: dict[str, tuple[Callable[[list[Any]], None], str]] = {
     "a key more in a rule": (_in(6, comment="x"), "comment"),
     "a key more in a chain": (_in(5, dev="eth0"), "dev"),
@@ -172,5 +172,5 @@ def test_other_tables_are_told_without_what_changes_by_itself() -> None:
 
 
 def test_the_longest_answer_is_the_longest_that_the_gates_give() -> None:
-    """The reader shares nothing with the compilers, so that the number stands there again."""
+    """The reader shares no code with the compilers, so it repeats the number."""
     assert gates.TTL_SECONDS[1] + broker.GRACE_SECONDS == live_nft._LONGEST_SECONDS

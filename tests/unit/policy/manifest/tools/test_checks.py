@@ -1,4 +1,4 @@
-"""Whether tools hold: one finding for each way in which they do not, and none for a package that is pinned."""
+"""Check the tools of a package: one finding for each fault, and none for a pinned package."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_program_of_the_package_that_is_named_like_one_of_the_machine_is_start
 
 
 def redeclared(*path: str | int, value: Any = None, drop: bool = False) -> list[str]:
-    """The findings when tools.json is changed after it was pinned."""
+    """Return the findings after a change of the pinned tools.json."""
     read = kit.package(kit.FULL)
     pinned = json.loads(read.files["tools.json"])
     around = pinned
@@ -302,6 +302,6 @@ def test_notes() -> None:
 
 
 def test_every_code_is_of_the_table_and_seen_here() -> None:
-    # Collected from the cases above: a code that no case shows would be a code that nobody has seen.
+    # Collected from the cases above: a code without a case would be untested.
     seen = {word for word in pathlib.Path(__file__).read_text().split('"') if word in checks.CODES}
     assert seen == set(checks.CODES)

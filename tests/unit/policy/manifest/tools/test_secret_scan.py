@@ -1,4 +1,4 @@
-"""References are whole values, and what looks like a secret is refused without being repeated."""
+"""Check that references are whole values, and that the refusal of a likely secret does not repeat it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from policy.manifest import digests
 from policy.manifest.tools import secret_scan
 
-# In pieces, so that nobody's scanner takes this file for a leak.
+# In pieces, so that no secret scanner takes this file for a leak.
 TOKENS = [
     "ghp" + "_16C7e42F292c6912E7710c838347Ae178B4a",
     "github" + "_pat_11ABCDEFG0abcdefghijkl",

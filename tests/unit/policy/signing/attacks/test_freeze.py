@@ -1,4 +1,4 @@
-"""Attack: keep a host on what it has, so that a revocation never reaches it. Everything ends, so the host stops."""
+"""Attack: withhold updates from a host, so that no revocation reaches it. All documents expire, so the host stops."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_nothing_can_be_written_that_never_ends(end: object) -> None:
         roots.TrustRoot.load(kit.root_bytes(kit.root_document(op(1, expires_at=end))), NOW)
     with pytest.raises(errors.SignatureError):
         kit.signed(expires_at=end)
-    # Control: the largest that can be written is a moment.
+    # Control: the largest time that can be written is valid.
     assert strict_json.dumps(kit.root(expires_at=statement.MAX_TIME_MS).document.expires_at) == b"9007199254740991"
 
 
@@ -66,7 +66,7 @@ def test_the_end_of_a_root_revives_no_key_that_ended_before() -> None:
         own = kit.root_document(*(op(n) for n in by), version=2)
         with pytest.raises(errors.TrustError, match="is not signed by the keys of version 1"):
             frozen.successor(kit.root_bytes(own, *by), after)
-    # Control: whoever held when it ended names what follows, though that key has ended with it or since.
+    # Control: a key that was valid when the root expired can sign the next one, though the key has expired since.
     for end in (NOW, NOW + 1):
         ended = roots.TrustRoot.parse(kit.root_bytes(kit.root_document(op(1, expires_at=end), expires_at=NOW), 1))
         assert ended.successor(kit.root_bytes(kit.root_document(version=2), 1), after).version == 2

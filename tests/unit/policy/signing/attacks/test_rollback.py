@@ -1,4 +1,4 @@
-"""Attack: hand over something old that was honest once: a package, or a trust root without a later revocation."""
+"""Attack: replay an old document that was once valid: a package, or a trust root without a later revocation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests import signing_kit as kit
 NOW = kit.NOW
 op = kit.operator
 FIRST = kit.root_bytes(kit.root_document(op(1), op(2)), 1)
-# The second version takes key 2 out and revokes it.
+# The second version removes key 2 and revokes it.
 LISTS = kit.revoked(keys=[kit.revoked_key(2)])
 SECOND = kit.root_bytes(kit.root_document(op(1), version=2, revoked=LISTS), 1)
 
@@ -36,7 +36,7 @@ def test_an_older_package_does_not_come_back(path: Path) -> None:
     with State(path) as state:
         state.accept(_verify(state, 1, serial=10), now_ms=NOW)
         state.accept(_verify(state, 1, serial=11), now_ms=NOW)
-    # Another process, another day: the ratchet is on disk.
+    # Another process on another day: the ratchet is on disk.
     with State(path) as state:
         with pytest.raises(errors.SerialError, match="older than 11"):
             _verify(state, 1, serial=10)
@@ -73,7 +73,7 @@ def test_a_root_that_was_taken_away_is_missed(path: Path) -> None:
     with State(path) as state:
         with pytest.raises(errors.TrustError, match="version 2 was installed and is gone"):
             state.trust_root(NOW)
-        # Nor does a version 2 of somebody else's take its place: it would have to follow what is there.
+        # Nor can another version 2 take its place: it would have to follow the present version.
         with pytest.raises(errors.TrustError, match="is gone"):
             state.replace_root(SECOND, NOW)
     newest.write_bytes(kept)
