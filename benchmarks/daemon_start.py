@@ -38,7 +38,7 @@ from covenant.stores.capabilities.interface import Grant  # noqa: E402
 from policy import base58  # noqa: E402
 from policy.capabilities.token import Token  # noqa: E402
 
-DAEMON = ["-c", "from covenant.daemon import entry; entry()", "--allow-root"]
+DAEMON = ["-c", "from covenant.start import entry; entry()", "--allow-root"]
 MANIFEST = (ROOT / "agents" / "hello" / "agent.toml").read_text()
 
 

@@ -114,7 +114,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         home = Path(folder) / "home"
         home.mkdir(mode=0o700)
-        daemon = ["-c", "from covenant.daemon import entry; entry()", "--allow-root"]
+        daemon = ["-c", "from covenant.start import entry; entry()", "--allow-root"]
         where = {"COVENANT_HOME": str(home), "COVENANT_HTTP_PORT": str(daemon_port)}
         stack.enter_context(process(daemon, daemon_port, **where))
         token = client.operator_token(home)

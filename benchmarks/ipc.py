@@ -126,7 +126,7 @@ def main() -> None:
             stack.enter_context(process([__file__, "echo", str(path), kind], path))
             socks[kind] = stack.enter_context(socket.socket(socket.AF_UNIX))
             socks[kind].connect(str(path))
-        daemon = ["-c", "from covenant.daemon import entry; entry()", "--allow-root"]
+        daemon = ["-c", "from covenant.start import entry; entry()", "--allow-root"]
         stack.enter_context(process(daemon, home / "sock", COVENANT_HOME=str(home), COVENANT_HTTP_PORT="off"))
         sock = stack.enter_context(socket.socket(socket.AF_UNIX))
         sock.connect(str(home / "sock"))

@@ -55,11 +55,6 @@ _PEERS_SECONDS: Final = 60.0
 _USAGE_STATUS: Final = 2
 
 
-def entry() -> None:
-    """Run the console script."""
-    sys.exit(main(sys.argv[1:]))
-
-
 def main(arguments: Sequence[str]) -> int:
     """Serve until a signal. Returns the exit status: 0 ended, 1 refused or failed, 2 wrong usage."""
     parser = argparse.ArgumentParser(

@@ -26,11 +26,6 @@ _LOCK = "supervisor.lock"
 _BACKLOG = 512
 
 
-def entry() -> None:
-    """Console script."""
-    sys.exit(main(sys.argv[1:]))
-
-
 def main(arguments: Sequence[str]) -> int:
     """Serve until a signal; the exit status."""
     parser = argparse.ArgumentParser(prog="covenant-supervisor", description="Run signed agents for those who may ask.")

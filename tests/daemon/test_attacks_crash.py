@@ -36,7 +36,7 @@ OPERATOR_NEEDS = (
 @contextmanager
 def _daemon(home: Path) -> Iterator[subprocess.Popen[bytes]]:
     environment = {**os.environ, "COVENANT_HOME": str(home), "COVENANT_ALLOW_ROOT": "1", "COVENANT_HTTP_PORT": "off"}
-    command = [sys.executable, "-c", "from covenant.daemon import entry; raise SystemExit(entry())"]
+    command = [sys.executable, "-c", "from covenant.start import entry; raise SystemExit(entry())"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         until = time.monotonic() + START_SECONDS

@@ -49,7 +49,7 @@ class Process:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from covenant.daemon import entry; entry()", *arguments]
+    return [sys.executable, "-c", "from covenant.start import entry; entry()", *arguments]
 
 
 def environment(home: pathlib.Path, **more: str) -> dict[str, str]:

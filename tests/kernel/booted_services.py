@@ -29,7 +29,7 @@ NAMES: Final = ("covenantd", "covenant-supervisor")
 JOURNAL: Final = ("systemd-journald.service", "systemd-journald.socket")
 HOME: Final = Path("/var/lib/covenantd")
 _PROGRAMS: Final = {
-    "covenantd": "from covenant.daemon import entry; entry()",
+    "covenantd": "from covenant.start import entry; entry()",
     "covenant": "from covenant.cli.main import entry; entry()",
     "covenant-supervisor": "from sandbox.serve import main; sys.exit(main.main(sys.argv[1:]))",
 }

@@ -93,7 +93,7 @@ class Disk:
 
     def start(self) -> None:
         """Start the daemon, and wait until it answers."""
-        code = "import sys; sys.path[:0] = sys.argv.pop(1).split(':'); from covenant.daemon import entry; entry()"
+        code = "import sys; sys.path[:0] = sys.argv.pop(1).split(':'); from covenant.start import entry; entry()"
         enter = ["nsenter", "-t", str(self._holder.pid), "-m"]
         own = ["--reuid", str(CALLER), "--regid", str(CALLER), "--clear-groups"]
         self._daemon = subprocess.Popen(

@@ -193,7 +193,7 @@ class Process:
     """``covenantd`` as a user who is not root and whom the supervisor knows as one of its callers."""
 
     def __init__(self, served: Served, home: Path, *, http: str = "off") -> None:
-        code = "import sys; sys.path[:0] = sys.argv.pop(1).split(':'); from covenant.daemon import entry; entry()"
+        code = "import sys; sys.path[:0] = sys.argv.pop(1).split(':'); from covenant.start import entry; entry()"
         paths = serving.covenant_command()[3]
         environment = {"COVENANT_HOME": str(home), "COVENANT_HTTP_PORT": http, "COVENANT_SOCKET": str(served.path)}
         self.home, self._log = home, (served.world.base / "covenantd.log").open("ab")

@@ -64,7 +64,7 @@ class Daemon:
         # What a kill left is not the socket of the one that starts.
         (self.home / "sock").unlink(missing_ok=True)
         self._popen = subprocess.Popen(
-            [sys.executable, "-c", "from covenant.daemon import entry; entry()"],
+            [sys.executable, "-c", "from covenant.start import entry; entry()"],
             cwd=ROOT,
             env=environment,
             stdin=subprocess.DEVNULL,

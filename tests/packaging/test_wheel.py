@@ -85,8 +85,8 @@ def test_licence_and_command_are_in_the_metadata(wheel: pathlib.Path) -> None:
         assert f"{info}/licenses/LICENSE" in archive.namelist()
     assert dict(scripts["console_scripts"]) == {
         "covenant": "covenant.cli.main:entry",
-        "covenant-supervisor": "sandbox.serve.main:entry",
-        "covenantd": "covenant.daemon:entry",
+        "covenant-supervisor": "sandbox.serve.start:entry",
+        "covenantd": "covenant.start:entry",
     }
     assert "Name: covenant-supervisor\n" in metadata
     assert "Requires-Python: >=3.11\n" in metadata

@@ -114,7 +114,7 @@ def verify(ctx: click.Context, window: int, as_json: bool) -> None:
 @click.option("--allow-root", is_flag=True, help="Run as root all the same.")
 def daemon(allow_root: bool) -> None:
     """Serve this home in this terminal until Ctrl-C, as covenantd does."""
-    program = "from covenant.daemon import entry; entry()"
+    program = "from covenant.start import entry; entry()"
     os.execv(sys.executable, [sys.executable, "-c", program, *(["--allow-root"] if allow_root else [])])  # noqa: S606
 
 
