@@ -6,12 +6,14 @@ for (tests/property/policy/manifest/test_json_places.py).
 
 from __future__ import annotations
 
+import bisect
+import functools
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from policy.manifest.lines import Path, Place, place_at
+from policy.manifest.lines import Path, Place
 
 _TOKEN = re.compile(r'(?P<string>"(?:[^"\\]|\\.)*+")|(?P<mark>[{}\[\],:])|(?P<other>[^\s{}\[\],:"]+)')
 
@@ -31,10 +33,20 @@ class Scan:
     def place(self, path: Path, *, key: bool) -> Place:
         """The place of a value, or of its key; of what is missing, the nearest value around it."""
         if key and path in self.keys:
-            return place_at(self.document, self.keys[path])
+            return self._place_at(self.keys[path])
         around = (path[:length] for length in range(len(path), -1, -1))
         start, _ = next(self.values[part] for part in around if part in self.values)
-        return place_at(self.document, start)
+        return self._place_at(start)
+
+    def _place_at(self, offset: int) -> Place:
+        # A document may have a finding for each of its keys: lines are counted once, and not for each finding.
+        line = bisect.bisect_right(self._lines, offset)
+        return Place(line, offset - self._lines[line - 1] + 1)
+
+    @functools.cached_property
+    def _lines(self) -> list[int]:
+        """The offsets at which the lines begin."""
+        return [0, *(match.end() for match in re.finditer("\n", self.document))]
 
     def replaced(self, values: Mapping[Path, str]) -> str:
         """The document with these values replaced by JSON texts, and every other character as it was."""

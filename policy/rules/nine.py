@@ -164,7 +164,7 @@ def refuse_other_owners(
         found = succession.beside(owner, claimant, payload_digest=payload_digest, package_name=package_name)
         if found in (succession.Beside.SAME, succession.Beside.SUPERSEDES):
             continue
-        if found is succession.Beside.OLDER and claimant and owner.serial:
+        if found is succession.Beside.OLDER and claimant and owner.serial is not None:
             accepted = trust.Accepted(owner.serial, owner.payload_digest)
             trust.check_rollback(agent_id, claimant.serial, payload_digest or "", accepted)
         package = text.quote(owner.package) if owner.shown else "another package"

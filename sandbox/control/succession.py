@@ -111,7 +111,8 @@ class Watch:
         self, path: Path, label: Mapping[str, str], state: State, setting: Callable[[], OnNewer], write: Write
     ) -> None:
         self._path, self._state, self._setting, self._write = path, state, setting, write
-        self._agent_id, self._serial = label["agent_id"], int(label[registry.SERIAL] or 0)
+        text = label[registry.SERIAL]
+        self._agent_id, self._serial = label["agent_id"], int(text) if text else None
         self._found = False
 
     def round(self) -> Round:
@@ -120,7 +121,7 @@ class Watch:
 
     def look(self) -> Outcome:
         """The error that the run ends with, None when it goes on."""
-        if not self._serial or (setting := self._ends()) is None:
+        if self._serial is None or (setting := self._ends()) is None:
             self._found = False
             return None
         if not self._found:

@@ -60,7 +60,7 @@ class Entry:
     @property
     def serial(self) -> int | None:
         """The serial of its signed statement; None for a run that no operator's key signed."""
-        return _number(self.label, SERIAL) or None
+        return int(text) if (text := self.label.get(SERIAL, "")).isdigit() else None
 
     @property
     def keeper(self) -> int:

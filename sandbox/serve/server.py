@@ -68,6 +68,11 @@ _NOT_A_CALLER: Final = unix_wire.encode(
 _BUSY: Final = unix_wire.encode(
     errors.BusyError("too many requests of this user", hint="let some end, then ask again").to_json()
 )
+# A hung process keeps the package that it has read, up to 256 MiB, and SIGKILL frees none of it.
+_MOST_HUNG: Final = 4
+_HUNG: Final = unix_wire.encode(
+    errors.HangingError(f"{_MOST_HUNG} processes of this user wait for a file system", hint=overdue.HINT).to_json()
+)
 _ENDING: Final = unix_wire.encode(errors.ServiceError("the supervisor is ending", hint="ask again").to_json())
 # What the loop is told of by a signal.
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
@@ -226,7 +231,11 @@ class Server:
         account = self._accounts.setdefault(caller.uid, _Account(Tokens(PER_SECOND, BURST, now)))
         most = ROOT_REQUESTS if caller.uid == 0 else config.caller_requests
         often = caller.uid != 0 and not account.tokens.take(now)
-        most -= self._overdue.of(caller.uid)
+        hung = self._overdue.of(caller.uid)
+        most -= hung
+        if hung >= _MOST_HUNG:
+            self._refuse(sock, _HUNG)
+            return
         if often or account.open >= most or len(self._waiting) + len(self._keepers) >= MAX_OPEN:
             self._refuse(sock, _BUSY)
             return

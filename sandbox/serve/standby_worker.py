@@ -28,9 +28,10 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Final
 
+from policy import errors
 from sandbox.kernel import libc
 from sandbox.kernel.fs import hanging
-from sandbox.serve import connection
+from sandbox.serve import connection, systemd
 from sandbox.shim import process, signals
 from sandbox.standby.instance import READY
 from sandbox.standby.wanted import Wanted
@@ -102,6 +103,8 @@ class Holder:
             say = functools.partial(self._said, number)
             self.supervisor.stand_by(self.wanted, alive=self.alive, tell=say, told=self._told)
             status = 0
+        except errors.CovenantError as e:
+            systemd.tell(f"standby of agent `{self.wanted.agent_id}`: {e.message}")
         except BaseException:
             with contextlib.suppress(BaseException):
                 os.write(2, traceback.format_exc().encode())

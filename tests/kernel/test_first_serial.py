@@ -13,7 +13,7 @@ from sandbox.control import succession
 from sandbox.storage.trust_state import State
 from tests.kernel import revoking
 from tests.kernel.live_runs import SLEEPS, until
-from tests.kernel.test_newer_serial import NEW, highest, is_running, order, refusal, signed, stopped_rows
+from tests.kernel.test_newer_serial import LONG, NEW, highest, is_running, order, refusal, signed, stopped_rows
 from tests.kernel.world import World
 
 
@@ -91,3 +91,14 @@ def test_refused_package_leaves_no_serial_and_ends_nothing(
         found = {"serial left": highest(world) != serials[0], "runs on": is_running(world, olds[0].entry.run_id)}
         assert found == {"serial left": False, "runs on": True}, "a refused package of another operator ended the run"
     assert stopped_rows(world) == []
+
+
+@pytest.mark.parametrize("serial", [1, 0], ids=["control: serial 1", "serial 0"])
+def test_newer_serial_ends_a_run_of_any_serial(world: World, serial: int) -> None:
+    made = world.package({"main.py": SLEEPS}, name="old", id="agent", **LONG)
+    older, newer = world.sign(made, serial=serial), signed(world, "new", NEW)
+    with revoking.running(world, older) as old:
+        until(lambda: is_running(world, old.entry.run_id))
+        answer = world.run(newer)
+        assert answer.error is None
+        assert old.document()["code"] == "superseded"

@@ -143,7 +143,7 @@ def test_clients_places_are_bounded_by_what_hangs(served: Served, files: Hanging
     files.hang("READ")
     with serving.opened(files.place) as directory:
         said = [asked(served, directory)["code"] for _ in range(5)]
-        assert said == ["file_system_hangs"] * 4 + ["too_many_requests"]
+        assert said == ["file_system_hangs"] * 5
         files.answer()
         served.quiet()
         assert asked(served, directory) == {"kind": "answer", "error": None}
@@ -186,3 +186,30 @@ def test_stop_ends_an_access_before_its_time(warm: Path) -> None:
         thread.join()
         assert heard[0]["code"] == "file_system_hangs"
         assert "survives SIGKILL" in served.log()
+
+
+def test_user_with_four_hung_processes_is_refused(warm: Path) -> None:
+    """Each keeps in memory what it has read, and SIGKILL frees none of it."""
+    with (
+        serving.open_place() as base,
+        Served(World(base, warm=warm), callers=[CALLER, STRANGER], caller_requests=16, request_seconds=1) as served,
+    ):
+        source = served.world.sign(served.world.copy("hello"))
+        with hanging_files.mounted(source, base / "hangs", uid=CALLER) as files:
+            files.hang("FLUSH")
+            with serving.opened(files.place) as directory:
+                for number in range(4):
+                    assert "does not answer" in asked(served, directory)["message"]
+                    await_log(served, rf"(?s)(survives SIGKILL.*){{{number + 1}}}")
+                refused = asked(served, directory)
+            assert (refused["code"], refused["message"]) == (
+                "file_system_hangs", "4 processes of this user wait for a file system",
+            )  # fmt: skip
+            with serving.opened(source) as other:
+                assert asked(served, other, uid=STRANGER)["kind"] == "answer", "control: another user"
+            files.answer()
+            await_log(served, r"(?s)(which hung, has ended.*){4}")
+            with serving.opened(files.place) as directory:
+                assert asked(served, directory)["kind"] == "answer", "the fix of the refusal"
+        served.stop()
+        assert leftovers(served.world) == []

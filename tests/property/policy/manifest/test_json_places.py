@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy.manifest import json_places
+from policy.manifest import json_places, lines
 from policy.manifest.lines import Path
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text(max_size=6)
@@ -60,6 +60,7 @@ def test_each_value_and_key_stands_there(case: tuple[str, Any]) -> None:
     for path, inner in paths.items():
         start, end = scan.values[path]
         assert json.loads(document[start:end]) == inner
+        assert scan.place(path, key=False) == lines.place_at(document, start)
         if path in scan.keys:
             assert json.JSONDecoder().raw_decode(document, scan.keys[path])[0] == path[-1]
 
