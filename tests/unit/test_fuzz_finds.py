@@ -1,4 +1,4 @@
-"""What fuzzing the log, the configuration and the command line found, kept as tests (tests/fuzz)."""
+"""Keep as tests the faults that fuzzing the log, the configuration and the command line found (tests/fuzz)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PUBLIC = Ed25519PrivateKey.from_private_bytes(b"\x01" * 32).public_key()
 
 @pytest.mark.parametrize("index", [10**9, 2**62, 2**63, 10**40])
 def test_a_made_up_index_is_a_failure_and_no_cost(index: int) -> None:
-    """verify enumerated every record up to the greatest index that a chain file claims: memory, or an OverflowError."""
+    """verify once enumerated all records up to a chain file's greatest index: it ran out of memory or overflowed."""
     line = json.dumps({"id": "e", "timestamp_ms": 1, "issuer": "x", "kind": {"type": "t"}}).encode()
     entry, _ = audit_log_chain.Head().advance(line, event_id="e", timestamp_ms=1)
     anchor = audit_log_chain.Anchor.parse(entry)
@@ -39,7 +39,7 @@ def test_a_made_up_index_is_a_failure_and_no_cost(index: int) -> None:
 
 
 def test_records_that_were_lost_are_still_listed_one_by_one() -> None:
-    """The control: an index within reach is a record that is missing."""
+    """The control: an index within the log's range is a missing record."""
     head, chain = audit_log_chain.Head(), []
     for i in range(4):
         entry, head = head.advance(b"%d" % i, event_id=f"e{i}", timestamp_ms=i)
@@ -52,7 +52,7 @@ def test_records_that_were_lost_are_still_listed_one_by_one() -> None:
 
 @pytest.mark.parametrize("text", [b"grace_seconds = " + b"1" * 5000, b"a" * 5000 + b" = 1", b'"\\u001b[31m" = 1'])
 def test_a_configuration_that_is_no_toml_of_ours_is_refused_shortly(text: bytes) -> None:
-    """An integer of thousands of digits is a plain ValueError of tomllib, and went past as one."""
+    """An integer of thousands of digits is a plain ValueError of tomllib, which the reader once did not catch."""
     with pytest.raises(errors.ConfigError) as refused:
         config.parse(text, file="config.toml", state=pathlib.Path("/state"))
     assert len(refused.value.message) < 400
@@ -74,7 +74,7 @@ def test_a_duration_is_quoted_without_its_control_characters() -> None:
 
 
 def test_a_loader_whose_neighbour_lies_behind_the_end_of_the_file_has_no_room() -> None:
-    """The trampoline was written past the end of the file, which grew by it."""
+    """The trampoline was once written past the end of the file, which grew by it."""
     packed = (
         "c-pIX^>JfjWMqH=W(GS35U-Wd0nB$`zyuBq7C?0n08-0}CW}nBL5)VI83bVVF)*+I@e8Q%3p5*L&}f);CLm@5VpXVsDkG}C1Te`4"
         "XE88vKxzG)%p@}t{hSotoXot^3f&3|GhH(iz2ba5BL)VbTr!Ah24ZRDLYON4L7wiOejtr-`_XA`C@l-6MWHk-Y*?V~<AU-Pv4krF"
@@ -85,7 +85,7 @@ def test_a_loader_whose_neighbour_lies_behind_the_end_of_the_file_has_no_room() 
 
 
 def test_a_range_of_the_tls_gate_stands_once_and_in_order() -> None:
-    """A block that stood twice was read, and proved to be the same as once."""
+    """A repeated block was once accepted and proved equal to a single one."""
     blocks: list[dict[str, object]] = [
         {"first": f"192.0.2.{n}", "last": f"192.0.2.{n}", "ports": [[443, 443]]} for n in (7, 9)
     ]

@@ -1,4 +1,4 @@
-"""What tests of the supervisor's files have in common."""
+"""Fixtures that tests of the supervisor's files share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits for the disk: for what a kill leaves, which is what the kernel has, or where the test plays one."""
+    """Skip syncs: for tests of a kill, which keeps the kernel's pages, or with a disk of their own."""
     real = os.pwritev
     for name in ("fsync", "fdatasync"):
         monkeypatch.setattr(os, name, lambda fd: None)

@@ -1,4 +1,4 @@
-"""A machine that has nothing left, or does not say what: no more is believed than what is said to be there."""
+"""Check a machine without free memory or without MemAvailable: the reader never assumes more than is reported free."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ FILES = "Inactive: 1 kB\nSlab: 1 kB\nSReclaimable: 0 kB\nActive(file): 262144 kB
     ("line", "expected"),
     [
         ("MemAvailable: 409600 kB\n", 400),
-        # Watermarks and reserves of the kernel's take the rest.
+        # The kernel's watermarks and reserves take the rest.
         ("MemAvailable: 0 kB\n", 0),
-        # Said of a host by whoever shows a container its own total (lxcfs).
+        # lxcfs may show a container the host's MemAvailable beside the container's own total.
         ("MemAvailable: 99999999 kB\n", 512),
         ("", 512),
     ],

@@ -1,4 +1,4 @@
-"""The configuration: every key, every refusal, and programs that only root can have put there."""
+"""Check the configuration: every key, every refusal, and programs that only root can have installed."""
 
 from __future__ import annotations
 
@@ -121,14 +121,14 @@ def test_a_file_that_others_can_reach_is_refused(tmp_path: Path, damage: str) ->
 
 
 def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
-    """Whoever owns it may write to it, whatever its mode is today."""
+    """The file's owner can write to it, because they can change its mode."""
     file = tmp_path / "config.toml"
     file.write_text('host = "found"\n')
     file.chmod(0o644)
     os.chown(file, 12345, 0)
     with pytest.raises(errors.ConfigError, match="can be written by others"):
         config.load(tmp_path)
-    # The control: of root, and of a group that may not write.
+    # The control: owned by root, with a group that may not write.
     os.chown(file, 0, 12345)
     assert config.load(tmp_path).host == "found"
 
@@ -167,7 +167,7 @@ def test_a_program_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_link_on_the_way_in_other_hands_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """first -> theirs/second -> /bin/sh: both ends are root's, and whoever owns the middle chooses."""
+    """first -> theirs/second -> /bin/sh: root owns both ends, but the owner of the middle link chooses the target."""
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "second").symlink_to("/bin/sh")
     (tmp_path / "first").symlink_to("theirs/second")

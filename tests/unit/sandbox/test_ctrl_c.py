@@ -1,4 +1,4 @@
-"""Ctrl-C is for who holds the terminal's process: whoever works for it is in a session of its own and goes on."""
+"""Check Ctrl-C: it reaches the terminal's process alone; its workers have their own sessions and continue."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_who_takes_rules_away_and_who_is_asked_to_end_a_container_are_in_session
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_is_shared_on_the_uplink_is_taken_away_whole(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
-    """By a keeper that is told to end meanwhile, whether it has answered or not."""
+    """The shim removes it even if it gets a signal meanwhile, before its answer or after."""
     gone: list[str] = []
 
     def taken() -> None:

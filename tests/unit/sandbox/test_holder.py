@@ -1,4 +1,4 @@
-"""The holder by itself: threads that stand for instances, in a process that this one forked."""
+"""Check the holder by itself: threads in place of instances, in a process that the test forks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RUN_ID = b"0" * 36
 
 @dataclass
 class Own:
-    """Stands for the supervisor: what each instance does is ``work``."""
+    """A double of the supervisor; each instance runs ``work``."""
 
     work: Callable[[Callable[[bytes], None], int], None]
 
@@ -170,7 +170,7 @@ def test_who_made_it_may_be_gone_and_it_ends_in_order() -> None:
 
 
 def test_each_starts_programs_while_the_others_do_and_none_waits_for_another_s() -> None:
-    """A child that had another's pipe for longer than until its execve would leave that one waiting for its end."""
+    """If a child kept another's pipe beyond its execve, the other would wait for the pipe's end."""
 
     def start() -> None:
         launch = proc_launch.Launch(program="/bin/cat", arguments=["cat"], environment={}, prepare=signals.reset)
@@ -193,8 +193,11 @@ def test_each_starts_programs_while_the_others_do_and_none_waits_for_another_s()
 
 
 def test_nothing_is_forked_in_it_that_would_go_on_with_the_locks_of_others() -> None:
-    """A lock that another thread has at a fork is held for good in a child that goes on as Python; from 3.12 on Python
-    warns of it. What executes at once is forked all the same."""
+    """Check that the holder forks no child that continues as Python.
+
+    In such a child, a lock that another thread holds at the fork is never released; Python warns of it since 3.12. A
+    child that executes at once is still forked.
+    """
 
     def work(tell: Callable[[bytes], None], told: int) -> None:
         launch = proc_launch.Launch(program="/bin/true", arguments=["true"], environment={}, prepare=signals.reset)

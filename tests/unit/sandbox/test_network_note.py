@@ -1,4 +1,4 @@
-"""What was noted of a run's network: whoever is killed over the second note has left the first, whole."""
+"""Check the notes of a run's network: a process that is killed during the second note leaves the first one whole."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SECOND = {**FIRST, "ipv4": "192.0.2.2", "ipv6": "2001:db8::2"}
 
 
 def noted(run: directory.RunDirectory, *, killed: bool) -> int:
-    """The status of a process that notes the second; ``killed`` as it is about to write."""
+    """Write the second note in a process and return its status; with ``killed`` it dies as it is about to write."""
     pid = os.fork()
     if not pid:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         if killed:
-            # The first byte that goes to any file ends it, as kill -9 would there.
+            # The first byte that it writes to any file kills it, as kill -9 would there.
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
         try:
@@ -30,7 +30,7 @@ def noted(run: directory.RunDirectory, *, killed: bool) -> int:
 
 
 def test_whoever_is_killed_over_the_second_note_has_left_the_first(tmp_path: Path) -> None:
-    """Without it the next start takes the directory away, and leaves the table and the forwarding of the host."""
+    """Without the note the next start removes the directory, but leaves the host's table and forwarding."""
     with directory.RunDirectory(tmp_path / "run", {}) as run:
         run.note_network(FIRST)
         assert noted(run, killed=True) == -signal.SIGXFSZ

@@ -1,4 +1,4 @@
-"""The pool by itself: a loop that forks nobody, and records on disk."""
+"""Check the pool by itself: a loop that forks no process, and records on disk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHORT = standby.Machine(24_000, 100)
 
 
 class Loop:
-    """Remembers each holder that it is asked for, its end of the socket, and who is told of its own end."""
+    """Records each requested holder, the holder's end of the socket, and the callback for its end."""
 
     def __init__(self) -> None:
         self.holders: list[tuple[socket.socket, Callable[[int], None]]] = []
@@ -56,7 +56,7 @@ class Loop:
 
     @property
     def made(self) -> list[tuple[int, int]]:
-        """What was asked for so far: with which number, and of which holder."""
+        """Return the requests for instances so far, each with its number and its holder."""
         for index, (sock, _) in enumerate(self.holders):
             with contextlib.suppress(BlockingIOError, OSError):
                 while raw := sock.recv(64):
@@ -68,18 +68,18 @@ class Loop:
         return []
 
     def say(self, index: int, word: bytes) -> None:
-        """One instance says a word."""
+        """Have one instance send a word."""
         number, having = self.made[index]
         self.holders[having][0].send(standby_worker.TOLD.pack(number) + word)
         for act in list(self.acts.values()):
             act()
 
     def ends(self, index: int, status: int = 0) -> None:
-        """One instance ends."""
+        """Have one instance end."""
         self.say(index, standby_worker.ENDED + bytes([status]))
 
     def wanted(self, having: int) -> bool:
-        """Whether a holder may still be asked for more."""
+        """Whether the pool may ask a holder for more instances."""
         assert self.made is not None
         try:
             return bool(self.holders[having][0].recv(64))
@@ -87,7 +87,7 @@ class Loop:
             return True
 
     def dies(self, having: int, status: int = 137) -> None:
-        """A holder ends with all that it has."""
+        """Have a holder end with all its instances."""
         sock, ended = self.holders[having]
         sock.close()
         ended(status)
@@ -187,7 +187,7 @@ def test_one_that_was_killed_may_leave_its_socket_with_what_it_had_just_forked(p
     (act,) = loop.acts.values()
     ended(137)
     assert (loop.acts, loop.recovered) == ({}, 1)
-    # The loop may have seen the socket ready in the turn in which it saw the end.
+    # The loop may see the ready socket and the end in the same turn.
     act()
     sock.close()
 
@@ -223,7 +223,7 @@ def test_what_a_holder_said_last_counts_though_it_ended_before_it_read_all(pool:
     pool.tick(0.0)
     sock, ended = loop.holders[0]
     sock.send(standby_worker.TOLD.pack(0) + HOPELESS)
-    sock.close()  # with what it was asked still in it
+    sock.close()  # with the request still in it
     ended(0)
     assert standby_wanted.wanted(pool.supervisor.path) == []
 
@@ -251,18 +251,18 @@ def test_a_holder_that_makes_no_more_is_told_and_another_takes_over(
 
 
 def test_what_was_made_under_the_configuration_before_ends_and_what_works_goes_on(pool: Pool, loop: Loop) -> None:
-    """It was made after the file was written and before the supervisor read it: to itself it is as new as the file."""
+    """It was made after the file was written but before the supervisor read it: by time it looks current."""
     for index in range(2):
         pool.tick(0.0)
         loop.say(index, _ready(index))
     loop.say(0, TAKEN)
-    pool.tick(0.0)  # the one in its place is being made
+    pool.tick(0.0)  # its replacement is being made
     pool.supervisor.config = Config()
     pool.tick(1e9)
-    assert ended == []  # read again, and the same
+    assert ended == []  # the configuration is read again and is the same
     pool.supervisor.config = Config(grace_seconds=7)
     pool.tick(1e9)
-    assert ended == []  # nothing is due, and it was not told
+    assert ended == []  # nothing is due, and there was no notice
     pool.soon()
     pool.tick(1e9)
     assert ended == [f"{1:036d}"]
@@ -284,10 +284,10 @@ def test_one_that_is_slow_to_wait_does_not_keep_the_others_from_being_made(
     pool.tick(9.9)
     assert len(loop.made) == 1
     pool.tick(20.0)
-    assert [having for _, having in loop.made] == [0, 1]  # of the other package, which has none
+    assert [having for _, having in loop.made] == [0, 1]  # of the other package, which has no instance
     pool.tick(29.0)
-    assert len(loop.made) == 2  # one at a time, still
-    # The control: one that is ready in time has the next made at once.
+    assert len(loop.made) == 2  # still one at a time
+    # The control: once an instance is ready in time, the next one is made at once.
     loop.say(1, _ready(1))
     pool.tick(29.0)
     assert len(loop.made) == 3
@@ -359,7 +359,7 @@ def test_a_short_machine_makes_none_and_gives_back(pool: Pool, loop: Loop) -> No
     pool.tick(0.0)
     assert ended == [f"{0:036d}"]
     assert len(loop.made) == 1
-    # Told once; whoever was given an intent at that moment goes on.
+    # The pool ends it only once; an instance that got an intent at that moment continues.
     pool.tick(1e9)
     assert len(ended) == 1
 
@@ -377,7 +377,7 @@ def test_one_that_could_not_be_asked_is_asked_again(pool: Pool, loop: Loop) -> N
 
 
 def test_what_the_disk_or_the_kernel_refuses_ends_no_main_loop(pool: Pool, loop: Loop, tmp_path: Path) -> None:
-    """The runs of all hang on it: a disk that turned read-only, no descriptor left, nobody who reads stderr."""
+    """All runs depend on the loop: the disk is read-only, no descriptor is free, or stderr has no reader."""
 
     def refused() -> standby.Machine:
         raise OSError(errno.EMFILE, "too many open files")
@@ -387,7 +387,7 @@ def test_what_the_disk_or_the_kernel_refuses_ends_no_main_loop(pool: Pool, loop:
     assert loop.made == []
     pool.machine = lambda: AMPLE
     pool.tick(1e9)
-    # The note of its next try cannot be taken away, nor then its record.
+    # The note of its next try cannot be removed, and then neither can its record.
     loop.ends(0)
     note = backoff._place(tmp_path, "a")
     note.unlink()
@@ -400,7 +400,7 @@ def test_what_the_disk_or_the_kernel_refuses_ends_no_main_loop(pool: Pool, loop:
     record.unlink()
     record.mkdir()
     loop.say(1, HOPELESS)
-    # And none can be read; once they can, they are.
+    # No record can be read; once the records are readable, the pool reads them.
     (tmp_path / "standby").rename(tmp_path / "aside")
     (tmp_path / "standby").write_text("no directory")
     pool.look()

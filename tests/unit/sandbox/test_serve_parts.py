@@ -1,4 +1,4 @@
-"""The parts of the service that need no service: what a request may cost, what the filter says, where clients look."""
+"""Check parts of the service without a service: the cost of a request, the filter, and the clients' socket paths."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EPERM = 0x00050000 | errno.EPERM
 
 
 def _child(look: Any) -> Any:
-    """What ``look`` says in a process of its own."""
+    """Return the result of ``look`` in a process of its own."""
     ours, its = os.pipe2(os.O_CLOEXEC)
 
     def work() -> None:
@@ -47,7 +47,7 @@ def _child(look: Any) -> Any:
 
 
 def test_memory_is_bounded_while_it_lasts_and_then_no_more() -> None:
-    # A fresh interpreter: what a test runner has of its own and lies free needs nothing of the kernel.
+    # A fresh interpreter: a test runner's own free memory would need nothing from the kernel.
     program = (
         "import json, resource\nfrom policy import errors\nfrom sandbox.serve.api import rlimits as bounds\n"
         "before = resource.getrlimit(resource.RLIMIT_DATA)\n"
@@ -81,7 +81,7 @@ def test_memory_is_bounded_while_it_lasts_and_then_no_more() -> None:
 def test_a_request_of_too_many_values_gets_a_code(raw: bytes) -> None:
     assert len(raw) <= unix_wire.REQUEST_BYTES
 
-    # A fresh interpreter, as the supervisor's keepers are: a test runner has gigabytes of its own that lie free.
+    # A fresh interpreter, like the supervisor's shims: a test runner has gigabytes of free memory of its own.
     program = (
         "import sys\nfrom policy import errors\nfrom sandbox.serve.api import protocol, rlimits as bounds\n"
         "raw = sys.stdin.buffer.read()\n"
@@ -187,12 +187,12 @@ def test_a_package_has_the_name_of_its_place_and_what_is_not_printed_in_it_is_es
 
 
 def test_a_name_that_is_not_that_of_the_directory_here_is_nobody_elses(tmp_path: Path) -> None:
-    """Of a directory elsewhere the kernel may say what its author likes: a place that is another's here."""
+    """For a removed directory the kernel returns a name that its author chose, which may be another directory here."""
     (tmp_path / "gone").mkdir()
     fd = os.open(tmp_path / "gone", os.O_RDONLY | os.O_DIRECTORY)
     (tmp_path / "gone").rmdir()
     try:
-        for path in ("gone", "gone (deleted)"):  # the control: something else lies under either name
+        for path in ("gone", "gone (deleted)"):  # the control: another directory has either name
             (tmp_path / path).mkdir(exist_ok=True)
         talk = cast("Any", SimpleNamespace(caller=SimpleNamespace(display="uid7@local")))
         assert run.name_of(fd, talk) == f"uid7@local:{tmp_path}/gone (deleted)"
@@ -212,7 +212,7 @@ def test_the_filter_refuses_the_deny_list_but_what_is_needed(arch: str) -> None:
     found = {name: says(name) for name in numbers if name != "bpf"}
     assert {name for name, answer in found.items() if answer == _EPERM} == refused & numbers.keys()
     assert {answer for name, answer in found.items() if name not in refused} == {bpf.ALLOW}
-    # Of bpf(2) one question alone, whatever the half of the argument says that the kernel does not look at.
+    # One command of bpf(2) alone, for any value in the half of the argument that the kernel ignores.
     assert [says("bpf", command) for command in (16, 1 << 32 | 16)] == [bpf.ALLOW] * 2
     assert {says("bpf", command) for command in (*range(16), *range(17, 64), 1 << 32)} == {_EPERM}
     assert says("read", tag=0x40000003) == _EPERM
@@ -221,7 +221,7 @@ def test_the_filter_refuses_the_deny_list_but_what_is_needed(arch: str) -> None:
 
 
 def test_what_is_needed_is_on_the_deny_list() -> None:
-    """An exception from a list that does not have it would be one that nobody sees go."""
+    """An exception to a call that the deny list does not contain would be dead text."""
     assert set(hardening.NEEDED) <= set(data.deny().names)
     known = {"kexec_load", "init_module", "reboot", "settimeofday", "swapon", "keyctl", "io_uring_setup", "userfaultfd",
              "perf_event_open", "open_by_handle_at", "fanotify_init"}  # fmt: skip
@@ -294,7 +294,7 @@ def test_systemd_is_told_and_a_listener_that_is_none_is_refused(
     systemd.say("READY=1")
     monkeypatch.setenv("WATCHDOG_USEC", "2000000")
     assert systemd.watchdog_seconds() == 1
-    # Another process's, which gave its environment on.
+    # The variable is another process's, which passed on its environment.
     monkeypatch.setenv("WATCHDOG_PID", "1")
     assert systemd.watchdog_seconds() == 30
     monkeypatch.setenv("LISTEN_PID", "1")
@@ -306,7 +306,7 @@ def test_systemd_is_told_and_a_listener_that_is_none_is_refused(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
         told.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        for _ in range(50):  # more than the queue has: whoever does not read is not waited for
+        for _ in range(50):  # more than the queue holds: the sender does not wait for the reader
             systemd.say("READY=1")
         assert told.recv(100) == b"READY=1"
 

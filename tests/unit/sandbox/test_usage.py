@@ -1,4 +1,4 @@
-"""What a run used, read from the files of its cgroup; and what of a request a warm instance is told."""
+"""Check a run's usage from its cgroup's files, and the parts of a request that a warm instance gets."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_meter_that_is_made_ahead_says_of_nobody_that_they_had_an_intent(tmp_p
 def test_of_a_meter_that_is_begun_ahead_and_again_the_first_time_counts(tmp_path: Path) -> None:
     meter = Meter(_leaf(1, tmp_path, cpu="5000000"), None, tmp_path / "none" / "meter")
     with pytest.raises(FileNotFoundError):
-        meter.begin()  # which is asked again
+        meter.begin()  # the caller then calls it again
     (tmp_path / "none").mkdir()
     meter.begin()
     _leaf(1, tmp_path, cpu="48000000")
@@ -84,10 +84,10 @@ def test_of_a_meter_that_is_begun_ahead_and_again_the_first_time_counts(tmp_path
 
 
 def test_what_was_noted_of_a_killed_run_stands_when_whoever_noted_it_is_killed_as_well(tmp_path: Path) -> None:
-    """The next one finds its cgroups gone, and would note that it had used nothing."""
+    """The next recovery finds its cgroups gone, and would otherwise note that it had used nothing."""
     (tmp_path / "unended").mkdir(mode=0o700)
     open_runs.note_used(tmp_path, "run", contract.Usage(43, 1 << 20, 0))
-    assert open_runs.used(tmp_path, "run") is None  # no end of it is owed
+    assert open_runs.used(tmp_path, "run") is None  # the log owes it no end
     (tmp_path / "unended" / "run").touch()
     for found in (contract.Usage(43, 1 << 20, 0), contract.NOTHING_USED):
         open_runs.note_used(tmp_path, "run", found)

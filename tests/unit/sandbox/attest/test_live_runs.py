@@ -1,4 +1,4 @@
-"""What whoever attests from another process is told of a run that is just being made."""
+"""Check attestation from another process of a run that is still being started."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _answers(monkeypatch: pytest.MonkeyPatch, run: Path, *reports: Report) -> tuple[bool, int]:
-    """Whether it holds, and how many looks that took; the last report is what every further look comes to."""
+    """Attest a run with these reports, the last one repeated; return whether it holds and the number of looks."""
     looks: list[verifier.Known] = []
 
     def examine(made: object, artefacts: object, known: verifier.Known, *, state: Path) -> Report:
@@ -43,7 +43,7 @@ def _answers(monkeypatch: pytest.MonkeyPatch, run: Path, *reports: Report) -> tu
     monkeypatch.setattr(verifier, "examine", examine)
     answer = live_runs.answer(run.parents[1], "one", {})
     assert answer is not None
-    # What one look saw of a process that was just being made is nothing that the next may go by.
+    # A look must not reuse an earlier look's facts about a process that was still being started.
     assert len({id(known) for known in looks}) == len(looks)
     return answer.holds, len(looks)
 

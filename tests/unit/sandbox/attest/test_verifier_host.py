@@ -1,4 +1,4 @@
-"""What attestation keeps of the host: a record of an earlier version, and an nft that does not list its rules."""
+"""Check attestation of the host: a record of an earlier version, and an nft that does not list its rules."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""What an opening of the log leaves on the disk, which may be other than what it reads: a refusal is told once, and
-whoever it was told to may be gone."""
+"""Check the disk after an opening of the log.
+
+The disk may differ from the bytes that the opening reads: the kernel reports a refused write once, and the process that
+got the report may be dead.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from tests.unit.sandbox.audit.test_log_power import ISSUER, SECTOR
 
 
 class KilledError(BaseException):
-    """The process is no more."""
+    """The process was killed."""
 
 
 def die(*_: Any) -> NoReturn:
@@ -30,7 +33,7 @@ def die(*_: Any) -> NoReturn:
 
 
 class Disk(Enum):
-    """What becomes of a slot that is written."""
+    """The fate of a slot that is written."""
 
     REFUSES = auto()
     HAS_IT_AND_REFUSES = auto()
@@ -39,7 +42,7 @@ class Disk(Enum):
 
 
 class Heads:
-    """The disk's ``head.json``, of which the kernel keeps in memory what could not be written, as if it had been."""
+    """The disk's ``head.json``; the kernel keeps refused writes in memory as if the disk had them."""
 
     def __init__(self, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path, self.next = paths(state)[2], list[Disk]()
@@ -78,7 +81,7 @@ def state(tmp_path: Path, played: None) -> Path:
 
 
 def some(state: Path) -> list[str]:
-    """A log with so many records that the marks of a head reach into its second sector."""
+    """Make a log with so many records that a head's marks reach into its second sector."""
     made = ready(state)
     with opened(state) as log:
         return [*made, *put(log, 12, carried=False)]
@@ -88,7 +91,7 @@ def some(state: Path) -> list[str]:
 def test_a_head_that_was_refused_and_reached_the_disk_is_not_there_when_the_power_goes(
     state: Path, monkeypatch: pytest.MonkeyPatch, carried: bool
 ) -> None:
-    """The old one's return was refused as well. It would name rows that were set aside by whoever opened the log."""
+    """Restoring the old head was refused as well. The new one would name rows that the next opening sets aside."""
     made = some(state)
     heads = Heads(state, monkeypatch)
     with opened(state) as log:
@@ -126,8 +129,10 @@ def test_the_head_that_is_returned_is_on_the_disk_for_whoever_had_the_log_open(
 def test_a_head_that_an_opening_goes_on_from_is_on_the_disk(
     state: Path, monkeypatch: pytest.MonkeyPatch, carried: bool
 ) -> None:
-    """Its writer died over a disk that had refused it: it is read from memory alone, and the next write comes over the
-    one that the disk has."""
+    """The disk refused the head and its writer died: the opening reads it from memory alone.
+
+    The next write replaces the slot that the disk has.
+    """
     made = some(state)
     with opened(state) as log:
         heads = Heads(state, monkeypatch)
@@ -149,8 +154,11 @@ def test_a_head_that_an_opening_goes_on_from_is_on_the_disk(
 def test_an_opening_that_the_power_ends_leaves_a_head_of_what_was_acknowledged(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither slot is on the disk as it is read: the newest was refused, and its writer died; the other is that of a
-    write that went on from it, and was refused twice. Only the latter is the last that the disk has."""
+    """Neither slot on the disk is as the opening reads it.
+
+    The disk refused the newest slot and its writer died. The other slot is from a later write, refused twice: only this
+    one is the last that the disk has.
+    """
     made = some(state)
     with opened(state) as log, opened(state) as other:
         heads = Heads(state, monkeypatch)
@@ -171,7 +179,7 @@ def test_an_opening_that_the_power_ends_leaves_a_head_of_what_was_acknowledged(
 
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of what is synced, or written and synced, from now on."""
+    """Record the names of files that are synced, or written and synced, from now on."""
     seen: list[str] = []
 
     def watch(name: str) -> Callable[..., Any]:
@@ -213,11 +221,11 @@ def test_what_an_opening_writes_again_is_on_the_disk(state: Path, monkeypatch: p
 def test_what_was_set_aside_does_not_come_back_behind_rows_that_a_head_carries(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever set it aside was killed before the cut was on the disk, and the next opening finds nothing to cut."""
+    """The opening that set the rows aside was killed before its cut was on disk; the next one finds nothing to cut."""
     made = ready(state)
     with opened(state) as log, pytest.raises(KilledError):
         log.append_all([store.Record("run_state", FIELDS, n) for n in range(3)], issuer=ISSUER, meanwhile=die)
-    disk = Refusing(state, monkeypatch)  # which has all of that, in the course of things
+    disk = Refusing(state, monkeypatch)  # the disk has all of that by now
     cut = os.ftruncate
 
     def cut_and_die(fd: int, size: int) -> None:
@@ -270,7 +278,7 @@ def test_of_a_log_that_is_empty_verifying_says_that_it_may_have_been_emptied(sta
     check(state, made)
     head = contents(state)[2]
     blank = b" " * (audit_log_chain.SLOT_BYTES - 1) + b"\n"
-    restore(state, (b"", b"", head[: audit_log_chain.SLOT_BYTES] + blank))  # that of no record is still there
+    restore(state, (b"", b"", head[: audit_log_chain.SLOT_BYTES] + blank))  # the head of the empty log is still there
     report = verified(state)
     assert report.valid
     assert report.notes == (fresh,)

@@ -1,5 +1,8 @@
-"""A power cut at any point of a write: of what was written since a file's last sync any sectors may be lost, and any of
-its size. Nothing that was acknowledged is, and what was not is never signed."""
+"""Check a power cut at any point of a write.
+
+It may lose any sectors and any part of the size that were written since a file's last sync. No acknowledged row is
+lost, and no unacknowledged row is ever signed.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ from sandbox.audit import log as store
 from tests.unit.sandbox.audit.test_log import opened
 
 ISSUER = {"display": "operator@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"}
-# The smallest piece that a disk writes whole.
+# The smallest unit that a disk writes whole, in bytes.
 SECTOR = 512
 Files = tuple[bytes, ...]
 
 
 class Disk:
-    """What the disk holds for sure of the log's files, and what it may hold, after each call of a write."""
+    """The certain and the possible content of the log's files on disk, after each call of a write."""
 
     def __init__(self, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.paths = (
@@ -64,7 +67,7 @@ class Disk:
 
 
 def cuts(durable: bytes, now: bytes, chance: random.Random, count: int) -> Iterator[bytes]:
-    """What may be left of a file: some of the sectors that changed, and some size; first all and nothing."""
+    """Yield possible contents after a power cut: all changes, none, then some changed sectors and some size."""
     yield now
     yield durable
     if now == durable:
@@ -103,7 +106,7 @@ def test_a_power_cut_at_any_point_loses_nothing_acknowledged(
         made += write(log, 1)
         disk = Disk(state, patch)
         last = write(log, count)
-    # Both files, both of them on the disk, and the head: with its neighbour where it has a new one.
+    # Two writes, two syncs and the head, and the other slot as well if it is new.
     assert len(disk.points) == 8 + (count > 1)
     chance, seen = random.Random(count), set()
     for number, (durable, now) in enumerate(disk.points, 1):
@@ -111,7 +114,7 @@ def test_a_power_cut_at_any_point_loses_nothing_acknowledged(
         for i in range(max(len(one) for one in pieces)):
             disk.restore(tuple(one[i] if i < 2 and i < len(one) else chance.choice(one) for one in pieces))
             with opened(state) as log:
-                # All of the write or nothing, and all of it as soon as it returned.
+                # All of the write or nothing; all of it once the call has returned.
                 assert log.count in ({held, held + count} if number < len(disk.points) else {held + count})
                 expected = made if log.count == held else [*made, *last]
                 seen.add(log.count)
@@ -140,8 +143,11 @@ def test_the_head_is_written_when_both_files_are_on_the_disk(state: Path, monkey
 def test_nobody_goes_on_from_a_head_that_the_disk_has_refused(
     state: Path, monkeypatch: pytest.MonkeyPatch, count: int, again: bool
 ) -> None:
-    """The kernel keeps in memory what it could not write, and tells the error once. ``again`` has the disk refuse the
-    slot of before as well, when it is put back: what it has then nobody knows, and the log still opens."""
+    """The kernel keeps refused writes in memory and reports the error once.
+
+    With ``again`` the disk also refuses to restore the earlier slot: its content is then unknown, and the log still
+    opens.
+    """
     with opened(state) as log:
         made = [one for _ in range(3) for one in write(log, 1)]
     durable = (state / "audit-head" / "head.json").read_bytes()
@@ -174,7 +180,7 @@ def test_nobody_goes_on_from_a_head_that_the_disk_has_refused(
 
 
 def test_zeros_of_a_power_cut_hide_no_second_write_before_them(state: Path) -> None:
-    """What stands whole before the first lost block is still looked at: it is one write's, or the log is refused."""
+    """Whole rows before the first lost block are still checked: they are one write's, or the log is refused."""
     with opened(state) as log:
         write(log, 1)
         head = (state / "audit-head" / "head.json").read_bytes()

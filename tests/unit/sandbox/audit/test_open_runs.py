@@ -1,4 +1,4 @@
-"""Each run that was started has one end in the log, whatever was killed, and by whom it is looked for."""
+"""Check that each started run has exactly one end in the log, for any killed process and any later reader."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def run(name: object) -> str:
-    """A run id that says what it is."""
+    """Return a run id that contains a name."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, str(name)))
 
 
@@ -65,7 +65,7 @@ def place(ledger: Ledger) -> Path:
 
 
 def dead(ledger: Ledger, run_id: str, *, started: bool) -> None:
-    """A process marks the run, writes its start perhaps, and is killed."""
+    """Have a process mark the run, write its start if ``started``, and be killed."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -94,7 +94,7 @@ def test_a_start_whose_process_lives_gets_none(ledger: Ledger) -> None:
         run_events.cut_off(other)
     assert ends(ledger) == []
     mark.clear()
-    # Now it says so itself, or nobody will: its mark is gone, as after a reboot.
+    # Its mark is gone, as after a reboot, so its end is written now.
     run_events.cut_off(ledger)
     assert ends(ledger) == [(run("alive"), "cut_off")]
 

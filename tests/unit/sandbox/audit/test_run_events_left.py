@@ -1,6 +1,6 @@
-"""A run whose end could not be written, in a process that lives on: whoever looks next writes it, once, and no sooner.
+"""Check a run whose end could not be written by a process that lives on: the next reader writes it, exactly once.
 
-So it is with an instance that its holder outlives (sandbox.standby).
+This happens to an instance that its holder outlives (sandbox.standby).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _opened(state: Path) -> Ledger:
 
 
 def _begun(log: Ledger) -> Rows:
-    """A run whose start is written."""
+    """Return the rows of a run whose start is written."""
     pen = Rows(log, RUN, ISSUER)
     pen.agent_id, pen.operator = "probe", "tester"
     for state in (State.PROVISIONED, State.VALIDATED, State.ISOLATED):
@@ -66,7 +66,7 @@ def _ends(log: Ledger) -> list[str | None]:
 
 
 def _looks(state: Path) -> list[str | None]:
-    """What whoever comes next finds of ends, having looked for those that are owed."""
+    """Open the log as the next process, write the owed ends, and return the ends in it."""
     with _opened(state) as other:
         run_events.cut_off(other)
         return _ends(other)
@@ -85,13 +85,13 @@ def test_an_end_that_could_not_be_written_is_for_whoever_looks_once_it_is_left(
             full.setattr(Ledger, "append_all", refuses)
             with pytest.raises(errors.LedgerError):
                 pen.failure(errors.KilledError("it is to end"), package_digest="p")
-        # Its process lives and may write it yet: nobody else does.
+        # Its process lives and may still write the end, so no other process does.
         assert open_runs.owed(tmp_path, RUN)
         assert _looks(tmp_path) == []
         pen.leave()
         assert not open_runs.owed(tmp_path, RUN)
         assert _looks(tmp_path) == ["cut_off"]
-        # Once.
+        # Only once.
         pen.leave()
         assert _looks(tmp_path) == ["cut_off"]
 

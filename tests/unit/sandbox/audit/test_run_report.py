@@ -1,4 +1,4 @@
-"""What a caller is told of the log: the rows of the runs that came of its request, nobody else's, and within bounds."""
+"""Check the report of the log to a caller: only the rows of its request's runs, and a bounded number of them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def log(tmp_path: Path) -> Iterator[Ledger]:
 
 
 class Family:
-    """Writes rows as keepers do: a child's are issued by its parent's agent and run."""
+    """Writes rows as shims do: a child's rows are issued by its parent's agent and run."""
 
     def __init__(self, log: Ledger) -> None:
         self._log = log
 
     def write(self, kind: str, run_id: str | None, parent: str | None = None, **fields: Any) -> str:
-        """One row; what is not said is null or nothing."""
+        """Write one row; fields that are not given are null or empty."""
         blank: dict[str, Any] = {"text": "", "int": 0, "bool": False, "texts": [], "objects": [], "digest": "0" * 64}
         table = {name: blank.get(wanted) for name, wanted in events.KINDS[kind].items()}
         issuer = ASKER if parent is None else {"display": f"agent@{parent}", "pubkey": PUBKEY}
         return self._log.append(kind, {**table, "run_id": run_id, **fields}, issuer=issuer, now_ms=1)
 
     def run(self, parent: str | None = None, *, cpu_ms: int | None = 5, ended: bool = True) -> str:
-        """A run that was started, and one that ended; its id."""
+        """Write the start of a run, and its end if ``ended``; return its id."""
         run_id = str(uuid.uuid4())
         self.write("run_state", run_id, parent, state="Provisioned")
         self.write("run_started", run_id, parent)
@@ -47,12 +47,12 @@ class Family:
         return run_id
 
     def end(self, run_id: str, parent: str | None = None, *, cpu_ms: int | None = 5) -> None:
-        """Its last row."""
+        """Write the run's last row."""
         self.write("run_ended", run_id, parent, cpu_ms=cpu_ms, memory_peak_bytes=100, wall_ms=3)
 
 
 def runs_in(told: run_report.Told) -> set[str | None]:
-    """The runs that the rows are about."""
+    """Return the runs that the rows are about."""
     found = [events.begins(line) for _, line in told.rows if line is not None]
     return {one.run_id for one in found if one is not None}
 
@@ -78,7 +78,7 @@ def test_a_family_is_told_as_its_rows_stand_and_nobody_elses(log: Ledger) -> Non
         assert lines[place.index][1] == line
         assert place.event_hash_hex == chain.event_hash(line)
     assert (told.runs, told.unended, told.cpu_ms, told.wall_ms, told.memory_byte_ms) == (3, 0, 45, 9, 900)
-    assert told.uncounted == 1  # the grandchild's processor time, which nobody counted
+    assert told.uncounted == 1  # the grandchild's CPU time was not counted
     assert told.document("")["family"]["uncounted"] == 1
     assert told.whole
     assert retold.lost == set()
@@ -174,13 +174,13 @@ def test_a_log_that_grew_by_more_than_is_looked_through_is_said_to_be_read_in_pa
     assert not told.whole
     assert runs_in(told) == {top}
     assert told.cpu_ms == 0
-    assert part.lost == set()  # nobody saw that its end is missing
+    assert part.lost == set()  # the reader has not seen that its end is missing
 
 
 def test_however_often_it_is_looked_no_request_has_more_read_than_is_looked_through(
     log: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever asks for rows again and again, and has many write meanwhile, has this supervisor read no more for it."""
+    """Repeated requests while other runs write many rows do not make the supervisor read more than the limit."""
     seen: list[tuple[bytes, bytes]] = []
     rows = Ledger.rows
 
@@ -195,7 +195,7 @@ def test_however_often_it_is_looked_no_request_has_more_read_than_is_looked_thro
     retold.began(top, None)
     assert retold.read().whole
     once = len(seen)
-    assert (retold.read().runs, len(seen)) == (1, once)  # what was read is not read again
+    assert (retold.read().runs, len(seen)) == (1, once)  # rows are not read twice
     monkeypatch.setattr(run_report, "LOOKED_BYTES", 20_000)
     for _ in range(10):
         for _ in range(3):
@@ -208,7 +208,7 @@ def test_however_often_it_is_looked_no_request_has_more_read_than_is_looked_thro
 def test_what_is_too_far_back_is_not_looked_for_and_said_to_be_missing(
     log: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An instance that waited for long: its rows from before anybody asked are behind those of all others."""
+    """An instance waited for long: many rows of others follow the rows it wrote before it got an intent."""
     family, mark = Family(log), log.mark
     instance = str(uuid.uuid4())
     family.write("run_state", instance, state="Provisioned")
@@ -226,7 +226,7 @@ def test_what_is_too_far_back_is_not_looked_for_and_said_to_be_missing(
 def test_how_long_the_rows_of_others_are_takes_nothing_from_a_family(
     log: Ledger, monkeypatch: pytest.MonkeyPatch, *, waited: bool
 ) -> None:
-    """Also of one that began before it was asked for. Its own rows count whole, and so does all that goes by."""
+    """Also for a run that began before its request. Its own rows count in full, and so do all rows in between."""
     family, mark = Family(log), log.mark
     text = "é" * 10_000
     for _ in range(10 * waited):

@@ -1,4 +1,4 @@
-"""A request to spawn is a closed form, and what it leaves of a child is never more than the child asks for."""
+"""Check requests to spawn: their form is closed, and their limits never give a child more than it asks for."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_longest_path_is_taken(path: str) -> None:
 
 
 def test_texts_have_a_rate_in_bytes_of_the_log() -> None:
-    """One that is refused takes nothing from the next, and what nobody asked for meanwhile does not add up."""
+    """A refused text takes nothing from the next one's allowance, and unused allowance has an upper bound."""
     now, nothing = [1_000.0], cast("Any", None)
     spawner = children.Spawner(
         nothing, start=nothing, use=nothing, denied=nothing, used=nothing, grace_seconds=0, clock=lambda: now[0]
@@ -75,7 +75,7 @@ def test_the_longest_text_is_taken_by_a_run_that_sent_none() -> None:
 
 
 def test_only_takes_and_never_gives() -> None:
-    """Writing lets read as well: of the paths that are left out neither is."""
+    """Write access includes read access: a path that is left out has neither."""
     wishes = Effective.top()
     of = Filesystem.of("host", ["/srv/a", "/srv/b"], ["/srv/b/out", "/srv/c"])
     for read, left in (
@@ -94,7 +94,7 @@ def test_only_takes_and_never_gives() -> None:
 
 
 class Asked:
-    """A call of an agent's, and what it was told."""
+    """A call of an agent, and the answers to it."""
 
     def __init__(self) -> None:
         self.fields, self.told = GOOD, list[tuple[str, str]]()
@@ -117,7 +117,7 @@ class Asked:
 def test_who_is_suspended_is_told_that_it_may_ask_again(
     monkeypatch: pytest.MonkeyPatch, ending: errors.CovenantError | None, told: tuple[str, str]
 ) -> None:
-    """Whatever it asked for before is read while it stands."""
+    """The broker still reads requests that the agent sent before it was suspended."""
     nothing = cast("Any", None)
     spawner = children.Spawner(
         nothing, start=nothing, use=nothing, denied=nothing, used=nothing, grace_seconds=0, ending=lambda: ending

@@ -1,4 +1,4 @@
-"""What a run's broker says about secrets, by its real broker over a real socket and a vault that is really there."""
+"""Check a run's broker on secrets, with the real broker, a real socket and a real vault."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECRET = "s3cr3t-planted"
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """A clock in seconds that the test moves."""
 
     now = 100.0
 
@@ -38,7 +38,7 @@ class Clock:
 
 
 class Run:
-    """One agent's side of its broker, and what its keeper was told."""
+    """One agent's side of its broker, and the reports to its shim."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Run:
         return self.asked([fields])[0]
 
     def asked(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Requests that arrive together, and their answers."""
+        """Send these requests together and return their answers."""
         lines = [json.dumps({"id": n, **fields}) + "\n" for n, fields in enumerate(requests)]
         self.agent.sendall("".join(lines).encode())
         data = b""
@@ -102,7 +102,7 @@ class Run:
 
 
 def nothing(change: object) -> None:
-    """Nobody keeps a log here."""
+    """Do nothing: these tests have no log."""
 
 
 def value(text: str) -> memoryview:
@@ -189,7 +189,7 @@ def test_a_token_ends_with_the_deadline(run: Run) -> None:
 
 
 def test_what_is_asked_before_the_intent_is_given_is_answered_then(vault: FileVault) -> None:
-    """By the vault of then: an instance that waited had no secrets of before. Twenty may wait, and no more."""
+    """The vault at the time of the intent answers: a standby has no earlier secrets. At most twenty requests wait."""
     with contextlib.closing(Run(vault, begun=False)) as run:
         run.agent.sendall(b"".join(b'{"id": %d, "kind": "token"}\n' % n for n in range(25)))
         run.broker.serve()
@@ -231,7 +231,7 @@ def test_a_vault_that_takes_its_time_for_each_secret_does_not_keep_a_start_for_a
             then(None)
 
         def settle(self, watches: Watches) -> Outcome:
-            """It has answered."""
+            """Return at once: the vault has answered."""
             return None
 
     def given(names: int) -> Slow:
@@ -241,7 +241,7 @@ def test_a_vault_that_takes_its_time_for_each_secret_does_not_keep_a_start_for_a
         Credentials(scope, source, tell, clock=run.clock).put_all(lambda *_: None, {}, seconds=12)
         return source
 
-    assert given(3).asked == 3  # the control: what has begun in time is waited for
+    assert given(3).asked == 3  # the control: the broker waits for a request that began in time
     with pytest.raises(errors.VaultError, match="within 12 s"):
         given(4)
 
@@ -275,7 +275,7 @@ def test_a_row_that_cannot_be_written_gives_nothing_and_ends_the_run(run: Run) -
 
 
 def test_a_hundred_thousand_requests_get_a_bounded_number_of_answers(run: Run) -> None:
-    """Straight to the handler, which is faster than the broker's own bound lets an agent be."""
+    """The test calls the handler directly, because the broker's own limit would slow an agent down."""
     token, said = run.token(), {"ok": 0, "error": 0}
 
     class Call:
@@ -295,7 +295,7 @@ def test_a_hundred_thousand_requests_get_a_bounded_number_of_answers(run: Run) -
         run.served.credential(call)
     assert said["ok"] == len(run.granted) <= credentials.BURST + 10 * credentials.PER_SECOND
     assert said["ok"] + said["error"] == 100_000
-    # A run that lasts has its bound as well.
+    # A long run has a bound as well.
     run.served.scope = Scope("probe", frozenset({"db"}), 1e9)
     run.served.begin()
     for _ in range(2 * credentials.MOST_GRANTS):
@@ -305,7 +305,7 @@ def test_a_hundred_thousand_requests_get_a_bounded_number_of_answers(run: Run) -
 
 
 def test_what_is_absent_takes_what_is_not_granted_takes(run: Run) -> None:
-    """By the work that is done, not by a clock: each refusal opens the vault, once, for what is not there."""
+    """Measured by work and not by a clock: each refusal opens the vault once for an absent name."""
     token, asked = run.token(), []
     source = run.served.source
 
@@ -326,7 +326,7 @@ def test_what_is_absent_takes_what_is_not_granted_takes(run: Run) -> None:
 
 
 def test_a_reader_that_does_not_read_has_what_waits_overwritten(run: Run, vault: FileVault) -> None:
-    """Also when it goes away with answers unread."""
+    """Also when the agent disconnects with unread answers."""
     long = "x" * 16_000
     vault.rotate("probe", "db", value(long), before=nothing)
     token = run.token()
@@ -356,7 +356,7 @@ def test_text_survives_being_quoted(text: str) -> None:
 
 
 def test_no_secret_stands_in_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever fails while the secret is in the clear: its traceback as the command line would print it."""
+    """A failure while the secret is in clear text must not print it in the command line's traceback."""
     token = run.token()
 
     def fails(*arguments: object, **more: object) -> None:

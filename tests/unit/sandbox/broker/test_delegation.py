@@ -1,4 +1,4 @@
-"""Everything below a run has its end promised by its own keeper, where whoever was to end it was killed over it."""
+"""Check that a killed tree's end is completed: each run below has its end promised by its own shim."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.sandbox.control.test_revocation import live
 
 
 class Keeper:
-    """One that answers ``suspend`` with ``error``, and notes what it was asked."""
+    """A shim's double that answers ``suspend`` with ``error`` and records its requests."""
 
     def __init__(self, path: Path, error: errors.CovenantError | None) -> None:
         self._error = error
@@ -40,7 +40,7 @@ class Keeper:
 
 @contextlib.contextmanager
 def served(*keepers: Keeper) -> Iterator[None]:
-    """All of them, in one thread."""
+    """Serve all of these shims in one thread."""
     watches = {fd: act for one in keepers for fd, act in one.server.watches.items()}
     over = threading.Event()
 
@@ -79,7 +79,7 @@ def test_all_below_is_asked_once_and_whoever_cannot_be_stopped_is_ended(
             name: Keeper(stack.enter_context(live(tmp_path, name, (), "top")), error)
             for name, error in refusals.items()
         }
-        stack.enter_context(live(tmp_path, "deaf", (), "top"))  # it never listens, and keeps no other alive
+        stack.enter_context(live(tmp_path, "deaf", (), "top"))  # it never listens, and delays no other's end
         with served(own, beside, *below.values()):
             delegation.end_below(tmp_path, "top", "uid7@local", "enough")
     words = {"by": "uid7@local", "reason": "enough"}
@@ -107,7 +107,7 @@ def test_a_run_starts_nothing_while_it_stands_or_is_ended_or_winds_down(tmp_path
     finally:
         os.close(ours)
     try:
-        # Its own parent is gone now.
+        # Its parent has ended now.
         found = _kind(delegation._ending(tmp_path, alive, fate))
         assert found == (None if fate == "adopt" else errors.ParentEndedError)
     finally:

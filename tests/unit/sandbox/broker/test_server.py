@@ -1,4 +1,4 @@
-"""The agent's broker: every line has one answer, hostile ones too, and whoever does not read is not written to."""
+"""Check the agent's broker: every line has one answer, also a hostile one, unless the agent does not read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Clock:
 
 
 class Agent:
-    """The other end, as an agent has it, and the turns of an exchange."""
+    """The agent's end of the socket, and the turns of an exchange."""
 
     def __init__(self, made: Broker, clock: Clock) -> None:
         self.made, self.clock = made, clock
@@ -35,7 +35,7 @@ class Agent:
         self._heard = b""
 
     def write(self, data: bytes) -> int:
-        """As much as is taken, with a turn of the exchange after each."""
+        """Write as much as the socket accepts, with a turn of the exchange after each write."""
         sent = 0
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
             while sent < len(data):
@@ -55,7 +55,7 @@ class Agent:
         self.turn()
 
     def heard(self) -> list[dict[str, Any]]:
-        """Everything that was answered since, None for the end."""
+        """Return all answers since the last call, with None for the end."""
         with contextlib.suppress(BlockingIOError):
             while data := self.sock.recv(1 << 20):
                 self._heard += data
@@ -64,7 +64,7 @@ class Agent:
         return [json.loads(line) for line in lines]
 
     def over(self) -> bool:
-        """Whether nobody listens any more."""
+        """Whether the broker has closed the connection."""
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             while self.sock.recv(1 << 20):
                 pass
@@ -148,7 +148,7 @@ def test_a_line_without_an_end_ends_the_conversation(agent: Agent) -> None:
 
 
 class Searched(bytearray):
-    """What came in, and how many bytes of it were looked through."""
+    """The received bytes, with a count of the bytes that were searched."""
 
     bytes = 0
 
@@ -175,7 +175,7 @@ def test_a_long_line_that_comes_byte_by_byte_is_looked_through_once(agent: Agent
 
 
 def test_who_asks_too_fast_waits(agent: Agent) -> None:
-    """The burst, and then so many a second; nothing is lost, and what waits fills nothing of ours."""
+    """The agent gets its burst, then a rate per second; no request is lost, and waiting ones fill no buffer of ours."""
     line = b'{"id":1,"kind":"echo"}\n'
     taken = agent.write(line * 40_000)
     assert taken < len(line) * 40_000

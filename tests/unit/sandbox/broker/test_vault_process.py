@@ -1,4 +1,4 @@
-"""How a run waits for a vault that takes its time, with whatever else is to be served meanwhile. No vault is here."""
+"""Check how a run waits for a slow vault while it serves other descriptors. These tests use no real vault."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import pytest
 from policy import errors
 from sandbox.broker.vault_process import Fetcher
 
-# What select(2) takes at most.
+# The first descriptor number that select(2) cannot take.
 _MOST_OF_SELECT = 1024
 
 
 @pytest.fixture
 def high() -> Iterator[int]:
-    """The reading end of a pipe whose other end is closed, under a number as it has while many others are open."""
+    """Return the reading end of a pipe without a writer, under a number as high as if many files were open."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limits[0] <= _MOST_OF_SELECT + 64:
         resource.setrlimit(resource.RLIMIT_NOFILE, (_MOST_OF_SELECT + 64, limits[1]))

@@ -1,4 +1,4 @@
-"""Who holds secrets leaves no core, and is nobody's to trace: who asks a vault for them, and who serves them."""
+"""Check that a process with secrets leaves no core and cannot be traced: the vault's client and the run's server."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ GUARDED, OPEN = "0 (1, 1)", "1"
 
 
 def guard() -> str:
-    """How the process that this is called in is guarded: whether it is dumpable, and its limit of core files."""
+    """Return the guard of the calling process: its dumpable flag and its limit of core files."""
     dumpable = libc.prctl(PR_GET_DUMPABLE)
     return f"{dumpable} {resource.getrlimit(resource.RLIMIT_CORE)}"
 
 
 def undo_the_guard() -> None:
-    """This process is as one that holds nothing; another test of pytest's own may have guarded it, for good."""
+    """Reset the guard of this process: another test may have set it in pytest's process for good."""
     libc.prctl(libc.PR_SET_DUMPABLE, 1)
-    with contextlib.suppress(ValueError):  # only root raises it again
+    with contextlib.suppress(ValueError):  # only root can raise it again
         resource.setrlimit(resource.RLIMIT_CORE, (4096, 4096))
     assert guard().startswith(OPEN), "the control"
 
 
 class Vault:
-    """Has one secret under any name: how the process that opens it is guarded."""
+    """A vault with one secret under any name: the guard of the process that opens it."""
 
     @contextlib.contextmanager
     def opened(self, agent_id: str, name: str) -> Iterator[Opened]:
@@ -57,7 +57,7 @@ def asks_a_vault() -> None:
         fetcher.ask("probe", "db", then)
         assert fetcher.settle({}) is None
     assert found == [GUARDED]
-    # Not because whoever forked it is: that process never has a secret of this vault's but for the moment of a call.
+    # The guard is not inherited: the parent has a secret of this vault only for the duration of a call.
     assert guard().startswith(OPEN)
 
 
@@ -69,5 +69,5 @@ def serves_secrets() -> None:
 
 @pytest.mark.parametrize("who", [asks_a_vault, serves_secrets])
 def test_whoever_holds_secrets_of_a_run_leaves_no_core_and_is_nobodys_to_trace(who: Callable[[], None]) -> None:
-    """Also where the vault's backend guards nobody, as that of a server does not."""
+    """Also if the vault's backend sets no guard, such as a server's backend."""
     assert status_of(who) == 0

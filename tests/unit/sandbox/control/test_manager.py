@@ -1,4 +1,4 @@
-"""What is said of runs that ended: by whom, from where in their stderr, and to nobody whose they are not."""
+"""Check the logs of ended runs: the source of the answer, the offset in stderr, and no answer to other callers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_what_is_anothers_is_not_there(state: Path) -> None:
         manager.logs(state, OTHER, run_id)
     with pytest.raises(errors.NoRunError) as nobodys:
         manager.logs(state, OTHER, run_id.replace("1", "2"))
-    # Nor does the refusal tell the two apart.
+    # The refusal does not tell the two apart either.
     assert str(mine.value).replace("1", "2") == str(nobodys.value)
 
 
@@ -96,7 +96,7 @@ def test_who_asked_for_the_first_may_see_what_came_of_all_below_it(state: Path) 
 def test_who_asked_for_the_first_may_see_what_ended_below_one_that_outlived_it(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The parent lives and says so by its label; the first is gone, with its record or without."""
+    """The parent is live and its label names the first run, which has ended, with its record or without."""
     top, parent = (f"0000000{n}-0000-4000-8000-000000000000" for n in (1, 2))
     run_id = ended(state, 3, issuer=f"mid@{parent}", parent=parent)
     live = SimpleNamespace(
@@ -118,12 +118,12 @@ def test_what_is_anothers_makes_nothing_ambiguous(state: Path) -> None:
         assert manager.logs(state, asker, mine[:7])["run_id"] == run_id
     with pytest.raises(errors.NoRunError, match="2 runs have"):
         manager.logs(state, ROOT, mine[:7])
-    # A damaged one stands in nobody's way, and says so to whoever asks for it.
+    # A damaged record affects no other run, and only its owner gets an error.
     (state / "archive" / f"{theirs}.json").write_text("{")
     assert manager.logs(state, SOMEBODY, mine[:7])["run_id"] == mine
     with pytest.raises(errors.StateError):
         manager.logs(state, OTHER, theirs)
-    # What is one's own is ambiguous as before.
+    # The caller's own runs are ambiguous as before.
     ended(state, 13)
     with pytest.raises(errors.NoRunError):
         manager.logs(state, SOMEBODY, mine[:7])
@@ -138,7 +138,7 @@ def test_records_that_name_each_other_as_parents_end_the_look(state: Path) -> No
 
 
 def test_a_name_is_no_path(state: Path) -> None:
-    """Whoever asks names a run by how its id begins, and reaches no other file by it."""
+    """A caller names a run by the start of its id and can reach no other file by it."""
     ended(state, 1)
     (state / "unended").mkdir()
     (state / "unended" / ".settled").touch()
@@ -150,7 +150,7 @@ def test_a_name_is_no_path(state: Path) -> None:
 
 @pytest.fixture
 def just_ended(state: Path, tmp_path: Path) -> Iterator[str]:
-    """A run of ``SOMEBODY`` whose directory is gone and whose end somebody who lives is still to write."""
+    """Make a run without a directory, for an ordinary caller, whose end a live process will still write."""
     run_id = "00000007-0000-4000-8000-000000000000"
     with Ledger.open(state / "audit", head=state / "audit-head" / "head.json") as ledger:
         mark = open_runs.Mark(ledger, run_id)
@@ -192,7 +192,7 @@ def test_root_waits_for_what_the_log_does_not_show(
 def test_what_has_a_mark_and_cannot_be_seen_yet_is_asked_once_it_can(
     state: Path, just_ended: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its keeper is alive and well: it makes the run's directory after the mark."""
+    """Its shim is alive: it makes the run's directory after the mark."""
     place, real, seen = state / "runs" / just_ended, manager._seen, list[int]()
 
     def comes(where: Path, asker: manager.Asker) -> list[Any]:
@@ -215,7 +215,7 @@ def test_what_has_a_mark_and_cannot_be_seen_yet_is_asked_once_it_can(
 def test_one_that_was_seen_and_ends_is_not_taken_for_one_that_begins(
     state: Path, just_ended: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its label stands a moment longer than it can be asked, and whoever waited may have waited for hours."""
+    """Its label remains a moment longer than its socket, and the caller may have waited for hours."""
     monkeypatch.setattr(registry, "under_way", lambda path: True)
     with pytest.raises(errors.KeeperError, match="its end written"):
         manager._await_record(state, just_ended, time.monotonic() + 0.1)
@@ -252,7 +252,7 @@ def test_whoever_is_pushed_out_while_waiting_does_not_come_back_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Full:
-        """A keeper's, where another takes each place."""
+        """A connection to a shim that another client always replaces."""
 
         def __init__(self, path: Path) -> None:
             turns.append("asked")
@@ -280,7 +280,7 @@ def test_whoever_is_pushed_out_while_waiting_does_not_come_back_at_once(
 def test_a_run_that_can_be_seen_and_listens_only_later_has_not_ended(
     state: Path, monkeypatch: pytest.MonkeyPatch, *, begins: bool
 ) -> None:
-    """Nobody owes the log its end: nothing of it is written down yet. One that goes away meanwhile is cut off."""
+    """No process owes the log its end, because no row is written yet. A run that disappears meanwhile is cut off."""
 
     def ask(path: Path, operation: str, **fields: Any) -> dict[str, Any]:
         asked.append(operation)

@@ -1,4 +1,4 @@
-"""The numbers as Prometheus reads them: bounded, without words of an agent's, and what the log says."""
+"""Check the metrics for Prometheus: bounded, without text of an agent, and equal to the log's numbers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_series_are_bounded_and_add_up() -> None:
     memory = numbers["covenant_agent_memory_bytes"]
     assert len(memory) == metrics.MAX_AGENTS + 1
     assert sum(memory.values()) == sum(range(1, 251))
-    # The largest have their own.
+    # The largest agents have series of their own.
     assert memory['agent_id="agent-250"'] == 250
     assert memory['agent_id=""'] == sum(range(1, 151))
     assert numbers["covenant_agent_cpu_seconds"]['agent_id="agent-250"'] == 2.5
@@ -81,7 +81,7 @@ def test_what_is_counted_is_what_the_log_holds(tmp_path: Path) -> None:
     assert (counted.starts, counted.rows, counted.by_run) == (1, 8, {"r": 5})
     assert counted.denied == {"dns": 3, metrics.OTHER: 2}
     assert counted.ends == {("failed", "cut_off"): 1, ("failed", metrics.OTHER): 1}
-    # It goes on where it stopped, and a line in the making is taken when it is whole.
+    # It continues where it stopped, and reads an unfinished line once it is complete.
     log = tmp_path / "events.jsonl"
     whole = b'{"id":"x","timestamp_ms":1,"issuer":{},"kind":{"type":"run_started","run_id":"s"}}\n'
     with log.open("ab") as file:
@@ -121,7 +121,7 @@ def test_a_line_of_the_journal_is_one_line_of_ascii_and_says_whose_run_it_is() -
 
 
 def test_only_the_end_of_a_long_log_is_read_for_the_live_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever may ask the supervisor may ask it often."""
+    """A caller of the supervisor may call it often."""
     (tmp_path / "audit").mkdir()
     row = {"type": "denied", "run_id": "r", "layer": "dns", "count": 1}
     long = tally(tmp_path / "audit", *[row] * 100)
@@ -137,13 +137,13 @@ def test_only_the_end_of_a_long_log_is_read_for_the_live_runs(tmp_path: Path, mo
 def test_an_answer_that_is_too_late_for_who_asked_does_not_end_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A busy machine would leave it without numbers, and after a few times without the journal of the same watcher."""
+    """Else a busy machine would end the metrics, and after a few failures the same watcher's journal too."""
     monkeypatch.setattr(metrics_http, "_SECONDS", 0.2)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "m"))
     listener.listen()
-    # Both are its own from here on.
+    # The forked process owns both from here on.
     fds = {"listener": listener.detach(), "numbers": theirs.detach()}
     serving = threading.Thread(target=metrics_http.serve, args=(SimpleNamespace(fds=fds, seal=lambda: None),))
     serving.start()

@@ -1,4 +1,4 @@
-"""Whom a revocation ends, by labels alone: those that rest on it, all below them, nobody else. Nothing runs here."""
+"""Check the runs that a revocation ends, by labels alone: dependent runs and all below them. No run is started."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _authority(run_id: str, signer: int) -> authority.Authority:
 
 @contextlib.contextmanager
 def live(runs: Path, run_id: str, signers: Sequence[int], *ancestors: str, **more: str) -> Iterator[Path]:
-    """A run's directory: ``signers`` of the whole line, from the first ancestor down to itself."""
+    """Make a run's directory; ``signers`` are those of the whole line, from the first ancestor down to the run."""
     line = [_authority(name, who) for name, who in zip((*ancestors, run_id), signers, strict=bool(signers))]
     label = {
         "agent_id": f"agent-{run_id}",
@@ -54,7 +54,7 @@ def live(runs: Path, run_id: str, signers: Sequence[int], *ancestors: str, **mor
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No keeper is there that would end its run: what waits for one does not."""
+    """Set the waits for shims to zero: no shim is there to end its run."""
     monkeypatch.setattr(tree_kill, "_STARTING_SECONDS", 0.0)
 
 
@@ -82,7 +82,7 @@ def test_a_run_goes_with_all_below_it_and_nobody_else(tmp_path: Path) -> None:
         assert rows == [{"version": 1, "runs": [one.row() for one in done.ended]}]
         marked = {one.run_id for one in registry.live(tmp_path) if marks.revoked_of(one.path)}
         assert marked == {"bad", "below"}
-        # They are being ended already: a second call does it again, and writes nothing.
+        # They are being ended already: a second call repeats it and writes no row.
         assert enforced(tmp_path) == (done, [])
 
 
@@ -141,7 +141,7 @@ def test_a_log_that_takes_no_row_and_a_mark_that_cannot_be_made_keep_nobody_aliv
 
 
 def test_a_run_of_which_the_gates_alone_are_up_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sandbox is about to be started, in a cgroup in which nothing was killed."""
+    """Its sandbox is about to be started, in a cgroup where no process was killed."""
     waited: list[str] = []
     monkeypatch.setattr(cgroup_kill, "stop", lambda leaves: None)
     monkeypatch.setattr(cgroup_kill, "kill", lambda leaves: None)
@@ -161,7 +161,7 @@ def test_a_run_of_which_the_gates_alone_are_up_is_waited_for(tmp_path: Path, mon
 
 
 def _noted(path: Path, *, listed: bool) -> None:
-    """A run whose cgroup is there; what lies in the place of its list cannot be read."""
+    """Make a run with a cgroup whose process list cannot be read."""
     place = path / path.name
     place.mkdir()
     (place / "cgroup.procs").write_text("") if listed else (place / "cgroup.procs").mkdir()
@@ -208,7 +208,7 @@ def _never(fields: object) -> None:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What an enforcement does, in its order; nothing of it reaches the kernel."""
+    """Record the steps of an enforcement in order; none of them reaches the kernel."""
     done: list[str] = []
     mark = marks.mark_revoked
 
@@ -231,7 +231,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return done
 
 
-# Agents, their marks, their gates; and what was made before its mark was set, which is looked for after it.
+# Agents, their marks, their gates; then the search for processes made before the marks were set.
 STOPPED = ["stop", "mark", "mark", "stop", "stop"]
 
 
@@ -259,7 +259,7 @@ def test_all_stand_before_the_root_is_written_and_so_does_what_was_shown_meanwhi
 
         def install() -> None:
             asked.append("root")
-            assert atomic_file.held(tmp_path / ".ending")  # no keeper takes its turn at the log
+            assert atomic_file.held(tmp_path / ".ending")  # no shim takes its turn at the log
             stack.enter_context(live(tmp_path, "between", (1,)))
 
         done = revocation.enforce(tmp_path, REVOKES_1, write=write, install=install)
@@ -314,7 +314,7 @@ def test_a_list_of_runs_that_cannot_be_read_keeps_no_root_from_holding(
 
 @pytest.mark.usefixtures("asked")
 def test_those_whom_no_row_names_yet_are_named_by_whoever_comes_next(tmp_path: Path) -> None:
-    """A mark does not say that there is a row: whoever set it was killed, or its log was full."""
+    """A mark does not prove a row: the process that set it may have been killed, or its log full."""
 
     class KilledError(BaseException):
         pass
@@ -385,9 +385,9 @@ def test_a_keeper_gives_way_where_its_run_is_marked_and_somebody_is_at_it(
         mark(path)
         with monkeypatch.context() as patch:
             patch.setattr(tree_kill, "_SWEEP_SECONDS", 0.0)
-            tree_kill.wait_for_sweep(path)  # whoever is at it takes too long
+            tree_kill.wait_for_sweep(path)  # the process that sweeps takes too long
         with contextlib.ExitStack() as other:
-            other.enter_context(tree_kill.sweep_lock(tmp_path))  # a second one does without, and holds nobody up
+            other.enter_context(tree_kill.sweep_lock(tmp_path))  # a second sweep runs without the lock
     fd = os.open(tmp_path / ".ending", os.O_RDWR)
     assert atomic_file.take(fd, 0.0)
 
@@ -400,7 +400,7 @@ def test_a_keeper_gives_way_where_its_run_is_marked_and_somebody_is_at_it(
     monkeypatch.setattr(time, "sleep", sleep)
     tree_kill.wait_for_sweep(path)
     assert len(looks) == 3
-    tree_kill.wait_for_sweep(path)  # nobody is at it: a command that was killed holds up no keeper
+    tree_kill.wait_for_sweep(path)  # no process sweeps: a killed command delays no shim
     tree_kill.wait_for_sweep(tmp_path / "gone")
 
 
@@ -422,7 +422,7 @@ def test_whoever_comes_late_finds_the_root_or_the_mark(tmp_path: Path) -> None:
 
 
 def test_whoever_was_asked_for_by_a_run_that_is_gone_for_it_does_not_start(tmp_path: Path) -> None:
-    """Its parent's mark went with the directory; what it rests on is in its own label."""
+    """Its parent's mark was removed with the directory, but the run's own label has its authority."""
     line = authority.encode([_authority("above", 1), _authority("child", 2)])
     (tmp_path / "state").mkdir(mode=0o700)
     with State(tmp_path / "state") as state:

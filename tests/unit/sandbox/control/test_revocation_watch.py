@@ -1,4 +1,4 @@
-"""A keeper's own look at the trust root: for what nobody enforced, since whoever installed it was killed over it."""
+"""Check a shim's own look at the trust root: for a revocation whose installer was killed before it enforced it."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def _watch(state: State, path: Path, rows: list[Any], version: int | None = 1) -
 
 
 def test_a_root_that_came_before_its_first_look_is_seen_as_well(state: State) -> None:
-    """Between the last question before the label can be seen and the first look."""
+    """The root comes between the last check before the label is visible and the first look."""
     rows: list[Mapping[str, Any]] = []
     with live(state.path / "runs", "one", (1,)) as path:
         _revoke(state)
         watch = _watch(state, path, rows)
-        assert watch.look() is None  # whoever installed it is about to enforce it
+        assert watch.look() is None  # the installer is about to enforce it
         assert isinstance(watch.look(), errors.RunRevokedError)
         assert [row["runs"][0]["run_id"] for row in rows] == ["one"]
         assert marks.revoked_of(path) == REASON
@@ -61,7 +61,7 @@ def test_who_rests_on_nothing_of_it_goes_on(state: State) -> None:
 
 
 def test_on_a_full_disk_it_ends_without_a_mark(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it has no cgroup nobody else could kill it."""
+    """No other process could kill a run without a cgroup."""
 
     def full(*arguments: object, **more: object) -> None:
         raise OSError(28, os.strerror(28))
@@ -78,7 +78,7 @@ def test_on_a_full_disk_it_ends_without_a_mark(state: State, monkeypatch: pytest
 
 
 def test_a_keeper_does_not_wait_for_itself(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own run has no cgroup, as one that is just starting: but nobody else will end it."""
+    """Its own run has no cgroup, like a run that is starting, but no other process will end it."""
     waited: list[str] = []
 
     def outwait(entries: list[registry.Entry]) -> None:

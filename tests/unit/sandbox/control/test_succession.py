@@ -1,4 +1,4 @@
-"""Accepting a serial, and a keeper's look at it, without a sandbox."""
+"""Check the acceptance of a serial, and a shim's look at it, without a sandbox."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def state(tmp_path: Path) -> Iterator[State]:
 
 
 class Asks:
-    """A claim that counts how often it is asked, and refuses when told to."""
+    """A claim that counts its calls and refuses when the test says so."""
 
     def __init__(self, trusted: trust.TrustedPackage) -> None:
         self.claimant = Claimant(trusted.statement.serial, frozenset({"k"}), frozenset({"k"}))
@@ -78,7 +78,7 @@ def test_unchanged_serial_takes_no_gate_and_no_sync(state: State, monkeypatch: p
     _accept(state, first, again, [])
     assert (synced, again.asked) == ([], 0)
     monkeypatch.undo()
-    # The control: a newer serial asks the rules again, and is durable.
+    # The control: a newer serial applies the rules again and is durable.
     newer = _trusted(state, 6)
     for name in ("fsync", "fdatasync"):
         monkeypatch.setattr(os, name, synced.append)
@@ -131,7 +131,7 @@ def test_older_run_is_marked_and_named(state: State) -> None:
 
 @dataclasses.dataclass
 class Setting:
-    """What the operator wants now, and how often it was read."""
+    """The operator's present setting, and the number of times it was read."""
 
     value: OnNewer = "end"
     read: int = 0

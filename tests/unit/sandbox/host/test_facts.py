@@ -1,4 +1,4 @@
-"""Host facts of this machine and of mount tables as they are seen, and what a manifest makes them look up."""
+"""Check the host facts of this machine and of sample mount tables, and the files that a manifest makes them look up."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_never_grantable_paths_are_refused_with_their_line(config: Config, path:
 
 
 def test_what_opens_the_vault_is_never_granted(config: Config) -> None:
-    """Wherever the operator laid it; a credential of systemd is no path, and lies below /run."""
+    """For any place that the operator chose; a systemd credential is not a path and is below /run."""
     for lines, path in (('key = "/srv/keys/vault"', "/srv/keys/vault"), ('token = "/srv/bao"', "/srv/bao")):
         made = configuration.parse(f"[vault]\n{lines}\n".encode(), file="config.toml", state=config.state)
         assert host_facts.never_granted(made)[path] == "it is Covenant's own"
@@ -130,7 +130,7 @@ def test_the_entry_of_a_package_is_read_from_its_bytes(config: Config) -> None:
         _look(config, entry=b"#!/bin/sh\n")
 
 
-# Elsewhere every grant of an executable is refused, whatever it names: see the last of these three.
+# On other machines every grant of an executable is refused: see the last of these three tests.
 X86 = os.uname().machine == "x86_64"
 
 
@@ -214,7 +214,7 @@ def test_where_the_controllers_live(tmp_path: Path, table: str, controllers: str
 def test_what_may_be_promised_is_what_every_cgroup_above_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, name: str, line: str
 ) -> None:
-    """Rule 6: a supervisor in a service or a container with a limit has not the machine's memory to give."""
+    """Rule 6: a supervisor in a service or container with a limit cannot promise the machine's whole memory."""
     text = small_files.text
     monkeypatch.setattr(small_files, "text", lambda path: line if path == "/proc/self/cgroup" else text(path))
     total = int(Path("/proc/meminfo").read_text().split()[1]) // 1024
@@ -232,7 +232,7 @@ def test_what_may_be_promised_is_what_every_cgroup_above_leaves(
     assert given(none, f"{300 << 20}\n") == 300
     assert given(f"{200 << 20}\n", f"{300 << 20}\n") == 200
     assert given(f"{1 << 62}\n", none) == total
-    # Another controller's cgroup, and another's place, are not ours.
+    # The cgroup of another controller or at another place is not ours.
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / name).write_text("1048576\n")
     assert given(none, none) == total
@@ -248,7 +248,7 @@ def test_what_may_be_promised_is_what_every_cgroup_above_leaves(
 def test_what_is_available_is_what_others_in_the_cgroups_above_have_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, names: tuple[str, str, str], line: str
 ) -> None:
-    """Rule 6: beside something that uses most of a slice there is no room, however much the machine has."""
+    """Rule 6: if other processes use most of a slice, it has no room, for any memory of the machine."""
     text = small_files.text
     monkeypatch.setattr(small_files, "text", lambda path: line if path == "/proc/self/cgroup" else text(path))
     hierarchies, memory = cgroup.Hierarchies(version, {"memory": tmp_path}), host_memory.Memory(4000, 2000)

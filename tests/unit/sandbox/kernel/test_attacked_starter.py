@@ -1,5 +1,4 @@
-"""A starter that is not what it should be, and steps that nobody here would write: it executes what it is told after
-every step was taken, or nothing."""
+"""Check a tampered starter and hostile steps: it executes the program after every step succeeded, or not at all."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ ALLOW, REFUSE = (struct.pack("=HBBI", 0x06, 0, 0, value).hex() for value in (0x7
 
 @pytest.fixture
 def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the starter, in its place."""
+    """Put a copy of the starter in its place."""
     path = tmp_path / "covenant-start"
     shutil.copy(launcher.PROGRAM, path)
     monkeypatch.setattr(launcher, "PROGRAM", str(path))
@@ -73,7 +72,7 @@ def test_a_starter_that_cannot_be_executed_starts_nothing_and_says_which_and_wha
     assert str(placed) in caught.value.message
     assert "remove that file" in caught.value.hint
     assert sorted(os.listdir("/proc/self/fd")) == before
-    # As it says.
+    # Follow the hint.
     shutil.rmtree(placed) if placed.is_dir() else placed.unlink()
     assert _said() == b"here\n"
 
@@ -96,7 +95,7 @@ def test_a_starter_of_another_version_says_what_to_do(monkeypatch: pytest.Monkey
     ids=["argument", "environment", "program", "directory"],
 )
 def test_a_word_that_no_program_can_be_given_is_an_error_of_the_starts(way: str, launch: proc_launch.Launch) -> None:
-    """And of no other kind: who starts a run catches those of the project alone."""
+    """The error is the project's own: the code that starts a run catches no others."""
     before = sorted(os.listdir("/proc/self/fd"))
     with pytest.raises(errors.KernelError, match="null byte"):
         spawn.spawn(launch)
@@ -109,11 +108,11 @@ def test_a_newline_is_a_character_of_a_word(way: str) -> None:
         assert os.read(child.stdout, 100) == b"a\nkeep\n3\n"
 
 
-# --- steps that nobody writes -------------------------------------------------------------------------------
+# --- hostile steps ------------------------------------------------------------------------------------------
 
 
 class Told:
-    """What came of a list of steps that ends with a program which says ``here``."""
+    """The result of a list of steps that ends with a program that prints ``here``."""
 
     def __init__(self, *words: str, pass_fds: tuple[int, ...] = ()) -> None:
         read, write = os.pipe()
@@ -131,7 +130,7 @@ class Told:
 
     @property
     def failed(self) -> tuple[int, int] | None:
-        """Step and error number; None where the program was executed, of which nothing is reported."""
+        """Return the step and error number, or None if the program was executed, which sends no report."""
         if self.status == 0:
             assert (self.printed, self.report) == (b"here\n", b"")
             return None
@@ -141,7 +140,7 @@ class Told:
 
 
 def _steps(folder: Path) -> list[tuple[tuple[str, ...], int]]:
-    """Steps, none of which could touch anything, each with the error that it ends with; 0 for none."""
+    """Return harmless steps, each with its error number; 0 for none."""
     (folder / "procs").touch()
     (folder / "link").symlink_to(folder / "procs")
     no_call = struct.pack("=HBBI", 0xFF, 0, 0, 0).hex()
@@ -171,7 +170,7 @@ def _steps(folder: Path) -> list[tuple[tuple[str, ...], int]]:
 
 
 def test_of_any_list_of_steps_the_first_that_fails_is_told_and_nothing_is_executed(tmp_path: Path) -> None:
-    """Drawn anew each time; what is drawn is shown by the number that it is drawn from."""
+    """Each run draws new steps; a failure shows the seed."""
     steps, seed = _steps(tmp_path), random.SystemRandom().randrange(1 << 32)
     draw, failures = random.Random(seed), 0
     for _ in range(250):
@@ -185,7 +184,7 @@ def test_of_any_list_of_steps_the_first_that_fails_is_told_and_nothing_is_execut
 
 
 def test_descriptors_that_are_not_open_are_found_before_the_program_is(tmp_path: Path) -> None:
-    """``keep`` is only noted where it stands, so that the error is of the last step."""
+    """``keep`` only records its descriptor, so the last step has the error."""
     assert Told("keep", "999").failed == (1, errno.EBADF)
     assert Told("keep", "2", "keep", "2").failed is None
     fd = os.open(tmp_path, os.O_RDONLY)
@@ -194,7 +193,7 @@ def test_descriptors_that_are_not_open_are_found_before_the_program_is(tmp_path:
 
 
 def test_a_filter_that_refuses_what_is_left_to_do_ends_it() -> None:
-    """Loaded before the last step: where that cannot be done under it, nothing runs, be it without a word."""
+    """The filter is loaded before the last step: if it refuses that step, no program runs, even without a report."""
     told = Told("filter", REFUSE)
     assert told.printed == b""
     assert told.status != 0
@@ -228,9 +227,9 @@ def test_too_few_words_are_no_start(count: int) -> None:
 def test_doctor_says_of_a_starter_that_cannot_run_that_it_does_not(
     placed: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], object], found: str
 ) -> None:
-    """It was there, and that was called ok."""
+    """An earlier doctor reported ok if the starter's file existed."""
     monkeypatch.setattr(doctor, "_TABLE", tuple(row for row in doctor._TABLE if row[0] == "starter"))
-    config: Any = None  # which this check has no use for
+    config: Any = None  # which this check does not use
 
     def said() -> doctor.Check:
         (check,) = doctor.examine(config, deadline_seconds=1.0).checks

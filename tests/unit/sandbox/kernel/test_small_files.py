@@ -1,4 +1,4 @@
-"""Small files are read whole, whatever is in them, and written so that nothing else is."""
+"""Check small files: a read returns any content whole, and a write leaves exactly the new content."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_what_is_not_there_raises_and_leaves_no_descriptor(tmp_path: Path) -> No
 def test_what_is_put_is_all_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "one"
     write = os.write
-    # A kernel may take less than it is given.
+    # The kernel may write fewer bytes than requested.
     monkeypatch.setattr(os, "write", lambda fd, raw: write(fd, raw[:3]))
     for raw in (b"longer than the next", b"short", b"shor", b"", b"longer again"):
         small_files.put(path, raw)

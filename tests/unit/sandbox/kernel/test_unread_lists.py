@@ -1,4 +1,4 @@
-"""The list of a cgroup that cannot be read is not an empty one: nobody says that all are gone who could not look."""
+"""Check a cgroup whose process list cannot be read: it is not empty, and no caller may report its processes gone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _leaf(path: Path) -> Leaf:
 
 
 def _failing(patch: pytest.MonkeyPatch, number: int, *, times: int = 1_000_000) -> None:
-    """Opening a list fails so many times."""
+    """Make opening a list fail ``times`` times."""
     left, real = [times], small_files.whole
 
     def read(path: str | Path) -> bytes:
@@ -80,7 +80,7 @@ def test_a_descriptor_that_is_free_again_is_enough(
         kill.kill([leaf])
     else:
         leaf.kill()
-    assert leaf.pids() == []  # the three are used up
+    assert leaf.pids() == []  # the three failures are used up
 
 
 def test_a_network_that_cannot_be_looked_for_is_told_and_that_of_the_dead_is_not(

@@ -1,4 +1,4 @@
-"""Cutting networks aside while processes are killed: what it came to is told whoever asks, thread or not."""
+"""Check networks cut while processes are killed: the caller gets the result, with a thread or without."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_what_could_not_be_cut_is_told(aside: Callable[[], disconnect.Aside], mo
 def test_what_went_wrong_is_raised_to_whoever_asks(
     aside: Callable[[], disconnect.Aside], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not in the middle of an end that has still to kill."""
+    """The error is not raised in the middle of an end, which has still to kill."""
 
     def fails(links: Any) -> list[str]:
         raise OSError(12, "Cannot allocate memory")

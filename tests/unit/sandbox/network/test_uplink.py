@@ -1,4 +1,4 @@
-"""The lock that all runs share on their way to the uplink: whoever stands on theirs does not keep it."""
+"""Check the lock that all runs share while they connect to the uplink: a run that hangs does not keep it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLACE = addresses.Uplink("192.0.2.2", "2001:db8::2")
 
 
 class Made:
-    """What is made of the way out, and taken away, in order; each says whether the lock was ours then."""
+    """The steps that make and remove the uplink's parts, in order; each checks the lock at that moment."""
 
     def __init__(self, lock: Path) -> None:
         self._lock, self.steps = lock, list[str]()
@@ -59,7 +59,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
 
 @contextlib.contextmanager
 def connecting() -> Iterator[Any]:
-    spaces: Any = None  # nothing that is made here enters any
+    spaces: Any = None  # no step here enters a namespace
     with uplink.connecting(spaces, "run", device="eth0", binary=Path("nft")) as connect:
         yield connect
     assert not any(thread.name == "netns" for thread in threading.enumerate())
@@ -90,7 +90,7 @@ def test_one_that_stands_on_its_way_lets_others_pass_and_looks_again(
 def test_a_child_that_was_forked_meanwhile_and_stands_keeps_the_lock_from_nobody(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there is no starter, runsc is started by a fork beside the thread that has the lock."""
+    """Without the starter, runsc is started by a fork beside the thread that holds the lock."""
     monkeypatch.setattr(uplink, "_KEEP_SECONDS", 600.0)
     until, (told, tell) = time.monotonic() + 60, os.pipe()
     with connecting() as connect:
@@ -100,7 +100,7 @@ def test_a_child_that_was_forked_meanwhile_and_stands_keeps_the_lock_from_nobody
         child = os.fork()
         if not child:
             os.close(tell)
-            os.read(told, 1)  # as one that joins a cgroup which somebody has stopped
+            os.read(told, 1)  # like a child that joins a frozen cgroup
             os._exit(0)
         try:
             assert not made.is_free()

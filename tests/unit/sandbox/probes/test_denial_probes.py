@@ -1,4 +1,4 @@
-"""The canary: a program that makes the calls that it is told, and what is made of its answers."""
+"""Check the canary, a program that makes given calls, and the evaluation of its answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_it_is_a_static_program_of_one_page(arch: str) -> None:
 
 
 def test_it_makes_the_calls_that_it_is_told_and_says_what_they_gave(tmp_path: Path) -> None:
-    """On this machine's own kernel, with calls that change nothing."""
+    """The test uses this machine's own kernel, with calls that change nothing."""
     program, file = tmp_path / "canary", tmp_path / "file"
     program.write_bytes(probe_program.program(os.uname().machine))
     program.chmod(0o700)
@@ -65,7 +65,7 @@ def test_an_answer_to_something_else_is_none() -> None:
 
 
 def answered(plan: denial_probes.Plan, result: Callable[[denial_probes.Probe], tuple[int, bytes]]) -> bytes:
-    """The answer of a canary whose probes gave these results, and whose other calls gave 3."""
+    """Return the answer of a canary whose probes gave these results, and whose other calls gave 3."""
     sent = bytearray(plan.message())
     by_call = {probe.call: result(probe) for probe in plan.probes}
     for index, call in enumerate(plan.calls):
@@ -83,7 +83,7 @@ NXDOMAIN = struct.pack(">HHHHHH", 0xC0DE, 0x8183, 1, 0, 0, 0)
 
 
 def told(plan: denial_probes.Plan) -> set[denials.Denial]:
-    """What the gateway and its gates say of a canary that was refused everything."""
+    """Return the denials of the gateway and its gates for a canary that was refused every probe."""
     return {probe.told for probe in plan.probes if probe.told is not None}
 
 
@@ -112,7 +112,7 @@ def test_every_policy_has_denials_and_controls_and_each_of_them_counts(name: str
         assert len(faults) == 1, (odd, faults)
         assert odd.what in faults[0]
         if odd.told is not None:
-            # The world may answer as a refusal does: only who refused it can say that it did.
+            # A remote host may answer as a refusal does: only the layer that refused can confirm it.
             faults = plan.faults(answered(plan, as_it_should), told(plan) - {odd.told})
             assert len(faults) == 1
             assert odd.what in faults[0]
@@ -159,14 +159,14 @@ def test_it_is_remembered_for_a_day_by_what_it_is_about(tmp_path: Path, monkeypa
     monkeypatch.setattr(code_digest, "digest", lambda: "another Covenant")
     assert not probe_run.passed(tmp_path, key, now_ms=1000)
     monkeypatch.undo()
-    # What changes all the time is not part of it.
+    # Values that change all the time are not part of the key.
     assert probe_run.passed(tmp_path, probe_run.Key("p" * 64, sample.host(disk_free_mb=1), ""), now_ms=1000)
     probe_run.remember(tmp_path, probe_run.Key("q" * 64, sample.host(), ""), now_ms=1000 + probe_run.VALID_MS)
     assert not probe_run.passed(tmp_path, key, now_ms=1000)
 
 
 def test_what_cannot_be_asked_at_once_is_a_refusal_and_no_fault_of_ours() -> None:
-    """A path has up to 4,096 characters: four of a thousand and more are no message for the program."""
+    """A path has up to 4,096 characters: four paths of over a thousand exceed the program's message."""
     plan = denial_probes.Plan(NUMBERS, ("openat",))
     for _ in range(4):
         plan.denial("writing", plan.call("openat", -100, Bytes(b"/" + b"x" * 1100 + b"\0"), 1), errno.EROFS)

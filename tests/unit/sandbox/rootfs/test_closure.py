@@ -1,4 +1,4 @@
-"""Closures of a small machine that the test builds, so that every rule has its own case."""
+"""Check closures on a small machine that the test builds, so that every rule has its own case."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIBS = "usr/lib/x86_64-linux-gnu"
 
 
 class Host:
-    """A merged-/usr machine below a directory: a loader, a C library, and what a test adds."""
+    """A merged-/usr machine below a directory: a loader, a C library, and the files that a test adds."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -338,7 +338,7 @@ def test_a_package_s_program_that_cannot_run_is_refused(config: Config, data: by
 
 
 def test_a_package_cannot_name_directories_of_the_host(config: Config, tmp_path: Path) -> None:
-    """A RUNPATH of the package would copy whatever library it likes out of a directory of the host."""
+    """Else a RUNPATH of the package could copy any library from a directory of the host."""
     (tmp_path / "secret.so").write_bytes(tiny_elf.build())
     for rpath, runpath in ((str(tmp_path), ""), ("", str(tmp_path))):
         data = tiny_elf.build(interpreter=LOADER, needed=["secret.so"], rpath=rpath, runpath=runpath)

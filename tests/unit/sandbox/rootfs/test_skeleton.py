@@ -1,4 +1,4 @@
-"""Root directories: exact contents and modes, made once, made whole or not at all, collected when unused."""
+"""Check root directories: exact contents and modes, made once, made whole or not at all, collected when unused."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_path_that_could_lead_out_of_the_root_is_refused(store: skeleton.Skele
 
 
 def test_a_file_below_a_symlink_of_the_closure_is_refused(tmp_path: Path, store: skeleton.Skeletons) -> None:
-    """Written through the link, it would land wherever the link points on the host."""
+    """A write through the link would change the link's target on the host."""
     closure = Closure("x", "/x", (ClosureFile("/x", "symlink", target="/etc"), _file(tmp_path, "/x/passwd", b"evil")))
     with pytest.raises(errors.HostError, match="stands in no directory"):
         store.get([closure], [])
@@ -231,8 +231,10 @@ def test_collect_takes_what_a_killed_maker_left_and_not_what_one_is_making(store
 
 
 def test_whoever_is_removing_it_is_waited_for(store: skeleton.Skeletons, runtime: Closure) -> None:
-    """A collector that is not given a processor between its lock and its removal: eight quick tries were over by then,
-    and the run was refused."""
+    """A collector may get no CPU between its lock and its removal.
+
+    Eight quick tries were over by then, and the run was refused.
+    """
     root = store.get([runtime], POINTS)
     fd = os.open(root.parent, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX)
@@ -266,7 +268,7 @@ def test_whoever_holds_it_for_too_long_is_named(
 
 
 def test_runs_and_collectors_of_other_processes_do_not_break_each_other(tmp_path: Path, runtime: Closure) -> None:
-    """Every start collects; a maker at work is no leftover, and what another collector removed is no error."""
+    """Every start collects: a directory that is being made is no leftover, and another's removal is no error."""
     fork = multiprocessing.get_context("fork")
     said = fork.SimpleQueue()
 
@@ -283,7 +285,7 @@ def test_runs_and_collectors_of_other_processes_do_not_break_each_other(tmp_path
         store = skeleton.Skeletons(tmp_path / "rootfs")
         for i in range(1500):
             try:
-                # Some take whatever was not used just now, the others leftovers alone, as most starts do.
+                # Some collect all that was not used just now, the others only leftovers, as most starts do.
                 store.collect(unused_seconds=0.05 if i % 8 == 0 else 3600)
             except Exception as e:
                 said.put(f"start: {e!r}")

@@ -1,4 +1,4 @@
-"""What bounds a written path and which disk is behind it, on mount tables and devices of the test's own."""
+"""Check the size limit of a writable path and the disk behind it, on sample mount tables and devices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TABLE = r"""
 
 @pytest.fixture(autouse=True)
 def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sysfs as the kernel has it: a partition lies in the directory of its disk."""
+    """Make a sysfs like the kernel's: a partition is in the directory of its disk."""
     disk = tmp_path / "devices" / "sda"
     for place, number, sectors in (
         (disk, "8:0", 2_000_000),
@@ -61,7 +61,7 @@ def found(number: int, monkeypatch: pytest.MonkeyPatch) -> Mount:
 def test_a_name_that_a_user_of_fusermount_chose_ends_no_line_of_the_mount_table(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was enough to have no run with a granted path start, and with a byte that is no UTF-8, no run at all."""
+    """Such a name once kept every run with a granted path from starting; a byte that is not UTF-8, every run."""
     others = f"90 22 0:60 / /home/eve/{name} rw,nosuid,nodev - fuse {name} rw,user_id=1000"
     text = f"{others}\n{TABLE}\n"
     table = {mount.number: mount for mount in filesystems.mounts(text)}

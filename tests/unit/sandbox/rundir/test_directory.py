@@ -1,4 +1,4 @@
-"""Run directories: who removes one never meets who looks whether it was abandoned, and nothing is left half made."""
+"""Check run directories: removal never races with the check for abandoned ones, and none is left half made."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_runs_that_end_and_supervisors_that_start_do_not_meet(tmp_path: Path) ->
 
 
 def test_what_a_dead_process_left_is_found(tmp_path: Path) -> None:
-    """The control: the lock of a process that is gone is free."""
+    """The control: the lock of a dead process is free."""
     code = (
         "import os, pathlib, sys\nfrom sandbox.rundir import directory as bundle\n"
         "bundle.RunDirectory(pathlib.Path(sys.argv[1]), {'agent_id': 'a'}).__enter__()\nos._exit(0)\n"
@@ -73,7 +73,7 @@ def test_what_a_dead_process_left_is_found(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_filled_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk while the label is written: a label cut short would be in every later run's way."""
+    """The disk is full while the label is written: a truncated label would block every later run."""
 
     def full(path: Path, raw: bytes) -> int:
         raise OSError(28, "No space left on device")
@@ -88,7 +88,7 @@ def test_a_directory_that_cannot_be_filled_is_not_left(tmp_path: Path, monkeypat
 
 
 def test_what_a_killed_owner_was_starting_is_waited_for(tmp_path: Path) -> None:
-    """A child that was forked with the lock holds it until it has died of its parent's death."""
+    """A child that was forked with the lock holds it until PR_SET_PDEATHSIG kills it."""
     code = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
@@ -98,11 +98,11 @@ def test_what_a_killed_owner_was_starting_is_waited_for(tmp_path: Path) -> None:
         "os._exit(0)\n"
     )
     environment = {"PYTHONPATH": str(Path(directory.__file__).parents[2])}
-    # Until the first of the two is gone, not until both are: the second has let go of what would be read.
+    # This waits for the parent alone: the child has closed its end of the pipe.
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, check=True, stdout=subprocess.PIPE)
     with directory.abandoned(tmp_path) as found:
         assert [path.name for path in found] == ["run"]
-    # The control: a live owner keeps its own, and nobody waits for it.
+    # The control: a live owner keeps its lock, and the check does not wait for it.
     with directory.RunDirectory(tmp_path / "live", {}), directory.abandoned(tmp_path) as found:
         assert [path.name for path in found] == ["run"]
 
@@ -125,7 +125,7 @@ def test_what_a_dead_supervisor_left_running_is_killed_before_anything_that_may_
     with pytest.raises(errors.KernelError, match="nft does not answer"):
         recovery.recover(tmp_path, hierarchies=cgroup_cgroup.Hierarchies(0, {}))
     assert done == ["kill one", "kill two", "network"]
-    # Still there for the next start, which takes the rest away.
+    # It remains for the next start, which removes the rest.
     assert (tmp_path / "one").is_dir()
 
 
@@ -155,7 +155,7 @@ def test_a_label_changes_where_a_file_system_cannot_have_two_change_places(
             label.relabel(one.path, {"agent_id": "b"}, lambda: None)
             return label.label_of(one.path), (one.path / ".label.json").exists()
 
-    # The control: where it can, the old one lies there until the directory goes.
+    # The control: if the file system can exchange two names, the old label remains until the directory is removed.
     assert relabelled("can") == ({"agent_id": "b"}, True)
 
     def cannot(one: str, other: str) -> None:
@@ -176,7 +176,7 @@ def test_a_mark_has_the_first_reason_whoever_it_was_made_like(tmp_path: Path) ->
     marks.mark_revoked(third, "it leaks", like=tmp_path / "gone")
     assert [marks.revoked_of(path) for path in (first, second, third)] == ["it leaks"] * 3
     assert marks.revoked_of(marked) == "another reason"
-    # What goes with one run stays with the others.
+    # Removing one run's directory leaves the other runs' marks.
     directory.remove(first)
     assert marks.revoked_of(second) == "it leaks"
 
@@ -190,7 +190,7 @@ def test_who_ends_a_run_with_its_tree_is_told_as_far_as_it_was_written(tmp_path:
     marks.mark_stopped(first, "uid8@local", "another reason")
     marks.mark_stopped(second, "uid7@local", "it leaks\nall over", like=first)
     assert [marks.stopped_of(path) for path in (first, second)] == [("uid7@local", "it leaks\nall over")] * 2
-    for left in ("", "{", '{"by": "uid7@'):  # whoever wrote it was killed over it
+    for left in ("", "{", '{"by": "uid7@'):  # its writer was killed halfway
         (torn / "stopped").write_text(left)
         assert marks.stopped_of(torn) == ("", "")
         assert str(marks.verdict(torn)) == "ended by root"
@@ -200,8 +200,10 @@ def test_who_ends_a_run_with_its_tree_is_told_as_far_as_it_was_written(tmp_path:
 
 @pytest.mark.parametrize("gone", [True, False], ids=["taken away", "still there"])
 def test_a_run_whose_cgroup_could_not_be_taken_away_leaves_what_says_where_it_lies(tmp_path: Path, gone: bool) -> None:
-    """Without a descriptor to read its list by nobody knows who lives in it. The directory went, and with it whatever
-    the next start could have found it by."""
+    """Without a free descriptor to read its list, the processes in the cgroup are unknown.
+
+    The directory was once removed all the same, and with it the record by which the next start could have found it.
+    """
     runs, cgroup = tmp_path / "runs", tmp_path / "cgroup" / "one"
     runs.mkdir()
     cgroup.mkdir(parents=True)

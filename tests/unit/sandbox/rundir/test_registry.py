@@ -1,4 +1,4 @@
-"""The registry: who is live by their directories, and of many that want the last place at once one has it."""
+"""Check the registry: the live runs by their directories, and that only one of many rivals gets the last place."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_subtree_is_a_run_and_all_below_it(runs: Path) -> None:
 
 
 def test_a_run_whose_keeper_was_killed_is_not_counted(runs: Path) -> None:
-    """Its directory is there until somebody recovers it; its place is free at once."""
+    """Its directory remains until it is recovered, but its place is free at once."""
     code = (
         "import os, pathlib, signal, sys\nfrom sandbox.rundir import directory as bundle\n"
         "bundle.RunDirectory(pathlib.Path(sys.argv[1]), {'agent_id': 'a'}).__enter__()\n"

@@ -1,4 +1,4 @@
-"""What is known of a run whose keeper was killed, and what is left to whoever is in the host's network."""
+"""Check recovery of a run whose shim was killed, and the cleanup that needs the host's network."""
 
 from __future__ import annotations
 
@@ -49,8 +49,11 @@ def test_what_is_not_known_of_one_that_was_given_it_is_not_said_to_be_nothing(
 def test_whoever_is_not_in_the_host_s_network_leaves_the_note_of_what_lies_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, isolated: bool
 ) -> None:
-    """A keeper that was forked after the uplink was taken out of the configuration finds no device to take away: with
-    the note gone nobody would have found it again."""
+    """A shim outside the host's network must keep the note.
+
+    If the uplink was removed from the configuration before its fork, it finds no device to remove. Without the note no
+    process could find the device again.
+    """
     for name in ("with", "without"):
         (tmp_path / name).mkdir()
     (tmp_path / "with" / "network.json").write_text("{}")
@@ -63,13 +66,13 @@ def test_whoever_is_not_in_the_host_s_network_leaves_the_note_of_what_lies_there
         used=lambda run_id, usage: used.append(run_id),
         isolated=isolated,
     )
-    assert used == ["with", "without"]  # their ends can be written whoever finds them
+    assert used == ["with", "without"]  # any process that finds them can write their ends
     assert (taken, found) == (([], ["without"]) if isolated else (["with"], ["with", "without"]))
     assert (tmp_path / "with").exists() is isolated
 
 
 def test_one_that_cannot_be_ended_keeps_no_other_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a process in an agent's sandbox may be that waits for a disk which does not answer."""
+    """A process in an agent's sandbox that waits for a hung disk cannot be killed."""
     for name in ("hangs", "other"):
         (tmp_path / name).mkdir()
     killed = list[str]()
@@ -83,12 +86,12 @@ def test_one_that_cannot_be_ended_keeps_no_other_alive(tmp_path: Path, monkeypat
     with pytest.raises(errors.KernelError, match="survive"):
         recovery.recover(tmp_path, hierarchies=Hierarchies(0, {}))
     assert killed == ["other"]
-    # What is left of it is still there for the next look.
+    # Its remains are still there for the next recovery.
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["hangs"]
 
 
 def test_of_one_that_was_over_and_whose_end_was_not_written_nobody_says_that_it_used_nothing(tmp_path: Path) -> None:
-    """What its cgroup had counted is gone with it, while its network is still to be taken away."""
+    """Its cgroup and its counters are removed, but its network is not yet."""
     used = dict[str, contract.Usage]()
     with directory.RunDirectory(tmp_path / "one", {"agent_id": "a"}) as one:
         one.note_cgroups({})

@@ -1,4 +1,4 @@
-"""Who an agent may become, and the order of the refusals; nothing is started here."""
+"""Check the users that an agent may become, and the order of the refusals. No agent is started."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def manifest(rest: str = "") -> Manifest:
 
 @pytest.fixture(autouse=True)
 def accounts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with these users and groups; being root is pretended, since nothing is started."""
+    """Pretend to be root on a machine with these users and groups, since no agent is started."""
     users = {
         "covenant-agent": (990, 990, [990]),
         "toor": (0, 100, [100]),

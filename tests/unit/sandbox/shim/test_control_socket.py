@@ -1,4 +1,4 @@
-"""The control socket: who asks gets an answer, and nobody who does not behave costs the run anything."""
+"""Check the control socket: each client gets an answer, and a misbehaving client does not affect the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sandbox.shim import control_socket
 
 
 class Keeper:
-    """Serves a control socket in a thread, as an exchange does in its turns."""
+    """A shim's double that serves a control socket in a thread, as an exchange does in its turns."""
 
     def __init__(self, directory: Path) -> None:
         self.ended_by: BaseException | None = None
@@ -98,7 +98,7 @@ def test_a_refusal_is_the_same_error_at_the_other_end(keeper: Keeper, tmp_path: 
 
 def test_an_operation_may_end_the_run(keeper: Keeper, tmp_path: Path) -> None:
     assert control_socket.ask(tmp_path, "stop") == {}
-    control_socket.ask(tmp_path, "echo")  # the turn after
+    control_socket.ask(tmp_path, "echo")  # in the next turn
     assert isinstance(keeper.ended_by, errors.KilledError)
 
 
@@ -128,7 +128,7 @@ def test_what_is_no_request_is_answered_with_an_error(keeper: Keeper, tmp_path: 
         one.send(raw)
         error = json.loads(one.recv(100_000))["error"]
         assert says in error["message"]
-        one.send(b'{"op": "echo"}')  # and it goes on
+        one.send(b'{"op": "echo"}')  # the connection still works
         assert json.loads(one.recv(100_000)) == {"answer": {"said": {}}}
     assert keeper.ended_by is None
 
@@ -137,7 +137,7 @@ def test_the_silent_are_few_and_the_longest_silent_goes_first(keeper: Keeper, tm
     silent = []
     for _ in range(3 * control_socket.CLIENTS):
         silent.append(_connected(tmp_path))
-        control_socket.ask(tmp_path, "echo")  # each was taken in by then
+        control_socket.ask(tmp_path, "echo")  # the server has accepted each by then
     with contextlib.ExitStack() as stack:
         for one in silent:
             stack.enter_context(one)
@@ -150,7 +150,7 @@ def test_the_silent_are_few_and_the_longest_silent_goes_first(keeper: Keeper, tm
 def test_who_never_reads_its_answers_is_let_go(keeper: Keeper, tmp_path: Path) -> None:
     with _connected(tmp_path) as one:
         one.settimeout(0.5)
-        with contextlib.suppress(OSError):  # full, or hung up on
+        with contextlib.suppress(OSError):  # the buffer is full, or the server has disconnected
             for _ in range(10_000):
                 one.send(b'{"op": "echo", "pad": "' + b"x" * 8000 + b'"}')
         assert control_socket.ask(tmp_path, "echo") == {"said": {}}
@@ -162,7 +162,7 @@ def test_descriptors_that_come_along_do_not_stay(keeper: Keeper, tmp_path: Path)
         socket.send_fds(one, [b'{"op": "echo"}'], [write])
         assert b"answer" in one.recv(1000)
         os.close(write)
-        assert os.read(read, 1) == b""  # nobody else holds the writing end
+        assert os.read(read, 1) == b""  # the server does not hold the writing end
     os.close(read)
 
 

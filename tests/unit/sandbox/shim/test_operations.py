@@ -1,4 +1,4 @@
-"""What is asked of a live run: looked up in the table, written down, done, in that order, whatever fails."""
+"""Check operations on a live run: table lookup, audit row, then action, in this order under any failure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOVES = {(one.source, one.target) for one in lifecycle.TRANSITIONS}
 
 
 class Log:
-    """In the place of the ledger: the order of rows and acts. Full when told so."""
+    """A double of the ledger that records the order of rows and actions. ``full`` makes it refuse rows."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -48,7 +48,7 @@ class Log:
 
 
 class Freezer:
-    """In the place of the leaf."""
+    """A double of the cgroup's leaf."""
 
     def __init__(self, log: Log) -> None:
         self._log, self.freezable, self.broken = log, True, False
@@ -136,13 +136,13 @@ def test_each_is_written_down_before_it_is_done() -> None:
         "Terminated: stopped by uid7@local: enough",
     ]
     assert isinstance(reply.end, errors.KilledError)
-    # The exchange ends it now; its end is in the log already.
+    # The exchange ends the run now; its end is in the log already.
     one.channel.ending(reply.end)
     assert len(one.log.said) == 5
 
 
 def test_what_somebody_stopped_who_wrote_nothing_down_can_be_let_go_on() -> None:
-    """Whoever took it back was killed between the stop and the mark."""
+    """A revoking process was killed between the stop and the mark."""
     one = World()
     one.freezer.standing = True
     assert one.ask("resume", by="uid7@local").answer == {"state": "Running"}
@@ -166,7 +166,7 @@ def test_what_is_to_be_ended_with_its_tree_ends_where_whoever_asked_does_not_com
     if stands:
         one.ask("suspend")
         one.log.said.clear()
-    for _ in range(2):  # the second time is none: it has promised already
+    for _ in range(2):  # the second request changes nothing: the shim has promised the end already
         assert one.ask("suspend", **ENDING).answer == {"state": "Suspended"}
     freezes = [] if stands else ["freeze"]
     assert one.log.said == ["Suspended: to be ended, asked by uid7@local: enough", *freezes]
@@ -187,7 +187,7 @@ def test_what_is_to_be_ended_with_its_tree_ends_where_whoever_asked_does_not_com
 def test_what_is_ended_with_its_tree_by_somebody_who_is_gone_ends_by_itself_with_all_below_it(left: bool) -> None:
     one = World()
     marks.mark_stopped(one.directory, "uid7@local", "enough")
-    # They are back, or were killed over it and have left everything to its keeper.
+    # The tree's killers are done, or were killed halfway and left the rest to the run's shim.
     one.freezer.there = [7] if left else []
     error = marks.verdict(one.directory)
     assert isinstance(error, errors.KilledError)
@@ -195,11 +195,11 @@ def test_what_is_ended_with_its_tree_by_somebody_who_is_gone_ends_by_itself_with
     assert one.log.said == ["Terminated: stopped: ended by uid7@local: enough"]
     assert one.below == ([("uid7@local", "enough")] if left else [])
     one.channel.terminate()
-    assert one.log.said[1:] == ["kill"]  # what stands cannot be asked to end
+    assert one.log.said[1:] == ["kill"]  # a frozen run cannot be asked to end
 
 
 def test_what_a_signal_ended_leaves_nobody_below_it_to_whoever_is_gone() -> None:
-    """It is killed before its end is written down, so that nothing in it says who killed it."""
+    """The run is killed before its end is written, so its end does not name the process that killed it."""
     for marked in (True, False):
         one = World()
         if marked:
@@ -243,7 +243,7 @@ def test_what_is_being_revoked_is_not_let_go_on() -> None:
 
 @pytest.mark.parametrize("by", ["somebody", "its ttl"])
 def test_what_is_being_revoked_and_does_not_stop_is_not_let_go_on(by: str) -> None:
-    """Whoever revokes has stopped it, and a keeper that gives up stopping it would let it go on until it is killed."""
+    """The revoking process has frozen it; a shim that failed to freeze it would let it run until it is killed."""
     one = World(ttl=0, suspends=True) if by == "its ttl" else World()
     one.freezer.broken = True
     marks.mark_revoked(one.directory, "it leaks")
@@ -257,7 +257,7 @@ def test_what_is_being_revoked_and_does_not_stop_is_not_let_go_on(by: str) -> No
 
 
 def test_a_mark_is_set_before_the_thaw_or_after_it_and_never_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever revokes is behind the gate and about to mark it: until that is done nobody knows, and nothing goes on."""
+    """A revoking process holds the gate and is about to set the mark: until then the run must not resume."""
     monkeypatch.setattr(tree_kill, "_GATE_SECONDS", 0.05)
     one = World()
     one.ask("suspend")
@@ -359,8 +359,10 @@ def test_an_end_for_another_cause_has_its_code() -> None:
 @pytest.mark.parametrize("asked", [True, False])
 @pytest.mark.parametrize("stands", [True, False])
 def test_a_suspended_run_is_killed_and_not_asked_to_end(*, stands: bool, asked: bool) -> None:
-    """In the order of an exchange: that it ends is written down first, whoever wants it. What stands would take all of
-    the grace that somebody gives it, and do nothing with it."""
+    """Follow the order of an exchange: the end is written first, for any cause.
+
+    A frozen run would use up the whole grace period without doing anything.
+    """
     one = World()
     if stands:
         one.ask("suspend")
@@ -389,7 +391,7 @@ def test_the_ttl_suspends_once_and_one_more_ends(monkeypatch: pytest.MonkeyPatch
     assert one.state == "Suspended"
     one.ask("resume")
     now[0] += 9
-    assert look() is None  # once: the second end of the ttl is the exchange's own deadline
+    assert look() is None  # only once: the second end of the ttl is the exchange's own deadline
     assert one.state == "Running"
     one.ask("suspend")
     now[0] += 9.9
@@ -443,7 +445,7 @@ OPERATIONS = st.sampled_from(["suspend", "resume", "kill", "full", "free", "brea
 @hypothesis.given(st.lists(OPERATIONS, max_size=12))
 @hypothesis.settings(max_examples=300, deadline=None)
 def test_any_sequence_lands_as_the_table_says_or_is_refused(operations: list[str]) -> None:
-    """Whatever fails in between: the state is the last that was written, every step is one of the table's."""
+    """After any failures in between, the state is the last one written, and every step is in the table."""
     one = World()
     for operation in operations:
         if operation in ("full", "free"):

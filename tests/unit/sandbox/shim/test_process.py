@@ -1,4 +1,4 @@
-"""What a forked keeper has of the process that forked it, and what it may leave there: nothing."""
+"""Check that a forked shim inherits nothing from its parent and leaves nothing in it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sandbox.shim import process
 
 
 def _told(look: Callable[[], Any]) -> Any:
-    """What a keeper of ours sees."""
+    """Return the result of ``look`` in a forked shim."""
     ours, its = os.pipe2(os.O_CLOEXEC)
 
     def work() -> None:
@@ -45,7 +45,7 @@ def test_it_has_only_the_descriptors_that_are_kept() -> None:
             return {"open": _open_fds(), "stdio": [os.readlink(f"/proc/self/fd/{n}") for n in range(3)]}
 
         seen = _told(look)
-        # 0 to 2, the pipe, and the directory that is being listed.
+        # 0 to 2, the pipe, and the directory that the listing reads.
         assert len(seen["open"]) == 5
         assert not set(many) & set(seen["open"][:-1])
         assert seen["stdio"] == ["/dev/null"] * 3
@@ -100,7 +100,7 @@ def test_what_is_raised_in_it_stays_in_it(capfd: pytest.CaptureFixture[str]) -> 
         assert child.reap() == 1
         child.close()
     finally:
-        # The block is left here and not in the keeper as well.
+        # Only this process leaves the block; the shim does not.
         cleaned.append("here")
     assert cleaned == ["here"]
     assert "of the keeper's own" in capfd.readouterr().err
@@ -125,7 +125,7 @@ def test_it_cleans_up_when_it_is_asked_to_end() -> None:
     assert os.read(ours, 1) == b"2"
     assert child.reap() == 1
     assert process.wait(child.pidfd, 0)
-    child.signal(signal.SIGTERM)  # nobody is there, and nobody else gets it
+    child.signal(signal.SIGTERM)  # the child is gone, and no other process gets the signal
     child.close()
     child.close()
     os.close(ours)
@@ -139,14 +139,14 @@ def test_a_killed_one_says_so() -> None:
 
 
 def _children() -> set[str]:
-    """Our own processes, zombies among them; a worker of the test runner may have others than this test's."""
+    """Return our child processes with zombies; a worker of the test runner may have children of other tests."""
     return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
 
 
 def test_a_process_that_cannot_be_made_is_an_error_and_leaves_nothing() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     before = _children()
-    # The lowest number that is free is the next that would be given out.
+    # The kernel gives out the lowest free number.
     free = os.open("/dev/null", os.O_RDONLY)
     os.close(free)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))

@@ -1,4 +1,4 @@
-"""A signal that comes while a run is held ends it in order; one that comes while it is cleared away cuts nothing."""
+"""Check signals during a run: they end a live run in order, and do not interrupt its cleanup."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_what_ended_without_one_leaves_everything_as_it_was() -> None:
 
 
 def test_nobodys_signals_but_ours_are_held_back() -> None:
-    """Outside ``own``, on its way out, and in a thread that no signal reaches there is nothing to hold."""
+    """There is nothing to hold outside ``own``, at its exit, and in a thread that no signal reaches."""
     with shim_signals.HeldBack() as signals:
         assert signals.watches() == {}
     with shim_signals.own(), shim_signals.HeldBack() as signals:
@@ -73,13 +73,13 @@ def test_nobodys_signals_but_ours_are_held_back() -> None:
 
 @pytest.mark.usefixtures("own")
 def test_it_is_held_back_whichever_thread_takes_it() -> None:
-    """Python runs the handler in the main thread all the same, where a mask would not be asked."""
+    """Python runs the handler in the main thread even if that thread's mask blocks the signal."""
     with shim_signals.HeldBack() as signals:
         signals.hold()
         thread = threading.Thread(target=signal.raise_signal, args=(signal.SIGTERM,))
         thread.start()
         thread.join()
-        time.sleep(0.01)  # here it would raise
+        time.sleep(0.01)  # a signal would raise here
         assert signals.told
         with pytest.raises(errors.StoppedError):
             signals.check()
@@ -99,14 +99,14 @@ def test_whoever_must_be_dead_is_killed_before_anybody_looks() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
         assert killed == ["tried"]
-        with pytest.raises(errors.KernelError, match="it survives"):  # whoever looks says it
+        with pytest.raises(errors.KernelError, match="it survives"):  # the look raises the error
             look()
     assert killed == ["tried", "tried"]
 
 
 @pytest.mark.usefixtures("own")
 def test_nobody_is_killed_once_it_is_over() -> None:
-    """A descriptor or a number may be another's by then."""
+    """A descriptor or process number may be reused by then."""
     killed: list[str] = []
     with shim_signals.HeldBack() as signals:
         signals.watches(lambda: killed.append("alive"))
@@ -159,7 +159,7 @@ def test_a_run_that_was_told_ended_for_that_unless_it_had_ended_by_itself(late: 
 
 @pytest.mark.usefixtures("own")
 def test_what_is_ignored_stays_ignored() -> None:
-    """nohup(1)."""
+    """nohup(1) relies on this."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with shim_signals.HeldBack() as signals:
         signals.watches()

@@ -1,4 +1,4 @@
-"""The exchange with real pipes and real children: every wait has its limit, and each ending its own error."""
+"""Check the exchange with real pipes and real children: every wait has a limit, and each ending its own error."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ READ = "import sys, time, os, signal\nline = sys.stdin.readline()\n"
 
 @contextlib.contextmanager
 def child(code: str, *, starts: bool = True, stays: bool = False, pass_fds: tuple[int, ...] = ()) -> Iterator[Channel]:
-    """A child that runs this code, as the exchange sees it. One that ``stays`` does not hear SIGTERM, from its very
-    beginning: when its own code gets to it is the machine's business."""
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN) if stays else None  # what is ignored stays so across exec
+    """Start a child that runs this code, and return its channel.
+
+    With ``stays`` it ignores SIGTERM from the start, because its own code may run late on a slow machine.
+    """
+    # An ignored signal stays ignored across exec.
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN) if stays else None
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", code],
@@ -122,7 +125,7 @@ def test_term_then_grace_then_kill() -> None:
 
 
 def test_asking_that_takes_its_time_is_part_of_the_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes all of a grace of an hour, by a clock of ours: if another began after it, nobody would wait for that."""
+    """Asking takes the whole grace of an hour on a fake clock; a second grace after it would exceed the test's time."""
     took = [0.0]
     monkeypatch.setattr(stdio, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + took[0]))
     with child(READ + "time.sleep(300)", stays=True) as channel:
@@ -189,7 +192,7 @@ def test_a_bounded_tail_keeps_both_ends(sizes: list[int]) -> None:
 
 
 def test_a_child_that_hangs_after_a_kill_for_memory_is_ended_and_named() -> None:
-    """The kernel may take a process without which the rest waits for ever; only the cgroup's counter says so."""
+    """The kernel may kill a process for which the others wait for ever; only the cgroup's counter shows it."""
     begin = time.monotonic()
     with child("import time; time.sleep(300)") as channel:
         hanging = dataclasses.replace(channel, out_of_memory=lambda: time.monotonic() - begin > 0.5)
@@ -229,7 +232,7 @@ def test_what_is_said_just_before_the_end_is_heard_after_it() -> None:
     os.write(write, b"x")
 
     def hear() -> None:
-        # There is always something to hear: also when the child has gone.
+        # The descriptor is always readable, also after the child has gone.
         heard.append(exchange._exited)
 
     with child(READ + "print('done')") as channel:
@@ -299,7 +302,7 @@ def test_what_a_bounded_tail_keeps_can_be_read_on_from_anywhere(sizes: list[int]
 
 
 def test_of_the_looks_at_the_start_the_first_that_ends_the_run_is_the_last() -> None:
-    """Each may take its time, and what comes after it has nobody to look at."""
+    """A look may take long, and after the first ending there is no run for the next one."""
     looks: list[str] = []
 
     def look(name: str, outcome: Outcome) -> Round:
@@ -320,7 +323,7 @@ def test_of_the_looks_at_the_start_the_first_that_ends_the_run_is_the_last() -> 
 
 
 def test_what_must_be_written_down_first_is_so_or_does_not_happen() -> None:
-    """Before the intent is given, and before the run is ended: a log that takes no row ends the exchange."""
+    """A row before the intent is given and one before the run is ended: a log that refuses either ends the exchange."""
     said: list[object] = []
     with child(READ + "time.sleep(30)") as channel:
         told = dataclasses.replace(channel, giving=lambda: said.append("giving"), ending=said.append)

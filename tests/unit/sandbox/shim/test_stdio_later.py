@@ -1,4 +1,4 @@
-"""An intent that comes later: the agent starts, is held, and is told when somebody comes, with real children."""
+"""Check a late intent with real children: the agent starts, is held, and gets the intent when a client connects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _closed() -> Iterator[None]:
 
 @dataclass
 class Scripted:
-    """Holds after ``after`` looks; then ``come`` is called once, and whoever comes brings ``brings``."""
+    """Hold the agent after ``after`` looks; then call ``come`` once, and let each client bring one of ``brings``."""
 
     brings: list[Given | errors.RunError | None]
     after: int = 1
@@ -102,7 +102,7 @@ def test_who_speaks_before_its_intent_is_refused_as_ever(after: int) -> None:
 
 
 def test_who_spoke_before_it_was_held_is_refused_before_it_is_told() -> None:
-    """The word is in the pipe when somebody comes with the intent, in the same turn."""
+    """The agent's word is in the pipe when a client brings the intent, in the same turn."""
     released: list[str] = []
 
     class Late(Scripted):
@@ -139,13 +139,13 @@ def test_it_is_let_go_only_when_its_intent_is_there() -> None:
 
 
 def pid_of(channel: Channel) -> int:
-    """The process behind a pidfd."""
+    """Return the pid behind a pidfd."""
     lines = Path(f"/proc/self/fdinfo/{channel.pidfd}").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
 
 
 def pending(pid: int) -> int:
-    """How many bytes lie in the pipe that is a process's stdin."""
+    """Return the number of unread bytes in the pipe of a process's stdin."""
     held = array.array("i", [0])
     with open(f"/proc/{pid}/fd/0", "rb", buffering=0) as pipe:
         fcntl.ioctl(pipe, termios.FIONREAD, held)
@@ -194,7 +194,7 @@ def test_who_may_end_it_while_it_waits_cannot_any_more_once_it_is_told_and_who_c
         done.run()
     assert "supervisor" in str(done.error)
 
-    os.eventfd_read(gone)  # now nothing is there, until it is told
+    os.eventfd_read(gone)  # the descriptor is not readable again until it is written to
     later = Scripted([], watches={gone: lambda: heard.append("too late")})
 
     def take() -> Given:
@@ -212,7 +212,7 @@ def test_who_may_end_it_while_it_waits_cannot_any_more_once_it_is_told_and_who_c
 
 
 def test_what_was_forgotten_in_a_turn_ends_nothing_in_the_same_turn() -> None:
-    """The intent and the end of whoever held it until then come at once: what is seen first counts."""
+    """The intent and the end of the standby's holder come at once: the first one seen counts."""
     gone = os.eventfd(1, os.EFD_CLOEXEC)
     OPEN.append(gone)
     later = Scripted([Given(b"hi\n", TASK)], watches={gone: lambda: errors.KilledError("the supervisor went")})

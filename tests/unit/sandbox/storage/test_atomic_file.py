@@ -1,4 +1,4 @@
-"""Which file a name is now, told without a look at its times; and a lock that is let go."""
+"""Check that a replaced file is recognised without its times, and that a lock is released."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_name_that_nothing_has_is_told_as_missing(folder: int) -> None:
 
 @pytest.mark.parametrize("what", ["gate", "directory", "look"])
 def test_a_lock_is_let_go_though_whoever_was_forked_meanwhile_has_a_copy_of_it(tmp_path: Path, what: str) -> None:
-    """In a process with threads another's child has it until it executes, and may stand on its way there."""
+    """In a process with threads, a child of another thread holds the lock until execve, and may hang before it."""
     tmp_path.chmod(0o700)
     directory = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     (tmp_path / "lock").touch(mode=0o600)
@@ -123,7 +123,7 @@ def test_a_lock_is_let_go_though_whoever_was_forked_meanwhile_has_a_copy_of_it(t
 
 @contextlib.contextmanager
 def held(place: Path) -> Iterator[None]:
-    """Somebody has the lock and does not go on."""
+    """Hold the lock, as a process that hangs does."""
     with open(place) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -164,7 +164,7 @@ def test_what_a_run_came_to_is_told_where_its_directory_cannot_be_removed(
 
 @pytest.mark.parametrize("what", ["gate", "enforcement", "directory"])
 def test_a_terminal_stops_nobody_over_a_lock(tmp_path: Path, folder: int, what: str) -> None:
-    """Under sudo an ordinary user holds the terminal of `covenant ps`, which passes the gate."""
+    """Under sudo an ordinary user could suspend `covenant ps` from its terminal while it holds the gate."""
     stopping = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert not stopping & blocked

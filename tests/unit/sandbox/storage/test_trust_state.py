@@ -1,4 +1,4 @@
-"""COVENANT_STATE: the ratchet, the clock and the root survive crashes, races and damage, and forget nothing."""
+"""Check COVENANT_STATE: the ratchet, the clock and the root survive crashes, races and damage without loss."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def test_a_root_that_was_read_still_holds_until_another_does_or_it_is_taken_away
 
 
 def test_what_was_verified_under_an_old_root_is_not_accepted_where_the_new_one_was_taken_away(state: State) -> None:
-    """What the new one revokes is revoked, though the folder shows the old one again."""
+    """The new root's revocations still hold, although the folder shows the old root again."""
     trusted = _trusted(state, 10)
     state.replace_root(kit.root_bytes(kit.root_document(version=2), 1), NOW + CLOCK_STEP_MS)
     with pytest.raises(errors.TrustError, match="verified under trust root version 1, 2 holds now"):
@@ -389,7 +389,7 @@ _STEPS = ("write", "fsync", "rename", "unlink", "link")
 
 
 def _die_at(step: int, *, torn: bool) -> None:
-    """From now on, the process dies as by kill -9 instead of making its n-th call that changes the disk."""
+    """Make this process die as by kill -9 in place of its n-th call that changes the disk."""
     left = [step]
 
     def deadly(real: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -436,7 +436,7 @@ def test_a_crash_at_any_point_leaves_the_old_serial_or_the_new(state: State, pat
         if status == 0:
             assert found == trust.Accepted(serial + 1, new.payload_digest)
             break
-        # The next start is not hindered by what was left.
+        # The leftovers do not hinder the next start.
         state.accept(new, now_ms=later)
     assert died >= 6
     leftovers = [f.name for f in path.rglob(".*")]
@@ -495,7 +495,7 @@ def test_a_crash_while_a_root_is_replaced_leaves_the_old_one_or_the_new_one_with
         with State(place) as after, log(place) as ledger:
             version = after.present_root().version
             assert (version, ledger.count) in {(1, 0), (1, 1), (2, 1)}
-            # Whatever was left, the same step goes through, and what it revoked is not accepted on the way.
+            # With any leftovers, the same step succeeds, and a revoked package is not accepted meanwhile.
             if version == 1:
                 after.replace_root(second, NOW)
             with pytest.raises(errors.RevokedError):
@@ -504,7 +504,7 @@ def test_a_crash_while_a_root_is_replaced_leaves_the_old_one_or_the_new_one_with
         if status == 0:
             break
     assert ends[-1] == (2, 0)
-    # Both sides of the moment at which the new one holds were visited.
+    # The kills came on both sides of the moment at which the new version holds.
     assert {(1, 9), (2, 9)} < set(ends)
 
 

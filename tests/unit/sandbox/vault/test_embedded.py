@@ -1,4 +1,4 @@
-"""The embedded vault: what is changed, exchanged or put back in its files is refused, and a kill leaves one whole."""
+"""Check the embedded vault: changed, exchanged or restored files are refused, and a kill leaves one whole."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def value(text: str) -> memoryview:
 
 
 def nothing(change: object) -> None:
-    """Nobody keeps a log here."""
+    """Do nothing: these tests have no log."""
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_after_rekey_the_old_key_opens_nothing(
 
 
 def test_a_key_file_is_whole_or_not_there(tmp_path: pathlib.Path) -> None:
-    """What a kill left half is made anew; one that is there is never replaced."""
+    """A half-written file of a killed process is made anew; an existing key is never replaced."""
     (tmp_path / ".key.new").write_bytes(b"half")
     keys.make_file(tmp_path / "key")
     made = (tmp_path / "key").read_bytes()
@@ -144,7 +144,7 @@ def test_a_log_that_takes_no_row_changes_nothing(vault: FileVault) -> None:
     assert read(vault) == "one"
 
 
-# --- what somebody changed in it ------------------------------------------------------------------
+# --- changes by an attacker -----------------------------------------------------------------------
 
 
 def _add_lock(document: dict[str, Any]) -> None:
@@ -183,7 +183,7 @@ EDITS: dict[str, Edit] = {
 def test_every_edit_is_refused(
     state: pathlib.Path, vault: FileVault, key_file: pathlib.Path, change: Edit, *, with_head: bool
 ) -> None:
-    """Also by somebody who writes the head anew, who has no key."""
+    """Also if an attacker without a key writes the head anew."""
     vault.put("a", "n", value("one"), before=nothing)
     vault.put("b", "n", value("two"), before=nothing)
     assert read(at(state, key_file)) == "one"
@@ -204,7 +204,7 @@ def _fit_head(state: pathlib.Path) -> None:
 def test_every_flipped_bit_and_every_cut_is_refused(
     state: pathlib.Path, vault: FileVault, key_file: pathlib.Path
 ) -> None:
-    """At a place in each 40 bytes, of the head as well; for the file the head is written anew to fit it."""
+    """The test changes one place in each 40 bytes of file and head; for the file it writes a head that fits."""
     vault.put("a", "n", value("one"), before=nothing)
     for name in (FILE, HEAD):
         path = state / name
@@ -234,7 +234,7 @@ def test_an_older_file_put_back_is_refused(state: pathlib.Path, vault: FileVault
     (state / FILE).write_bytes(older)
     with pytest.raises(errors.VaultError, match="an older one was put back"):
         read(at(state, key_file))
-    # The one that had it open before it was put back does not fall for it either.
+    # A vault that was open before the older file was put back refuses it too.
     with pytest.raises(errors.VaultError, match="an older one was put back"):
         read(vault)
     (state / FILE).write_bytes(newer)
@@ -246,7 +246,7 @@ def test_an_older_file_put_back_is_refused(state: pathlib.Path, vault: FileVault
 def test_an_older_file_is_refused_from_the_first_read_after_a_killed_change(
     state: pathlib.Path, vault: FileVault, key_file: pathlib.Path, tmp_path: pathlib.Path, verb: str, *, killed: bool
 ) -> None:
-    """Nobody writes any more: whoever reads writes the head that the change could not write."""
+    """No later change happens: the next reader writes the head that the change could not write."""
     vault.put("a", "n", value("leaked"), before=nothing)
     keys.make_file(tmp_path / "new.key")
     older, head = ((state / name).read_bytes() for name in (FILE, HEAD))
@@ -290,7 +290,7 @@ def test_whoever_cannot_write_the_head_after_a_killed_change_is_given_nothing(
 def test_a_head_is_not_written_for_what_no_key_has_sealed(
     state: pathlib.Path, vault: FileVault, key_file: pathlib.Path
 ) -> None:
-    """Whoever has the folder alone can make a next document, and has nobody write it into the head."""
+    """An attacker with the folder alone can make a next document, but no reader writes it into the head."""
     vault.put("a", "n", value("one"), before=nothing)
     whole, head = ((state / name).read_bytes() for name in (FILE, HEAD))
     previous = hashlib.sha256(whole).hexdigest()
@@ -308,7 +308,7 @@ def test_an_older_record_put_back_into_the_newest_file_is_refused(
     vault.put("a", "n", value("one"), before=nothing)
     older = json.loads((state / FILE).read_bytes())["records"]
     vault.remove("a", "n", before=nothing)
-    vault.put("a", "n", value("two"), before=nothing)  # version 1 again, of the same place
+    vault.put("a", "n", value("two"), before=nothing)  # version 1 again, of the same name
     edit(state, lambda d: d.update(records=older))
     _fit_head(state)
     with pytest.raises(errors.VaultError, match="its seal does not hold"):
@@ -421,7 +421,7 @@ def test_a_kill_in_a_change_leaves_the_old_or_the_new(
         text = read(fresh)
         assert text is not None
         version = fresh.entries()[0].version
-        # What is read is what was written as this version: the child counts from 1 in each attempt.
+        # The value read is the one written as this version: the child counts from 1 in each attempt.
         assert version >= 1
         seen.add(text)
         fresh.put("a", f"after-{attempt}", value("x"), before=nothing)
@@ -504,7 +504,7 @@ def test_writers_take_turns_and_readers_see_one_of_them(
 def test_whoever_has_what_opens_a_vault_leaves_no_core_and_is_nobodys_to_trace(
     kind: str, key_file: pathlib.Path
 ) -> None:
-    """Also `covenant vault list`, which takes no secret in and gives none out."""
+    """Also `covenant vault list`, which neither accepts nor prints a secret."""
 
     def look() -> None:
         libc.prctl(libc.PR_SET_DUMPABLE, 1)
@@ -519,7 +519,7 @@ def test_whoever_has_what_opens_a_vault_leaves_no_core_and_is_nobodys_to_trace(
 def test_nobody_waits_for_whoever_is_asked_for_a_passphrase(
     state: pathlib.Path, vault: FileVault, key_file: pathlib.Path, verb: str
 ) -> None:
-    """Also after a killed change, whose head a reader writes under the lock."""
+    """Also after a killed change, whose head the next reader writes under the lock."""
     vault.put("a", "n", value("one"), before=nothing)
     head = (state / HEAD).read_bytes()
     vault.rotate("a", "n", value("two"), before=nothing)

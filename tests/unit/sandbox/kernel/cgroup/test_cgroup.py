@@ -1,4 +1,4 @@
-"""Which hierarchy carries what, and what a leaf writes, on trees of plain files that look like the kernel's."""
+"""Check the hierarchy of each controller, and the writes of a leaf, on plain files that look like the kernel's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ V1 = "\n".join(
 
 
 def _tree(tmp_path: Path, *, enabled: str = "cpu memory pids", has: str = "cpuset cpu io memory pids") -> str:
-    """A unified hierarchy of plain files, and the mount table that shows it."""
+    """Make a unified hierarchy of plain files; return the mount table that shows it."""
     (tmp_path / "cgroup.controllers").write_text(has)
     (tmp_path / "cgroup.subtree_control").write_text(enabled)
     (tmp_path / "covenant").mkdir()
@@ -133,7 +133,7 @@ def test_a_leaf_that_does_not_freeze_in_time_is_thawed_again_and_said(
 
 
 def test_a_leaf_in_which_nobody_is_left_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever killed them while they were stopped has thawed it."""
+    """The process that killed them while they were frozen has thawed the leaf."""
     leaf = _v1_leaf(tmp_path, state="THAWED\n")
     monkeypatch.setattr(leaf, "_freezer_says", lambda: False)
     monkeypatch.setattr(leaf, "pids", list)

@@ -1,4 +1,4 @@
-"""A thread aside: whatever becomes of it, whoever waits for it hears of it there and nowhere else."""
+"""Check a background thread: its caller gets its result or error at the wait, and nowhere else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_call_aside_gives_its_value_or_raises_what_it_raised() -> None:
 def test_where_no_thread_is_left_it_is_an_error_of_the_machine_and_none_of_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A look that begins two threads would else leave the first behind, and end a run that is only to be watched."""
+    """Else a look that starts two threads would leave the first behind, and end a run that it should only watch."""
 
     def start(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

@@ -1,4 +1,4 @@
-"""What the kernel's log says of a refused packet, read from bytes; tests/kernel/test_nflog.py has the kernel's own."""
+"""Parse the kernel's log of a refused packet from bytes; tests/kernel/test_nflog.py reads the kernel's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sockets whose path is too long for an address, and whose directory is a symlink."""
+"""Check sockets whose path is too long for an address, and whose directory is a symlink."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sandbox.serve.api import client
 
 @pytest.fixture
 def deep(tmp_path: Path) -> Path:
-    """A directory whose own path is too long for an address."""
+    """Make a directory whose own path is too long for an address."""
     made = tmp_path / ("d" * 108)
     made.mkdir()
     return made
@@ -26,7 +26,7 @@ def deep(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def listener(deep: Path) -> Iterator[socket.socket]:
-    """One that listens there."""
+    """Listen on a socket in that directory."""
     with socket.socket(socket.AF_UNIX) as made:
         with pytest.raises(OSError, match="too long"):
             made.bind(str(deep / "socket"))
@@ -58,11 +58,11 @@ def test_a_symlink_is_followed_by_whoever_says_so(tmp_path: Path, deep: Path, li
 def test_a_client_finds_the_supervisor_of_such_a_state(
     tmp_path: Path, deep: Path, listener: socket.socket, *, linked: bool
 ) -> None:
-    """Its own state may be a symlink: the supervisor's may not, which holds it by its own path."""
+    """The client's state path may be a symlink; the supervisor's may not, because it holds it by its own path."""
     link = tmp_path / "link"
     link.symlink_to(deep)
     before = os.listdir("/proc/self/fd")
-    # Whoever listens here is who runs the test.
+    # The listener here is the user who runs the test.
     refused = pytest.raises(errors.ImpostorError) if os.geteuid() else contextlib.nullcontext()
     with refused, client.connected(str((link if linked else deep) / "socket")) as sock:
         assert sock is not None
@@ -73,7 +73,7 @@ def test_a_client_finds_the_supervisor_of_such_a_state(
 
 
 def test_another_process_finds_the_trace_by_the_same_address(deep: Path) -> None:
-    """As runsc does: /proc/self would be its own."""
+    """runsc connects from its own process, where /proc/self would be its own."""
     one = StartTrace(deep)
     try:
         address = one.config.read_text().split('"endpoint": "')[1].split('"')[0]

@@ -1,4 +1,4 @@
-"""The starter and a fork are one way to start a child: the same steps, the same errors, the same surroundings."""
+"""Check that the starter and a fork start a child alike: the same steps, errors and environment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sandbox.kernel.proc import launcher, spawn
 
 ROOT = Path(spawn.__file__).resolve().parents[3]
 TRUE: tuple[str, list[str], dict[str, str]] = ("/bin/true", ["true"], {})
-# What a program can see of how it was started.
+# Prints all that a program can see of its start.
 TELL = """\
 import json, os, sys
 status = dict(line.split(":\\t", 1) for line in open("/proc/self/status"))
@@ -43,7 +43,7 @@ sys.stdout.write(json.dumps({
 
 @pytest.fixture
 def folders(tmp_path: Path) -> Path:
-    """Three folders with a file each: one is shown over the second, and the third is covered."""
+    """Make three folders with a file each: one is mounted over the second, and the third is covered."""
     for name in ("shown", "over", "covered"):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"of-{name}").touch()
@@ -72,7 +72,7 @@ def _told(launch: proc_launch.Launch, folders: Path) -> dict[str, Any]:
 
 
 def test_a_program_cannot_tell_how_it_was_started(monkeypatch: pytest.MonkeyPatch, folders: Path) -> None:
-    """Namespaces, mounts, descriptors, signals, session, identity, directory, environment."""
+    """The test compares namespaces, mounts, descriptors, signals, session, identity, directory and environment."""
     joined = folders / "procs"
     joined.touch()
     network = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
@@ -109,7 +109,7 @@ def test_a_program_cannot_tell_how_it_was_started(monkeypatch: pytest.MonkeyPatc
     assert by_starter["environment"] == {"LC_ALL": "C.UTF-8", "ONE": "two words", "EMPTY": ""}
     assert int(by_starter["status"]["SigBlk"], 16) == 0
     assert by_starter["status"]["Umask"].strip() == "0077"
-    # And here nothing was changed by it.
+    # The start changed nothing in this process.
     assert sorted(os.listdir(folders / "over")) == ["of-over"]
 
 
@@ -175,7 +175,7 @@ with process.spawn(process.Launch("/bin/sleep", ["sleep", "300"], {{}})) as chil
 
 
 def _directly(*words: str, version: str = "2", parent: int | None = None) -> tuple[int, bytes, bytes]:
-    """The exit status of the program, what it reported, and what it and the program that it executed printed."""
+    """Run the starter directly; return its exit status, its report, and the output of it and its program."""
     told, tell = os.pipe()
     try:
         head = [version, str(os.getpid() if parent is None else parent), str(tell)]
@@ -192,7 +192,7 @@ def test_alone_it_does_what_it_is_told() -> None:
 
 
 def test_whose_caller_is_gone_does_nothing() -> None:
-    """Of another parent's death no signal would come."""
+    """PR_SET_PDEATHSIG would give no signal for the death of another parent."""
     assert _directly("die", "execute", "/bin/echo", "echo", "here", parent=1) == (127, b"", b"")
 
 
@@ -212,7 +212,7 @@ def test_what_it_does_not_understand_is_no_step(words: list[str], number: int) -
     assert (step, os.strerror(error)) == (number, "Protocol error")
 
 
-# One instruction that lets everything by (BPF_RET, SECCOMP_RET_ALLOW).
+# One instruction that allows every call (BPF_RET, SECCOMP_RET_ALLOW).
 ALLOW = struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000).hex()
 
 
@@ -247,7 +247,7 @@ def test_a_number_is_a_number(word: str) -> None:
 
 
 def test_of_another_version_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a package was put in place of another under a supervisor that goes on."""
+    """The version differs after a package was upgraded under a running supervisor."""
     status, told, printed = _directly("execute", "/bin/echo", "echo", version="3")
     assert (status, printed, json.loads(told)[0]) == (127, b"", -1)
     monkeypatch.setattr(launcher, "_VERSION", "3")
@@ -270,13 +270,13 @@ def test_what_was_not_built_is_forked(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_a_prepare_is_always_run() -> None:
-    """It is Python of the caller's, and no step may be left out because the start is quick."""
+    """`prepare` is Python code of the caller, and a quick start must not skip it."""
     with spawn.spawn(proc_launch.Launch(*TRUE, prepare=lambda: os._exit(42))) as child:
         assert child.reap() == 42
 
 
 def test_what_is_only_covered_is_covered_in_a_namespace_of_its_own() -> None:
-    """Said and not done: without it the host's own directory would be covered."""
+    """The test only compares the steps: without a namespace they would cover the host's own directory."""
     words = launcher.Steps(proc_launch.Launch(*TRUE, covered=["/srv/a", "/srv/b"])).words
     assert words[words.index("private") :][:5] == ["private", "cover", "/srv/a", "cover", "/srv/b"]
     assert "private" not in launcher.Steps(proc_launch.Launch(*TRUE)).words

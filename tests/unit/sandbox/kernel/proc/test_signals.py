@@ -1,4 +1,4 @@
-"""Signals of a forked process: everything at its default again, whoever had changed what."""
+"""Check the signals of a forked process: all have their defaults again, after any changes of the parent."""
 
 from __future__ import annotations
 

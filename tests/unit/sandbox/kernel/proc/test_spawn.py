@@ -1,6 +1,6 @@
-"""The moments around the start of a child: whatever happens, it never does the parent's work nor outlives it.
+"""Check the moments around the start of a child: it never does the parent's work and never outlives it.
 
-In this process each is tried both ways, by the starter and by a fork; what is done inside a fork is tried by scripts.
+Each test in this process uses both ways, the starter and a fork; scripts test the steps inside a fork.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ with process.spawn(launch) as child: child.reap()
 
 
 def test_no_descriptor_for_the_child_is_no_child(tmp_path: Path) -> None:
-    """Eight for the pipes and none for the pidfd: what was forked must not run unwatched."""
+    """Eight descriptors suffice for the pipes but not for the pidfd: the forked child must not run unwatched."""
     out = tmp_path / "out"
     launch = proc_launch.Launch("/bin/sh", ["sh", "-c", f"sleep 0.2; echo ran > {out}"], {"PATH": "/bin"})
     with spawn.spawn(launch) as child:
@@ -107,7 +107,7 @@ def test_what_the_caller_ignores_the_child_does_not() -> None:
         with spawn.spawn(proc_launch.Launch("/bin/grep", ["grep", "SigIgn", "/proc/self/status"], {})) as child:
             assert child.reap() == 0
             ignored = int(os.read(child.stdout, 100).split()[1], 16)
-        # 32 and 33 are glibc's own, which sigaction refuses to touch; make(1) hands them on ignored (nptl(7)).
+        # 32 and 33 are glibc's own, which sigaction refuses to change; make(1) passes them on ignored (nptl(7)).
         assert ignored & ~(0b11 << 31) == 0
         ours = Path("/proc/self/status").read_text()
         assert int(ours.split("SigIgn:")[1].split()[0], 16) & 1 << (signal.SIGQUIT - 1)
@@ -118,13 +118,13 @@ def test_what_the_caller_ignores_the_child_does_not() -> None:
 
 @pytest.fixture
 def stands(tmp_path: Path) -> proc_launch.Launch:
-    """A child that stands on its way to execve, as in a stopped cgroup: nobody reads from what it opens to write."""
+    """Launch a child that blocks before execve, as in a frozen cgroup: it opens a FIFO that has no reader."""
     os.mkfifo(tmp_path / "fifo")
     return proc_launch.Launch("/bin/true", ["true"], {}, join_files=[str(tmp_path / "fifo")])
 
 
 def _ours() -> tuple[list[str], set[str]]:
-    """The descriptors and the children of this process."""
+    """Return the descriptors and the children of this process."""
     children = [task.joinpath("children").read_text().split() for task in Path("/proc/self/task").iterdir()]
     return sorted(os.listdir("/proc/self/fd")), {pid for some in children for pid in some}
 
@@ -164,7 +164,7 @@ def test_who_may_end_it_is_heard_while_it_stands(stands: proc_launch.Launch, how
 def test_who_asks_for_something_else_is_answered_and_it_goes_on(stands: proc_launch.Launch) -> None:
     ours, theirs = os.pipe()
     asked: list[bytes] = []
-    # Whoever reads from it lets the child go on.
+    # A reader of the FIFO lets the child continue.
     reader = threading.Thread(target=lambda: Path(stands.join_files[0]).read_bytes())
 
     def answer() -> None:
@@ -183,7 +183,7 @@ def test_who_asks_for_something_else_is_answered_and_it_goes_on(stands: proc_lau
 
 
 def test_one_that_outlives_its_signal_is_told_of_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As who waits for a disk that does not answer: here SIGKILL does not reach it."""
+    """A child that waits for a hung disk behaves so: SIGKILL does not end it."""
     before, launch = _ours(), proc_launch.Launch("/bin/sleep", ["sleep", "60"], {})
     monkeypatch.setattr(spawn, "_DEATH_SECONDS", 0.05)
     monkeypatch.setattr(spawn.Child, "signal", lambda self, number: None)

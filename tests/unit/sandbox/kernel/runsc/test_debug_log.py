@@ -1,4 +1,4 @@
-"""The pipe of gVisor's log: a bounded part of a flood each time, and nothing lost at the end."""
+"""Check the pipe of gVisor's log: each turn reads a bounded part of a flood, and nothing is lost at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LINE = b"D1122 09:22:16.123456       1 task_syscall.go:145] [   1:   1] Syscall 
 
 
 def opened(tmp_path: Path) -> tuple[RefusedCalls, list[tuple[str, int]], Callable[[bytes], None]]:
-    """A reader, what it has told, and a writer in gVisor's place."""
+    """Make a reader, its list of reports, and a writer in gVisor's place."""
     told: list[tuple[str, int]] = []
     calls = RefusedCalls(tmp_path, {59: "execve"}, lambda name, count: told.append((name, count)))
 
@@ -73,5 +73,5 @@ def test_what_is_awaited_is_taken_once_and_in_its_order(tmp_path: Path) -> None:
     calls.ready()
     assert not awaited
     calls.close()
-    # The first 41 came before its turn, and whatever comes after the last is another's.
+    # The first 41 came before its turn, and calls after the last awaited one belong to another caller.
     assert dict(told) == {"#41": 1, "#309": 1, "#161": 1, "#59": 1}

@@ -1,4 +1,4 @@
-"""What the TLS gate grants, carries and refuses, with socket pairs in place of the network."""
+"""Check the TLS gate's grants, forwarding and refusals, with socket pairs in place of the network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PLAN = {
 
 
 def plain(name: str | None, *, ech: bool = False) -> Hello:
-    """A hello with nothing else to it."""
+    """Return a plain hello with this name."""
     return Hello(name, ech=ech)
 
 
@@ -120,7 +120,7 @@ class Gate:
         self.upstream.close()
 
     def serve(self) -> None:
-        """Let the connection do what it waits for, until it waits in vain."""
+        """Run the connection until it has no more events."""
         for _ in range(1000):
             wanted = self.connection.interest()
             poll = select.poll()
@@ -132,7 +132,7 @@ class Gate:
         raise AssertionError("it turns in vain")
 
     def heard(self, far: socket.socket) -> bytes:
-        """What has come to this end by now; ``b""`` for nothing or an end."""
+        """Return the bytes that have reached this end by now; ``b""`` for none or the end of the stream."""
         self.serve()
         return far.recv(1 << 20) if select.select([far], [], [], 0)[0] else b""
 
@@ -155,7 +155,7 @@ def gate(pipes: Pipes) -> Iterator[Gate]:
 
 
 def carried(gate: Gate) -> Gate:
-    """The same gate after a handshake's first two messages."""
+    """Return the gate after a handshake's first two messages."""
     gate.agent.sendall(kit.hello(NAME))
     assert gate.heard(gate.server) == kit.hello(NAME)
     gate.server.sendall(kit.server_hello())
