@@ -29,12 +29,11 @@ from typing import Final
 
 from policy import errors
 from sandbox import config as configuration
-from sandbox import unix_wire
 from sandbox.kernel.proc import signals
 from sandbox.kernel.seccomp import reader as seccomp_reader
 from sandbox.rate_limit import Tokens
 from sandbox.rundir import registry
-from sandbox.serve import connection, metrics_worker, overdue, systemd
+from sandbox.serve import connection, metrics_worker, overdue, refusals, systemd
 from sandbox.serve.api.session import Caller
 from sandbox.serve.overdue import Overdue
 from sandbox.serve.standby_pool import Pool
@@ -62,21 +61,8 @@ _SPARE = 3
 # So often on end a watcher that ended is replaced; one that lasted for so long begins the count anew.
 _WATCHERS: Final = 5
 _WATCHED_SECONDS: Final = 60.0
-_NOT_A_CALLER: Final = unix_wire.encode(
-    errors.CallerError("this user may not ask the supervisor", hint="callers in config.toml").to_json()
-)
-_BUSY: Final = unix_wire.encode(
-    errors.BusyError("too many requests of this user", hint="let some end, then ask again").to_json()
-)
-# A hung process keeps the package that it has read, up to 256 MiB, and SIGKILL frees none of it.
-_MOST_HUNG: Final = 4
-_HUNG: Final = unix_wire.encode(
-    errors.HangingError(f"{_MOST_HUNG} processes of this user wait for a file system", hint=overdue.HINT).to_json()
-)
-_ENDING: Final = unix_wire.encode(errors.ServiceError("the supervisor is ending", hint="ask again").to_json())
 # What the loop is told of by a signal.
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
-_SLOW: Final = unix_wire.encode(errors.RequestError("the request is refused: it did not come in time").to_json())
 
 
 @dataclass
@@ -180,7 +166,7 @@ class Server:
         systemd.alive()
         now = time.monotonic()
         for fd in [fd for fd, one in self._waiting.items() if now >= one.until]:
-            self._drop(fd, _SLOW)
+            self._drop(fd, refusals.SLOW)
         if self._paused_until and now >= self._paused_until:
             self._paused_until = 0.0
             self._selector.register(self.listener, selectors.EVENT_READ, self._accept)
@@ -225,7 +211,7 @@ class Server:
         caller = Caller.of(sock)
         config = self.supervisor.config
         if caller.uid != 0 and caller.uid not in config.callers:
-            self._refuse(sock, _NOT_A_CALLER)
+            self._refuse(sock, refusals.NOT_A_CALLER)
             return
         now = time.monotonic()
         account = self._accounts.setdefault(caller.uid, _Account(Tokens(PER_SECOND, BURST, now)))
@@ -233,17 +219,17 @@ class Server:
         often = caller.uid != 0 and not account.tokens.take(now)
         hung = self._overdue.of(caller.uid)
         most -= hung
-        if hung >= _MOST_HUNG:
-            self._refuse(sock, _HUNG)
+        if hung >= refusals.MOST_HUNG:
+            self._refuse(sock, refusals.HUNG)
             return
         if often or account.open >= most or len(self._waiting) + len(self._keepers) >= MAX_OPEN:
-            self._refuse(sock, _BUSY)
+            self._refuse(sock, refusals.BUSY)
             return
         fd = sock.fileno()
         try:
             self._selector.register(fd, selectors.EVENT_READ, functools.partial(self._spoke, fd))
         except OSError:  # the kernel watches no more than it has memory for (epoll_ctl(2))
-            self._refuse(sock, _BUSY)
+            self._refuse(sock, refusals.BUSY)
             return
         account.open += 1
         self._waiting[fd] = _Waiting(sock, caller, now + config.request_seconds)
@@ -269,7 +255,7 @@ class Server:
             self._fork(functools.partial(connection.serve, talk, self.supervisor), talk.descriptors(), ended)
         except errors.KernelError:
             self._accounts[one.caller.uid].open -= 1
-            self._refuse(one.sock, _BUSY)
+            self._refuse(one.sock, refusals.BUSY)
             return
         one.sock.close()
 
@@ -286,12 +272,12 @@ class Server:
     def _dismiss(self) -> None:
         """Answer the silent and the queued connections that the service ends. No connection is accepted afterwards."""
         for fd in list(self._waiting):
-            self._drop(fd, _ENDING)
+            self._drop(fd, refusals.ENDING)
         if not self.goes_on:
             self.listener.shutdown(socket.SHUT_RD)
             with contextlib.suppress(OSError):  # the queue is empty
                 while True:
-                    self._refuse(self.listener.accept()[0], _ENDING)
+                    self._refuse(self.listener.accept()[0], refusals.ENDING)
 
     def _pause(self) -> None:
         if not self._paused_until:
