@@ -74,7 +74,7 @@ class Supervisor:
 
     def __enter__(self) -> Supervisor:
         with self._stack:
-            self._stack.enter_context(signals.own())
+            self._stack.enter_context(signals.detach_from_terminal())
             self.state = self._stack.enter_context(State(self.path))
             self.ledger = self._stack.enter_context(open_ledger(self.path))
             for name in ("runs", "uids", "packages", "rootfs"):

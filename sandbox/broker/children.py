@@ -74,7 +74,7 @@ class Errand:
 class _Child:
     run_id: str
     agent_id: str
-    keeper: process.Keeper
+    keeper: process.Shim
     pipe: int
     call: Call | None
     fate: str = ""

@@ -31,7 +31,7 @@ from sandbox.run_io import Limits, Round
 from sandbox.rundir import admission, marks, registry
 from sandbox.rundir.uid_pool import UidLease
 from sandbox.runner import gvisor, prepare
-from sandbox.shim.operations import Steering
+from sandbox.shim.operations import RunOperations
 
 
 class Terms:
@@ -226,8 +226,8 @@ class Terms:
             config = configuration.load(config.state)
         return config.on_newer_serial
 
-    def _steering(self, lifetime: Lifetime) -> Steering:
-        return Steering(
+    def _steering(self, lifetime: Lifetime) -> RunOperations:
+        return RunOperations(
             self._rows,
             ttl_seconds=lifetime.ttl_seconds or None,
             suspends=lifetime.on_expiry == "suspend",

@@ -101,7 +101,7 @@ def attempt(job: gvisor.Job, closures: Sequence[Closure], *, runs: Path, uids: U
 
     own = closure(job.config, artefacts.json("effective.json")["arch"])
     held = Skeletons(job.config.state / "rootfs").hold([*closures, own], points)
-    with shim_signals.HeldBack() as signals, held as rootfs:
+    with shim_signals.DeferredSignals() as signals, held as rootfs:
         signals.hold()
         throw_away = dataclasses.replace(
             job,
@@ -127,9 +127,9 @@ def attempt(job: gvisor.Job, closures: Sequence[Closure], *, runs: Path, uids: U
             finished = gvisor.run(throw_away, runs=runs, uids=uids)
         finally:
             # An interrupted test has not failed: the next run repeats it.
-            if signals.told:
+            if signals.pending:
                 raise KeyboardInterrupt
-    if signals.told:
+    if signals.pending:
         raise KeyboardInterrupt
     if drift:
         return tuple(f"{layer.name}: {layer.found}" for layer in drift)

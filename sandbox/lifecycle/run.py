@@ -73,7 +73,7 @@ class Run(Terms):
         self._rows.to(life.State.PROVISIONED, "a package and an intent were received", waits=True)
         self._timings: dict[str, float] = {}
         self._clock = time.perf_counter()
-        self.signals = signals.HeldBack()
+        self.signals = signals.DeferredSignals()
 
     def go(self) -> Answer:
         """Carry out (1) to (6).
@@ -87,15 +87,15 @@ class Run(Terms):
                 answer = self._written_down()
                 self._raise_told(answer)
         except BaseException as e:
-            if self.signals.told and not isinstance(e, KeyboardInterrupt):
+            if self.signals.pending and not isinstance(e, KeyboardInterrupt):
                 raise KeyboardInterrupt from e
             raise
         self._raise_told(answer)
         # A run with an answer keeps it: a caller that continues with another run must end then.
-        return dataclasses.replace(answer, interrupted=True) if self.signals.told else answer
+        return dataclasses.replace(answer, interrupted=True) if self.signals.pending else answer
 
     def _raise_told(self, answer: Answer) -> None:
-        if answer.error is not None and self.signals.told:
+        if answer.error is not None and self.signals.pending:
             raise KeyboardInterrupt
 
     def _written_down(self) -> Answer:

@@ -40,7 +40,7 @@ from sandbox.runner import mounts as runner_mounts
 from sandbox.runner import start_gate
 from sandbox.runner.limits import METER, CpuTime, Meter, on_devices
 from sandbox.runner.spec import CREDENTIALS, PACKAGE, Job, Secrets, Started
-from sandbox.shim.stdio import Exchange, out_of_memory
+from sandbox.shim.stdio import StdioSession, out_of_memory
 
 __all__ = ["CREDENTIALS", "Job", "Secrets", "Started", "run"]
 
@@ -109,8 +109,8 @@ def _run(
         child = stack.enter_context(spawn.spawn(launch, _patience(job, directory, leaf)))
         stack.callback(leaf.kill)
         if job.signals is not None:
-            stack.callback(job.signals.watches, leaf.kill)  # its descriptor is closed after this
-            job.signals.watches(leaf.kill, child.has_ended)
+            stack.callback(job.signals.handlers, leaf.kill)  # its descriptor is closed after this
+            job.signals.handlers(leaf.kill, child.has_ended)
         # INVARIANT: before the trace session is answered, for which runsc waits before it makes the sandbox: no agent
         # has run by then, no gate is unsealed that an attestation could find, and the addresses are not taken over.
         # Then there may be less than this, and never more.
@@ -137,7 +137,7 @@ def _run(
         )
         held_for = Started(directory.path, leaf, limits, child.stdin, attestor, meter)
         later = None if job.later is None else job.later(held_for)
-        exchange = Exchange(channel, job.intent, job.limits, later=later)
+        exchange = StdioSession(channel, job.intent, job.limits, later=later)
         if job.steering is not None:
             job.steering.converses(exchange)
         exchange.run()
@@ -157,7 +157,7 @@ def _run(
 
 def _interruptible(job: Job, leaf: cgroup.Leaf) -> Job:
     """From here on a signal kills the processes in the leaf and ends the waits on the run's descriptors."""
-    held = {} if job.signals is None else job.signals.watches(leaf.kill)
+    held = {} if job.signals is None else job.signals.handlers(leaf.kill)
     return dataclasses.replace(job, watches={**job.watches, **held})
 
 
@@ -397,7 +397,7 @@ def _channel(
 
 
 def _finish(
-    exchange: Exchange,
+    exchange: StdioSession,
     status: int,
     leaf: cgroup.Leaf,
     revoked: errors.RunRevokedError | errors.KilledError | None,

@@ -18,8 +18,8 @@ from sandbox.network import gateway
 from sandbox.probes import preload
 from sandbox.run_io import Later, Limits, Outcome, Round, Watches
 from sandbox.runner.limits import Meter
-from sandbox.shim.operations import Steering
-from sandbox.shim.signals import HeldBack
+from sandbox.shim.operations import RunOperations
+from sandbox.shim.signals import DeferredSignals
 
 # The source of the mount that holds the run's secrets.
 CREDENTIALS = "credentials"
@@ -77,8 +77,8 @@ class Job:
     tries: preload.Tries | None = None
     arguments: Sequence[str] = ()
     broker: Broker | None = None
-    steering: Steering | None = None
+    steering: RunOperations | None = None
     later: Callable[[Started], Later] | None = None
     secrets: Secrets | None = None
     after: contextlib.ExitStack | None = None
-    signals: HeldBack | None = None
+    signals: DeferredSignals | None = None

@@ -35,9 +35,9 @@ from sandbox.run_io import Channel, Finished, Limits, Outcome, Round
 from sandbox.rundir import marks
 from sandbox.rundir.directory import RunDirectory
 from sandbox.runner.limits import METER, Meter
-from sandbox.shim.operations import Steering
-from sandbox.shim.signals import HeldBack
-from sandbox.shim.stdio import Exchange
+from sandbox.shim.operations import RunOperations
+from sandbox.shim.signals import DeferredSignals
+from sandbox.shim.stdio import StdioSession
 from sandbox.storage.package_store import PackageStore
 
 # The package's place in the agent's mount namespace: a directory of every Linux system (FHS), so that nothing
@@ -154,10 +154,10 @@ def run(
     hidden: Sequence[str] = (),
     rounds: Sequence[Round] = (),
     watches: Mapping[int, Callable[[], Outcome]] | None = None,
-    steering: Steering | None = None,
+    steering: RunOperations | None = None,
     directory: RunDirectory | None = None,
     hierarchies: cgroup.Hierarchies | None = None,
-    signals: HeldBack | None = None,
+    signals: DeferredSignals | None = None,
 ) -> Finished:
     """Start the agent, hold the exchange, end everything that it started.
 
@@ -182,7 +182,7 @@ def run(
         leaf = None if directory is None else _leaf(directory, run_id, hierarchies, stack)
         watches = dict(watches or {})
         if signals is not None:
-            watches |= signals.watches((lambda: None) if leaf is None else leaf.kill)
+            watches |= signals.handlers((lambda: None) if leaf is None else leaf.kill)
             signals.check()
         # A revocation finds the cgroup by now; one that came before left its mark.
         if directory is not None and (revoked := marks.verdict(directory.path)) is not None:
@@ -211,8 +211,8 @@ def run(
         stack.callback(os.close, started)
         channel = _channel(child, leaf, started, rounds, watches)
         if signals is not None:
-            stack.callback(signals.watches)  # the descriptor by which it kills is closed after this
-            signals.watches(channel.kill, child.has_ended)
+            stack.callback(signals.handlers)  # the descriptor by which it kills is closed after this
+            signals.handlers(channel.kill, child.has_ended)
         if steering is not None:
             channel = steering.joined(channel, None)
         meter = Meter(leaf, noted=None if directory is None else directory.path / METER)
@@ -220,7 +220,7 @@ def run(
             channel,
             giving=_both(channel.giving, meter.begin),
         )
-        exchange = Exchange(channel, intent, limits)
+        exchange = StdioSession(channel, intent, limits)
         if steering is not None:
             steering.converses(exchange)
         exchange.run()
@@ -362,7 +362,7 @@ def _channel(
     )
 
 
-def _finished(plan: Plan, exchange: Exchange, error: errors.RunError | None, status: int, meter: Meter) -> Finished:
+def _finished(plan: Plan, exchange: StdioSession, error: errors.RunError | None, status: int, meter: Meter) -> Finished:
     if error is None and status != 0:
         small = plan.policy.runtime == "node" and plan.policy.memory_bytes < _NODE_ADDRESS_SPACE
         hint = "node reserves much address space: raise resources.memory_mb to 1024, or use linux-gvisor"

@@ -17,7 +17,7 @@ from sandbox.kernel import libc, procfs
 from sandbox.kernel.proc.capabilities import CAPABILITIES
 from sandbox.kernel.seccomp import reader
 from sandbox.shim import process
-from sandbox.shim.process import Keeper
+from sandbox.shim.process import Shim
 
 # As `ps` shows it.
 NAME = "covenant-reader"
@@ -28,7 +28,7 @@ _KEPT = frozenset({CAPABILITIES["sys_admin"], CAPABILITIES["sys_ptrace"]})
 
 
 @contextlib.contextmanager
-def forked() -> Iterator[Keeper]:
+def forked() -> Iterator[Shim]:
     """Within the block this process, and what it forks, has its questions answered; the caller sees to its end.
 
     Raises:

@@ -29,7 +29,7 @@ from sandbox.rundir import directory, lock
 from sandbox.serve import systemd
 from sandbox.serve.api import rlimits
 from sandbox.shim import process
-from sandbox.shim.process import Keeper
+from sandbox.shim.process import Shim
 
 # A shim's own clock comes first (rlimits.seconds): it says more, and leaves nothing behind.
 GRACE_SECONDS: Final = 1.0
@@ -54,7 +54,7 @@ class Loop(Protocol):
         """Act as if this shim had been killed; its real end counts for nothing but its descriptor."""
 
 
-def fork(work: Callable[[], object], keep: Collection[int], seconds: float) -> tuple[Keeper, Page]:
+def fork(work: Callable[[], object], keep: Collection[int], seconds: float) -> tuple[Shim, Page]:
     """Fork a shim, and the page on which it announces its accesses, each of at most so long.
 
     Raises:
@@ -75,7 +75,7 @@ def _announced(page: Page, seconds: float, work: Callable[[], object]) -> None:
 
 @dataclass
 class _Watched:
-    child: Keeper
+    child: Shim
     page: Page
     ending: bool = False
     hangs: bool = False
@@ -91,7 +91,7 @@ class Overdue:
     _watched: dict[int, _Watched] = field(default_factory=dict)
     _look_at: float = 0.0
 
-    def add(self, child: Keeper, page: Page) -> None:
+    def add(self, child: Shim, page: Page) -> None:
         """A shim was forked, and announces on ``page``."""
         self._watched[child.pidfd] = _Watched(child, page)
 
@@ -153,7 +153,7 @@ class Overdue:
             exited(pidfd)
         return [one for one in self._watched.values() if not one.hangs]
 
-    def report(self, child: Keeper) -> None:
+    def report(self, child: Shim) -> None:
         """Say on stderr that SIGKILL did not end it, and where it waits."""
         _, what = self._watched[child.pidfd].page.read()
         what = f"{what} does not answer" if what else "it waits"
@@ -179,7 +179,7 @@ class Overdue:
             self.loop.give_up(pidfd)
 
 
-def _end(state: Path, child: Keeper, uid: int, inode: int, what: str) -> None:
+def _end(state: Path, child: Shim, uid: int, inode: int, what: str) -> None:
     """In a process of its own: kill the shim, and do what others wait for in its place."""
     # Before the signal: a process that has begun to exit gives no descriptor away.
     taken = hanging.take_socket(child.pid, child.pidfd, inode) if inode else None

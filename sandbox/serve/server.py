@@ -38,7 +38,7 @@ from sandbox.serve.api.session import Caller
 from sandbox.serve.overdue import Overdue
 from sandbox.serve.standby_pool import Pool
 from sandbox.serve.worker_pool import Ahead
-from sandbox.shim.process import Keeper
+from sandbox.shim.process import Shim
 from sandbox.standby import backoff
 from sandbox.supervisor import Supervisor
 
@@ -100,7 +100,7 @@ class Server:
     reader: int = -1
     _accounts: dict[int, _Account] = field(default_factory=dict)
     _waiting: dict[int, _Waiting] = field(default_factory=dict)
-    _keepers: dict[int, tuple[Keeper, Callable[[int], None]]] = field(default_factory=dict)
+    _keepers: dict[int, tuple[Shim, Callable[[int], None]]] = field(default_factory=dict)
     _stopping: bool = False
     _unread: bool = False
     _told_to_end: bool = False

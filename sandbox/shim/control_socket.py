@@ -209,10 +209,10 @@ class Connection:
             errors.NoRunError: Raised when the run ends before the answer.
             errors.KeeperError: Raised when the answer is late or malformed.
         """
-        self.say(op, **fields)
-        return self.heard()
+        self.send(op, **fields)
+        return self.receive()
 
-    def say(self, op: str, **fields: Any) -> None:
+    def send(self, op: str, **fields: Any) -> None:
         """Send a request without a wait for the answer, so that many shims can work at the same time.
 
         Raises:
@@ -225,7 +225,7 @@ class Connection:
         except OSError as e:
             raise self._silent(e) from e
 
-    def heard(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         """Return the answer to the last request.
 
         Raises:

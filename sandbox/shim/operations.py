@@ -21,7 +21,7 @@ from sandbox.kernel.cgroup.cgroup import Leaf
 from sandbox.run_io import Channel, Outcome, Round, Watches
 from sandbox.rundir import marks
 from sandbox.shim import control_socket
-from sandbox.shim.stdio import Exchange
+from sandbox.shim.stdio import StdioSession
 
 # The most bytes of stderr in one answer; each byte may become six in JSON.
 LOG_BYTES = 16 * 1024
@@ -30,7 +30,7 @@ _LOOK_SECONDS = 0.25
 _ENDING_SECONDS = 10.0
 
 
-class Steering:
+class RunOperations:
     """Operations of one run. It is ``listening`` while its directory exists, and ``joined`` once there is a sandbox.
 
     - ``ttl_seconds`` is the manifest's, None without one; with ``suspends`` it suspends the run instead of ending it.
@@ -54,7 +54,7 @@ class Steering:
         self._expires = suspends and ttl_seconds is not None
         self._leaf: Leaf | None = None
         self._directory: Path | None = None
-        self._exchange: Exchange | None = None
+        self._exchange: StdioSession | None = None
         self._watches: dict[int, Callable[[], Outcome]] = {}
         self._given_at: float | None = None
         self._suspended_at = 0.0
@@ -107,7 +107,7 @@ class Steering:
             ending=self._ending,
         )
 
-    def converses(self, exchange: Exchange) -> None:
+    def converses(self, exchange: StdioSession) -> None:
         """Set the run's exchange. Called before it begins."""
         self._exchange = exchange
 

@@ -31,7 +31,7 @@ _IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 @dataclass
-class Keeper:
+class Shim:
     """A forked shim. ``pidfd`` is readable once it has ended. The forking process reaps it and closes this object."""
 
     pid: int
@@ -66,12 +66,12 @@ def has_threads() -> None:
     _threaded = True
 
 
-def fork(work: Callable[[], object], *, keep: Collection[int] = ()) -> Keeper:
+def fork(work: Callable[[], object], *, keep: Collection[int] = ()) -> Shim:
     """Fork a process that calls ``work`` and exits with 0, or with 1 if ``work`` raises.
 
-    It has its own session, and signals as in ``signals.own`` (SIGTERM raises KeyboardInterrupt in ``work``). It keeps
-    the caller's descriptors in ``keep``, and those for reading filters (``kernel.seccomp.reader``). Unless they are
-    named, 0 to 2 are /dev/null. All others are closed.
+    It has its own session, and signals as in ``signals.detach_from_terminal`` (SIGTERM raises KeyboardInterrupt in
+    ``work``). It keeps the caller's descriptors in ``keep``, and those for reading filters (``kernel.seccomp.reader``).
+    Unless they are named, 0 to 2 are /dev/null. All others are closed.
 
     INVARIANT: the caller has one thread; a lock that another thread held at the fork would never be released.
     INVARIANT: ``work`` closes no object of the caller whose descriptor is not in ``keep``: its number may be reused by
@@ -93,7 +93,7 @@ def fork(work: Callable[[], object], *, keep: Collection[int] = ()) -> Keeper:
         if pid == 0:
             _child(work, keep)
         try:
-            return Keeper(pid, os.pidfd_open(pid))
+            return Shim(pid, os.pidfd_open(pid))
         except OSError as e:
             # It is our own child and not reaped yet, so its pid is not reused.
             os.kill(pid, signal.SIGKILL)
@@ -120,7 +120,7 @@ def _child(work: Callable[[], object], keep: Collection[int]) -> NoReturn:
         signal.set_wakeup_fd(-1)
         os.setsid()
         _close_others({*keep, *reader.descriptors()})
-        with shim_signals.own():
+        with shim_signals.detach_from_terminal():
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             work()
         status = 0

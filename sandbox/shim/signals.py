@@ -22,7 +22,7 @@ _STOPPING = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
 @contextlib.contextmanager
-def own() -> Iterator[None]:
+def detach_from_terminal() -> Iterator[None]:
     """Own the signals until the block ends, and open descriptors 0 to 2.
 
     A signal that would end the process raises KeyboardInterrupt, once, so that all resources are released. A signal
@@ -51,7 +51,8 @@ def own() -> Iterator[None]:
 def told_to_end() -> Iterator[int]:
     """Yield a descriptor that becomes and stays readable after a signal that would end the process.
 
-    For the main thread of a process whose other threads do the work, inside ``own``. No signal raises here.
+    For the main thread of a process whose other threads do the work, inside ``detach_from_terminal``. No signal raises
+    here.
     """
     told, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     before = {number: signal.getsignal(number) for number in _ENDING}
@@ -69,16 +70,16 @@ def told_to_end() -> Iterator[int]:
         os.close(tell)
 
 
-class HeldBack:
-    """Defers the signals of ``own`` while a run is live or being cleaned up.
+class DeferredSignals:
+    """Defers the signals of ``detach_from_terminal`` while a run is live or being cleaned up.
 
-    Before ``hold`` they raise KeyboardInterrupt. After it the first signal kills the agent and sets ``told``. The owner
-    of the run raises KeyboardInterrupt only after the run's last audit row is written. Blocks may be nested: the
+    Before ``hold`` they raise KeyboardInterrupt. After it the first signal kills the agent and sets ``pending``. The
+    owner of the run raises KeyboardInterrupt only after the run's last audit row is written. Blocks may be nested: the
     outermost one counts.
     """
 
     def __init__(self) -> None:
-        self.told = False
+        self.pending = False
         self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
         self._tell: int | None = None
         self._kill: Callable[[], None] = _nobody
@@ -91,14 +92,17 @@ class HeldBack:
         return self
 
     def hold(self) -> None:
-        """Defer signals from here on. No effect outside the main thread, or if ``own`` has no handlers set."""
+        """Defer signals from here on.
+
+        No effect outside the main thread, or if ``detach_from_terminal`` has no handlers set.
+        """
         if self._tell is not None or threading.current_thread() is not threading.main_thread():
             return
         if ours := [number for number in _ENDING if signal.getsignal(number) is _end]:
             self._tell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._before = {number: signal.signal(number, self._note) for number in ours}
 
-    def watches(
+    def handlers(
         self, kill: Callable[[], None] = lambda: None, over: Callable[[], bool] = lambda: False
     ) -> Mapping[int, Callable[[], errors.StoppedError | None]]:
         """Call ``hold``, and return a descriptor that is readable after a signal, with the run's error.
@@ -121,12 +125,12 @@ class HeldBack:
         Raises:
             errors.StoppedError: Raised when there was a signal.
         """
-        if self.told:
+        if self.pending:
             raise errors.StoppedError("interrupted")
 
     def outcome(self, status: int) -> errors.StoppedError | None:
         """Return the error if the signal caused the exit with ``status`` that was noticed first, else None."""
-        return errors.StoppedError("interrupted") if self.told and not self._late and status != 0 else None
+        return errors.StoppedError("interrupted") if self.pending and not self._late and status != 0 else None
 
     def __exit__(self, kind: object, *exc: object) -> None:
         self._depth -= 1
@@ -137,14 +141,14 @@ class HeldBack:
         for number, handler in before.items():
             # Ignore further signals during the clean-up, as in ``_end``. A process that continues gets its handlers
             # back.
-            signal.signal(number, signal.SIG_IGN if self.told and kind is not None else handler)
+            signal.signal(number, signal.SIG_IGN if self.pending and kind is not None else handler)
         if self._tell is not None:
             os.close(self._tell)
             self._tell = None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if not self.told:
-            self.told = True
+        if not self.pending:
+            self.pending = True
             # On a failure the watch's handler kills again, and raises the error there.
             with contextlib.suppress(Exception):
                 self._late = self._over()

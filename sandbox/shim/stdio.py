@@ -29,7 +29,7 @@ _LONGEST_WAIT = 3600.0
 
 
 @dataclass
-class Exchange:
+class StdioSession:
     """Hold one exchange with an agent. ``run`` returns when the child has exited; ``error`` says why we ended it.
 
     Times are seconds since ``run`` was called, or with ``later`` since a client brought the intent. ``started_at`` is

@@ -94,7 +94,7 @@ def test_without_a_thread_it_says_what_whoever_reads_by_themselves_is_told(
 
 def test_with_few_descriptors_it_answers_what_it_can_and_goes_on(
     filtered: int,  # noqa: F811
-    reads: process.Keeper,  # noqa: F811
+    reads: process.Shim,  # noqa: F811
 ) -> None:
     """The kernel drops descriptors over the limit with their packet, and the client sees the end of its socket."""
     live_runs.until(lambda: serving.status(reads.pid)["NoNewPrivs"] == "1")
@@ -141,7 +141,7 @@ def test_who_is_told_to_end_with_its_reader_has_not_failed(world: World) -> None
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGINT])
-def test_a_terminal_tells_it_nothing(number: int, reads: process.Keeper) -> None:  # noqa: F811
+def test_a_terminal_tells_it_nothing(number: int, reads: process.Shim) -> None:  # noqa: F811
     """Signals of a terminal go to a group: it has one of its own, and a session."""
     live_runs.until(lambda: serving.status(reads.pid)["NoNewPrivs"] == "1")
     assert os.getsid(reads.pid) == os.getpgid(reads.pid) == reads.pid
@@ -249,7 +249,7 @@ def _of_user(pid: int, uid: int) -> list[int]:
 
 
 def test_who_only_closes_what_was_refused_does_not_keep_it(
-    reads: process.Keeper,  # noqa: F811
+    reads: process.Shim,  # noqa: F811
 ) -> None:
     """A refused client decides how long its refusal takes (its own file system).
 
@@ -257,7 +257,7 @@ def test_who_only_closes_what_was_refused_does_not_keep_it(
     """
     (fd,) = seccomp_reader.descriptors()
     asking = os.readlink(f"/proc/self/fd/{fd}")
-    caught: list[tuple[process.Keeper, int]] = []
+    caught: list[tuple[process.Shim, int]] = []
 
     class Held(server.Server):
         def _fork(

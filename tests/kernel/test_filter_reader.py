@@ -77,7 +77,7 @@ def sleeping() -> Iterator[int]:
 
 
 @pytest.fixture
-def reads() -> Iterator[process.Keeper]:
+def reads() -> Iterator[process.Shim]:
     """A reader that this process and what it forks asks."""
     with filter_reader.forked() as child:
         yield child
@@ -106,7 +106,7 @@ def under_a_filter(look: Callable[[], object]) -> Any:
     return json.loads(raw)
 
 
-def ended(child: process.Keeper) -> bool:
+def ended(child: process.Shim) -> bool:
     """Whether it has ended, or does."""
     return process.wait(child.pidfd, live_runs.WAIT_SECONDS)
 
@@ -120,13 +120,13 @@ def asking() -> socket.socket:
 # --- the process -----------------------------------------------------------------------------------
 
 
-def test_who_is_under_a_filter_reads_none_and_is_answered(filtered: int, reads: process.Keeper) -> None:
+def test_who_is_under_a_filter_reads_none_and_is_answered(filtered: int, reads: process.Shim) -> None:
     assert under_a_filter(lambda: dump.digests(filtered)) is None, "the control: the kernel shows none"
     assert under_a_filter(lambda: seccomp_reader.digests(filtered)) == list(DIGESTS)
     assert dump.digests(filtered) == DIGESTS, "and it is what is there"
 
 
-def test_a_process_without_filters_and_one_that_is_gone(reads: process.Keeper) -> None:
+def test_a_process_without_filters_and_one_that_is_gone(reads: process.Shim) -> None:
     with sleeping() as pid:
         assert seccomp_reader.digests(pid) is dump.digests(pid) is None
     for digests in (dump.digests, seccomp_reader.digests):
@@ -134,7 +134,7 @@ def test_a_process_without_filters_and_one_that_is_gone(reads: process.Keeper) -
             digests(pid)
 
 
-def test_it_has_what_it_needs_and_no_more(reads: process.Keeper) -> None:
+def test_it_has_what_it_needs_and_no_more(reads: process.Shim) -> None:
     live_runs.until(lambda: serving.status(reads.pid)["NoNewPrivs"] == "1")
     status = serving.status(reads.pid)
     both = 1 << CAPABILITIES["sys_admin"] | 1 << CAPABILITIES["sys_ptrace"]
@@ -151,7 +151,7 @@ def test_it_has_what_it_needs_and_no_more(reads: process.Keeper) -> None:
 def test_it_ends_with_the_last_that_could_ask(filtered: int) -> None:
     read, write = os.pipe2(os.O_CLOEXEC)
     with filter_reader.forked() as child:
-        kept = process.Keeper(child.pid, os.pidfd_open(child.pid))
+        kept = process.Shim(child.pid, os.pidfd_open(child.pid))
         heir = process.fork(lambda: os.read(read, 1), keep=(2, read))
     os.close(read)
     assert not process.wait(kept.pidfd, 0.3), "a fork of ours may still ask"
@@ -164,7 +164,7 @@ def test_it_ends_with_the_last_that_could_ask(filtered: int) -> None:
     kept.close()
 
 
-def test_without_it_nothing_is_taken_for_read(filtered: int, reads: process.Keeper) -> None:
+def test_without_it_nothing_is_taken_for_read(filtered: int, reads: process.Shim) -> None:
     assert seccomp_reader.digests(filtered) == DIGESTS
     reads.signal(signal.SIGKILL)
     assert ended(reads)
@@ -173,7 +173,7 @@ def test_without_it_nothing_is_taken_for_read(filtered: int, reads: process.Keep
 
 
 def test_one_that_is_stopped_is_not_waited_for_without_end(
-    filtered: int, reads: process.Keeper, monkeypatch: pytest.MonkeyPatch
+    filtered: int, reads: process.Shim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seccomp_reader, "ANSWER_SECONDS", 0.3)
     reads.signal(signal.SIGSTOP)
@@ -202,7 +202,7 @@ def packet(raw: bytes, *fds: int) -> None:
             sock.send(raw)
 
 
-def test_nonsense_is_answered_by_nothing_and_harms_nobody(filtered: int, reads: process.Keeper) -> None:
+def test_nonsense_is_answered_by_nothing_and_harms_nobody(filtered: int, reads: process.Shim) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     null = os.open("/dev/null", os.O_RDONLY)
     full, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -230,18 +230,18 @@ def test_nonsense_is_answered_by_nothing_and_harms_nobody(filtered: int, reads: 
 
 
 @pytest.mark.parametrize("pid", [0, 2**31, 2**32 - 1, 1 << 22])
-def test_a_number_that_is_no_process(pid: int, filtered: int, reads: process.Keeper) -> None:
+def test_a_number_that_is_no_process(pid: int, filtered: int, reads: process.Shim) -> None:
     with pytest.raises(OSError):  # noqa: PT011 - which one is the kernel's matter
         seccomp_reader.digests(pid)
     assert seccomp_reader.digests(filtered) == DIGESTS
 
 
-def test_it_does_not_read_itself(filtered: int, reads: process.Keeper) -> None:
+def test_it_does_not_read_itself(filtered: int, reads: process.Shim) -> None:
     assert seccomp_reader.digests(reads.pid) is None
     assert seccomp_reader.digests(filtered) == DIGESTS
 
 
-def test_who_asks_of_somebody_that_is_traced_holds_up_nobody(filtered: int, reads: process.Keeper) -> None:
+def test_who_asks_of_somebody_that_is_traced_holds_up_nobody(filtered: int, reads: process.Shim) -> None:
     found: list[int | None] = []
     begun, over = threading.Event(), threading.Event()
     with sleeping() as other:
@@ -271,7 +271,7 @@ def test_who_asks_of_somebody_that_is_traced_holds_up_nobody(filtered: int, read
     assert found == [errno.EBUSY] * 8
 
 
-def test_more_than_are_answered_at_once(filtered: int, reads: process.Keeper) -> None:
+def test_more_than_are_answered_at_once(filtered: int, reads: process.Shim) -> None:
     found: list[object] = []
     askers = [
         threading.Thread(target=lambda: found.append(seccomp_reader.digests(filtered)))
@@ -284,7 +284,7 @@ def test_more_than_are_answered_at_once(filtered: int, reads: process.Keeper) ->
     assert found == [DIGESTS] * len(askers)
 
 
-def test_the_end_that_one_says_for_all_is_the_end(filtered: int, reads: process.Keeper) -> None:
+def test_the_end_that_one_says_for_all_is_the_end(filtered: int, reads: process.Shim) -> None:
     """And is not looked at again and again, for good."""
     with asking() as sock:
         sock.shutdown(socket.SHUT_WR)

@@ -24,7 +24,7 @@ from sandbox.control import manager, tree_kill
 from sandbox.kernel.cgroup import cgroup
 from sandbox.rundir import directory, marks, registry
 from sandbox.shim import control_socket
-from sandbox.shim.stdio import Exchange
+from sandbox.shim.stdio import StdioSession
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import Live, live, until
 from tests.kernel.world import HEAD, TAIL, World, refused
@@ -397,7 +397,7 @@ def test_a_sandbox_that_is_just_starting_ends_with_its_tree(
     world: World, monkeypatch: pytest.MonkeyPatch, seen: State
 ) -> None:
     """The agent may run already and take the processor from its shim, so it is killed with the others in any state."""
-    monkeypatch.setattr(Exchange, "_give", lambda self: None)
+    monkeypatch.setattr(StdioSession, "_give", lambda self: None)
     names: list[str] = []
     kill = tree_kill.end_together
 

@@ -31,7 +31,7 @@ from sandbox.rundir import directory as rundir_directory
 from sandbox.rundir import marks, registry
 from sandbox.runner import trusted_local
 from sandbox.runner.limits import METER
-from sandbox.shim.operations import Steering
+from sandbox.shim.operations import RunOperations
 from sandbox.storage.trust_state import State
 from sandbox.supervisor import Answer
 from tests.kernel import live_runs, revoking
@@ -279,16 +279,16 @@ def test_a_root_that_comes_just_after_the_last_question_ends_one_that_only_its_u
     monkeypatch.setattr(revocation_watch, "_VERSION_EVERY", 1)
     fields: dict[str, Any] = {"backend": "trusted-local", "required": "false", "memory_mb": 256, "cpu_ms": 60_000}
     package = world.sign(world.package({"main.py": SLEEPS}, **fields))
-    listening = Steering.listening
+    listening = RunOperations.listening
 
-    def replaced(self: Steering, directory: Path) -> contextlib.AbstractContextManager[None]:
+    def replaced(self: RunOperations, directory: Path) -> contextlib.AbstractContextManager[None]:
         (one,) = registry.live(world.state / "runs")
         raw = revoking.next_root(world, revoking.manifest_of(world, one.payload_digest))
         with State(world.state) as state:
             state.replace_root(raw, int(time.time() * 1000))
         return listening(self, directory)
 
-    monkeypatch.setattr(Steering, "listening", replaced)
+    monkeypatch.setattr(RunOperations, "listening", replaced)
     _revoked(world.run(package))
     assert not _of_uid(identity.uid)
 

@@ -370,13 +370,13 @@ def test_what_had_ended_by_itself_did(world: World, monkeypatch: pytest.MonkeyPa
     """A signal while the last of its output is read does not say why."""
     code = {"main.py": HEAD + "sys.exit(3)" + TAIL}
     path = world.sign(world.package(code, backend=backend, required=str(backend == "linux-gvisor").lower()))
-    drain = stdio.Exchange._drain
+    drain = stdio.StdioSession._drain
 
-    def told(exchange: stdio.Exchange) -> None:
+    def told(exchange: stdio.StdioSession) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         drain(exchange)
 
-    monkeypatch.setattr(stdio.Exchange, "_drain", told)
+    monkeypatch.setattr(stdio.StdioSession, "_drain", told)
     with pytest.raises(KeyboardInterrupt):
         world.run(path)
     (end,) = _of(world.rows(), "run_ended")
@@ -390,9 +390,9 @@ def test_what_is_below_a_run_ends_with_it_whichever_is_seen_first(
     """It is marked with its tree, told to end, and its exit is seen before the signal is."""
     code = {"main.py": HEAD + "import time; time.sleep(60)\nanswer = 1" + TAIL}
     path = world.sign(world.package(code, backend=backend, required=str(backend == "linux-gvisor").lower()))
-    below, give = list[tuple[Any, ...]](), stdio.Exchange._give
+    below, give = list[tuple[Any, ...]](), stdio.StdioSession._give
 
-    def told(exchange: stdio.Exchange) -> None:
+    def told(exchange: stdio.StdioSession) -> None:
         give(exchange)
         (run,) = registry.agents(registry.live(world.state / "runs"))
         marks.mark_stopped(run.path, "operator@local", "enough")
@@ -400,7 +400,7 @@ def test_what_is_below_a_run_ends_with_it_whichever_is_seen_first(
         until(lambda: pipes.readable(exchange.channel.pidfd, 0))
         exchange._on_exit()
 
-    monkeypatch.setattr(stdio.Exchange, "_give", told)
+    monkeypatch.setattr(stdio.StdioSession, "_give", told)
     monkeypatch.setattr(delegation, "end_below", lambda *what: below.append(what[-2:]))
     with pytest.raises(KeyboardInterrupt):
         world.run(path)

@@ -38,7 +38,7 @@ def run(talk: Conversation, asked: protocol.Run) -> None:
     if asked.user is not None and talk.caller.uid != 0:
         raise errors.CallerError("only root may say which user an agent becomes", hint="leave --as out")
     directory = talk.directory(0)
-    with shim_signals.HeldBack() as signals, contextlib.ExitStack() as after:
+    with shim_signals.DeferredSignals() as signals, contextlib.ExitStack() as after:
         try:
             with talk.opened() as own, contextlib.ExitStack() as stack:
                 retelling = Retelling(own.ledger)
@@ -49,7 +49,7 @@ def run(talk: Conversation, asked: protocol.Run) -> None:
         finally:
             signals.hold()  # what runs share on the uplink is taken away whole, or stays for good
         _take_away(after)
-    if signals.told:
+    if signals.pending:
         raise KeyboardInterrupt
 
 

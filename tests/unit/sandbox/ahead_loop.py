@@ -13,7 +13,7 @@ from sandbox.serve.api.session import Caller
 from sandbox.serve.connection import Opening
 from sandbox.serve.worker_pool import Ahead
 from sandbox.shim import process
-from sandbox.shim.process import Keeper
+from sandbox.shim.process import Shim
 
 PATIENCE = 60.0
 
@@ -22,7 +22,7 @@ class Loop:
     """Forks as the main loop does, and is asked by the test for each end."""
 
     def __init__(self) -> None:
-        self.made: list[tuple[Keeper, Callable[[int], None]]] = []
+        self.made: list[tuple[Shim, Callable[[int], None]]] = []
         self.fails = False
 
     def fork(self, work: Callable[[], None], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:

@@ -65,6 +65,6 @@ def test_what_is_shared_on_the_uplink_is_taken_away_whole(monkeypatch: pytest.Mo
     monkeypatch.setattr(api_run, "_run", run)
     monkeypatch.setattr(api_run, "document", lambda answer: answer)
     asked: Any = SimpleNamespace(user=None, rows=False)
-    with signals.own(), pytest.raises(RuntimeError if fails else KeyboardInterrupt):
+    with signals.detach_from_terminal(), pytest.raises(RuntimeError if fails else KeyboardInterrupt):
         api_run.run(talk, asked)
     assert (gone, said) == (["all of it"], [] if fails else ["answer"])

@@ -44,7 +44,7 @@ class Own:
 class Held:
     """A forked holder and our end of its socket."""
 
-    process: shim_process.Keeper
+    process: shim_process.Shim
     sock: socket.socket
 
     def ask(self, *numbers: int) -> None:

@@ -25,8 +25,8 @@ from sandbox.run_io import Channel, Limits
 from sandbox.rundir import lock, marks
 from sandbox.shim import control_socket
 from sandbox.shim import operations as shim_operations
-from sandbox.shim.operations import Steering
-from sandbox.shim.stdio import Exchange
+from sandbox.shim.operations import RunOperations
+from sandbox.shim.stdio import StdioSession
 from sandbox.storage import atomic_file
 
 ISSUER = {"display": "operator@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"}
@@ -92,7 +92,7 @@ class World:
         for state in (State.PROVISIONED, State.VALIDATED, State.ISOLATED):
             self.rows.to(state, "")
         self.freezer = Freezer(self.log)
-        self.steering = Steering(
+        self.steering = RunOperations(
             self.rows,
             ttl_seconds=ttl,
             suspends=suspends,
@@ -106,7 +106,7 @@ class World:
             *(-1, -1, -1, -1, -1), has_started=lambda: True, terminate=lambda: calls("ask"), kill=lambda: calls("kill")
         )
         self.channel = self.steering.joined(channel, cast("Leaf", self.freezer) if leaf else None)
-        self.exchange = Exchange(self.channel, b"", Limits(1, 1, "clock"))
+        self.exchange = StdioSession(self.channel, b"", Limits(1, 1, "clock"))
         self.exchange._stderr, self.exchange._exited = BoundedTail(64 * 1024), False
         self.steering.converses(self.exchange)
         self.channel.giving()

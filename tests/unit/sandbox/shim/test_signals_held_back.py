@@ -17,38 +17,38 @@ from sandbox.shim import signals as shim_signals
 
 @pytest.fixture
 def own() -> Iterator[None]:
-    with shim_signals.own():
+    with shim_signals.detach_from_terminal():
         yield
 
 
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_it_is_told_over_a_descriptor_and_raises_nothing(number: signal.Signals) -> None:
-    with shim_signals.HeldBack() as signals:
-        ((fd, act),) = signals.watches().items()
+    with shim_signals.DeferredSignals() as signals:
+        ((fd, act),) = signals.handlers().items()
         assert not select.select([fd], [], [], 0)[0]
         os.kill(os.getpid(), number)
         os.kill(os.getpid(), signal.SIGTERM)
         assert select.select([fd], [], [], 5)[0]
         assert isinstance(act(), errors.StoppedError)
-    assert signals.told
+    assert signals.pending
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(fd)
 
 
 @pytest.mark.usefixtures("own")
 def test_before_and_after_it_raises_as_ever() -> None:
-    with shim_signals.HeldBack() as signals:
+    with shim_signals.DeferredSignals() as signals:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
-        assert not signals.told
+        assert not signals.pending
 
 
 @pytest.mark.usefixtures("own")
 def test_what_ended_without_one_leaves_everything_as_it_was() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with shim_signals.HeldBack() as signals:
-        signals.watches()
+    with shim_signals.DeferredSignals() as signals:
+        signals.handlers()
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
     with pytest.raises(KeyboardInterrupt):
@@ -56,16 +56,16 @@ def test_what_ended_without_one_leaves_everything_as_it_was() -> None:
 
 
 def test_nobodys_signals_but_ours_are_held_back() -> None:
-    """There is nothing to hold outside ``own``, at its exit, and in a thread that no signal reaches."""
-    with shim_signals.HeldBack() as signals:
-        assert signals.watches() == {}
-    with shim_signals.own(), shim_signals.HeldBack() as signals:
+    """There is nothing to hold outside ``detach_from_terminal``, at its end, and in a thread that no signal reaches."""
+    with shim_signals.DeferredSignals() as signals:
+        assert signals.handlers() == {}
+    with shim_signals.detach_from_terminal(), shim_signals.DeferredSignals() as signals:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.watches() == {}
+        assert signals.handlers() == {}
     found: list[object] = []
-    with shim_signals.own(), shim_signals.HeldBack() as signals:
-        thread = threading.Thread(target=lambda: found.append(signals.watches()))
+    with shim_signals.detach_from_terminal(), shim_signals.DeferredSignals() as signals:
+        thread = threading.Thread(target=lambda: found.append(signals.handlers()))
         thread.start()
         thread.join()
     assert found == [{}]
@@ -73,14 +73,14 @@ def test_nobodys_signals_but_ours_are_held_back() -> None:
 
 @pytest.mark.usefixtures("own")
 def test_it_is_held_back_whichever_thread_takes_it() -> None:
-    """Python runs the handler in the main thread even if that thread's mask blocks the signal."""
-    with shim_signals.HeldBack() as signals:
+    """Python runs the handler in the main thread all the same, where a mask would not be asked."""
+    with shim_signals.DeferredSignals() as signals:
         signals.hold()
         thread = threading.Thread(target=signal.raise_signal, args=(signal.SIGTERM,))
         thread.start()
         thread.join()
-        time.sleep(0.01)  # a signal would raise here
-        assert signals.told
+        time.sleep(0.01)  # here it would raise
+        assert signals.pending
         with pytest.raises(errors.StoppedError):
             signals.check()
 
@@ -93,9 +93,9 @@ def test_whoever_must_be_dead_is_killed_before_anybody_looks() -> None:
         killed.append("tried")
         raise errors.KernelError("it survives")
 
-    with shim_signals.HeldBack() as signals:
-        ((_, look),) = signals.watches(lambda: killed.append("first")).items()
-        assert signals.watches(fails).keys() == signals.watches(fails).keys()
+    with shim_signals.DeferredSignals() as signals:
+        ((_, look),) = signals.handlers(lambda: killed.append("first")).items()
+        assert signals.handlers(fails).keys() == signals.handlers(fails).keys()
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
         assert killed == ["tried"]
@@ -108,9 +108,9 @@ def test_whoever_must_be_dead_is_killed_before_anybody_looks() -> None:
 def test_nobody_is_killed_once_it_is_over() -> None:
     """A descriptor or process number may be reused by then."""
     killed: list[str] = []
-    with shim_signals.HeldBack() as signals:
-        signals.watches(lambda: killed.append("alive"))
-        signals.watches()
+    with shim_signals.DeferredSignals() as signals:
+        signals.handlers(lambda: killed.append("alive"))
+        signals.handlers()
         os.kill(os.getpid(), signal.SIGTERM)
     assert killed == []
 
@@ -118,11 +118,11 @@ def test_nobody_is_killed_once_it_is_over() -> None:
 @pytest.mark.usefixtures("own")
 def test_the_outermost_block_holds_and_whoever_goes_on_can_be_told_again() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with shim_signals.HeldBack() as signals:
+    with shim_signals.DeferredSignals() as signals:
         with signals:
             signals.hold()
         os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.told
+        assert signals.pending
     assert signal.getsignal(signal.SIGTERM) == before
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -130,7 +130,7 @@ def test_the_outermost_block_holds_and_whoever_goes_on_can_be_told_again() -> No
 
 @pytest.mark.usefixtures("own")
 def test_whoever_is_on_the_way_out_is_not_interrupted_again() -> None:
-    signals = shim_signals.HeldBack()
+    signals = shim_signals.DeferredSignals()
 
     def out() -> None:
         with signals:
@@ -147,8 +147,8 @@ def test_whoever_is_on_the_way_out_is_not_interrupted_again() -> None:
 @pytest.mark.parametrize("late", [False, True])
 def test_a_run_that_was_told_ended_for_that_unless_it_had_ended_by_itself(late: bool) -> None:
     over = [late]
-    with shim_signals.HeldBack() as signals:
-        (look,) = signals.watches(over.clear, over=lambda: over[0]).values()
+    with shim_signals.DeferredSignals() as signals:
+        (look,) = signals.handlers(over.clear, over=lambda: over[0]).values()
         assert signals.outcome(137) is None
         os.kill(os.getpid(), signal.SIGTERM)
         assert over == [], "it is looked before it is killed"
@@ -161,7 +161,7 @@ def test_a_run_that_was_told_ended_for_that_unless_it_had_ended_by_itself(late: 
 def test_what_is_ignored_stays_ignored() -> None:
     """nohup(1) relies on this."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with shim_signals.HeldBack() as signals:
-        signals.watches()
+    with shim_signals.DeferredSignals() as signals:
+        signals.handlers()
         os.kill(os.getpid(), signal.SIGHUP)
-    assert not signals.told
+    assert not signals.pending

@@ -18,7 +18,7 @@ from policy import errors
 from sandbox.kernel.proc.pipes import BoundedTail
 from sandbox.run_io import Channel, Limits, Outcome, Round
 from sandbox.shim import stdio
-from sandbox.shim.stdio import Exchange
+from sandbox.shim.stdio import StdioSession
 
 READ = "import sys, time, os, signal\nline = sys.stdin.readline()\n"
 
@@ -70,10 +70,12 @@ def child(code: str, *, starts: bool = True, stays: bool = False, pass_fds: tupl
             os.close(fd)
 
 
-def _run(code: str, *, intent: bytes = b"hi\n", starts: bool = True, stays: bool = False, **limits: float) -> Exchange:
+def _run(
+    code: str, *, intent: bytes = b"hi\n", starts: bool = True, stays: bool = False, **limits: float
+) -> StdioSession:
     bounds = {"start_seconds": 60.0, "task_seconds": 60.0, "grace_seconds": 0.5, **limits}
     with child(code, starts=starts, stays=stays) as channel:
-        exchange = Exchange(channel, intent, Limits(task_clock="clock", **bounds))  # type: ignore[arg-type]
+        exchange = StdioSession(channel, intent, Limits(task_clock="clock", **bounds))  # type: ignore[arg-type]
         exchange.run()
     return exchange
 
@@ -130,7 +132,7 @@ def test_asking_that_takes_its_time_is_part_of_the_grace(monkeypatch: pytest.Mon
     monkeypatch.setattr(stdio, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + took[0]))
     with child(READ + "time.sleep(300)", stays=True) as channel:
         slow = dataclasses.replace(channel, terminate=lambda: took.__setitem__(0, 3600.0))
-        exchange = Exchange(slow, b"hi\n", Limits(60.0, 0.5, "clock", grace_seconds=3600.0))
+        exchange = StdioSession(slow, b"hi\n", Limits(60.0, 0.5, "clock", grace_seconds=3600.0))
         exchange.run()
     assert isinstance(exchange.error, errors.DeadlineError)
     assert exchange.forced
@@ -143,7 +145,7 @@ def test_no_grace_that_somebody_asks_for_goes_beyond_the_deadline() -> None:
 
     with child(READ + "time.sleep(300)", stays=True) as channel:
         told = dataclasses.replace(channel, rounds=[Round(0.1, asked)])
-        exchange = Exchange(told, b"hi\n", Limits(60.0, 2.0, "clock", grace_seconds=0.5))
+        exchange = StdioSession(told, b"hi\n", Limits(60.0, 2.0, "clock", grace_seconds=0.5))
         exchange.run()
     assert isinstance(exchange.error, errors.KilledError)
     assert exchange.forced
@@ -196,7 +198,7 @@ def test_a_child_that_hangs_after_a_kill_for_memory_is_ended_and_named() -> None
     begin = time.monotonic()
     with child("import time; time.sleep(300)") as channel:
         hanging = dataclasses.replace(channel, out_of_memory=lambda: time.monotonic() - begin > 0.5)
-        exchange = Exchange(hanging, b"hi\n", Limits(250.0, 250.0, "clock", 5.0))
+        exchange = StdioSession(hanging, b"hi\n", Limits(250.0, 250.0, "clock", 5.0))
         exchange.run()
     assert isinstance(exchange.error, errors.OutOfMemoryError)
     assert 0.5 < exchange.ended_at < 200
@@ -216,7 +218,7 @@ def test_what_serves_the_run_is_heard_and_looked_at_while_it_lasts() -> None:
 
     with child(READ + "time.sleep(0.6)\nprint('done')") as channel:
         served = dataclasses.replace(channel, watches={read: hear}, rounds=(Round(0.1, look),))
-        exchange = Exchange(served, b"hi\n", Limits(60.0, 60.0, "clock", 0.5))
+        exchange = StdioSession(served, b"hi\n", Limits(60.0, 60.0, "clock", 0.5))
         exchange.run()
     os.close(read)
     os.close(write)
@@ -236,7 +238,7 @@ def test_what_is_said_just_before_the_end_is_heard_after_it() -> None:
         heard.append(exchange._exited)
 
     with child(READ + "print('done')") as channel:
-        exchange = Exchange(
+        exchange = StdioSession(
             dataclasses.replace(channel, watches={read: hear}), b"hi\n", Limits(60.0, 60.0, "clock", 0.5)
         )
         exchange.run()
@@ -257,7 +259,7 @@ def test_what_serves_the_run_can_end_it(by: str) -> None:
             served = dataclasses.replace(channel, watches={read: lambda: error})
         else:
             served = dataclasses.replace(channel, rounds=(Round(0.1, lambda: error),))
-        exchange = Exchange(served, b"hi\n", Limits(60.0, 250.0, "clock", 0.5))
+        exchange = StdioSession(served, b"hi\n", Limits(60.0, 250.0, "clock", 0.5))
         exchange.run()
     os.close(read)
     os.close(write)
@@ -276,7 +278,7 @@ def test_what_is_looked_at_at_the_start_is_so_before_the_agent_is_told_anything(
 
     with child(READ + "print('told ' + line.strip())") as channel:
         served = dataclasses.replace(channel, rounds=(Round(3600, look, at_start=True),))
-        exchange = Exchange(served, b"hi\n", Limits(60.0, 250.0, "clock", 0.5))
+        exchange = StdioSession(served, b"hi\n", Limits(60.0, 250.0, "clock", 0.5))
         exchange.run()
     assert looks == [error], "once, and not by its clock"
     assert exchange.error is error
@@ -315,7 +317,7 @@ def test_of_the_looks_at_the_start_the_first_that_ends_the_run_is_the_last() -> 
     with child(READ + "time.sleep(30)") as channel:
         rounds = look("first", None), look("second", errors.KilledError("no")), look("third", None)
         told = dataclasses.replace(channel, rounds=rounds, giving=lambda: looks.append("giving"))
-        exchange = Exchange(told, b"hi\n", Limits(5.0, 5.0, "clock", 0.1))
+        exchange = StdioSession(told, b"hi\n", Limits(5.0, 5.0, "clock", 0.1))
         exchange.run()
     assert looks == ["first", "second"]
     assert isinstance(exchange.error, errors.KilledError)
@@ -327,7 +329,7 @@ def test_what_must_be_written_down_first_is_so_or_does_not_happen() -> None:
     said: list[object] = []
     with child(READ + "time.sleep(30)") as channel:
         told = dataclasses.replace(channel, giving=lambda: said.append("giving"), ending=said.append)
-        exchange = Exchange(told, b"hi\n", Limits(5.0, 0.1, "clock", 0.1))
+        exchange = StdioSession(told, b"hi\n", Limits(5.0, 0.1, "clock", 0.1))
         exchange.run()
     assert said == ["giving", exchange.error]
     assert exchange.over
@@ -336,7 +338,7 @@ def test_what_must_be_written_down_first_is_so_or_does_not_happen() -> None:
         raise errors.LedgerError("no space left")
 
     with child("import sys; print(len(sys.stdin.readline()))") as channel:
-        exchange = Exchange(dataclasses.replace(channel, giving=full), b"hi\n", Limits(5.0, 5.0, "clock", 0.1))
+        exchange = StdioSession(dataclasses.replace(channel, giving=full), b"hi\n", Limits(5.0, 5.0, "clock", 0.1))
         with pytest.raises(errors.LedgerError):
             exchange.run()
         assert exchange.started_at is None

@@ -16,7 +16,7 @@ import pytest
 
 from policy import errors
 from sandbox.run_io import Channel, Given, Limits, Round
-from sandbox.shim.stdio import Exchange
+from sandbox.shim.stdio import StdioSession
 from tests.unit.sandbox.shim.test_stdio import READ, child
 
 START, TASK = Limits(10.0, 0.0, "none"), Limits(10.0, 10.0, "timeout", 0.5)
@@ -65,9 +65,9 @@ class Scripted:
         return self.brings.pop(0)
 
 
-def _run(code: str, later: Scripted, *, start: Limits = START) -> Exchange:
+def _run(code: str, later: Scripted, *, start: Limits = START) -> StdioSession:
     with child(code) as channel:
-        exchange = Exchange(channel, b"", start, later=later)
+        exchange = StdioSession(channel, b"", start, later=later)
         exchange.run()
     return exchange
 
@@ -117,7 +117,7 @@ def test_who_spoke_before_it_was_held_is_refused_before_it_is_told() -> None:
     code_says = Word()
     with child("print('now', flush=True)\n" + READ + "print(len(line))") as channel:
         given = Given(b"hi\n", TASK, release=lambda: released.append("released"))
-        exchange = Exchange(channel, b"", START, later=Late([given], after=0))
+        exchange = StdioSession(channel, b"", START, later=Late([given], after=0))
         exchange.run()
     assert isinstance(exchange.error, errors.EarlyOutputError)
     assert not released
@@ -132,7 +132,7 @@ def test_it_is_let_go_only_when_its_intent_is_there() -> None:
             there.append(pending(pid_of(channel)))
             os.kill(pid_of(channel), signal.SIGCONT)
 
-        exchange = Exchange(channel, b"", START, later=Scripted([Given(b"hi\n", TASK, release=release)]))
+        exchange = StdioSession(channel, b"", START, later=Scripted([Given(b"hi\n", TASK, release=release)]))
         exchange.run()
     assert there == [3]
     assert bytes(exchange.stdout) == b"hi\n"
@@ -155,7 +155,7 @@ def pending(pid: int) -> int:
 def test_one_that_dies_while_it_is_held_ends_the_exchange_untold() -> None:
     with child(READ + "time.sleep(30)") as channel:
         later = Scripted([], come=channel.kill)
-        done = Exchange(channel, b"", START, later=later)
+        done = StdioSession(channel, b"", START, later=later)
         done.run()
     assert (done.started_at, done.error) == (None, None)
 
@@ -178,7 +178,7 @@ def test_while_it_is_held_only_its_own_rounds_are_looked_at() -> None:
     later = Scripted([], rounds=(Round(0.02, held),))
     with child(READ + "time.sleep(0.2); print(1)") as channel:
         one = Round(0.02, lambda: seen.append("run"))
-        Exchange(replace(channel, rounds=(one,)), b"", START, later=later).run()
+        StdioSession(replace(channel, rounds=(one,)), b"", START, later=later).run()
     first, last = seen.index("held"), len(seen) - 1 - seen[::-1].index("held")
     assert set(seen[first : last + 1]) == {"held"}
     assert "run" in seen[last + 1 :]
@@ -190,7 +190,7 @@ def test_who_may_end_it_while_it_waits_cannot_any_more_once_it_is_told_and_who_c
     heard: list[str] = []
     later = Scripted([], watches={gone: lambda: errors.KilledError("the supervisor went")})
     with child(READ + "time.sleep(30)") as channel:
-        done = Exchange(channel, b"", START, later=later)
+        done = StdioSession(channel, b"", START, later=later)
         done.run()
     assert "supervisor" in str(done.error)
 
@@ -204,7 +204,7 @@ def test_who_may_end_it_while_it_waits_cannot_any_more_once_it_is_told_and_who_c
 
     later.brings, later.take = [None], take  # type: ignore[method-assign]
     with child(READ + "time.sleep(30)") as channel:
-        done = Exchange(channel, b"", START, later=later)
+        done = StdioSession(channel, b"", START, later=later)
         done.run()
     assert "whoever asked" in str(done.error)
     assert done.started_at is not None
