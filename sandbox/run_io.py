@@ -34,7 +34,7 @@ Watches = Mapping[int, Callable[[], Outcome]]
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class PeriodicCheck:
     """Something that is looked at every so many seconds while the run lasts.
 
     ``wait`` says after each look when the next is due, in seconds, where that is not always the same. ``at_start`` has
@@ -48,7 +48,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class IntentDelivery:
     """Deliver an intent to an agent that waited: the line, its limits, and the descriptors that may end it.
 
     ``release`` thaws the agent. It is called last: until its intent is in the pipe the agent must stay silent.
@@ -60,7 +60,7 @@ class Given:
     release: Callable[[], None] = lambda: None
 
 
-class Later(Protocol):
+class DeferredIntent(Protocol):
     """An intent that is not known yet when the agent starts (sandbox.standby). No method may block for long.
 
     ``rounds`` are looked at while the agent is held, in the place of the channel's; ``watches`` beside the channel's,
@@ -68,7 +68,7 @@ class Later(Protocol):
     """
 
     @property
-    def rounds(self) -> Sequence[Round]:
+    def rounds(self) -> Sequence[PeriodicCheck]:
         """Asked for when it is held."""
 
     @property
@@ -81,12 +81,12 @@ class Later(Protocol):
     def fileno(self) -> int:
         """Return a descriptor that is readable when a client brings an intent."""
 
-    def take(self) -> Given | errors.RunError | None:
+    def take(self) -> IntentDelivery | errors.RunError | None:
         """The intent; an error ends the child; None goes on waiting."""
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class ContainerIO:
     """A started child as the exchange sees it. Descriptors stay owned by the caller, who closes them.
 
     ``stdin``, ``stdout``, ``stderr`` are the supervisor's ends; ``pidfd`` becomes readable at the exit;
@@ -108,13 +108,13 @@ class Channel:
     kill: Callable[[], None]
     out_of_memory: Callable[[], bool] = lambda: False
     watches: Mapping[int, Callable[[], Outcome]] = field(default_factory=dict)
-    rounds: Sequence[Round] = ()
+    rounds: Sequence[PeriodicCheck] = ()
     giving: Callable[[], None] = lambda: None
     ending: Callable[[errors.RunError], None] = lambda error: None
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class RunOutcome:
     """How a run ended. ``error`` is None when the agent exited with 0 by itself; times in seconds: ``said_seconds`` is
     when its first word on stdout was read, None when it said nothing."""
 

@@ -54,7 +54,7 @@ class Supervisor:
     ``never_granted`` are host paths that no manifest may name besides those of the data file: COVENANT_HOME.
     ``keeps_standby`` says that a pool makes instances ahead, which then are used (sandbox.serve.standby_pool).
     ``isolated`` says that this process is in a network of its own. ``below`` are descriptors that end every run started
-    from here, children that outlive their parent included (run_io.Channel.watches).
+    from here, children that outlive their parent included (run_io.ContainerIO.watches).
 
     Raises:
         errors.PrivilegeError: Raised when the process is not root.
@@ -167,7 +167,7 @@ class Supervisor:
         watches: gateway.Watches | None = None,
         after: contextlib.ExitStack | None = None,
     ) -> Answer:
-        """Decide and run. ``watches`` are descriptors that may end the run (run_io.Channel.watches).
+        """Decide and run. ``watches`` are descriptors that may end the run (run_io.ContainerIO.watches).
 
         The caller closes ``after`` once it has sent the answer (spec.Job).
 

@@ -12,7 +12,7 @@ from policy.prove.live import Layer, Standing
 from sandbox.attest.reference import Made
 from sandbox.attest.verifier import Known, Report, examine
 from sandbox.kernel import procfs
-from sandbox.run_io import Outcome, Round
+from sandbox.run_io import Outcome, PeriodicCheck
 
 # How long a sandbox may take to end before its absence counts as drift, and the interval of the checks meanwhile.
 _LEAVING_SECONDS, _AGAIN_SECONDS = 10.0, 0.5
@@ -53,9 +53,9 @@ class Attestor:
         """Begin to examine the run: the agent's first process exists."""
         self._started = True
 
-    def round(self) -> Round:
+    def round(self) -> PeriodicCheck:
         """Return the round for the exchange: once before the agent gets its intent, then at each interval."""
-        return Round(self._seconds, self._look, self._wait, at_start=True)
+        return PeriodicCheck(self._seconds, self._look, self._wait, at_start=True)
 
     def _look(self) -> Outcome:
         if not self._started:

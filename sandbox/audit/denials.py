@@ -22,7 +22,7 @@ from policy import data, denials, errors
 from policy.compile.artefacts import Artefacts
 from sandbox.kernel.runsc import debug_log
 from sandbox.rate_limit import Tokens
-from sandbox.run_io import Outcome, Round
+from sandbox.run_io import Outcome, PeriodicCheck
 
 _STARTS = frozenset({"execve", "execveat"})
 # Calls whose failures are reported. A call of TRACED costs far more than its line in the log. Those of TRACED_FILES are
@@ -82,9 +82,9 @@ class Denials:
             layer, target = known
             self.told(denials.Denial(layer, target or error.details.get("clock") or "unknown", error.code))
 
-    def round(self) -> Round:
-        """Return the round for the exchange (run_io.Channel.rounds), which writes the summaries that are due."""
-        return Round(_LOOK_SECONDS, self._look, lambda: _SOON_SECONDS if self._waiting else _LOOK_SECONDS)
+    def round(self) -> PeriodicCheck:
+        """Return the round for the exchange (run_io.ContainerIO.rounds), which writes the summaries that are due."""
+        return PeriodicCheck(_LOOK_SECONDS, self._look, lambda: _SOON_SECONDS if self._waiting else _LOOK_SECONDS)
 
     def wind_up(self) -> None:
         """Write all remaining rows. Called once the run has ended, before its last row."""

@@ -21,7 +21,7 @@ from policy.prove import live
 from policy.signing import trust
 from sandbox.audit import open_runs, run_archive
 from sandbox.audit.log import Ledger, Record
-from sandbox.run_io import Finished
+from sandbox.run_io import RunOutcome
 from sandbox.rundir import registry
 
 
@@ -237,7 +237,7 @@ class Rows:
         *,
         status: Literal["ok", "failed"],
         code: str | None,
-        finished: Finished | None = None,
+        finished: RunOutcome | None = None,
         digest: str | None = None,
         message: str | None = None,
         stderr: str = "",

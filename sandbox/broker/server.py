@@ -25,7 +25,7 @@ from policy import errors
 from policy.signing import strict_json
 from sandbox.kernel.proc.secret_memory import Locked
 from sandbox.rate_limit import Tokens
-from sandbox.run_io import Outcome, Round
+from sandbox.run_io import Outcome, PeriodicCheck
 
 LINE_BYTES: Final = 1 << 20
 # Bounds of unanswered requests, of requests in a second and at once, and of malformed lines before the broker
@@ -162,9 +162,9 @@ class Broker:
         """Return the watches for the exchange."""
         return {self._epoll.fileno(): self.serve}
 
-    def round(self) -> Round:
+    def round(self) -> PeriodicCheck:
         """Return the check for the exchange, which reads again from an agent that asked too fast."""
-        return Round(_AGAIN_SECONDS, self._again)
+        return PeriodicCheck(_AGAIN_SECONDS, self._again)
 
     def watch(self, fd: int, ready: Callable[[], None]) -> None:
         """Call ``ready`` when ``fd`` is readable or at its end."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from policy import errors
 from sandbox.control.revocation import Write, enforce, line_of
-from sandbox.run_io import Outcome, Round
+from sandbox.run_io import Outcome, PeriodicCheck
 from sandbox.rundir import marks
 from sandbox.storage.trust_state import State
 
@@ -34,9 +34,9 @@ class Watch:
         self._version = self._seen = version
         self._looks = 0
 
-    def round(self) -> Round:
+    def round(self) -> PeriodicCheck:
         """For the exchange: also just before the agent is given its intent."""
-        return Round(_LOOK_SECONDS, self.look, at_start=True)
+        return PeriodicCheck(_LOOK_SECONDS, self.look, at_start=True)
 
     def look(self) -> Outcome:
         """The error that the run ends with, None when it goes on."""

@@ -24,7 +24,7 @@ from policy.rules import succession
 from policy.rules.succession import OnNewer
 from policy.signing import trust
 from sandbox.control import tree_kill
-from sandbox.run_io import Outcome, Round
+from sandbox.run_io import Outcome, PeriodicCheck
 from sandbox.rundir import admission, directory, lock, marks, registry
 from sandbox.rundir import label as rundir_label
 from sandbox.rundir.registry import Entry
@@ -115,9 +115,9 @@ class Watch:
         self._agent_id, self._serial = label["agent_id"], int(text) if text else None
         self._found = False
 
-    def round(self) -> Round:
+    def round(self) -> PeriodicCheck:
         """For the exchange."""
-        return Round(LOOK_SECONDS, self.look)
+        return PeriodicCheck(LOOK_SECONDS, self.look)
 
     def look(self) -> Outcome:
         """The error that the run ends with, None when it goes on."""

@@ -27,7 +27,7 @@ from sandbox.broker import delegation, server
 from sandbox.control import revocation, revocation_watch, succession, tree_kill
 from sandbox.host import facts
 from sandbox.lifecycle.types import Means, Request
-from sandbox.run_io import Limits, Round
+from sandbox.run_io import Limits, PeriodicCheck
 from sandbox.rundir import admission, marks, registry
 from sandbox.rundir.uid_pool import UidLease
 from sandbox.runner import gvisor, prepare
@@ -208,7 +208,7 @@ class Terms:
     def _is_revoked(self) -> bool:
         return marks.verdict(self._means.path / "runs" / self.run_id) is not None
 
-    def _watch(self, label: Mapping[str, str]) -> tuple[Round, ...]:
+    def _watch(self, label: Mapping[str, str]) -> tuple[PeriodicCheck, ...]:
         """Return the checks that end the run: on a mark, a revocation by a new root, or a newer serial of its agent id.
 
         ``_claim`` made its label.

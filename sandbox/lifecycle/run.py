@@ -32,7 +32,7 @@ from sandbox.lifecycle import preflight
 from sandbox.lifecycle.context import Terms
 from sandbox.lifecycle.types import Answer, Means, Request
 from sandbox.probes import preload
-from sandbox.run_io import Finished
+from sandbox.run_io import RunOutcome
 from sandbox.rundir import directory as rundir_directory
 from sandbox.runner import gvisor, prepare
 from sandbox.shim import signals
@@ -320,7 +320,7 @@ class Run(Terms):
         )
 
     def _finish(
-        self, manifest: Manifest, finished: Finished, policy_digest: str | None, not_enforced: tuple[str, ...]
+        self, manifest: Manifest, finished: RunOutcome, policy_digest: str | None, not_enforced: tuple[str, ...]
     ) -> Answer:
         """(6) Return the answer with the result or the error, and write the last rows."""
         usage = finished.usage.with_below(sum(self._below_ms))

@@ -32,7 +32,7 @@ from sandbox.network import addresses, gateway
 from sandbox.network.gate import cgroup as gate_cgroup
 from sandbox.probes import preload
 from sandbox.rootfs import covered
-from sandbox.run_io import Channel, Finished, Round
+from sandbox.run_io import ContainerIO, PeriodicCheck, RunOutcome
 from sandbox.rundir import marks
 from sandbox.rundir.directory import RunDirectory
 from sandbox.rundir.uid_pool import UidLease
@@ -50,7 +50,7 @@ _CALLS_SECONDS = 0.1
 _COLLECT_SECONDS = 1.0
 
 
-def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroup.Hierarchies | None = None) -> Finished:
+def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroup.Hierarchies | None = None) -> RunOutcome:
     """Start the sandbox, hold the exchange, end everything; what of the network takes longest goes with ``job.after``.
 
     Raises:
@@ -70,7 +70,7 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroup.Hierarchies
 
 def _run(
     job: Job, runs: Path, uids: UidLease, hierarchies: cgroup.Hierarchies, lasting: contextlib.ExitStack
-) -> tuple[RunDirectory, Finished]:
+) -> tuple[RunDirectory, RunOutcome]:
     """``lasting`` is given the resources that outlive the processes: the directory and the gateway."""
     with contextlib.ExitStack() as stack:
         heard = None
@@ -117,8 +117,8 @@ def _run(
         network = None if gate is None or gates is None else _network(job, gate, gates)
         attestor = _attestor(job, directory, leaf, limits, child, uid, network)
         watches = {**job.watches, **(gate.watches if gate else {}), **(broker.watches if broker else {})}
-        rounds = (*job.rounds, *((Round(_CALLS_SECONDS, calls.ready),) if calls else ()))
-        rounds = (*rounds, *((Round(_COLLECT_SECONDS, gate.collect),) if gate else ()))
+        rounds = (*job.rounds, *((PeriodicCheck(_CALLS_SECONDS, calls.ready),) if calls else ()))
+        rounds = (*rounds, *((PeriodicCheck(_COLLECT_SECONDS, gate.collect),) if gate else ()))
         if broker is not None:
             broker.started()
             rounds = (*rounds, broker.round())
@@ -369,8 +369,8 @@ def _channel(
     begun: start_gate.Start,
     watching: Sequence[CpuTime | monitor.Attestor],
     watches: gateway.Watches,
-    rounds: Sequence[Round],
-) -> Channel:
+    rounds: Sequence[PeriodicCheck],
+) -> ContainerIO:
     def terminate() -> None:
         command.kill(
             job.runsc_path,
@@ -380,7 +380,7 @@ def _channel(
             timeout_seconds=job.limits.grace_seconds,
         )
 
-    return Channel(
+    return ContainerIO(
         stdin=child.stdin,
         stdout=child.stdout,
         stderr=child.stderr,
@@ -403,7 +403,7 @@ def _finish(
     revoked: errors.RunRevokedError | errors.KilledError | None,
     meter: Meter,
     gate: gateway.Gateway | None,
-) -> Finished:
+) -> RunOutcome:
     if gate is not None:
         gate.stop()
     oom = leaf.oom_kills()

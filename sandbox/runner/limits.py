@@ -11,8 +11,8 @@ from pathlib import Path
 from policy import errors
 from sandbox.kernel.cgroup.cgroup import Leaf
 from sandbox.kernel.fs import filesystems
-from sandbox.run_io import Round
-from sandbox.rundir import directory
+from sandbox.run_io import PeriodicCheck
+from sandbox.rundir import reuse_place
 
 # The least time between two looks at the processor time, which is also how exactly it is held (seconds).
 SHORTEST_SECONDS = 0.01
@@ -41,9 +41,9 @@ class CpuTime:
         """The agent's first process runs: what was used until now is not its."""
         self._began_us = self.read()
 
-    def round(self) -> Round:
+    def round(self) -> PeriodicCheck:
         """As the exchange takes it."""
-        return Round(self._wait(), self._look, self._wait)
+        return PeriodicCheck(self._wait(), self._look, self._wait)
 
     def _look(self) -> errors.RunError | None:
         if self._began_us is None:

@@ -21,7 +21,7 @@ from sandbox.network import addresses, gateway
 from sandbox.probes import preload
 from sandbox.rootfs import host_paths
 from sandbox.rootfs.skeleton import Skeletons
-from sandbox.run_io import Limits, Round
+from sandbox.run_io import Limits, PeriodicCheck
 from sandbox.runner import gvisor, limits
 from sandbox.storage import atomic_file
 from sandbox.storage.package_store import PackageStore
@@ -39,7 +39,7 @@ class Order:
     claim: Callable[[], None]
     denied: denials.Told
     drifted: Callable[[live.Layer], None]
-    rounds: Sequence[Round] = ()
+    rounds: Sequence[PeriodicCheck] = ()
     watches: gateway.Watches = field(default_factory=dict)
     broker: Broker | None = None
     secrets: gvisor.Secrets | None = None

@@ -16,7 +16,7 @@ from sandbox.config import Config
 from sandbox.kernel.cgroup import cgroup
 from sandbox.network import gateway
 from sandbox.probes import preload
-from sandbox.run_io import Later, Limits, Outcome, Round, Watches
+from sandbox.run_io import DeferredIntent, Limits, Outcome, PeriodicCheck, Watches
 from sandbox.runner.limits import Meter
 from sandbox.shim.operations import RunOperations
 from sandbox.shim.signals import DeferredSignals
@@ -71,14 +71,14 @@ class Job:
     config: Config
     denied: denials.Told
     drifted: Callable[[live.Layer], None]
-    rounds: Sequence[Round] = ()
+    rounds: Sequence[PeriodicCheck] = ()
     watches: gateway.Watches = field(default_factory=dict)
     disks: Sequence[str] = ()
     tries: preload.Tries | None = None
     arguments: Sequence[str] = ()
     broker: Broker | None = None
     steering: RunOperations | None = None
-    later: Callable[[Started], Later] | None = None
+    later: Callable[[Started], DeferredIntent] | None = None
     secrets: Secrets | None = None
     after: contextlib.ExitStack | None = None
     signals: DeferredSignals | None = None

@@ -31,7 +31,7 @@ from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.proc import confine, spawn
 from sandbox.kernel.proc import launch as proc_launch
 from sandbox.kernel.seccomp import load
-from sandbox.run_io import Channel, Finished, Limits, Outcome, Round
+from sandbox.run_io import ContainerIO, Limits, Outcome, PeriodicCheck, RunOutcome
 from sandbox.rundir import marks
 from sandbox.rundir.directory import RunDirectory
 from sandbox.runner.limits import METER, Meter
@@ -152,13 +152,13 @@ def run(
     limits: Limits,
     state: Path,
     hidden: Sequence[str] = (),
-    rounds: Sequence[Round] = (),
+    rounds: Sequence[PeriodicCheck] = (),
     watches: Mapping[int, Callable[[], Outcome]] | None = None,
     steering: RunOperations | None = None,
     directory: RunDirectory | None = None,
     hierarchies: cgroup.Hierarchies | None = None,
     signals: DeferredSignals | None = None,
-) -> Finished:
+) -> RunOutcome:
     """Start the agent, hold the exchange, end everything that it started.
 
     ``state`` is COVENANT_STATE, ``hidden`` are further directories (COVENANT_HOME) that it may not look into;
@@ -338,9 +338,9 @@ def _channel(
     child: spawn.Child,
     leaf: cgroup.Leaf | None,
     started: int,
-    rounds: Sequence[Round],
+    rounds: Sequence[PeriodicCheck],
     watches: Mapping[int, Callable[[], Outcome]],
-) -> Channel:
+) -> ContainerIO:
     def kill() -> None:
         # The keeper ends with the namespace; its own death would end it too, without a wait for that.
         child.signal(confine.KILL_ALL)
@@ -348,7 +348,7 @@ def _channel(
         if leaf is not None:
             leaf.kill()
 
-    return Channel(
+    return ContainerIO(
         stdin=child.stdin,
         stdout=child.stdout,
         stderr=child.stderr,
@@ -362,7 +362,9 @@ def _channel(
     )
 
 
-def _finished(plan: Plan, exchange: StdioSession, error: errors.RunError | None, status: int, meter: Meter) -> Finished:
+def _finished(
+    plan: Plan, exchange: StdioSession, error: errors.RunError | None, status: int, meter: Meter
+) -> RunOutcome:
     if error is None and status != 0:
         small = plan.policy.runtime == "node" and plan.policy.memory_bytes < _NODE_ADDRESS_SPACE
         hint = "node reserves much address space: raise resources.memory_mb to 1024, or use linux-gvisor"

@@ -18,7 +18,7 @@ from policy import errors, lifecycle
 from policy.lifecycle import State
 from sandbox.audit.run_events import Rows
 from sandbox.kernel.cgroup.cgroup import Leaf
-from sandbox.run_io import Channel, Outcome, Round, Watches
+from sandbox.run_io import ContainerIO, Outcome, PeriodicCheck, Watches
 from sandbox.rundir import marks
 from sandbox.shim import control_socket
 from sandbox.shim.stdio import StdioSession
@@ -86,7 +86,7 @@ class RunOperations:
         """Return the watches that serve clients before there is a sandbox; ``joined`` includes them."""
         return self._watches
 
-    def joined(self, channel: Channel, leaf: Leaf | None) -> Channel:
+    def joined(self, channel: ContainerIO, leaf: Leaf | None) -> ContainerIO:
         """Return the channel with the run's operations and timers. ``leaf`` is None if it has no cgroup."""
         self._leaf = leaf
 
@@ -100,8 +100,8 @@ class RunOperations:
             watches={**channel.watches, **self._watches},
             rounds=(
                 *channel.rounds,
-                Round(_LOOK_SECONDS, self._forsaken),
-                *([] if self._ttl is None else [Round(_LOOK_SECONDS, self._clocks)]),
+                PeriodicCheck(_LOOK_SECONDS, self._forsaken),
+                *([] if self._ttl is None else [PeriodicCheck(_LOOK_SECONDS, self._clocks)]),
             ),
             giving=self._giving,
             ending=self._ending,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from policy import contract, errors
 from sandbox.kernel.proc import pipes
-from sandbox.run_io import Channel, Finished, Given, Later, Limits, Outcome, Round
+from sandbox.run_io import ContainerIO, DeferredIntent, IntentDelivery, Limits, Outcome, PeriodicCheck, RunOutcome
 
 # How often the cgroup is asked for a kill by the kernel, which nothing announces (seconds).
 _LOOK_SECONDS = 0.25
@@ -37,10 +37,10 @@ class StdioSession:
     limits hold for the start alone.
     """
 
-    channel: Channel
+    channel: ContainerIO
     intent: bytes
     limits: Limits
-    later: Later | None = None
+    later: DeferredIntent | None = None
     stdout: bytearray = field(default_factory=bytearray)
     error: errors.RunError | None = None
     started_at: float | None = None
@@ -56,7 +56,7 @@ class StdioSession:
         self._pending = memoryview(self.intent)
         self._deadline = self._begin + self.limits.start_seconds
         self._kill_at: float | None = None
-        self._look_at((Round(_LOOK_SECONDS, self._out_of_memory), *self.channel.rounds))
+        self._look_at((PeriodicCheck(_LOOK_SECONDS, self._out_of_memory), *self.channel.rounds))
         with selectors.DefaultSelector() as selector:
             self._selector = selector
             ch = self.channel
@@ -85,11 +85,11 @@ class StdioSession:
         reported: tuple[str, ...] = (),
         cpu_ms: int | None = None,
         memory_peak_bytes: int | None = None,
-    ) -> Finished:
+    ) -> RunOutcome:
         """Return the outcome, with the fields that only the backend knows: status, error, kills for memory, use."""
         told = self.started_at is not None
         wall_ms = 0 if self.started_at is None else int((self.ended_at - self.started_at) * 1000)
-        return Finished(
+        return RunOutcome(
             stdout=bytes(self.stdout),
             stderr=self.stderr,
             stderr_total=self.stderr_total,
@@ -150,7 +150,7 @@ class StdioSession:
             if self._exited:
                 return
 
-    def _look_at(self, rounds: Sequence[Round]) -> None:
+    def _look_at(self, rounds: Sequence[PeriodicCheck]) -> None:
         """From now on these are looked at by the clock, and no others."""
         now = time.monotonic()
         self._due = [(now + one.seconds, one) for one in rounds]
@@ -225,9 +225,9 @@ class StdioSession:
         if self.later is None:
             self._give()
         else:
-            self._due.append((0.0, Round(_SETTLE_SECONDS, functools.partial(self._settle, self.later))))
+            self._due.append((0.0, PeriodicCheck(_SETTLE_SECONDS, functools.partial(self._settle, self.later))))
 
-    def _settle(self, later: Later) -> Outcome:
+    def _settle(self, later: DeferredIntent) -> Outcome:
         """The start's own deadline holds until the agent waits; from then on nothing ends it but what is watched."""
         if later.settled():
             self._look_at(later.rounds)
@@ -241,10 +241,10 @@ class StdioSession:
         for fd, act in watches.items():
             self._selector.register(fd, selectors.EVENT_READ, functools.partial(self._watch, act))
 
-    def _take(self, later: Later) -> None:
+    def _take(self, later: DeferredIntent) -> None:
         came = time.monotonic()
         taken = later.take()
-        if isinstance(taken, Given) and self.error is None:
+        if isinstance(taken, IntentDelivery) and self.error is None:
             self._begin, self._pending, self.limits = came, memoryview(taken.intent), taken.limits
             # What it said on its way to being held it said before its intent.
             if not (pipes.readable(self.channel.stdout, 0) and self._peek_early()):
@@ -254,7 +254,7 @@ class StdioSession:
             for fd in (later.fileno(), *self._held):
                 self._forget(fd)
             self._listen(taken.watches)
-            self._look_at((Round(_LOOK_SECONDS, self._out_of_memory), *self.channel.rounds))
+            self._look_at((PeriodicCheck(_LOOK_SECONDS, self._out_of_memory), *self.channel.rounds))
         elif isinstance(taken, errors.RunError):
             self._watch(lambda: taken)
 

@@ -141,7 +141,7 @@ def dispatch(runs: Path, request: Request, watches: gateway.Watches, *, settings
     """Have an instance answer, if one is ready for this very package and configuration (``order``); None where a run is
     to be started cold.
 
-    ``watches`` may end it (run_io.Channel.watches).
+    ``watches`` may end it (run_io.ContainerIO.watches).
 
     Raises:
         errors.CovenantError: the machine failed the run after it was begun.

@@ -32,7 +32,7 @@ from sandbox.control import tree_kill
 from sandbox.kernel.proc import epoll_waiters
 from sandbox.lifecycle import run
 from sandbox.lifecycle.types import Answer, Means, Request
-from sandbox.run_io import Finished, Given, Outcome, Round
+from sandbox.run_io import IntentDelivery, Outcome, PeriodicCheck, RunOutcome
 from sandbox.rundir import label as rundir_label
 from sandbox.rundir import marks
 from sandbox.runner import gvisor
@@ -103,10 +103,10 @@ class Instance(run.Run):
             label={**job.label, rundir_label.STANDBY: "yes"},
             rounds=(
                 *job.rounds,
-                Round(MOMENT_SECONDS, self._answering, lambda: MOST_SECONDS),
-                Round(ALONE_SECONDS, self._still_working, lambda: MOST_SECONDS),
+                PeriodicCheck(MOMENT_SECONDS, self._answering, lambda: MOST_SECONDS),
+                PeriodicCheck(ALONE_SECONDS, self._still_working, lambda: MOST_SECONDS),
             ),
-            later=functools.partial(_Later, self),
+            later=functools.partial(_DeferredIntent, self),
         )
 
     def _begin(
@@ -157,7 +157,7 @@ class Instance(run.Run):
 
     # --- (3) and (4) ----------------------------------------------------------------------------------------
 
-    def asked(self, started: gvisor.Started, listener: socket.socket) -> Given | errors.RunError | None:
+    def asked(self, started: gvisor.Started, listener: socket.socket) -> IntentDelivery | errors.RunError | None:
         """Accept a client and do what it orders. Returns None where the instance goes on waiting."""
         came = dispatch.accepted(listener)
         if came is None:
@@ -173,7 +173,7 @@ class Instance(run.Run):
 
     def _heard(
         self, started: gvisor.Started, connection: socket.socket, message: Mapping[str, Any]
-    ) -> Given | errors.RunError | None:
+    ) -> IntentDelivery | errors.RunError | None:
         try:
             if message.get("op") == "end":
                 return errors.KilledError(f"standby: {message.get('reason', 'it is not wanted')}")
@@ -193,7 +193,7 @@ class Instance(run.Run):
 
     def _dispatch(
         self, started: gvisor.Started, request: Request, connection: socket.socket
-    ) -> Given | errors.RunError | None:
+    ) -> IntentDelivery | errors.RunError | None:
         changed = self._changed(started, every_file=False)
         if changed is not None:
             _send_elsewhere(connection, changed)
@@ -260,7 +260,7 @@ class Instance(run.Run):
             with contextlib.suppress(*over), tree_kill.allow_thaw(started.directory):
                 started.leaf.thaw()
 
-        return Given(self._line, self._limits(deadline), watches, release)
+        return IntentDelivery(self._line, self._limits(deadline), watches, release)
 
     def _settle(
         self, started: gvisor.Started, trusted: trust.TrustedPackage, offered: float, claim: Callable[[], None]
@@ -340,7 +340,7 @@ class Instance(run.Run):
     # --- (5) ------------------------------------------------------------------------------------------------
 
     def _finish(
-        self, manifest: Manifest, finished: Finished, policy_digest: str | None, not_enforced: tuple[str, ...]
+        self, manifest: Manifest, finished: RunOutcome, policy_digest: str | None, not_enforced: tuple[str, ...]
     ) -> Answer:
         if not self._rows.started:
             self._denials.wind_up()
@@ -392,16 +392,16 @@ def _send_elsewhere(connection: socket.socket, why: str) -> None:
         dispatch.send(connection, {"cold": why})
 
 
-class _Later:
-    """An instance as the exchange sees it (run_io.Later)."""
+class _DeferredIntent:
+    """An instance as the exchange sees it (run_io.DeferredIntent)."""
 
     def __init__(self, instance: Instance, started: gvisor.Started) -> None:
         self._instance, self._started = instance, started
         self._inode = os.fstat(started.stdin).st_ino
         self._listener: socket.socket | None = None
         attestor = started.attestor
-        self.rounds: Sequence[Round] = (
-            Round(LOOK_SECONDS, functools.partial(instance.watch, started)),
+        self.rounds: Sequence[PeriodicCheck] = (
+            PeriodicCheck(LOOK_SECONDS, functools.partial(instance.watch, started)),
             *((_seldom(attestor.round()),) if attestor is not None else ()),
         )
         self.watches = {instance._alive: ended}  # noqa: SLF001 - one thing in two classes
@@ -415,7 +415,7 @@ class _Later:
     def fileno(self) -> int:
         return -1 if self._listener is None else self._listener.fileno()
 
-    def take(self) -> Given | errors.RunError | None:
+    def take(self) -> IntentDelivery | errors.RunError | None:
         assert self._listener is not None
         return self._instance.asked(self._started, self._listener)
 
@@ -450,5 +450,5 @@ def _kept(one: Instance, tell: Callable[[bytes], None]) -> None:
         one.close()
 
 
-def _seldom(one: Round) -> Round:
+def _seldom(one: PeriodicCheck) -> PeriodicCheck:
     return dataclasses.replace(one, seconds=one.seconds * ATTEST_LESS, wait=None)

@@ -33,7 +33,7 @@ from policy.package import Package
 from policy.prove import local
 from sandbox.host import facts
 from sandbox.kernel.seccomp import load
-from sandbox.run_io import Finished, Limits
+from sandbox.run_io import Limits, RunOutcome
 from sandbox.runner import trusted_local
 from tests.kernel.world import HEAD, TAIL, World
 
@@ -110,7 +110,7 @@ def run(
     hidden: tuple[str, ...] = (),
     files: Mapping[str, bytes] | None = None,
     **values: object,
-) -> Finished:
+) -> RunOutcome:
     raw = manifest(**values)
     source = (PRELUDE + textwrap.dedent(code)).encode()
     return trusted_local.run(
@@ -124,7 +124,7 @@ def run(
     )
 
 
-def value(finished: Finished) -> Any:
+def value(finished: RunOutcome) -> Any:
     assert finished.error is None, (finished.error, finished.stderr)
     return json.loads(contract.parse_result(finished.stdout).text)
 
@@ -284,7 +284,7 @@ def test_what_the_agent_needs_cannot_be_hidden(state: Path, path: str) -> None:
 def test_another_runs_files_and_processes_are_out_of_reach(state: Path) -> None:
     """Both runs have the same uid: what keeps them apart are their own /tmp and pid namespace."""
     token = f"token-{uuid.uuid4()}"
-    first: list[Finished] = []
+    first: list[RunOutcome] = []
     code = f"""
         open("/tmp/secret", "w").write("mine")
         os.execv("/bin/sh", ["/bin/sh", "-c", ": {token}; sleep 4; cat /tmp/secret >&2; echo '{{}}'"])
@@ -625,7 +625,7 @@ DAEMON = """
 
 def test_a_daemon_of_the_agent_dies_with_it(state: Path) -> None:
     token = f"token-{uuid.uuid4()}"
-    out: list[Finished] = []
+    out: list[RunOutcome] = []
     code = textwrap.dedent(DAEMON.format(token=token)) + "time.sleep(1.5)\nanswer(1)\n"
     thread = threading.Thread(target=lambda: out.append(run(state, code)))
     thread.start()

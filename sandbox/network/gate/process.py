@@ -117,7 +117,7 @@ class GateProcess:
         self._is_ready = True
 
     def watches(self, denied: Callable[[denials.Denial], None]) -> Mapping[int, Callable[[], errors.RunError | None]]:
-        """Return the watches for the exchange (run_io.Channel.watches): they report denials, and a gate's end."""
+        """Return the watches for the exchange (run_io.ContainerIO.watches): they report denials, and a gate's end."""
         self._rest = functools.partial(self._told, denied)
         return {self.pidfd: self._ended, self._reports.fileno(): self._rest}
 

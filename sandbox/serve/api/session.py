@@ -161,7 +161,7 @@ class Conversation:
             self._gone = True
 
     def watches(self, *, detach: bool = False) -> dict[int, Callable[[], Outcome]]:
-        """Return the watches of the run (run_io.Channel.watches).
+        """Return the watches of the run (run_io.ContainerIO.watches).
 
         A run ends when its client leaves, and with the supervisor where the operator configured that.
         """

@@ -21,7 +21,7 @@ from sandbox.audit.run_events import Rows
 from sandbox.control import tree_kill
 from sandbox.kernel.cgroup.cgroup import Leaf
 from sandbox.kernel.proc.pipes import BoundedTail
-from sandbox.run_io import Channel, Limits
+from sandbox.run_io import ContainerIO, Limits
 from sandbox.rundir import lock, marks
 from sandbox.shim import control_socket
 from sandbox.shim import operations as shim_operations
@@ -102,7 +102,7 @@ class World:
         )
         self.directory = self.steering._directory = Path(tempfile.mkdtemp(dir=self.runs))
         calls = self.log.said.append
-        channel = Channel(
+        channel = ContainerIO(
             *(-1, -1, -1, -1, -1), has_started=lambda: True, terminate=lambda: calls("ask"), kill=lambda: calls("kill")
         )
         self.channel = self.steering.joined(channel, cast("Leaf", self.freezer) if leaf else None)

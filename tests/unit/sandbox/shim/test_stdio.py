@@ -16,7 +16,7 @@ import pytest
 
 from policy import errors
 from sandbox.kernel.proc.pipes import BoundedTail
-from sandbox.run_io import Channel, Limits, Outcome, Round
+from sandbox.run_io import ContainerIO, Limits, Outcome, PeriodicCheck
 from sandbox.shim import stdio
 from sandbox.shim.stdio import StdioSession
 
@@ -24,13 +24,12 @@ READ = "import sys, time, os, signal\nline = sys.stdin.readline()\n"
 
 
 @contextlib.contextmanager
-def child(code: str, *, starts: bool = True, stays: bool = False, pass_fds: tuple[int, ...] = ()) -> Iterator[Channel]:
-    """Start a child that runs this code, and return its channel.
-
-    With ``stays`` it ignores SIGTERM from the start, because its own code may run late on a slow machine.
-    """
-    # An ignored signal stays ignored across exec.
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN) if stays else None
+def child(
+    code: str, *, starts: bool = True, stays: bool = False, pass_fds: tuple[int, ...] = ()
+) -> Iterator[ContainerIO]:
+    """A child that runs this code, as the exchange sees it. One that ``stays`` does not hear SIGTERM, from its very
+    beginning: when its own code gets to it is the machine's business."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN) if stays else None  # what is ignored stays so across exec
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", code],
@@ -50,7 +49,7 @@ def child(code: str, *, starts: bool = True, stays: bool = False, pass_fds: tupl
     assert process.stdout is not None
     assert process.stderr is not None
     try:
-        yield Channel(
+        yield ContainerIO(
             stdin=process.stdin.fileno(),
             stdout=process.stdout.fileno(),
             stderr=process.stderr.fileno(),
@@ -144,7 +143,7 @@ def test_no_grace_that_somebody_asks_for_goes_beyond_the_deadline() -> None:
         return errors.KilledError("ended by somebody", gently=True, grace_seconds=600.0)
 
     with child(READ + "time.sleep(300)", stays=True) as channel:
-        told = dataclasses.replace(channel, rounds=[Round(0.1, asked)])
+        told = dataclasses.replace(channel, rounds=[PeriodicCheck(0.1, asked)])
         exchange = StdioSession(told, b"hi\n", Limits(60.0, 2.0, "clock", grace_seconds=0.5))
         exchange.run()
     assert isinstance(exchange.error, errors.KilledError)
@@ -217,7 +216,7 @@ def test_what_serves_the_run_is_heard_and_looked_at_while_it_lasts() -> None:
         os.write(write, b"x")
 
     with child(READ + "time.sleep(0.6)\nprint('done')") as channel:
-        served = dataclasses.replace(channel, watches={read: hear}, rounds=(Round(0.1, look),))
+        served = dataclasses.replace(channel, watches={read: hear}, rounds=(PeriodicCheck(0.1, look),))
         exchange = StdioSession(served, b"hi\n", Limits(60.0, 60.0, "clock", 0.5))
         exchange.run()
     os.close(read)
@@ -258,7 +257,7 @@ def test_what_serves_the_run_can_end_it(by: str) -> None:
         if by == "watch":
             served = dataclasses.replace(channel, watches={read: lambda: error})
         else:
-            served = dataclasses.replace(channel, rounds=(Round(0.1, lambda: error),))
+            served = dataclasses.replace(channel, rounds=(PeriodicCheck(0.1, lambda: error),))
         exchange = StdioSession(served, b"hi\n", Limits(60.0, 250.0, "clock", 0.5))
         exchange.run()
     os.close(read)
@@ -277,7 +276,7 @@ def test_what_is_looked_at_at_the_start_is_so_before_the_agent_is_told_anything(
         return error
 
     with child(READ + "print('told ' + line.strip())") as channel:
-        served = dataclasses.replace(channel, rounds=(Round(3600, look, at_start=True),))
+        served = dataclasses.replace(channel, rounds=(PeriodicCheck(3600, look, at_start=True),))
         exchange = StdioSession(served, b"hi\n", Limits(60.0, 250.0, "clock", 0.5))
         exchange.run()
     assert looks == [error], "once, and not by its clock"
@@ -307,12 +306,12 @@ def test_of_the_looks_at_the_start_the_first_that_ends_the_run_is_the_last() -> 
     """A look may take long, and after the first ending there is no run for the next one."""
     looks: list[str] = []
 
-    def look(name: str, outcome: Outcome) -> Round:
+    def look(name: str, outcome: Outcome) -> PeriodicCheck:
         def at() -> Outcome:
             looks.append(name)
             return outcome
 
-        return Round(3600.0, at, at_start=True)
+        return PeriodicCheck(3600.0, at, at_start=True)
 
     with child(READ + "time.sleep(30)") as channel:
         rounds = look("first", None), look("second", errors.KilledError("no")), look("third", None)

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox.run_io import Channel, Given, Limits, Round
+from sandbox.run_io import ContainerIO, IntentDelivery, Limits, PeriodicCheck
 from sandbox.shim.stdio import StdioSession
 from tests.unit.sandbox.shim.test_stdio import READ, child
 
 START, TASK = Limits(10.0, 0.0, "none"), Limits(10.0, 10.0, "timeout", 0.5)
-NEVER: Sequence[Round] = ()
+NEVER: Sequence[PeriodicCheck] = ()
 OPEN: list[int] = []
 
 
@@ -35,10 +35,10 @@ def _closed() -> Iterator[None]:
 class Scripted:
     """Hold the agent after ``after`` looks; then call ``come`` once, and let each client bring one of ``brings``."""
 
-    brings: list[Given | errors.RunError | None]
+    brings: list[IntentDelivery | errors.RunError | None]
     after: int = 1
     come: Callable[[], None] = lambda: None
-    rounds: Sequence[Round] = NEVER
+    rounds: Sequence[PeriodicCheck] = NEVER
     watches: Mapping[int, Callable[[], errors.RunError | None]] = field(default_factory=dict)
     looks: int = 0
     held_at: list[int] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Scripted:
     def fileno(self) -> int:
         return self.fd
 
-    def take(self) -> Given | errors.RunError | None:
+    def take(self) -> IntentDelivery | errors.RunError | None:
         os.eventfd_read(self.fd)
         return self.brings.pop(0)
 
@@ -73,7 +73,7 @@ def _run(code: str, later: Scripted, *, start: Limits = START) -> StdioSession:
 
 
 def test_the_agent_is_told_when_somebody_comes_and_its_clocks_count_from_then() -> None:
-    later = Scripted([None, Given(b"hi\n", TASK)], after=3)
+    later = Scripted([None, IntentDelivery(b"hi\n", TASK)], after=3)
     done = _run(READ + "print(line.strip(), repr(sys.stdin.read()))", later)
     assert done.error is None
     assert bytes(done.stdout) == b"hi ''\n"
@@ -83,7 +83,7 @@ def test_the_agent_is_told_when_somebody_comes_and_its_clocks_count_from_then() 
 
 
 def test_the_task_has_its_own_clock_and_waiting_has_none() -> None:
-    later = Scripted([Given(b"hi\n", replace(TASK, task_seconds=0.3))])
+    later = Scripted([IntentDelivery(b"hi\n", replace(TASK, task_seconds=0.3))])
     done = _run(READ + "time.sleep(30)", later, start=replace(START, start_seconds=0.2))
     assert isinstance(done.error, errors.DeadlineError)
     assert done.error.details["clock"] == "timeout"
@@ -106,7 +106,7 @@ def test_who_spoke_before_it_was_held_is_refused_before_it_is_told() -> None:
     released: list[str] = []
 
     class Late(Scripted):
-        def take(self) -> Given | errors.RunError | None:
+        def take(self) -> IntentDelivery | errors.RunError | None:
             code_says.wait_for_word()
             return super().take()
 
@@ -116,7 +116,7 @@ def test_who_spoke_before_it_was_held_is_refused_before_it_is_told() -> None:
 
     code_says = Word()
     with child("print('now', flush=True)\n" + READ + "print(len(line))") as channel:
-        given = Given(b"hi\n", TASK, release=lambda: released.append("released"))
+        given = IntentDelivery(b"hi\n", TASK, release=lambda: released.append("released"))
         exchange = StdioSession(channel, b"", START, later=Late([given], after=0))
         exchange.run()
     assert isinstance(exchange.error, errors.EarlyOutputError)
@@ -132,14 +132,14 @@ def test_it_is_let_go_only_when_its_intent_is_there() -> None:
             there.append(pending(pid_of(channel)))
             os.kill(pid_of(channel), signal.SIGCONT)
 
-        exchange = StdioSession(channel, b"", START, later=Scripted([Given(b"hi\n", TASK, release=release)]))
+        exchange = StdioSession(channel, b"", START, later=Scripted([IntentDelivery(b"hi\n", TASK, release=release)]))
         exchange.run()
     assert there == [3]
     assert bytes(exchange.stdout) == b"hi\n"
 
 
-def pid_of(channel: Channel) -> int:
-    """Return the pid behind a pidfd."""
+def pid_of(channel: ContainerIO) -> int:
+    """The process behind a pidfd."""
     lines = Path(f"/proc/self/fdinfo/{channel.pidfd}").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
 
@@ -172,12 +172,12 @@ def test_while_it_is_held_only_its_own_rounds_are_looked_at() -> None:
     def held() -> None:
         seen.append("held")
         if seen.count("held") == 5:
-            later.brings.append(Given(b"hi\n", TASK))
+            later.brings.append(IntentDelivery(b"hi\n", TASK))
             os.eventfd_write(later.fd, 1)
 
-    later = Scripted([], rounds=(Round(0.02, held),))
+    later = Scripted([], rounds=(PeriodicCheck(0.02, held),))
     with child(READ + "time.sleep(0.2); print(1)") as channel:
-        one = Round(0.02, lambda: seen.append("run"))
+        one = PeriodicCheck(0.02, lambda: seen.append("run"))
         StdioSession(replace(channel, rounds=(one,)), b"", START, later=later).run()
     first, last = seen.index("held"), len(seen) - 1 - seen[::-1].index("held")
     assert set(seen[first : last + 1]) == {"held"}
@@ -197,10 +197,10 @@ def test_who_may_end_it_while_it_waits_cannot_any_more_once_it_is_told_and_who_c
     os.eventfd_read(gone)  # the descriptor is not readable again until it is written to
     later = Scripted([], watches={gone: lambda: heard.append("too late")})
 
-    def take() -> Given:
+    def take() -> IntentDelivery:
         os.eventfd_read(later.fd)
         os.eventfd_write(gone, 1)
-        return Given(b"hi\n", TASK, {asker: lambda: errors.KilledError("whoever asked went")})
+        return IntentDelivery(b"hi\n", TASK, {asker: lambda: errors.KilledError("whoever asked went")})
 
     later.brings, later.take = [None], take  # type: ignore[method-assign]
     with child(READ + "time.sleep(30)") as channel:
@@ -215,7 +215,7 @@ def test_what_was_forgotten_in_a_turn_ends_nothing_in_the_same_turn() -> None:
     """The intent and the end of the standby's holder come at once: the first one seen counts."""
     gone = os.eventfd(1, os.EFD_CLOEXEC)
     OPEN.append(gone)
-    later = Scripted([Given(b"hi\n", TASK)], watches={gone: lambda: errors.KilledError("the supervisor went")})
+    later = Scripted([IntentDelivery(b"hi\n", TASK)], watches={gone: lambda: errors.KilledError("the supervisor went")})
     done = _run(READ + "print(line.strip())", later)
     assert done.error is None
     assert bytes(done.stdout) == b"hi\n"

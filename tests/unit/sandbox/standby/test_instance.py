@@ -15,7 +15,7 @@ import pytest
 from policy import errors
 from sandbox.config import Config
 from sandbox.lifecycle.types import Request
-from sandbox.run_io import Given
+from sandbox.run_io import IntentDelivery
 from sandbox.rundir import directory as rundir_directory
 from sandbox.rundir import label
 from sandbox.standby import dispatch, instance
@@ -145,7 +145,7 @@ def test_one_that_was_made_under_another_configuration_is_given_no_intent_and_te
 ) -> None:
     """A file that was written before it was made, and read by the supervisor after, is no change that it could see."""
     one = _waiting()
-    given = Given(b"line", cast("Any", None))
+    given = IntentDelivery(b"line", cast("Any", None))
     monkeypatch.setattr(one, "_dispatch", lambda started, request, connection: given, raising=False)
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -161,7 +161,7 @@ def test_whoever_is_sent_elsewhere_leaves_nothing_with_an_instance_that_may_wait
 ) -> None:
     one = _waiting()
     tmp_path.chmod(0o700)
-    given = Given(b"line", cast("Any", None))
+    given = IntentDelivery(b"line", cast("Any", None))
     monkeypatch.setattr(one, "_dispatch", lambda started, request, connection: given, raising=False)
     with dispatch.listening(tmp_path, one._request.package) as listener:
 
