@@ -27,7 +27,7 @@ from sandbox.broker.children import Errand, Say
 from sandbox.control import succession
 from sandbox.lifecycle import child_run
 from sandbox.lifecycle import run as lifecycle_run
-from sandbox.lifecycle.run import Answer, Request
+from sandbox.lifecycle.run import Request, RunResult
 from sandbox.network import gateway
 from sandbox.rootfs.skeleton import Skeletons
 from sandbox.runner import recovery
@@ -40,7 +40,7 @@ from sandbox.storage.trust_state import State
 # A root directory is a copy that can be made again; one that no run used for a week is a runtime of the past.
 UNUSED_ROOT_SECONDS = 7 * 86400
 
-__all__ = ["Answer", "Request", "Supervisor"]
+__all__ = ["Request", "RunResult", "Supervisor"]
 
 
 def open_ledger(state: Path) -> Ledger:
@@ -126,9 +126,9 @@ class Supervisor:
             run_events.cut_off(self.ledger)
             _end_superseded(self)
 
-    def means(self) -> lifecycle_run.Means:
+    def means(self) -> lifecycle_run.RunDependencies:
         """Return the dependencies that this supervisor gives to a run."""
-        return lifecycle_run.Means(
+        return lifecycle_run.RunDependencies(
             self.path,
             self.config,
             self.ledger,
@@ -166,7 +166,7 @@ class Supervisor:
         *,
         watches: gateway.Watches | None = None,
         after: contextlib.ExitStack | None = None,
-    ) -> Answer:
+    ) -> RunResult:
         """Decide and run. ``watches`` are descriptors that may end the run (run_io.ContainerIO.watches).
 
         The caller closes ``after`` once it has sent the answer (spec.Job).
@@ -198,7 +198,7 @@ class Supervisor:
 
     def _run_cold(
         self, request: Request, watches: gateway.Watches | None, after: contextlib.ExitStack | None
-    ) -> Answer:
+    ) -> RunResult:
         with contextlib.ExitStack() as stack:
             state = stack.enter_context(self.state.dev(request.dev)) if request.dev else self.state
             means = dataclasses.replace(self.means(), state=state, watches=watches or {}, after=after)

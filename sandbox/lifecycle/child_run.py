@@ -16,10 +16,10 @@ from policy.package import Package
 from sandbox.broker import delegation, package_lookup
 from sandbox.broker.children import Errand, Say
 from sandbox.lifecycle import run
-from sandbox.lifecycle.run import Means, Request, Run
+from sandbox.lifecycle.run import Request, Run, RunDependencies
 
 
-def keep(means: Means, parent: Request, errand: Errand, say: Say) -> None:
+def keep(means: RunDependencies, parent: Request, errand: Errand, say: Say) -> None:
     """Run one child. Every outcome is reported to the parent and written to the log.
 
     ``means`` are opened in this process; ``parent`` is the request by which its parent runs.
@@ -79,7 +79,7 @@ def refusal(error: errors.CovenantError) -> dict[str, Any]:
     return {"error": {"code": error.code, "message": error.message, **hint, **more}}
 
 
-def _outcome(answer: run.Answer) -> dict[str, Any]:
+def _outcome(answer: run.RunResult) -> dict[str, Any]:
     """Return the outcome for the parent's agent. It lacks the stderr, which is only for the operator."""
     if answer.result is None:
         assert answer.error is not None
@@ -89,7 +89,7 @@ def _outcome(answer: run.Answer) -> dict[str, Any]:
 
 
 def _rejected(
-    means: Means, errand: Errand, package: Package, issuer: dict[str, str], error: errors.CovenantError
+    means: RunDependencies, errand: Errand, package: Package, issuer: dict[str, str], error: errors.CovenantError
 ) -> None:
     fields = events.rejection(error, agent_id=errand.agent_id, run_id=errand.run_id, package_digest=package.digest)
     means.ledger.append("manifest_rejected", fields, issuer=issuer, now_ms=_now_ms())

@@ -26,7 +26,7 @@ from sandbox.audit.run_events import Rows
 from sandbox.broker import delegation, server
 from sandbox.control import revocation, revocation_watch, succession, tree_kill
 from sandbox.host import facts
-from sandbox.lifecycle.types import Means, Request
+from sandbox.lifecycle.types import Request, RunDependencies
 from sandbox.run_io import Limits, PeriodicCheck
 from sandbox.rundir import admission, marks, registry
 from sandbox.rundir.uid_pool import UidLease
@@ -34,14 +34,16 @@ from sandbox.runner import gvisor, prepare
 from sandbox.shim.operations import RunOperations
 
 
-class Terms:
+class RunContext:
     """The terms of one run. ``now_ms`` is the time of the request, ``child`` the errand of the parent's shim."""
 
     # The trust root that a signed package was verified under, and the place that the run claims.
     _root: trust.TrustRoot
     _place: admission.Claim
 
-    def __init__(self, means: Means, request: Request, *, now_ms: int, child: delegation.Child | None = None) -> None:
+    def __init__(
+        self, means: RunDependencies, request: Request, *, now_ms: int, child: delegation.Child | None = None
+    ) -> None:
         self._means, self._request, self._now_ms = means, request, now_ms
         self._child, self._lineage = child, None if child is None else child.lineage
         self.run_id = str(uuid.uuid4()) if child is None else child.run_id
@@ -170,7 +172,7 @@ class Terms:
     def _outdated(self, trusted: trust.TrustedPackage) -> str | None:
         """Return why the package starts no more, None while its serial is the highest."""
         try:
-            Terms._ratchet(self, trusted)
+            RunContext._ratchet(self, trusted)
         except errors.SerialError as e:
             return e.message
         return None

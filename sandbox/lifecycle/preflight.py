@@ -11,12 +11,12 @@ from sandbox import progress
 from sandbox.audit.run_events import Rows
 from sandbox.host import filter_check
 from sandbox.lifecycle import probe_run
-from sandbox.lifecycle.types import Means
+from sandbox.lifecycle.types import RunDependencies
 from sandbox.rundir.uid_pool import UidLease
 from sandbox.runner import gvisor, prepare
 
 
-def runsc(means: Means, rows: Rows, facts: HostFacts) -> bool:
+def runsc(means: RunDependencies, rows: Rows, facts: HostFacts) -> bool:
     """Test that runsc applies the filter, unless that is proved. Returns whether the test was made now.
 
     Raises:
@@ -39,7 +39,7 @@ def runsc(means: Means, rows: Rows, facts: HostFacts) -> bool:
 
 
 def policy(
-    means: Means,
+    means: RunDependencies,
     rows: Rows,
     decision: decide.Decision,
     facts: HostFacts,

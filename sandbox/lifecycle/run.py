@@ -29,15 +29,15 @@ from sandbox.broker import delegation
 from sandbox.host import facts as host_facts
 from sandbox.kernel.runsc import command
 from sandbox.lifecycle import preflight
-from sandbox.lifecycle.context import Terms
-from sandbox.lifecycle.types import Answer, Means, Request
+from sandbox.lifecycle.context import RunContext
+from sandbox.lifecycle.types import Request, RunDependencies, RunResult
 from sandbox.probes import preload
 from sandbox.run_io import RunOutcome
 from sandbox.rundir import directory as rundir_directory
 from sandbox.runner import gvisor, prepare
 from sandbox.shim import signals
 
-__all__ = ["Answer", "Means", "Request", "Run"]
+__all__ = ["Request", "Run", "RunDependencies", "RunResult"]
 
 # The log's text for a run that drift would not end.
 _ALARM = ("drift: the run goes on when what confines it is changed (on_drift = alarm)",)
@@ -48,7 +48,7 @@ _NO_TRIES = "the tries inside the interpreter: none on this architecture"
 _NO_SELF_TEST = "the self-test of the policy: off by self_test = false in the configuration"
 
 
-class Run(Terms):
+class Run(RunContext):
     """One run's way through the procedure; keeps what its log rows need.
 
     ``standby`` is how many instances of the agent are to be kept ready, once that is known; ``used_ms`` the processor
@@ -58,7 +58,9 @@ class Run(Terms):
     standby = 0
     used_ms = 0
 
-    def __init__(self, means: Means, request: Request, *, now_ms: int, child: delegation.Child | None = None) -> None:
+    def __init__(
+        self, means: RunDependencies, request: Request, *, now_ms: int, child: delegation.Child | None = None
+    ) -> None:
         super().__init__(means, request, now_ms=now_ms, child=child)
         # Refuse an invalid intent here, before anything is accepted or logged.
         self._line = contract.Intent(
@@ -75,7 +77,7 @@ class Run(Terms):
         self._clock = time.perf_counter()
         self.signals = signals.DeferredSignals()
 
-    def go(self) -> Answer:
+    def go(self) -> RunResult:
         """Carry out (1) to (6).
 
         Raises:
@@ -94,11 +96,11 @@ class Run(Terms):
         # A run with an answer keeps it: a caller that continues with another run must end then.
         return dataclasses.replace(answer, interrupted=True) if self.signals.pending else answer
 
-    def _raise_told(self, answer: Answer) -> None:
+    def _raise_told(self, answer: RunResult) -> None:
         if answer.error is not None and self.signals.pending:
             raise KeyboardInterrupt
 
-    def _written_down(self) -> Answer:
+    def _written_down(self) -> RunResult:
         try:
             try:
                 return self._go()
@@ -114,14 +116,14 @@ class Run(Terms):
         """Write the last rows of a run that did not end by itself."""
         self.log_failure(error)
 
-    def _go(self) -> Answer:
+    def _go(self) -> RunResult:
         trusted = self._verify()
         manifest = decide.manifest_of(self._request.package)
         self._rows.agent_id = manifest.agent.id
         if isinstance(trusted, trust.TrustedPackage):
             self._attribute(trusted, manifest)
         self._lap("verify and parse")
-        backends: dict[str, Callable[[trust.TrustedPackage | Unsigned, Manifest], Answer]] = {
+        backends: dict[str, Callable[[trust.TrustedPackage | Unsigned, Manifest], RunResult]] = {
             "linux-gvisor": self._linux_gvisor,
             "trusted-local": self._trusted_local,
         }
@@ -156,7 +158,7 @@ class Run(Terms):
             greatest_time_ms=means.state.greatest_time_ms(),
         )
 
-    def _linux_gvisor(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> Answer:
+    def _linux_gvisor(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> RunResult:
         means = self._means
         if self._request.user is not None:
             raise errors.UsageError(
@@ -204,7 +206,7 @@ class Run(Terms):
         self.standby = wanted
         return ()
 
-    def _trusted_local(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> Answer:
+    def _trusted_local(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> RunResult:
         """Run on the backend that confines by uid, limits, namespaces and a deny list.
 
         Refuses grants that need more.
@@ -321,7 +323,7 @@ class Run(Terms):
 
     def _finish(
         self, manifest: Manifest, finished: RunOutcome, policy_digest: str | None, not_enforced: tuple[str, ...]
-    ) -> Answer:
+    ) -> RunResult:
         """(6) Return the answer with the result or the error, and write the last rows."""
         usage = finished.usage.with_below(sum(self._below_ms))
         self.used_ms = usage.cpu_ms or 0
@@ -356,7 +358,7 @@ class Run(Terms):
             "answer line": finished.said_seconds or 0.0,
             "sandbox": finished.total_seconds,
         }
-        return Answer(
+        return RunResult(
             run_id=self.run_id,
             intent_id=self.intent_id,
             agent_id=manifest.agent.id,

@@ -57,7 +57,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RunResult:
     """Result of a started run: exactly one of ``error`` and ``result`` is None. Times in seconds.
 
     ``interrupted``: a signal to end this process arrived when the answer was already there.
@@ -79,7 +79,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class RunDependencies:
     """Resources that the supervisor gives to a run.
 
     - ``state`` is the deciding state: the supervisor's own, or a dev state. - ``watches`` are descriptors that may end

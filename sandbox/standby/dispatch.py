@@ -30,7 +30,7 @@ from policy import contract, denials, errors
 from policy.package import Package
 from sandbox import unix_wire
 from sandbox.kernel.net import unix_address
-from sandbox.lifecycle.types import Answer, Request
+from sandbox.lifecycle.types import Request, RunResult
 from sandbox.network import gateway
 from sandbox.rundir import label, registry
 
@@ -137,7 +137,7 @@ def ordered(message: Mapping[str, Any], package: Package) -> Request | None:
 # --- the asking end -----------------------------------------------------------------------------------------------
 
 
-def dispatch(runs: Path, request: Request, watches: gateway.Watches, *, settings: str) -> Answer | None:
+def dispatch(runs: Path, request: Request, watches: gateway.Watches, *, settings: str) -> RunResult | None:
     """Have an instance answer, if one is ready for this very package and configuration (``order``); None where a run is
     to be started cold.
 
@@ -217,7 +217,7 @@ def _idle(runs: Path) -> list[registry.Entry]:
     return [one for one in registry.live(runs) if label.STANDBY in one.label and _sockets(one.path)]
 
 
-def _answered(connection: socket.socket, run_id: str, watches: gateway.Watches) -> Answer | None:
+def _answered(connection: socket.socket, run_id: str, watches: gateway.Watches) -> RunResult | None:
     connection.settimeout(None)
     poll = select.poll()
     for fd in (connection.fileno(), *watches):
@@ -242,7 +242,7 @@ def _mark(offered: Mapping[str, Any]) -> tuple[int, int, int] | None:
     return None
 
 
-def _answer_in(connection: socket.socket, run_id: str) -> Answer | None:
+def _answer_in(connection: socket.socket, run_id: str) -> RunResult | None:
     try:
         message = receive(connection)
     except GoneError:
@@ -322,7 +322,7 @@ def receive(connection: socket.socket) -> dict[str, Any]:
     return document
 
 
-def answer_document(answer: Answer) -> dict[str, Any]:
+def answer_document(answer: RunResult) -> dict[str, Any]:
     """An answer as a message has it; ``answer_of`` reads it."""
     fields = {field.name: getattr(answer, field.name) for field in dataclasses.fields(answer)}
     del fields["interrupted"]  # this belongs to the process, and not to its client
@@ -336,7 +336,7 @@ def answer_document(answer: Answer) -> dict[str, Any]:
     }
 
 
-def answer_of(document: Mapping[str, Any]) -> Answer:
+def answer_of(document: Mapping[str, Any]) -> RunResult:
     """The answer in a message."""
     fields: dict[str, Any] = {name: _tupled(value) for name, value in document.items()}
     if document["result"] is not None:
@@ -345,7 +345,7 @@ def answer_of(document: Mapping[str, Any]) -> Answer:
         fields["error"] = errors.restored(document["error"])
     fields["usage"] = contract.Usage(**document["usage"])
     fields["denials"] = tuple(denials.Row(denials.Denial(*words), count) for *words, count in document["denials"])
-    return Answer(**fields)
+    return RunResult(**fields)
 
 
 def _tupled(value: Any) -> Any:

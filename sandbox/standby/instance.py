@@ -31,7 +31,7 @@ from policy.signing import trust
 from sandbox.control import tree_kill
 from sandbox.kernel.proc import epoll_waiters
 from sandbox.lifecycle import run
-from sandbox.lifecycle.types import Answer, Means, Request
+from sandbox.lifecycle.types import Request, RunDependencies, RunResult
 from sandbox.run_io import IntentDelivery, Outcome, PeriodicCheck, RunOutcome
 from sandbox.rundir import label as rundir_label
 from sandbox.rundir import marks
@@ -66,7 +66,7 @@ class Instance(run.Run):
     the run's own, and raises ``UnusedError`` when no client came.
     """
 
-    def __init__(self, means: Means, request: Request, *, alive: int, tell: Callable[[bytes], None]) -> None:
+    def __init__(self, means: RunDependencies, request: Request, *, alive: int, tell: Callable[[bytes], None]) -> None:
         self._mark = means.ledger.mark
         self._made_of = fingerprints.Files.of_state(means.state).joined(fingerprints.Files.of_config(means.config))
         super().__init__(means, request, now_ms=int(time.time() * 1000))
@@ -341,7 +341,7 @@ class Instance(run.Run):
 
     def _finish(
         self, manifest: Manifest, finished: RunOutcome, policy_digest: str | None, not_enforced: tuple[str, ...]
-    ) -> Answer:
+    ) -> RunResult:
         if not self._rows.started:
             self._denials.wind_up()
             if self._rows.state is not State.TERMINATED:
@@ -420,7 +420,7 @@ class _DeferredIntent:
         return self._instance.asked(self._started, self._listener)
 
 
-def keep(means: Means, request: Request, *, alive: int, tell: Callable[[bytes], None]) -> None:
+def keep(means: RunDependencies, request: Request, *, alive: int, tell: Callable[[bytes], None]) -> None:
     """In a shim: make an instance of the package in ``request``, and hold it until it was used or is of no use.
 
     Raises:

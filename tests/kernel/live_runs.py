@@ -16,7 +16,7 @@ from sandbox.attest import live_runs, processes, reference, verifier
 from sandbox.attest.processes import Family
 from sandbox.rundir import directory as rundir_directory
 from sandbox.storage import artefact_reader
-from sandbox.supervisor import Answer
+from sandbox.supervisor import RunResult
 from tests.kernel.world import SLOWNESS, World
 
 WAIT_SECONDS = 60.0 * SLOWNESS
@@ -40,7 +40,7 @@ class Live:
     made: reference.Made
     directory: Path
     thread: threading.Thread
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[RunResult] = field(default_factory=list)
 
     def family(self) -> Family:
         """Its processes."""
@@ -66,13 +66,13 @@ class Live:
         found: list[tuple[str, str]] = until(lambda: self.drift()[count:])
         return found
 
-    def wait(self) -> Answer:
+    def wait(self) -> RunResult:
         """Wait until the run has ended by itself, and return its answer."""
         self.thread.join(WAIT_SECONDS)
         assert not self.thread.is_alive()
         return self.answers[0]
 
-    def end(self) -> Answer:
+    def end(self) -> RunResult:
         """End it from outside."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.made.runner.pid, signal.SIGKILL)
@@ -83,7 +83,7 @@ class Live:
 def live(world: World, code: str = SLEEPS, *, files: Mapping[str, str] | None = None, **fields: Any) -> Iterator[Live]:
     """Start a signed package with this code and hand it out when its first process runs."""
     package = world.sign(world.package({"main.py": code, **(files or {})}, **{"cpu_ms": 250_000, **fields}))
-    answers: list[Answer] = []
+    answers: list[RunResult] = []
     before = set(_directories(world))
     thread = threading.Thread(target=lambda: answers.append(world.run(package)))
     thread.start()

@@ -16,7 +16,7 @@ from policy.signing import change, envelope, root, strict_json, trust
 from sandbox import config
 from sandbox.storage import package_reader as packages
 from sandbox.storage.trust_state import State
-from sandbox.supervisor import Answer, Request, Supervisor
+from sandbox.supervisor import Request, RunResult, Supervisor
 from tests import signing_kit as kit
 from tests.kernel.world import HEAD, TAIL, World
 
@@ -139,7 +139,7 @@ def test_what_dev_signed_runs_under_no_other_authority(two: World) -> None:
         read = packages.read(other)
         signing.dev(read, decide.manifest_of(read), state, host=host, now_ms=two.now_ms)[1].close()
 
-    def run(dev: str) -> Answer:
+    def run(dev: str) -> RunResult:
         with Supervisor(two.state, never_granted=(str(two.home),)) as supervisor:
             return supervisor.run(Request(signed, "hi", two.issuer, dev=dev))
 

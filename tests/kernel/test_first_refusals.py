@@ -17,7 +17,7 @@ from sandbox.attest import reference
 from sandbox.kernel.cgroup import cgroup
 from sandbox.rundir import directory
 from sandbox.shim import control_socket
-from sandbox.supervisor import Answer
+from sandbox.supervisor import RunResult
 from tests.kernel import live_runs
 from tests.kernel.live_runs import Live
 from tests.kernel.test_denied_calls import told
@@ -59,7 +59,7 @@ def test_attested_from_first_moment_is_no_drift(world: World, monkeypatch: pytes
     monkeypatch.setattr(attest_live_runs, "_PATIENCE_SECONDS", live_runs.WAIT_SECONDS)
     world.configure(self_test=True)
     package = world.sign(world.package({"main.py": STAYS}))
-    answers: list[Answer] = []
+    answers: list[RunResult] = []
     thread = threading.Thread(target=lambda: answers.append(world.run(package)))
     thread.start()
     try:

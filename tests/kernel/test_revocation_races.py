@@ -33,7 +33,7 @@ from sandbox.runner import trusted_local
 from sandbox.runner.limits import METER
 from sandbox.shim.operations import RunOperations
 from sandbox.storage.trust_state import State
-from sandbox.supervisor import Answer
+from sandbox.supervisor import RunResult
 from tests.kernel import live_runs, revoking
 from tests.kernel.live_runs import SLEEPS, until
 from tests.kernel.world import World, refused
@@ -152,7 +152,7 @@ def _leaf(one: live_runs.Live) -> cgroup.Leaf:
     return leaf
 
 
-def _revoked(answer: Answer, reason: str = LEAKS) -> None:
+def _revoked(answer: RunResult, reason: str = LEAKS) -> None:
     assert refused(errors.RunRevokedError, answer.error) == reason
 
 
@@ -255,7 +255,7 @@ def test_an_agent_that_only_its_uid_confines_ends_as_well(world: World, monkeypa
     identity = _somebody(monkeypatch)
     fields: dict[str, Any] = {"backend": "trusted-local", "required": "false", "memory_mb": 256, "cpu_ms": 60_000}
     package = world.sign(world.package({"main.py": SLEEPS}, **fields))
-    answers: list[Answer] = []
+    answers: list[RunResult] = []
     thread = threading.Thread(target=lambda: answers.append(world.run(package)))
     thread.start()
     (one,) = until(lambda: registry.live(world.state / "runs"))
@@ -299,7 +299,7 @@ def test_one_that_only_its_uid_confines_ends_where_whoever_stopped_it_was_killed
     identity = _somebody(monkeypatch)
     fields: dict[str, Any] = {"backend": "trusted-local", "required": "false", "memory_mb": 256, "cpu_ms": 60_000}
     package = world.sign(world.package({"main.py": SLEEPS}, **fields))
-    answers: list[Answer] = []
+    answers: list[RunResult] = []
     thread = threading.Thread(target=lambda: answers.append(world.run(package)))
     thread.start()
     (one,) = until(lambda: registry.live(world.state / "runs"))

@@ -18,7 +18,7 @@ from policy import decide, errors
 from sandbox import config
 from sandbox.storage import package_reader
 from sandbox.storage.trust_state import State
-from sandbox.supervisor import Answer, Request, Supervisor
+from sandbox.supervisor import Request, RunResult, Supervisor
 
 ROOT = Path(__file__).resolve().parents[2]
 AGENTS = ROOT / "agents"
@@ -112,7 +112,7 @@ class World:
         signing.write_envelope(path, signing.sign(statement, key or self.key))
         return path
 
-    def run(self, path: Path, text: str = "hi", **request: Any) -> Answer:
+    def run(self, path: Path, text: str = "hi", **request: Any) -> RunResult:
         """Run the package through the supervisor, as ``covenant run`` does."""
         opening = Supervisor(self.state, never_granted=(str(self.home),))
         with opening as supervisor, package_reader.beside(path) as children:
@@ -127,7 +127,7 @@ class World:
         request: Mapping[str, Any] | None = None,
         files: Mapping[str, str] | None = None,
         **fields: Any,
-    ) -> Answer:
+    ) -> RunResult:
         """Write, sign and run a python agent with this code, and ``files`` beside it."""
         package = self.package({"main.py": code, **(files or {})}, **fields)
         return self.run(self.sign(package), text, **(request or {}))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from policy.package import Package
     from sandbox.serve.api import client
-    from sandbox.supervisor import Answer, Supervisor
+    from sandbox.supervisor import RunResult, Supervisor
 
 # A year is longer than any other timeout of a run; infinity has no value in milliseconds.
 _TIMEOUT = click.option(
@@ -94,8 +94,8 @@ def _asked(
         os.close(directory)
 
 
-def _here(path: Path, text: str, timeout_ms: int | None, user: str | None, *, dev: bool, as_json: bool) -> Answer:
-    """Run the agent with the supervisor's code in this process."""
+def _here(path: Path, text: str, timeout_ms: int | None, user: str | None, *, dev: bool, as_json: bool) -> RunResult:
+    """The answer of the supervisor in this process."""
     from covenant.keys import identity
     from sandbox.storage import package_reader as packages
     from sandbox.supervisor import Request, Supervisor
@@ -161,7 +161,7 @@ def _text(text: str) -> str:
         raise errors.UsageError("the intent on stdin is not UTF-8") from e
 
 
-def _report(answer: Answer | client.Answer, *, as_json: bool) -> int:
+def _report(answer: RunResult | client.Answer, *, as_json: bool) -> int:
     for name in answer.unknown_sections:
         common.say(f"note: section [{common.visible(name)}] of agent.toml is not known and grants nothing", err=True)
     for line in answer.not_enforced:

@@ -51,7 +51,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The outcome of a run that was started, as sandbox.lifecycle.run.Answer has it."""
+    """The outcome of a run that was started, as sandbox.lifecycle.run.RunResult has it."""
 
     run_id: str
     intent_id: str

@@ -18,7 +18,7 @@ from policy.signing import trust
 from sandbox.audit import open_runs
 from sandbox.audit.run_report import Retelling
 from sandbox.kernel.fs import hanging
-from sandbox.lifecycle.run import Answer, Request
+from sandbox.lifecycle.run import Request, RunResult
 from sandbox.serve.api import protocol, rlimits
 from sandbox.serve.api.session import Conversation
 from sandbox.shim import signals as shim_signals
@@ -68,7 +68,7 @@ def _run(
     directory: int,
     retelling: Retelling,
     after: contextlib.ExitStack,
-) -> Answer:
+) -> RunResult:
     issuer = talk.issuer(own)
     talk.state("accepted", supervisor_state=str(own.path), trust_root=own.state.root_version())
     with contextlib.ExitStack() as stack:
@@ -189,7 +189,7 @@ def verified(talk: Conversation, own: Supervisor, directory: int) -> trust.Trust
         )
 
 
-def document(answer: Answer) -> dict[str, Any]:
+def document(answer: RunResult) -> dict[str, Any]:
     """The answer as a frame has it; ``client.Answer`` is made from it."""
     fields = {field.name: getattr(answer, field.name) for field in dataclasses.fields(answer)}
     result = answer.result

@@ -16,7 +16,7 @@ import pytest
 from policy import contract, denials, errors
 from policy.package import Package
 from sandbox.config import Config
-from sandbox.lifecycle.types import Answer, Request
+from sandbox.lifecycle.types import Request, RunResult
 from sandbox.rundir import directory as rundir_directory
 from sandbox.rundir import label as rundir_label
 from sandbox.standby import dispatch, wanted
@@ -25,7 +25,7 @@ from sandbox.supervisor import Supervisor
 
 PACKAGE = Package({"agent.toml": b"[agent]"}, b"an envelope")
 ISSUER = {"display": "operator@local", "pubkey": "1" * 44}
-ANSWER = Answer(
+ANSWER = RunResult(
     run_id="r", intent_id="i", agent_id="a", policy_digest="p", error=None, stderr="e\n",
     result=contract.AgentResult("text", ("source",), ({"path": "x"},), ()),
     not_enforced=("one",), unknown_sections=("two",),
@@ -232,7 +232,7 @@ def _run_refused(state: Path, missing_mb: int | None) -> None:
     one.path, one.config, one.keeps_standby = state, Config(), True
     details: dict[str, Any] = {} if missing_mb is None else {"missing_mb": missing_mb}
 
-    def refused(request: Request, watches: object, after: object) -> Answer:
+    def refused(request: Request, watches: object, after: object) -> RunResult:
         if dispatch.idle_mb(state / "runs"):
             raise errors.ResourceViolation("memory_mb needs more", grant="resources.memory_mb", **details)
         return ANSWER
