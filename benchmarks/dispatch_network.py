@@ -64,7 +64,7 @@ def subject(world: NetworkedWorld, name: str) -> Iterator[Subject]:
     compiled: list[Artefacts] = []
     launch = gvisor._launch  # noqa: SLF001 - as run_hello.captured does
 
-    def seen(job: gvisor.Job, *rest: object, **named: object) -> object:
+    def seen(job: gvisor.SandboxSpec, *rest: object, **named: object) -> object:
         compiled.append(job.artefacts)
         return launch(job, *rest, **named)  # type: ignore[arg-type]
 

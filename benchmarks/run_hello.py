@@ -44,7 +44,7 @@ def captured(world: World, flags: dict[str, str]) -> Iterator[dict[str, Path]]:
     kept: dict[str, Path] = {}
     original = gvisor._launch  # noqa: SLF001 - the bundle exists only while the run does
 
-    def keep(job: gvisor.Job, directory: RunDirectory, *rest: Any) -> launch.Launch:
+    def keep(job: gvisor.SandboxSpec, directory: RunDirectory, *rest: Any) -> launch.Launch:
         if kept:
             return original(job, directory, *rest)
         bundle = world.base / "raw"

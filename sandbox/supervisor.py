@@ -169,7 +169,7 @@ class Supervisor:
     ) -> RunResult:
         """Decide and run. ``watches`` are descriptors that may end the run (run_io.ContainerIO.watches).
 
-        The caller closes ``after`` once it has sent the answer (spec.Job).
+        The caller closes ``after`` once it has sent the answer (spec.SandboxSpec).
 
         Raises:
             errors.CovenantError: Raised when the run was refused before its start, or the machine failed. Both are in

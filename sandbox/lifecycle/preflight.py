@@ -43,7 +43,7 @@ def policy(
     rows: Rows,
     decision: decide.Decision,
     facts: HostFacts,
-    job: gvisor.Job,
+    job: gvisor.SandboxSpec,
     uids: UidLease,
     *,
     now_ms: int,

@@ -81,7 +81,7 @@ def closure(config: Config, arch: str) -> Closure:
     return Closure("canary", probe_program.PATH, (file,))
 
 
-def attempt(job: gvisor.Job, closures: Sequence[Closure], *, runs: Path, uids: UidLease) -> tuple[str, ...]:
+def attempt(job: gvisor.SandboxSpec, closures: Sequence[Closure], *, runs: Path, uids: UidLease) -> tuple[str, ...]:
     """Run the canary in place of the agent of ``job``. Returns all differences from the policy.
 
     ``closures`` are those of the agent's root directory.

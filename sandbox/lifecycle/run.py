@@ -292,7 +292,7 @@ class Run(RunContext):
         facts: HostFacts,
         deadline: clocks.Deadline,
         stack: contextlib.ExitStack,
-    ) -> gvisor.Job:
+    ) -> gvisor.SandboxSpec:
         means, manifest = self._means, decision.manifest
         label, claim = self._claim(self._asked(trusted, manifest, decision.effective))
         order = prepare.Order(

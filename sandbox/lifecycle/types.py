@@ -85,7 +85,7 @@ class RunDependencies:
     - ``state`` is the deciding state: the supervisor's own, or a dev state. - ``watches`` are descriptors that may end
     the run, such as of a client that disconnects (run_io.ContainerIO.watches). - ``below`` are watches that end its
     children as well; the children's shims keep their descriptors. - ``isolated`` says that this process's network
-    namespace is not the host's. - ``after`` is closed once the answer was given (spec.Job).
+    namespace is not the host's. - ``after`` is closed once the answer was given (spec.SandboxSpec).
     """
 
     path: Path

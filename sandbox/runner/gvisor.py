@@ -39,10 +39,10 @@ from sandbox.rundir.uid_pool import UidLease
 from sandbox.runner import mounts as runner_mounts
 from sandbox.runner import start_gate
 from sandbox.runner.limits import METER, CpuTime, Meter, on_devices
-from sandbox.runner.spec import CREDENTIALS, PACKAGE, Job, Secrets, Started
+from sandbox.runner.spec import CREDENTIALS, PACKAGE, SandboxSpec, Secrets, StartedSandbox
 from sandbox.shim.stdio import StdioSession, out_of_memory
 
-__all__ = ["CREDENTIALS", "Job", "Secrets", "Started", "run"]
+__all__ = ["CREDENTIALS", "SandboxSpec", "Secrets", "StartedSandbox", "run"]
 
 # How often the sandbox's log is read: by the clock, since an agent that makes it write would wake us at each line.
 _CALLS_SECONDS = 0.1
@@ -50,7 +50,7 @@ _CALLS_SECONDS = 0.1
 _COLLECT_SECONDS = 1.0
 
 
-def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroup.Hierarchies | None = None) -> RunOutcome:
+def run(job: SandboxSpec, *, runs: Path, uids: UidLease, hierarchies: cgroup.Hierarchies | None = None) -> RunOutcome:
     """Start the sandbox, hold the exchange, end everything; what of the network takes longest goes with ``job.after``.
 
     Raises:
@@ -69,7 +69,7 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroup.Hierarchies
 
 
 def _run(
-    job: Job, runs: Path, uids: UidLease, hierarchies: cgroup.Hierarchies, lasting: contextlib.ExitStack
+    job: SandboxSpec, runs: Path, uids: UidLease, hierarchies: cgroup.Hierarchies, lasting: contextlib.ExitStack
 ) -> tuple[RunDirectory, RunOutcome]:
     """``lasting`` is given the resources that outlive the processes: the directory and the gateway."""
     with contextlib.ExitStack() as stack:
@@ -82,12 +82,12 @@ def _run(
         if job.steering is not None:
             stack.enter_context(job.steering.listening(directory.path))
         leaf = cgroup.Leaf(hierarchies, job.run_id)
-        job = _interruptible(job, leaf)
+        job = _install_signal_kill(job, leaf)
         gates = _gates(job, leaf)
         directory.note_cgroups({**leaf.plan(), **({} if gates is None else gate_cgroup.noted(gates))})
         stack.enter_context(leaf)
         # A revocation finds the cgroup by now; one that came before left its mark.
-        _goes_on(job, directory)
+        _check_not_revoked(job, directory)
         broker = stack.enter_context(_broker(job))
         limits = _limits(job, leaf.hierarchies.version)
         leaf.apply(limits)
@@ -104,7 +104,7 @@ def _run(
             **(debug_log.flags(directory.trace, _traced(job)) if calls else {}),
         }
         # Once more: the vault and the gateway took their time, and a revocation does not wait that long for a shim.
-        _goes_on(job, directory)
+        _check_not_revoked(job, directory)
         launch = _launch(job, directory, leaf, mounts, places, gate, broker)
         child = stack.enter_context(spawn.spawn(launch, _patience(job, directory, leaf)))
         stack.callback(leaf.kill)
@@ -128,14 +128,14 @@ def _run(
         if job.steering is not None:
             channel = job.steering.joined(channel, leaf)
         if broker is not None:
-            channel = dataclasses.replace(channel, giving=_both(channel.giving, broker.begin))
+            channel = dataclasses.replace(channel, giving=_chain(channel.giving, broker.begin))
         meter = Meter(leaf, gates, directory.path / METER)
         channel = dataclasses.replace(
             channel,
-            giving=_both(channel.giving, meter.begin),
+            giving=_chain(channel.giving, meter.begin),
             ending=_after_others(directory.path, channel.ending),
         )
-        held_for = Started(directory.path, leaf, limits, child.stdin, attestor, meter)
+        held_for = StartedSandbox(directory.path, leaf, limits, child.stdin, attestor, meter)
         later = None if job.later is None else job.later(held_for)
         exchange = StdioSession(channel, job.intent, job.limits, later=later)
         if job.steering is not None:
@@ -155,18 +155,18 @@ def _run(
         return directory, _finish(exchange, status, leaf, revoked, meter, gate)
 
 
-def _interruptible(job: Job, leaf: cgroup.Leaf) -> Job:
-    """From here on a signal kills the processes in the leaf and ends the waits on the run's descriptors."""
+def _install_signal_kill(job: SandboxSpec, leaf: cgroup.Leaf) -> SandboxSpec:
+    """Have a signal kill the processes in the leaf, and end the waits on the run's descriptors."""
     held = {} if job.signals is None else job.signals.handlers(leaf.kill)
     return dataclasses.replace(job, watches={**job.watches, **held})
 
 
-def _goes_on(job: Job, directory: RunDirectory) -> None:
-    """Look where nothing that waits does.
+def _check_not_revoked(job: SandboxSpec, directory: RunDirectory) -> None:
+    """Check for a mark and for a signal, at a step where no wait does.
 
     Raises:
-        errors.RunRevokedError, errors.KilledError: it is marked.
-        errors.StoppedError: this process was told to end.
+        errors.RunRevokedError, errors.KilledError: Raised when the run is marked.
+        errors.StoppedError: Raised when this process was told to end.
     """
     if (revoked := marks.verdict(directory.path)) is not None:
         raise revoked
@@ -174,24 +174,26 @@ def _goes_on(job: Job, directory: RunDirectory) -> None:
         job.signals.check()
 
 
-def _limits(job: Job, version: int) -> list[cgroup.Limit]:
+def _limits(job: SandboxSpec, version: int) -> list[cgroup.Limit]:
     entries: Sequence[Mapping[str, Any]] | None = job.artefacts.json("cgroup.json")[f"v{version}"]
     if entries is None:
         raise errors.NotEnforceableError(f"cgroup version {version} cannot hold the limits that were granted")
     return [cgroup.Limit(e["controller"], e["file"], on_devices(e["value"], job.disks), e["required"]) for e in entries]
 
 
-def _gates(job: Job, leaf: cgroup.Leaf) -> cgroup.Leaf | None:
-    """The cgroup of the run's gates, not made yet; None for a run without a network."""
+def _gates(job: SandboxSpec, leaf: cgroup.Leaf) -> cgroup.Leaf | None:
+    """Return the cgroup of the run's gates, not made yet. None for a run without a network."""
     return gate_cgroup.of(leaf) if _networked(job) else None
 
 
-def _networked(job: Job) -> bool:
+def _networked(job: SandboxSpec) -> bool:
     return bool(job.artefacts.json("network.json")["mode"] != "off")
 
 
-def _gateway(job: Job, directory: RunDirectory, gates: cgroup.Leaf, stack: contextlib.ExitStack) -> gateway.Gateway:
-    """The gateway of the run's network: closed, and not made yet."""
+def _gateway(
+    job: SandboxSpec, directory: RunDirectory, gates: cgroup.Leaf, stack: contextlib.ExitStack
+) -> gateway.Gateway:
+    """Return the gateway of the run's network: closed, and not made yet."""
     gates.apply(gate_cgroup.LIMITS[gates.hierarchies.version])
     opened = gateway.opened(
         job.artefacts,
@@ -205,14 +207,14 @@ def _gateway(job: Job, directory: RunDirectory, gates: cgroup.Leaf, stack: conte
     return stack.enter_context(opened)
 
 
-def _broker(job: Job) -> contextlib.AbstractContextManager[Broker | None]:
-    """The agent's broker, exactly where its policy has one."""
+def _broker(job: SandboxSpec) -> contextlib.AbstractContextManager[Broker | None]:
+    """Return the agent's broker, exactly where its policy has one."""
     if command.BROKER_FLAG not in job.artefacts.json("runtime.json")["flags"]:
         return contextlib.nullcontext()
     return job.broker or Broker()
 
 
-def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+def _chain(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
     def both() -> None:
         first()
         second()
@@ -231,7 +233,7 @@ def _after_others(path: Path, ending: Callable[[errors.RunError], None]) -> Call
 
 
 def _refused_calls(
-    job: Job, directory: RunDirectory, stack: contextlib.ExitStack, heard: preload.Heard | None
+    job: SandboxSpec, directory: RunDirectory, stack: contextlib.ExitStack, heard: preload.Heard | None
 ) -> debug_log.RefusedCalls | None:
     """Listen for the calls that the filter refuses, unless the operator does without. Probes are heard in any case."""
     if not job.config.tell_calls and heard is None:
@@ -244,12 +246,12 @@ def _refused_calls(
     return stack.enter_context(contextlib.closing(calls))
 
 
-def _traced(job: Job) -> tuple[str, ...]:
+def _traced(job: SandboxSpec) -> tuple[str, ...]:
     return traced(files=job.config.tell_files, arch=facts.architecture())
 
 
 def _launch(
-    job: Job,
+    job: SandboxSpec,
     directory: RunDirectory,
     leaf: cgroup.Leaf,
     mounts: Sequence[proc_launch.Attach],
@@ -279,7 +281,7 @@ def _launch(
     )
 
 
-def _patience(job: Job, directory: RunDirectory, leaf: cgroup.Leaf) -> spawn.Patience:
+def _patience(job: SandboxSpec, directory: RunDirectory, leaf: cgroup.Leaf) -> spawn.Patience:
     """Serve kills, requests and revocations while a process is on its way into the leaf."""
     asked = {} if job.steering is None else job.steering.before()
     return spawn.Patience(
@@ -290,7 +292,7 @@ def _patience(job: Job, directory: RunDirectory, leaf: cgroup.Leaf) -> spawn.Pat
     )
 
 
-def _network(job: Job, gate: gateway.Gateway, gates: cgroup.Leaf) -> attest_network.Network:
+def _network(job: SandboxSpec, gate: gateway.Gateway, gates: cgroup.Leaf) -> attest_network.Network:
     gate.make()
     nft, own = trusted_binary(job.config.nft), addresses.host_device(job.run_id)
     bounds = gate_cgroup.written(gates)
@@ -302,7 +304,7 @@ def _network(job: Job, gate: gateway.Gateway, gates: cgroup.Leaf) -> attest_netw
 
 
 def _attestor(
-    job: Job,
+    job: SandboxSpec,
     directory: RunDirectory,
     leaf: cgroup.Leaf,
     limits: list[cgroup.Limit],
@@ -354,7 +356,9 @@ def _attestor(
     )
 
 
-def _watching(job: Job, leaf: cgroup.Leaf, attestor: monitor.Attestor | None) -> tuple[CpuTime | monitor.Attestor, ...]:
+def _watching(
+    job: SandboxSpec, leaf: cgroup.Leaf, attestor: monitor.Attestor | None
+) -> tuple[CpuTime | monitor.Attestor, ...]:
     """Return the rounds that look at the run from its first process on."""
     limit_ms = job.artefacts.json("supervision.json")["task"]["cpu_time_ms"]
     clock = None if limit_ms is None else CpuTime(limit_ms, leaf.cpu_time_us)
@@ -362,7 +366,7 @@ def _watching(job: Job, leaf: cgroup.Leaf, attestor: monitor.Attestor | None) ->
 
 
 def _channel(
-    job: Job,
+    job: SandboxSpec,
     directory: RunDirectory,
     leaf: cgroup.Leaf,
     child: spawn.Child,

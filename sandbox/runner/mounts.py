@@ -15,7 +15,7 @@ from sandbox.kernel.fs import secret_files
 from sandbox.kernel.proc import launch
 from sandbox.rootfs import covered
 from sandbox.rundir.directory import RunDirectory
-from sandbox.runner.spec import CREDENTIALS, Job
+from sandbox.runner.spec import CREDENTIALS, SandboxSpec
 
 _ATTRIBUTES = {
     "rw": 0,
@@ -28,7 +28,7 @@ _ATTRIBUTES = {
 }
 
 
-def with_secrets(job: Job, stack: contextlib.ExitStack, uid: int) -> Job:
+def with_secrets(job: SandboxSpec, stack: contextlib.ExitStack, uid: int) -> SandboxSpec:
     """The job with the file system of its credentials among its sources, where its policy has one."""
     places = [m["destination"] for m in job.artefacts.json("mounts.json")["mounts"] if m["source"] == CREDENTIALS]
     if not places:
@@ -42,7 +42,7 @@ def with_secrets(job: Job, stack: contextlib.ExitStack, uid: int) -> Job:
     return dataclasses.replace(job, sources={**job.sources, **dict.fromkeys(places, files.fd)})
 
 
-def attached(job: Job, directory: RunDirectory, stack: contextlib.ExitStack, uid: int) -> list[launch.Attach]:
+def attached(job: SandboxSpec, directory: RunDirectory, stack: contextlib.ExitStack, uid: int) -> list[launch.Attach]:
     """Detached copies of every source, flags set before anything can see them (sandbox-facts: the gofer's view
     has no flags unless the mount has them already)."""
     plan: list[Mapping[str, Any]] = job.artefacts.json("mounts.json")["mounts"]

@@ -54,7 +54,7 @@ def job(
     config: Config,
     never_granted: tuple[str, ...],
     stack: contextlib.ExitStack,
-) -> gvisor.Job:
+) -> gvisor.SandboxSpec:
     """Prepare everything that is slow or can fail before anything starts; ``stack`` owns what is held open.
 
     Raises:
@@ -85,7 +85,7 @@ def job(
         disks = limits.devices([("/", root), *sources.items()])
     assert facts.runsc is not None
     networked = decision.artefacts.json("network.json")["mode"] != "off"
-    return gvisor.Job(
+    return gvisor.SandboxSpec(
         run_id=order.run_id,
         artefacts=decision.artefacts,
         runsc_path=facts.runsc.path,

@@ -1,4 +1,4 @@
-"""One run as the linux-gvisor runner is given it, decided and prepared, and the sandbox that waits for its intent."""
+"""The linux-gvisor runner's input, one run decided and prepared, and a started sandbox that waits for its intent."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ from sandbox.shim.signals import DeferredSignals
 
 # The source of the mount that holds the run's secrets.
 CREDENTIALS = "credentials"
-# Given what puts a secret, and what is to be served meanwhile.
+# Called with a function that writes a secret, and with watches to serve meanwhile.
 Secrets = Callable[[Callable[[str, memoryview], None], Watches], Outcome]
-# Where the package's copy is mounted.
+# The mount point of the package's copy.
 PACKAGE = "/workspace"
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A sandbox started for an intent that comes later: where it lies, what holds it, and its agent's stdin. ``meter``
-    counts what it uses from when it is about to be given that, which may be said ahead of the exchange."""
+class StartedSandbox:
+    """A sandbox that was started ahead of its intent: its directory, its cgroup, and its agent's stdin.
+
+    ``meter`` counts its use from the delivery of the intent on, and may be started ahead of the exchange.
+    """
 
     directory: Path
     leaf: cgroup.Leaf
@@ -43,20 +45,21 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One run, decided and prepared. ``sources`` gives, for each bind destination, an open descriptor of what is
-    to be mounted there; the descriptors stay the caller's. ``covered`` are directories of the host that runsc must not
-    see (sandbox.host.runsc_network). ``label`` says whose run it is (sandbox.rundir.registry); ``claim`` is called
-    behind the gate before others can see it, and raises when the run may not be beside theirs. ``denied`` is told of
-    everything that was refused to the agent, ``drifted`` of what confines it and was changed; ``rounds`` and
-    ``watches`` are looked at while the run lasts; ``disks`` are those that its limits of input and output are about.
-    ``arguments`` start another first process than the agent, for a self-test alone. ``broker`` answers the agent where
-    its policy has one; without it every request is refused. ``steering`` is what may be asked of the run from outside.
-    ``later`` is given what was started, and brings the intent once there is one; ``intent`` is empty then. ``secrets``
-    puts each granted secret, where they are files, and serves what is to be watched meanwhile; without it there is
-    none. ``after`` is given what is left of the run's network once it is over, to be taken away when its answer was
-    given; without it nothing is left when the run has ended. ``signals`` are held back from when its conversation
-    begins."""
+class SandboxSpec:
+    """One run, decided and prepared.
+
+    ``sources`` maps each bind destination to an open descriptor of its source; the caller owns the descriptors.
+    ``covered`` are directories of the host that runsc must not see (sandbox.host.runsc_network). ``label`` identifies
+    the run for others (sandbox.rundir.registry). ``claim`` is called behind the gate before others can see the run, and
+    raises when it may not run beside theirs. ``denied`` is called with each denial of the agent, and ``drifted`` with
+    each drift. ``rounds`` and ``watches`` are served while the run lasts. ``disks`` are the disks of its limits of
+    input and output. ``arguments`` replace the agent by another first process, for a self-test alone. ``broker``
+    answers the agent where its policy has one; without it every request is refused. ``steering`` are the operations on
+    the run from outside. ``later`` is called with the started sandbox, and brings the intent later; ``intent`` is empty
+    then. ``secrets`` writes each granted secret, where they are files, and serves watches meanwhile; None means no
+    secrets. ``after`` takes the remains of the run's network, to be removed after the answer is sent; without it they
+    are removed when the run has ended. ``signals`` are deferred from the beginning of the exchange.
+    """
 
     run_id: str
     artefacts: Artefacts
@@ -78,7 +81,7 @@ class Job:
     arguments: Sequence[str] = ()
     broker: Broker | None = None
     steering: RunOperations | None = None
-    later: Callable[[Started], DeferredIntent] | None = None
+    later: Callable[[StartedSandbox], DeferredIntent] | None = None
     secrets: Secrets | None = None
     after: contextlib.ExitStack | None = None
     signals: DeferredSignals | None = None

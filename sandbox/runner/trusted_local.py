@@ -218,7 +218,7 @@ def run(
         meter = Meter(leaf, noted=None if directory is None else directory.path / METER)
         channel = dataclasses.replace(
             channel,
-            giving=_both(channel.giving, meter.begin),
+            giving=_chain(channel.giving, meter.begin),
         )
         exchange = StdioSession(channel, intent, limits)
         if steering is not None:
@@ -253,7 +253,7 @@ def _leaf(
         return None
 
 
-def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+def _chain(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
     def both() -> None:
         first()
         second()

@@ -101,7 +101,7 @@ class Limits:
     """The files of a sandbox's limits, open as long as it waits: the kernel makes what one holds at each read, and to
     open and close it takes seven times as long. Those of a cgroup that is gone can be read no more (ENODEV)."""
 
-    def __init__(self, started: gvisor.Started, stack: contextlib.ExitStack) -> None:
+    def __init__(self, started: gvisor.StartedSandbox, stack: contextlib.ExitStack) -> None:
         """The files are closed with ``stack``."""
         self._files = [(limit, _opened(started.leaf, limit, stack)) for limit in started.limits]
 

@@ -87,7 +87,7 @@ class Instance(run.Run):
         facts: HostFacts,
         deadline: clocks.Deadline,
         stack: contextlib.ExitStack,
-    ) -> gvisor.Job:
+    ) -> gvisor.SandboxSpec:
         if not isinstance(trusted, trust.TrustedPackage):
             raise errors.UnsignedError("only a signed package is kept ready")
         if notes := self._stands_by(decision) or not self.standby:
@@ -124,7 +124,7 @@ class Instance(run.Run):
 
     # --- (2) ------------------------------------------------------------------------------------------------
 
-    def held(self, started: gvisor.Started) -> socket.socket:
+    def held(self, started: gvisor.StartedSandbox) -> socket.socket:
         """It waits: stop it, have at hand what a dispatch takes, and let it be found.
 
         Raises:
@@ -140,7 +140,7 @@ class Instance(run.Run):
         self._tell(READY + self.run_id.encode())
         return listener
 
-    def watch(self, started: gvisor.Started) -> Outcome:
+    def watch(self, started: gvisor.StartedSandbox) -> Outcome:
         """The look by the clock: what it was made of holds, and it has not waited for too long."""
         now = time.monotonic()
         if now - self._since > MOST_SECONDS:
@@ -157,7 +157,7 @@ class Instance(run.Run):
 
     # --- (3) and (4) ----------------------------------------------------------------------------------------
 
-    def asked(self, started: gvisor.Started, listener: socket.socket) -> IntentDelivery | errors.RunError | None:
+    def asked(self, started: gvisor.StartedSandbox, listener: socket.socket) -> IntentDelivery | errors.RunError | None:
         """Accept a client and do what it orders. Returns None where the instance goes on waiting."""
         came = dispatch.accepted(listener)
         if came is None:
@@ -172,7 +172,7 @@ class Instance(run.Run):
         return result
 
     def _heard(
-        self, started: gvisor.Started, connection: socket.socket, message: Mapping[str, Any]
+        self, started: gvisor.StartedSandbox, connection: socket.socket, message: Mapping[str, Any]
     ) -> IntentDelivery | errors.RunError | None:
         try:
             if message.get("op") == "end":
@@ -192,7 +192,7 @@ class Instance(run.Run):
             return errors.KilledError(f"whoever asked for it went away: {e}") if self._rows.started else None
 
     def _dispatch(
-        self, started: gvisor.Started, request: Request, connection: socket.socket
+        self, started: gvisor.StartedSandbox, request: Request, connection: socket.socket
     ) -> IntentDelivery | errors.RunError | None:
         changed = self._changed(started, every_file=False)
         if changed is not None:
@@ -263,7 +263,7 @@ class Instance(run.Run):
         return IntentDelivery(self._line, self._limits(deadline), watches, release)
 
     def _settle(
-        self, started: gvisor.Started, trusted: trust.TrustedPackage, offered: float, claim: Callable[[], None]
+        self, started: gvisor.StartedSandbox, trusted: trust.TrustedPackage, offered: float, claim: Callable[[], None]
     ) -> None:
         """Check again behind the gate, before the instance is shown as a run.
 
@@ -326,7 +326,7 @@ class Instance(run.Run):
         version = self._means.state.root_version()
         return None if version == self._trusted.root_version else f"trust root version {version} holds now"
 
-    def _changed(self, started: gvisor.Started, *, every_file: bool) -> str | None:
+    def _changed(self, started: gvisor.StartedSandbox, *, every_file: bool) -> str | None:
         """Return in words another change since the instance was made, or None."""
         if (revoked := marks.verdict(started.directory)) is not None:
             return revoked.message
@@ -380,7 +380,7 @@ def ended() -> Outcome:
     return errors.KilledError("standby: the supervisor ended")
 
 
-def _count(started: gvisor.Started) -> None:
+def _count(started: gvisor.StartedSandbox) -> None:
     """Count the use from here on: nothing in the sandbox runs, and the agent is about to be given its intent."""
     with contextlib.suppress(OSError):  # which is asked again just before, and says it
         started.meter.begin()
@@ -395,7 +395,7 @@ def _send_elsewhere(connection: socket.socket, why: str) -> None:
 class _DeferredIntent:
     """An instance as the exchange sees it (run_io.DeferredIntent)."""
 
-    def __init__(self, instance: Instance, started: gvisor.Started) -> None:
+    def __init__(self, instance: Instance, started: gvisor.StartedSandbox) -> None:
         self._instance, self._started = instance, started
         self._inode = os.fstat(started.stdin).st_ino
         self._listener: socket.socket | None = None

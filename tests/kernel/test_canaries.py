@@ -68,7 +68,7 @@ def test_a_sandbox_that_is_wider_than_its_policy_runs_nothing(world: World, monk
     strict: list[Artefacts] = []
     job = gvisor.run
 
-    def noted(one: gvisor.Job, **rest: Any) -> Any:
+    def noted(one: gvisor.SandboxSpec, **rest: Any) -> Any:
         strict.append(one.artefacts)
         return job(one, **rest)
 
