@@ -43,7 +43,7 @@ _LAST: Final = ("chroot", (Bytes(b"/\0"),))
 
 
 @dataclass(frozen=True, slots=True)
-class Tries:
+class InProcessProbes:
     """Hold the tries of a run and the reports that must follow.
 
     ``object`` is the shared object that makes them. ``calls`` are the calls that the filter refuses, by number and in
@@ -82,7 +82,7 @@ def possible(runtime: str, arch: str) -> bool:
     return runtime in RUNTIMES and arch in preload_object.ARCHES
 
 
-def tries(artefacts: Artefacts) -> Tries:
+def tries(artefacts: Artefacts) -> InProcessProbes:
     """Choose the tries for these artefacts.
 
     Raises:
@@ -102,7 +102,7 @@ def tries(artefacts: Artefacts) -> Tries:
     last, arguments = _LAST
     made.call(last, *arguments)
     program = artefacts.json("config.json")["process"]["args"][0]
-    return Tries(preload_object.build(program, made.steps), tuple(made.calls), frozenset(made.told))
+    return InProcessProbes(preload_object.build(program, made.steps), tuple(made.calls), frozenset(made.told))
 
 
 def _connection(made: _Made, where: tuple[str, int] | None) -> None:
@@ -143,10 +143,10 @@ def closure(directory: Path, program: bytes) -> Closure:
     return Closure("prelude", preload_object.PATH, tuple(files))
 
 
-class Heard:
+class ProbeReports:
     """Track the reports that are still missing in one run. Each reporter of denials passes them here first."""
 
-    def __init__(self, tries: Tries, denied: denials.Told) -> None:
+    def __init__(self, tries: InProcessProbes, denied: denials.Told) -> None:
         self.calls = deque(tries.calls)
         self._told, self._denied = set(tries.told), denied
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

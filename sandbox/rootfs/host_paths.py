@@ -73,7 +73,7 @@ def _walk(
         if filesystem in KERNEL_FILESYSTEMS:
             raise errors.GrantedPathError(f"path `{path}` lies on `{filesystem}` and is never granted", where=where)
         covered.check(fd, path, beside=beside, where=where)
-        bound = writable_size.of(fd, path) if writing else writable_size.Room()
+        bound = writable_size.of(fd, path) if writing else writable_size.SizeLimit()
         kind: Literal["dir", "file"] = "dir" if stat.S_ISDIR(info.st_mode) else "file"
         return os.dup(fd), GrantedPath(path, kind, bound.mb, bound.lacking)
     finally:

@@ -19,26 +19,26 @@ MEND = "give it a file system of its own: truncate -s 32M IMAGE; mkfs.ext4 IMAGE
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class SizeLimit:
     """``mb`` is the size in MiB of the file system at a path. It is 0 without a bound; ``lacking`` has the reason."""
 
     mb: int = 0
     lacking: str = ""
 
 
-def of(fd: int, path: str) -> Room:
-    """Return the room of an open directory or file at ``path``.
+def of(fd: int, path: str) -> SizeLimit:
+    """Return the size limit of an open directory or file at ``path``.
 
     Raises:
         errors.KernelError: Raised when the kernel does not report its mount.
     """
     mount = filesystems.mount_of(fd)
     if mount.kind not in KINDS or not filesystems.is_block_device(mount.device):
-        return Room(lacking=f"it lies on {mount.kind}; {', '.join(KINDS)} on a block device can be bounded")
+        return SizeLimit(lacking=f"it lies on {mount.kind}; {', '.join(KINDS)} on a block device can be bounded")
     if mount.point != path or mount.root != "/":
-        return Room(lacking=f"it is part of the file system that is mounted at `{mount.point}`")
+        return SizeLimit(lacking=f"it is part of the file system that is mounted at `{mount.point}`")
     for other in filesystems.mounts():
         missing = [flag for flag in NEEDED if flag not in other.options]
         if other.device == mount.device and missing:
-            return Room(lacking=f"its file system is mounted at `{other.point}` without {' and '.join(missing)}")
-    return Room(filesystems.size_mb(mount.device))
+            return SizeLimit(lacking=f"its file system is mounted at `{other.point}` without {' and '.join(missing)}")
+    return SizeLimit(filesystems.size_mb(mount.device))

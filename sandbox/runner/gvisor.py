@@ -75,7 +75,7 @@ def _run(
     with contextlib.ExitStack() as stack:
         heard = None
         if job.tries is not None:
-            heard = stack.enter_context(contextlib.closing(preload.Heard(job.tries, job.denied)))
+            heard = stack.enter_context(contextlib.closing(preload.ProbeReports(job.tries, job.denied)))
             job = dataclasses.replace(job, denied=heard.denied)
         uid = stack.enter_context(uids)
         directory = lasting.enter_context(RunDirectory(runs / job.run_id, job.label, claim=job.claim))
@@ -123,7 +123,9 @@ def _run(
             broker.started()
             rounds = (*rounds, broker.round())
         watching = _watching(job, leaf, attestor)
-        begun = stack.enter_context(contextlib.closing(start_gate.Start(started, watching, heard=heard, calls=calls)))
+        begun = stack.enter_context(
+            contextlib.closing(start_gate.StartGate(started, watching, heard=heard, calls=calls))
+        )
         channel = _channel(job, directory, leaf, child, begun, watching, watches, rounds)
         if job.steering is not None:
             channel = job.steering.joined(channel, leaf)
@@ -233,7 +235,7 @@ def _after_others(path: Path, ending: Callable[[errors.RunError], None]) -> Call
 
 
 def _refused_calls(
-    job: SandboxSpec, directory: RunDirectory, stack: contextlib.ExitStack, heard: preload.Heard | None
+    job: SandboxSpec, directory: RunDirectory, stack: contextlib.ExitStack, heard: preload.ProbeReports | None
 ) -> debug_log.RefusedCalls | None:
     """Listen for the calls that the filter refuses, unless the operator does without. Probes are heard in any case."""
     if not job.config.tell_calls and heard is None:
@@ -370,7 +372,7 @@ def _channel(
     directory: RunDirectory,
     leaf: cgroup.Leaf,
     child: spawn.Child,
-    begun: start_gate.Start,
+    begun: start_gate.StartGate,
     watching: Sequence[CpuTime | monitor.Attestor],
     watches: gateway.Watches,
     rounds: Sequence[PeriodicCheck],

@@ -77,7 +77,7 @@ class SandboxSpec:
     rounds: Sequence[PeriodicCheck] = ()
     watches: gateway.Watches = field(default_factory=dict)
     disks: Sequence[str] = ()
-    tries: preload.Tries | None = None
+    tries: preload.InProcessProbes | None = None
     arguments: Sequence[str] = ()
     broker: Broker | None = None
     steering: RunOperations | None = None

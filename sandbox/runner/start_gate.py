@@ -10,24 +10,24 @@ from typing import Final, Protocol
 from policy import errors
 from sandbox.kernel.runsc import debug_log, start_trace
 from sandbox.probes import preload_object
-from sandbox.probes.preload import Heard
+from sandbox.probes.preload import ProbeReports
 
-# The exit status of who was killed, runsc itself or the sandbox that it waits for; and of runsc when that was gone
-# before it could wait for it.
+# The exit status after a kill of runsc or of the sandbox that it waits for; and that of runsc when the sandbox was gone
+# before runsc could wait for it.
 _KILLED: Final = frozenset((128 + signal.SIGKILL, 128))
 
 
 class Watching(Protocol):
-    """Rounds that look at a run from its first process on."""
+    """A periodic check that begins with a run's first process."""
 
     def started(self) -> None:
-        """It runs now."""
+        """Begin: the first process runs."""
 
 
-class Start:
-    """When an agent may be given its intent: its first process runs, and its tries were heard of, where it has any.
+class StartGate:
+    """Hold an agent's intent back until its first process runs and all reports of its probes, if any, have come.
 
-    ``fileno`` is readable whenever ``poll`` has something to do. ``watching`` are told when the first process runs.
+    ``fileno`` is readable whenever ``poll`` has something to do. ``watching`` are called when the first process runs.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Start:
         started: start_trace.StartTrace,
         watching: Sequence[Watching],
         *,
-        heard: Heard | None = None,
+        heard: ProbeReports | None = None,
         calls: debug_log.RefusedCalls | None = None,
     ) -> None:
         self._started, self._watching, self._heard, self._calls = started, watching, heard, calls

@@ -103,22 +103,22 @@ def test_other_programs_of_an_agent_try_nothing_even_in_its_own_process(world: W
 
 # Told, were it reached: in no profile and in no try.
 FIRST_OF_ALL = "import ctypes\nctypes.CDLL(None).syscall(309, 0, 0, 0)\n"
-Tampered = Callable[[Artefacts, preload.Tries], preload.Tries]
+Tampered = Callable[[Artefacts, preload.InProcessProbes], preload.InProcessProbes]
 
 
-def _allowed(artefacts: Artefacts, made: preload.Tries) -> preload.Tries:
+def _allowed(artefacts: Artefacts, made: preload.InProcessProbes) -> preload.InProcessProbes:
     """Tries to make a file where the policy lets it: a sandbox that refuses less than it should."""
     step = Step(Call(257, (-100, Bytes(b"/tmp/there\0"), 0o301, 0o600)), -4095, -1)
     program = artefacts.json("config.json")["process"]["args"][0]
     return dataclasses.replace(made, object=build(program, [step]))
 
 
-def _unheard(artefacts: Artefacts, made: preload.Tries) -> preload.Tries:
+def _unheard(artefacts: Artefacts, made: preload.InProcessProbes) -> preload.InProcessProbes:
     """Waits for a refusal that nobody tells of."""
     return dataclasses.replace(made, told=frozenset({Denial("packet", "192.0.2.1:9/tcp", "not_granted")}))
 
 
-def _not_loaded(artefacts: Artefacts, made: preload.Tries) -> preload.Tries:
+def _not_loaded(artefacts: Artefacts, made: preload.InProcessProbes) -> preload.InProcessProbes:
     """The loader takes no such file, says so and goes on without."""
     return dataclasses.replace(made, object=b"no shared object")
 
@@ -149,15 +149,15 @@ def test_one_that_somebody_kills_before_it_was_heard_of_has_crashed_and_failed_n
     real = preload.tries
     monkeypatch.setattr(preload, "tries", lambda artefacts: _unheard(artefacts, real(artefacts)))
     world.configure(self_test=True, start_deadline_seconds=60 * SLOWNESS)
-    running: list[start_gate.Start] = []
-    poll = start_gate.Start.poll
+    running: list[start_gate.StartGate] = []
+    poll = start_gate.StartGate.poll
 
-    def noted(self: start_gate.Start) -> bool:
+    def noted(self: start_gate.StartGate) -> bool:
         heard = poll(self)
         running.extend([self] if self.running and self._heard is not None else [])  # no canaries
         return heard
 
-    monkeypatch.setattr(start_gate.Start, "poll", noted)
+    monkeypatch.setattr(start_gate.StartGate, "poll", noted)
     with live_runs.live(world) as one:
         live_runs.until(lambda: running)  # it waits for a refusal that nobody tells of
         family = one.family()
@@ -185,7 +185,7 @@ def test_with_a_network_a_connection_and_a_name_are_heard_of(
     heard: list[frozenset[Denial]] = []
     real = preload.tries
 
-    def noted(artefacts: Artefacts) -> preload.Tries:
+    def noted(artefacts: Artefacts) -> preload.InProcessProbes:
         made = real(artefacts)
         heard.append(made.told)
         return made

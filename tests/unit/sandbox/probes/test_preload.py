@@ -84,7 +84,7 @@ def test_each_try_is_taken_once_and_what_comes_on_top_is_passed_on() -> None:
         passed.append((denial, count))
 
     one, other = Denial("packet", "192.0.2.1:9/tcp", "not_granted"), Denial("packet", "192.0.2.1:10/tcp", "not_granted")
-    heard = preload.Heard(preload.Tries(b"", (161,), frozenset({one})), denied)
+    heard = preload.ProbeReports(preload.InProcessProbes(b"", (161,), frozenset({one})), denied)
     try:
         heard.denied(other)
         heard.denied(one, count=3)

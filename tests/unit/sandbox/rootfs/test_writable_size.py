@@ -88,7 +88,7 @@ def test_a_file_system_of_its_own_is_as_large_as_its_device(
     number: int, path: str, mb: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found(number, monkeypatch)
-    assert writable_size.of(3, path) == writable_size.Room(mb)
+    assert writable_size.of(3, path) == writable_size.SizeLimit(mb)
 
 
 @pytest.mark.parametrize(
