@@ -35,7 +35,7 @@ _STARTED, _ENDED = b'"kind":{"type":"run_started"', b'"kind":{"type":"run_ended"
 _STATE = b'"kind":{"type":"run_state"'
 
 
-class Mark:
+class OpenRunMarker:
     """Mark that this process will write the run's end. Made before the start is written.
 
     Raises:

@@ -25,7 +25,7 @@ from sandbox.run_io import RunOutcome
 from sandbox.rundir import registry
 
 
-class Rows:
+class RunEvents:
     """One run's pen. ``attribute`` and ``agent_id`` are filled in as they become known."""
 
     def __init__(self, ledger: Ledger, run_id: str, issuer: Mapping[str, str]) -> None:
@@ -43,7 +43,7 @@ class Rows:
         self._refused = 0
         # Why its record is not in the archive, when it is not: what ended is answered for all the same.
         self.unarchived = ""
-        self._mark: open_runs.Mark | None = None
+        self._mark: open_runs.OpenRunMarker | None = None
 
     def asked_by(self, issuer: Mapping[str, str]) -> None:
         """From here on the rows are about what this one asked for: an instance is given its intent."""
@@ -71,7 +71,7 @@ class Rows:
             dataclasses.replace(one, fields={**one.fields, "operator": self.operator}) for one in self._waiting
         ]
 
-    def to(self, target: State, reason: str, *, waits: bool = False) -> None:
+    def transition(self, target: State, reason: str, *, waits: bool = False) -> None:
         """The next state of the run, written down before the act. ``waits``: it need not be durable by itself, and goes
         with the next row that is.
 
@@ -84,7 +84,7 @@ class Rows:
         if not self._together:
             self.show()
 
-    def remark(self, reason: str) -> None:
+    def note(self, reason: str) -> None:
         """Something happened to the run that is no change of its state."""
         self._append("run_state", agent_id=self.agent_id, state=str(self.state), reason=reason)
 
@@ -147,7 +147,7 @@ class Rows:
         Until the start is written the mark means nothing.
         """
         if self._mark is None:
-            self._mark = open_runs.Mark(self._ledger, self._run_id)
+            self._mark = open_runs.OpenRunMarker(self._ledger, self._run_id)
 
     def run_started(
         self,
@@ -225,12 +225,12 @@ class Rows:
         """Something that confines the agent is not as it was made; durable before the run is ended for it."""
         self._append("drift", agent_id=self.agent_id, layer=layer.name, expected=layer.expected, found=layer.found)
 
-    def over(self, reason: str) -> None:
+    def finish(self, reason: str) -> None:
         """The last two states of a run that was started; they go with its last row."""
         if self.state not in (State.TERMINATED, State.ARCHIVED):
-            self.to(State.TERMINATED, reason, waits=True)
+            self.transition(State.TERMINATED, reason, waits=True)
         if self.state is State.TERMINATED:
-            self.to(State.ARCHIVED, "its record goes into the archive", waits=True)
+            self.transition(State.ARCHIVED, "its record goes into the archive", waits=True)
 
     def run_ended(
         self,
@@ -331,13 +331,13 @@ class Rows:
         fault = errors.InternalError if isinstance(error, Exception) else errors.StoppedError
         code = error.code if isinstance(error, errors.CovenantError) else fault.code
         if self.started:
-            self.over(code)
+            self.finish(code)
             # What is known of it where the first try could not be written.
             self.run_ended(status="failed", code=code, message=str(error) or None, **self._known)
         elif isinstance(error, errors.CovenantError) and not isinstance(error, errors.UsageError):
             fields = events.rejection(error, agent_id=self.agent_id, package_digest=package_digest)
             if self.state in (State.PROVISIONED, State.VALIDATED):
-                self.to(State.REJECTED, code, waits=True)
+                self.transition(State.REJECTED, code, waits=True)
             self._append("manifest_rejected", **fields)
 
     def _append(self, kind: str, *, waits: bool = False, **fields: Any) -> None:
@@ -356,7 +356,7 @@ def cut_off(ledger: Ledger) -> None:
     """The last row of each run whose process died before it wrote it; the log would show them as running."""
     with open_runs.settling(ledger) as events_of_starts:
         for event in events_of_starts:
-            rows = Rows(ledger, event["kind"]["run_id"], event["issuer"])
+            rows = RunEvents(ledger, event["kind"]["run_id"], event["issuer"])
             rows.agent_id, rows.operator = event["kind"]["agent_id"], event["kind"]["operator"]
             rows.state = State(event["kind"].get("state", State.ISOLATED))
             rows.about(
@@ -365,7 +365,7 @@ def cut_off(ledger: Ledger) -> None:
                 parent=event["kind"].get("parent"),
                 started_ms=event["timestamp_ms"],
             )
-            rows.over(errors.CutOffError.code)
+            rows.finish(errors.CutOffError.code)
             used = open_runs.used(ledger.place.parent, event["kind"]["run_id"])
             rows.run_ended(status="failed", code=errors.CutOffError.code, usage=used)
 

@@ -30,7 +30,7 @@ Mark = tuple[int, int, int]
 
 
 @dataclass
-class Told:
+class RunReport:
     """Rows with their anchors, both unchanged from the log, and the resources that the family used.
 
     ``runs`` counts the started runs, ``unended`` those without an end yet. ``uncounted`` counts ended runs whose usage
@@ -70,7 +70,7 @@ class Told:
         }
 
 
-class Retelling:
+class RunReportReader:
     """Reads the rows of one request from the log. Each ``read`` continues at the end of the last one.
 
     Call ``began`` for each run of the request, and ``refused`` for a row that was written without a run.
@@ -87,7 +87,7 @@ class Retelling:
         """Start reading from the beginning: a run that joins the family has earlier rows."""
         self._at: Mark | None = None
         self._family, self._open = set(self._runs), set[str]()
-        self._found, self._kept = Told(), _Kept()
+        self._found, self._kept = RunReport(), _Kept()
         self._looked = self._passed = 0
         self._to_the_end = False
 
@@ -110,7 +110,7 @@ class Retelling:
         """
         return set(self._open) if self._to_the_end else set()
 
-    def read(self) -> Told:
+    def read(self) -> RunReport:
         """Read the log on to its present end, within the bounds.
 
         Raises:
@@ -151,7 +151,7 @@ class Retelling:
             return True
         return row.event_id in self._refusals
 
-    def _count(self, found: Told, kind: str, run_id: str, line: bytes) -> None:
+    def _count(self, found: RunReport, kind: str, run_id: str, line: bytes) -> None:
         if kind == "run_started":
             found.runs += 1
             self._open.add(run_id)

@@ -22,7 +22,7 @@ from policy.rules.succession import OnNewer
 from policy.signing import authority, trust
 from sandbox import config as configuration
 from sandbox.audit.denials import Denials
-from sandbox.audit.run_events import Rows
+from sandbox.audit.run_events import RunEvents
 from sandbox.broker import delegation, server
 from sandbox.control import revocation, revocation_watch, succession, tree_kill
 from sandbox.host import facts
@@ -48,7 +48,7 @@ class RunContext:
         self._child, self._lineage = child, None if child is None else child.lineage
         self.run_id = str(uuid.uuid4()) if child is None else child.run_id
         self.intent_id = request.intent_id or str(uuid.uuid4())
-        self._rows = Rows(means.ledger, self.run_id, request.issuer)
+        self._rows = RunEvents(means.ledger, self.run_id, request.issuer)
         self._denials = Denials(self._rows.denied)
         self._secrets: gvisor.Secrets | None = None
         self._below_ms: list[int] = []
@@ -56,7 +56,7 @@ class RunContext:
 
     def adopted(self) -> None:
         """Continue after the parent has ended."""
-        self._rows.remark("its parent's run has ended, and it goes on without it")
+        self._rows.note("its parent's run has ended, and it goes on without it")
 
     def _case(self, trusted: trust.TrustedPackage | Unsigned) -> dict[str, Any]:
         """Return the input of the rules besides the package and the host."""

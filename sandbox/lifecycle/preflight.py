@@ -8,7 +8,7 @@ from __future__ import annotations
 from policy import decide, errors
 from policy.host import HostFacts
 from sandbox import progress
-from sandbox.audit.run_events import Rows
+from sandbox.audit.run_events import RunEvents
 from sandbox.host import filter_check
 from sandbox.lifecycle import probe_run
 from sandbox.lifecycle.types import RunDependencies
@@ -16,7 +16,7 @@ from sandbox.rundir.uid_pool import UidLease
 from sandbox.runner import gvisor, prepare
 
 
-def runsc(means: RunDependencies, rows: Rows, facts: HostFacts) -> bool:
+def runsc(means: RunDependencies, rows: RunEvents, facts: HostFacts) -> bool:
     """Test that runsc applies the filter, unless that is proved. Returns whether the test was made now.
 
     Raises:
@@ -40,7 +40,7 @@ def runsc(means: RunDependencies, rows: Rows, facts: HostFacts) -> bool:
 
 def policy(
     means: RunDependencies,
-    rows: Rows,
+    rows: RunEvents,
     decision: decide.Decision,
     facts: HostFacts,
     job: gvisor.SandboxSpec,

@@ -72,7 +72,7 @@ class Run(RunContext):
             parent=None if self._lineage is None else self._lineage.parent.intent_id,
         ).line()
         request.began(self.run_id, None)
-        self._rows.to(life.State.PROVISIONED, "a package and an intent were received", waits=True)
+        self._rows.transition(life.State.PROVISIONED, "a package and an intent were received", waits=True)
         self._timings: dict[str, float] = {}
         self._clock = time.perf_counter()
         self.signals = signals.DeferredSignals()
@@ -169,7 +169,7 @@ class Run(RunContext):
             facts = self._look(manifest)
         self._lap("host")
         decision = decide.authorise(trusted, manifest, host=facts, policies=means.policies, **self._case(trusted))
-        self._rows.to(life.State.VALIDATED, f"policy {decision.policy_digest[:16]}", waits=True)
+        self._rows.transition(life.State.VALIDATED, f"policy {decision.policy_digest[:16]}", waits=True)
         self._lap("decide")
         if preflight.runsc(means, self._rows, facts):
             self._lap("self test")
@@ -225,7 +225,7 @@ class Run(RunContext):
                 grant="resources.network",
             )
         verdict = decide.rules(trusted, manifest, host=host_facts.probe(means.config), **self._case(trusted))
-        self._rows.to(life.State.VALIDATED, "no policy is compiled for trusted-local", waits=True)
+        self._rows.transition(life.State.VALIDATED, "no policy is compiled for trusted-local", waits=True)
         deadline = self._deadline(trusted, manifest)
         label, claim = self._claim(self._asked(trusted, manifest, verdict.effective))
         self._begin(trusted, manifest, deadline, not_enforced=plan.not_enforced)
@@ -269,7 +269,7 @@ class Run(RunContext):
         if signed is not None:
             self._accept(signed)
         if self._rows.state is not life.State.ISOLATED:  # a standby instance already is
-            self._rows.to(life.State.ISOLATED, f"on the backend {manifest.sandbox.backend}", waits=True)
+            self._rows.transition(life.State.ISOLATED, f"on the backend {manifest.sandbox.backend}", waits=True)
         self._rows.expect_start()  # this may have to wait
         self.signals.hold()  # a start row must get its end row
         self._rows.run_started(
@@ -340,7 +340,7 @@ class Run(RunContext):
         self._denials.wind_up()
         if text_hash is not None:
             self._rows.intent_dispatched(self.intent_id, self._request.text, text_hash)
-        self._rows.over(code or "the agent has answered")
+        self._rows.finish(code or "the agent has answered")
         stderr = prepare.redacted(finished.stderr, self._means.path)
         self._rows.run_ended(
             status="ok" if result else "failed",

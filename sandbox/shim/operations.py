@@ -16,7 +16,7 @@ from typing import Any
 
 from policy import errors, lifecycle
 from policy.lifecycle import State
-from sandbox.audit.run_events import Rows
+from sandbox.audit.run_events import RunEvents
 from sandbox.kernel.cgroup.cgroup import Leaf
 from sandbox.run_io import ContainerIO, Outcome, PeriodicCheck, Watches
 from sandbox.rundir import marks
@@ -42,7 +42,7 @@ class RunOperations:
 
     def __init__(
         self,
-        rows: Rows,
+        rows: RunEvents,
         *,
         ttl_seconds: int | None,
         suspends: bool,
@@ -115,7 +115,7 @@ class RunOperations:
 
     def _giving(self) -> None:
         if self._rows.state is not State.RUNNING:  # an instance gets this row with its start (sandbox.standby)
-            self._rows.to(State.RUNNING, "it is given its intent")
+            self._rows.transition(State.RUNNING, "it is given its intent")
         self._given_at = time.monotonic()
 
     def _ending(self, error: errors.RunError) -> None:
@@ -130,7 +130,7 @@ class RunOperations:
 
     def _terminated(self, words: str, *, waits: bool = False) -> None:
         self._stood = self._rows.state is State.SUSPENDED or self._marked() is not None
-        self._rows.to(State.TERMINATED, words, waits=waits)
+        self._rows.transition(State.TERMINATED, words, waits=waits)
 
     def _marked(self) -> tuple[str, str] | None:
         return None if self._directory is None else marks.stopped_of(self._directory)
@@ -190,7 +190,7 @@ class RunOperations:
         words = _words("to be ended, asked", request)
         if self._rows.state is State.SUSPENDED:
             self._may("kill")
-            self._rows.remark(words)
+            self._rows.note(words)
         else:
             self._may("suspend")
             self._freeze(words)
@@ -205,11 +205,11 @@ class RunOperations:
         assert self._leaf is not None
         assert self._directory is not None
         with self._allow_thaw(self._directory):
-            self._rows.to(State.RUNNING, _words("asked", request))
+            self._rows.transition(State.RUNNING, _words("asked", request))
             try:
                 self._leaf.thaw()
             except errors.KernelError as e:
-                self._rows.to(State.SUSPENDED, f"it could not be thawed: {e.message}")
+                self._rows.transition(State.SUSPENDED, f"it could not be thawed: {e.message}")
                 raise
         return control_socket.Reply({"state": str(self._rows.state)})
 
@@ -220,7 +220,7 @@ class RunOperations:
             with contextlib.suppress(errors.KernelError):  # it has just ended
                 standing = self._leaf.frozen()
         if standing:
-            self._rows.to(State.SUSPENDED, "somebody else has stopped it")
+            self._rows.transition(State.SUSPENDED, "somebody else has stopped it")
             self._suspended_at = time.monotonic()
 
     def _kill(self, request: Mapping[str, Any]) -> control_socket.Reply:
@@ -289,12 +289,12 @@ class RunOperations:
         """
         if self._leaf is None or self._directory is None:
             raise errors.NotEnforceableError("this run has no cgroup that can be frozen")
-        self._rows.to(State.SUSPENDED, words)
+        self._rows.transition(State.SUSPENDED, words)
         self._suspended_at = time.monotonic()
         try:
             self._leaf.freeze(allow_thaw=functools.partial(self._allow_thaw, self._directory))
         except (errors.KernelError, errors.NotEnforceableError) as e:
-            self._rows.to(State.RUNNING, f"it could not be stopped: {e.message}")
+            self._rows.transition(State.RUNNING, f"it could not be stopped: {e.message}")
             raise
 
 

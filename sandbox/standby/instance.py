@@ -119,7 +119,7 @@ class Instance(run.Run):
         not_enforced: tuple[str, ...] = (),
     ) -> None:
         """(4) of a run is put off: what is about to be made is written down, and nothing of it is a start."""
-        self._rows.to(State.ISOLATED, "standby: made ahead of its intent")
+        self._rows.transition(State.ISOLATED, "standby: made ahead of its intent")
         self._policy_digest, self._not_enforced = policy_digest, not_enforced
 
     # --- (2) ------------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class Instance(run.Run):
                     policy_digest=self._policy_digest,
                     not_enforced=self._not_enforced,
                 )
-                self._rows.to(State.RUNNING, "it is given its intent")
+                self._rows.transition(State.RUNNING, "it is given its intent")
         except errors.CovenantError as e:
             # The cold run reports the error as usual: in its own row, to the client.
             _send_elsewhere(connection, e.message)
@@ -345,8 +345,8 @@ class Instance(run.Run):
         if not self._rows.started:
             self._denials.wind_up()
             if self._rows.state is not State.TERMINATED:
-                self._rows.to(State.TERMINATED, "standby: it ended before its intent", waits=True)
-            self._rows.to(State.ARCHIVED, "nothing was asked of it")
+                self._rows.transition(State.TERMINATED, "standby: it ended before its intent", waits=True)
+            self._rows.transition(State.ARCHIVED, "nothing was asked of it")
             raise UnusedError from finished.error
         return super()._finish(manifest, finished, policy_digest, not_enforced)
 
@@ -358,8 +358,8 @@ class Instance(run.Run):
         if self._rows.started or self._rows.state is not State.ISOLATED:
             self.log_failure(error)
         else:
-            self._rows.to(State.TERMINATED, f"standby: {error}", waits=True)
-            self._rows.to(State.ARCHIVED, "nothing was asked of it")
+            self._rows.transition(State.TERMINATED, f"standby: {error}", waits=True)
+            self._rows.transition(State.ARCHIVED, "nothing was asked of it")
 
     def answer(self, message: Mapping[str, Any]) -> None:
         """Send the result to the client, if it is still connected."""

@@ -239,7 +239,7 @@ def test_both_started_at_once_leave_the_newer(world: World) -> None:
 
 POINTS = {
     "recorded, not marked": "sandbox.control.succession._catch",
-    "marked, not named": "sandbox.audit.run_events.Rows.runs_stopped",
+    "marked, not named": "sandbox.audit.run_events.RunEvents.runs_stopped",
     "named, not killed": "sandbox.control.tree_kill.end_together",
 }
 

@@ -15,7 +15,7 @@ import pytest
 from policy import errors
 from sandbox.audit import run_archive
 from sandbox.audit.denials import Denials
-from sandbox.audit.run_events import Rows
+from sandbox.audit.run_events import RunEvents
 from sandbox.control import manager
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.proc import spawn
@@ -81,7 +81,7 @@ def test_a_stopped_run_leaves_nothing_but_what_it_said_and_used(
 
 @pytest.mark.parametrize("answers", [True, False])
 @pytest.mark.parametrize(
-    ("owner", "name"), [(rundir_directory.RunDirectory, "__exit__"), (Rows, "run_ended"), (run_archive, "store")]
+    ("owner", "name"), [(rundir_directory.RunDirectory, "__exit__"), (RunEvents, "run_ended"), (run_archive, "store")]
 )
 def test_a_signal_while_a_run_is_cleared_away_cuts_nothing_short(
     world: World, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, answers: bool

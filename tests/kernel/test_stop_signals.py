@@ -18,7 +18,7 @@ import pytest
 from policy import errors
 from sandbox.audit import run_archive
 from sandbox.audit.log import Ledger
-from sandbox.audit.run_events import Rows
+from sandbox.audit.run_events import RunEvents
 from sandbox.broker import delegation
 from sandbox.control import manager
 from sandbox.kernel.cgroup import cgroup
@@ -83,7 +83,7 @@ def test_the_end_of_a_run_that_the_machine_failed_is_not_cut_short(
     def fails(_: cgroup.Leaf) -> int:
         raise errors.KernelError("it cannot be read")
 
-    owner: Any = Rows if where == "run_ended" else run_archive
+    owner: Any = RunEvents if where == "run_ended" else run_archive
     real = getattr(owner, where)
 
     def told(*args: Any, **fields: Any) -> Any:
@@ -162,9 +162,9 @@ def test_what_was_used_is_kept_where_the_last_row_cannot_be_written(
     """The process that writes the row next keeps it, and for a parent its own shim."""
     burns = "import time\nwhile time.process_time() < 0.5: pass\nanswer = 1"
     path = world.sign(world.package({"main.py": HEAD + burns + TAIL}))
-    append, go, runs = Rows._append, lifecycle_run.Run.go, list[lifecycle_run.Run]()
+    append, go, runs = RunEvents._append, lifecycle_run.Run.go, list[lifecycle_run.Run]()
 
-    def fails(rows: Rows, kind: str, **more: Any) -> None:
+    def fails(rows: RunEvents, kind: str, **more: Any) -> None:
         if kind == "run_ended":
             raise errors.LedgerError("the disk is full")
         append(rows, kind, **more)
@@ -174,7 +174,7 @@ def test_what_was_used_is_kept_where_the_last_row_cannot_be_written(
         return go(run)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Rows, "_append", fails)
+        patch.setattr(RunEvents, "_append", fails)
         patch.setattr(lifecycle_run.Run, "go", kept)
         with pytest.raises(errors.LedgerError):
             world.run(path)
@@ -241,9 +241,9 @@ def test_a_start_has_its_end_when_its_state_cannot_be_shown(
     world: World, monkeypatch: pytest.MonkeyPatch, what: str, backend: str
 ) -> None:
     """The directory in which it is shown goes before the last rows come."""
-    show, once = Rows.show, [1]
+    show, once = RunEvents.show, [1]
 
-    def fails(rows: Rows) -> None:
+    def fails(rows: RunEvents) -> None:
         if rows._place is not None and once:
             once.pop()
             if what == "disk":
@@ -253,7 +253,7 @@ def test_a_start_has_its_end_when_its_state_cannot_be_shown(
 
     code = {"main.py": HEAD + "import time; time.sleep(60)\nanswer = 1" + TAIL}
     path = world.sign(world.package(code, backend=backend, required=str(backend == "linux-gvisor").lower()))
-    monkeypatch.setattr(Rows, "show", fails)
+    monkeypatch.setattr(RunEvents, "show", fails)
     with pytest.raises(KeyboardInterrupt if what == "signal" else errors.StateError):
         world.run(path)
     assert once == []
@@ -441,15 +441,15 @@ def test_a_last_row_that_is_written_at_the_second_try_says_as_much(
 ) -> None:
     code = "import time\nwhile time.process_time() < 0.5: pass\nprint('SAID', file=sys.stderr)\nanswer = 1"
     path = world.sign(world.package({"main.py": HEAD + code + TAIL}))
-    append, once = Rows._append, [1]
+    append, once = RunEvents._append, [1]
 
-    def fails(rows: Rows, kind: str, **more: Any) -> None:
+    def fails(rows: RunEvents, kind: str, **more: Any) -> None:
         if kind == "run_ended" and once:
             once.pop()
             raise errors.LedgerError("another has the log")
         append(rows, kind, **more)
 
-    monkeypatch.setattr(Rows, "_append", fails)
+    monkeypatch.setattr(RunEvents, "_append", fails)
     with pytest.raises(errors.LedgerError):
         world.run(path)
     (end,) = _of(world.rows(), "run_ended")

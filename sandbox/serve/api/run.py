@@ -16,7 +16,7 @@ from policy.audit_log import chain
 from policy.package import MANIFEST_NAME, Package
 from policy.signing import trust
 from sandbox.audit import open_runs
-from sandbox.audit.run_report import Retelling
+from sandbox.audit.run_report import RunReportReader
 from sandbox.kernel.fs import hanging
 from sandbox.lifecycle.run import Request, RunResult
 from sandbox.serve.api import protocol, rlimits
@@ -41,7 +41,7 @@ def run(talk: Conversation, asked: protocol.Run) -> None:
     with shim_signals.DeferredSignals() as signals, contextlib.ExitStack() as after:
         try:
             with talk.opened() as own, contextlib.ExitStack() as stack:
-                retelling = Retelling(own.ledger)
+                retelling = RunReportReader(own.ledger)
                 if asked.rows:
                     stack.push(functools.partial(_retell, talk, own, retelling))
                 answer = _run(talk, asked, own, directory, retelling, after)
@@ -66,7 +66,7 @@ def _run(
     asked: protocol.Run,
     own: Supervisor,
     directory: int,
-    retelling: Retelling,
+    retelling: RunReportReader,
     after: contextlib.ExitStack,
 ) -> RunResult:
     issuer = talk.issuer(own)
@@ -125,7 +125,7 @@ def _for_whom(whom: protocol.OnBehalfOf | None, issuer: Mapping[str, str]) -> di
     return {"behalf": {"display": whom.display, "pubkey": whom.pubkey_b58}, "told": told}
 
 
-def _retell(talk: Conversation, own: Supervisor, retelling: Retelling, *failure: object) -> None:
+def _retell(talk: Conversation, own: Supervisor, retelling: RunReportReader, *failure: object) -> None:
     """Send the rows of the run in the frame before the last, also where the run failed.
 
     A log that cannot be read delays no answer.

@@ -61,7 +61,7 @@ def test_what_is_shared_on_the_uplink_is_taken_away_whole(monkeypatch: pytest.Mo
     talk: Any = SimpleNamespace(
         caller=SimpleNamespace(uid=0), directory=lambda _: 0, opened=Nothing, answer=said.append
     )
-    monkeypatch.setattr(api_run, "Retelling", lambda _: None)
+    monkeypatch.setattr(api_run, "RunReportReader", lambda _: None)
     monkeypatch.setattr(api_run, "_run", run)
     monkeypatch.setattr(api_run, "document", lambda answer: answer)
     asked: Any = SimpleNamespace(user=None, rows=False)

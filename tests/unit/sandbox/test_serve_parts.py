@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from policy import data, errors, json_bounds
 from policy.decompile import bpf
 from sandbox import unix_wire
-from sandbox.audit.run_report import Told
+from sandbox.audit.run_report import RunReport
 from sandbox.serve import hardening, systemd
 from sandbox.serve.api import client, paths, protocol, rlimits, run
 from sandbox.shim import process
@@ -320,6 +320,6 @@ def test_what_cannot_be_taken_away_of_another_run_loses_nobody_their_answer(tmp_
         def recover(self) -> None:
             raise OSError(errno.EBUSY, "a directory of a run is in use")
 
-    retelling = SimpleNamespace(read=Told, lost={"a-run-whose-keeper-was-killed"})
+    retelling = SimpleNamespace(read=RunReport, lost={"a-run-whose-keeper-was-killed"})
     run._retell(cast("Any", SimpleNamespace(tell=told.append)), cast("Any", Own()), cast("Any", retelling))
     assert [document["kind"] for document in told] == ["rows"]

@@ -70,7 +70,7 @@ def dead(ledger: Ledger, run_id: str, *, started: bool) -> None:
     if pid == 0:
         try:
             with Ledger.open(ledger.place, head=ledger.place.parent / "audit-head" / "head.json") as own:
-                open_runs.Mark(own, run_id)
+                open_runs.OpenRunMarker(own, run_id)
                 if started:
                     start(own, run_id)
         finally:
@@ -88,7 +88,7 @@ def test_a_start_whose_process_is_gone_gets_one_end(ledger: Ledger) -> None:
 
 
 def test_a_start_whose_process_lives_gets_none(ledger: Ledger) -> None:
-    mark = open_runs.Mark(ledger, run("alive"))
+    mark = open_runs.OpenRunMarker(ledger, run("alive"))
     start(ledger, run("alive"))
     with Ledger.open(ledger.place, head=ledger.place.parent / "audit-head" / "head.json") as other:
         run_events.cut_off(other)
@@ -121,7 +121,7 @@ def test_whoever_writes_ends_and_does_not_go_on_keeps_no_run_from_being_refused(
     monkeypatch.setattr(open_runs, "_TURN_SECONDS", 0.01)
     with open_runs.settling(ledger):
         with pytest.raises(errors.KeeperError, match=f"process {os.getpid()}") as refused:
-            open_runs.Mark(ledger, run("late"))
+            open_runs.OpenRunMarker(ledger, run("late"))
         with pytest.raises(errors.KeeperError):
             run_events.cut_off(ledger)
     assert refused.value.where == str(place(ledger))

@@ -11,7 +11,7 @@ import pytest
 from policy.lifecycle import State
 from sandbox.audit import open_runs
 from sandbox.audit.log import Ledger, Record
-from sandbox.audit.run_events import Rows
+from sandbox.audit.run_events import RunEvents
 from sandbox.rundir import registry
 
 
@@ -39,14 +39,14 @@ class Log:
 
 def test_rows_that_are_written_together_are_one_write_and_the_state_is_shown_once_that_is_asked(tmp_path: Path) -> None:
     log = Log(tmp_path)
-    rows = Rows(cast("Ledger", log), "r", {"display": "somebody", "pubkey": ""})
-    rows.to(State.PROVISIONED, "", waits=True)
+    rows = RunEvents(cast("Ledger", log), "r", {"display": "somebody", "pubkey": ""})
+    rows.transition(State.PROVISIONED, "", waits=True)
     rows.show_state(tmp_path)
-    rows.to(State.VALIDATED, "")
+    rows.transition(State.VALIDATED, "")
     meanwhile: list[int] = []
     with rows.together(lambda: meanwhile.append(len(log.writes))):
-        rows.to(State.ISOLATED, "")
-        rows.to(State.RUNNING, "")
+        rows.transition(State.ISOLATED, "")
+        rows.transition(State.RUNNING, "")
         assert len(log.writes) == 1
         assert meanwhile == []
     assert meanwhile == [1]
@@ -58,23 +58,23 @@ def test_rows_that_are_written_together_are_one_write_and_the_state_is_shown_onc
 
 def test_rows_whose_block_fails_are_written_all_the_same_with_the_next(tmp_path: Path) -> None:
     log = Log(tmp_path)
-    rows = Rows(cast("Ledger", log), "r", {"display": "somebody", "pubkey": ""})
-    rows.to(State.PROVISIONED, "")
+    rows = RunEvents(cast("Ledger", log), "r", {"display": "somebody", "pubkey": ""})
+    rows.transition(State.PROVISIONED, "")
 
     def fails() -> None:
         with rows.together(lambda: None):
-            rows.to(State.VALIDATED, "")
+            rows.transition(State.VALIDATED, "")
             raise KeyError
 
     with pytest.raises(KeyError):
         fails()
-    rows.to(State.REJECTED, "")
+    rows.transition(State.REJECTED, "")
     assert [states for states, _ in log.writes] == [["Provisioned"], ["Validated", "Rejected"]]
 
 
 def test_a_mark_that_is_made_ahead_is_taken_away_where_no_start_was_written(tmp_path: Path) -> None:
     with Ledger.open(tmp_path / "audit", head=tmp_path / "head" / "head.json") as ledger:
-        rows = Rows(ledger, "r", {"display": "somebody@local", "pubkey": "1" * 44})
+        rows = RunEvents(ledger, "r", {"display": "somebody@local", "pubkey": "1" * 44})
         rows.expect_start()
         rows.expect_start()
         assert open_runs.owed(tmp_path, "r")

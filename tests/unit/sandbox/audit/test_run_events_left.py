@@ -16,7 +16,7 @@ from policy.lifecycle import State
 from policy.manifest import parse
 from sandbox.audit import open_runs, run_events
 from sandbox.audit.log import Ledger
-from sandbox.audit.run_events import Rows
+from sandbox.audit.run_events import RunEvents
 
 RUN = "11111111-1111-4111-8111-111111111111"
 ISSUER = {"display": "operator@local", "pubkey": "4" * 44}
@@ -42,12 +42,12 @@ def _opened(state: Path) -> Ledger:
     return Ledger.open(state / "audit", head=state / "audit-head" / "head.json")
 
 
-def _begun(log: Ledger) -> Rows:
-    """Return the rows of a run whose start is written."""
-    pen = Rows(log, RUN, ISSUER)
+def _begun(log: Ledger) -> RunEvents:
+    """A run whose start is written."""
+    pen = RunEvents(log, RUN, ISSUER)
     pen.agent_id, pen.operator = "probe", "tester"
     for state in (State.PROVISIONED, State.VALIDATED, State.ISOLATED):
-        pen.to(state, "", waits=True)
+        pen.transition(state, "", waits=True)
     pen.run_started(
         MANIFEST,
         clocks.Deadline(1000, "ttl"),
@@ -98,7 +98,7 @@ def test_an_end_that_could_not_be_written_is_for_whoever_looks_once_it_is_left(
 
 def test_who_wrote_its_end_or_began_nothing_leaves_nothing_to_write(tmp_path: Path) -> None:
     with _opened(tmp_path) as log:
-        Rows(log, RUN, ISSUER).leave()
+        RunEvents(log, RUN, ISSUER).leave()
         assert _looks(tmp_path) == []
         pen = _begun(log)
         pen.failure(errors.KilledError("it is to end"), package_digest="p")

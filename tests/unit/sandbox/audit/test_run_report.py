@@ -12,7 +12,7 @@ import pytest
 from policy.audit_log import chain, events
 from sandbox.audit import run_report
 from sandbox.audit.log import Ledger
-from sandbox.audit.run_report import Retelling
+from sandbox.audit.run_report import RunReportReader
 
 PUBKEY = "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"
 ASKER = {"display": "uid7@local", "pubkey": PUBKEY}
@@ -51,8 +51,8 @@ class Family:
         self.write("run_ended", run_id, parent, cpu_ms=cpu_ms, memory_peak_bytes=100, wall_ms=3)
 
 
-def runs_in(told: run_report.Told) -> set[str | None]:
-    """Return the runs that the rows are about."""
+def runs_in(told: run_report.RunReport) -> set[str | None]:
+    """The runs that the rows are about."""
     found = [events.begins(line) for _, line in told.rows if line is not None]
     return {one.run_id for one in found if one is not None}
 
@@ -60,7 +60,7 @@ def runs_in(told: run_report.Told) -> set[str | None]:
 def test_a_family_is_told_as_its_rows_stand_and_nobody_elses(log: Ledger) -> None:
     family = Family(log)
     family.run()
-    retold = Retelling(log)
+    retold = RunReportReader(log)
     top = family.run(ended=False)
     family.run()
     child = family.run(top)
@@ -85,7 +85,7 @@ def test_a_family_is_told_as_its_rows_stand_and_nobody_elses(log: Ledger) -> Non
 
 
 def test_a_run_that_has_not_ended_is_counted_as_such(log: Ledger) -> None:
-    family, retold = Family(log), Retelling(log)
+    family, retold = Family(log), RunReportReader(log)
     top = family.run()
     child = family.run(top, ended=False)
     retold.began(top, None)
@@ -97,7 +97,7 @@ def test_a_run_that_has_not_ended_is_counted_as_such(log: Ledger) -> None:
 
 
 def test_what_is_refused_before_there_is_a_run_is_told_by_its_own_row_alone(log: Ledger) -> None:
-    family, retold = Family(log), Retelling(log)
+    family, retold = Family(log), RunReportReader(log)
     family.write("manifest_rejected", None, code="another")
     retold.refused(family.write("manifest_rejected", None, code="ours"))
     (row,) = retold.read().rows
@@ -106,7 +106,7 @@ def test_what_is_refused_before_there_is_a_run_is_told_by_its_own_row_alone(log:
 
 
 def test_a_row_that_names_a_run_in_its_text_is_not_of_it(log: Ledger) -> None:
-    family, retold = Family(log), Retelling(log)
+    family, retold = Family(log), RunReportReader(log)
     top = family.run()
     text = f'","kind":{{"type":"run_state","run_id":"{top}"'
     family.write("intent_dispatched", str(uuid.uuid4()), intent_text=text, status="ok")
@@ -119,7 +119,7 @@ def test_rows_from_before_an_instance_got_its_intent_are_told_too(log: Ledger) -
     instance = str(uuid.uuid4())
     family.write("run_state", instance, state="Provisioned")
     family.run()
-    retold = Retelling(log)
+    retold = RunReportReader(log)
     family.write("run_started", instance)
     retold.began(instance, mark)
     assert len(retold.read().rows) == 2
@@ -128,7 +128,7 @@ def test_rows_from_before_an_instance_got_its_intent_are_told_too(log: Ledger) -
 def test_the_first_and_the_last_are_told_of_more_than_may_be(log: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_report, "MOST_ROWS", 12)
     monkeypatch.setattr(run_report, "_LAST_ROWS", 4)
-    family, retold = Family(log), Retelling(log)
+    family, retold = Family(log), RunReportReader(log)
     top = family.run(ended=False)
     for number in range(30):
         family.write("run_state", top, state="Running", reason=str(number))
@@ -145,7 +145,7 @@ def test_rows_are_bounded_in_bytes_and_one_that_is_long_is_told_by_its_hash(
 ) -> None:
     monkeypatch.setattr(run_report, "MOST_BYTES", 40_000)
     monkeypatch.setattr(run_report, "_LAST_BYTES", 10_000)
-    family, retold = Family(log), Retelling(log)
+    family, retold = Family(log), RunReportReader(log)
     top = family.run(ended=False)
     long = family.write("run_state", top, state="Running", reason="x" * run_report.ROW_BYTES)
     for _ in range(30):
@@ -161,7 +161,7 @@ def test_rows_are_bounded_in_bytes_and_one_that_is_long_is_told_by_its_hash(
 def test_a_log_that_grew_by_more_than_is_looked_through_is_said_to_be_read_in_part(
     log: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    family, whole, part = Family(log), Retelling(log), Retelling(log)
+    family, whole, part = Family(log), RunReportReader(log), RunReportReader(log)
     top = family.run(ended=False)
     for _ in range(5):
         family.run()
@@ -190,7 +190,7 @@ def test_however_often_it_is_looked_no_request_has_more_read_than_is_looked_thro
             yield one
 
     monkeypatch.setattr(Ledger, "rows", counted)
-    family, retold = Family(log), Retelling(log)
+    family, retold = Family(log), RunReportReader(log)
     top = family.run(ended=False)
     retold.began(top, None)
     assert retold.read().whole
@@ -214,7 +214,7 @@ def test_what_is_too_far_back_is_not_looked_for_and_said_to_be_missing(
     family.write("run_state", instance, state="Provisioned")
     for _ in range(10):
         family.run()
-    retold = Retelling(log)
+    retold = RunReportReader(log)
     family.write("run_started", instance)
     retold.began(instance, mark)
     monkeypatch.setattr(run_report, "LOOKED_BYTES", 4_000)
@@ -231,13 +231,13 @@ def test_how_long_the_rows_of_others_are_takes_nothing_from_a_family(
     text = "é" * 10_000
     for _ in range(10 * waited):
         family.write("intent_dispatched", str(uuid.uuid4()), intent_text=text, status="ok")
-    retold = Retelling(log)
+    retold = RunReportReader(log)
     top = family.run(ended=False)
     for _ in range(10):
         family.write("intent_dispatched", str(uuid.uuid4()), intent_text=text, status="ok")
     family.end(top)
 
-    def told() -> run_report.Told:
+    def told() -> run_report.RunReport:
         retold.began(top, mark if waited else None)
         return retold.read()
 

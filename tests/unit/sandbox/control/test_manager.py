@@ -153,7 +153,7 @@ def just_ended(state: Path, tmp_path: Path) -> Iterator[str]:
     """Make a run without a directory, for an ordinary caller, whose end a live process will still write."""
     run_id = "00000007-0000-4000-8000-000000000000"
     with Ledger.open(state / "audit", head=state / "audit-head" / "head.json") as ledger:
-        mark = open_runs.Mark(ledger, run_id)
+        mark = open_runs.OpenRunMarker(ledger, run_id)
         start(ledger, run_id, issuer={**ISSUER, "display": SOMEBODY.display})
     yield run_id
     mark.clear()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from policy import errors, lifecycle
 from policy.lifecycle import State
 from sandbox.audit.log import Ledger
-from sandbox.audit.run_events import Rows
+from sandbox.audit.run_events import RunEvents
 from sandbox.control import tree_kill
 from sandbox.kernel.cgroup.cgroup import Leaf
 from sandbox.kernel.proc.pipes import BoundedTail
@@ -88,9 +88,9 @@ class World:
     def __init__(self, *, ttl: int | None = None, suspends: bool = False, leaf: bool = True) -> None:
         self.below: list[tuple[str, str]] = []
         self.log = Log()
-        self.rows = Rows(cast("Ledger", self.log), "r", ISSUER)
+        self.rows = RunEvents(cast("Ledger", self.log), "r", ISSUER)
         for state in (State.PROVISIONED, State.VALIDATED, State.ISOLATED):
-            self.rows.to(state, "")
+            self.rows.transition(state, "")
         self.freezer = Freezer(self.log)
         self.steering = RunOperations(
             self.rows,
