@@ -265,10 +265,10 @@ def revoke(world: NetworkedWorld, entries: list[registry.Entry], sink: World) ->
 
 def end(world: NetworkedWorld, entries: list[registry.Entry], sink: World) -> Trial:
     """End the tree as `covenant kill --tree` does, and as taking back a capability does."""
-    asker = manager.Asker("operator@local", root=True)
+    requester = manager.Requester("operator@local", root=True)
 
     def act() -> None:
-        done = manager.act(world.state, asker, "kill", entries[0].run_id, reason="it leaks", tree=True)
+        done = manager.operate(world.state, requester, "kill", entries[0].run_id, reason="it leaks", tree=True)
         assert len(done) == len(entries)
 
     return watched(entries, sink, act, lambda timed: world.internet.within("host", timed))

@@ -37,35 +37,35 @@ _MOST_ABOVE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
-    """The requester: ``display`` is its name in labels and rows; ``root`` may see and end the runs of all."""
+class Requester:
+    """Identify a requester: ``display`` is its name in labels and rows; ``root`` may see and end all runs."""
 
     display: str
     root: bool
 
     def may(self, displays: Iterable[str]) -> bool:
-        """Whether one of those that a run is for is this one."""
+        """Whether a run with these names belongs to the requester, or the requester is root."""
         return self.root or self.display in displays
 
 
-def listed(state: Path, asker: Asker) -> list[dict[str, Any]]:
-    """The live runs that the asker may see, parents before children, each as ``ps --json`` shows it."""
-    entries = _seen(state, asker)
+def listed(state: Path, requester: Requester) -> list[dict[str, Any]]:
+    """Return the live runs that the requester may see, parents before children, each as ``ps --json`` shows it."""
+    entries = _seen(state, requester)
     below = {entry.run_id: registry.subtree(entries, entry.run_id) for entry in entries if not _above(entry, entries)}
     return [_shown(entry) for tree in below.values() for entry in tree]
 
 
-def used(state: Path, asker: Asker) -> list[dict[str, Any]]:
-    """The live runs that the asker may see, parents before children, each as ``top --json`` shows it."""
+def used(state: Path, requester: Requester) -> list[dict[str, Any]]:
+    """Return the live runs that the requester may see, parents before children, each as ``top --json`` shows it."""
     counted = metrics.tally(state, whole=False)
     for _ in counted.read():
         pass
-    return [seen.to_json() for seen in metrics.used(_seen(state, asker), counted)]
+    return [seen.to_json() for seen in metrics.used(_seen(state, requester), counted)]
 
 
-def act(
+def operate(
     state: Path,
-    asker: Asker,
+    requester: Requester,
     operation: Operation,
     run: str,
     *,
@@ -84,9 +84,9 @@ def act(
         errors.KeeperError: a run did not answer, or did not end.
     """
     if operation == "kill" and tree:
-        return _kill_tree(state, asker, run, reason)
-    chosen = _find(_seen(state, asker), run)
-    ask = _Ask(state, asker, reason)
+        return _kill_tree(state, requester, run, reason)
+    chosen = _find(_seen(state, requester), run)
+    ask = _Ask(state, requester, reason)
     if not tree:
         ask(operation, chosen, **({} if grace_ms is None or operation != "kill" else {"grace_ms": grace_ms}))
         done = [chosen.run_id]
@@ -99,11 +99,11 @@ def act(
     return done
 
 
-def _kill_tree(state: Path, asker: Asker, run: str, reason: str) -> list[str]:
+def _kill_tree(state: Path, requester: Requester, run: str, reason: str) -> list[str]:
     # Agents that are to be ended may keep every processor from us (kernel.urgent).
     with tree_kill.urgent():
-        chosen = _find(_seen(state, asker), run)
-        ask = _Ask(state, asker, reason)
+        chosen = _find(_seen(state, requester), run)
+        ask = _Ask(state, requester, reason)
         done = ask.end(chosen)
     _until_gone(state, done)
     # A child that a shim was just starting is there only when its parent is gone, and may outlive it.
@@ -115,7 +115,7 @@ def _kill_tree(state: Path, asker: Asker, run: str, reason: str) -> list[str]:
     return done
 
 
-def logs(state: Path, asker: Asker, run: str, offset: int = 0) -> dict[str, Any]:
+def logs(state: Path, requester: Requester, run: str, offset: int = 0) -> dict[str, Any]:
     """Return the stderr of a run from ``offset`` on, in parts: ask again from ``next``.
 
     ``begins`` is where the text begins: later than ``offset`` when the part between was not kept. ``live`` says
@@ -126,18 +126,18 @@ def logs(state: Path, asker: Asker, run: str, offset: int = 0) -> dict[str, Any]
         errors.CutOffError: its shim ended without a word; the next start writes down what became of it.
         errors.KeeperError: its shim does not answer, or is still writing its end.
     """
-    return _once_begun(lambda: _logs(state, asker, run, offset))
+    return _once_begun(lambda: _logs(state, requester, run, offset))
 
 
-def _logs(state: Path, asker: Asker, run: str, offset: int) -> dict[str, Any]:
-    entries = [one for one in _seen(state, asker) if one.run_id.startswith(run)]
+def _logs(state: Path, requester: Requester, run: str, offset: int) -> dict[str, Any]:
+    entries = [one for one in _seen(state, requester) if one.run_id.startswith(run)]
     if len(entries) == 1:
         try:
             return {"run_id": entries[0].run_id, "live": True, **_asked(entries[0], "logs", offset=offset)}
         except errors.NoRunError:
             record = _await_record(state, entries[0].run_id, time.monotonic() + _PATIENCE_SECONDS)
     else:
-        record = _record(state, asker, run)
+        record = _record(state, requester, run)
     kept = record.stderr.encode()
     begins = max(offset, record.stderr_bytes - len(kept))
     text = kept[len(kept) - max(0, record.stderr_bytes - begins) :] if record.stderr_bytes > begins else b""
@@ -151,7 +151,7 @@ def _logs(state: Path, asker: Asker, run: str, offset: int) -> dict[str, Any]:
 
 
 def ended(
-    state: Path, asker: Asker, run: str, *, left: Callable[[], bool] = lambda: False
+    state: Path, requester: Requester, run: str, *, left: Callable[[], bool] = lambda: False
 ) -> run_archive.Record | None:
     """Return the record of a run once it has ended. None: the requester has ``left``.
 
@@ -160,13 +160,13 @@ def ended(
         errors.CutOffError: its shim ended without a word; the next start writes down what became of it.
         errors.KeeperError: its shim does not answer, or is still writing its end.
     """
-    return _once_begun(lambda: _ended(state, asker, run, left))
+    return _once_begun(lambda: _ended(state, requester, run, left))
 
 
-def _ended(state: Path, asker: Asker, run: str, left: Callable[[], bool]) -> run_archive.Record | None:
-    entries = [one for one in _seen(state, asker) if one.run_id.startswith(run)]
+def _ended(state: Path, requester: Requester, run: str, left: Callable[[], bool]) -> run_archive.Record | None:
+    entries = [one for one in _seen(state, requester) if one.run_id.startswith(run)]
     if len(entries) != 1:
-        return _record(state, asker, run)
+        return _record(state, requester, run)
     entry = entries[0]
     while not left():
         try:
@@ -190,15 +190,15 @@ def _ended(state: Path, asker: Asker, run: str, left: Callable[[], bool]) -> run
 class _Ask:
     """One operation on one run or many, in the name of its requester."""
 
-    def __init__(self, state: Path, asker: Asker, reason: str) -> None:
-        self._runs, self._asker = state / "runs", asker
+    def __init__(self, state: Path, requester: Requester, reason: str) -> None:
+        self._runs, self._requester = state / "runs", requester
         # As every shim takes it: an argument of a command may be of any length, and no text.
         self._reason = reason[: marks.WORDS].encode("utf-8", "backslashreplace").decode()
         # Why the log does not say in whose name a tree has ended.
         self.unwritten: errors.CovenantError | None = None
 
     def __call__(self, operation: Operation, entry: Entry, **more: Any) -> None:
-        _asked(entry, operation, by=self._asker.display, reason=self._reason, **more)
+        _asked(entry, operation, by=self._requester.display, reason=self._reason, **more)
 
     def subtree(self, run_id: str) -> list[Entry]:
         """The run and everything below it, parents first."""
@@ -256,7 +256,7 @@ class _Ask:
         with lock.gate(self._runs):
             below = registry.subtree(registry.seen(self._runs), run_id)
             found = [one for one in below if one.run_id not in known]
-            mark = functools.partial(tree_kill.mark_stopped, found, self._asker.display, self._reason)
+            mark = functools.partial(tree_kill.mark_stopped, found, self._requester.display, self._reason)
             return tree_kill.catch(found, mark, [])
 
     def _tell(self, entries: Sequence[Entry]) -> None:
@@ -265,7 +265,7 @@ class _Ask:
         with Ledger.open(state / "audit", head=state / "audit-head" / "head.json") as log:
             # The kernel's word for who asks, and the key of the log that vouches.
             issuer = {
-                "display": self._asker.display,
+                "display": self._requester.display,
                 "pubkey": base58.encode(log.public_key.public_bytes_raw()),
             }
             named = [{"run_id": one.run_id, "agent_id": one.agent_id} for one in entries]
@@ -273,14 +273,14 @@ class _Ask:
             log.append("runs_stopped", fields, issuer=issuer, now_ms=int(time.time() * 1000))
 
 
-def _seen(state: Path, asker: Asker) -> list[Entry]:
+def _seen(state: Path, requester: Requester) -> list[Entry]:
     entries = list(registry.agents(registry.live(state / "runs")))
     displays = {entry.run_id: entry.issuer["display"] for entry in entries}
     return [
         entry
         for entry in entries
         # An orphan still belongs to the issuer of the first run of its line.
-        if asker.may(
+        if requester.may(
             [
                 entry.issuer["display"],
                 entry.label.get(admission.CALLER, ""),
@@ -321,30 +321,30 @@ def _shown(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _record(state: Path, asker: Asker, run: str) -> run_archive.Record:
+def _record(state: Path, requester: Requester, run: str) -> run_archive.Record:
     """The record of the run whose id begins so."""
     found = [one for one in run_archive.ids(state) if one.startswith(run)] if run else []
-    if not asker.root:
+    if not requester.root:
         # What is another's and begins alike makes nothing ambiguous for them, and is not told by that either.
-        found = _theirs(state, asker, found)
+        found = _theirs(state, requester, found)
     ending = None if found else open_runs.named(state, run)
     gone = ending is not None and not registry.under_way(state / "runs" / ending)
-    if ending is not None and gone and asker.may(_started_by(state, ending)):
+    if ending is not None and gone and requester.may(_started_by(state, ending)):
         # It is not live and has no record yet: its shim has still to write its end, or was killed.
         try:
             found = [_await_record(state, ending, time.monotonic() + _PATIENCE_SECONDS, unseen=True).run_id]
         except errors.CutOffError:
-            if asker.root:
+            if requester.root:
                 raise
     record = run_archive.read(state, found[0]) if len(found) == 1 else None
     # A run that the requester may not see does not exist for it.
-    if record is None or not asker.may(_asked_by(state, record.issuer, record.parent, _live(state))):
-        how = f"{len(found)} runs have" if len(found) > 1 and asker.root else "no run, live or archived, has"
+    if record is None or not requester.may(_asked_by(state, record.issuer, record.parent, _live(state))):
+        how = f"{len(found)} runs have" if len(found) > 1 and requester.root else "no run, live or archived, has"
         raise errors.NoRunError(f"{how} an id that begins with `{run}`", hint="covenant ps lists the live ones")
     return record
 
 
-def _theirs(state: Path, asker: Asker, run_ids: Sequence[str]) -> list[str]:
+def _theirs(state: Path, requester: Requester, run_ids: Sequence[str]) -> list[str]:
     """Return the ended runs whose records the requester may see.
 
     A damaged record belongs to no requester; asked for alone, it is reported as damaged.
@@ -357,7 +357,7 @@ def _theirs(state: Path, asker: Asker, run_ids: Sequence[str]) -> list[str]:
             if len(run_ids) == 1:
                 raise
             continue
-        if record is not None and asker.may(_asked_by(state, record.issuer, record.parent, live)):
+        if record is not None and requester.may(_asked_by(state, record.issuer, record.parent, live)):
             found.append(run_id)
     return found
 

@@ -73,7 +73,7 @@ class Instance(run.Run):
         self._alive, self._tell = alive, tell
         self._settings = means.config.digest
         self._listening, self._stack = contextlib.ExitStack(), contextlib.ExitStack()
-        self._asker: socket.socket | None = None
+        self._client: socket.socket | None = None
         self._since = time.monotonic()
         self._untold = self._unshown = False
         self._looked = 0.0
@@ -249,8 +249,8 @@ class Instance(run.Run):
             # The cold run reports the error as usual: in its own row, to the client.
             _send_elsewhere(connection, e.message)
             return errors.KilledError(f"standby: it cannot be used: {e.message}")
-        self._asker, self._untold, self._unshown = connection, True, True
-        watches: dict[int, Callable[[], Outcome]] = {connection.fileno(): self._asker_gone}
+        self._client, self._untold, self._unshown = connection, True, True
+        watches: dict[int, Callable[[], Outcome]] = {connection.fileno(): self._client_gone}
         if self._means.config.on_supervisor_exit == "end":
             watches[self._alive] = ended
 
@@ -318,7 +318,7 @@ class Instance(run.Run):
             self._tell(TAKEN)
         return None
 
-    def _asker_gone(self) -> Outcome:
+    def _client_gone(self) -> Outcome:
         return errors.KilledError("whoever asked for it went away")
 
     def _another_root(self) -> str | None:
@@ -363,9 +363,9 @@ class Instance(run.Run):
 
     def answer(self, message: Mapping[str, Any]) -> None:
         """Send the result to the client, if it is still connected."""
-        if self._asker is not None:
+        if self._client is not None:
             with contextlib.suppress(GoneError):
-                dispatch.send(self._asker, message)
+                dispatch.send(self._client, message)
 
     def close(self) -> None:
         """Let go of everybody who came; another is made in its place now at the latest."""

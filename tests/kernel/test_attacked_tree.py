@@ -41,14 +41,14 @@ from tests.kernel.world import HEAD, ROOT, TAIL, World, refused
 
 pytestmark = pytest.mark.kernel
 
-ASKER = manager.Asker("operator@local", root=True)
-OTHER = manager.Asker("other@local", root=True)
+ASKER = manager.Requester("operator@local", root=True)
+OTHER = manager.Requester("other@local", root=True)
 SLOW = "import time\ntime.sleep(600)\nanswer = 1"
 ELDER: dict[str, Any] = {"memory_mb": 512, "resources": "pids_max = 128\ncpu_millis = 500\n"}
 
 
-def _kill(world: World, run_id: str, reason: str = "enough", *, asker: manager.Asker = ASKER) -> list[str]:
-    return manager.act(world.state, asker, "kill", run_id, reason=reason, tree=True)
+def _kill(world: World, run_id: str, reason: str = "enough", *, asker: manager.Requester = ASKER) -> list[str]:
+    return manager.operate(world.state, asker, "kill", run_id, reason=reason, tree=True)
 
 
 def _live(world: World) -> list[registry.Entry]:
@@ -102,9 +102,9 @@ def test_nobody_lets_go_on_what_is_just_being_marked(world: World, monkeypatch: 
 
     with live(world, SLEEPS) as one:
         (entry,) = until(lambda: [run for run in _live(world) if run.state == "Running"])
-        manager.act(world.state, ASKER, "suspend", entry.run_id)
+        manager.operate(world.state, ASKER, "suspend", entry.run_id)
         assert resume(entry) == "Running"  # the control: at any other moment they may
-        manager.act(world.state, ASKER, "suspend", entry.run_id)
+        manager.operate(world.state, ASKER, "suspend", entry.run_id)
         monkeypatch.setattr(tree_kill, "mark_stopped", resume_then_mark)
         assert _kill(world, entry.run_id) == [entry.run_id]
         refused(errors.KilledError, one.wait().error)
@@ -276,7 +276,7 @@ def test_of_two_who_end_a_tree_at_once_while_others_resume_it_each_is_right(worl
         begin, done = threading.Barrier(4), threading.Event()
         ended: dict[str, list[str]] = {}
 
-        def end(asker: manager.Asker) -> None:
+        def end(asker: manager.Requester) -> None:
             begin.wait(30)
             with contextlib.suppress(errors.NoRunError):  # the other was so much earlier
                 ended[asker.display] = _kill(world, run.entry.run_id, asker=asker)
@@ -285,7 +285,7 @@ def test_of_two_who_end_a_tree_at_once_while_others_resume_it_each_is_right(worl
             begin.wait(30)
             while not done.is_set():
                 with contextlib.suppress(errors.CovenantError):
-                    manager.act(world.state, ASKER, operation, run.entry.run_id, tree=True)
+                    manager.operate(world.state, ASKER, operation, run.entry.run_id, tree=True)
 
         acts: list[Callable[[], None]] = [lambda: end(ASKER), lambda: end(OTHER)]
         acts += [lambda: disturb("resume"), lambda: disturb("resume")]

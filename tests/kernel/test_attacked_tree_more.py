@@ -23,7 +23,7 @@ from tests.kernel.world import HEAD, TAIL, World, refused
 
 pytestmark = pytest.mark.kernel
 
-ASKER = manager.Asker("operator@local", root=True)
+ASKER = manager.Requester("operator@local", root=True)
 
 
 def test_a_run_that_has_answered_as_it_was_marked_is_ended_and_not_answered(
@@ -37,7 +37,7 @@ def test_a_run_that_has_answered_as_it_was_marked_is_ended_and_not_answered(
         (entry,) = registry.live(world.state / "runs")
 
         def end() -> None:
-            ended.append(manager.act(world.state, ASKER, "kill", entry.run_id, reason="enough", tree=True))
+            ended.append(manager.operate(world.state, ASKER, "kill", entry.run_id, reason="enough", tree=True))
 
         threads.append(threading.Thread(target=end))
         threads[0].start()
@@ -84,7 +84,7 @@ def test_a_child_that_is_shown_late_is_ended_where_the_log_takes_no_row(
         monkeypatch.setattr(registry, "subtree", below)
         monkeypatch.setattr(manager, "_until_gone", wait_and_show)
         with pytest.raises(errors.LedgerError, match="no space left"):
-            manager.act(world.state, ASKER, "kill", parent.made.run_id, reason="enough", tree=True)
+            manager.operate(world.state, ASKER, "kill", parent.made.run_id, reason="enough", tree=True)
         for one in (parent, child):
             assert refused(errors.KilledError, one.wait().error) == "ended by operator@local: enough"
 

@@ -30,7 +30,7 @@ from tests.kernel.live_runs import Live, live, until
 from tests.kernel.world import HEAD, TAIL, World, refused
 
 ROOT = Path(__file__).resolve().parents[2]
-ASKER = manager.Asker("operator@local", root=True)
+ASKER = manager.Requester("operator@local", root=True)
 # Counts on stderr, one number a line, so that a reader sees progress.
 COUNTS = """\
 import sys, time
@@ -120,13 +120,13 @@ def test_a_run_is_suspended_with_its_sentry_goes_on_after_and_is_ended(world: Wo
         covenant(world, "resume", run_id)
         goes_on(one)
         with pytest.raises(errors.WrongStateError):
-            manager.act(world.state, ASKER, "resume", run_id)
+            manager.operate(world.state, ASKER, "resume", run_id)
         # stderr is read while it lives, from wherever it was left off.
         first = covenant(world, "logs", run_id)
         assert first["live"]
         assert [int(line) for line in first["text"].split()] == list(range(1, len(first["text"].split()) + 1))
         # A waiting client gets its own outcome. The run is ended while suspended: it is thawed with its death pending.
-        manager.act(world.state, ASKER, "suspend", run_id)
+        manager.operate(world.state, ASKER, "suspend", run_id)
         last = counted(one)
         waiting = subprocess.Popen(
             [sys.executable, "-m", "covenant", "wait", run_id],
@@ -167,7 +167,7 @@ def test_a_run_is_suspended_with_its_sentry_goes_on_after_and_is_ended(world: Wo
 def test_a_deadline_ends_a_run_that_is_suspended(world: World) -> None:
     with live(world, COUNTS, cpu_ms=4000) as one:
         goes_on(one)
-        manager.act(world.state, ASKER, "suspend", one.made.run_id)
+        manager.operate(world.state, ASKER, "suspend", one.made.run_id)
         assert "cpu_ms_per_task" in refused(errors.DeadlineError, one.wait().error)
         assert states(one)[-3:] == ["Suspended", "Terminated", "Archived"]
         assert one.rows("run_state")[-2]["reason"].startswith("deadline: still running after 4 s")
@@ -188,7 +188,7 @@ def test_a_ttl_suspends_and_one_more_ends(world: World) -> None:
 def test_a_run_whose_ttl_is_over_goes_on_when_it_is_resumed_and_ends_at_twice_its_ttl(world: World) -> None:
     with live(world, COUNTS, more=EXPIRES.replace("2", "3")) as one:
         until(lambda: entry(one).state == State.SUSPENDED)
-        manager.act(world.state, ASKER, "resume", one.made.run_id)
+        manager.operate(world.state, ASKER, "resume", one.made.run_id)
         goes_on(one)
         assert "6 s (clock: ttl_seconds)" in refused(errors.DeadlineError, one.wait().error)
         assert states(one)[-5:] == ["Running", "Suspended", "Running", "Terminated", "Archived"]
@@ -296,9 +296,9 @@ def test_a_run_without_a_cgroup_is_ended_and_not_suspended(world: World) -> None
     thread.start()
     runs = until(lambda: [run for run in manager.listed(world.state, ASKER) if run["state"] == "Running"])
     with pytest.raises(errors.NotEnforceableError, match="cannot be suspended"):
-        manager.act(world.state, ASKER, "suspend", runs[0]["run_id"])
+        manager.operate(world.state, ASKER, "suspend", runs[0]["run_id"])
     until(lambda: manager.logs(world.state, ASKER, runs[0]["run_id"])["text"].startswith("1\n2\n"))
-    assert manager.act(world.state, ASKER, "kill", runs[0]["run_id"], tree=True) == [runs[0]["run_id"]]
+    assert manager.operate(world.state, ASKER, "kill", runs[0]["run_id"], tree=True) == [runs[0]["run_id"]]
     thread.join(60)
     refused(errors.KilledError, answers[0].error)
 
@@ -353,7 +353,7 @@ def test_what_cannot_be_stopped_is_said_and_at_its_ttl_ended(world: World, broke
     with live(world, COUNTS, more=EXPIRES.replace("2", "3")) as one:
         goes_on(one)
         with pytest.raises(errors.KernelError, match="still runs"):
-            manager.act(world.state, ASKER, "suspend", one.made.run_id)
+            manager.operate(world.state, ASKER, "suspend", one.made.run_id)
         goes_on(one)
         assert "cannot be suspended" in refused(errors.DeadlineError, one.wait().error)
         assert states(one)[-6:] == ["Suspended", "Running", "Suspended", "Running", "Terminated", "Archived"]
@@ -382,7 +382,7 @@ def test_a_tree_is_stopped_marked_and_named_before_any_of_it_is_killed(
     with live(world, COUNTS) as one:
         goes_on(one)
         run_id = one.made.run_id
-        assert manager.act(world.state, ASKER, "kill", run_id, reason="it leaks", tree=True) == [run_id]
+        assert manager.operate(world.state, ASKER, "kill", run_id, reason="it leaks", tree=True) == [run_id]
         assert refused(errors.KilledError, one.wait().error) == "ended by operator@local: it leaks"
     assert steps == [
         ("marked", True, "operator@local", "it leaks"),
@@ -409,7 +409,7 @@ def test_a_sandbox_that_is_just_starting_ends_with_its_tree(
     with live(world, COUNTS) as one:
         assert [entry.state for entry in registry.live(world.state / "runs")] == [State.ISOLATED]
         (one.directory / registry.STATE).write_text(f"{seen}\n")
-        assert manager.act(world.state, ASKER, "kill", one.made.run_id, tree=True) == [one.made.run_id]
+        assert manager.operate(world.state, ASKER, "kill", one.made.run_id, tree=True) == [one.made.run_id]
         refused(errors.KilledError, one.wait().error)
     assert one.made.run_id in names
     assert states(one) == ["Provisioned", "Validated", "Isolated", "Terminated", "Archived"]
@@ -429,6 +429,6 @@ def test_a_log_that_takes_no_row_keeps_no_tree_alive(world: World, monkeypatch: 
     with live(world, COUNTS) as one:
         goes_on(one)
         with pytest.raises(errors.LedgerError, match="no space left"):
-            manager.act(world.state, ASKER, "kill", one.made.run_id, tree=True)
+            manager.operate(world.state, ASKER, "kill", one.made.run_id, tree=True)
         assert refused(errors.KilledError, one.wait().error) == "ended by operator@local"
     assert leftovers(world) == []

@@ -25,7 +25,7 @@ from tests.kernel.world import HEAD, ROOT, TAIL, World
 
 pytestmark = pytest.mark.kernel
 
-ASKER = manager.Asker("operator@local", root=True)
+ASKER = manager.Requester("operator@local", root=True)
 LOCAL: dict[str, Any] = {"backend": "trusted-local", "required": "false"}
 LONG: dict[str, Any] = {"cpu_ms": 250_000}
 NEW = HEAD + "answer = 'new'" + TAIL
@@ -115,7 +115,7 @@ def test_newer_serial_ends_suspended_run(world: World) -> None:
     older, newer = signed(world, "old", SLEEPS), signed(world, "new", NEW)
     with revoking.running(world, older) as old:
         until(lambda: is_running(world, old.entry.run_id))
-        manager.act(world.state, ASKER, "suspend", old.entry.run_id)
+        manager.operate(world.state, ASKER, "suspend", old.entry.run_id)
         assert world.run(newer).error is None
         assert old.document()["code"] == "superseded"
         assert processes(old) == []
@@ -127,12 +127,12 @@ def test_finish_lets_older_run_answer(world: World) -> None:
     older, newer = signed(world, "old", code), signed(world, "new", NEW)
     with revoking.running(world, older) as old:
         until(lambda: is_running(world, old.entry.run_id))
-        manager.act(world.state, ASKER, "suspend", old.entry.run_id)
+        manager.operate(world.state, ASKER, "suspend", old.entry.run_id)
         for _ in range(2):
             assert world.run(newer).error is None
         assert refusal(world, older) == "serial_rollback"
         assert processes(old) != []
-        manager.act(world.state, ASKER, "resume", old.entry.run_id)
+        manager.operate(world.state, ASKER, "resume", old.entry.run_id)
         assert json.loads(old.document()["text"]) == "old"
     assert stopped_rows(world) == []
     assert refusal(world, older) == "serial_rollback"

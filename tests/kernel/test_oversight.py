@@ -25,9 +25,9 @@ def test_what_ended_below_a_run_that_lives_is_still_its_callers(world: World, *,
     top = member(world, "top", code, more=spawn(3, 8, "adopt"), **BIG)
     living = {"mid"} if top_ends else {"mid", "top"}
     root, caller, other = (
-        manager.Asker("operator@local", root=True),
-        manager.Asker("operator@local", root=False),
-        manager.Asker("uid7@local", root=False),
+        manager.Requester("operator@local", root=True),
+        manager.Requester("operator@local", root=False),
+        manager.Requester("uid7@local", root=False),
     )
     with revoking.running(world, top):
         run_id = until(lambda: _ended(world, "leaf"))
@@ -38,7 +38,7 @@ def test_what_ended_below_a_run_that_lives_is_still_its_callers(world: World, *,
                 manager.logs(world.state, other, run_id)
         finally:
             for one in manager.listed(world.state, root)[:1]:
-                manager.act(world.state, root, "kill", one["run_id"], tree=True)
+                manager.operate(world.state, root, "kill", one["run_id"], tree=True)
     assert told == ["hello\n"] * 2
 
 

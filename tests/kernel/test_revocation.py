@@ -103,8 +103,8 @@ def test_a_tree_that_is_killed_loses_its_network_also_while_its_keeper_does_noth
         with pytest.raises(errors.KeeperError, match="is still there"):
             net.within(
                 "host",
-                lambda: manager.act(
-                    networked.state, manager.Asker("operator@local", root=True), "kill", run_id, tree=True
+                lambda: manager.operate(
+                    networked.state, manager.Requester("operator@local", root=True), "kill", run_id, tree=True
                 ),
             )
         assert _processes(run_id) == []

@@ -24,7 +24,7 @@ from tests.kernel.world import World
 
 pytestmark = pytest.mark.kernel
 
-ASKER = manager.Asker("operator@local", root=True)
+ASKER = manager.Requester("operator@local", root=True)
 # The point at which the revoking process dies: the first call of the next step.
 POINTS: dict[str, tuple[Any, str]] = {
     "stopped, not marked": (revocation, "_mark"),
@@ -84,7 +84,7 @@ def test_nothing_that_is_revoked_runs_on_where_whoever_does_it_is_killed(world: 
                 leaf = _leaf(one)
                 until(leaf.frozen)
                 assert (marks.revoked_of(one.path), one.state) == (None, "Running")
-                manager.act(world.state, ASKER, "resume", one.run_id)
+                manager.operate(world.state, ASKER, "resume", one.run_id)
                 assert not leaf.frozen()
                 # The same command again.
                 enforced = revoking.revoke(world, raw)

@@ -194,21 +194,21 @@ def test_a_frozen_run_dies_without_an_instruction_of_its_own(world: World, sleep
 
 def test_nobody_lets_go_on_what_is_being_revoked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the freezer and the kill a client resumes the run, whose shim has not found the mark by itself yet."""
-    operator = manager.Asker("operator@local", root=True)
+    operator = manager.Requester("operator@local", root=True)
     kill, look, said = cgroup_kill.kill, revocation_watch.Watch.look, list[bool]()
     monkeypatch.setattr(revocation_watch.Watch, "look", lambda watch: look(watch) if said else None)
 
     def resume_then_kill(leaves: Any, **more: Any) -> None:
         monkeypatch.setattr(cgroup_kill, "kill", kill)
         with pytest.raises(errors.RevokedError, match="it leaks"):
-            manager.act(world.state, operator, "resume", run)
+            manager.operate(world.state, operator, "resume", run)
         said.append(leaf.frozen())
         kill(leaves, **more)
 
     with live_runs.live(world, SLEEPS) as sleeping:
         run, leaf = sleeping.directory.name, _leaf(sleeping)
         until(lambda: (sleeping.directory / registry.STATE).read_text().strip() == "Running")
-        manager.act(world.state, operator, "suspend", run)
+        manager.operate(world.state, operator, "suspend", run)
         monkeypatch.setattr(cgroup_kill, "kill", resume_then_kill)
         one = Revoking(world, _digest(sleeping))
         one.run()

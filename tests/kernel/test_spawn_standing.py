@@ -13,7 +13,7 @@ from tests.kernel.families import BIG, KIT, SMALL, member, spawn
 from tests.kernel.live_runs import until
 from tests.kernel.world import HEAD, TAIL, World
 
-ASKER = manager.Asker("operator@local", root=True)
+ASKER = manager.Requester("operator@local", root=True)
 STAYS = "import time\ntime.sleep(600)\nanswer = 1"
 ASKS_AS_IT_ENDS = """
 import signal, time
@@ -44,7 +44,7 @@ def test_who_is_asked_to_end_starts_no_child_that_outlives_it(world: World) -> N
             return str(manager.logs(world.state, ASKER, top)["text"])
 
         until(lambda: "READY" in said())
-        manager.act(world.state, ASKER, "kill", top, grace_ms=20_000)
+        manager.operate(world.state, ASKER, "kill", top, grace_ms=20_000)
         until(lambda: "SAID" in said())
     assert "no_task" in said()
     assert "clings" not in _states(world)
@@ -64,11 +64,11 @@ def test_a_suspended_tree_stays_suspended(world: World, when: str) -> None:
         until(
             (lambda: _forked(kept)) if when == "while it is read" else lambda: _states(world).get("slow") == "Running"
         )
-        manager.act(world.state, ASKER, "suspend", run.entry.run_id, tree=True)
+        manager.operate(world.state, ASKER, "suspend", run.entry.run_id, tree=True)
         if when == "while it is read":
             until(lambda: not _forked(kept))
         seen = set(_states(world).values())
-        manager.act(world.state, ASKER, "kill", run.entry.run_id, tree=True)
+        manager.operate(world.state, ASKER, "kill", run.entry.run_id, tree=True)
     assert seen == {"Suspended"}
 
 
@@ -81,9 +81,9 @@ def test_a_parent_that_was_suspended_for_a_moment_is_told_so_and_may_ask_again(w
         top, kept = run.entry.run_id, run.entry.keeper
         until(lambda: _states(world).get("elder") == "Running")
         until(lambda: _forked(kept))
-        manager.act(world.state, ASKER, "suspend", top)
+        manager.operate(world.state, ASKER, "suspend", top)
         until(lambda: not _forked(kept))
-        manager.act(world.state, ASKER, "resume", top)
+        manager.operate(world.state, ASKER, "resume", top)
         until(lambda: "SAID" in manager.logs(world.state, ASKER, top)["text"])
         said = str(manager.logs(world.state, ASKER, top)["text"])
     assert "wrong_state" in said

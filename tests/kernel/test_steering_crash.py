@@ -29,7 +29,7 @@ from tests.kernel.world import HEAD, TAIL, World
 pytestmark = pytest.mark.kernel
 
 ROOT = Path(__file__).resolve().parents[2]
-ASKER = manager.Asker("operator@local", root=True)
+ASKER = manager.Requester("operator@local", root=True)
 # A keeper that dies at one point of what it is asked.
 KEEPER = """\
 import os, runpy, signal, sys
@@ -93,9 +93,9 @@ def test_whoever_asks_a_keeper_that_dies_of_it_is_told_and_nothing_of_it_stays(
     runs: dict[int, str] = until(running)
     for point, operations in POINTS.items():
         for operation in operations[:-1]:
-            manager.act(world.state, ASKER, operation, runs[keepers[point].pid])
+            manager.operate(world.state, ASKER, operation, runs[keepers[point].pid])
         with pytest.raises(errors.NoRunError):
-            manager.act(world.state, ASKER, operations[-1], runs[keepers[point].pid])
+            manager.operate(world.state, ASKER, operations[-1], runs[keepers[point].pid])
         assert keepers[point].wait(60) == -9
     # Neither a lock nor a socket of theirs keeps the next one from starting, and it ends what they left.
     assert world.run_code(HEAD + "answer = 1" + TAIL, name="next").error is None
@@ -148,7 +148,7 @@ def _end_and_die(world: World, run_id: str, step: str) -> None:
             if step == "both are marked":
                 manager._Ask._tell = die  # type: ignore[method-assign]
             tree_kill.end_together = die
-            manager.act(world.state, ASKER, "kill", run_id, reason="enough", tree=True)
+            manager.operate(world.state, ASKER, "kill", run_id, reason="enough", tree=True)
         os._exit(1)
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
 
@@ -186,7 +186,7 @@ def test_a_tree_ends_whose_end_was_begun_by_somebody_who_is_killed(world: World)
         untold = found[tops[0]], found[below[0]]
         until(lambda: all(_stands(one) for one in untold))
         assert registry.under_way(untold[1].path)
-        ended = manager.act(world.state, ASKER, "kill", untold[0].run_id, reason="enough", tree=True)
+        ended = manager.operate(world.state, ASKER, "kill", untold[0].run_id, reason="enough", tree=True)
         assert sorted(ended) == sorted(one.run_id for one in untold)
         told.touch()
         until(lambda: all(one.poll() is not None for one in processes))

@@ -53,7 +53,7 @@ print("BURNT", file=sys.stderr, flush=True)
 time.sleep(60)
 answer = 1
 """
-ASKER = manager.Asker("operator@local", root=True)
+ASKER = manager.Requester("operator@local", root=True)
 
 
 @pytest.mark.parametrize("backend", ["linux-gvisor", "trusted-local"])

@@ -306,7 +306,7 @@ def test_an_agent_is_dead_at_once_when_its_keeper_waits_for_the_log(world: World
 
     def suspend() -> None:
         with contextlib.suppress(errors.CovenantError):  # it is gone before it answers
-            manager.act(world.state, ASKER, "suspend", run.run_id)
+            manager.operate(world.state, ASKER, "suspend", run.run_id)
 
     asks = threading.Thread(target=suspend)
     with open(world.state / "audit" / "events.jsonl", "rb") as log:
@@ -423,7 +423,7 @@ def test_a_run_that_is_killed_while_it_is_stopped_is_not_said_to_go_on(
         (run,) = until(lambda: [one for one in registry.live(world.state / "runs") if one.state == "Running"])
         monkeypatch.setattr(cgroup.Leaf, "_freezer_says", told)
         with contextlib.suppress(errors.CovenantError):
-            manager.act(world.state, ASKER, "suspend", run.run_id)
+            manager.operate(world.state, ASKER, "suspend", run.run_id)
 
     asks = threading.Thread(target=suspend)
     asks.start()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import socket
     from pathlib import Path
 
-    from sandbox.control.manager import Asker, Operation
+    from sandbox.control.manager import Operation, Requester
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _TREE = click.option("--tree", is_flag=True, help="The run and everything below it.")
@@ -161,7 +161,7 @@ def _asked(kind: str, **fields: Any) -> dict[str, Any]:
         raise errors.PrivilegeError("runs are root's to look at where no supervisor listens", hint="run it with sudo")
     from sandbox.control import manager
 
-    return _HERE[kind](common.state(), manager.Asker("operator@local", root=True), **fields)
+    return _HERE[kind](common.state(), manager.Requester("operator@local", root=True), **fields)
 
 
 def _of_supervisor(sock: socket.socket, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -170,30 +170,30 @@ def _of_supervisor(sock: socket.socket, kind: str, fields: dict[str, Any]) -> di
     return client.ask(sock, kind, **fields)
 
 
-def _here_ps(state: Path, asker: Asker) -> dict[str, Any]:
+def _here_ps(state: Path, requester: Requester) -> dict[str, Any]:
     from sandbox.control import manager
 
-    return {"runs": manager.listed(state, asker)}
+    return {"runs": manager.listed(state, requester)}
 
 
 def _here_operate(
-    state: Path, asker: Asker, *, operation: Operation, run: str, tree: bool, reason: str
+    state: Path, requester: Requester, *, operation: Operation, run: str, tree: bool, reason: str
 ) -> dict[str, Any]:
     from sandbox.control import manager
 
-    return {"runs": manager.act(state, asker, operation, run, reason=reason, tree=tree)}
+    return {"runs": manager.operate(state, requester, operation, run, reason=reason, tree=tree)}
 
 
-def _here_logs(state: Path, asker: Asker, *, run: str, offset: int) -> dict[str, Any]:
+def _here_logs(state: Path, requester: Requester, *, run: str, offset: int) -> dict[str, Any]:
     from sandbox.control import manager
 
-    return manager.logs(state, asker, run, offset)
+    return manager.logs(state, requester, run, offset)
 
 
-def _here_wait(state: Path, asker: Asker, *, run: str) -> dict[str, Any]:
+def _here_wait(state: Path, requester: Requester, *, run: str) -> dict[str, Any]:
     from sandbox.control import manager
 
-    record = manager.ended(state, asker, run)
+    record = manager.ended(state, requester, run)
     assert record is not None
     return {"record": record.model_dump()}
 

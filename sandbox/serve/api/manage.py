@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from policy import errors
 from sandbox.control import manager
-from sandbox.control.manager import Asker
+from sandbox.control.manager import Requester
 from sandbox.serve.api import protocol
 from sandbox.serve.api.session import Conversation
 
 
 def ps(talk: Conversation, asked: protocol.Ps) -> None:
     """The live runs that the caller may see."""
-    talk.answer({"kind": "runs", "runs": manager.listed(talk.supervisor.path, _asker(talk))})
+    talk.answer({"kind": "runs", "runs": manager.listed(talk.supervisor.path, _requester(talk))})
 
 
 def top(talk: Conversation, asked: protocol.Top) -> None:
     """The live runs that the caller may see, and what each uses."""
-    talk.answer({"kind": "top", "runs": manager.used(talk.supervisor.path, _asker(talk))})
+    talk.answer({"kind": "top", "runs": manager.used(talk.supervisor.path, _requester(talk))})
 
 
 def operate(talk: Conversation, asked: protocol.Operate) -> None:
@@ -28,9 +28,9 @@ def operate(talk: Conversation, asked: protocol.Operate) -> None:
     Raises:
         errors.CovenantError: it was refused, or could not be done.
     """
-    done = manager.act(
+    done = manager.operate(
         talk.supervisor.path,
-        _asker(talk),
+        _requester(talk),
         asked.operation,
         asked.run,
         reason=asked.reason,
@@ -46,7 +46,7 @@ def logs(talk: Conversation, asked: protocol.Logs) -> None:
     Raises:
         errors.NoRunError: there is no such run that the caller may see.
     """
-    answer = manager.logs(talk.supervisor.path, _asker(talk), asked.run, asked.offset)
+    answer = manager.logs(talk.supervisor.path, _requester(talk), asked.run, asked.offset)
     talk.answer({"kind": "logs", **answer})
 
 
@@ -56,11 +56,11 @@ def wait(talk: Conversation, asked: protocol.Wait) -> None:
     Raises:
         errors.CovenantError: there is none.
     """
-    record = manager.ended(talk.supervisor.path, _asker(talk), asked.run, left=talk.left)
+    record = manager.ended(talk.supervisor.path, _requester(talk), asked.run, left=talk.left)
     if record is None:
         raise errors.NoRunError("whoever waited has gone")
     talk.answer({"kind": "waited", "record": record.model_dump()})
 
 
-def _asker(talk: Conversation) -> Asker:
-    return Asker(talk.caller.display, root=talk.caller.uid == 0)
+def _requester(talk: Conversation) -> Requester:
+    return Requester(talk.caller.display, root=talk.caller.uid == 0)

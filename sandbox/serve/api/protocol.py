@@ -54,8 +54,8 @@ class Run(Request):
     """Run the signed package in the directory that comes as a descriptor, with the intent ``text``.
 
     ``user`` is for trusted-local and root alone. A run ends when the client leaves, unless ``detach``.
-    ``intent_id`` is the asker's own name for the intent, by which ``ps`` shows the run as well; it decides nothing.
-    ``manifest_sha256`` is the manifest that the asker has seen and has decided by: a package with another is refused.
+    ``intent_id`` is the client's own name for the intent, by which ``ps`` shows the run as well; it decides nothing.
+    ``manifest_sha256`` is the manifest that the client has seen and decided by: a package with another is refused.
     ``on_behalf_of`` says for whom they ask, which the agent and the log are told and which decides nothing either.
     With ``rows`` one frame comes before the last: what the log says of the run and of all that descended from it
     (sandbox.audit.run_report), however the run went.

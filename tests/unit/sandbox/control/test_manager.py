@@ -15,16 +15,16 @@ from policy import errors
 from sandbox.audit import open_runs, run_archive
 from sandbox.audit.log import Ledger
 from sandbox.control import manager
-from sandbox.control.manager import Asker
+from sandbox.control.manager import Requester
 from sandbox.rundir import registry
 from sandbox.shim import control_socket
 from tests.unit.sandbox.audit.test_open_runs import ISSUER, start
 from tests.unit.sandbox.audit.test_run_archive import FIELDS
 
 ROOT, SOMEBODY, OTHER = (
-    Asker("operator@local", root=True),
-    Asker("uid7@local", root=False),
-    Asker("uid8@local", root=False),
+    Requester("operator@local", root=True),
+    Requester("uid7@local", root=False),
+    Requester("uid8@local", root=False),
 )
 
 
@@ -68,8 +68,8 @@ def test_a_beginning_that_is_one_runs_alone_names_it(state: Path) -> None:
 
 def test_what_is_anothers_is_not_there(state: Path) -> None:
     run_id = ended(state, 1)
-    for asker in (ROOT, SOMEBODY):
-        record = manager.ended(state, asker, run_id)
+    for requester in (ROOT, SOMEBODY):
+        record = manager.ended(state, requester, run_id)
         assert record is not None
         assert record.run_id == run_id
     with pytest.raises(errors.NoRunError) as mine:
@@ -114,8 +114,8 @@ def test_who_asked_for_the_first_may_see_what_ended_below_one_that_outlived_it(
 
 def test_what_is_anothers_makes_nothing_ambiguous(state: Path) -> None:
     mine, theirs = ended(state, 11), ended(state, 12, issuer=OTHER.display)
-    for asker, run_id in ((SOMEBODY, mine), (OTHER, theirs)):
-        assert manager.logs(state, asker, mine[:7])["run_id"] == run_id
+    for requester, run_id in ((SOMEBODY, mine), (OTHER, theirs)):
+        assert manager.logs(state, requester, mine[:7])["run_id"] == run_id
     with pytest.raises(errors.NoRunError, match="2 runs have"):
         manager.logs(state, ROOT, mine[:7])
     # A damaged record affects no other run, and only its owner gets an error.
@@ -195,9 +195,9 @@ def test_what_has_a_mark_and_cannot_be_seen_yet_is_asked_once_it_can(
     """Its shim is alive: it makes the run's directory after the mark."""
     place, real, seen = state / "runs" / just_ended, manager._seen, list[int]()
 
-    def comes(where: Path, asker: manager.Asker) -> list[Any]:
+    def comes(where: Path, requester: manager.Requester) -> list[Any]:
         seen.append(len(seen))
-        return [SimpleNamespace(run_id=just_ended, path=place)] if len(seen) > 1 else real(where, asker)
+        return [SimpleNamespace(run_id=just_ended, path=place)] if len(seen) > 1 else real(where, requester)
 
     monkeypatch.setattr(manager, "_seen", comes)
     monkeypatch.setattr(registry, "under_way", lambda path: path == place and len(seen) > 0 and waited())
@@ -244,7 +244,7 @@ def test_nothing_is_asked_of_what_is_not_live(state: Path) -> None:
     for operation in ("suspend", "resume", "kill"):
         for tree in (False, True):
             with pytest.raises(errors.NoRunError, match="no live run"):
-                manager.act(state, ROOT, operation, run_id, tree=tree)
+                manager.operate(state, ROOT, operation, run_id, tree=tree)
     assert manager.listed(state, ROOT) == []
 
 
@@ -269,7 +269,7 @@ def test_whoever_is_pushed_out_while_waiting_does_not_come_back_at_once(
     turns: list[str] = []
     (tmp_path / control_socket.NAME).touch()
     live = SimpleNamespace(run_id="a", path=tmp_path)
-    monkeypatch.setattr(manager, "_seen", lambda state, asker: [live])
+    monkeypatch.setattr(manager, "_seen", lambda state, requester: [live])
     monkeypatch.setattr(control_socket, "Connection", Full)
     monkeypatch.setattr(time, "sleep", lambda seconds: turns.append("slept"))
     assert manager.ended(tmp_path, ROOT, "a", left=lambda: len(turns) >= 6) is None
@@ -290,7 +290,7 @@ def test_a_run_that_can_be_seen_and_listens_only_later_has_not_ended(
 
     asked: list[str] = []
     live = SimpleNamespace(run_id="00000001-0000-4000-8000-000000000000", path=state / "runs")
-    monkeypatch.setattr(manager, "_seen", lambda state, asker: [live])
+    monkeypatch.setattr(manager, "_seen", lambda state, requester: [live])
     monkeypatch.setattr(control_socket, "ask", ask)
     monkeypatch.setattr(registry, "under_way", lambda path: begins or len(asked) < 2)
     if begins:

@@ -134,7 +134,7 @@ def _waiting(**held: Any) -> Any:
     one: Any = object.__new__(instance.Instance)
     one.run_id, one._rows, one._settings = "run", SimpleNamespace(started=False), "s"
     one._request = Request(kit.signed(1), "-", {"display": "standby@local", "pubkey": "p"})
-    one._stack, one._asker = contextlib.ExitStack(), None
+    one._stack, one._client = contextlib.ExitStack(), None
     for name, value in held.items():
         setattr(one, name, value)
     return one
