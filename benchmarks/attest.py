@@ -49,7 +49,7 @@ class Looks:
     def __init__(self, one: Live) -> None:
         self.one, self.state = one, one.world.state
         self.policy = artefact_reader.read(one.directory / rundir_directory.POLICY)
-        self.known = verifier.Known()
+        self.known = verifier.VerifierCache()
 
     def look(self) -> None:
         """One look, which must find everything as it was made."""
@@ -58,7 +58,7 @@ class Looks:
 
     def first(self) -> None:
         """A look that knows nothing yet."""
-        self.known = verifier.Known()
+        self.known = verifier.VerifierCache()
         self.look()
 
 

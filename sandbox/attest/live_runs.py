@@ -81,12 +81,12 @@ def answer(state: Path, run_id: str, started: Mapping[str, str]) -> Answer | Non
     Raises:
         errors.ArtefactError, errors.ProofError: Raised when (2) or (3) fails: a fault, or the directory was changed.
     """
-    directory, known = state / "runs" / run_id, verifier.Known()
+    directory, known = state / "runs" / run_id, verifier.VerifierCache()
     until = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:
             # (1)
-            made = reference.Made.read(directory)
+            made = reference.ReferenceValues.read(directory)
             if made is None:
                 return None
             artefacts = artefact_reader.read(directory / rundir_directory.POLICY)
@@ -109,7 +109,7 @@ def answer(state: Path, run_id: str, started: Mapping[str, str]) -> Answer | Non
         if report.gone and time.monotonic() > until:
             absent = Layer("process", Standing.WIDER, "a gofer and a sandbox", "they are not there")
             return Answer(run_id, made.agent_id, made.policy_digest, (*beside, absent), domains)
-        known = verifier.Known()
+        known = verifier.VerifierCache()
         time.sleep(_AGAIN_SECONDS)
 
 
@@ -126,7 +126,7 @@ def _is_there(directory: Path) -> bool:
 
 
 def _trusted(
-    made: reference.Made, artefacts: Artefacts, started: Mapping[str, str]
+    made: reference.ReferenceValues, artefacts: Artefacts, started: Mapping[str, str]
 ) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
     digest, logged = artefacts.digest, started.get(made.run_id)
     if logged is None:
@@ -140,7 +140,7 @@ def _trusted(
     return (Layer(_DIGESTS, Standing.EQUAL),), lines
 
 
-def _proof(made: reference.Made, artefacts: Artefacts, started: Mapping[str, str]) -> Iterator[str]:
+def _proof(made: reference.ReferenceValues, artefacts: Artefacts, started: Mapping[str, str]) -> Iterator[str]:
     """(3) Prove the artefacts by the manifest of the running copy, whose digest the artefacts name."""
     copy = package_reader.read(Path(made.package))
     manifest = decide.manifest_of(copy)

@@ -9,8 +9,8 @@ from pathlib import Path
 from policy import errors
 from policy.compile.artefacts import Artefacts
 from policy.prove.live import Layer, Standing
-from sandbox.attest.reference import Made
-from sandbox.attest.verifier import Known, Report, examine
+from sandbox.attest.reference import ReferenceValues
+from sandbox.attest.verifier import Report, VerifierCache, examine
 from sandbox.kernel import procfs
 from sandbox.run_io import Outcome, PeriodicCheck
 
@@ -32,7 +32,7 @@ class Attestor:
 
     def __init__(
         self,
-        made: Made,
+        made: ReferenceValues,
         artefacts: Artefacts,
         *,
         state: Path,
@@ -43,7 +43,7 @@ class Attestor:
     ) -> None:
         self._made, self._artefacts, self._state = made, artefacts, state
         self._seconds, self._alarm, self._drifted, self._over = seconds, alarm, drifted, over
-        self._known = Known()
+        self._known = VerifierCache()
         self._started = self._seen = False
         self._missing = 0.0
         self._told: set[Layer] = set()

@@ -18,7 +18,7 @@ _VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ReferenceValues:
     """Describe the sandbox that was made for one run.
 
     ``cgroup_files`` maps each controller to its directory, and ``memberships`` the same as /proc/PID/cgroup shows it.
@@ -53,7 +53,7 @@ class Made:
         json_cache.write(directory / RECORD, {"version": _VERSION, **asdict(self), "network": network})
 
     @classmethod
-    def read(cls, directory: Path) -> Made | None:
+    def read(cls, directory: Path) -> ReferenceValues | None:
         """Read the record in the directory of a live run. Returns None where there is none yet."""
         found = json_cache.read(directory / RECORD)
         if found is None or found.pop("version", None) != _VERSION:

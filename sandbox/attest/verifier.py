@@ -9,8 +9,9 @@
     (5) the package's copy and the runsc binary, by digest
     (6) links, addresses, routes and members of the run's network namespaces    sandbox.attest.network
 
-``Made`` is what the supervisor made for a run. It is in the run's directory, which only root can enter, so that another
-process can attest the run. ``covenant attest`` trusts only the signed log for the digest of the run's policy.
+``ReferenceValues`` is what the supervisor made for a run. It is in the run's directory, which only root can enter, so
+that another process can attest the run. ``covenant attest`` trusts only the signed log for the digest of the run's
+policy.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from sandbox.attest import cgroups, processes, tracers
 from sandbox.attest import network as attest_network
 from sandbox.attest.network_view import Seen, View
 from sandbox.attest.processes import Family
-from sandbox.attest.reference import Made
+from sandbox.attest.reference import ReferenceValues
 from sandbox.kernel import libc, procfs, small_files
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.fs import filesystems, hanging
@@ -52,7 +53,7 @@ _BENEATH: Final = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE
 
 
 @dataclass
-class Known:
+class VerifierCache:
     """Cache of findings that cannot change unseen: files by identity, filters by process."""
 
     digests: dict[Binary, str] = field(default_factory=dict)
@@ -85,7 +86,12 @@ class _LeftError(Exception):
 
 
 def examine(
-    made: Made, artefacts: Artefacts, known: Known, *, state: Path, over: Callable[[], bool] = lambda: False
+    made: ReferenceValues,
+    artefacts: Artefacts,
+    known: VerifierCache,
+    *,
+    state: Path,
+    over: Callable[[], bool] = lambda: False,
 ) -> Report:
     """Examine a run once. Remembers below ``state`` which filters a runsc binary loads.
 
@@ -96,7 +102,9 @@ def examine(
     return _examine(made, artefacts, known, state=state, over=over) if report.missed else report
 
 
-def _examine(made: Made, artefacts: Artefacts, known: Known, *, state: Path, over: Callable[[], bool]) -> Report:
+def _examine(
+    made: ReferenceValues, artefacts: Artefacts, known: VerifierCache, *, state: Path, over: Callable[[], bool]
+) -> Report:
     gone = Report(made.run_id, (), gone=True)
     if over():
         return gone
@@ -141,13 +149,13 @@ def _examine(made: Made, artefacts: Artefacts, known: Known, *, state: Path, ove
 
 
 def _beside(
-    made: Made,
+    made: ReferenceValues,
     artefacts: Artefacts,
     found: Family,
     members: Mapping[str, set[int]],
     mounts: tuple[procfs.Mount, ...],
     expected: processes.Expected,
-    known: Known,
+    known: VerifierCache,
     readout: Readout,
     state: Path,
 ) -> Iterator[Iterator[Layer]]:
@@ -169,7 +177,7 @@ def _go_on(over: Callable[[], bool]) -> None:
         raise _LeftError
 
 
-def _viewed(made: Made, known: Known, state: Path) -> Callable[[], View | None]:
+def _viewed(made: ReferenceValues, known: VerifierCache, state: Path) -> Callable[[], View | None]:
     """Begin to examine the run's network. The returned function waits for the view; it is None without a network."""
     network = made.network
     if network is None:
@@ -177,12 +185,12 @@ def _viewed(made: Made, known: Known, state: Path) -> Callable[[], View | None]:
     return netns.aside(lambda: attest_network.view(network, known.network, state=state))
 
 
-def _expected(made: Made) -> processes.Expected:
+def _expected(made: ReferenceValues) -> processes.Expected:
     inode = None if made.network is None else made.network.agent.inode
     return processes.Expected(made.places, made.memberships, inode)
 
 
-def _members(made: Made) -> dict[str, set[int]]:
+def _members(made: ReferenceValues) -> dict[str, set[int]]:
     """Return the processes in the run's cgroups by controller. On version 2 all controllers share one cgroup."""
     found: dict[str, set[int]] = {}
     for controller, directory in made.cgroup_files.items():
@@ -193,7 +201,7 @@ def _members(made: Made) -> dict[str, set[int]]:
     return found
 
 
-def _threads(made: Made) -> dict[str, set[int]]:
+def _threads(made: ReferenceValues) -> dict[str, set[int]]:
     """Return the threads in the run's cgroups by controller. Empty on version 2: a process has one cgroup there."""
     found = {}
     for controller in made.memberships:
@@ -204,12 +212,12 @@ def _threads(made: Made) -> dict[str, set[int]]:
 
 
 def _readout(
-    made: Made,
+    made: ReferenceValues,
     artefacts: Artefacts,
     found: Family,
     mounts: tuple[procfs.Mount, ...],
     expected: processes.Expected,
-    known: Known,
+    known: VerifierCache,
     state: Path,
 ) -> Readout:
     return Readout(
@@ -225,7 +233,7 @@ def _readout(
     )
 
 
-def _limits(made: Made, artefacts: Artefacts) -> Iterator[tuple[str, str | None]]:
+def _limits(made: ReferenceValues, artefacts: Artefacts) -> Iterator[tuple[str, str | None]]:
     """Yield each file of the policy with its content; the policy's value if it holds what was written."""
     for entry in artefacts.json("cgroup.json")[f"v{made.cgroup_version}"] or ():
         name = entry["file"]
@@ -237,7 +245,7 @@ def _limits(made: Made, artefacts: Artefacts) -> Iterator[tuple[str, str | None]
         yield name, entry["value"] if held is not None and cgroup.same(held, made.limits.get(name, "")) else held
 
 
-def _identities(made: Made, found: Family, mounts: tuple[procfs.Mount, ...]) -> Iterator[Layer]:
+def _identities(made: ReferenceValues, found: Family, mounts: tuple[procfs.Mount, ...]) -> Iterator[Layer]:
     """(3) Check that each place has exactly one mount, of the file or directory that was opened for it."""
     places = [mount.place for mount in mounts]
     for place in sorted({place for place in places if places.count(place) > 1}):
@@ -252,7 +260,7 @@ def _identities(made: Made, found: Family, mounts: tuple[procfs.Mount, ...]) -> 
         os.close(root)
 
 
-def _covered(made: Made, artefacts: Artefacts, mounts: tuple[procfs.Mount, ...]) -> Iterator[Layer]:
+def _covered(made: ReferenceValues, artefacts: Artefacts, mounts: tuple[procfs.Mount, ...]) -> Iterator[Layer]:
     """(3) Check that no mount of the host covers a granted path, by the mount table of the run's shim."""
     if made.granted:
         table = small_files.text(f"/proc/{procfs.parent(made.runner.pid)}/mountinfo")
@@ -276,7 +284,7 @@ def _identity(root: int, place: str) -> tuple[int, int] | None:
     return info.st_dev, info.st_ino
 
 
-def _digest(pid: int, known: Known, state: Path) -> str:
+def _digest(pid: int, known: VerifierCache, state: Path) -> str:
     """(5) Return the SHA-256 of the file that a process executes. It is computed once for each file."""
     fd, binary = procfs.open_binary(pid)
     with os.fdopen(fd, "rb") as stream:
@@ -290,7 +298,7 @@ def _digest(pid: int, known: Known, state: Path) -> str:
     return known.digests[binary]
 
 
-def _filters(found: Family, known: Known, readout: Readout, nice: int, path: Path) -> Iterator[Layer]:
+def _filters(found: Family, known: VerifierCache, readout: Readout, nice: int, path: Path) -> Iterator[Layer]:
     """(2) Check that gofer and sandbox have the filters that this runsc, with these flags, loaded before.
 
     Filters of runsc's caller come first: every child inherits them and none can remove them. They are not compared.
@@ -324,7 +332,7 @@ def _filters(found: Family, known: Known, readout: Readout, nice: int, path: Pat
             yield Layer("filter", Standing.WIDER, f"{name} under {before.get(name)}", f"{loaded}")
 
 
-def _package(made: Made, artefacts: Artefacts, known: Known) -> Iterator[Layer]:
+def _package(made: ReferenceValues, artefacts: Artefacts, known: VerifierCache) -> Iterator[Layer]:
     """(5) Check that the running copy is the package that was signed."""
     expected = str(artefacts.json("effective.json")["package_digest"])
     state = tuple(_tree(made.package))

@@ -325,7 +325,7 @@ def _attestor(
         package = os.readlink(f"/proc/self/fd/{job.sources[PACKAGE]}")
     finally:
         os.close(fds["/"])
-    made = reference.Made(
+    made = reference.ReferenceValues(
         run_id=job.run_id,
         agent_id=job.label["agent_id"],
         policy_digest=job.artefacts.digest,

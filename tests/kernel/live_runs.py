@@ -37,7 +37,7 @@ class Live:
     """One run under way. ``answer`` is there once ``end`` or ``wait`` has been called."""
 
     world: World
-    made: reference.Made
+    made: reference.ReferenceValues
     directory: Path
     thread: threading.Thread
     answers: list[RunResult] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Live:
     def report(self) -> verifier.Report:
         """Return the report of an examination by another process."""
         policy = artefact_reader.read(self.directory / rundir_directory.POLICY)
-        return verifier.examine(self.made, policy, verifier.Known(), state=self.world.state)
+        return verifier.examine(self.made, policy, verifier.VerifierCache(), state=self.world.state)
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
         """This run's rows of a kind."""
@@ -97,7 +97,7 @@ def live(world: World, code: str = SLEEPS, *, files: Mapping[str, str] | None = 
         return None
 
     directory = until(begun)
-    made = reference.Made.read(directory)
+    made = reference.ReferenceValues.read(directory)
     assert made is not None
     one = Live(world, made, directory, thread, answers)
     try:

@@ -119,7 +119,7 @@ def test_a_runsc_is_held_to_the_same_filters_under_a_supervisor_and_without_one(
             eventually(lambda: _leaf(entry).pids())
             found = eventually(lambda: (shown := _attested(one, entry)).get("runs") and shown)
             assert found["holds"], found
-            made = reference.Made.read(entry.path)
+            made = reference.ReferenceValues.read(entry.path)
             assert made is not None
             family = processes.family(made.runner)
             assert family is not None

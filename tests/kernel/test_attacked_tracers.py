@@ -127,7 +127,7 @@ def test_a_run_traced_at_its_start_gets_no_intent(
 ) -> None:
     examine = verifier.examine
 
-    def look(made: reference.Made, *rest: Any, **more: Any) -> verifier.Report:
+    def look(made: reference.ReferenceValues, *rest: Any, **more: Any) -> verifier.Report:
         shim = attest_tracers.shim(made.runner)
         assert shim is not None
         gofer = live_runs.until(

@@ -229,7 +229,7 @@ def test_a_run_of_which_a_part_is_gone_is_given_no_intent(
     """A missing file is no reason to say that the run is gone while its sandbox exists."""
     examine, looks = verifier.examine, []
 
-    def look(made: reference.Made, *rest: Any, **more: Any) -> verifier.Report:
+    def look(made: reference.ReferenceValues, *rest: Any, **more: Any) -> verifier.Report:
         monkeypatch.setattr(monitor, "examine", examine)
         config = Path(made.directory, "bundle", "config.json")
         if what == "written":
@@ -257,7 +257,7 @@ def test_a_look_at_a_run_that_is_being_ended_is_left_at_its_next_part(world: Wor
                 asked[0] += 1
                 return asked[0] > most
 
-            return verifier.examine(one.made, policy, verifier.Known(), state=world.state, over=over)
+            return verifier.examine(one.made, policy, verifier.VerifierCache(), state=world.state, over=over)
 
         whole = look(1000)
         assert whole.holds, "control"

@@ -65,7 +65,7 @@ def test_attested_from_first_moment_is_no_drift(world: World, monkeypatch: pytes
     try:
         runs = world.state / "runs"
         (run_id,) = live_runs.until(lambda: attest_live_runs.live(runs))
-        made = reference.Made.read(runs / run_id)
+        made = reference.ReferenceValues.read(runs / run_id)
         assert made is not None
         found = attest_live_runs.answer(world.state, run_id, {run_id: made.policy_digest})
         assert found is not None

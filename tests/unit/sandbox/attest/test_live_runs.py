@@ -21,8 +21,8 @@ HOLDS = Report("one", (Layer("rights", Standing.EQUAL),))
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    made: Any = SimpleNamespace(agent_id="probe", policy_digest="digest", network=None)
-    monkeypatch.setattr(reference.Made, "read", lambda directory: made)
+    made: Any = SimpleNamespace(agent_id="probe", policy_digest="digest")
+    monkeypatch.setattr(reference.ReferenceValues, "read", lambda directory: made)
     monkeypatch.setattr(artefact_reader, "read", lambda directory: None)
     monkeypatch.setattr(live_runs, "_trusted", lambda *_: ((), ()))
     monkeypatch.setattr(live_runs, "_AGAIN_SECONDS", 0.001)
@@ -33,10 +33,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _answers(monkeypatch: pytest.MonkeyPatch, run: Path, *reports: Report) -> tuple[bool, int]:
-    """Attest a run with these reports, the last one repeated; return whether it holds and the number of looks."""
-    looks: list[verifier.Known] = []
+    """Whether it holds, and how many looks that took; the last report is what every further look comes to."""
+    looks: list[verifier.VerifierCache] = []
 
-    def examine(made: object, artefacts: object, known: verifier.Known, *, state: Path) -> Report:
+    def examine(made: object, artefacts: object, known: verifier.VerifierCache, *, state: Path) -> Report:
         looks.append(known)
         return reports[min(len(looks), len(reports)) - 1]
 

@@ -18,7 +18,7 @@ from sandbox.attest.monitor import Attestor
 from sandbox.attest.network import Network
 from sandbox.attest.network_view import Space
 from sandbox.attest.processes import Expected, Family
-from sandbox.attest.reference import Made
+from sandbox.attest.reference import ReferenceValues
 from sandbox.attest.verifier import Report
 from sandbox.kernel import procfs
 from sandbox.kernel.procfs import Binary, Name, Process
@@ -128,7 +128,7 @@ def test_filters_read_under_a_number_that_is_anothers_by_now_are_not_its(
         by_pid = {one.name.pid: one.name for one in FAMILY.all()}
         by_pid[reused] = Name(reused, 99)
         monkeypatch.setattr(procfs, "name", by_pid.get)
-        known = verifier.Known()
+        known = verifier.VerifierCache()
         with pytest.raises(ProcessLookupError):
             list(verifier._filters(FAMILY, known, readout, 0, path))
         assert Name(reused, reused) not in known.filters
@@ -144,7 +144,7 @@ def test_filters_are_remembered_of_who_has_loaded_its_own(tmp_path: Path, monkey
     path = tmp_path / "filters.json"
 
     def told() -> list[str]:
-        return [layer.name for layer in verifier._filters(found, verifier.Known(), readout, 0, path)]
+        return [layer.name for layer in verifier._filters(found, verifier.VerifierCache(), readout, 0, path)]
 
     assert told() == []
     assert not path.exists()
@@ -160,21 +160,21 @@ def test_a_look_before_a_sandbox_has_loaded_its_own_is_not_its_filters_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was never compared, and once another run was remembered it was drift until its end."""
-    found, known = replace(FAMILY, runner=replace(FAMILY.runner, filters=1)), verifier.Known()
+    found, known = replace(FAMILY, runner=replace(FAMILY.runner, filters=1)), verifier.VerifierCache()
     loaded = {11: ("beneath", "gofer's"), 12: ("beneath",)}
     monkeypatch.setattr(dump, "digests", loaded.__getitem__)
     readout: Any = SimpleNamespace(mounts={}, runsc_sha256="", flags=())
     path = tmp_path / "filters.json"
 
-    def told(known: verifier.Known) -> list[str]:
+    def told(known: verifier.VerifierCache) -> list[str]:
         return [layer.name for layer in verifier._filters(found, known, readout, 0, path)]
 
     assert told(known) == []
     loaded[12] = ("beneath", "sandbox's")
-    assert told(verifier.Known()) == [], "another run, which is remembered"
+    assert told(verifier.VerifierCache()) == [], "another run, which is remembered"
     assert told(known) == [], "the first, looked at again"
     loaded[12] = ("beneath", "another's")
-    assert told(verifier.Known()) == ["filter"], "the control"
+    assert told(verifier.VerifierCache()) == ["filter"], "the control"
 
 
 def test_filters_of_whom_somebody_traces_by_now_are_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_filters_of_whom_somebody_traces_by_now_are_read_anew(tmp_path: Path, mo
 
     monkeypatch.setattr(dump, "digests", digests)
     readout: Any = SimpleNamespace(mounts={}, runsc_sha256="", flags=())
-    traced, known = replace(FAMILY, sandbox=replace(FAMILY.sandbox, tracer=77)), verifier.Known()
+    traced, known = replace(FAMILY, sandbox=replace(FAMILY.sandbox, tracer=77)), verifier.VerifierCache()
     for found in (FAMILY, FAMILY, traced):
         assert list(verifier._filters(found, known, readout, 0, tmp_path / "filters.json")) == []
     assert asked == [11, 12, 12]
@@ -200,12 +200,12 @@ def test_filters_that_could_not_be_read_are_asked_for_at_the_next_look(
     loaded: dict[int, tuple[str, ...] | None] = {11: ("gofer's",), 12: ("sandbox's",)}
     monkeypatch.setattr(dump, "digests", lambda pid: loaded[pid])
     readout: Any = SimpleNamespace(mounts={}, runsc_sha256="", flags=())
-    path, known = tmp_path / "filters.json", verifier.Known()
+    path, known = tmp_path / "filters.json", verifier.VerifierCache()
 
-    def told(known: verifier.Known) -> list[str]:
+    def told(known: verifier.VerifierCache) -> list[str]:
         return [layer.name for layer in verifier._filters(FAMILY, known, readout, 0, path)]
 
-    assert told(verifier.Known()) == []
+    assert told(verifier.VerifierCache()) == []
     loaded[12] = None
     assert told(known) == []
     loaded[12] = ("another's",)
@@ -295,11 +295,11 @@ def test_each_descriptor_that_was_passed_is_a_flag_by_its_number_inside() -> Non
 # --- what was made, written down --------------------------------------------------------------------------
 
 
-def made(**changes: Any) -> Made:
+def made(**changes: Any) -> ReferenceValues:
     """A record of a run."""
     space = Space(5, 6, 2, ("device 1 lo", "route"))
     network = Network(Name(1, 2), 3, space, replace(space, fd=7), "eth0", "/usr/sbin/nft")
-    plain = Made(
+    plain = ReferenceValues(
         "run", "agent", "0" * 64, 2_000_000, Name(10, 10), "/run", 1, {"memory": "/m"}, CGROUPS, {"pids.max": "9"},
         {"/": (1, 2)}, "/packages/p", network,
     )  # fmt: skip
@@ -310,15 +310,15 @@ def made(**changes: Any) -> Made:
 def test_a_record_is_read_as_it_was_written(tmp_path: Path, network: bool) -> None:
     one = made() if network else made(network=None)
     one.write(tmp_path)
-    assert Made.read(tmp_path) == one
+    assert ReferenceValues.read(tmp_path) == one
 
 
 @pytest.mark.parametrize("version", [1, 3])
 def test_a_record_that_is_not_there_or_of_another_version_is_none(tmp_path: Path, version: int) -> None:
-    assert Made.read(tmp_path) is None
+    assert ReferenceValues.read(tmp_path) is None
     (tmp_path / reference.RECORD).write_text(json.dumps({"version": version}))
     (tmp_path / reference.RECORD).chmod(0o600)
-    assert Made.read(tmp_path) is None
+    assert ReferenceValues.read(tmp_path) is None
 
 
 # --- the periodic look ------------------------------------------------------------------------------------
