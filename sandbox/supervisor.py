@@ -23,7 +23,7 @@ from sandbox import config as configuration
 from sandbox import progress
 from sandbox.audit import open_runs, run_events
 from sandbox.audit.log import Ledger
-from sandbox.broker.children import Errand, Say
+from sandbox.broker.children import ChildRequest, Say
 from sandbox.control import succession
 from sandbox.lifecycle import child_run
 from sandbox.lifecycle import run as lifecycle_run
@@ -155,10 +155,10 @@ class Supervisor:
             means = dataclasses.replace(own.means(), watches={told: instance.ended})
             instance.keep(means, request, alive=alive, tell=tell)
 
-    def _start_child(self, parent: Request, errand: Errand, say: Say) -> None:
+    def _start_child(self, parent: Request, child_request: ChildRequest, say: Say) -> None:
         """In the shim of a child, forked from its parent's."""
         with self.in_keeper() as own:
-            child_run.keep(dataclasses.replace(own.means(), watches=self.below), parent, errand, say)
+            child_run.run_child(dataclasses.replace(own.means(), watches=self.below), parent, child_request, say)
 
     def run(
         self,

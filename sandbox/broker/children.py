@@ -59,7 +59,7 @@ _OUTLIVES: Final = "adopt"
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class ChildRequest:
     """The request for one child. ``alive`` is at its end of file once the shim of the parent is gone."""
 
     run_id: str
@@ -82,7 +82,7 @@ class _Child:
     waiting: list[Call] = field(default_factory=list)
 
 
-class Spawner:
+class ChildManager:
     """Start the children of one run.
 
     ``member`` is that run. ``start`` does (3) and (4) in the shim of the child, ``keep`` are descriptors that it
@@ -97,7 +97,7 @@ class Spawner:
         self,
         member: Member,
         *,
-        start: Callable[[Errand, Say], None],
+        start: Callable[[ChildRequest, Say], None],
         use: Callable[[], Drawn],
         denied: denials.Told,
         used: Callable[[int], None],
@@ -260,13 +260,13 @@ class Spawner:
         lineage = self._member.lineage(
             deadline=self._deadline, own=self._use(), on_excess=asked.on_excess, only=asked.only
         )
-        errand = Errand(run_id, asked.agent_id, asked.text, asked.timeout_ms, lineage, self._alive[0])
+        child_request = ChildRequest(run_id, asked.agent_id, asked.text, asked.timeout_ms, lineage, self._alive[0])
         with contextlib.ExitStack() as undo:
             read, write = os.pipe2(os.O_CLOEXEC)
             undo.callback(os.close, read)
             try:
-                work = functools.partial(_work, self._start, errand, write)
-                started = process.fork(work, keep={write, errand.alive, *self._keep})
+                work = functools.partial(_work, self._start, child_request, write)
+                started = process.fork(work, keep={write, child_request.alive, *self._keep})
             finally:
                 os.close(write)
             undo.pop_all()
@@ -412,7 +412,7 @@ def _tell(call: Call, said: Mapping[str, Any]) -> None:
         call.refuse(error.pop("code"), error.pop("message"), **error)
 
 
-def _work(start: Callable[[Errand, Say], None], errand: Errand, pipe: int) -> None:
+def _work(start: Callable[[ChildRequest, Say], None], child_request: ChildRequest, pipe: int) -> None:
     """Run in the child's shim. A parent that is gone reads nothing, and the child still ends in order."""
 
     def say(what: Mapping[str, Any]) -> None:
@@ -421,7 +421,7 @@ def _work(start: Callable[[Errand, Say], None], errand: Errand, pipe: int) -> No
             while data:
                 data = data[os.write(pipe, data) :]
 
-    start(errand, say)
+    start(child_request, say)
 
 
 def gone(alive: int) -> bool:

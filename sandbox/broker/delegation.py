@@ -19,7 +19,7 @@ from policy.rules import nine
 from policy.rules.parent import Drawn, delegate
 from policy.signing import trust
 from sandbox.broker import children
-from sandbox.broker.children import Errand, Say, Spawner
+from sandbox.broker.children import ChildManager, ChildRequest, Say
 from sandbox.broker.server import Broker
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.runsc import command
@@ -34,26 +34,26 @@ _MIB = 1024 * 1024
 # How long a visible run may take until it listens, and how often it is asked meanwhile (seconds).
 _PATIENCE_SECONDS, _AGAIN_SECONDS = 15.0, 0.02
 # Starts a child, in the child's own shim.
-Start = Callable[[Errand, Say], None]
+Start = Callable[[ChildRequest, Say], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
     """The parent of a child run, as the child's shim sees it. ``stack`` owns the descriptors of the run."""
 
-    errand: Errand
+    child_request: ChildRequest
     say: Say
     stack: contextlib.ExitStack
 
     @property
     def run_id(self) -> str:
         """Return the id that its parent's shim gave it."""
-        return self.errand.run_id
+        return self.child_request.run_id
 
     @property
     def lineage(self) -> Lineage:
         """Return its ancestors."""
-        return self.errand.lineage
+        return self.child_request.lineage
 
     def admitted(self, label: Mapping[str, str]) -> None:
         """Check, behind the gate, that the parent of this child is live.
@@ -61,7 +61,7 @@ class Child:
         Raises:
             errors.ParentEndedError: the parent is gone.
         """
-        if children.gone(self.errand.alive):
+        if children.gone(self.child_request.alive):
             raise errors.ParentEndedError("the run that asked for it has ended")
         self.say({"admitted": {"on_parent_exit": label["on_parent_exit"]}})
 
@@ -69,7 +69,7 @@ class Child:
         """Return the watch of the parent's end. ``adopted`` is called when the child goes on without its parent."""
         epoll = self.stack.enter_context(contextlib.closing(select.epoll()))
         # A pipe at its end of file stays readable: report it once.
-        epoll.register(self.errand.alive, select.EPOLLIN | select.EPOLLONESHOT)
+        epoll.register(self.child_request.alive, select.EPOLLIN | select.EPOLLONESHOT)
         look = children.on_parent_exit(label["on_parent_exit"], adopted)
 
         def ended() -> Outcome:
@@ -127,7 +127,7 @@ def broker(
         return None
     made = Broker()
     if start is not None and decision.effective.spawning.allowed:
-        spawner = Spawner(
+        child_manager = ChildManager(
             elder.member(decision),
             start=start,
             use=functools.partial(_use, runs / elder.run_id, decision.artefacts.json("cgroup.json")["overhead"]["mb"]),
@@ -137,9 +137,9 @@ def broker(
             keep=keep,
             ending=functools.partial(_ending, runs / elder.run_id, alive, decision.effective.spawning.on_parent_exit),
         )
-        spawner.served_by(made)
-        begin = functools.partial(spawner.started, deadline.milliseconds / 1000)
-        made.add(spawner.table, begin=begin, close=spawner.close, look=spawner.look)
+        child_manager.served_by(made)
+        begin = functools.partial(child_manager.started, deadline.milliseconds / 1000)
+        made.add(child_manager.table, begin=begin, close=child_manager.close, look=child_manager.look)
     return made
 
 

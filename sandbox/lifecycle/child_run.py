@@ -1,4 +1,4 @@
-"""Run a child in its own process: from the errand of its parent's shim to the outcome that it reports.
+"""Run a child in its own process: from the request of its parent's shim to the outcome that it reports.
 
 The fork brings the parent's identity and the child's grants, from the memory of the parent's shim. The package is found
 and read here, by its agent id. The log and the state are the installation's, opened anew.
@@ -14,30 +14,30 @@ from policy import contract, errors
 from policy.audit_log import events
 from policy.package import Package
 from sandbox.broker import delegation, package_lookup
-from sandbox.broker.children import Errand, Say
+from sandbox.broker.children import ChildRequest, Say
 from sandbox.lifecycle import run
 from sandbox.lifecycle.run import Request, Run, RunDependencies
 
 
-def keep(means: RunDependencies, parent: Request, errand: Errand, say: Say) -> None:
+def run_child(means: RunDependencies, parent: Request, child_request: ChildRequest, say: Say) -> None:
     """Run one child. Every outcome is reported to the parent and written to the log.
 
     ``means`` are opened in this process; ``parent`` is the request by which its parent runs.
     """
-    issuer = errand.lineage.issuer
+    issuer = child_request.lineage.issuer
     try:
-        found = package_lookup.find(errand.agent_id, means.config.agents, parent.children, rights=parent.rights)
+        found = package_lookup.find(child_request.agent_id, means.config.agents, parent.children, rights=parent.rights)
     except (errors.CovenantError, OSError) as e:
         error = e if isinstance(e, errors.CovenantError) else errors.PackageError(f"it cannot be read: {e.strerror}")
-        fields = events.rejection(error, agent_id=errand.agent_id, run_id=errand.run_id)
+        fields = events.rejection(error, agent_id=child_request.agent_id, run_id=child_request.run_id)
         means.ledger.append("manifest_rejected", fields, issuer=issuer, now_ms=_now_ms())
         say(refusal(error))
         return
     request = Request(
         package=found.package,
-        text=errand.text,
+        text=child_request.text,
         issuer=issuer,
-        timeout_ms=errand.timeout_ms,
+        timeout_ms=child_request.timeout_ms,
         package_name=found.name,
         children=parent.children,
         rights=parent.rights,
@@ -47,10 +47,10 @@ def keep(means: RunDependencies, parent: Request, errand: Errand, say: Say) -> N
     )
     with contextlib.ExitStack() as stack:
         try:
-            child = delegation.Child(errand, say, stack)
+            child = delegation.Child(child_request, say, stack)
             one = Run(means, request, now_ms=_now_ms(), child=child)
         except errors.CovenantError as e:
-            _rejected(means, errand, found.package, issuer, e)
+            _rejected(means, child_request, found.package, issuer, e)
             say(refusal(e))
             return
         # Hold signals until the parent has the outcome: a signal after the end would report it as killed, with no
@@ -89,9 +89,15 @@ def _outcome(answer: run.RunResult) -> dict[str, Any]:
 
 
 def _rejected(
-    means: RunDependencies, errand: Errand, package: Package, issuer: dict[str, str], error: errors.CovenantError
+    means: RunDependencies,
+    child_request: ChildRequest,
+    package: Package,
+    issuer: dict[str, str],
+    error: errors.CovenantError,
 ) -> None:
-    fields = events.rejection(error, agent_id=errand.agent_id, run_id=errand.run_id, package_digest=package.digest)
+    fields = events.rejection(
+        error, agent_id=child_request.agent_id, run_id=child_request.run_id, package_digest=package.digest
+    )
     means.ledger.append("manifest_rejected", fields, issuer=issuer, now_ms=_now_ms())
 
 

@@ -35,7 +35,10 @@ from sandbox.shim.operations import RunOperations
 
 
 class RunContext:
-    """The terms of one run. ``now_ms`` is the time of the request, ``child`` the errand of the parent's shim."""
+    """Compose what one run needs besides its sandbox.
+
+    ``now_ms`` is the time of the request, and ``child`` the request of the parent's shim.
+    """
 
     # The trust root that a signed package was verified under, and the place that the run claims.
     _root: trust.TrustRoot
@@ -194,7 +197,7 @@ class RunContext:
             grace_seconds=means.config.grace_seconds,
             start=None if start is None else functools.partial(start, request),
             keep=(*means.below, *(() if request.children is None else (request.children,))),
-            alive=None if self._child is None else self._child.errand.alive,
+            alive=None if self._child is None else self._child.child_request.alive,
         )
         if made is not None and decision.artefacts.json("credentials.json")["names"]:
             # Import it only here: its cryptography and documents take a tenth of a cold start.

@@ -95,7 +95,7 @@ class RunDependencies:
     never_granted: tuple[str, ...]
     policies: decide.Policies
     watches: gateway.Watches = field(default_factory=dict)
-    start_child: Callable[[Request, broker_children.Errand, broker_children.Say], None] | None = None
+    start_child: Callable[[Request, broker_children.ChildRequest, broker_children.Say], None] | None = None
     keeps_standby: bool = False
     isolated: bool = False
     below: gateway.Watches = field(default_factory=dict)

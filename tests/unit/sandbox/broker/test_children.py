@@ -58,16 +58,16 @@ def test_the_longest_path_is_taken(path: str) -> None:
 def test_texts_have_a_rate_in_bytes_of_the_log() -> None:
     """A refused text takes nothing from the next one's allowance, and unused allowance has an upper bound."""
     now, nothing = [1_000.0], cast("Any", None)
-    spawner = children.Spawner(
+    child_manager = children.ChildManager(
         nothing, start=nothing, use=nothing, denied=nothing, used=nothing, grace_seconds=0, clock=lambda: now[0]
     )
     half = "\x01" * (children.LOGGED_BURST // 12 - 1)  # six bytes each in a row, and two quotes
     for _ in range(2):
-        assert [spawner._may_log(half) for _ in range(4)] == [True, True, False, False]
-        assert spawner._may_log("short")
+        assert [child_manager._may_log(half) for _ in range(4)] == [True, True, False, False]
+        assert child_manager._may_log("short")
         now[0] += children.LOGGED_BURST / children.LOGGED_PER_SECOND
     now[0] += 1_000_000
-    assert [spawner._may_log(half) for _ in range(3)] == [True, True, False]
+    assert [child_manager._may_log(half) for _ in range(3)] == [True, True, False]
 
 
 def test_the_longest_text_is_taken_by_a_run_that_sent_none() -> None:
@@ -119,10 +119,10 @@ def test_who_is_suspended_is_told_that_it_may_ask_again(
 ) -> None:
     """The broker still reads requests that the agent sent before it was suspended."""
     nothing = cast("Any", None)
-    spawner = children.Spawner(
+    child_manager = children.ChildManager(
         nothing, start=nothing, use=nothing, denied=nothing, used=nothing, grace_seconds=0, ending=lambda: ending
     )
-    monkeypatch.setattr(spawner, "_check", lambda: None)
+    monkeypatch.setattr(child_manager, "_check", lambda: None)
     call = Asked()
-    spawner.spawn(cast("Any", call))
+    child_manager.spawn(cast("Any", call))
     assert call.told == [told]
