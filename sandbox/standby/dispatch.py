@@ -45,8 +45,8 @@ _END_SECONDS = 60.0
 _ORDER_SECONDS = 1.0
 
 
-class GoneError(Exception):
-    """The other end is not there any more, or does not speak as it should."""
+class PeerGoneError(Exception):
+    """Raised when the peer has disconnected, or does not follow the protocol."""
 
 
 # --- the instance's end -------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def accepted(listener: socket.socket) -> tuple[socket.socket, dict[str, Any]] | 
     except OSError:
         return None
     if unix_wire.peer(connection).uid == os.geteuid():
-        with contextlib.suppress(GoneError):
+        with contextlib.suppress(PeerGoneError):
             connection.settimeout(_ORDER_SECONDS)
             message = receive(connection)
             connection.settimeout(_TAKE_SECONDS)
@@ -94,7 +94,7 @@ def told_to_go(connection: socket.socket, run_id: str) -> bool:
     """Whether the client takes the instance that was offered. False when it has disconnected."""
     try:
         return bool(receive(connection).get("go") == run_id)
-    except GoneError:
+    except PeerGoneError:
         return False
 
 
@@ -158,7 +158,7 @@ def dispatch(runs: Path, request: Request, watches: gateway.Watches, *, settings
                 if run_id is None:
                     continue
                 send(connection, {"go": run_id})
-            except GoneError:
+            except PeerGoneError:
                 continue  # another was first, it died, or it is too slow: nothing was begun for us
             # INVARIANT: from here on only its own word says that the agent was told nothing.
             begun = True
@@ -189,7 +189,7 @@ def end(runs: Path, run_id: str, reason: str) -> bool:
         try:
             with _connected(runs / run_id, name, seconds=0.0) as connection:
                 send(connection, {"op": "end", "reason": reason})
-        except (GoneError, ConnectionError, FileNotFoundError):
+        except (PeerGoneError, ConnectionError, FileNotFoundError):
             continue
         except OSError:  # too many wait there, or there is no descriptor left for it
             asked = False
@@ -245,7 +245,7 @@ def _mark(offered: Mapping[str, Any]) -> tuple[int, int, int] | None:
 def _answer_in(connection: socket.socket, run_id: str) -> RunResult | None:
     try:
         message = receive(connection)
-    except GoneError:
+    except PeerGoneError:
         raise errors.KeeperError(
             f"the keeper of run `{run_id}` ended before its agent did", hint="run it again; nothing of it is left"
         ) from None
@@ -292,7 +292,7 @@ def send(connection: socket.socket, message: Mapping[str, Any]) -> None:
     """One message.
 
     Raises:
-        GoneError: the other end is not there.
+        PeerGoneError: Raised when the peer has disconnected.
     """
     _send(connection, unix_wire.encode(message))
 
@@ -301,14 +301,14 @@ def _send(connection: socket.socket, raw: bytes) -> None:
     try:
         connection.sendall(raw)
     except OSError as e:
-        raise GoneError from e
+        raise PeerGoneError from e
 
 
 def receive(connection: socket.socket) -> dict[str, Any]:
     """One message.
 
     Raises:
-        GoneError: the other end is not there, is too slow, or says no message.
+        PeerGoneError: Raised when the peer has disconnected, is too slow, or sends no message.
     """
     seconds = connection.gettimeout()
     until = time.monotonic() + (seconds or _END_SECONDS)
@@ -316,9 +316,9 @@ def receive(connection: socket.socket) -> dict[str, Any]:
         document = json.loads(unix_wire.receive(connection, max_bytes=_MAX_BYTES, until=until) or b"")
         connection.settimeout(seconds)
     except (OSError, ValueError, RecursionError) as e:
-        raise GoneError from e
+        raise PeerGoneError from e
     if not isinstance(document, dict):
-        raise GoneError
+        raise PeerGoneError
     return document
 
 

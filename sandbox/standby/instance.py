@@ -37,7 +37,7 @@ from sandbox.rundir import label as rundir_label
 from sandbox.rundir import marks
 from sandbox.runner import gvisor
 from sandbox.standby import dispatch, fingerprints
-from sandbox.standby.dispatch import GoneError
+from sandbox.standby.dispatch import PeerGoneError
 
 # The bytes of an instance to its maker: ready (with its run id), dispatched, make no other, the agent never waited.
 READY, TAKEN, HOPELESS, RESTLESS = b"r", b"t", b"x", b"n"
@@ -59,8 +59,8 @@ class UnusedError(Exception):
     """The instance ended before anybody had an intent for it."""
 
 
-class Instance(run.Run):
-    """Hold one instance. ``tell`` is called with each byte of its progress.
+class WarmSandbox(run.Run):
+    """Hold one warm sandbox. ``tell`` is called with each byte of its progress.
 
     ``alive`` is readable once its maker has exited. That ends the instance, unless it was given an intent. ``go`` is
     the run's own, and raises ``UnusedError`` when no client came.
@@ -124,7 +124,7 @@ class Instance(run.Run):
 
     # --- (2) ------------------------------------------------------------------------------------------------
 
-    def held(self, started: gvisor.StartedSandbox) -> socket.socket:
+    def on_frozen(self, started: gvisor.StartedSandbox) -> socket.socket:
         """It waits: stop it, have at hand what a dispatch takes, and let it be found.
 
         Raises:
@@ -157,7 +157,9 @@ class Instance(run.Run):
 
     # --- (3) and (4) ----------------------------------------------------------------------------------------
 
-    def asked(self, started: gvisor.StartedSandbox, listener: socket.socket) -> IntentDelivery | errors.RunError | None:
+    def accept(
+        self, started: gvisor.StartedSandbox, listener: socket.socket
+    ) -> IntentDelivery | errors.RunError | None:
         """Accept a client and do what it orders. Returns None where the instance goes on waiting."""
         came = dispatch.accepted(listener)
         if came is None:
@@ -165,13 +167,13 @@ class Instance(run.Run):
         connection, message = came
         with contextlib.ExitStack() as stack:
             stack.enter_context(connection)
-            result = self._heard(started, connection, message)
+            result = self._handle_order(started, connection, message)
             if result is not None:
                 # Keep nothing for a client that is sent elsewhere: many may come in a day.
                 self._stack.push(stack.pop_all())
         return result
 
-    def _heard(
+    def _handle_order(
         self, started: gvisor.StartedSandbox, connection: socket.socket, message: Mapping[str, Any]
     ) -> IntentDelivery | errors.RunError | None:
         try:
@@ -187,7 +189,7 @@ class Instance(run.Run):
                 dispatch.send(connection, {"cold": "another configuration"})
                 return None
             return self._dispatch(started, request, connection)
-        except (GoneError, KeyError) as e:
+        except (PeerGoneError, KeyError) as e:
             # The client has disconnected, and the agent was told nothing. A row of a start needs a row of an end.
             return errors.KilledError(f"whoever asked for it went away: {e}") if self._rows.started else None
 
@@ -364,7 +366,7 @@ class Instance(run.Run):
     def answer(self, message: Mapping[str, Any]) -> None:
         """Send the result to the client, if it is still connected."""
         if self._client is not None:
-            with contextlib.suppress(GoneError):
+            with contextlib.suppress(PeerGoneError):
                 dispatch.send(self._client, message)
 
     def close(self) -> None:
@@ -388,14 +390,14 @@ def _count(started: gvisor.StartedSandbox) -> None:
 
 def _send_elsewhere(connection: socket.socket, why: str) -> None:
     """Have the client run it cold. An instance of no use ends, also where the client has disconnected."""
-    with contextlib.suppress(GoneError):
+    with contextlib.suppress(PeerGoneError):
         dispatch.send(connection, {"cold": why})
 
 
 class _DeferredIntent:
     """An instance as the exchange sees it (run_io.DeferredIntent)."""
 
-    def __init__(self, instance: Instance, started: gvisor.StartedSandbox) -> None:
+    def __init__(self, instance: WarmSandbox, started: gvisor.StartedSandbox) -> None:
         self._instance, self._started = instance, started
         self._inode = os.fstat(started.stdin).st_ino
         self._listener: socket.socket | None = None
@@ -409,7 +411,7 @@ class _DeferredIntent:
     def settled(self) -> bool:
         if not epoll_waiters.reads_from(self._started.leaf.pids(), self._inode):
             return False
-        self._listener = self._instance.held(self._started)
+        self._listener = self._instance.on_frozen(self._started)
         return True
 
     def fileno(self) -> int:
@@ -417,7 +419,7 @@ class _DeferredIntent:
 
     def take(self) -> IntentDelivery | errors.RunError | None:
         assert self._listener is not None
-        return self._instance.asked(self._started, self._listener)
+        return self._instance.accept(self._started, self._listener)
 
 
 def keep(means: RunDependencies, request: Request, *, alive: int, tell: Callable[[bytes], None]) -> None:
@@ -426,12 +428,12 @@ def keep(means: RunDependencies, request: Request, *, alive: int, tell: Callable
     Raises:
         errors.CovenantError: it could not be made, or the machine failed it; either is in the log.
     """
-    one = Instance(means, request, alive=alive, tell=tell)
+    one = WarmSandbox(means, request, alive=alive, tell=tell)
     with one.signals:  # until its last row is written
         _kept(one, tell)
 
 
-def _kept(one: Instance, tell: Callable[[bytes], None]) -> None:
+def _kept(one: WarmSandbox, tell: Callable[[bytes], None]) -> None:
     try:
         one.answer({"answer": dispatch.answer_document(one.go())})
     except UnusedError as e:

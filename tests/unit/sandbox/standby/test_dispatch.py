@@ -20,7 +20,7 @@ from sandbox.lifecycle.types import Request, RunResult
 from sandbox.rundir import directory as rundir_directory
 from sandbox.rundir import label as rundir_label
 from sandbox.standby import dispatch, wanted
-from sandbox.standby.dispatch import GoneError
+from sandbox.standby.dispatch import PeerGoneError
 from sandbox.supervisor import Supervisor
 
 PACKAGE = Package({"agent.toml": b"[agent]"}, b"an envelope")
@@ -174,7 +174,7 @@ def test_what_is_no_message_is_nobody(raw: bytes) -> None:
         ours.settimeout(5)
         theirs.sendall(raw)
         theirs.shutdown(socket.SHUT_WR)
-        with pytest.raises(GoneError):
+        with pytest.raises(PeerGoneError):
             dispatch.receive(ours)
 
 

@@ -33,7 +33,7 @@ def test_a_root_that_came_since_the_look_at_it_sends_the_intent_elsewhere(
     tmp_path.chmod(0o700)
     with State(tmp_path) as state:
         state.init_root(ROOT, kit.NOW)
-        one: Any = object.__new__(instance.Instance)
+        one: Any = object.__new__(instance.WarmSandbox)
         one._root = state.trust_root(kit.NOW)
         one._trusted = kit.verify(kit.signed(1), one._root)
         one.run_id, one.intent_id, one._mark = "run", "intent", (1, 2, 3)
@@ -62,7 +62,7 @@ def test_a_root_that_came_since_the_look_at_it_sends_the_intent_elsewhere(
 @pytest.mark.parametrize("when", ["before the offer", "behind the gate"])
 def test_one_that_is_of_no_use_ends_though_whoever_asked_is_gone(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     """Behind the gate it lost its label already: nobody would see it, or what it holds."""
-    one: Any = object.__new__(instance.Instance)
+    one: Any = object.__new__(instance.WarmSandbox)
     one.run_id, one.intent_id, one._mark, one._settings = "run", "intent", (1, 2, 3), "s"
     one._rows = SimpleNamespace(started=False)
     one._decision = SimpleNamespace(manifest=None)
@@ -82,7 +82,7 @@ def test_one_that_is_of_no_use_ends_though_whoever_asked_is_gone(monkeypatch: py
     monkeypatch.setattr(one, "_changed", changed, raising=False)
     monkeypatch.setattr(one, "_verify_again", refused, raising=False)
     with ours, theirs:
-        said = one._heard(None, theirs, dispatch.order(request, "s"))
+        said = one._handle_order(None, theirs, dispatch.order(request, "s"))
     assert isinstance(said, errors.KilledError)
     assert said.message.startswith("standby: ")
 
@@ -99,7 +99,7 @@ class Place:
 
 def test_whoever_may_not_have_it_takes_it_from_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller with as many runs as it may have asks again and again: what is kept ready for others stays."""
-    one: Any = object.__new__(instance.Instance)
+    one: Any = object.__new__(instance.WarmSandbox)
     made = Request(kit.signed(1), "-", {"display": "standby@local", "pubkey": "p"})
     one.run_id, one.intent_id, one._mark, one._line, one._request = "run", "intent", (1, 2, 3), b"line", made
     one._rows, one._decision, one._place = SimpleNamespace(started=False), SimpleNamespace(manifest=None), Place()
@@ -122,7 +122,7 @@ def test_whoever_may_not_have_it_takes_it_from_nobody_else(tmp_path: Path, monke
         for end in (ours, theirs):
             end.settimeout(30)
         dispatch.send(ours, {"go": "run"})
-        assert one._heard(started, theirs, {**dispatch.order(made, "s"), "text": "another", "intent_id": "i"}) is None
+        assert one._handle_order(started, theirs, {**dispatch.order(made, "s"), "text": "another", "intent_id": "i"}) is None
         assert dispatch.receive(ours)["offer"] == "run"
         assert dispatch.receive(ours) == {"cold": "as many live as may"}
         assert label.label_of(directory.path) == {label.STANDBY: "yes"}
@@ -131,7 +131,7 @@ def test_whoever_may_not_have_it_takes_it_from_nobody_else(tmp_path: Path, monke
 
 def _waiting(**held: Any) -> Any:
     """An instance that waits, as far as those see it who come and are sent elsewhere."""
-    one: Any = object.__new__(instance.Instance)
+    one: Any = object.__new__(instance.WarmSandbox)
     one.run_id, one._rows, one._settings = "run", SimpleNamespace(started=False), "s"
     one._request = Request(kit.signed(1), "-", {"display": "standby@local", "pubkey": "p"})
     one._stack, one._client = contextlib.ExitStack(), None
@@ -150,10 +150,10 @@ def test_one_that_was_made_under_another_configuration_is_given_no_intent_and_te
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(30)
-        assert one._heard(None, theirs, dispatch.order(one._request, "another")) is None
+        assert one._handle_order(None, theirs, dispatch.order(one._request, "another")) is None
         assert dispatch.receive(ours) == {"cold": "another configuration"}
         # It is not known here which of the two is old, so that it goes on waiting; the control is one that fits.
-        assert one._heard(None, theirs, dispatch.order(one._request, "s")) is given
+        assert one._handle_order(None, theirs, dispatch.order(one._request, "s")) is given
 
 
 def test_whoever_is_sent_elsewhere_leaves_nothing_with_an_instance_that_may_wait_for_a_day(
@@ -169,7 +169,7 @@ def test_whoever_is_sent_elsewhere_leaves_nothing_with_an_instance_that_may_wait
             (name,) = dispatch._sockets(tmp_path)
             connection = dispatch._connected(tmp_path, name)
             dispatch.send(connection, dispatch.order(one._request, settings))
-            return connection, one.asked(None, listener)
+            return connection, one.accept(None, listener)
 
         def held() -> int:
             gc.collect()
