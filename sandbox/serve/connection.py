@@ -12,7 +12,7 @@ from sandbox import unix_wire
 from sandbox.kernel import libc
 from sandbox.kernel.fs import hanging
 from sandbox.serve.api import protocol, rlimits, routes
-from sandbox.serve.api.session import Caller, Conversation
+from sandbox.serve.api.session import Caller, Session
 from sandbox.supervisor import Supervisor
 
 
@@ -39,24 +39,24 @@ def serve(opening: Opening, supervisor: Supervisor) -> None:
         Exception: a fault of ours, after the client was told that there is one.
     """
     enter_host_network(supervisor, opening.host_network)
-    talk = Conversation(opening.sock, opening.caller, supervisor, alive=opening.alive)
-    supervisor.below = talk.ends_with_us()
+    session = Session(opening.sock, opening.caller, supervisor, alive=opening.alive)
+    supervisor.below = session.ends_with_us()
     hanging.serves(opening.caller.uid, opening.sock.fileno())
     try:
-        asked = _request(talk, opening.until)
+        asked = _request(session, opening.until)
         if asked is not None:
-            talk.caller = talk.caller.with_groups(opening.sock)
-            routes.HANDLERS[asked.kind](talk, asked)
+            session.caller = session.caller.with_groups(opening.sock)
+            routes.HANDLERS[asked.kind](session, asked)
     except errors.CovenantError as e:
         # What a request would have taken of memory is its author's matter, and not the machine's.
         told = e if isinstance(e, errors.RequestError) else errors.exhausted(e) or e
-        talk.answer(told.to_json())
+        session.answer(told.to_json())
     except Exception as e:
         fault = errors.exhausted(e) or errors.InternalError(f"the supervisor failed: {type(e).__name__}")
-        talk.answer(fault.to_json())
+        session.answer(fault.to_json())
         raise
     except KeyboardInterrupt:
-        talk.answer(errors.KilledError("the supervisor ended").to_json())
+        session.answer(errors.KilledError("the supervisor ended").to_json())
     finally:
         supervisor.below = {}
         with contextlib.suppress(OSError):
@@ -64,7 +64,7 @@ def serve(opening: Opening, supervisor: Supervisor) -> None:
             opening.sock.shutdown(socket.SHUT_WR)
         # After it: closing a file asks its file system (FUSE_FLUSH), and the client has its answer by now.
         with hanging.within("a descriptor that the request brought"):
-            for fd in talk.fds:
+            for fd in session.fds:
                 os.close(fd)
         opening.sock.close()
 
@@ -88,10 +88,10 @@ def enter_host_network(supervisor: Supervisor, host_network: int) -> None:
         os.close(host_network)
 
 
-def _request(talk: Conversation, until: float) -> protocol.Request | None:
+def _request(session: Session, until: float) -> protocol.Request | None:
     """The request with its descriptors; None when the client left instead."""
     try:
-        raw = unix_wire.receive(talk.sock, max_bytes=unix_wire.REQUEST_BYTES, until=until, fds=talk.fds)
+        raw = unix_wire.receive(session.sock, max_bytes=unix_wire.REQUEST_BYTES, until=until, fds=session.fds)
     except unix_wire.FrameError as e:
         raise errors.RequestError(f"the request is refused: {e}") from e
     if raw is None:
@@ -99,8 +99,9 @@ def _request(talk: Conversation, until: float) -> protocol.Request | None:
     # Unknown fields cost memory before they are refused.
     with rlimits.memory(rlimits.REQUEST_MEMORY):
         asked = protocol.parse(raw)
-    if len(talk.fds) != asked.descriptors:
+    if len(session.fds) != asked.descriptors:
         raise errors.RequestError(
-            f"the request is refused: it brings {len(talk.fds)} descriptors, `{asked.kind}` takes {asked.descriptors}"
+            f"the request is refused: it brings {len(session.fds)} descriptors, "
+            f"`{asked.kind}` takes {asked.descriptors}"
         )
     return asked

@@ -53,7 +53,7 @@ def up(supervisor: Supervisor) -> None:
                 _compile(supervisor, _MANIFEST.format(runtime=runtime, network=network) + grants)
 
 
-def again(supervisor: Supervisor) -> None:
+def repeat(supervisor: Supervisor) -> None:
     """In an idle shim: take the first steps of a run that no client asked for. Nothing of it is kept."""
     with contextlib.suppress(errors.CovenantError, OSError), supervisor.in_keeper() as own:
         own.state.trust_root(int(time.time() * 1000))

@@ -37,7 +37,7 @@ from sandbox.serve import connection, metrics_worker, overdue, refusals, systemd
 from sandbox.serve.api.session import Caller
 from sandbox.serve.overdue import Overdue
 from sandbox.serve.standby_pool import Pool
-from sandbox.serve.worker_pool import Ahead
+from sandbox.serve.worker_pool import WorkerPool
 from sandbox.shim.process import Shim
 from sandbox.standby import backoff
 from sandbox.supervisor import Supervisor
@@ -124,7 +124,7 @@ class Server:
         alive, ours = os.pipe2(os.O_CLOEXEC)
         self._alive = alive
         self._pool = Pool(self.supervisor, self, alive, self.host_network)
-        self._ahead = Ahead(self.supervisor, self, alive, self.host_network)
+        self._worker_pool = WorkerPool(self.supervisor, self, alive, self.host_network)
         self._overdue = Overdue(self.supervisor.path, self)
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, alive)
@@ -147,7 +147,7 @@ class Server:
             while not self._stopping:
                 self._turn(watchdog)
             systemd.say("STOPPING=1")
-            self._ahead.drop()
+            self._worker_pool.drop()
             self._pool.close()
             self._dismiss()
             self._let_go()
@@ -173,7 +173,7 @@ class Server:
         if self._refused and now >= self._refused_until:
             self._let_go()
         self._pool.tick(now)
-        self._ahead.tick(now)
+        self._worker_pool.tick(now)
         self._overdue.tick(now)
         if now >= self._look_at:
             self._look_at = now + _ABANDONED_SECONDS
@@ -185,7 +185,7 @@ class Server:
         dues += [self._overdue.due()] if any(one.open for one in self._accounts.values()) else []
         dues += [self._paused_until] if self._paused_until else []
         dues += [self._refused_until] if self._refused else []
-        dues += [due for due in (self._pool.due(), self._ahead.due()) if due is not None]
+        dues += [due for due in (self._pool.due(), self._worker_pool.due()) if due is not None]
         for key, _ in self._selector.select(min([watchdog, *(max(0.0, due - now) for due in dues)])):
             key.data()
 
@@ -246,13 +246,13 @@ class Server:
             self._let_go()
             return
         self._forget(fd)
-        talk = connection.Opening(one.sock, one.caller, one.until, self._alive, self.host_network)
+        opening = connection.Opening(one.sock, one.caller, one.until, self._alive, self.host_network)
         ended = functools.partial(self._request_ended, one.caller.uid)
-        if self._ahead.take(talk, ended):
+        if self._worker_pool.take(opening, ended):
             return
         try:
             # 2 is where a shim says what only the operator should read.
-            self._fork(functools.partial(connection.serve, talk, self.supervisor), talk.descriptors(), ended)
+            self._fork(functools.partial(connection.serve, opening, self.supervisor), opening.descriptors(), ended)
         except errors.KernelError:
             self._accounts[one.caller.uid].open -= 1
             self._refuse(one.sock, refusals.BUSY)
@@ -357,7 +357,7 @@ class Server:
 
     def _request_ended(self, uid: int, status: int) -> None:
         self._accounts[uid].open -= 1
-        self._ahead.soon()
+        self._worker_pool.fork_soon()
         self._pool.look()
         if status:
             self.recover()
@@ -453,8 +453,8 @@ class Server:
             check_callers(config)
             self.supervisor.config = config
             # Waiting workers have the old configuration; later requests are served under the new one.
-            self._ahead.drop()
-            self._ahead.soon()
+            self._worker_pool.drop()
+            self._worker_pool.fork_soon()
             self._pool.soon()
         except errors.CovenantError as e:
             systemd.tell(f"the configuration stays as it was: {e}")

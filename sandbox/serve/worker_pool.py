@@ -69,7 +69,7 @@ class _One:
 
 
 @dataclass
-class Ahead:
+class WorkerPool:
     """The main loop's side: at most one idle worker."""
 
     supervisor: Supervisor
@@ -101,7 +101,7 @@ class Ahead:
                     raise
             self._one = one
 
-    def soon(self) -> None:
+    def fork_soon(self) -> None:
         """A request has ended: fork the next worker at the next ``tick``."""
         self._due = min(self._due, time.monotonic())
 
@@ -133,7 +133,7 @@ class Ahead:
 
 def _keep(fd: int, supervisor: Supervisor, alive: int, host_network: int) -> None:
     """In the worker: get ready, wait for the connection, serve it."""
-    preload.again(supervisor)
+    preload.repeat(supervisor)
     connection.enter_host_network(supervisor, host_network)
     # A collection during the request looks only at objects that were made after this.
     gc.freeze()

@@ -35,7 +35,7 @@ def serving(place: Path, listener: socket.socket, *, goes_on: bool = False, **se
     supervisor = cast("Any", SimpleNamespace(path=place, config=Config(journal=False, **settings)))
     with pytest.MonkeyPatch.context() as patch:
         # There is no state here that a keeper could look at.
-        patch.setattr(preload, "again", lambda supervisor: None)
+        patch.setattr(preload, "repeat", lambda supervisor: None)
         child = process.fork(server.Server(supervisor, listener, goes_on=goes_on).serve, keep=[2, listener.fileno()])
     try:
         yield child.pid

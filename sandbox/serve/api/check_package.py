@@ -10,23 +10,23 @@ from policy import decide
 from policy.package import MANIFEST_NAME
 from policy.signing import trust
 from sandbox.serve.api import protocol, run
-from sandbox.serve.api.session import Conversation
+from sandbox.serve.api.session import Session
 
 
-def check_package(talk: Conversation, asked: protocol.CheckPackage) -> None:
+def check_package(session: Session, asked: protocol.CheckPackage) -> None:
     """Verify it as for a run, and answer whose it is. Bounded as a run's package is, for root as well: nothing follows.
 
     Raises:
         errors.CovenantError: it cannot be read, or no operator's signature holds for it here.
     """
-    directory = talk.directory(0)
-    with talk.opened() as own:
-        trusted = run.verified(talk, own, directory)
+    directory = session.directory(0)
+    with session.opened() as own:
+        trusted = run.verified(session, own, directory)
     run.check_seen(trusted.package, asked.manifest_sha256)
     manifest = decide.manifest_of(trusted.package)
     agent = manifest.agent
     signers = trust.authorise(trusted, agent_id=agent.id, role=agent.role, operator=agent.operator)
-    talk.answer(
+    session.answer(
         {
             "kind": "checked",
             "agent_id": agent.id,

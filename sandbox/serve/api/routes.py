@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sandbox.serve.api import check_package, manage, run
-from sandbox.serve.api.session import Conversation
+from sandbox.serve.api.session import Session
 
-HANDLERS: Final[Mapping[str, Callable[[Conversation, Any], None]]] = {
+HANDLERS: Final[Mapping[str, Callable[[Session, Any], None]]] = {
     "ps": manage.ps,
     "top": manage.top,
     "operate": manage.operate,

@@ -20,7 +20,7 @@ from sandbox.audit.run_report import RunReportReader
 from sandbox.kernel.fs import hanging
 from sandbox.lifecycle.run import Request, RunResult
 from sandbox.serve.api import protocol, rlimits
-from sandbox.serve.api.session import Conversation
+from sandbox.serve.api.session import Session
 from sandbox.shim import signals as shim_signals
 from sandbox.storage import package_reader as packages
 from sandbox.supervisor import Supervisor
@@ -29,23 +29,23 @@ from sandbox.supervisor import Supervisor
 ROOT_SECONDS: Final = 60.0
 
 
-def run(talk: Conversation, asked: protocol.Run) -> None:
+def run(session: Session, asked: protocol.Run) -> None:
     """Run it, and answer with what came of it.
 
     Raises:
         errors.CovenantError: it was refused, or the machine failed; either is in the log.
     """
-    if asked.user is not None and talk.caller.uid != 0:
+    if asked.user is not None and session.caller.uid != 0:
         raise errors.CallerError("only root may say which user an agent becomes", hint="leave --as out")
-    directory = talk.directory(0)
+    directory = session.directory(0)
     with shim_signals.DeferredSignals() as signals, contextlib.ExitStack() as after:
         try:
-            with talk.opened() as own, contextlib.ExitStack() as stack:
+            with session.opened() as own, contextlib.ExitStack() as stack:
                 retelling = RunReportReader(own.ledger)
                 if asked.rows:
-                    stack.push(functools.partial(_retell, talk, own, retelling))
-                answer = _run(talk, asked, own, directory, retelling, after)
-            talk.answer(document(answer))
+                    stack.push(functools.partial(_retell, session, own, retelling))
+                answer = _run(session, asked, own, directory, retelling, after)
+            session.answer(document(answer))
         finally:
             signals.hold()  # what runs share on the uplink is taken away whole, or stays for good
         _take_away(after)
@@ -62,27 +62,27 @@ def _take_away(after: contextlib.ExitStack) -> None:
 
 
 def _run(
-    talk: Conversation,
+    session: Session,
     asked: protocol.Run,
     own: Supervisor,
     directory: int,
     retelling: RunReportReader,
     after: contextlib.ExitStack,
 ) -> RunResult:
-    issuer = talk.issuer(own)
-    talk.state("accepted", supervisor_state=str(own.path), trust_root=own.state.root_version())
+    issuer = session.issuer(own)
+    session.state("accepted", supervisor_state=str(own.path), trust_root=own.state.root_version())
     with contextlib.ExitStack() as stack:
         with own.logged(issuer, retelling.refused):
-            if talk.caller.uid == 0:
-                with hanging.within(place_of(directory), _roots_seconds(talk)):
+            if session.caller.uid == 0:
+                with hanging.within(place_of(directory), _roots_seconds(session)):
                     package = packages.read(directory)
             else:
-                package = verified(talk, own, directory).package
+                package = verified(session, own, directory).package
             check_seen(package, asked.manifest_sha256)
         # Its children lie beside it; who may not look there has none.
-        with in_their_name(talk, own, place_of(directory)):
+        with in_their_name(session, own, place_of(directory)):
             children = stack.enter_context(packages.beside(directory))
-            name = name_of(directory, talk)
+            name = name_of(directory, session)
         request = Request(
             package=package,
             text=asked.text,
@@ -93,11 +93,11 @@ def _run(
             intent_id=asked.intent_id or "",
             priority=asked.priority,
             children=children,
-            rights=functools.partial(in_their_name, talk, own, place_of(directory)),
+            rights=functools.partial(in_their_name, session, own, place_of(directory)),
             began=retelling.began,
             **_for_whom(asked.on_behalf_of, issuer),
         )
-        return own.run(request, watches=talk.watches(detach=asked.detach), after=after)
+        return own.run(request, watches=session.watches(detach=asked.detach), after=after)
 
 
 def check_seen(package: Package, digest: str | None) -> None:
@@ -125,7 +125,7 @@ def _for_whom(whom: protocol.OnBehalfOf | None, issuer: Mapping[str, str]) -> di
     return {"behalf": {"display": whom.display, "pubkey": whom.pubkey_b58}, "told": told}
 
 
-def _retell(talk: Conversation, own: Supervisor, retelling: RunReportReader, *failure: object) -> None:
+def _retell(session: Session, own: Supervisor, retelling: RunReportReader, *failure: object) -> None:
     """Send the rows of the run in the frame before the last, also where the run failed.
 
     A log that cannot be read delays no answer.
@@ -137,13 +137,13 @@ def _retell(talk: Conversation, own: Supervisor, retelling: RunReportReader, *fa
             with contextlib.suppress(errors.CovenantError, OSError):
                 own.recover()
             told = retelling.read()
-        talk.tell(told.document(chain.key_id(own.ledger.public_key)))
+        session.send_rows(told.document(chain.key_id(own.ledger.public_key)))
     except errors.CovenantError as e:
-        talk.tell({"kind": "rows", "missing": f"the supervisor could not read them: {e.message}"})
+        session.send_rows({"kind": "rows", "missing": f"the supervisor could not read them: {e.message}"})
 
 
 @contextlib.contextmanager
-def in_their_name(talk: Conversation, own: Supervisor, place: str) -> Iterator[None]:
+def in_their_name(session: Session, own: Supervisor, place: str) -> Iterator[None]:
     """Open files with the rights of the caller while the block lasts, and within its limits unless it is root.
 
     The shim of a child reads the caller's files too, before any signature is verified.
@@ -151,21 +151,21 @@ def in_their_name(talk: Conversation, own: Supervisor, place: str) -> Iterator[N
     Raises:
         errors.CovenantError: reading would exceed the limits.
     """
-    if talk.caller.uid == 0:
-        with hanging.within(place, _roots_seconds(talk)):
+    if session.caller.uid == 0:
+        with hanging.within(place, _roots_seconds(session)):
             yield
         return
     most = float(own.config.request_seconds)
     with (
-        rlimits.turn(own.path, talk.caller.uid, most),
+        rlimits.turn(own.path, session.caller.uid, most),
         rlimits.memory(rlimits.PACKAGE_MEMORY),
         rlimits.seconds(most, "reading packages", place),
-        talk.caller.rights(),
+        session.caller.rights(),
     ):
         yield
 
 
-def verified(talk: Conversation, own: Supervisor, directory: int) -> trust.TrustedPackage:
+def verified(session: Session, own: Supervisor, directory: int) -> trust.TrustedPackage:
     """The package of a caller: read with their rights and within their bounds, and verified before a second of theirs
     is read. ``lifecycle`` verifies it again, as it does for everybody.
 
@@ -173,8 +173,8 @@ def verified(talk: Conversation, own: Supervisor, directory: int) -> trust.Trust
         errors.CovenantError: it cannot be read, is not signed, or no operator's signature holds.
     """
     now_ms, most = int(time.time() * 1000), float(own.config.request_seconds)
-    with rlimits.turn(own.path, talk.caller.uid, most), rlimits.memory(rlimits.PACKAGE_MEMORY):
-        with rlimits.seconds(most, "reading the package", place_of(directory)), talk.caller.rights():
+    with rlimits.turn(own.path, session.caller.uid, most), rlimits.memory(rlimits.PACKAGE_MEMORY):
+        with rlimits.seconds(most, "reading the package", place_of(directory)), session.caller.rights():
             package = packages.read(directory)
         if package.envelope is None:
             # allow_unsigned_trusted_local is for the operator, who writes the configuration, and not for callers.
@@ -204,9 +204,9 @@ def document(answer: RunResult) -> dict[str, Any]:
     }
 
 
-def _roots_seconds(talk: Conversation) -> float:
+def _roots_seconds(session: Session) -> float:
     """How long an access to root's own package may take: no other user can make it long, and it may be large."""
-    return max(ROOT_SECONDS, float(talk.supervisor.config.request_seconds))
+    return max(ROOT_SECONDS, float(session.supervisor.config.request_seconds))
 
 
 def place_of(directory: int) -> str:
@@ -219,7 +219,7 @@ def _escaped(place: str) -> str:
     return "".join(c if c.isprintable() and c != "\\" else ascii(c)[1:-1] for c in place)
 
 
-def name_of(directory: int, talk: Conversation) -> str:
+def name_of(directory: int, session: Session) -> str:
     """Where the package lies, as the kernel says it, with what is not printed escaped.
 
     Rule 8 takes one place for one package, and so believes this name: it is that of a place here, where the very
@@ -232,6 +232,6 @@ def name_of(directory: int, talk: Conversation) -> str:
     try:
         found, given = os.stat(place, follow_symlinks=False), os.fstat(directory)
     except OSError:
-        return f"{talk.caller.display}:{shown}"
+        return f"{session.caller.display}:{shown}"
     here = (found.st_dev, found.st_ino) == (given.st_dev, given.st_ino)
-    return shown if here else f"{talk.caller.display}:{shown}"
+    return shown if here else f"{session.caller.display}:{shown}"

@@ -1,7 +1,7 @@
-"""One connection, in the shim that serves it: who asks, what came, and what is said back.
+"""One connection in the shim that serves it: its caller, its descriptors, and the frames to the client.
 
-Frames to the client are ``{"kind": "state", ...}``, any number of them, then one that ends the conversation: the
-kind's own answer, or ``{"kind": "error", ...}`` as every error of ours is written (``CovenantError.to_json``).
+Frames to the client are ``{"kind": "state", ...}``, any number of them, then one that ends the session: the kind's own
+answer, or ``{"kind": "error", ...}`` as every error of ours is written (``CovenantError.to_json``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Caller:
         return cls(*unix_wire.peer(sock))
 
     def with_groups(self, sock: socket.socket) -> Caller:
-        """With the supplementary groups, which only reading in their name needs; of one with over 256, none."""
+        """Add the supplementary groups, for reads with the caller's rights. None where there are over 256."""
         try:
             raw = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
         except OSError as e:
@@ -61,14 +61,15 @@ class Caller:
 
     @property
     def display(self) -> str:
-        """How rows and labels name them: never by a word of their own."""
+        """Return the caller's name in rows and labels. It is never the caller's own word."""
         return OPERATOR if self.uid == 0 else f"uid{self.uid}@local"
 
     @contextlib.contextmanager
     def rights(self) -> Iterator[None]:
-        """While the block lasts, files are opened with this caller's rights and not with ours.
+        """Open files with this caller's rights while the block lasts, and not with ours.
 
-        A descriptor of a directory says little of what lies below it: who holds one of /home may not read all of it.
+        A directory's descriptor proves little of the files below: a caller that holds one of /home may not read all of
+        it.
         """
         if self.uid == 0:
             yield
@@ -87,8 +88,8 @@ class Caller:
 
 
 @dataclass
-class Conversation:
-    """One connection, as a handler uses it.
+class Session:
+    """Hold one connection for a handler.
 
     ``fds`` came with the request and are closed with the connection. ``alive`` becomes readable when the supervisor
     ends; it is -1 where there is none.
@@ -105,19 +106,19 @@ class Conversation:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Supervisor]:
-        """The supervisor with state and log of this process's own."""
+        """Open the supervisor with a state and a log of this process's own."""
         with self.supervisor.in_keeper() as own:
             yield own
 
     def issuer(self, own: Supervisor) -> dict[str, str]:
-        """Whose the caller's runs are: the kernel's word for who they are, and the key of the log that vouches."""
+        """Return the issuer of the caller's runs: its name by the kernel, and the key of the log that vouches."""
         return {"display": self.caller.display, "pubkey": base58.encode(own.ledger.public_key.public_bytes_raw())}
 
     def directory(self, index: int) -> int:
-        """The descriptor with this number, which is a directory that was opened for reading.
+        """Return the descriptor with this number, which must be a directory opened for reading.
 
         Raises:
-            errors.RequestError: it is something else.
+            errors.RequestError: Raised when it is something else.
         """
         fd = self.fds[index]
         # One that was opened by path alone says nothing of what its holder may read.
@@ -139,7 +140,7 @@ class Conversation:
             self._gone = True
 
     def answer(self, document: Mapping[str, Any]) -> None:
-        """Say the one answer; who is gone has none, and who has it is told of nothing that goes wrong afterwards."""
+        """Send the one answer. Later errors are not sent to a client that has it, and nothing to one that has left."""
         if self._answered:
             return
         self._answered = True
@@ -148,8 +149,8 @@ class Conversation:
             frame = unix_wire.encode(errors.ServiceError("the answer is too large for its frame").to_json())
         self._send(frame)
 
-    def tell(self, document: Mapping[str, Any]) -> None:
-        """Send a document that goes with the answer, before it. Its maker bounds its size."""
+    def send_rows(self, document: Mapping[str, Any]) -> None:
+        """Send the rows of a run, before its answer. Their maker bounds the size."""
         self._send(unix_wire.encode(document))
 
     def _send(self, frame: bytes) -> None:

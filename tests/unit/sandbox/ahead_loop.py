@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from policy import errors
 from sandbox.serve.api.session import Caller
 from sandbox.serve.connection import Opening
-from sandbox.serve.worker_pool import Ahead
+from sandbox.serve.worker_pool import WorkerPool
 from sandbox.shim import process
 from sandbox.shim.process import Shim
 
@@ -60,7 +60,7 @@ class Loop:
                 child.close()
 
 
-def ready(one: Ahead) -> Ahead:
+def ready(one: WorkerPool) -> WorkerPool:
     """One that has said that it is ready, or has ended."""
     assert one._one is not None
     poll = select.poll()

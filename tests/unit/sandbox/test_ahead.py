@@ -15,7 +15,7 @@ import pytest
 
 from sandbox.serve import connection, preload, worker_pool
 from sandbox.serve.connection import Opening
-from sandbox.serve.worker_pool import Ahead
+from sandbox.serve.worker_pool import WorkerPool
 from sandbox.shim import process
 from tests.unit.sandbox.ahead_loop import PATIENCE, Loop, opened, ready
 
@@ -35,7 +35,7 @@ def alive() -> Iterator[int]:
 
 
 @pytest.fixture
-def waiting(loop: Loop, alive: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ahead]:
+def waiting(loop: Loop, alive: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool]:
     """One that says what it was given over the connection, in the place of an answer."""
 
     def serve(opening: Opening, supervisor: Any) -> None:
@@ -44,13 +44,13 @@ def waiting(loop: Loop, alive: int, monkeypatch: pytest.MonkeyPatch) -> Iterator
         opening.sock.sendall(json.dumps(said).encode())
 
     monkeypatch.setattr(connection, "serve", serve)
-    monkeypatch.setattr(preload, "again", lambda supervisor: None)
-    one = Ahead(cast("Any", "the supervisor"), loop, alive, -1)
+    monkeypatch.setattr(preload, "repeat", lambda supervisor: None)
+    one = WorkerPool(cast("Any", "the supervisor"), loop, alive, -1)
     yield one
     one.drop()
 
 
-def test_it_is_given_a_connection_and_whoever_asked_and_ends(waiting: Ahead, loop: Loop, alive: int) -> None:
+def test_it_is_given_a_connection_and_whoever_asked_and_ends(waiting: WorkerPool, loop: Loop, alive: int) -> None:
     told: list[int] = []
     assert waiting.due() == 0.0
     waiting.tick(0.0)
@@ -64,14 +64,14 @@ def test_it_is_given_a_connection_and_whoever_asked_and_ends(waiting: Ahead, loo
     assert told == [0]
 
 
-def test_where_none_waits_the_connection_stays_the_caller_s(waiting: Ahead, alive: int) -> None:
+def test_where_none_waits_the_connection_stays_the_caller_s(waiting: WorkerPool, alive: int) -> None:
     with opened(alive) as (_, opening):
         assert not waiting.take(opening, lambda status: None)
         assert opening.sock.fileno() >= 0
 
 
 def test_one_is_for_one_connection_and_the_next_comes_when_a_request_has_ended(
-    waiting: Ahead, loop: Loop, alive: int
+    waiting: WorkerPool, loop: Loop, alive: int
 ) -> None:
     waiting.tick(0.0)
     waiting.tick(1e9)
@@ -83,17 +83,17 @@ def test_one_is_for_one_connection_and_the_next_comes_when_a_request_has_ended(
     assert due > time.monotonic()
     waiting.tick(due - 0.001)
     assert len(loop.made) == 1
-    waiting.soon()
+    waiting.fork_soon()
     waiting.tick(time.monotonic())
     assert len(loop.made) == 2
 
 
 def test_one_that_is_not_ready_yet_is_not_waited_for_and_takes_the_next(
-    waiting: Ahead, alive: int, monkeypatch: pytest.MonkeyPatch
+    waiting: WorkerPool, alive: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, write = os.pipe2(os.O_CLOEXEC)
     waiting.alive = read
-    monkeypatch.setattr(preload, "again", lambda supervisor: select.select([read], [], []))
+    monkeypatch.setattr(preload, "repeat", lambda supervisor: select.select([read], [], []))
     try:
         waiting.tick(0.0)
         with opened(alive) as (client, opening):
@@ -108,7 +108,7 @@ def test_one_that_is_not_ready_yet_is_not_waited_for_and_takes_the_next(
 
 
 def test_it_serves_nothing_before_the_main_loop_has_closed_the_connection(
-    waiting: Ahead, loop: Loop, alive: int
+    waiting: WorkerPool, loop: Loop, alive: int
 ) -> None:
     waiting.tick(0.0)
     assert waiting._one is not None
@@ -126,7 +126,9 @@ def test_it_serves_nothing_before_the_main_loop_has_closed_the_connection(
 
 
 @pytest.mark.parametrize("heard", [False, True])
-def test_one_that_is_let_go_ends_and_is_told_to_nobody(waiting: Ahead, loop: Loop, alive: int, *, heard: bool) -> None:
+def test_one_that_is_let_go_ends_and_is_told_to_nobody(
+    waiting: WorkerPool, loop: Loop, alive: int, *, heard: bool
+) -> None:
     waiting.tick(0.0)
     if heard:
         ready(waiting)
@@ -136,7 +138,7 @@ def test_one_that_is_let_go_ends_and_is_told_to_nobody(waiting: Ahead, loop: Loo
         assert not waiting.take(opening, lambda status: None)
 
 
-def test_one_that_was_killed_takes_no_connection_along(waiting: Ahead, loop: Loop, alive: int) -> None:
+def test_one_that_was_killed_takes_no_connection_along(waiting: WorkerPool, loop: Loop, alive: int) -> None:
     told: list[int] = []
     waiting.tick(0.0)
     loop.made[0][0].signal(signal.SIGKILL)
@@ -154,7 +156,7 @@ def test_one_that_was_killed_takes_no_connection_along(waiting: Ahead, loop: Loo
     assert waiting.due() is None
 
 
-def test_the_end_of_one_before_its_use_is_seen(waiting: Ahead, loop: Loop) -> None:
+def test_the_end_of_one_before_its_use_is_seen(waiting: WorkerPool, loop: Loop) -> None:
     waiting.tick(0.0)
     loop.made[0][0].signal(signal.SIGTERM)
     loop.ends(0)
@@ -164,7 +166,7 @@ def test_the_end_of_one_before_its_use_is_seen(waiting: Ahead, loop: Loop) -> No
     assert len(loop.made) == 2
 
 
-def test_no_process_costs_no_descriptor_and_is_tried_again(waiting: Ahead, loop: Loop) -> None:
+def test_no_process_costs_no_descriptor_and_is_tried_again(waiting: WorkerPool, loop: Loop) -> None:
     loop.fails = True
     before = len(os.listdir("/proc/self/fd"))
     waiting.tick(0.0)
@@ -176,7 +178,7 @@ def test_no_process_costs_no_descriptor_and_is_tried_again(waiting: Ahead, loop:
 
 
 def test_it_has_none_of_the_caller_s_descriptors_but_what_it_needs(
-    waiting: Ahead, loop: Loop, alive: int, monkeypatch: pytest.MonkeyPatch
+    waiting: WorkerPool, loop: Loop, alive: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "serve", lambda opening, supervisor: opening.sock.sendall(_numbers(alive)))
     with opened(alive):  # two descriptors of ours at its fork that it is not to have

@@ -17,7 +17,7 @@ from policy import errors
 from sandbox import unix_wire
 from sandbox.serve import connection
 from sandbox.serve.api import routes, run
-from sandbox.serve.api.session import Caller, Conversation
+from sandbox.serve.api.session import Caller, Session
 from sandbox.serve.connection import Opening
 
 _PS = unix_wire.encode({"kind": "ps"})
@@ -26,7 +26,7 @@ _PS = unix_wire.encode({"kind": "ps"})
 def served(
     monkeypatch: pytest.MonkeyPatch,
     sent: bytes,
-    act: Callable[[Conversation], None],
+    act: Callable[[Session], None],
     *,
     fds: tuple[int, ...] = (),
     seconds: float = 60.0,
@@ -34,8 +34,8 @@ def served(
 ) -> bytes:
     """Serve one request. Returns the bytes that its client reads; no descriptor of it stays open."""
 
-    def handle(talk: Conversation, asked: object) -> None:
-        act(talk)
+    def handle(session: Session, asked: object) -> None:
+        act(session)
 
     monkeypatch.setattr(routes, "HANDLERS", {"ps": handle})
     before = set(os.listdir("/proc/self/fd"))
@@ -62,15 +62,15 @@ def _read(sock: socket.socket) -> bytes:
     return said
 
 
-def well(talk: Conversation) -> None:
-    talk.answer({"kind": "runs", "runs": []})
+def well(session: Session) -> None:
+    session.answer({"kind": "runs", "runs": []})
 
 
-def fails(talk: Conversation) -> None:
+def fails(session: Session) -> None:
     raise errors.NoRunError("none")
 
 
-def is_ended(talk: Conversation) -> None:
+def is_ended(session: Session) -> None:
     raise KeyboardInterrupt
 
 
@@ -87,13 +87,13 @@ def test_request_served_answers_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("act", "code"), [(fails, "no_such_run"), (is_ended, "stopped")])
 def test_request_failed_answers_its_error(
-    monkeypatch: pytest.MonkeyPatch, act: Callable[[Conversation], None], code: str
+    monkeypatch: pytest.MonkeyPatch, act: Callable[[Session], None], code: str
 ) -> None:
     assert _code(served(monkeypatch, _PS, act)) == code
 
 
 def test_fault_of_ours_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks(talk: Conversation) -> None:
+    def breaks(session: Session) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -129,8 +129,8 @@ def test_cleanup_fails_after_answer_tells_operator(capfd: pytest.CaptureFixture[
 def test_client_answered_gets_no_second_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the supervisor is stopped while the rest of a run is removed."""
 
-    def answered_and_interrupted(talk: Conversation) -> None:
-        well(talk)
+    def answered_and_interrupted(session: Session) -> None:
+        well(session)
         raise KeyboardInterrupt
 
     assert served(monkeypatch, _PS, answered_and_interrupted) == unix_wire.encode({"kind": "runs", "runs": []})

@@ -58,7 +58,7 @@ def test_what_is_shared_on_the_uplink_is_taken_away_whole(monkeypatch: pytest.Mo
         return "answer"
 
     said: list[str] = []
-    talk: Any = SimpleNamespace(
+    session: Any = SimpleNamespace(
         caller=SimpleNamespace(uid=0), directory=lambda _: 0, opened=Nothing, answer=said.append
     )
     monkeypatch.setattr(api_run, "RunReportReader", lambda _: None)
@@ -66,5 +66,5 @@ def test_what_is_shared_on_the_uplink_is_taken_away_whole(monkeypatch: pytest.Mo
     monkeypatch.setattr(api_run, "document", lambda answer: answer)
     asked: Any = SimpleNamespace(user=None, rows=False)
     with signals.detach_from_terminal(), pytest.raises(RuntimeError if fails else KeyboardInterrupt):
-        api_run.run(talk, asked)
+        api_run.run(session, asked)
     assert (gone, said) == (["all of it"], [] if fails else ["answer"])

@@ -150,7 +150,7 @@ def test_what_is_read_in_a_callers_name_is_bounded_in_every_keeper(tmp_path: Pat
     def look() -> Any:
         caller = SimpleNamespace(uid=1000, rights=contextlib.nullcontext)
         own = SimpleNamespace(path=tmp_path, config=SimpleNamespace(request_seconds=1))
-        talk, said = SimpleNamespace(caller=caller), []
+        session, said = SimpleNamespace(caller=caller), []
         silent, _ = os.pipe()
 
         def two() -> None:
@@ -159,7 +159,7 @@ def test_what_is_read_in_a_callers_name_is_bounded_in_every_keeper(tmp_path: Pat
 
         for act in (two, lambda: os.read(silent, 1), lambda: bytearray(2 * rlimits.PACKAGE_MEMORY)):
             try:
-                with run.in_their_name(cast("Any", talk), cast("Any", own), "a file system"):
+                with run.in_their_name(cast("Any", session), cast("Any", own), "a file system"):
                     act()
             except errors.CovenantError as e:
                 said.append(e.code)
@@ -169,10 +169,10 @@ def test_what_is_read_in_a_callers_name_is_bounded_in_every_keeper(tmp_path: Pat
 
 
 def _named(path: Path, uid: int = 1000) -> str:
-    talk = cast("Any", SimpleNamespace(caller=SimpleNamespace(display=f"uid{uid}@local")))
+    session = cast("Any", SimpleNamespace(caller=SimpleNamespace(display=f"uid{uid}@local")))
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        return run.name_of(fd, talk)
+        return run.name_of(fd, session)
     finally:
         os.close(fd)
 
@@ -194,8 +194,8 @@ def test_a_name_that_is_not_that_of_the_directory_here_is_nobody_elses(tmp_path:
     try:
         for path in ("gone", "gone (deleted)"):  # the control: another directory has either name
             (tmp_path / path).mkdir(exist_ok=True)
-        talk = cast("Any", SimpleNamespace(caller=SimpleNamespace(display="uid7@local")))
-        assert run.name_of(fd, talk) == f"uid7@local:{tmp_path}/gone (deleted)"
+        session = cast("Any", SimpleNamespace(caller=SimpleNamespace(display="uid7@local")))
+        assert run.name_of(fd, session) == f"uid7@local:{tmp_path}/gone (deleted)"
     finally:
         os.close(fd)
 
@@ -321,5 +321,5 @@ def test_what_cannot_be_taken_away_of_another_run_loses_nobody_their_answer(tmp_
             raise OSError(errno.EBUSY, "a directory of a run is in use")
 
     retelling = SimpleNamespace(read=RunReport, lost={"a-run-whose-keeper-was-killed"})
-    run._retell(cast("Any", SimpleNamespace(tell=told.append)), cast("Any", Own()), cast("Any", retelling))
+    run._retell(cast("Any", SimpleNamespace(send_rows=told.append)), cast("Any", Own()), cast("Any", retelling))
     assert [document["kind"] for document in told] == ["rows"]
