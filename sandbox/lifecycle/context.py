@@ -231,7 +231,7 @@ class RunContext:
             config = configuration.load(config.state)
         return config.on_newer_serial
 
-    def _steering(self, lifetime: Lifetime) -> RunOperations:
+    def _operations(self, lifetime: Lifetime) -> RunOperations:
         return RunOperations(
             self._rows,
             ttl_seconds=lifetime.ttl_seconds or None,

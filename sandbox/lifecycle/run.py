@@ -188,8 +188,8 @@ class Run(RunContext):
                 advisory = (*advisory, _NO_SELF_TEST)
             advisory = (*advisory, *self._stands_by(decision))
             self._begin(trusted, manifest, deadline, policy_digest=decision.policy_digest, not_enforced=advisory)
-            steering = self._steering(decision.effective.lifetime)
-            job = dataclasses.replace(job, steering=steering, after=means.after, signals=self.signals)
+            operations = self._operations(decision.effective.lifetime)
+            job = dataclasses.replace(job, operations=operations, after=means.after, signals=self.signals)
             finished = gvisor.run(job, runs=means.path / "runs", uids=self._uids())
         self._lap("run")
         return self._finish(manifest, finished, decision.policy_digest, (*advisory, *finished.reported))
@@ -229,11 +229,11 @@ class Run(RunContext):
         deadline = self._deadline(trusted, manifest)
         label, claim = self._claim(self._asked(trusted, manifest, verdict.effective))
         self._begin(trusted, manifest, deadline, not_enforced=plan.not_enforced)
-        steering = self._steering(verdict.effective.lifetime)
+        operations = self._operations(verdict.effective.lifetime)
         # The directory is only for label and lock: other runs see the owner, and the next start sees its end.
         with (
             rundir_directory.RunDirectory(means.path / "runs" / self.run_id, label, claim=claim) as directory,
-            steering.listening(directory.path),
+            operations.listening(directory.path),
         ):
             finished = trusted_local.run(
                 plan,
@@ -245,7 +245,7 @@ class Run(RunContext):
                 hidden=means.never_granted,
                 rounds=self._watch(label),
                 watches=means.watches,
-                steering=steering,
+                operations=operations,
                 directory=directory,
                 signals=self.signals,
             )

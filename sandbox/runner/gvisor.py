@@ -78,9 +78,10 @@ def _run(
             heard = stack.enter_context(contextlib.closing(preload.ProbeReports(job.tries, job.denied)))
             job = dataclasses.replace(job, denied=heard.denied)
         uid = stack.enter_context(uids)
-        directory = lasting.enter_context(RunDirectory(runs / job.run_id, job.label, claim=job.claim))
-        if job.steering is not None:
-            stack.enter_context(job.steering.listening(directory.path))
+        spares = Spares(runs.parent / SPARE, job.artefacts.digest)
+        directory = lasting.enter_context(RunDirectory(runs / job.run_id, job.label, claim=job.claim, spares=spares))
+        if job.operations is not None:
+            stack.enter_context(job.operations.listening(directory.path))
         leaf = cgroup.Leaf(hierarchies, job.run_id)
         job = _install_signal_kill(job, leaf)
         gates = _gates(job, leaf)
@@ -127,8 +128,8 @@ def _run(
             contextlib.closing(start_gate.StartGate(started, watching, heard=heard, calls=calls))
         )
         channel = _channel(job, directory, leaf, child, begun, watching, watches, rounds)
-        if job.steering is not None:
-            channel = job.steering.joined(channel, leaf)
+        if job.operations is not None:
+            channel = job.operations.joined(channel, leaf)
         if broker is not None:
             channel = dataclasses.replace(channel, giving=_chain(channel.giving, broker.begin))
         meter = Meter(leaf, gates, directory.path / METER)
@@ -140,8 +141,8 @@ def _run(
         held_for = StartedSandbox(directory.path, leaf, limits, child.stdin, attestor, meter)
         later = None if job.later is None else job.later(held_for)
         exchange = StdioSession(channel, job.intent, job.limits, later=later)
-        if job.steering is not None:
-            job.steering.converses(exchange)
+        if job.operations is not None:
+            job.operations.converses(exchange)
         exchange.run()
         tree_kill.wait_for_sweep(directory.path)
         status = child.reap()
@@ -285,7 +286,7 @@ def _launch(
 
 def _patience(job: SandboxSpec, directory: RunDirectory, leaf: cgroup.Leaf) -> spawn.Patience:
     """Serve kills, requests and revocations while a process is on its way into the leaf."""
-    asked = {} if job.steering is None else job.steering.before()
+    asked = {} if job.operations is None else job.operations.before()
     return spawn.Patience(
         seconds=job.limits.start_seconds,
         watches={**job.watches, **asked},

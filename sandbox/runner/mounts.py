@@ -35,7 +35,7 @@ def with_secrets(job: SandboxSpec, stack: contextlib.ExitStack, uid: int) -> San
         return job
     files = stack.enter_context(secret_files.SecretFiles(uid))
     if job.secrets is not None:
-        asked = {} if job.steering is None else job.steering.before()
+        asked = {} if job.operations is None else job.operations.before()
         if (outcome := job.secrets(files.put, {**job.watches, **asked})) is not None:
             raise outcome
     files.seal()

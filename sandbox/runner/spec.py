@@ -54,11 +54,11 @@ class SandboxSpec:
     raises when it may not run beside theirs. ``denied`` is called with each denial of the agent, and ``drifted`` with
     each drift. ``rounds`` and ``watches`` are served while the run lasts. ``disks`` are the disks of its limits of
     input and output. ``arguments`` replace the agent by another first process, for a self-test alone. ``broker``
-    answers the agent where its policy has one; without it every request is refused. ``steering`` are the operations on
-    the run from outside. ``later`` is called with the started sandbox, and brings the intent later; ``intent`` is empty
-    then. ``secrets`` writes each granted secret, where they are files, and serves watches meanwhile; None means no
-    secrets. ``after`` takes the remains of the run's network, to be removed after the answer is sent; without it they
-    are removed when the run has ended. ``signals`` are deferred from the beginning of the exchange.
+    answers the agent where its policy has one; without it every request is refused. ``operations`` are the operations
+    on the run from outside. ``later`` is called with the started sandbox, and brings the intent later; ``intent`` is
+    empty then. ``secrets`` writes each granted secret, where they are files, and serves watches meanwhile; None means
+    no secrets. ``after`` takes the remains of the run's network, to be removed after the answer is sent; without it
+    they are removed when the run has ended. ``signals`` are deferred from the beginning of the exchange.
     """
 
     run_id: str
@@ -80,7 +80,7 @@ class SandboxSpec:
     tries: preload.InProcessProbes | None = None
     arguments: Sequence[str] = ()
     broker: Broker | None = None
-    steering: RunOperations | None = None
+    operations: RunOperations | None = None
     later: Callable[[StartedSandbox], DeferredIntent] | None = None
     secrets: Secrets | None = None
     after: contextlib.ExitStack | None = None

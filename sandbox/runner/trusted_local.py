@@ -154,7 +154,7 @@ def run(
     hidden: Sequence[str] = (),
     rounds: Sequence[PeriodicCheck] = (),
     watches: Mapping[int, Callable[[], Outcome]] | None = None,
-    steering: RunOperations | None = None,
+    operations: RunOperations | None = None,
     directory: RunDirectory | None = None,
     hierarchies: cgroup.Hierarchies | None = None,
     signals: DeferredSignals | None = None,
@@ -162,8 +162,8 @@ def run(
     """Start the agent, hold the exchange, end everything that it started.
 
     ``state`` is COVENANT_STATE, ``hidden`` are further directories (COVENANT_HOME) that it may not look into;
-    ``rounds`` and ``watches`` are looked at while it lasts; ``steering`` is what may be asked of it meanwhile. What it
-    uses is counted by a cgroup that is noted in ``directory``; without one, or where none can be made, nothing is.
+    ``rounds`` and ``watches`` are looked at while it lasts; ``operations`` is what may be asked of it meanwhile. What
+    it uses is counted by a cgroup that is noted in ``directory``; without one, or where none can be made, nothing is.
     ``signals`` are held back from when its conversation begins.
 
     Raises:
@@ -196,7 +196,7 @@ def run(
             directory=WORKSPACE,
             join_files=() if leaf is None else leaf.join_files(),
         )
-        asked = {} if steering is None else steering.before()
+        asked = {} if operations is None else operations.before()
         patience = spawn.Patience(
             seconds=limits.start_seconds,
             watches={**watches, **asked},
@@ -213,16 +213,16 @@ def run(
         if signals is not None:
             stack.callback(signals.handlers)  # the descriptor by which it kills is closed after this
             signals.handlers(channel.kill, child.has_ended)
-        if steering is not None:
-            channel = steering.joined(channel, None)
+        if operations is not None:
+            channel = operations.joined(channel, None)
         meter = Meter(leaf, noted=None if directory is None else directory.path / METER)
         channel = dataclasses.replace(
             channel,
             giving=_chain(channel.giving, meter.begin),
         )
         exchange = StdioSession(channel, intent, limits)
-        if steering is not None:
-            steering.converses(exchange)
+        if operations is not None:
+            operations.converses(exchange)
         exchange.run()
         status = child.reap()
         if signals is not None and (told := signals.outcome(status)) is not None:

@@ -116,13 +116,13 @@ def test_whoever_asks_a_keeper_that_dies_of_it_is_told_and_nothing_of_it_stays(
 # so.
 MEMBER = """\
 import os, runpy, sys
-from sandbox.rundir import admission; from sandbox.shim import operations as steering
+from sandbox.rundir import admission; from sandbox.shim import operations
 above, told = sys.argv.pop(1), sys.argv.pop(1)
-label, forsaken = admission.Claim.label, steering.Steering._forsaken
-steering._ENDING_SECONDS = 0.0
+label, forsaken = admission.Claim.label, operations.RunOperations._forsaken
+operations._ENDING_SECONDS = 0.0
 more = {"parent": above, "ancestors": above, "depth": "1"} if above else {}
 admission.Claim.label = lambda self, **fields: label(self, **fields) | more
-steering.Steering._forsaken = lambda self: forsaken(self) if os.path.exists(told) else None
+operations.RunOperations._forsaken = lambda self: forsaken(self) if os.path.exists(told) else None
 sys.argv[0] = "covenant"
 runpy.run_module("covenant", run_name="__main__")
 """

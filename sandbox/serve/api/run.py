@@ -41,10 +41,10 @@ def run(session: Session, asked: protocol.Run) -> None:
     with shim_signals.DeferredSignals() as signals, contextlib.ExitStack() as after:
         try:
             with session.opened() as own, contextlib.ExitStack() as stack:
-                retelling = RunReportReader(own.ledger)
+                report_reader = RunReportReader(own.ledger)
                 if asked.rows:
-                    stack.push(functools.partial(_retell, session, own, retelling))
-                answer = _run(session, asked, own, directory, retelling, after)
+                    stack.push(functools.partial(_send_report, session, own, report_reader))
+                answer = _run(session, asked, own, directory, report_reader, after)
             session.answer(document(answer))
         finally:
             signals.hold()  # what runs share on the uplink is taken away whole, or stays for good
@@ -66,13 +66,13 @@ def _run(
     asked: protocol.Run,
     own: Supervisor,
     directory: int,
-    retelling: RunReportReader,
+    report_reader: RunReportReader,
     after: contextlib.ExitStack,
 ) -> RunResult:
     issuer = session.issuer(own)
     session.state("accepted", supervisor_state=str(own.path), trust_root=own.state.root_version())
     with contextlib.ExitStack() as stack:
-        with own.logged(issuer, retelling.refused):
+        with own.logged(issuer, report_reader.refused):
             if session.caller.uid == 0:
                 with hanging.within(place_of(directory), _roots_seconds(session)):
                     package = packages.read(directory)
@@ -94,7 +94,7 @@ def _run(
             priority=asked.priority,
             children=children,
             rights=functools.partial(in_their_name, session, own, place_of(directory)),
-            began=retelling.began,
+            began=report_reader.began,
             **_for_whom(asked.on_behalf_of, issuer),
         )
         return own.run(request, watches=session.watches(detach=asked.detach), after=after)
@@ -125,18 +125,18 @@ def _for_whom(whom: protocol.OnBehalfOf | None, issuer: Mapping[str, str]) -> di
     return {"behalf": {"display": whom.display, "pubkey": whom.pubkey_b58}, "told": told}
 
 
-def _retell(session: Session, own: Supervisor, retelling: RunReportReader, *failure: object) -> None:
+def _send_report(session: Session, own: Supervisor, report_reader: RunReportReader, *failure: object) -> None:
     """Send the rows of the run in the frame before the last, also where the run failed.
 
     A log that cannot be read delays no answer.
     """
     try:
-        told = retelling.read()
-        if any(not open_runs.owed(own.path, run_id) for run_id in retelling.lost):
+        told = report_reader.read()
+        if any(not open_runs.owed(own.path, run_id) for run_id in report_reader.lost):
             # A shim below was killed: what it left is taken away now, so that its end and its use are known.
             with contextlib.suppress(errors.CovenantError, OSError):
                 own.recover()
-            told = retelling.read()
+            told = report_reader.read()
         session.send_rows(told.document(chain.key_id(own.ledger.public_key)))
     except errors.CovenantError as e:
         session.send_rows({"kind": "rows", "missing": f"the supervisor could not read them: {e.message}"})

@@ -320,6 +320,8 @@ def test_what_cannot_be_taken_away_of_another_run_loses_nobody_their_answer(tmp_
         def recover(self) -> None:
             raise OSError(errno.EBUSY, "a directory of a run is in use")
 
-    retelling = SimpleNamespace(read=RunReport, lost={"a-run-whose-keeper-was-killed"})
-    run._retell(cast("Any", SimpleNamespace(send_rows=told.append)), cast("Any", Own()), cast("Any", retelling))
+    report_reader = SimpleNamespace(read=RunReport, lost={"a-run-whose-keeper-was-killed"})
+    run._send_report(
+        cast("Any", SimpleNamespace(send_rows=told.append)), cast("Any", Own()), cast("Any", report_reader)
+    )
     assert [document["kind"] for document in told] == ["rows"]

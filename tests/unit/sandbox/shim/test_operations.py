@@ -92,7 +92,7 @@ class World:
         for state in (State.PROVISIONED, State.VALIDATED, State.ISOLATED):
             self.rows.transition(state, "")
         self.freezer = Freezer(self.log)
-        self.steering = RunOperations(
+        self.operations = RunOperations(
             self.rows,
             ttl_seconds=ttl,
             suspends=suspends,
@@ -100,15 +100,15 @@ class World:
             allow_thaw=tree_kill.allow_thaw,
             below=lambda by, reason: self.below.append((by, reason)),
         )
-        self.directory = self.steering._directory = Path(tempfile.mkdtemp(dir=self.runs))
+        self.directory = self.operations._directory = Path(tempfile.mkdtemp(dir=self.runs))
         calls = self.log.said.append
         channel = ContainerIO(
             *(-1, -1, -1, -1, -1), has_started=lambda: True, terminate=lambda: calls("ask"), kill=lambda: calls("kill")
         )
-        self.channel = self.steering.joined(channel, cast("Leaf", self.freezer) if leaf else None)
+        self.channel = self.operations.joined(channel, cast("Leaf", self.freezer) if leaf else None)
         self.exchange = StdioSession(self.channel, b"", Limits(1, 1, "clock"))
         self.exchange._stderr, self.exchange._exited = BoundedTail(64 * 1024), False
-        self.steering.converses(self.exchange)
+        self.operations.converses(self.exchange)
         self.channel.giving()
         self.log.said.clear()
 
@@ -117,7 +117,7 @@ class World:
         return str(self.rows.state)
 
     def ask(self, operation: str, **fields: Any) -> control_socket.Reply:
-        return self.steering.table[operation](fields)
+        return self.operations.table[operation](fields)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -251,7 +251,7 @@ def test_what_is_being_revoked_and_does_not_stop_is_not_let_go_on(by: str) -> No
         with pytest.raises(errors.RunRevokedError, match="it leaks"):
             one.ask("suspend")
     else:
-        assert isinstance(one.steering._clocks(), errors.RunRevokedError)
+        assert isinstance(one.operations._clocks(), errors.RunRevokedError)
     assert one.log.said[1:] == []
     assert one.state == "Suspended"
 
@@ -377,7 +377,7 @@ def test_a_suspended_run_is_killed_and_not_asked_to_end(*, stands: bool, asked: 
 def _clock(one: World, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    one.steering._given_at = now[0]
+    one.operations._given_at = now[0]
     return now
 
 
