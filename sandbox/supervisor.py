@@ -126,7 +126,7 @@ class Supervisor:
             run_events.cut_off(self.ledger)
             _end_superseded(self)
 
-    def means(self) -> lifecycle_run.RunDependencies:
+    def dependencies(self) -> lifecycle_run.RunDependencies:
         """Return the dependencies that this supervisor gives to a run."""
         return lifecycle_run.RunDependencies(
             self.path,
@@ -152,13 +152,13 @@ class Supervisor:
         with self.in_keeper() as own:
             issuer = {"display": "standby@local", "pubkey": base58.encode(own.ledger.public_key.public_bytes_raw())}
             request = Request(one.read(self.path), "-", issuer, package_name=one.package_name)
-            means = dataclasses.replace(own.means(), watches={told: instance.ended})
-            instance.keep(means, request, alive=alive, tell=tell)
+            dependencies = dataclasses.replace(own.dependencies(), watches={told: instance.ended})
+            instance.keep(dependencies, request, alive=alive, tell=tell)
 
     def _start_child(self, parent: Request, child_request: ChildRequest, say: Say) -> None:
         """In the shim of a child, forked from its parent's."""
         with self.in_keeper() as own:
-            child_run.run_child(dataclasses.replace(own.means(), watches=self.below), parent, child_request, say)
+            child_run.run_child(dataclasses.replace(own.dependencies(), watches=self.below), parent, child_request, say)
 
     def run(
         self,
@@ -201,8 +201,8 @@ class Supervisor:
     ) -> RunResult:
         with contextlib.ExitStack() as stack:
             state = stack.enter_context(self.state.dev(request.dev)) if request.dev else self.state
-            means = dataclasses.replace(self.means(), state=state, watches=watches or {}, after=after)
-            one = lifecycle_run.Run(means, request, now_ms=int(time.time() * 1000))
+            dependencies = dataclasses.replace(self.dependencies(), state=state, watches=watches or {}, after=after)
+            one = lifecycle_run.Run(dependencies, request, now_ms=int(time.time() * 1000))
             answer = one.go()
             if one.standby and answer.error is None:
                 wanted.want(

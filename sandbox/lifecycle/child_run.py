@@ -19,18 +19,20 @@ from sandbox.lifecycle import run
 from sandbox.lifecycle.run import Request, Run, RunDependencies
 
 
-def run_child(means: RunDependencies, parent: Request, child_request: ChildRequest, say: Say) -> None:
+def run_child(dependencies: RunDependencies, parent: Request, child_request: ChildRequest, say: Say) -> None:
     """Run one child. Every outcome is reported to the parent and written to the log.
 
-    ``means`` are opened in this process; ``parent`` is the request by which its parent runs.
+    ``dependencies`` are opened in this process; ``parent`` is the request by which its parent runs.
     """
     issuer = child_request.lineage.issuer
     try:
-        found = package_lookup.find(child_request.agent_id, means.config.agents, parent.children, rights=parent.rights)
+        found = package_lookup.find(
+            child_request.agent_id, dependencies.config.agents, parent.children, rights=parent.rights
+        )
     except (errors.CovenantError, OSError) as e:
         error = e if isinstance(e, errors.CovenantError) else errors.PackageError(f"it cannot be read: {e.strerror}")
         fields = events.rejection(error, agent_id=child_request.agent_id, run_id=child_request.run_id)
-        means.ledger.append("manifest_rejected", fields, issuer=issuer, now_ms=_now_ms())
+        dependencies.ledger.append("manifest_rejected", fields, issuer=issuer, now_ms=_now_ms())
         say(refusal(error))
         return
     request = Request(
@@ -48,9 +50,9 @@ def run_child(means: RunDependencies, parent: Request, child_request: ChildReque
     with contextlib.ExitStack() as stack:
         try:
             child = delegation.Child(child_request, say, stack)
-            one = Run(means, request, now_ms=_now_ms(), child=child)
+            one = Run(dependencies, request, now_ms=_now_ms(), child=child)
         except errors.CovenantError as e:
-            _rejected(means, child_request, found.package, issuer, e)
+            _rejected(dependencies, child_request, found.package, issuer, e)
             say(refusal(e))
             return
         # Hold signals until the parent has the outcome: a signal after the end would report it as killed, with no
@@ -89,7 +91,7 @@ def _outcome(answer: run.RunResult) -> dict[str, Any]:
 
 
 def _rejected(
-    means: RunDependencies,
+    dependencies: RunDependencies,
     child_request: ChildRequest,
     package: Package,
     issuer: dict[str, str],
@@ -98,7 +100,7 @@ def _rejected(
     fields = events.rejection(
         error, agent_id=child_request.agent_id, run_id=child_request.run_id, package_digest=package.digest
     )
-    means.ledger.append("manifest_rejected", fields, issuer=issuer, now_ms=_now_ms())
+    dependencies.ledger.append("manifest_rejected", fields, issuer=issuer, now_ms=_now_ms())
 
 
 def _now_ms() -> int:

@@ -45,13 +45,13 @@ class RunContext:
     _place: admission.Claim
 
     def __init__(
-        self, means: RunDependencies, request: Request, *, now_ms: int, child: delegation.Child | None = None
+        self, dependencies: RunDependencies, request: Request, *, now_ms: int, child: delegation.Child | None = None
     ) -> None:
-        self._means, self._request, self._now_ms = means, request, now_ms
+        self._dependencies, self._request, self._now_ms = dependencies, request, now_ms
         self._child, self._lineage = child, None if child is None else child.lineage
         self.run_id = str(uuid.uuid4()) if child is None else child.run_id
         self.intent_id = request.intent_id or str(uuid.uuid4())
-        self._rows = RunEvents(means.ledger, self.run_id, request.issuer)
+        self._rows = RunEvents(dependencies.ledger, self.run_id, request.issuer)
         self._denials = Denials(self._rows.denied)
         self._secrets: gvisor.Secrets | None = None
         self._below_ms: list[int] = []
@@ -63,7 +63,7 @@ class RunContext:
 
     def _case(self, trusted: trust.TrustedPackage | Unsigned) -> dict[str, Any]:
         """Return the input of the rules besides the package and the host."""
-        entries, lineage = registry.live(self._means.path / "runs"), self._lineage
+        entries, lineage = registry.live(self._dependencies.path / "runs"), self._lineage
         above: dict[str, Any] = {}
         if lineage is not None:
             above = {"parent": lineage.present(entries), "on_excess": lineage.on_excess, "wanted": lineage.only}
@@ -73,7 +73,7 @@ class RunContext:
             "identities": admission.owners(entries, admission.shown_to(self._request.issuer["display"], lineage)),
             "claimant": self._claimant(trusted),
             "package_name": self._request.package_name,
-            "extra_never": dict.fromkeys(self._means.never_granted, "it holds what decides"),
+            "extra_never": dict.fromkeys(self._dependencies.never_granted, "it holds what decides"),
         }
 
     def _claimant(self, trusted: trust.TrustedPackage | Unsigned) -> Claimant | None:
@@ -88,26 +88,28 @@ class RunContext:
         )
 
     def _uids(self) -> UidLease:
-        config = self._means.config
-        return UidLease(self._means.path / "uids", first=config.uid_first, count=config.uid_count)
+        config = self._dependencies.config
+        return UidLease(self._dependencies.path / "uids", first=config.uid_first, count=config.uid_count)
 
     def _look(self, manifest: Manifest) -> HostFacts:
         """(2) Return the host facts, with those for this manifest."""
-        means = self._means
+        dependencies = self._dependencies
         return facts.for_manifest(
-            facts.probe(means.config),
+            facts.probe(dependencies.config),
             manifest,
-            config=means.config,
+            config=dependencies.config,
             package=self._request.package.files,
-            extra_never=means.never_granted,
-            effective=delegation.narrowed(self._lineage, manifest, means.path / "runs") if self._lineage else None,
+            extra_never=dependencies.never_granted,
+            effective=delegation.narrowed(self._lineage, manifest, dependencies.path / "runs")
+            if self._lineage
+            else None,
         )
 
     def _asked(
         self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest, effective: Effective
     ) -> admission.Claim:
         """Return the place that the run claims. It is checked now, and again when it is taken."""
-        config = self._means.config
+        config = self._dependencies.config
         claim = admission.Claim(
             manifest,
             trusted,
@@ -116,19 +118,19 @@ class RunContext:
             facts.capacity_mb(),
             config.overcommit,
             self._lineage,
-            admission.caller(self._means.path / "runs", self._request.issuer, self._lineage),
+            admission.caller(self._dependencies.path / "runs", self._request.issuer, self._lineage),
             config.caller_requests,
             claimant=self._claimant(trusted),
         )
-        claim.check(registry.live(self._means.path / "runs"))
+        claim.check(registry.live(self._dependencies.path / "runs"))
         self._place = claim
         return claim
 
     def _accept(self, trusted: trust.TrustedPackage) -> None:
         """Record durably that the package was accepted, before any of its code starts. Raises as ``succession``."""
-        means, place = self._means, self._place
-        setting, write, runs = means.config.on_newer_serial, self._rows.runs_stopped, means.path / "runs"
-        succession.accept(trusted, place, means.state, runs, setting=setting, write=write, now_ms=self._now_ms)
+        dependencies, place = self._dependencies, self._place
+        setting, write, runs = dependencies.config.on_newer_serial, self._rows.runs_stopped, dependencies.path / "runs"
+        succession.accept(trusted, place, dependencies.state, runs, setting=setting, write=write, now_ms=self._now_ms)
 
     def _ratchet(self, trusted: trust.TrustedPackage) -> trust.Accepted | None:
         """Behind the gate, before the label can be seen: return the highest serial that was accepted.
@@ -137,13 +139,13 @@ class RunContext:
             errors.SerialError: it is newer than that of the package.
         """
         one = trusted.statement
-        last = self._means.state.accepted(one.agent_id)
+        last = self._dependencies.state.accepted(one.agent_id)
         trust.check_rollback(one.agent_id, one.serial, trusted.payload_digest, last)
         return last
 
     def _claim(self, claim: admission.Claim) -> tuple[dict[str, str], Callable[[], None]]:
         """Return the label of the run, and the check to make under the lock before other processes see the label."""
-        runs, trusted = self._means.path / "runs", claim.trusted
+        runs, trusted = self._dependencies.path / "runs", claim.trusted
         label = claim.label(
             issuer=self._request.issuer,
             operator=self._rows.operator,
@@ -161,7 +163,7 @@ class RunContext:
         def settle() -> None:
             above = [runs / one for one in label["ancestors"].split()]
             line = label[revocation.AUTHORITY]
-            revocation.refuse(self._means.state, self._root_version, above, "" if self._request.dev else line)
+            revocation.refuse(self._dependencies.state, self._root_version, above, "" if self._request.dev else line)
             if signed is not None:
                 self._ratchet(signed)
             claim.settle(runs)
@@ -184,19 +186,19 @@ class RunContext:
         self, decision: decide.Decision, deadline: clocks.Deadline, stack: contextlib.ExitStack
     ) -> server.Broker | None:
         """Make the broker for the agent's requests to its supervisor."""
-        means, request = self._means, self._request
+        dependencies, request = self._dependencies, self._request
         elder = delegation.Elder(self.run_id, self.intent_id, dict(request.issuer), self._lineage)
-        start = means.start_child
+        start = dependencies.start_child
         made = delegation.broker(
             elder,
             decision,
-            runs=means.path / "runs",
+            runs=dependencies.path / "runs",
             deadline=deadline,
             denied=self._denials.told,
             used=self._below_ms.append,
-            grace_seconds=means.config.grace_seconds,
+            grace_seconds=dependencies.config.grace_seconds,
             start=None if start is None else functools.partial(start, request),
-            keep=(*means.below, *(() if request.children is None else (request.children,))),
+            keep=(*dependencies.below, *(() if request.children is None else (request.children,))),
             alive=None if self._child is None else self._child.child_request.alive,
         )
         if made is not None and decision.artefacts.json("credentials.json")["names"]:
@@ -205,28 +207,30 @@ class RunContext:
 
             scope = credentials.Scope.of(decision, deadline)
             tell = credentials.Tellers(self._rows.credential_granted, self._denials.told, self._is_revoked)
-            served = credentials.serve(made, scope, tell, config=means.config, is_dev=bool(request.dev), stack=stack)
+            served = credentials.serve(
+                made, scope, tell, config=dependencies.config, is_dev=bool(request.dev), stack=stack
+            )
             if served is not None:
-                self._secrets = functools.partial(served.put_all, seconds=means.config.start_deadline_seconds)
+                self._secrets = functools.partial(served.put_all, seconds=dependencies.config.start_deadline_seconds)
         return made
 
     def _is_revoked(self) -> bool:
-        return marks.verdict(self._means.path / "runs" / self.run_id) is not None
+        return marks.verdict(self._dependencies.path / "runs" / self.run_id) is not None
 
     def _watch(self, label: Mapping[str, str]) -> tuple[PeriodicCheck, ...]:
         """Return the checks that end the run: on a mark, a revocation by a new root, or a newer serial of its agent id.
 
         ``_claim`` made its label.
         """
-        means, path = self._means, self._means.path / "runs" / self.run_id
-        state = None if self._request.dev else means.state
+        dependencies, path = self._dependencies, self._dependencies.path / "runs" / self.run_id
+        state = None if self._request.dev else dependencies.state
         revoked = revocation_watch.Watch(path, label, state, self._rows.runs_revoked, version=self._root_version)
-        newer = succession.Watch(path, label, means.state, self._on_newer, self._rows.runs_stopped)
+        newer = succession.Watch(path, label, dependencies.state, self._on_newer, self._rows.runs_stopped)
         return revoked.round(), newer.round()
 
     def _on_newer(self) -> OnNewer:
         """Read `on_newer_serial` again: a shim has the configuration of its start."""
-        config = self._means.config
+        config = self._dependencies.config
         with contextlib.suppress(errors.ConfigError):
             config = configuration.load(config.state)
         return config.on_newer_serial
@@ -236,9 +240,9 @@ class RunContext:
             self._rows,
             ttl_seconds=lifetime.ttl_seconds or None,
             suspends=lifetime.on_expiry == "suspend",
-            shown=lambda raw: prepare.redacted(raw, self._means.path),
+            shown=lambda raw: prepare.redacted(raw, self._dependencies.path),
             allow_thaw=tree_kill.allow_thaw,
-            below=functools.partial(delegation.end_below, self._means.path / "runs", self.run_id),
+            below=functools.partial(delegation.end_below, self._dependencies.path / "runs", self.run_id),
         )
 
     def _deadline(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> clocks.Deadline:
@@ -253,7 +257,7 @@ class RunContext:
         )
 
     def _limits(self, deadline: clocks.Deadline) -> Limits:
-        config = self._means.config
+        config = self._dependencies.config
         return Limits(
             start_seconds=config.start_deadline_seconds,
             task_seconds=deadline.milliseconds / 1000,

@@ -16,18 +16,18 @@ from sandbox.rundir.uid_pool import UidLease
 from sandbox.runner import gvisor, prepare
 
 
-def runsc(means: RunDependencies, rows: RunEvents, facts: HostFacts) -> bool:
+def runsc(dependencies: RunDependencies, rows: RunEvents, facts: HostFacts) -> bool:
     """Test that runsc applies the filter, unless that is proved. Returns whether the test was made now.
 
     Raises:
         errors.NotEnforceableError: Raised when runsc does not apply it.
     """
-    if filter_check.proved(means.config, facts):
+    if filter_check.proved(dependencies.config, facts):
         return False
     assert facts.runsc is not None
     rows.self_test_started(f"runsc sha256 {facts.runsc.sha256[:16]}", name="system call filter")
     with progress.step("trying whether this runsc holds an agent"):
-        proof = filter_check.prove(means.config, facts)
+        proof = filter_check.prove(dependencies.config, facts)
     rows.self_test(proof.detail, passed=not proof.fault)
     if proof.fault:
         raise errors.NotEnforceableError(
@@ -39,7 +39,7 @@ def runsc(means: RunDependencies, rows: RunEvents, facts: HostFacts) -> bool:
 
 
 def policy(
-    means: RunDependencies,
+    dependencies: RunDependencies,
     rows: RunEvents,
     decision: decide.Decision,
     facts: HostFacts,
@@ -55,19 +55,19 @@ def policy(
     Raises:
         errors.SelfTestError: Raised when something forbidden was not refused, or could not be tried.
     """
-    key = probe_run.Key(decision.policy_digest, facts, means.config.uplink)
-    if probe_run.passed(means.path, key, now_ms=now_ms):
+    key = probe_run.Key(decision.policy_digest, facts, dependencies.config.uplink)
+    if probe_run.passed(dependencies.path, key, now_ms=now_ms):
         return False
     rows.self_test_started(f"policy {decision.policy_digest[:16]}", name="canaries")
     try:
         closures = prepare.closures(decision, facts)
         with progress.step("trying what its policy forbids, before its first run of the day"):
-            faults = probe_run.attempt(job, closures, runs=means.path / "runs", uids=uids)
+            faults = probe_run.attempt(job, closures, runs=dependencies.path / "runs", uids=uids)
     except errors.CovenantError as e:
         faults = (f"it could not be tried: {e.message}",)
     says = faults[0] if faults else "what it forbids is refused, what it allows is not"
     rows.self_test(f"policy {decision.policy_digest[:16]}: {says}", passed=not faults, name="canaries")
     if faults:
         raise probe_run.error(faults)
-    probe_run.remember(means.path, key, now_ms=now_ms)
+    probe_run.remember(dependencies.path, key, now_ms=now_ms)
     return True

@@ -59,9 +59,9 @@ class Run(RunContext):
     used_ms = 0
 
     def __init__(
-        self, means: RunDependencies, request: Request, *, now_ms: int, child: delegation.Child | None = None
+        self, dependencies: RunDependencies, request: Request, *, now_ms: int, child: delegation.Child | None = None
     ) -> None:
-        super().__init__(means, request, now_ms=now_ms, child=child)
+        super().__init__(dependencies, request, now_ms=now_ms, child=child)
         # Refuse an invalid intent here, before anything is accepted or logged.
         self._line = contract.Intent(
             self.intent_id,
@@ -145,21 +145,21 @@ class Run(RunContext):
         self._rows.failure(error, package_digest=self._request.package.digest)
 
     def _verify(self) -> trust.TrustedPackage | Unsigned:
-        means, package = self._means, self._request.package
-        if package.envelope is None and means.config.allow_unsigned_trusted_local:
+        dependencies, package = self._dependencies, self._request.package
+        if package.envelope is None and dependencies.config.allow_unsigned_trusted_local:
             return Unsigned(package, allowed=True)
-        self._root = means.state.trust_root(self._now_ms)
+        self._root = dependencies.state.trust_root(self._now_ms)
         return trust.verify(
             package,
             self._root,
             now_ms=self._now_ms,
-            audience=means.config.host,
-            serials=means.state,
-            greatest_time_ms=means.state.greatest_time_ms(),
+            audience=dependencies.config.host,
+            serials=dependencies.state,
+            greatest_time_ms=dependencies.state.greatest_time_ms(),
         )
 
     def _linux_gvisor(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> RunResult:
-        means = self._means
+        dependencies = self._dependencies
         if self._request.user is not None:
             raise errors.UsageError(
                 f"`--as {self._request.user}` is for trusted-local, this package runs under linux-gvisor",
@@ -168,19 +168,21 @@ class Run(RunContext):
         with progress.step("reading the files that the agent's root is made of"):
             facts = self._look(manifest)
         self._lap("host")
-        decision = decide.authorise(trusted, manifest, host=facts, policies=means.policies, **self._case(trusted))
+        decision = decide.authorise(
+            trusted, manifest, host=facts, policies=dependencies.policies, **self._case(trusted)
+        )
         self._rows.transition(life.State.VALIDATED, f"policy {decision.policy_digest[:16]}", waits=True)
         self._lap("decide")
-        if preflight.runsc(means, self._rows, facts):
+        if preflight.runsc(dependencies, self._rows, facts):
             self._lap("self test")
         deadline = self._deadline(trusted, manifest)
         with contextlib.ExitStack() as stack:
             # Copy before the start row: copies may take seconds or fail, and the log must show only real starts.
             job = self._job(trusted, decision, facts, deadline, stack)
             self._lap("prepare")
-            advisory = _ALARM if means.config.on_drift == "alarm" else ()
-            if means.config.self_test:
-                if preflight.policy(means, self._rows, decision, facts, job, self._uids(), now_ms=self._now_ms):
+            advisory = _ALARM if dependencies.config.on_drift == "alarm" else ()
+            if dependencies.config.self_test:
+                if preflight.policy(dependencies, self._rows, decision, facts, job, self._uids(), now_ms=self._now_ms):
                     self._lap("canaries")
                 if job.tries is None and manifest.agent.runtime in preload.RUNTIMES:
                     advisory = (*advisory, _NO_TRIES)
@@ -189,8 +191,8 @@ class Run(RunContext):
             advisory = (*advisory, *self._stands_by(decision))
             self._begin(trusted, manifest, deadline, policy_digest=decision.policy_digest, not_enforced=advisory)
             operations = self._operations(decision.effective.lifetime)
-            job = dataclasses.replace(job, operations=operations, after=means.after, signals=self.signals)
-            finished = gvisor.run(job, runs=means.path / "runs", uids=self._uids())
+            job = dataclasses.replace(job, operations=operations, after=dependencies.after, signals=self.signals)
+            finished = gvisor.run(job, runs=dependencies.path / "runs", uids=self._uids())
         self._lap("run")
         return self._finish(manifest, finished, decision.policy_digest, (*advisory, *finished.reported))
 
@@ -201,7 +203,7 @@ class Run(RunContext):
             return ()
         if command.BROKER_FLAG in decision.artefacts.json("runtime.json")["flags"]:
             return (_NOT_AHEAD,)
-        if not self._means.keeps_standby:
+        if not self._dependencies.keeps_standby:
             return (_NO_STANDBY,)
         self.standby = wanted
         return ()
@@ -213,18 +215,18 @@ class Run(RunContext):
         """
         from sandbox.runner import trusted_local
 
-        means, request = self._means, self._request
+        dependencies, request = self._dependencies, self._request
         if self._child is not None:
             raise delegation.refuse_backend(manifest.sandbox.backend)
         signed = isinstance(trusted, trust.TrustedPackage)
-        plan = trusted_local.plan(manifest, config=means.config, user=request.user, signed=signed)
-        if means.isolated and not plan.policy.own_network:
+        plan = trusted_local.plan(manifest, config=dependencies.config, user=request.user, signed=signed)
+        if dependencies.isolated and not plan.policy.own_network:
             raise errors.NotEnforceableError(
                 "a trusted-local agent has the host's network, and the supervisor is not in it",
                 hint="name the uplink in config.toml, or run it without the supervisor",
                 grant="resources.network",
             )
-        verdict = decide.rules(trusted, manifest, host=host_facts.probe(means.config), **self._case(trusted))
+        verdict = decide.rules(trusted, manifest, host=host_facts.probe(dependencies.config), **self._case(trusted))
         self._rows.transition(life.State.VALIDATED, "no policy is compiled for trusted-local", waits=True)
         deadline = self._deadline(trusted, manifest)
         label, claim = self._claim(self._asked(trusted, manifest, verdict.effective))
@@ -232,7 +234,7 @@ class Run(RunContext):
         operations = self._operations(verdict.effective.lifetime)
         # The directory is only for label and lock: other runs see the owner, and the next start sees its end.
         with (
-            rundir_directory.RunDirectory(means.path / "runs" / self.run_id, label, claim=claim) as directory,
+            rundir_directory.RunDirectory(dependencies.path / "runs" / self.run_id, label, claim=claim) as directory,
             operations.listening(directory.path),
         ):
             finished = trusted_local.run(
@@ -241,10 +243,10 @@ class Run(RunContext):
                 run_id=self.run_id,
                 intent=self._line,
                 limits=self._limits(deadline),
-                state=means.path,
-                hidden=means.never_granted,
+                state=dependencies.path,
+                hidden=dependencies.never_granted,
                 rounds=self._watch(label),
-                watches=means.watches,
+                watches=dependencies.watches,
                 operations=operations,
                 directory=directory,
                 signals=self.signals,
@@ -293,7 +295,7 @@ class Run(RunContext):
         deadline: clocks.Deadline,
         stack: contextlib.ExitStack,
     ) -> gvisor.SandboxSpec:
-        means, manifest = self._means, decision.manifest
+        dependencies, manifest = self._dependencies, decision.manifest
         label, claim = self._claim(self._asked(trusted, manifest, decision.effective))
         order = prepare.Order(
             run_id=self.run_id,
@@ -305,9 +307,9 @@ class Run(RunContext):
             denied=self._denials.told,
             drifted=self._rows.drift,
             rounds=(self._denials.round(), *self._watch(label)),
-            watches=means.watches
+            watches=dependencies.watches
             if self._child is None
-            else {**means.watches, **self._child.watches(label, self.adopted)},
+            else {**dependencies.watches, **self._child.watches(label, self.adopted)},
             broker=self._broker(decision, deadline, stack),
             secrets=self._secrets,  # making the broker has found them
         )
@@ -315,9 +317,9 @@ class Run(RunContext):
             order,
             decision,
             facts,
-            state=means.path,
-            config=means.config,
-            never_granted=means.never_granted,
+            state=dependencies.path,
+            config=dependencies.config,
+            never_granted=dependencies.never_granted,
             stack=stack,
         )
 
@@ -341,7 +343,7 @@ class Run(RunContext):
         if text_hash is not None:
             self._rows.intent_dispatched(self.intent_id, self._request.text, text_hash)
         self._rows.finish(code or "the agent has answered")
-        stderr = prepare.redacted(finished.stderr, self._means.path)
+        stderr = prepare.redacted(finished.stderr, self._dependencies.path)
         self._rows.run_ended(
             status="ok" if result else "failed",
             code=code,

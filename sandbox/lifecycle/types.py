@@ -1,4 +1,4 @@
-"""Data types of a run: its request, the means that the supervisor gives it, and the answer."""
+"""Data types of a run: its request, the dependencies that the supervisor passes to it, and its result."""
 
 from __future__ import annotations
 

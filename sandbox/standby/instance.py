@@ -66,12 +66,16 @@ class WarmSandbox(run.Run):
     the run's own, and raises ``UnusedError`` when no client came.
     """
 
-    def __init__(self, means: RunDependencies, request: Request, *, alive: int, tell: Callable[[bytes], None]) -> None:
-        self._mark = means.ledger.mark
-        self._made_of = fingerprints.Files.of_state(means.state).joined(fingerprints.Files.of_config(means.config))
-        super().__init__(means, request, now_ms=int(time.time() * 1000))
+    def __init__(
+        self, dependencies: RunDependencies, request: Request, *, alive: int, tell: Callable[[bytes], None]
+    ) -> None:
+        self._mark = dependencies.ledger.mark
+        self._made_of = fingerprints.Files.of_state(dependencies.state).joined(
+            fingerprints.Files.of_config(dependencies.config)
+        )
+        super().__init__(dependencies, request, now_ms=int(time.time() * 1000))
         self._alive, self._tell = alive, tell
-        self._settings = means.config.digest
+        self._settings = dependencies.config.digest
         self._listening, self._stack = contextlib.ExitStack(), contextlib.ExitStack()
         self._client: socket.socket | None = None
         self._since = time.monotonic()
@@ -253,7 +257,7 @@ class WarmSandbox(run.Run):
             return errors.KilledError(f"standby: it cannot be used: {e.message}")
         self._client, self._untold, self._unshown = connection, True, True
         watches: dict[int, Callable[[], Outcome]] = {connection.fileno(): self._client_gone}
-        if self._means.config.on_supervisor_exit == "end":
+        if self._dependencies.config.on_supervisor_exit == "end":
             watches[self._alive] = ended
 
         def release() -> None:
@@ -300,9 +304,9 @@ class WarmSandbox(run.Run):
             self._trusted,
             self._root,
             now_ms=self._now_ms,
-            audience=self._means.config.host,
+            audience=self._dependencies.config.host,
             serials=trust.NoSerials(),
-            greatest_time_ms=self._means.state.time_under(self._trusted.root_version),
+            greatest_time_ms=self._dependencies.state.time_under(self._trusted.root_version),
         )
 
     def _answering(self) -> Outcome:
@@ -325,7 +329,7 @@ class WarmSandbox(run.Run):
 
     def _another_root(self) -> str | None:
         """That another trust root holds, in words: which a dispatch asks when it verifies again."""
-        version = self._means.state.root_version()
+        version = self._dependencies.state.root_version()
         return None if version == self._trusted.root_version else f"trust root version {version} holds now"
 
     def _changed(self, started: gvisor.StartedSandbox, *, every_file: bool) -> str | None:
@@ -422,13 +426,13 @@ class _DeferredIntent:
         return self._instance.accept(self._started, self._listener)
 
 
-def keep(means: RunDependencies, request: Request, *, alive: int, tell: Callable[[bytes], None]) -> None:
+def keep(dependencies: RunDependencies, request: Request, *, alive: int, tell: Callable[[bytes], None]) -> None:
     """In a shim: make an instance of the package in ``request``, and hold it until it was used or is of no use.
 
     Raises:
         errors.CovenantError: it could not be made, or the machine failed it; either is in the log.
     """
-    one = WarmSandbox(means, request, alive=alive, tell=tell)
+    one = WarmSandbox(dependencies, request, alive=alive, tell=tell)
     with one.signals:  # until its last row is written
         _kept(one, tell)
 

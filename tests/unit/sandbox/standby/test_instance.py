@@ -38,11 +38,11 @@ def test_a_root_that_came_since_the_look_at_it_sends_the_intent_elsewhere(
         one._trusted = kit.verify(kit.signed(1), one._root)
         one.run_id, one.intent_id, one._mark = "run", "intent", (1, 2, 3)
 
-        class Means:
+        class Dependencies:
             config = Config()
 
-        one._means = Means
-        Means.state = state  # type: ignore[attr-defined]
+        one._dependencies = Dependencies
+        Dependencies.state = state  # type: ignore[attr-defined]
         monkeypatch.setattr(one, "_changed", lambda started, *, every_file: None, raising=False)
         state.replace_root(kit.root_bytes(kit.root_document(version=2)), kit.NOW)
         if taken_away:
@@ -112,7 +112,7 @@ def test_whoever_may_not_have_it_takes_it_from_nobody_else(tmp_path: Path, monke
         "_changed": lambda started, *, every_file: None,
         "_verify_again": lambda: kit.verify(kit.signed(1)),
         "_deadline": lambda trusted, manifest: None,
-        "_means": SimpleNamespace(state=SimpleNamespace(accepted=lambda agent_id: None)),
+        "_dependencies": SimpleNamespace(state=SimpleNamespace(accepted=lambda agent_id: None)),
         "_claim": lambda place: ({"agent_id": "a"}, refused),
     }.items():
         monkeypatch.setattr(one, name, value, raising=False)
@@ -122,7 +122,10 @@ def test_whoever_may_not_have_it_takes_it_from_nobody_else(tmp_path: Path, monke
         for end in (ours, theirs):
             end.settimeout(30)
         dispatch.send(ours, {"go": "run"})
-        assert one._handle_order(started, theirs, {**dispatch.order(made, "s"), "text": "another", "intent_id": "i"}) is None
+        assert (
+            one._handle_order(started, theirs, {**dispatch.order(made, "s"), "text": "another", "intent_id": "i"})
+            is None
+        )
         assert dispatch.receive(ours)["offer"] == "run"
         assert dispatch.receive(ours) == {"cold": "as many live as may"}
         assert label.label_of(directory.path) == {label.STANDBY: "yes"}
