@@ -82,11 +82,11 @@ def enforce(
 ) -> Enforced:
     """End every live run below ``runs`` that rests on what ``root`` revokes, each with its subtree.
 
-    (1) behind the gate: find the runs that rest on it, and those below them (2) stop all of them: a frozen agent sends
-    nothing, and leaves the CPU to the disk's writer (3) mark the directory of each, so that its shim starts nothing
-    more and reports the reason; then stop their gates, and
-        any run that came between (2) and the mark. If this process dies before the mark, `resume` thaws the agents, and
-        it does not know of gates
+    (1) behind the gate: find the runs that rest on it, and those below them
+    (2) stop all of them: a frozen agent sends nothing, and leaves the CPU to the disk's writer
+    (3) mark the directory of each, so that its shim starts nothing more and reports the reason; then stop their gates,
+        and any run that came between (2) and the mark. If this process dies before the mark, `resume` thaws the
+        agents, and it does not know of gates
     (4) call ``install``, where the root is not installed yet, then repeat (1) to (3) for the runs that came before it
     (5) write one durable row that names them
     (6) disconnect all their networks, while

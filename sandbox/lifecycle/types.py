@@ -82,10 +82,12 @@ class RunResult:
 class RunDependencies:
     """Resources that the supervisor gives to a run.
 
-    - ``state`` is the deciding state: the supervisor's own, or a dev state. - ``watches`` are descriptors that may end
-    the run, such as of a client that disconnects (run_io.ContainerIO.watches). - ``below`` are watches that end its
-    children as well; the children's shims keep their descriptors. - ``isolated`` says that this process's network
-    namespace is not the host's. - ``after`` is closed once the answer was given (spec.SandboxSpec).
+    - ``state`` is the deciding state: the supervisor's own, or a dev state.
+    - ``watches`` are descriptors that may end the run, such as of a client that disconnects
+      (run_io.ContainerIO.watches).
+    - ``below`` are watches that end its children as well; the children's shims keep their descriptors.
+    - ``isolated`` says that this process's network namespace is not the host's.
+    - ``after`` is closed once the answer was given (spec.SandboxSpec).
     """
 
     path: Path
