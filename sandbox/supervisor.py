@@ -91,7 +91,7 @@ class Supervisor:
         self._stack.close()
 
     @contextlib.contextmanager
-    def in_keeper(self) -> Iterator[Supervisor]:
+    def in_shim(self) -> Iterator[Supervisor]:
         """The same in a forked shim (sandbox.shim.process): what is read is shared, what is locked is opened anew.
 
         A lock of a file belongs to its open description (flock(2)), and a fork shares it: two shims that had one
@@ -149,7 +149,7 @@ class Supervisor:
         Raises:
             errors.CovenantError: Raised when it could not be made, or the machine failed it.
         """
-        with self.in_keeper() as own:
+        with self.in_shim() as own:
             issuer = {"display": "standby@local", "pubkey": base58.encode(own.ledger.public_key.public_bytes_raw())}
             request = Request(one.read(self.path), "-", issuer, package_name=one.package_name)
             dependencies = dataclasses.replace(own.dependencies(), watches={told: instance.ended})
@@ -157,7 +157,7 @@ class Supervisor:
 
     def _start_child(self, parent: Request, child_request: ChildRequest, say: Say) -> None:
         """In the shim of a child, forked from its parent's."""
-        with self.in_keeper() as own:
+        with self.in_shim() as own:
             child_run.run_child(dataclasses.replace(own.dependencies(), watches=self.below), parent, child_request, say)
 
     def run(

@@ -56,7 +56,7 @@ _LIMITS: Mapping[type[errors.RunError], tuple[str, str]] = {
 PRELUDE_FILE: Final = "/.covenant-prelude-file"
 
 
-class Denials:
+class DenialLog:
     """The denials of one run. ``write`` appends a row to the log. Not thread-safe."""
 
     def __init__(self, write: Callable[[denials.Row], None], *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -86,7 +86,7 @@ class Denials:
         """Return the round for the exchange (run_io.ContainerIO.rounds), which writes the summaries that are due."""
         return PeriodicCheck(_LOOK_SECONDS, self._look, lambda: _SOON_SECONDS if self._waiting else _LOOK_SECONDS)
 
-    def wind_up(self) -> None:
+    def flush(self) -> None:
         """Write all remaining rows. Called once the run has ended, before its last row."""
         self._waiting += self._bounds.wind_up()
         while self._waiting:

@@ -153,7 +153,7 @@ def start_of(state: Path, run_id: str) -> dict[str, Any] | None:
     return None
 
 
-def owed(state: Path, run_id: str) -> bool:
+def is_open(state: Path, run_id: str) -> bool:
     """Whether a live process will write the run's end."""
     return atomic_file.held(state / "unended" / run_id)
 

@@ -418,10 +418,10 @@ def _await_record(state: Path, run_id: str, until: float, *, unseen: bool = Fals
     An ``unseen`` run may also be about to begin.
     """
     while True:
-        owed = open_runs.owed(state, run_id)
+        is_open = open_runs.is_open(state, run_id)
         if (record := run_archive.read(state, run_id)) is not None:
             return record
-        if not owed:
+        if not is_open:
             raise errors.CutOffError(
                 f"run `{run_id}` ended without a record: its keeper was killed", hint="the next start writes it down"
             )

@@ -21,7 +21,7 @@ from policy.rules.case import Claimant, Unsigned
 from policy.rules.succession import OnNewer
 from policy.signing import authority, trust
 from sandbox import config as configuration
-from sandbox.audit.denials import Denials
+from sandbox.audit.denials import DenialLog
 from sandbox.audit.run_events import RunEvents
 from sandbox.broker import delegation, server
 from sandbox.control import revocation, revocation_watch, succession, tree_kill
@@ -52,7 +52,7 @@ class RunContext:
         self.run_id = str(uuid.uuid4()) if child is None else child.run_id
         self.intent_id = request.intent_id or str(uuid.uuid4())
         self._rows = RunEvents(dependencies.ledger, self.run_id, request.issuer)
-        self._denials = Denials(self._rows.denied)
+        self._denials = DenialLog(self._rows.denied)
         self._secrets: gvisor.Secrets | None = None
         self._below_ms: list[int] = []
         self._root_version: int | None = None

@@ -141,7 +141,7 @@ class Run(RunContext):
     def log_failure(self, error: BaseException) -> None:
         """Write the row of a refusal, or of a started run that failed by a fault of the machine."""
         if self._rows.started:
-            self._denials.wind_up()
+            self._denials.flush()
         self._rows.failure(error, package_digest=self._request.package.digest)
 
     def _verify(self) -> trust.TrustedPackage | Unsigned:
@@ -339,7 +339,7 @@ class Run(RunContext):
         text_hash = hashlib.sha256(result.text.encode()).hexdigest() if result else None
         code = error.code if error else None
         self._denials.ended_by(error)
-        self._denials.wind_up()
+        self._denials.flush()
         if text_hash is not None:
             self._rows.intent_dispatched(self.intent_id, self._request.text, text_hash)
         self._rows.finish(code or "the agent has answered")

@@ -73,7 +73,7 @@ def recover(supervisor: Supervisor, host_network: int) -> None:
     """In a shim: take away what another left."""
     if host_network >= 0:
         libc.setns(host_network, libc.CLONE_NEWNET)
-    with supervisor.in_keeper() as own:
+    with supervisor.in_shim() as own:
         own.recover()
 
 

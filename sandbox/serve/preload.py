@@ -55,7 +55,7 @@ def up(supervisor: Supervisor) -> None:
 
 def repeat(supervisor: Supervisor) -> None:
     """In an idle shim: take the first steps of a run that no client asked for. Nothing of it is kept."""
-    with contextlib.suppress(errors.CovenantError, OSError), supervisor.in_keeper() as own:
+    with contextlib.suppress(errors.CovenantError, OSError), supervisor.in_shim() as own:
         own.state.trust_root(int(time.time() * 1000))
     with contextlib.suppress(errors.CovenantError, OSError):
         _compile(supervisor, _MANIFEST.format(runtime="python3", network="off"))

@@ -349,7 +349,7 @@ class WarmSandbox(run.Run):
         self, manifest: Manifest, finished: RunOutcome, policy_digest: str | None, not_enforced: tuple[str, ...]
     ) -> RunResult:
         if not self._rows.started:
-            self._denials.wind_up()
+            self._denials.flush()
             if self._rows.state is not State.TERMINATED:
                 self._rows.transition(State.TERMINATED, "standby: it ended before its intent", waits=True)
             self._rows.transition(State.ARCHIVED, "nothing was asked of it")

@@ -14,7 +14,7 @@ import pytest
 
 from policy import errors
 from sandbox.audit import run_archive
-from sandbox.audit.denials import Denials
+from sandbox.audit.denials import DenialLog
 from sandbox.audit.run_events import RunEvents
 from sandbox.control import manager
 from sandbox.kernel.cgroup import cgroup
@@ -161,13 +161,13 @@ def test_a_run_that_the_supervisor_cannot_go_on_with_is_dead_before_what_surroun
         alive.append([pid for leaf in leaves for pid in leaf.pids()])
         leave(child, *exc)
 
-    def full(_: Denials) -> None:
+    def full(_: DenialLog) -> None:
         raise errors.LedgerError("no space left")
 
     monkeypatch.setattr(cgroup.Leaf, "__enter__", entered)
     monkeypatch.setattr(spawn.Child, "__exit__", left)
     assert world.run_code(HEAD + "answer = 1" + TAIL).error is None
-    monkeypatch.setattr(Denials, "_look", full)
+    monkeypatch.setattr(DenialLog, "_look", full)
     with pytest.raises(errors.LedgerError, match="no space left"):
         world.run_code(HEAD + "import time; time.sleep(60)\nanswer = 1" + TAIL)
     assert alive == [[], []]

@@ -132,7 +132,7 @@ def _send_report(session: Session, own: Supervisor, report_reader: RunReportRead
     """
     try:
         told = report_reader.read()
-        if any(not open_runs.owed(own.path, run_id) for run_id in report_reader.lost):
+        if any(not open_runs.is_open(own.path, run_id) for run_id in report_reader.lost):
             # A shim below was killed: what it left is taken away now, so that its end and its use are known.
             with contextlib.suppress(errors.CovenantError, OSError):
                 own.recover()

@@ -107,7 +107,7 @@ class Session:
     @contextlib.contextmanager
     def opened(self) -> Iterator[Supervisor]:
         """Open the supervisor with a state and a log of this process's own."""
-        with self.supervisor.in_keeper() as own:
+        with self.supervisor.in_shim() as own:
             yield own
 
     def issuer(self, own: Supervisor) -> dict[str, str]:

@@ -6,7 +6,7 @@ import pytest
 
 from policy import denials, errors
 from policy.denials import Denial, Row
-from sandbox.audit.denials import Denials, failed_calls, refused_calls, traced
+from sandbox.audit.denials import DenialLog, failed_calls, refused_calls, traced
 from sandbox.kernel.runsc import debug_log
 from tests.unit.policy.compile import sample
 
@@ -21,7 +21,7 @@ class Log:
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self.seconds = 100.0
-        self.denials = Denials(self.rows.append, clock=lambda: self.seconds)
+        self.denials = DenialLog(self.rows.append, clock=lambda: self.seconds)
 
     def look(self, seconds: float) -> None:
         self.seconds += seconds
@@ -38,7 +38,7 @@ def test_rows_are_written_at_once_then_by_the_round_and_at_the_end() -> None:
     log.look(0.5)
     assert log.rows == [Row(NAME, 1), Row(NAME, 99_999)]
     log.denials.told(NAME)
-    log.denials.wind_up()
+    log.denials.flush()
     assert [row.count for row in log.rows] == [1, 99_999, 1]
     assert log.denials.totals == (Row(NAME, 100_001),)
 
@@ -70,7 +70,7 @@ def test_a_row_that_cannot_be_written_is_an_error_at_once() -> None:
         raise errors.LedgerError("no space")
 
     with pytest.raises(errors.LedgerError):
-        Denials(full).told(NAME)
+        DenialLog(full).told(NAME)
 
 
 def test_a_refused_call_is_one_of_its_kind() -> None:
@@ -84,7 +84,7 @@ def test_a_refused_call_is_one_of_its_kind() -> None:
         ("exec", "execve", "not_granted"),
         ("syscall", "#999", "not_granted"),
     ]
-    log.denials.wind_up()
+    log.denials.flush()
     assert log.rows[-1] == Row(Denial("exec", "execve", "not_granted"), 2)
 
 
@@ -108,7 +108,7 @@ def test_a_flood_of_different_denials_writes_a_few_rows_a_turn_and_loses_none() 
         assert len(log.rows) - before <= AT_ONCE
         turns += 1
     assert turns > 100
-    log.denials.wind_up()
+    log.denials.flush()
     assert sum(row.count for row in log.rows) == 1500
 
 
@@ -116,7 +116,7 @@ def test_a_run_that_ends_in_a_flood_writes_what_waits() -> None:
     log = Log()
     for number in range(50):
         log.denials.told(Denial("dns", f"{number}.example.com", "name_not_granted"))
-    log.denials.wind_up()
+    log.denials.flush()
     assert [row.denial.target for row in log.rows] == [f"{number}.example.com" for number in range(50)]
 
 

@@ -77,7 +77,7 @@ def test_a_mark_that_is_made_ahead_is_taken_away_where_no_start_was_written(tmp_
         rows = RunEvents(ledger, "r", {"display": "somebody@local", "pubkey": "1" * 44})
         rows.expect_start()
         rows.expect_start()
-        assert open_runs.owed(tmp_path, "r")
+        assert open_runs.is_open(tmp_path, "r")
         rows.leave()
         assert list((tmp_path / "unended").iterdir()) == []
         # The control: of one that was started somebody else writes the end.
@@ -85,4 +85,4 @@ def test_a_mark_that_is_made_ahead_is_taken_away_where_no_start_was_written(tmp_
         rows.started = True
         rows.leave()
         assert [one.name for one in (tmp_path / "unended").iterdir()] == ["r"]
-        assert not open_runs.owed(tmp_path, "r")
+        assert not open_runs.is_open(tmp_path, "r")

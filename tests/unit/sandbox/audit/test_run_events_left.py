@@ -85,11 +85,11 @@ def test_an_end_that_could_not_be_written_is_for_whoever_looks_once_it_is_left(
             full.setattr(Ledger, "append_all", refuses)
             with pytest.raises(errors.LedgerError):
                 pen.failure(errors.KilledError("it is to end"), package_digest="p")
-        # Its process lives and may still write the end, so no other process does.
-        assert open_runs.owed(tmp_path, RUN)
+        # Its process lives and may write it yet: nobody else does.
+        assert open_runs.is_open(tmp_path, RUN)
         assert _looks(tmp_path) == []
         pen.leave()
-        assert not open_runs.owed(tmp_path, RUN)
+        assert not open_runs.is_open(tmp_path, RUN)
         assert _looks(tmp_path) == ["cut_off"]
         # Only once.
         pen.leave()
@@ -102,6 +102,6 @@ def test_who_wrote_its_end_or_began_nothing_leaves_nothing_to_write(tmp_path: Pa
         assert _looks(tmp_path) == []
         pen = _begun(log)
         pen.failure(errors.KilledError("it is to end"), package_digest="p")
-        assert not open_runs.owed(tmp_path, RUN)
+        assert not open_runs.is_open(tmp_path, RUN)
         pen.leave()
         assert _looks(tmp_path) == ["stopped"]
