@@ -78,8 +78,7 @@ def _run(
             heard = stack.enter_context(contextlib.closing(preload.ProbeReports(job.tries, job.denied)))
             job = dataclasses.replace(job, denied=heard.denied)
         uid = stack.enter_context(uids)
-        spares = Spares(runs.parent / SPARE, job.artefacts.digest)
-        directory = lasting.enter_context(RunDirectory(runs / job.run_id, job.label, claim=job.claim, spares=spares))
+        directory = lasting.enter_context(RunDirectory(runs / job.run_id, job.label, claim=job.claim))
         if job.operations is not None:
             stack.enter_context(job.operations.listening(directory.path))
         leaf = cgroup.Leaf(hierarchies, job.run_id)

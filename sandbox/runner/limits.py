@@ -12,7 +12,7 @@ from policy import errors
 from sandbox.kernel.cgroup.cgroup import Leaf
 from sandbox.kernel.fs import filesystems
 from sandbox.run_io import PeriodicCheck
-from sandbox.rundir import reuse_place
+from sandbox.rundir import directory
 
 # The least time between two looks at the processor time, which is also how exactly it is held (seconds).
 SHORTEST_SECONDS = 0.01

@@ -95,7 +95,7 @@ def _asked(
 
 
 def _here(path: Path, text: str, timeout_ms: int | None, user: str | None, *, dev: bool, as_json: bool) -> RunResult:
-    """The answer of the supervisor in this process."""
+    """Run the agent with the supervisor's code in this process."""
     from covenant.keys import identity
     from sandbox.storage import package_reader as packages
     from sandbox.supervisor import Request, Supervisor

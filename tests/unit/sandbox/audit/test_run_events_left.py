@@ -43,7 +43,7 @@ def _opened(state: Path) -> Ledger:
 
 
 def _begun(log: Ledger) -> RunEvents:
-    """A run whose start is written."""
+    """Return the rows of a run whose start is written."""
     pen = RunEvents(log, RUN, ISSUER)
     pen.agent_id, pen.operator = "probe", "tester"
     for state in (State.PROVISIONED, State.VALIDATED, State.ISOLATED):
@@ -85,7 +85,7 @@ def test_an_end_that_could_not_be_written_is_for_whoever_looks_once_it_is_left(
             full.setattr(Ledger, "append_all", refuses)
             with pytest.raises(errors.LedgerError):
                 pen.failure(errors.KilledError("it is to end"), package_digest="p")
-        # Its process lives and may write it yet: nobody else does.
+        # Its process lives and may still write the end, so no other process does.
         assert open_runs.is_open(tmp_path, RUN)
         assert _looks(tmp_path) == []
         pen.leave()

@@ -52,7 +52,7 @@ class Family:
 
 
 def runs_in(told: run_report.RunReport) -> set[str | None]:
-    """The runs that the rows are about."""
+    """Return the runs that the rows are about."""
     found = [events.begins(line) for _, line in told.rows if line is not None]
     return {one.run_id for one in found if one is not None}
 

@@ -56,7 +56,7 @@ def test_what_ended_without_one_leaves_everything_as_it_was() -> None:
 
 
 def test_nobodys_signals_but_ours_are_held_back() -> None:
-    """There is nothing to hold outside ``detach_from_terminal``, at its end, and in a thread that no signal reaches."""
+    """There is nothing to hold outside ``detach_from_terminal``, at its exit, and in a thread that no signal reaches."""
     with shim_signals.DeferredSignals() as signals:
         assert signals.handlers() == {}
     with shim_signals.detach_from_terminal(), shim_signals.DeferredSignals() as signals:
@@ -73,13 +73,13 @@ def test_nobodys_signals_but_ours_are_held_back() -> None:
 
 @pytest.mark.usefixtures("own")
 def test_it_is_held_back_whichever_thread_takes_it() -> None:
-    """Python runs the handler in the main thread all the same, where a mask would not be asked."""
+    """Python runs the handler in the main thread even if that thread's mask blocks the signal."""
     with shim_signals.DeferredSignals() as signals:
         signals.hold()
         thread = threading.Thread(target=signal.raise_signal, args=(signal.SIGTERM,))
         thread.start()
         thread.join()
-        time.sleep(0.01)  # here it would raise
+        time.sleep(0.01)  # a signal would raise here
         assert signals.pending
         with pytest.raises(errors.StoppedError):
             signals.check()
