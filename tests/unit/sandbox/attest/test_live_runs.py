@@ -21,7 +21,7 @@ HOLDS = Report("one", (Layer("rights", Standing.EQUAL),))
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    made: Any = SimpleNamespace(agent_id="probe", policy_digest="digest")
+    made: Any = SimpleNamespace(agent_id="probe", policy_digest="digest", network=None)
     monkeypatch.setattr(reference.ReferenceValues, "read", lambda directory: made)
     monkeypatch.setattr(artefact_reader, "read", lambda directory: None)
     monkeypatch.setattr(live_runs, "_trusted", lambda *_: ((), ()))

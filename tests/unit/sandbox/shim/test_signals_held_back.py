@@ -56,7 +56,7 @@ def test_what_ended_without_one_leaves_everything_as_it_was() -> None:
 
 
 def test_nobodys_signals_but_ours_are_held_back() -> None:
-    """There is nothing to hold outside ``detach_from_terminal``, at its exit, and in a thread that no signal reaches."""
+    """Nothing is held outside ``detach_from_terminal``, at its exit, and in a thread that no signal reaches."""
     with shim_signals.DeferredSignals() as signals:
         assert signals.handlers() == {}
     with shim_signals.detach_from_terminal(), shim_signals.DeferredSignals() as signals:
