@@ -143,3 +143,23 @@ def await_true(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < until
         time.sleep(0.1)
+
+
+LIMIT, NAMED, CLEANED = 3, 10, 10
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["control: the agent sleeps", "it reads a hanging file"])
+def test_read_that_hangs_is_named_after_ten_seconds(served: Served, files: Hanging, *, hangs: bool) -> None:
+    package = reader(served, files, before="" if hangs else "import time; time.sleep(600)")
+    if hangs:
+        files.hang("READ")
+    begin, code = time.monotonic(), ""
+    try:
+        answer = served.run(package, timeout_ms=LIMIT * 1000)
+        code = answer.error.code if answer.error else ""
+    except errors.CovenantError as e:
+        code = e.code
+    seconds = time.monotonic() - begin
+    files.answer()
+    assert code == ("kernel" if hangs else "deadline")
+    assert seconds < LIMIT + NAMED + CLEANED, f"it took {seconds:.0f} s"

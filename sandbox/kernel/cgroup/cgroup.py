@@ -25,6 +25,8 @@ from sandbox.kernel.fs import filesystems, hanging
 
 # Used if they are mounted: freezer stops every thread of a leaf, cpuacct counts its CPU time.
 OPTIONAL_V1 = ("freezer", "cpuacct")
+# How long a leaf is waited for that was not empty at an earlier deadline.
+_HANGS_SECONDS = 1.0
 # The name of the cgroup below a frozen leaf of version 1 (``Leaf.keep_frozen``).
 _STILL = "still"
 # The errors for a removed cgroup: when its file is opened, and when an open file is read.
@@ -135,6 +137,8 @@ class Leaf:
     name: str
     paths: dict[str, Path] = field(default_factory=dict)
     reported: list[str] = field(default_factory=list)
+    # A kill of it has failed before: a process in it waits for a file system, and SIGKILL does not end that.
+    _hangs: bool = False
 
     def __enter__(self) -> Leaf:
         if self.hierarchies.version == 0:
@@ -262,12 +266,13 @@ class Leaf:
     def kill(self, deadline_seconds: float = 10.0) -> None:
         """Kill every process in the leaf with SIGKILL until the leaf is empty.
 
-        A frozen leaf is thawed only after the SIGKILL, so that no process in it executes another instruction.
+        A frozen leaf is thawed only after the SIGKILL, so that no process in it executes another instruction. A leaf
+        that was not empty at an earlier deadline is waited for briefly.
 
         Raises:
             errors.KernelError: Raised when a process is alive at the deadline, or the list cannot be read.
         """
-        until = time.monotonic() + deadline_seconds
+        until = time.monotonic() + (_HANGS_SECONDS if self._hangs else deadline_seconds)
         if self.hierarchies.version == 2 and self.paths:
             with contextlib.suppress(OSError):
                 (self.paths["memory"] / "cgroup.kill").write_text("1")
@@ -287,6 +292,7 @@ class Leaf:
                 with contextlib.suppress(OSError):
                     self._ask(frozen=False)
             if time.monotonic() > until:
+                self._hangs = True
                 raise errors.KernelError(unread or f"{hanging.survivors(pids)} survive SIGKILL in cgroup `{self.name}`")
             time.sleep(0.002)
 
