@@ -231,10 +231,10 @@ class Config(pydantic.BaseModel):
 
 
 def load(state: Path) -> Config:
-    """The configuration that holds for ``state`` (COVENANT_STATE).
+    """Return the configuration that holds for ``state`` (COVENANT_STATE).
 
     Raises:
-        errors.ConfigError: the file is there and is malformed, too large, or can be written by others.
+        errors.ConfigError: Raised when the file is malformed, too large, or writable by others.
     """
     for path in (state / "config.toml", SYSTEM_FILE):
         raw = _read(path)
@@ -244,10 +244,10 @@ def load(state: Path) -> Config:
 
 
 def parse(raw: bytes, *, file: str, state: Path) -> Config:
-    """The configuration in these bytes; ``file`` stands in errors.
+    """Parse a configuration; ``file`` is its name in errors.
 
     Raises:
-        errors.ConfigError: they are no configuration.
+        errors.ConfigError: Raised when the bytes are no configuration.
     """
     try:
         document: dict[str, Any] = tomllib.loads(raw.decode("utf-8"))
@@ -289,10 +289,11 @@ def _read(path: Path) -> bytes | None:
 
 
 def trusted_binary(path: Path) -> Path:
-    """The program at an absolute path, with symlinks resolved, if only root can have put it there.
+    """Return the program at an absolute path, with symlinks resolved, if only root can have put it there.
 
     Raises:
-        errors.HostError: it is missing, no executable file, or it or a directory above it is in other hands.
+        errors.HostError: Raised when it is missing or not executable, or when it or a directory above it has
+            another owner.
     """
     real = _resolve(path)
     info = os.lstat(real)
@@ -324,10 +325,10 @@ def _resolve(path: Path) -> Path:
 
 
 def check_owner(path: Path) -> os.stat_result:
-    """The lstat of a path that only root can change.
+    """Return the lstat of a path that only root can change.
 
     Raises:
-        errors.HostError: it is missing, not owned by root, or writable by group or others.
+        errors.HostError: Raised when it is missing, not owned by root, or writable by group or others.
     """
     try:
         info = os.lstat(path)

@@ -14,7 +14,7 @@ from policy import contract, errors
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The clocks of one exchange, in seconds, and the name of the one that bounds the task.
+    """Limits of one exchange in seconds, and the name of the one that bounds the task.
 
     ``task_seconds`` runs from the moment the intent line is written to an agent that has started.
     """
@@ -29,16 +29,16 @@ class Limits:
 
 # What a watch or a round came to: an error ends the run with it.
 Outcome = errors.RunError | None
-# Descriptors, each with what to do when it is readable.
+# Descriptors, each with the handler for when it is readable.
 Watches = Mapping[int, Callable[[], Outcome]]
 
 
 @dataclass(frozen=True, slots=True)
 class PeriodicCheck:
-    """Something that is looked at every so many seconds while the run lasts.
+    """A check that runs periodically while the run lasts.
 
-    ``wait`` says after each look when the next is due, in seconds, where that is not always the same. ``at_start`` has
-    it looked at once more when the agent has started and before it is given its intent.
+    ``wait`` returns after each look the seconds until the next, where they vary. ``at_start`` adds one look after the
+    agent's start and before its intent.
     """
 
     seconds: float
@@ -63,39 +63,39 @@ class IntentDelivery:
 class DeferredIntent(Protocol):
     """An intent that is not known yet when the agent starts (sandbox.standby). No method may block for long.
 
-    ``rounds`` are looked at while the agent is held, in the place of the channel's; ``watches`` beside the channel's,
-    for so long. Until the intent is given the agent may say nothing on stdout, as ever.
+    While the agent is held, ``rounds`` replace those of the child's ContainerIO, and ``watches`` are added to its own.
+    The agent must stay silent on stdout until it has its intent.
     """
 
     @property
     def rounds(self) -> Sequence[PeriodicCheck]:
-        """Asked for when it is held."""
+        """Return the checks; called when the agent is held."""
 
     @property
     def watches(self) -> Mapping[int, Callable[[], Outcome]]:
-        """Asked for when it is held."""
+        """Return the watches; called when the agent is held."""
 
     def settled(self) -> bool:
-        """Asked again and again once the agent has started: whether it waits for its intent, and is held now."""
+        """Whether the agent waits for its intent and is held now. Called repeatedly once the agent has started."""
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when a client brings an intent."""
 
     def take(self) -> IntentDelivery | errors.RunError | None:
-        """The intent; an error ends the child; None goes on waiting."""
+        """Return the intent. An error ends the child; None continues the wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerIO:
-    """A started child as the exchange sees it. Descriptors stay owned by the caller, who closes them.
+    """A started child as the exchange uses it. The caller owns the descriptors and closes them.
 
-    ``stdin``, ``stdout``, ``stderr`` are the supervisor's ends; ``pidfd`` becomes readable at the exit;
-    ``started`` becomes readable when the agent's first process runs, and ``has_started()`` then consumes the
-    event and says whether it was the right one. ``terminate`` asks (SIGTERM), ``kill`` ends everything.
-    ``out_of_memory`` says whether the kernel has killed something of the child's for memory. ``watches`` are
-    descriptors of what serves the run (its gateway, its denials), each with what to do when it is readable;
-    ``rounds`` are looked at by the clock. Neither may block. ``giving`` is called when the agent is about to be given
-    its intent, ``ending`` before the run is ended for a reason of ours: what either cannot write down does not happen.
+    ``stdin``, ``stdout`` and ``stderr`` are the supervisor's ends. ``pidfd`` becomes readable at the exit. ``started``
+    becomes readable when the agent's first process runs; ``has_started()`` then consumes the event and says whether it
+    was the right one. ``terminate`` sends SIGTERM, and ``kill`` kills everything. ``out_of_memory`` says whether the
+    kernel killed a process of the child for memory. ``watches`` maps descriptors of the run's helpers (gateway,
+    denials) to handlers, and ``rounds`` are periodic checks. Neither may block. ``giving`` is called before the agent
+    is given its intent, and ``ending`` before we end the run. If either cannot write its event, the act does not
+    happen.
     """
 
     stdin: int
@@ -115,8 +115,10 @@ class ContainerIO:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How a run ended. ``error`` is None when the agent exited with 0 by itself; times in seconds: ``said_seconds`` is
-    when its first word on stdout was read, None when it said nothing."""
+    """The outcome of a run. ``error`` is None when the agent exited with 0 by itself. Times are in seconds.
+
+    ``said_seconds`` is the time of the first byte on stdout, None when there was none.
+    """
 
     stdout: bytes
     stderr: bytes

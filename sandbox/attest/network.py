@@ -45,11 +45,11 @@ T = TypeVar("T")
 _PASSING_SECONDS, _AGAIN_SECONDS = 1.0, 0.05
 _SETTLED_SECONDS: Final = 10.0
 _GATES: Final = (64_990, 65_000)
-# Below ``closures``: what our own texts read like, by text, nft and kernel.
+# Below ``closures``: the digests of our own texts as nft lists them, by text, nft and kernel.
 WALLS: Final = "walls.json"
 # Below it too: how the host's table read last, and after which transaction there.
 HOST_RULES: Final = "host-rules.json"
-# Of what is remembered there: another when policy.decompile.network.live_nft.others says the same in other words.
+# The version of these digests: raise it when policy.decompile.network.live_nft.others changes its output.
 _FORM: Final = 1
 
 
@@ -117,7 +117,7 @@ class Network:
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Network:
-        """As ``to_json`` wrote it."""
+        """Read the document of ``to_json``."""
         agent, gateway = (
             Space(**{**found.pop(name), "lines": tuple(found[f"{name}_lines"])}) for name in ("agent", "gateway")
         )
@@ -132,7 +132,7 @@ class Network:
         return cls(supervisor, found["thread"], agent, gateway, found["uplink"], found["nft"], *more)
 
     def to_json(self) -> dict[str, Any]:
-        """For the run's directory."""
+        """Return the document for the run's directory."""
         written = asdict(self)
         for name in ("agent", "gateway"):
             written[f"{name}_lines"] = list(written[name].pop("lines"))
@@ -184,7 +184,7 @@ def view(made: Network, seen: Seen, *, state: Path) -> View:
 
 
 def _routed(run: host_rules.Run | None) -> frozenset[str]:
-    """The host's routing rules that name the run."""
+    """Return the host's routing rules that name the run."""
     return frozenset() if run is None else dump.routing_rules(run.device, run.own)
 
 
@@ -193,7 +193,7 @@ def _spans(found: Iterable[Iterable[int]]) -> Spans:
 
 
 def _uplink(made: Network) -> list[str]:
-    """The gateway's addresses towards the host."""
+    """Return the gateway's addresses towards the host."""
     found = (line.split() for line in made.gateway.lines if line.startswith("address "))
     return [words[1].partition("/")[0] for words in found if words[-1] == str(namespaces.UPLINK_INDEX)]
 
@@ -217,7 +217,7 @@ def _settle(wait: Callable[[], object]) -> None:
 
 
 def _host_rules(made: Network, seen: Seen, path: Path) -> tuple[str, frozenset[str]]:
-    """The digest of the host's own table, and the rules of its other tables that touch the run."""
+    """Return the digest of the host's own table, and the rules of its other tables that touch the run."""
     digest, others = _host_listing(Path(made.nft), path, seen)
     if made.run is None:
         return digest, frozenset()
@@ -229,8 +229,10 @@ def _host_rules(made: Network, seen: Seen, path: Path) -> tuple[str, frozenset[s
 
 
 def _host_listing(binary: Path, path: Path, seen: Seen) -> tuple[str, bytes]:
-    """The digest of the host's own table, and what its other tables hold: remembered from run to run by the number of
-    the last transaction there."""
+    """Return the digest of the host's own table, and the listing of its other tables.
+
+    They are cached from run to run, by the number of the last transaction there.
+    """
     where, number = dump.cookie(), dump.generation()
     if seen.host is not None and seen.host[0] == (where, number):
         return seen.host[1:]
@@ -299,7 +301,7 @@ def _there(*, forwards: bool) -> tuple[int, tuple[str, ...]]:
 
 
 def _following(lines: Iterable[str], *, forwards: bool) -> set[str]:
-    """The routes that the kernel adds for each IPv6 address; a router answers for the network's own as well."""
+    """Return the routes that the kernel adds for each IPv6 address. A router also answers for the network's own."""
     found = set()
     for line in lines:
         what, _, rest = line.partition(" ")
@@ -332,7 +334,10 @@ def _entered(path: str, inode: int | None, made: Network, call: Callable[[], T])
 
 
 def _listed(made: Network, seen: Seen, key: str, *what: str) -> bytes:
-    """A listing, taken anew when a transaction has been since; the number is read before, so that none is missed."""
+    """Return a listing, taken again after a transaction.
+
+    The number is read before the listing, so that no transaction is missed.
+    """
     number = dump.generation()
     before = seen.listings.get(key)
     if before is not None and before[0] == number:
@@ -400,7 +405,7 @@ def _things(made: Network, found: View) -> Iterator[Layer]:
             yield Layer("network", Standing.WIDER, f"in the namespace of the {name} what was made there", more[0])
         if less and whole:
             yield Layer("network", Standing.WIDER, f"in the namespace of the {name} {less[0]}", "it is gone")
-    # The host's end of the way out. Of the host's own namespace nothing else is ours to look at.
+    # The host's end of the uplink. Nothing else of the host's own namespace is checked.
     if more := sorted(found.device - set(made.device_lines)):
         yield Layer("network", Standing.WIDER, "at the run's device of the host what was made there", more[0])
     if less := sorted(set(made.device_lines) - found.device):
@@ -432,7 +437,7 @@ def _places(made: Network) -> Places:
 
 
 def _bounds(made: Network) -> Iterator[Layer]:
-    """The limits of the gates, which an agent gives as much to do as it likes."""
+    """Yield a finding for each changed limit of the gates. The agent decides how much work the gates have."""
     for file, value in made.gates.items():
         held = Path(file).read_text().strip()
         if not cgroup.same(held, value):

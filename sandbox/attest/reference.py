@@ -70,10 +70,10 @@ class ReferenceValues:
 
     @property
     def places(self) -> dict[str, str]:
-        """runsc's flags that say where this run's files lie, and where it writes what its filter refuses."""
+        """Return runsc's flags with this run's paths, and with the log of calls that its filter refuses."""
         places = {"--root": f"{self.directory}/root", "--pod-init-config": f"{self.directory}/trace/pod-init.json"}
         if self.tells_calls:
-            # The last is what runsc itself makes of the log for the sandbox.
+            # The last flag is runsc's own translation of the log for the sandbox.
             written = debug_log.flags(Path(self.directory) / "trace", self.traced)
             places |= {**written, "--debug-log-fd": "3"}
         return places

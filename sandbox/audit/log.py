@@ -44,7 +44,7 @@ MOST_RECORDS = log_files.MOST_RECORDS
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One event to be written: its kind, the fields of the kind, and when it was (Unix milliseconds)."""
+    """Hold one event to write: its kind, the fields of the kind, and its time (Unix milliseconds)."""
 
     kind: str
     fields: Mapping[str, Any]
@@ -52,9 +52,9 @@ class Record:
 
 
 class Ledger:
-    """An open log. Make it with ``Ledger.open``; close it, or use it as a context manager.
+    """Write to an open log. Make it with ``Ledger.open``; close it, or use it as a context manager.
 
-    ``recovered`` says what was set aside since it was opened.
+    ``recovered`` lists in words what was set aside since the log was opened.
     """
 
     def __init__(self, directory: Path, head: Path, key: Ed25519PrivateKey | None) -> None:
@@ -66,7 +66,7 @@ class Ledger:
         self._head = chain.Head()
         self._raw = b""
         self._slot = 0  # where the newest head stands
-        self._unsynced = False  # whether the files may lack what that carries
+        self._unsynced = False  # whether the files may lack the records that the head carries
         with contextlib.ExitStack() as stack:
             self._dir = log_files.open_directory(directory, stack)
             self._head_dir = log_files.open_directory(head.parent, stack)
@@ -156,7 +156,7 @@ class Ledger:
 
     @property
     def public_key(self) -> Ed25519PublicKey:
-        """The key that its head is verified by."""
+        """Return the key that verifies its head."""
         return self._key.public_key()
 
     @property
@@ -166,14 +166,16 @@ class Ledger:
 
     @property
     def place(self) -> Path:
-        """The log's directory."""
+        """Return the log's directory."""
         return self._path
 
     def lines(self, start: int = 0) -> Iterator[tuple[int, bytes]]:
-        """The acknowledged events from byte ``start`` on, each with its own offset; from 0 where no line begins there.
+        """Yield the acknowledged events from byte ``start`` on, each with its offset.
+
+        Where no line begins at ``start``, all events are yielded.
 
         Raises:
-            errors.LedgerError: the log does not hold together, or cannot be read.
+            errors.LedgerError: Raised when the log is inconsistent, or cannot be read.
         """
         try:
             end = self.refreshed()[1]
@@ -187,10 +189,10 @@ class Ledger:
             raise errors.LedgerError(f"the log cannot be read: {e.strerror}", where=str(self._path)) from e
 
     def rows(self, since: tuple[int, int, int]) -> Iterator[tuple[bytes, bytes]]:
-        """Each acknowledged record from a ``mark`` on: its anchor and its event, as both lines stand.
+        """Yield each acknowledged record from a ``mark`` on, as its anchor line and its event line.
 
         Raises:
-            errors.LedgerError: the log does not hold together, or cannot be read.
+            errors.LedgerError: Raised when the log is inconsistent, or cannot be read.
         """
         try:
             _, events_end, chain_end = self.refreshed()
@@ -206,14 +208,14 @@ class Ledger:
 
     @property
     def mark(self) -> tuple[int, int, int]:
-        """How far it goes, as of this process's last turn: records, bytes of events, bytes of the chain."""
+        """Return its length as of this process's last turn: records, bytes of events, bytes of the chain."""
         return self._head.count, self._head.events_bytes, self._head.chain_bytes
 
     def refreshed(self) -> tuple[int, int, int]:
-        """``mark`` with what other processes have written.
+        """Return ``mark`` after reading what other processes have written.
 
         Raises:
-            errors.LedgerError: the log does not hold together.
+            errors.LedgerError: Raised when the log is inconsistent.
         """
         with self._threads, self._turn():
             self._reload()
@@ -249,7 +251,7 @@ class Ledger:
         self._head, self._raw = head, os.pread(self._head_fd, chain.HEAD_BYTES, 0)
 
     def _carry(self, slot: bytes, lines: bytes, entries: bytes, meanwhile: Callable[[], None]) -> None:
-        """The write that is durable with its head, which carries it."""
+        """Write records inside the head, which makes them durable with it."""
         # INVARIANT: sync the records that the previous head carries to the files before that head may be overwritten.
         self._sync()
         log_files.write_all(self._events, lines)
@@ -260,10 +262,9 @@ class Ledger:
         self._unsynced = True
 
     def _put(self, lines: bytes, entries: bytes, heads: Sequence[chain.Head], meanwhile: Callable[[], None]) -> None:
-        # INVARIANT: both files are durable before the head is written: it never names what a crash could take away.
-        # Both are written before either is synced, so that what the second sync needs mostly lies on the disk with
-        # the first. Of each a power cut may leave any part until then, and none of it was acknowledged
-        # (``log_files.set_aside``).
+        # INVARIANT: both files are durable before the head is written: it never names records that a crash could take
+        # away. Both are written before either is synced, so that the first sync takes most of the second along. Until
+        # then a power cut may leave any part of them, and none of it was acknowledged (``log_files.set_aside``).
         for fd, content in ((self._events, lines), (self._chain, entries)):
             log_files.write_all(fd, content)
             libc.start_writing(fd)
@@ -314,7 +315,7 @@ class Ledger:
         if written != len(slots[0]):
             raise errors.LedgerError("the head record was written in part", where=str(self._head_path))
         for slot in slots[1:]:
-            with contextlib.suppress(OSError):  # what was to be acknowledged is; `covenant audit verify` tells of this
+            with contextlib.suppress(OSError):  # the newest head is acknowledged; `covenant audit verify` reports this
                 os.pwritev(self._head_fd, [slot], self._slot, 0)
         self._slot = free
 
@@ -341,8 +342,10 @@ class Ledger:
                 fcntl.flock(self._events, fcntl.LOCK_UN)
 
     def _check_names(self) -> tuple[int, int]:
-        """The open files must still be the ones under their names: a record in an unlinked file is lost. The sizes of
-        the two that grow."""
+        """Check that the open files still have their names: a record in an unlinked file is lost.
+
+        Returns the sizes of the two files that grow.
+        """
         sizes = []
         for (name, folder), ours in self._identities.items():
             try:
@@ -421,7 +424,7 @@ class Ledger:
             os.pwritev(self._head_fd, [raw[at : at + chain.SLOT_BYTES]], at, os.RWF_DSYNC)
 
     def _check_last(self, ends: tuple[int, int], chain_hash_hex: str, count: int) -> None:
-        """That both files reach there, and the last of ``count`` records is the one that the head signs."""
+        """Check that both files reach these ends, and that the last of ``count`` records is the signed one."""
         for fd, name, end in zip((self._events, self._chain), (EVENTS, CHAIN), ends, strict=True):
             if log_files.size(fd) < end:
                 self._broken(f"`{name}` is shorter than its signed head says")

@@ -26,7 +26,7 @@ from sandbox.rundir import registry
 
 
 class RunEvents:
-    """One run's pen. ``attribute`` and ``agent_id`` are filled in as they become known."""
+    """Write the events of one run. ``attribute`` and ``agent_id`` are filled in as they become known."""
 
     def __init__(self, ledger: Ledger, run_id: str, issuer: Mapping[str, str]) -> None:
         self._ledger, self._run_id, self._issuer = ledger, run_id, issuer
@@ -41,12 +41,12 @@ class RunEvents:
         self._about: dict[str, Any] = {}
         self._known: dict[str, Any] = {}
         self._refused = 0
-        # Why its record is not in the archive, when it is not: what ended is answered for all the same.
+        # Why the record is not in the archive, if so. The run is answered anyway.
         self.unarchived = ""
         self._mark: open_runs.OpenRunMarker | None = None
 
     def asked_by(self, issuer: Mapping[str, str]) -> None:
-        """From here on the rows are about what this one asked for: an instance is given its intent."""
+        """Use this issuer for all further rows: an instance is given its intent."""
         self._issuer = issuer
 
     @contextlib.contextmanager
@@ -66,17 +66,18 @@ class RunEvents:
     def attribute(self, signers: tuple[trust.Signer, ...], operator: str | None) -> None:
         """Record the signers that count for this manifest, and not a name that the manifest merely states."""
         self.signers, self.operator = signers, operator or signers[0].name
-        # What was not written yet is of the same run, and is written with who answers for it.
+        # The waiting rows are about the same run, and get its operator too.
         self._waiting = [
             dataclasses.replace(one, fields={**one.fields, "operator": self.operator}) for one in self._waiting
         ]
 
     def transition(self, target: State, reason: str, *, waits: bool = False) -> None:
-        """The next state of the run, written down before the act. ``waits``: it need not be durable by itself, and goes
-        with the next row that is.
+        """Write the next state of the run before the act.
+
+        ``waits`` says that the row need not be durable by itself. It is written with the next row that must be.
 
         Raises:
-            errors.WrongStateError: the table does not lead there.
+            errors.WrongStateError: Raised when the state table has no such transition.
         """
         state = lifecycle.step(self.state, target)
         self._append("run_state", waits=waits, agent_id=self.agent_id, state=str(state), reason=reason)
@@ -85,7 +86,7 @@ class RunEvents:
             self.show()
 
     def note(self, reason: str) -> None:
-        """Something happened to the run that is no change of its state."""
+        """Record an event that does not change the run's state."""
         self._append("run_state", agent_id=self.agent_id, state=str(self.state), reason=reason)
 
     def show_state(self, directory: Path | None) -> None:
@@ -162,7 +163,7 @@ class RunEvents:
         parent: str | None = None,
         behalf: Mapping[str, str] | None = None,
     ) -> None:
-        """Durable before the agent starts; from then on the log is owed an end (sandbox.audit.open_runs)."""
+        """Record the start durably, before the agent starts. The log is then owed an end (sandbox.audit.open_runs)."""
         self.expect_start()
         self.about(package=package, policy_digest=policy_digest, parent=parent, started_ms=int(time.time() * 1000))
         self._append(
@@ -201,9 +202,7 @@ class RunEvents:
         self._about = {"package": package, "policy_digest": policy_digest, "parent": parent, "started_ms": started_ms}
 
     def denied(self, row: denials.Row) -> None:
-        """Something was refused to the agent, ``row.count`` times since its last row (sandbox.audit.denials bounds
-        them).
-        """
+        """Record a denial and its ``row.count`` since its last row (sandbox.audit.denials bounds the rows)."""
         denial = row.denial
         self._refused += row.count
         self._append(
@@ -218,15 +217,15 @@ class RunEvents:
         )
 
     def credential_granted(self, name: str, version: int, backend: str) -> None:
-        """A secret is about to be given to the agent; durable before it is."""
+        """Record durably that a secret is about to be given to the agent."""
         self._append("credential_granted", agent_id=self.agent_id, name=name, version=version, backend=backend)
 
     def drift(self, layer: live.Layer) -> None:
-        """Something that confines the agent is not as it was made; durable before the run is ended for it."""
+        """Record a drift durably, before the run is ended for it."""
         self._append("drift", agent_id=self.agent_id, layer=layer.name, expected=layer.expected, found=layer.found)
 
     def finish(self, reason: str) -> None:
-        """The last two states of a run that was started; they go with its last row."""
+        """Record the last two states of a run that was started, together with its last row."""
         if self.state not in (State.TERMINATED, State.ARCHIVED):
             self.transition(State.TERMINATED, reason, waits=True)
         if self.state is State.TERMINATED:
@@ -243,9 +242,11 @@ class RunEvents:
         stderr: str = "",
         usage: contract.Usage | None = None,
     ) -> None:
-        """The last row of a run that was started, and its record in the archive; ``finished`` is None when the machine
-        failed it, and ``usage`` then what it had used as far as that is known. ``message`` and ``stderr`` are for the
-        record alone."""
+        """Write the last row of a run that was started, and its record in the archive.
+
+        ``finished`` is None when the machine failed the run; ``usage`` is then its use as far as it is known.
+        ``message`` and ``stderr`` are for the record alone.
+        """
         exit_status = finished.exit_status if finished else None
         # runsc says 128 + n for a signal as a shell does; an agent may exit with such a number itself.
         by_signal = exit_status is not None and 0 < exit_status - 128 < signal.NSIG
@@ -308,7 +309,7 @@ class RunEvents:
         self._ledger.append("runs_revoked", fields, issuer=self._issuer, now_ms=int(time.time() * 1000))
 
     def runs_stopped(self, fields: Mapping[str, Any]) -> None:
-        """The runs that end because a newer serial was accepted: that of this run, or one that its shim found."""
+        """Record the runs that end because a newer serial was accepted: this run, or one that its shim found."""
         fields = {"operator": self.operator, **fields}
         self._ledger.append("runs_stopped", fields, issuer=self._issuer, now_ms=int(time.time() * 1000))
 
@@ -325,7 +326,7 @@ class RunEvents:
         )
 
     def failure(self, error: BaseException, *, package_digest: str) -> None:
-        """The row of a refusal, or of a run that was started and that the machine failed."""
+        """Write the row of a refusal, or of a started run that the machine failed."""
         self._place = None  # the directory is no longer read, and may be gone
         error = errors.exhausted(error) or error
         fault = errors.InternalError if isinstance(error, Exception) else errors.StoppedError
@@ -347,13 +348,13 @@ class RunEvents:
             self._flush()
 
     def _flush(self, meanwhile: Callable[[], None] = lambda: None, *, carried: bool = False) -> None:
-        # INVARIANT: what waits is durable before anything is started, ended or told to anybody.
+        # INVARIANT: waiting rows are durable before anything is started or ended, and before any answer.
         records, self._waiting = self._waiting, []
         self._ledger.append_all(records, issuer=self._issuer, carried=carried, meanwhile=meanwhile)
 
 
 def cut_off(ledger: Ledger) -> None:
-    """The last row of each run whose process died before it wrote it; the log would show them as running."""
+    """Write the last row of each run whose process died before it did; the log would show it as running."""
     with open_runs.settling(ledger) as events_of_starts:
         for event in events_of_starts:
             rows = RunEvents(ledger, event["kind"]["run_id"], event["issuer"])

@@ -30,7 +30,8 @@ T = TypeVar("T")
 _PATIENCE_SECONDS, _AGAIN_SECONDS = 15.0, 0.02
 # Pause of a waiter whose place another one took.
 _PUSHED_OUT_SECONDS = 0.25
-# What ends may first wait for its children: their grace, and then twice what they have to go (sandbox.broker.children).
+# An ending run may first wait for its children: their grace, and then twice their time to exit
+# (sandbox.broker.children).
 _GONE_SECONDS = 120.0
 # Deeper than any manifest may say that a tree is.
 _MOST_ABOVE = 64
@@ -176,7 +177,7 @@ def _ended(state: Path, requester: Requester, run: str, left: Callable[[], bool]
                     pass
                 if over and not (entry.path / control_socket.NAME).exists():
                     return _await_record(state, entry.run_id, time.monotonic() + _PATIENCE_SECONDS)
-            # More who wait than the shim takes would push each other out without a pause.
+            # More waiting clients than the shim accepts would disconnect each other without a pause.
             time.sleep(_PUSHED_OUT_SECONDS)
         except errors.NoRunError:
             if not registry.under_way(entry.path) or not control_socket.until_there(entry.path, 1.0):
@@ -188,7 +189,7 @@ def _ended(state: Path, requester: Requester, run: str, left: Callable[[], bool]
 
 
 class _Ask:
-    """One operation on one run or many, in the name of its requester."""
+    """Do one operation on one run or many, in the name of its requester."""
 
     def __init__(self, state: Path, requester: Requester, reason: str) -> None:
         self._runs, self._requester = state / "runs", requester
@@ -201,7 +202,7 @@ class _Ask:
         _asked(entry, operation, by=self._requester.display, reason=self._reason, **more)
 
     def subtree(self, run_id: str) -> list[Entry]:
-        """The run and everything below it, parents first."""
+        """Return the run and everything below it, parents first."""
         return registry.subtree(registry.live(self._runs), run_id)
 
     def where_it_can(self, operation: Operation, entry: Entry, **more: Any) -> bool:
@@ -260,10 +261,10 @@ class _Ask:
             return tree_kill.catch(found, mark, [])
 
     def _tell(self, entries: Sequence[Entry]) -> None:
-        """The row that names them, durable when this returns."""
+        """Write the event that names them. It is durable when this returns."""
         state = self._runs.parent
         with Ledger.open(state / "audit", head=state / "audit-head" / "head.json") as log:
-            # The kernel's word for who asks, and the key of the log that vouches.
+            # The requester's name by the kernel, and the key of the log that vouches.
             issuer = {
                 "display": self._requester.display,
                 "pubkey": base58.encode(log.public_key.public_bytes_raw()),
@@ -322,10 +323,10 @@ def _shown(entry: Entry) -> dict[str, Any]:
 
 
 def _record(state: Path, requester: Requester, run: str) -> run_archive.Record:
-    """The record of the run whose id begins so."""
+    """Return the record of the run whose id begins with ``run``."""
     found = [one for one in run_archive.ids(state) if one.startswith(run)] if run else []
     if not requester.root:
-        # What is another's and begins alike makes nothing ambiguous for them, and is not told by that either.
+        # Other users' runs make no prefix ambiguous for this requester, which must not learn of them by that.
         found = _theirs(state, requester, found)
     ending = None if found else open_runs.named(state, run)
     gone = ending is not None and not registry.under_way(state / "runs" / ending)
@@ -363,7 +364,7 @@ def _theirs(state: Path, requester: Requester, run_ids: Sequence[str]) -> list[s
 
 
 def _started_by(state: Path, run_id: str) -> Iterator[str]:
-    """As ``_asked_by``, for a run that has no label any more and no record yet: by the row of its start.
+    """Yield the requesters of a run without label and record, from its start event, otherwise as ``_asked_by``.
 
     A requester that may not see the run does not wait for its end.
     """
@@ -384,7 +385,7 @@ def _asked_by(state: Path, issuer: str, parent: str | None, live: Mapping[str, E
             return
         entry = live.get(parent)
         if entry is not None:
-            # Of one that outlives the first of its line: those above it may be gone, and so may their records.
+            # This run may outlive the first of its line: the runs above it and their records may be gone.
             yield entry.label.get(admission.CALLER, "")
             yield from (live[one].issuer["display"] for one in (parent, *entry.ancestors) if one in live)
             return
@@ -396,11 +397,11 @@ def _asked_by(state: Path, issuer: str, parent: str | None, live: Mapping[str, E
 
 
 def _asked(entry: Entry, operation: str, **fields: Any) -> dict[str, Any]:
-    """As ``control_socket.ask``, of a run that may listen only a moment after it can be seen.
+    """Send an operation to a run that may listen only a moment after it is visible.
 
     Raises:
-        errors.NoRunError: it has ended.
-        errors.KeeperError: as ``control_socket.ask``.
+        errors.NoRunError: Raised when it has ended.
+        errors.KeeperError: Raised as by ``control_socket.ask``.
     """
     until = time.monotonic() + _PATIENCE_SECONDS
     while True:
@@ -434,7 +435,7 @@ def _await_record(state: Path, run_id: str, until: float, *, unseen: bool = Fals
 
 
 class _BegunError(Exception):
-    """A run without a record had not begun then, and has begun now."""
+    """Raised when a run without a record had not begun at the first look, and has begun now."""
 
 
 def _once_begun(ask: Callable[[], T]) -> T:

@@ -34,13 +34,13 @@ from sandbox.rundir import label as rundir_label
 from sandbox.rundir import marks, registry
 from sandbox.storage.trust_state import State
 
-# The field of a label that says what the run rests on (policy.signing.authority).
+# The field of a label with the authority that the run rests on (policy.signing.authority).
 AUTHORITY = "authority"
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One run that was ended: ``because`` is the run whose manifest was revoked, itself or one above it."""
+    """Name one run that was ended. ``because`` is the run whose manifest was revoked: itself or one above it."""
 
     run_id: str
     agent_id: str
@@ -48,7 +48,7 @@ class Ended:
     reason: str
 
     def row(self) -> dict[str, str]:
-        """As it stands in the log."""
+        """Return the fields for the log."""
         return {"run_id": self.run_id, "agent_id": self.agent_id, "because": self.because, "reason": self.reason}
 
 
@@ -125,7 +125,7 @@ def enforce(
 
 
 class _Sweep:
-    """One enforcement on its way. What it holds so that shims wait is let go of with ``stack``."""
+    """Carry out one enforcement. Closing ``stack`` releases the locks that shims wait for."""
 
     def __init__(self, runs: Path, root: TrustRoot, stack: contextlib.ExitStack) -> None:
         self._runs, self._root, self._stack = runs, root, stack
@@ -234,7 +234,7 @@ def line_below(runs: Path, parent: str, own: authority.Authority | None) -> str:
 
 
 def _hit(entries: Sequence[registry.Entry], root: TrustRoot) -> dict[str, Ended]:
-    """By run id, those that must end. Self-tests hold no agent."""
+    """Return the runs that must end, by run id. Self-tests hold no agent."""
     agents = list(registry.agents(entries))
     found: dict[str, Ended] = {}
     for one in agents:
@@ -255,7 +255,7 @@ def _mark(entries: Iterable[registry.Entry], hit: Mapping[str, Ended], failed: l
 
 
 def _because(entry: registry.Entry, root: TrustRoot) -> tuple[str, str] | None:
-    """The first of the runs that it rests on whose statement is revoked, and why."""
+    """Return the first of the runs that it rests on whose statement is revoked, and the reason."""
     try:
         line = line_of(entry.label)
     except strict_json.MalformedError as e:

@@ -35,11 +35,11 @@ class Watch:
         self._looks = 0
 
     def round(self) -> PeriodicCheck:
-        """For the exchange: also just before the agent is given its intent."""
+        """Return the check for the exchange, which also runs just before the agent is given its intent."""
         return PeriodicCheck(_LOOK_SECONDS, self.look, at_start=True)
 
     def look(self) -> Outcome:
-        """The error that the run ends with, None when it goes on."""
+        """Return the error that ends the run, or None."""
         self._looks += 1
         outcome = self._look_at_the_root() if self._looks % _VERSION_EVERY == 0 else None
         return marks.verdict(self._path) or outcome

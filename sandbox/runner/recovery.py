@@ -48,7 +48,7 @@ def recover(
             else:
                 paths.append(path)
         networked = {path: about for path in paths if (about := network_of(path)) is not None}
-        # Before the first directory goes: it is what says that there is something to take away.
+        # Before the first directory is removed: it alone says that something is left.
         if networked and not isolated:
             places = {path.name: uplink.noted(about) for path, about in networked.items()}
             uplink.recover(places, binary=trusted_binary((config or Config()).nft))

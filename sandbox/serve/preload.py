@@ -46,7 +46,7 @@ protocol = "tls"
 
 
 def up(supervisor: Supervisor) -> None:
-    """Compile what no agent has; a runtime that this machine lacks is left out."""
+    """Compile a policy of each runtime, for no agent. A runtime that this machine lacks is left out."""
     for runtime in ("python3", "node"):
         for network, grants in (("off", ""), ("full", _GRANTS)):
             with contextlib.suppress(errors.CovenantError):
@@ -54,7 +54,7 @@ def up(supervisor: Supervisor) -> None:
 
 
 def repeat(supervisor: Supervisor) -> None:
-    """In an idle shim: take the first steps of a run that no client asked for. Nothing of it is kept."""
+    """Take the first steps of a run in an idle shim, for no client. Nothing of it is kept."""
     with contextlib.suppress(errors.CovenantError, OSError), supervisor.in_shim() as own:
         own.state.trust_root(int(time.time() * 1000))
     with contextlib.suppress(errors.CovenantError, OSError):

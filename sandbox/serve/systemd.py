@@ -55,10 +55,10 @@ def alive() -> None:
 
 
 def listener() -> socket.socket | None:
-    """The socket that systemd listens on for us, None where it gave none.
+    """Return the listening socket that systemd passed, None where it passed none.
 
     Raises:
-        ValueError: it gave something else than one stream socket that listens.
+        ValueError: Raised when it is not one listening stream socket.
     """
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return None

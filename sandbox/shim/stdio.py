@@ -22,7 +22,7 @@ from sandbox.run_io import ContainerIO, DeferredIntent, IntentDelivery, Limits, 
 
 # How often the cgroup is asked for a kill by the kernel, which nothing announces (seconds).
 _LOOK_SECONDS = 0.25
-# How often it is looked whether an agent that is told later waits already (seconds).
+# How often it is checked whether an agent with a deferred intent waits already (seconds).
 _SETTLE_SECONDS = 0.02
 # No wait is without an end, also where nothing is due (seconds).
 _LONGEST_WAIT = 3600.0
@@ -119,11 +119,11 @@ class StdioSession:
 
     @property
     def stderr_total(self) -> int:
-        """How many bytes stderr had in all."""
+        """Return the number of bytes that stderr had in all."""
         return self._stderr.total
 
     def ended_by(self, error: errors.RunError) -> None:
-        """It was ended for a reason that nothing in the conversation has seen."""
+        """Record a reason for the run's end that the exchange did not see."""
         if self.error is None:
             self.error = error
             self.channel.ending(error)
@@ -151,7 +151,7 @@ class StdioSession:
                 return
 
     def _look_at(self, rounds: Sequence[PeriodicCheck]) -> None:
-        """From now on these are looked at by the clock, and no others."""
+        """Replace all periodic checks by these."""
         now = time.monotonic()
         self._due = [(now + one.seconds, one) for one in rounds]
 
@@ -161,7 +161,7 @@ class StdioSession:
         if error is not None and self.error is None:
             self._end(error, gently=gently)
         elif error is not None and not gently and not self.forced:
-            self._kill()  # what ends a run at once leaves it no grace that another reason gave it
+            self._kill()  # an immediate end overrides the grace of another reason
 
     def _out_of_memory(self) -> Outcome:
         # The kernel may choose a process without which the sandbox hangs instead of ending (seen with node).
@@ -228,7 +228,7 @@ class StdioSession:
             self._due.append((0.0, PeriodicCheck(_SETTLE_SECONDS, functools.partial(self._settle, self.later))))
 
     def _settle(self, later: DeferredIntent) -> Outcome:
-        """The start's own deadline holds until the agent waits; from then on nothing ends it but what is watched."""
+        """Wait until the agent is held. Until then the start's deadline holds; afterwards only watches end the run."""
         if later.settled():
             self._look_at(later.rounds)
             self._deadline = math.inf
@@ -284,7 +284,7 @@ class StdioSession:
             return False
         except BrokenPipeError:
             pass
-        # One line and no more: the end of file tells an agent that reads to the end that it has all.
+        # One line and no more: the end of file tells an agent that reads to the end that it has everything.
         with contextlib.suppress(OSError):
             pipes.shut(self.channel.stdin)
         return True
@@ -321,7 +321,7 @@ class StdioSession:
             self._selector.unregister(fd)
 
     def _drain(self, seconds: float = 2.0) -> None:
-        """Read what is left in the pipes; a stray holder of the write end cannot keep us here."""
+        """Read the rest of the pipes, for a limited time: a stray holder of the write end cannot keep us here."""
         until = time.monotonic() + seconds
         self._forget(self.channel.pidfd)
         self._forget(self.channel.started)
@@ -333,7 +333,7 @@ class StdioSession:
             self._forget(fd)
         for fd in [key.fd for key in self._selector.get_map().values()]:
             if fd not in (self.channel.stdout, self.channel.stderr):
-                self._forget(fd)  # who came, or might still come, with the intent
+                self._forget(fd)  # clients that have come, or may come, with the intent
         while self._selector.get_map() and time.monotonic() < until:
             ready = self._selector.select(until - time.monotonic())
             for key, _ in ready:
@@ -341,5 +341,5 @@ class StdioSession:
 
 
 def out_of_memory() -> errors.OutOfMemoryError:
-    """The error of a run from which the kernel took a process for memory."""
+    """Return the error of a run from which the kernel killed a process for memory."""
     return errors.OutOfMemoryError("the agent used more memory than memory_mb")
