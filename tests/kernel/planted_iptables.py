@@ -39,7 +39,7 @@ def dnat(to: str) -> bytes:
 
 
 def error(name: str) -> bytes:
-    """What begins a chain, and what ends a table."""
+    """The target that begins a chain of a user, and that ends a table."""
     return struct.pack("=H29sB30s2x", 64, b"ERROR", 0, name.encode())
 
 

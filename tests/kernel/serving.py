@@ -35,7 +35,7 @@ class Served:
         for place in (world.base, world.base / "packages"):
             place.chmod(0o755)
         self.path = world.base / "s.sock"
-        # Whoever follows the log is one more process, and has tests of its own (test_live_view.py).
+        # A follower of the log is one more process; test_live_view.py tests it.
         world.configure(**{"callers": [CALLER], "socket": str(self.path), "journal": False, **settings})
         self._before = before
         self.log_path = world.base / "log"
@@ -70,7 +70,7 @@ class Served:
             self.await_socket()
 
     def await_socket(self) -> None:
-        """Until somebody listens, and none that was killed: what it was just forking has its socket a moment longer."""
+        """Wait until a supervisor listens. The child that a killed one was forking has its socket a moment longer."""
         assert self.process is not None
         until = time.monotonic() + START_SECONDS
         while time.monotonic() < until and self.process.poll() is None:
@@ -108,12 +108,12 @@ class Served:
 
     @property
     def pid(self) -> int:
-        """Of the main process."""
+        """The id of the main process."""
         assert self.process is not None
         return self.process.pid
 
     def log(self) -> str:
-        """What it wrote to stderr."""
+        """Return the text that it wrote to stderr."""
         return self.log_path.read_text()
 
     @contextlib.contextmanager
@@ -173,7 +173,7 @@ def opened(directory: Path) -> Iterator[int]:
 
 
 def asked(path: Path, package: Path, text: str = "hi", **fields: Any) -> socket.socket:
-    """A request that was sent and is not waited for; whoever closes the socket goes away."""
+    """Send a request without a wait for its answer. The client leaves when the socket is closed."""
     made = socket.socket(socket.AF_UNIX)
     made.connect(str(path))
     with opened(package) as directory:
@@ -220,7 +220,7 @@ def covenant_command(*arguments: str) -> list[str]:
 
 
 def environment_of(served: Served, uid: int, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What the command is told of where everything is."""
+    """Return the environment variables that tell the command its places."""
     known = {"COVENANT_HOME": str(served.world.home)} if uid == 0 else {"HOME": "/nonexistent"}
     return {"PATH": "/usr/bin:/bin", "COVENANT_SOCKET": str(served.path), **known, **(more or {})}
 

@@ -88,7 +88,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Iterator[Worl
 
 
 def run(world: World, code: str, *, more: str = GRANTS, **fields: Any) -> tuple[Any, Sequence[dict[str, Any]]]:
-    """What the agent answered, and the rows of its run."""
+    """Return the agent's answer and the rows of its run."""
     before = len(world.rows())
     answer = world.run_code(HEAD + ASK + code + TAIL, more=more, **fields)
     assert answer.error is None, (answer.error, answer.stderr)
@@ -148,7 +148,7 @@ answer["after"] = ask(kind="credential", name="db", token=token)
 
 # --- where a secret is not --------------------------------------------------------------------------------------
 
-# Asks until the secret is another, so that whoever watches says when it may end; then answers with what it had.
+# Asks until the secret changes, so that the test says when it may end; then answers with the old one.
 UNTIL_ROTATED = """
 import time
 token = ask(kind="token")["ok"]["token"]
@@ -205,8 +205,10 @@ def words(pid: int) -> bytes:
 
 
 def memory(pid: int) -> Iterator[bytes]:
-    """What a process has in memory that it could write to, by runs of pages (proc_pid_pagemap(5)). Of shared memory a
-    page that is not there would be made by our reading it, and its owner be ended for what it takes."""
+    """Yield the writable memory of a process by runs of present pages (proc_pid_pagemap(5)).
+
+    A read of an absent page of shared memory would make it, and its owner would be killed for the size.
+    """
     with contextlib.ExitStack() as stack:
         stream, pages = (
             stack.enter_context(open(f"/proc/{pid}/{name}", "rb", buffering=0)) for name in ("mem", "pagemap")
@@ -255,7 +257,7 @@ def test_a_secret_is_with_the_agent_and_nowhere_else(keyed: World) -> None:
         assert [needle for region in memory(keeper) for needle in needles if needle in region] == []
         limits = Path(f"/proc/{keeper}/limits").read_text()
         assert [line.split()[4:6] for line in limits.splitlines() if line.startswith("Max core")] == [["1", "1"]]
-        # A process that nobody of its uid may trace can still be read back by root.
+        # Root can read back a process that its own uid may not trace.
         assert covenant(keyed, "attest", "--all", "--json").returncode == 0
         vault(keyed, "rotate", "seen", "db", secret="go on")
         out, err = child.communicate(timeout=60)

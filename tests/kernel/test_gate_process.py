@@ -33,7 +33,7 @@ class _Echo:
         self.started, self.line = started, line
 
     def ask(self, word: str) -> str:
-        """What it answers."""
+        """Return its answer."""
         self.line.send(word.encode())
         return self.line.recv(65536).decode()
 

@@ -1,4 +1,4 @@
-"""The five denials inside every interpreter before the agent's code: they are tried, heard of, and seen by nobody."""
+"""The five denials inside every interpreter before the agent's code: tried, reported, and shown to no user."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _allowed(artefacts: Artefacts, made: preload.InProcessProbes) -> preload.InP
 
 
 def _unheard(artefacts: Artefacts, made: preload.InProcessProbes) -> preload.InProcessProbes:
-    """Waits for a refusal that nobody tells of."""
+    """Wait for a refusal that is never reported."""
     return dataclasses.replace(made, told=frozenset({Denial("packet", "192.0.2.1:9/tcp", "not_granted")}))
 
 
@@ -159,7 +159,7 @@ def test_one_that_somebody_kills_before_it_was_heard_of_has_crashed_and_failed_n
 
     monkeypatch.setattr(start_gate.StartGate, "poll", noted)
     with live_runs.live(world) as one:
-        live_runs.until(lambda: running)  # it waits for a refusal that nobody tells of
+        live_runs.until(lambda: running)  # it waits for a refusal that is never reported
         family = one.family()
         os.kill(family.runner.name.pid if whom == "runsc" else family.sandbox.name.pid, signal.SIGKILL)
         answer = one.wait()

@@ -51,7 +51,7 @@ def long(served: Served) -> Path:
 
 
 def eventually(look: Callable[[], Any], seconds: float = 60.0 * SLOWNESS) -> Any:
-    """What ``look`` gives once it is true."""
+    """Return the value of ``look`` once it is true."""
     until = time.monotonic() + seconds
     while not (found := look()):
         assert time.monotonic() < until
@@ -77,7 +77,7 @@ def running(world: World, agent_id: str) -> registry.Entry:
 
 
 def _answer(sock: socket.socket) -> dict[str, Any]:
-    """What comes after everything that is said on the way."""
+    """Return the answer that follows all messages about states."""
     while (document := client._next(sock))["kind"] == "state":
         pass
     return document
@@ -325,7 +325,7 @@ def test_a_keeper_that_waits_knows_the_configuration_that_holds(served: Served, 
         before = served.waiting()
         served.world.configure(**settings, self_test=self_test)
         os.kill(served.pid, signal.SIGHUP)
-        # Whoever read the one before ends, and serves nothing more.
+        # The process with the earlier configuration ends, and serves no further request.
         for pid in before:
             _until_gone(pid)
         answer = served.run(hello)
@@ -428,11 +428,11 @@ def test_runs_end_with_a_killed_supervisor_or_go_on_as_the_operator_says(
             if wanted == "end":
                 (row,) = eventually(lambda: ended(world, entry.run_id))
                 assert row["code"] == "stopped"
-            # The socket of the dead one lies there, and whoever comes next takes its place.
+            # The socket of the dead one is still there, and the next supervisor replaces it.
             assert served.path.is_socket()
             served.start()
             if wanted == "continue":
-                # The next one finds it and can end it, and whoever asked the dead one still hears what came of it.
+                # The next one finds the run and can end it, and the dead one's client still gets the result.
                 assert [one.run_id for one in live(world, "long")] == [entry.run_id]
                 with served.connected() as other:
                     client.ask(other, "operate", operation="kill", run=entry.run_id)
@@ -451,7 +451,7 @@ def test_systemd_gives_the_socket_and_is_told_that_it_is_ready(tmp_path: Path, w
         socket.socket(socket.AF_UNIX) as listener,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified,
     ):
-        # Whoever listens for it passes the socket as 3, and says to whom (sd_listen_fds(3)).
+        # The listener passes the socket as descriptor 3, and names the receiver (sd_listen_fds(3)).
         activate = f'LISTEN_PID=$$ LISTEN_FDS=1 exec "$@" 3<&{listener.fileno()}'
         served = Served(world, before=["bash", "-c", activate, "bash"])
         listener.bind(str(served.path))
@@ -465,7 +465,7 @@ def test_systemd_gives_the_socket_and_is_told_that_it_is_ready(tmp_path: Path, w
             said.add(notified.recv(100))
         with served.stopping():
             assert served.run(world.sign(world.copy("hello"))).error is None
-        # Nobody reads what the watchdog is told by now, and nobody waits for that.
+        # The watchdog's messages are not read any more, and no process waits for that.
         assert served.process is not None
         assert served.process.returncode == 0
         # Not its own to take away.

@@ -63,7 +63,7 @@ def unharmed(served: Served) -> Iterator[None]:
         assert until(lambda: _counted(served, run_id) > counted)
         with served.connected() as sock:
             assert client.ask(sock, "operate", operation="kill", run=run_id)["runs"] == [run_id]
-        # Whoever asked for it has been there all the time, and is told of its end.
+        # Its client was there all the time, and is told of its end.
         answer = until(lambda: _last(run))
         assert (answer["kind"], answer["error"]["code"]) == ("answer", "stopped")
     served.quiet()
@@ -80,7 +80,7 @@ def _counted(served: Served, run_id: str) -> int:
 
 
 def _last(run: socket.socket) -> dict[str, Any] | None:
-    """What is said next, if that is no state on the way."""
+    """Return the next message that is no state."""
     said = client._next(run)
     return None if said["kind"] == "state" else said
 
@@ -107,7 +107,7 @@ def asking(served: Served, said: bytes, uid: int = 0) -> socket.socket:
 
 
 def word(sock: socket.socket) -> str:
-    """What is answered: a code, or the kind of what is no error."""
+    """Return the code of the answer, or its kind where it is no error."""
     raw = unix_wire.receive(sock, max_bytes=unix_wire.ANSWER_BYTES, until=time.monotonic() + 60 * SLOWNESS)
     assert raw is not None
     document = json.loads(raw)
@@ -145,7 +145,7 @@ def lowered(pid: int, room: int = 0) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_a_process(pid: int) -> Iterator[None]:
-    """While the block lasts this process can fork none: whoever has sys_admin is bound by no RLIMIT_NPROC."""
+    """Let no fork of this process succeed in the block. RLIMIT_NPROC does not bind a process with CAP_SYS_ADMIN."""
     hierarchies = cgroup.Hierarchies.read()
     lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
     wanted = "pids" if hierarchies.version == 1 else ""
@@ -221,7 +221,7 @@ def test_without_a_process_whoever_asks_is_told(served: Served) -> None:
 @pytest.mark.usefixtures("unharmed")
 @pytest.mark.parametrize("who", ["the silent", "strangers while there is no process"])
 def test_what_was_refused_keeps_no_descriptor_that_it_would_take_to_let_go_of_it(served: Served, who: str) -> None:
-    """More of them than there is room for: were all of it theirs, nobody could be accepted ever again."""
+    """Open more of them than there is room for: if they got all of it, no client could be accepted again."""
     room, uid, told = 6, *((0, "bad_request") if who == "the silent" else (STRANGER, "not_a_caller"))
     with contextlib.ExitStack() as stack:
         stack.enter_context(lowered(served.pid, room))

@@ -1,4 +1,4 @@
-"""Clients of the supervisor that mean it no good: each gets an error, nobody else notices, and nothing stays open."""
+"""Hostile clients of the supervisor: each gets an error, other clients do not notice, and no descriptor stays open."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def served(warm: Path) -> Iterator[Served]:
 
 
 def _furnish(place: Path, served: Served) -> None:
-    """What the descriptors of the hostile client are of; of everything but two things it is the owner."""
+    """Return the files of the hostile client's descriptors. It owns all but two of them."""
     place.mkdir()
     for name in ("package", "moving", "mixed", "linked", "fifo"):
         (place / name).mkdir()
@@ -55,7 +55,7 @@ def _furnish(place: Path, served: Served) -> None:
 
 
 def attacked(served: Served, *acts: str, uid: int = CALLER, seconds: float = 120) -> dict[str, Any]:
-    """What the hostile client heard."""
+    """Return the answer to the hostile client."""
     source = served.world.base / "hostile_clients.py"
     source.write_text(CLIENTS.read_text())
     done = subprocess.run(
@@ -137,7 +137,7 @@ def test_descriptors_are_taken_for_what_their_holder_may_read(served: Served) ->
              "root's own by path", "with a request of another kind", "late")  # fmt: skip
     assert {name: heard[name][0] for name in wrong} == dict.fromkeys(wrong, "bad_request")
     assert heard["who an agent becomes"][0] == "not_a_caller"
-    # Whatever came of the rest, nothing of it ran, and no name that its holder cannot see was said.
+    # None of the others ran, and no answer names a path that its client cannot see.
     assert "answer" not in {said[0] for said in heard.values()}
     assert SECRET not in json.dumps(heard)
     assert "`others` cannot be read" in heard["what it may not read in it"][1]
@@ -230,7 +230,7 @@ def test_who_does_not_listen_costs_nothing_that_stays(served: Served) -> None:
 
 
 def test_whoever_listens_is_root_or_is_told_nothing(served: Served) -> None:
-    """Another user's socket, where a client was told that one is: the client sends nothing there."""
+    """A client that is told the socket of another user sends nothing there."""
     code = (
         "import os, socket, sys\n"
         "s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); os.chmod(sys.argv[1], 0o777); s.listen()\n"

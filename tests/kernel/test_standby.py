@@ -37,7 +37,7 @@ from tests.kernel.serving import Served, covenant, open_place
 from tests.kernel.world import HEAD, ROOT, SLOWNESS, TAIL, World
 
 PATIENCE = 30 * SLOWNESS
-# Says what it was told, and what it finds of whoever was here before it.
+# Answers with its intent, and with the traces of an earlier intent that it finds.
 ECHO = (
     HEAD
     + """
@@ -132,7 +132,7 @@ def _states(world: World, run_id: str) -> list[str]:
 
 
 def _codes(world: World, run_id: str) -> list[str | None]:
-    """What its rows say it ended with."""
+    """Return the error code in the row of its end."""
     rows = (row["kind"] for row in world.rows() if row["kind"]["type"] == "run_ended")
     return [row["code"] for row in rows if row["run_id"] == run_id]
 
@@ -145,7 +145,7 @@ def test_an_instance_answers_once_and_the_next_is_another(served: Served) -> Non
         (instance,) = _await(served, "once")
         answer = served.run(path, text)
         said = _said(answer)
-        # The very process that waited, and nobody who was here before: not even one that a child outlived.
+        # The same process that waited, and no earlier intent in it: not even one that a child outlived.
         assert (said["text"], said["used"], said["run"]) == (text, False, instance.run_id)
         run_id = answer.run_id
         assert run_id == instance.run_id
@@ -227,7 +227,7 @@ def test_a_granted_path_that_was_replaced_is_read_anew(served: Served) -> None:
 
 
 def test_what_is_revoked_is_not_kept_and_a_new_root_ends_what_rests_on_the_old(served: Served) -> None:
-    """A revocation reaches into the kernel at once; any other root is seen when somebody asks, or by the clock."""
+    """A revocation acts at once; any other root is seen at the next request, or by the clock."""
     world = served.world
     kept, (stays,) = _warmed(served, "kept")
     gone, (goes,) = _warmed(served, "revoked")
@@ -240,7 +240,7 @@ def test_what_is_revoked_is_not_kept_and_a_new_root_ends_what_rests_on_the_old(s
     _until(lambda: not stays.path.exists(), served)
     (fresh,) = _await(served, "kept")
     assert _said(served.run(kept, "y"))["run"] == fresh.run_id
-    # Nobody tries to make what is refused again and again: its author or its signer must act first.
+    # A refused package is not started again and again: its author or its signer must act first.
     rejected = [row for row in world.rows() if row["kind"].get("agent_id") == "revoked"]
     time.sleep(1)
     assert [row for row in world.rows() if row["kind"].get("agent_id") == "revoked"] == rejected
@@ -285,7 +285,7 @@ def test_one_that_was_made_before_the_supervisor_read_its_configuration_is_not_u
         _until(lambda: bool(served.waiting()), served)
         before = set(served.waiting())
         os.kill(served.pid, signal.SIGHUP)
-        # Whoever has the one before is let go once the new one holds.
+        # The warm sandboxes of the earlier root end once the new root holds.
         _until(lambda: before.isdisjoint(served.waiting()), served)
 
     try:
@@ -295,7 +295,7 @@ def test_one_that_was_made_before_the_supervisor_read_its_configuration_is_not_u
         (old,) = _await(served, "settled")
         read_again()
         assert _said(served.run(path, "y"))["run"] != old.run_id
-        # Nobody asks it, and it ends.
+        # It gets no request, and ends.
         _until(lambda: not old.path.exists(), served)
         (fresh,) = _await(served, "settled")
         assert _said(served.run(path, "z"))["run"] == fresh.run_id
@@ -319,7 +319,7 @@ def test_one_that_was_killed_while_it_waited_is_replaced_and_nobody_waits_for_it
         _leaf(instance).kill()
     else:
         os.kill(instance.keeper, signal.SIGKILL)
-    # At once: whoever asks meanwhile is answered, by another.
+    # At once: a request that comes meanwhile is answered by another one.
     assert _said(served.run(path, "x"))["run"] != instance.run_id
     _until(lambda: not instance.path.exists(), served)
     (fresh,) = _await(served, f"killed-{what}")
@@ -409,7 +409,7 @@ late.start()
 
 
 def test_one_that_never_waits_for_its_intent_is_tried_ever_more_seldom(served: Served) -> None:
-    """Cold it has its intent long before it says anything, so that nobody sees that it never reads it."""
+    """A cold agent has its intent long before it writes, so that no test sees that it never reads it."""
     code = 'import time\ntime.sleep(2)\nprint(\'{"text": "x"}\')\n'
     path = _package(served.world, "restless", code)
     try:
@@ -417,7 +417,7 @@ def test_one_that_never_waits_for_its_intent_is_tried_ever_more_seldom(served: S
         says = "`restless` asks for standby and did not wait for its intent, the next try is in {} s"
         _until(lambda: says.format(4) in served.log(), served)
         assert [wait for wait in (1, 2, 4) if says.format(wait) in served.log()] == [1, 2, 4]
-        # Whoever asks why nothing is ready is told so, for as long as it is waited for.
+        # A requester is told why none is ready, as long as the pause lasts.
         _until(lambda: "standby: `restless` did not wait for its intent: next try in" in _top(served), served)
         config = configuration.load(served.world.state)
         _until(lambda: "`restless` did not wait" in doctor.standby(config, 0.0).found, served)
@@ -520,7 +520,7 @@ def test_who_only_waits_gives_way_to_a_run_that_needs_the_memory(warm: Path) -> 
         assert leftovers(world) == []
 
 
-# Before the supervisor's first line: each fork of it and of what it forks is written down, with whoever made it.
+# Before the supervisor's first line: record each fork of it and of its children, with the forking process.
 _FORKS_TOLD = """
 import os, sys
 def told(event, arguments):

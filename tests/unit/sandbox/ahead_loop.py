@@ -1,4 +1,4 @@
-"""What the tests of keepers that wait have in common: a main loop that the test turns by hand."""
+"""A main loop that the test turns by hand, for the tests of workers that wait."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Loop:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Loop]:
-        """Whoever is left is killed when the block ends."""
+        """Kill the remaining workers at the end of the block."""
         try:
             yield self
         finally:

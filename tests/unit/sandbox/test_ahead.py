@@ -148,7 +148,7 @@ def test_one_that_was_killed_takes_no_connection_along(waiting: WorkerPool, loop
         assert opening.sock.fileno() >= 0
     assert loop.ends(0) == 137
     assert told == []
-    # Not before its time, so that one that is always killed does not keep the loop busy.
+    # Only after the pause: a worker that is killed each time must not keep the loop busy.
     due = waiting.due()
     assert due is not None
     assert due >= worker_pool.AGAIN_SECONDS

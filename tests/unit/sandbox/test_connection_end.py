@@ -1,4 +1,4 @@
-"""What a worker leaves of the request that it has served: one answer, and no descriptor."""
+"""A worker after its request: one answer was sent, and no descriptor is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a look concludes from processes as they could be, and what the periodic attestation makes of what it finds."""
+"""The conclusions of an attestation from played processes, and the reaction of the periodic attestation."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_each_thing_that_a_process_may_not_be_is_told_by_its_layer(name: str) ->
 def test_filters_read_under_a_number_that_is_anothers_by_now_are_not_its(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is remembered holds for every run after it: a stranger's would be drift for good."""
+    """A cached value holds for every later run: the value of a stranger would be drift for good."""
     readout: Any = SimpleNamespace(mounts={}, runsc_sha256="", flags=())
     path = tmp_path / "filters.json"
     monkeypatch.setattr(dump, "digests", lambda pid: ("somebody's",))
@@ -196,7 +196,7 @@ def test_filters_of_whom_somebody_traces_by_now_are_read_anew(tmp_path: Path, mo
 def test_filters_that_could_not_be_read_are_asked_for_at_the_next_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of a sandbox that somebody had frozen just then: it would never have been looked at again."""
+    """A sandbox that was frozen at that moment is attested again later."""
     loaded: dict[int, tuple[str, ...] | None] = {11: ("gofer's",), 12: ("sandbox's",)}
     monkeypatch.setattr(dump, "digests", lambda pid: loaded[pid])
     readout: Any = SimpleNamespace(mounts={}, runsc_sha256="", flags=())

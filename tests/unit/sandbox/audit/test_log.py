@@ -203,7 +203,7 @@ def test_a_write_of_none_or_too_many_is_refused_before_anything(state: Path) -> 
 
 
 def torn_writes(before: tuple[bytes, ...], after: tuple[bytes, ...]) -> Iterator[tuple[bytes, ...]]:
-    """What a crash in one write of several records can leave; every 29th byte, and all around the ends of lines."""
+    """A crash in one write of several records leaves a prefix: every 29th byte, and each one around the line ends."""
     ends = {
         at + near for raw in after[:2] for at in range(len(raw)) if raw[at : at + 1] == b"\n" for near in (-1, 0, 1)
     }
@@ -610,7 +610,7 @@ def test_a_closed_log_refuses(state: Path) -> None:
 
 
 def test_no_terminal_stops_whoever_writes(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who holds the writers' lock and stands has every run wait: under sudo that is an ordinary user's to do."""
+    """A stopped process that holds the writers' lock makes every run wait. Under sudo an ordinary user can stop it."""
     stopping = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
     seen: list[set[int]] = []
     with opened(state) as log:

@@ -1,5 +1,4 @@
-"""A write of the log that is durable with its head, whose slot carries it: it is as if it had been written like any
-other, whatever stops the machine or refuses, and what it is read from is one signed slot."""
+"""A write of the log that its head carries in a signed slot: after any stop or refusal it reads like another write."""
 
 from __future__ import annotations
 
@@ -103,8 +102,10 @@ def test_a_power_cut_at_any_point_loses_nothing_acknowledged(
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.usefixtures("played")
 def test_a_kill_at_any_byte_loses_nothing_acknowledged(state: Path, before: list[tuple[int, bool]], count: int) -> None:
-    """What a killed writer leaves: each file in its turn as far as it came, and what it was after. A head is there or
-    not: no kill comes between."""
+    """Yield what a killed writer leaves: each file in turn as far as it came, and the rest after it.
+
+    A head is whole or absent: no kill comes between.
+    """
     made = ready(state)
     with opened(state) as log:
         made += [one for number, carried in before for one in put(log, number, carried)]
@@ -249,7 +250,7 @@ class Refusing:
 def test_whoever_is_refused_while_the_log_is_read_writes_no_more(
     state: Path, monkeypatch: pytest.MonkeyPatch, which: int, first: bool, how: str
 ) -> None:
-    """What is beyond the head is cut off by a sync that tells of all of the file, of what the head carries as well."""
+    """A sync of the whole file, the part that the head carries included, cuts off the bytes beyond the head."""
     made = ready(state)
     with opened(state) as log, opened(state) as second, opened(state) as third:
         made += put(log, 3)

@@ -80,7 +80,7 @@ def test_a_mark_that_is_made_ahead_is_taken_away_where_no_start_was_written(tmp_
         assert open_runs.is_open(tmp_path, "r")
         rows.leave()
         assert list((tmp_path / "unended").iterdir()) == []
-        # The control: of one that was started somebody else writes the end.
+        # Control: the end of a started run is written by another process.
         rows.expect_start()
         rows.started = True
         rows.leave()

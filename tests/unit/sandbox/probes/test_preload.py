@@ -1,4 +1,4 @@
-"""What is tried inside every interpreter, and what must be heard of it."""
+"""The probes inside every interpreter, and the reports that must follow."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_every_policy_has_its_tries_and_the_last_is_refused_by_every_filter(name
     steps = list(records(made.object))
     numbers = data.syscalls("aarch64" if name == "aarch64" else "x86_64").numbers
     assert made.calls[-1] == steps[-1][0] == numbers["chroot"]
-    # Whatever the filter refuses gives EPERM there and is heard of here, in the same order.
+    # Each call that the filter refuses gives EPERM there, and its report comes here in the same order.
     refused = [step[0] for step in steps if step[-2:] == (-1, -1)]
     assert refused == list(made.calls)
     tried = {numbers[call] for call in ("openat", "execve", "socket", "chroot")}

@@ -1,4 +1,4 @@
-"""Who is not kept ready, as whoever asks is told it: while a supervisor tries, and only what is still to come."""
+"""The packages that are not kept ready, as a requester is told: while a supervisor tries, and only future attempts."""
 
 from __future__ import annotations
 

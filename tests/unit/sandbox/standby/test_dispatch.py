@@ -1,4 +1,4 @@
-"""Between whoever asks and an instance: real sockets, and an instance that is a thread."""
+"""The sockets between a requester and a warm sandbox, which is a thread here."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_one_at_whose_door_too_many_wait_is_not_waited_for_and_asked_again(runs:
 
 
 def test_a_copy_of_the_package_in_another_place_changes_no_record(tmp_path: Path) -> None:
-    """Whoever may ask could end the instances of all, as often as they run a copy of their own."""
+    """Else each requester could end the warm sandboxes of all by a run of its own copy."""
 
     def wants(place: str, count: int = 2) -> tuple[int, list[str]]:
         wanted.want(tmp_path, PACKAGE, agent_id="a", count=count, package_name=place)
@@ -268,7 +268,7 @@ def test_what_waits_gives_way_only_where_that_would_be_enough(runs: Path, missin
         else:
             with pytest.raises(errors.ResourceViolation):
                 _run_refused(runs.parent, missing_mb)
-            assert dispatch.accepted(door) is None  # nobody has come
+            assert dispatch.accepted(door) is None  # there is no client
             assert dispatch.idle_mb(runs) == 100
 
 

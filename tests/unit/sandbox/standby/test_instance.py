@@ -1,4 +1,4 @@
-"""What an instance says to an intent before anything is begun. Nothing runs here."""
+"""The answers of a warm sandbox to an intent before it begins. No sandbox runs here."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_root_that_came_since_the_look_at_it_sends_the_intent_elsewhere(
 
 @pytest.mark.parametrize("when", ["before the offer", "behind the gate"])
 def test_one_that_is_of_no_use_ends_though_whoever_asked_is_gone(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    """Behind the gate it lost its label already: nobody would see it, or what it holds."""
+    """Its label is gone behind the gate, so that no process would see it or the place that it holds."""
     one: Any = object.__new__(instance.WarmSandbox)
     one.run_id, one.intent_id, one._mark, one._settings = "run", "intent", (1, 2, 3), "s"
     one._rows = SimpleNamespace(started=False)
@@ -186,7 +186,7 @@ def test_whoever_is_sent_elsewhere_leaves_nothing_with_an_instance_that_may_wait
                 assert dispatch.receive(said[0]) == {"cold": "another configuration"}
             del said
         assert held() == before
-        # The control: of whoever has it now the connection stays, until it is closed with the instance.
+        # Control: the connection of its present client stays until it is closed with the warm sandbox.
         connection, taken = asks("s")
         with connection:
             assert taken is given

@@ -1,4 +1,4 @@
-"""Reading a package directory: only plain files, each once, and nothing by a name that somebody can move."""
+"""Reading a package directory: only plain files, each once, and none by a name that another user can move."""
 
 from __future__ import annotations
 
