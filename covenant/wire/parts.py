@@ -23,7 +23,7 @@ Hex = str
 
 
 class DetachParent(Wire):
-    """Take a record's parent away; with ``expected_parent``, only where it is that one."""
+    """Remove the parent of a record. ``expected_parent`` names the parent that it must have."""
 
     action: Literal["detach_parent"] = "detach_parent"
     id: str
@@ -57,7 +57,7 @@ class MemoryRepairOrder(Wire):
 
 
 class MemoryRepairOutcome(Wire):
-    """What a repair did or would do; ``before`` and ``after`` are records."""
+    """The effect of a repair, done or planned; ``before`` and ``after`` are records."""
 
     id: str
     action: str
@@ -69,7 +69,7 @@ class MemoryRepairOutcome(Wire):
 
 
 class CompactionPolicy(Wire):
-    """What a compaction takes out and marks; a policy without any of it is refused."""
+    """The records that a compaction removes and marks; a policy without any criterion is refused."""
 
     delete_working_before_ms: U64 | None = None
     delete_episodic_before_ms: U64 | None = None
@@ -120,7 +120,7 @@ class Drift(Wire):
 
 
 class ChainStatus(Wire):
-    """What is configured of a chain, and what is missing for it."""
+    """The configuration of a chain, and what it still lacks."""
 
     chain: str | None = None
     cluster: str | None = None
@@ -165,7 +165,7 @@ class CapabilityUse(Wire):
 
 
 class PeerRevokeOutcome(Wire):
-    """What came of ``revoke_peer``. The page names the outcomes; the tag and ``peer`` are ours."""
+    """The outcome of ``revoke_peer``. The page names the outcomes; the tag and ``peer`` are ours."""
 
     type: Literal["revoked", "already_revoked", "not_found", "ambiguous", "self_revoke_forbidden"]
     peer: PeerSummary | None = omitted()
@@ -193,7 +193,7 @@ class AuditEvent(Wire):
 
 
 class AuditReport(Wire):
-    """What ``verify_audit_integrity`` found."""
+    """The result of ``verify_audit_integrity``."""
 
     events: U64
     anchors: U64
@@ -259,7 +259,7 @@ class A2ARepairOrder(Wire):
 
 
 class A2ARepairOutcome(Wire):
-    """What a repair of the mailbox did."""
+    """The effect of a repair of the mailbox."""
 
     task_id: str
     action: str
@@ -279,7 +279,7 @@ class RetryPolicy(Wire):
 
 
 class RetryReport(Wire):
-    """What a look for stale leases did, as its audit row has it."""
+    """The effect of a search for stale leases, as its audit row has it."""
 
     enabled: bool
     considered: U64

@@ -54,7 +54,7 @@ Base58 = Annotated[str, pydantic.AfterValidator(_is_base58), _published(_BASE58,
 
 
 class AgentId(Wire):
-    """Who: a name for people, and the Ed25519 public key that decides."""
+    """An identity: a name for people, and the Ed25519 public key that decides."""
 
     display: Display
     pubkey: Base58
@@ -101,7 +101,7 @@ class MemoryRecord(Wire):
 
 
 class Capability(Wire):
-    """What is granted to whom by whom, until when. All five fields are always there."""
+    """A grant of ``action`` over ``scope`` to ``subject``, until ``expires_at``. All five fields are always present."""
 
     subject: AgentId
     action: str
@@ -121,7 +121,7 @@ Resource = Literal["compute", "memory", "tool", "message", "registration"]
 
 
 class SettlementReceipt(Wire):
-    """What somebody used; settled on a chain once ``batch_id`` and what follows are there."""
+    """The use of one task; settled on a chain once ``batch_id`` and the fields after it are present."""
 
     id: str
     payer: AgentId
@@ -160,7 +160,7 @@ class PeerSummary(Wire):
 
 
 class Idempotency(Wire):
-    """Whether a task may be done twice, and the key that says which are the same."""
+    """The permission to do a task twice, and the key that equal tasks share."""
 
     duplicate_safety: Literal["unsafe", "idempotent"]
     key: str
@@ -180,7 +180,7 @@ class A2ATask(Wire):
 
 
 class A2ATaskResult(Wire):
-    """What came of a task. ``content`` are blocks of the Model Context Protocol."""
+    """The result of a task. ``content`` are blocks of the Model Context Protocol."""
 
     task_id: str
     status: Literal["ok", "error", "partial"]

@@ -156,7 +156,7 @@ def _unique_entries(items: tuple[NetworkEntry, ...]) -> tuple[NetworkEntry, ...]
 
 
 class Permissions(fields.Section):
-    """``[permissions]``: whatever is absent is not granted."""
+    """``[permissions]``: an absent permission is not granted."""
 
     filesystem: Filesystem = Filesystem()
     network: Annotated[tuple[NetworkEntry, ...], fields.LIST, AfterValidator(_unique_entries)] = ()

@@ -50,7 +50,7 @@ class AuthenticationFailed(Response):
 
 
 class IntentResult(Response):
-    """What came of an intent. Ours: the agent, the supervisor's run and the policy that held it."""
+    """The result of an intent. Ours: the agent, the supervisor's run and the policy that held it."""
 
     kind: Literal["intent_result"] = "intent_result"
     intent_id: str

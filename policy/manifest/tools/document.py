@@ -255,7 +255,7 @@ class NativeTool(fields.Section):
 
 
 class ToolManifest(fields.Section):
-    """The document: the tools that one agent has, made by ``parse``."""
+    """The document: the tools of one agent, made by ``parse``."""
 
     schema_version: Annotated[Literal[1], _says("version of this format")]
     agent: Annotated[Did, _says("`matrix://agent/<id>`: the id of agent.toml in the same package")]
