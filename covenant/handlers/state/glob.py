@@ -94,7 +94,9 @@ def path_regex(pattern: str) -> Any:
         raise ValueError(str(e)) from e
     if compiled is None:
         raise ValueError("the pattern matches nothing")
-    return _compile(compiled.pattern)
+    # pathspec writes some patterns without an anchor, `*/` as `/`: they match anywhere in a path.
+    text = compiled.pattern if compiled.pattern.startswith("^") else f"(?s:.*?){compiled.pattern}"
+    return _compile(text)
 
 
 def _found(regex: Any, text: bytes, at: int, most: int) -> list[Span]:

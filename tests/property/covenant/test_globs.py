@@ -87,6 +87,7 @@ _PATHS = st.text(alphabet="aab/.é!-^", max_size=24)
 
 
 @given(_PATTERNS, st.lists(_PATHS, min_size=1, max_size=6))
+@example("*/", ["^/", "a"])
 @example("a/**/b", ["a//b", "a/b", "a/x/b", "a/x/y/b/c", "a/bb"])
 @example("a*b*a*", ["aba", "abba/x", "ab/a", "x/aba"])
 @example("*[!a]*b/", ["aab/", "ab/b/", "b/ab/x"])
