@@ -10,10 +10,10 @@ refilled. A new debit never makes it so.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
+
+from msgspec import Struct, structs
 
 HOUR_MS: Final = 3_600_000
 U64_MAX: Final = 2**64 - 1
@@ -27,8 +27,7 @@ Policy = Literal["none", "linear"]
 # --- buckets -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
+class Bucket(Struct, frozen=True):
     """``capacity`` tokens an hour and at most; ``balance`` of them at ``last_refill_ms``.
 
     ``owed`` is the part of the millisecond after ``last_refill_ms`` that made tokens already, in 1/capacity of a
@@ -51,8 +50,7 @@ class Bucket:
         return max(0, -self.balance)
 
 
-@dataclass(frozen=True, slots=True)
-class Exhausted:
+class Exhausted(Struct, frozen=True):
     """A debit that was refused: what there is, and when there is enough (``U64_MAX``: never)."""
 
     tokens_remaining: int
@@ -64,7 +62,7 @@ def refill(bucket: Bucket, now_ms: int) -> Bucket:
     if now_ms <= bucket.last_refill_ms:
         return bucket
     if bucket.balance >= bucket.capacity:
-        return dataclasses.replace(bucket, last_refill_ms=now_ms, owed=0)
+        return structs.replace(bucket, last_refill_ms=now_ms, owed=0)
     gained = ((now_ms - bucket.last_refill_ms) * bucket.capacity - bucket.owed) // HOUR_MS
     if gained <= 0:
         return bucket
@@ -104,26 +102,25 @@ def debit(bucket: Bucket, amount: int, now_ms: int) -> Bucket | Exhausted:
     filled = refill(bucket, now_ms)
     if filled.balance < amount:
         return Exhausted(filled.tokens, refill_eta_ms(filled, amount, now_ms))
-    return dataclasses.replace(filled, balance=filled.balance - amount)
+    return structs.replace(filled, balance=filled.balance - amount)
 
 
 def charge(bucket: Bucket, amount: int, now_ms: int) -> Bucket:
     """The bucket after ``amount`` tokens that were used already: it may owe them."""
     filled = refill(bucket, now_ms)
-    return dataclasses.replace(filled, balance=max(filled.balance - amount, -U64_MAX))
+    return structs.replace(filled, balance=max(filled.balance - amount, -U64_MAX))
 
 
 def give_back(bucket: Bucket, amount: int, now_ms: int) -> Bucket:
     """The bucket after ``amount`` tokens came back of a run that never began; never above its capacity."""
     filled = refill(bucket, now_ms)
-    return dataclasses.replace(filled, balance=min(filled.balance + amount, filled.capacity))
+    return structs.replace(filled, balance=min(filled.balance + amount, filled.capacity))
 
 
 # --- costs -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
+class Prices(Struct, frozen=True):
     """How much of each one credit buys (policy/data/prices.toml)."""
 
     version: int
@@ -138,8 +135,7 @@ class Prices:
         return self.cpu_ms * self.memory_byte_ms * self.wall_ms
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class BudgetUsage(Struct, frozen=True):
     """The measured use of a run up to a moment."""
 
     cpu_ms: int = 0
@@ -147,12 +143,12 @@ class Usage:
     wall_ms: int = 0
 
     @classmethod
-    def of_peak(cls, *, cpu_ms: int, memory_peak_bytes: int, wall_ms: int) -> Usage:
+    def of_peak(cls, *, cpu_ms: int, memory_peak_bytes: int, wall_ms: int) -> BudgetUsage:
         """The usage where only the peak of memory is known: as if it had been held all the time."""
         return cls(cpu_ms, memory_peak_bytes * wall_ms, wall_ms)
 
 
-def parts_used(usage: Usage, prices: Prices) -> int:
+def parts_used(usage: BudgetUsage, prices: Prices) -> int:
     """Return the exact cost of the usage, in ``prices.parts`` parts of a credit."""
     return (
         usage.cpu_ms * prices.memory_byte_ms * prices.wall_ms
@@ -161,7 +157,7 @@ def parts_used(usage: Usage, prices: Prices) -> int:
     )
 
 
-def cost(usage: Usage, prices: Prices) -> int:
+def cost(usage: BudgetUsage, prices: Prices) -> int:
     """Return the cost of a run in whole credits, rounded up: at least its reservation."""
     return min(max(DISPATCH_CREDITS, -(-parts_used(usage, prices) // prices.parts)), U64_MAX)
 
@@ -199,16 +195,14 @@ def project_overshoot(
     return 2 * debit > remaining
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """The use of a run at a moment of a monotonic clock."""
 
     at_ms: int
-    usage: Usage
+    usage: BudgetUsage
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(Struct, frozen=True):
     """A live run: its agent's key, what was reserved for it, and what was measured, the oldest sample first."""
 
     run_id: str
@@ -217,8 +211,7 @@ class Measured:
     reserved: int = DISPATCH_CREDITS
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class BudgetVerdict(Struct, frozen=True):
     """The verdict on a run, with its credits: used, expected one window from now, and allowed."""
 
     run_id: str
@@ -238,7 +231,7 @@ def verdicts(
     now_ms: int,
     min_window_ms: int,
     min_samples: int,
-) -> tuple[Verdict, ...]:
+) -> tuple[BudgetVerdict, ...]:
     """Decide which live runs end for their budget. ``runs`` are in the order in which they began.
 
     The rule: an accepted debit pays for its run, so an empty bucket ends no run. Only under ``linear`` is a run ended:
@@ -251,7 +244,7 @@ def verdicts(
     for run in runs:
         bucket = buckets.get(run.agent)
         if bucket is None or bucket.capacity == 0:
-            answers.append(Verdict(run.run_id, run.agent, preempt=False, cost=0, projected=0, allowance=0))
+            answers.append(BudgetVerdict(run.run_id, run.agent, preempt=False, cost=0, projected=0, allowance=0))
             continue
         available = left.setdefault(run.agent, refill(bucket, now_ms).balance * prices.parts)
         verdict, taken = _judge(run, available, policy, prices, min_window_ms, min_samples)
@@ -263,7 +256,7 @@ def verdicts(
 
 def _judge(
     run: Measured, available: int, policy: Policy, prices: Prices, min_window_ms: int, min_samples: int
-) -> tuple[Verdict, int]:
+) -> tuple[BudgetVerdict, int]:
     """The verdict, and the parts that the run takes: what it has used if it is ended, else what it is expected to."""
     allowance = available + run.reserved * prices.parts
     window = _window(run.samples, min_window_ms, min_samples)
@@ -279,7 +272,7 @@ def _judge(
         min_samples=min_samples,
     )
     projected = used + max(0, used - before)
-    verdict = Verdict(
+    verdict = BudgetVerdict(
         run.run_id,
         run.agent,
         preempt=ended,

@@ -1,6 +1,8 @@
-"""The runtime contract of the seed: one JSON line in, one JSON line out (covenant-agent-manifest.txt).
+"""The runtime contracts: how an agent is given its intent and how its answer is read.
 
-Pure: builds the intent line from values that are given and reads the result from the bytes of stdout.
+`line` is the contract of the seed: one JSON line in, one JSON line out (covenant-agent-manifest.txt). `text` is for
+programs that know nothing of Covenant. `stdio` and `terminal` are streams without an answer. Pure: builds the bytes of
+stdin from values that are given, and reads the result from the bytes of stdout.
 Limits are those of decisions.md, section Results.
 """
 
@@ -10,7 +12,9 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Final, Literal, get_args
+
+from msgspec import Struct
 
 from policy import errors
 
@@ -18,14 +22,15 @@ RESULT_BYTES = 4 * 1024 * 1024
 STDOUT_BYTES = 16 * 1024 * 1024
 STDERR_BYTES = 64 * 1024
 INTENT_BYTES = 1024 * 1024
+# What one argument of a program takes, without its NUL (execve(2), MAX_ARG_STRLEN).
+ARGUMENT_BYTES = 128 * 1024 - 1
 # Limits of the lists and objects in a result: depth and number. Each reader of the result recurses through it, and
 # three bytes of an agent take 64 bytes of its memory.
 RESULT_DEPTH = 64
 RESULT_CONTAINERS = 65_536
 
 
-@dataclass(frozen=True, slots=True)
-class Intent:
+class Intent(Struct, frozen=True):
     """The intent for an agent. ``issued_at`` is in Unix milliseconds."""
 
     id: str
@@ -88,8 +93,7 @@ class Usage:
 NOTHING_USED = Usage()
 
 
-@dataclass(frozen=True, slots=True)
-class AgentResult:
+class AgentResult(Struct, frozen=True):
     """The answer of an agent. ``files`` and ``runtime_events`` are version 1's, kept as they came."""
 
     text: str
@@ -120,6 +124,166 @@ def parse_result(stdout: bytes) -> AgentResult:
     if len(line) > RESULT_BYTES:
         raise errors.OutputTooLargeError(f"the result line is over {RESULT_BYTES} bytes")
     return _result(_decode(line))
+
+
+def parse_text(stdout: bytes) -> AgentResult:
+    """Read all of stdout as the text of the answer.
+
+    Raises:
+        errors.OutputTooLargeError: stdout is over 4 MiB.
+        errors.MalformedOutputError: stdout is not UTF-8.
+    """
+    if len(stdout) > RESULT_BYTES:
+        raise errors.OutputTooLargeError(f"stdout is over {RESULT_BYTES} bytes")
+    try:
+        return AgentResult(stdout.decode("utf-8"))
+    except UnicodeDecodeError as e:
+        raise errors.MalformedOutputError(
+            f"stdout is not valid UTF-8 at byte {e.start}, so it is no text",
+            hint='print text, or set `contract = "stdio"` in [process], which passes every byte on',
+        ) from e
+
+
+# How the agent gets the intent's text: on stdin, in an argument of its command, or not at all.
+IntentPlace = Literal["stdin", "argument", "none"]
+
+
+class LineContract(Struct, frozen=True):
+    """One JSON line in, one JSON line out. The agent must be silent until it has its line."""
+
+    name: ClassVar[str] = "line"
+    silent: ClassVar[bool] = True
+    stdout_bytes: ClassVar[int] = STDOUT_BYTES
+
+    def stdin(self, intent: Intent) -> bytes:
+        """Return the intent line. Raises as ``Intent.line``."""
+        return intent.line()
+
+    def argument(self, intent: Intent) -> str | None:
+        """Return None: no argument carries the intent."""
+        return None
+
+    def parse(self, stdout: bytes) -> AgentResult:
+        """Return the answer. Raises as ``parse_result``."""
+        return parse_result(stdout)
+
+
+class TextContract(Struct, frozen=True):
+    """The intent's text in, and all of stdout is the answer's text. The agent may write at any time."""
+
+    name: ClassVar[str] = "text"
+    silent: ClassVar[bool] = False
+    stdout_bytes: ClassVar[int] = RESULT_BYTES
+    intent: IntentPlace = "stdin"
+
+    def stdin(self, intent: Intent) -> bytes:
+        """Return the intent's text in UTF-8, or nothing where it is not given on stdin."""
+        return intent.text.encode() if self.intent == "stdin" else b""
+
+    def argument(self, intent: Intent) -> str | None:
+        """Return the text where it stands in an argument.
+
+        Raises:
+            errors.UsageError: no argument can carry this text.
+        """
+        if self.intent != "argument":
+            return None
+        size = len(intent.text.encode())
+        if size > ARGUMENT_BYTES:
+            raise errors.UsageError(
+                f"the intent is {size} bytes, an argument of a program takes {ARGUMENT_BYTES}",
+                hint="take `{intent}` out of [process] args: the agent then reads the text on stdin",
+            )
+        if "\0" in intent.text:
+            raise errors.UsageError(
+                "the intent has a NUL character, which no argument can carry",
+                hint="take the character out, or take `{intent}` out of [process] args",
+            )
+        return intent.text
+
+    def parse(self, stdout: bytes) -> AgentResult:
+        """Return the answer. Raises as ``parse_text``."""
+        return parse_text(stdout)
+
+
+class StreamContract(Struct, frozen=True):
+    """A stream in both directions: pipes (`stdio`), or a terminal. It has no intent and no answer."""
+
+    terminal: bool
+
+    @property
+    def name(self) -> str:
+        """Return the name of the contract in the manifest."""
+        return "terminal" if self.terminal else "stdio"
+
+    def stdin(self, intent: Intent) -> bytes:
+        """Return nothing: stdin is the caller's stream."""
+        return b""
+
+    def argument(self, intent: Intent) -> str | None:
+        """Return None: a session has no intent."""
+        return None
+
+    def parse(self, stdout: bytes) -> AgentResult:
+        """Return an empty answer: the stream went to the caller, and its exit status says how it ended."""
+        return AgentResult("")
+
+
+# A contract with an answer, and any contract.
+Answering = LineContract | TextContract
+Contract = Answering | StreamContract
+LINE: Final = LineContract()
+# How the caller of a run is connected to its agent.
+Connected = Literal["nothing", "streams", "terminal"]
+STREAMS: Final = ("stdio", "terminal")
+_PLACES: Final[Mapping[str, IntentPlace]] = {place: place for place in get_args(IntentPlace)}
+
+
+def check_caller(spoken: Contract, connected: Connected) -> None:
+    """Refuse a run whose caller is not connected as its contract needs it.
+
+    Raises:
+        errors.ContractError: a stream without a caller, a terminal without a terminal, or an intent over a stream.
+    """
+    stream = isinstance(spoken, StreamContract)
+    if not stream and connected != "nothing":
+        raise errors.ContractError(
+            f"the agent speaks `{spoken.name}`, which takes an intent and gives an answer, and no stream",
+            hint='run it with its intent: `covenant run PACKAGE TEXT`; or set `contract = "stdio"` in [process]',
+            where="process.contract",
+        )
+    if stream and connected == "nothing":
+        raise errors.ContractError(
+            f"the agent speaks `{spoken.name}`, a stream that needs a caller at its other end, and takes no intent",
+            hint="run it without a TEXT: `covenant run PACKAGE`, or `covenant stdio PACKAGE` for an editor",
+            where="process.contract",
+        )
+    if isinstance(spoken, StreamContract) and spoken.terminal and connected != "terminal":
+        raise errors.ContractError(
+            "the agent speaks `terminal`, and its caller has no terminal",
+            hint='run it in a terminal: `covenant run PACKAGE`; or set `contract = "stdio"` in [process]',
+            where="process.contract",
+        )
+
+
+def of(process: Mapping[str, Any] | None) -> Contract:
+    """Return the contract that a compiled `process` section names; `line` where there is none.
+
+    Raises:
+        errors.InternalError: the section names a contract or a place of the intent that does not exist.
+    """
+    if process is None:
+        return LINE
+    name, place = process.get("contract"), _PLACES.get(str(process.get("intent")))
+    if place is None:
+        raise errors.InternalError(f"the compiled policy gives the intent at `{process.get('intent')}`")
+    if name == "line":
+        return LINE
+    if name == "text":
+        return TextContract(place)
+    if name in STREAMS:
+        return StreamContract(name == "terminal")
+    raise errors.InternalError(f"the compiled policy names the contract `{name}`")
 
 
 def _decode(line: bytes) -> dict[str, Any]:

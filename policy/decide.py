@@ -15,19 +15,22 @@ The supervisor probes the host between (2) and (3), because which files a manife
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
+
+from msgspec import Struct
 
 from policy import data, errors, prove
 from policy.compile import plan
 from policy.compile.artefacts import Artefacts
 from policy.compile.cache import Cache
+from policy.decompile import read as reading
 from policy.grants.effective import Effective
 from policy.host import HostFacts
-from policy.manifest import parse
+from policy.manifest import parse, text
 from policy.manifest.agent import Manifest
 from policy.package import Package
-from policy.rules import enforceable, nine
+from policy.rules import enforceable, nine, unsigned
 from policy.rules.case import Unsigned, Verdict
 from policy.rules.parent import Delegation, Parent
 from policy.signing import trust
@@ -35,8 +38,7 @@ from policy.signing import trust
 MANIFEST = "agent.toml"
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """A decision on one package. ``trusted`` is None only for a look without a signature (``policy compile``).
 
     ``refusals`` are those that a run would meet, for such a look; a decision that may start has none. ``delegation``
@@ -47,7 +49,7 @@ class Decision:
     manifest: Manifest
     effective: Effective
     artefacts: Artefacts
-    refusals: tuple[errors.MachineError, ...] = ()
+    refusals: tuple[errors.CovenantError, ...] = ()
     delegation: Delegation | None = None
 
     @property
@@ -120,6 +122,7 @@ def authorise(
     Raises:
         errors.NotYetEnforceableError, errors.NotEnforceableError: (3), (5)
         errors.RuleViolation, errors.SignatureError: (4), with the rule's number
+        errors.ParentViolation: (7), for a link that leads out of the parent's grants
         errors.ProofError, errors.ArtefactError: (6), (7), a fault of this program
     """
     if isinstance(trusted, Unsigned):
@@ -136,21 +139,66 @@ def authorise(
         parent=None if parent is None else parent.ceiling,
     )
     if parent is not None:
-        _within(artefacts, parent)
+        _within(artefacts, parent, _links(effective, host))
     return Decision(trusted, manifest, effective, artefacts, delegation=verdict.delegation)
 
 
-def _within(artefacts: Artefacts, parent: Parent) -> None:
-    """(7) Rule 4 decided on grants; this shows it of what the kernel gets."""
+def _links(effective: Effective, host: HostFacts) -> dict[str, str]:
+    """Each granted path that leads through links of the host, with the place that it leads to."""
+    found = {path: host.granted[path] for path in effective.filesystem.read if path in host.granted}
+    return {path: one.place for path, one in found.items() if one.links}
+
+
+def _within(artefacts: Artefacts, parent: Parent, links: Mapping[str, str]) -> None:
+    """(7) Rule 4 decided on grants; this shows it of what the kernel gets. Where links lead, rule 4 cannot know."""
     if parent.artefacts is None:
         raise ValueError(f"run {parent.run_id} has no artefacts: it cannot start agents")
+    if links:
+        mine, above = (reading.read(one.files).grants.filesystem.readable() for one in (artefacts, parent.artefacts))
+        for path, place in links.items():
+            if mine.covers(place) and not above.covers(place):
+                raise errors.ParentViolation(
+                    f"read path {text.quote(path)} leads to {text.quote(place)}, which the parent was not granted",
+                    grant="permissions.filesystem.read",
+                    hint=f"grant `{place}` to the parent, or take `{path}` out of the child's manifest",
+                )
     prove.within(artefacts, parent.artefacts, remaining_seconds=parent.remaining_seconds)
 
 
+def refusals(
+    package: Package, manifest: Manifest, host: HostFacts, *, extra_never: Mapping[str, str] | None = None
+) -> tuple[errors.CovenantError, ...]:
+    """Return what a run on this host would be refused for by (3) and (4), for every asker but a run.
+
+    Left out is what only a run knows: its signature, its parent, and the runs beside it.
+    """
+    never = extra_never or {}
+    found = unsigned.refusals(package, manifest, host, extra_never=never)
+    return (*enforceable.findings(manifest, host), *found)
+
+
+def judged(
+    package: Package, manifest: Manifest, host: HostFacts, *, extra_never: Mapping[str, str] | None = None
+) -> tuple[errors.CovenantError, ...]:
+    """Return ``refusals``, and the error of (5) and (6) where the package does not compile here."""
+    try:
+        return compile_unsigned(package, manifest, host=host, extra_never=extra_never).refusals
+    except errors.CovenantError as e:
+        found = refusals(package, manifest, host, extra_never=extra_never)
+        # A lack of this host may be named by both.
+        return found if str(e) in map(str, found) else (*found, e)
+
+
 def compile_unsigned(
-    package: Package, manifest: Manifest, *, host: HostFacts, ceiling: Effective | None = None
+    package: Package,
+    manifest: Manifest,
+    *,
+    host: HostFacts,
+    ceiling: Effective | None = None,
+    extra_never: Mapping[str, str] | None = None,
 ) -> Decision:
-    """(5) and (6) without a signature: for people who look, never for a run. What (3) finds is told, and not raised.
+    """(5) and (6) without a signature: for people who look, never for a run. What (3) and (4) refuse is told, and not
+    raised.
 
     ``ceiling`` is what a parent would leave: the grants are narrowed to it, as a spawn that asks for it would be.
 
@@ -170,4 +218,5 @@ def compile_unsigned(
         effective = ceiling.meet(effective)
     artefacts = plan.compile(effective, manifest, host, package_digest=package.digest, parent=ceiling)
     _proved(effective, manifest, host, package.digest, artefacts)
-    return Decision(None, manifest, effective, artefacts, tuple(enforceable.findings(manifest, host)))
+    found = refusals(package, manifest, host, extra_never=extra_never)
+    return Decision(None, manifest, effective, artefacts, found)

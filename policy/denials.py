@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from msgspec import Struct
+
 # Who refuses, in words.
 LAYERS: Final[Mapping[str, str]] = {
     "dns": "the DNS gate",
@@ -73,8 +75,7 @@ _KEYS: Final[Mapping[str, frozenset[str]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Denial:
+class Denial(Struct, frozen=True):
     """One refusal. ``layer`` is who refused (``dns``, ``sni``, ``packet``, ``memory``, ...), ``target`` what was wanted
     in the spelling that ``covenant policy why`` takes, ``code`` why it was refused."""
 
@@ -124,8 +125,7 @@ class Told(Protocol):
     def __call__(self, denial: Denial, *, count: int = 1) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """A row to write: ``count`` refusals of this denial since its last row."""
 
     denial: Denial

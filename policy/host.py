@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+import msgspec
+from msgspec import Struct
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class ClosureFile:
@@ -38,12 +41,14 @@ class Closure:
 
     ``name`` is the runtime (``python3``, ``node``) or the granted executable's path; ``entry`` is the path in
     the agent's root of the program to start; ``files`` are sorted by path. A static program of a package
-    has an empty closure.
+    has an empty closure. ``layered``: the program stands in a layer of the root, which holds what it needs; ``files``
+    is then the program alone, or empty.
     """
 
     name: str
     entry: str
     files: tuple[ClosureFile, ...]
+    layered: bool = False
 
     @cached_property
     def digest(self) -> str:
@@ -66,8 +71,7 @@ class Closure:
         return found.rstrip("/") if found.startswith(prefix) else None
 
 
-@dataclass(frozen=True, slots=True)
-class CgroupFacts:
+class CgroupFacts(Struct, frozen=True):
     """The hierarchies that carry the controllers we need.
 
     ``version`` is 1 or 2 for where memory, pids and cpu live, 0 when one of them is nowhere.
@@ -78,8 +82,7 @@ class CgroupFacts:
     swap_accounting: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RunscFacts:
+class RunscFacts(Struct, frozen=True):
     """The runsc binary that runs would use, after a live probe."""
 
     path: str
@@ -88,8 +91,7 @@ class RunscFacts:
     platform: str = "systrap"
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkFacts:
+class NetworkFacts(Struct, frozen=True):
     """The network that this host can give: ``lacks`` names the missing part, ``mend`` the fix; empty if none.
 
     ``stack`` names the network stack of an agent: gVisor's own (``sandbox``), or that of the host's
@@ -101,22 +103,29 @@ class NetworkFacts:
     stack: Literal["sandbox", "host"] = "sandbox"
 
 
-@dataclass(frozen=True, slots=True)
-class GrantedPath:
-    """A granted host path as it was found: resolved without symlinks, component by component.
+class GrantedPath(Struct, frozen=True):
+    """A granted host path as it was found, component by component.
 
     ``room_mb`` is what can be written there at most, by whomever, in MiB: the size of the file system of its own that
     is mounted there. It is 0 where nothing bounds that, and for a path that is only read; ``unbounded`` says why.
+    ``real`` is the path without links, empty for ``path`` itself. ``links`` are the links on the way, each with its
+    text; only a path for reading has any.
     """
 
     path: str
     kind: Literal["file", "dir"]
     room_mb: int = 0
     unbounded: str = ""
+    real: str = ""
+    links: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def place(self) -> str:
+        """The path without links: what is mounted, at the same place in the agent's root."""
+        return self.real or self.path
 
 
-@dataclass(frozen=True, slots=True)
-class HostFacts:
+class HostFacts(Struct, frozen=True):
     """Facts about the machine for the compiler. Memory and disk in MiB, cpus as a count."""
 
     arch: Literal["x86_64", "aarch64"]
@@ -130,6 +139,6 @@ class HostFacts:
     cgroup: CgroupFacts
     runsc: RunscFacts | None
     network: NetworkFacts = NetworkFacts()
-    runtimes: Mapping[str, Closure] = field(default_factory=dict)
-    executables: Mapping[str, Closure] = field(default_factory=dict)
-    granted: Mapping[str, GrantedPath] = field(default_factory=dict)
+    runtimes: Mapping[str, Closure] = msgspec.field(default_factory=dict)
+    executables: Mapping[str, Closure] = msgspec.field(default_factory=dict)
+    granted: Mapping[str, GrantedPath] = msgspec.field(default_factory=dict)

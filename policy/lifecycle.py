@@ -6,8 +6,9 @@ before the act. Only this table lets a run change its state, for any requester.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from policy import errors
 
@@ -37,8 +38,7 @@ MEANING: dict[State, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
+class Transition(Struct, frozen=True):
     """From ``source`` (None: a run that is new) to ``target``, and what brings it about."""
 
     source: State | None
@@ -74,8 +74,7 @@ LIVE = frozenset({State.ISOLATED, State.RUNNING, State.SUSPENDED})
 _ALLOWED = frozenset((one.source, one.target) for one in TRANSITIONS)
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(Struct, frozen=True):
     """A request to a run from outside: the states that allow it, and the state afterwards."""
 
     name: str

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 # What one instance is taken to cost before it is there: a sandbox with a python in it has about 40 MiB.
 COST_MB = 64
 # This much of the machine, and at least so much of it, stays for those that run.
@@ -23,8 +25,7 @@ STALLED_SOME, STALLED_FULL = 10.0, 5.0
 FIRST_WAIT, LONGEST_WAIT, LONGEST_RESTLESS = 1.0, 300.0, 86_400.0
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Struct, frozen=True):
     """The memory of the machine, in MiB and percent; ``some`` and ``full`` are 0 where it does not say."""
 
     total_mb: int
@@ -49,8 +50,7 @@ class Machine:
         return max(lacking, COST_MB if self.full > STALLED_FULL else 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Instance:
+class Instance(Struct, frozen=True):
     """One that there is, or that is being made: of which kind, and since when (any clock)."""
 
     id: int

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from msgspec import Struct
 
 from policy import errors
 
@@ -60,7 +61,7 @@ def fold(event_hashes: Sequence[str]) -> str:
     return value
 
 
-class Row(NamedTuple):
+class ChainRow(NamedTuple):
     """An event's exact line, without its newline, and what its anchor repeats of it."""
 
     line: bytes
@@ -68,8 +69,7 @@ class Row(NamedTuple):
     timestamp_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Anchor:
+class Anchor(Struct, frozen=True):
     """One entry of the chain file."""
 
     index: int
@@ -100,8 +100,7 @@ class Anchor:
             return None
 
 
-@dataclass(frozen=True, slots=True)
-class Carried:
+class Carried(Struct, frozen=True):
     """The rows of one write as both files are to hold them, out of the slot of the head that they end at, and the chain
     hash that they follow.
 
@@ -147,7 +146,7 @@ class Head:
         return anchor, Head(count, after, self.events_bytes + len(line) + 1, self.chain_bytes + len(anchor) + 1, marks)
 
 
-def extend(head: Head, rows: Sequence[Row]) -> tuple[bytes, Head, Head]:
+def extend(head: Head, rows: Sequence[ChainRow]) -> tuple[bytes, Head, Head]:
     """As ``Head.advance`` for many rows at once: the chain lines with their newlines, the last head but one, and the
     last. For no rows both are ``head``."""
     sha256 = hashlib.sha256
@@ -189,14 +188,14 @@ def _linked(
     return hashes, entries
 
 
-def read_rows(lines: bytes) -> list[Row] | None:
+def read_rows(lines: bytes) -> list[ChainRow] | None:
     """The rows of event lines, each with its newline; None where one of them is no event."""
     rows = []
     *whole, rest = lines.split(b"\n")
     for line in whole:
         try:
             event = json.loads(line)
-            row = Row(line, event["id"], event["timestamp_ms"])
+            row = ChainRow(line, event["id"], event["timestamp_ms"])
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
         if type(row.event_id) is not str or type(row.timestamp_ms) is not int:

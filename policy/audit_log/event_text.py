@@ -105,7 +105,7 @@ class _Shape(NamedTuple):
     in_order: bool
 
 
-class Kind:
+class RowText:
     """The text of one kind's rows, by the table of its fields. Those of ``may_lack`` that a row leaves out are null in
     it."""
 

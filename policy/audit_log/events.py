@@ -144,6 +144,17 @@ SUPERVISOR: dict[str, dict[str, str]] = {
         "memory_peak_bytes": "int?",
         "wall_ms": "int?",
     },
+    # The end of a stream session (`contract` stdio or terminal), with the bytes that were relayed and their SHA-256:
+    # `in` from the caller, `out` from the agent; `recording_hash_hex` of a recording that the caller asked for.
+    "session_ended": {
+        **_RUN,
+        "contract": "text",
+        "in_bytes": "int",
+        "in_hash_hex": "digest",
+        "out_bytes": "int",
+        "out_hash_hex": "digest",
+        "recording_hash_hex": "digest?",
+    },
     # A transition of the table in policy/lifecycle.py, before the act; `agent_id` is null before the manifest is read.
     "run_state": {**_RUN, "agent_id": "text?", "state": "text", "reason": "text"},
     # `denial` is the name of this refusal wherever it is shown (policy.denials); `layer` who refused, `target` what
@@ -204,8 +215,8 @@ KINDS: dict[str, Mapping[str, str]] = {**SUPERVISOR, **event_kinds.V1, **event_k
 # What a row that comes of no run may leave out, where its kind allows null for it.
 _OF_RUNS = ("run_id", "operator")
 _MAY_LACK = {kind: [name for name in _OF_RUNS if table.get(name) == "text?"] for kind, table in KINDS.items()}
-_TEXTS = {kind: event_text.Kind(kind, table) for kind, table in KINDS.items()}
-_TEXTS_OF_NO_RUN = {kind: event_text.Kind(kind, table, _MAY_LACK[kind]) for kind, table in KINDS.items()}
+_TEXTS = {kind: event_text.RowText(kind, table) for kind, table in KINDS.items()}
+_TEXTS_OF_NO_RUN = {kind: event_text.RowText(kind, table, _MAY_LACK[kind]) for kind, table in KINDS.items()}
 
 
 # How a line of ours begins; what the kinds of a run have first is the run.

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 HASH_BYTES = 32
 EMPTY_ROOT = hashlib.sha256(b"").digest()
@@ -174,8 +175,7 @@ class Tree:
         return node_hash(self._range(start, middle), self._range(middle, end))
 
 
-@dataclass(frozen=True, slots=True)
-class Inclusion:
+class Inclusion(Struct, frozen=True):
     """That a leaf stands at ``index`` of the tree of ``size`` leaves."""
 
     index: int

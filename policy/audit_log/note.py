@@ -15,11 +15,11 @@ import base64
 import binascii
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from msgspec import Struct
 
 from policy import errors
 
@@ -36,8 +36,7 @@ _DASH = "\u2014"
 KeyType = Literal[1, 4]
 
 
-@dataclass(frozen=True, slots=True)
-class Verifier:
+class Verifier(Struct, frozen=True):
     """A key that notes are checked with; its text form is a vkey, ``name+id+key``."""
 
     name: str
@@ -78,8 +77,7 @@ class Verifier:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class NoteSignature(Struct, frozen=True):
     """One signature line: whose, and the bytes behind the base64."""
 
     name: str
@@ -91,20 +89,18 @@ class Signature:
         return f"{_DASH} {self.name} {base64.b64encode(self.blob).decode()}\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(Struct, frozen=True):
     """A signature that verified. ``time_s`` is when a witness says that it saw the note, in Unix seconds."""
 
     verifier: Verifier
     time_s: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(Struct, frozen=True):
     """A text that ends in a newline, and its signatures."""
 
     text: str
-    signatures: tuple[Signature, ...]
+    signatures: tuple[NoteSignature, ...]
 
     @classmethod
     def parse(cls, raw: bytes) -> Note:
@@ -134,7 +130,7 @@ class Note:
         """The bytes of the note."""
         return f"{self.text}\n{''.join(one.line for one in self.signatures)}".encode()
 
-    def with_signature(self, signature: Signature) -> Note:
+    def with_signature(self, signature: NoteSignature) -> Note:
         """The note with one more, in the place of an older one of the same key."""
         others = [one for one in self.signatures if (one.name, one.blob[:4]) != (signature.name, signature.blob[:4])]
         return Note(self.text, (*others, signature))
@@ -156,8 +152,7 @@ class Note:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """How far a log goes: the root of its tree at ``size``."""
 
     origin: str
@@ -188,18 +183,20 @@ class Checkpoint:
         return cls(origin, int(size), root)
 
 
-def sign(text: str, name: str, key: Ed25519PrivateKey) -> Signature:
+def sign(text: str, name: str, key: Ed25519PrivateKey) -> NoteSignature:
     """The log's own signature."""
-    return Signature(name, _key_id(name, SIGNATURE, key.public_key()) + key.sign(text.encode()))
+    return NoteSignature(name, _key_id(name, SIGNATURE, key.public_key()) + key.sign(text.encode()))
 
 
-def cosign(text: str, name: str, key: Ed25519PrivateKey, time_s: int) -> Signature:
+def cosign(text: str, name: str, key: Ed25519PrivateKey, time_s: int) -> NoteSignature:
     """A witness's signature, made at that time (Unix seconds)."""
     signed = key.sign(_cosigned(text, time_s))
-    return Signature(name, _key_id(name, COSIGNATURE, key.public_key()) + time_s.to_bytes(_TIME_BYTES, "big") + signed)
+    return NoteSignature(
+        name, _key_id(name, COSIGNATURE, key.public_key()) + time_s.to_bytes(_TIME_BYTES, "big") + signed
+    )
 
 
-def parse_signature(line: str) -> Signature:
+def parse_signature(line: str) -> NoteSignature:
     """One signature line, without its newline.
 
     Raises:
@@ -210,7 +207,7 @@ def parse_signature(line: str) -> Signature:
     blob = _decode(encoded)
     if dash != _DASH or not is_name(name) or blob is None or len(blob) <= _KEY_ID_BYTES:
         raise errors.NoteError(f"`{line[:100]}` is no signature of a note")
-    return Signature(name, blob)
+    return NoteSignature(name, blob)
 
 
 def is_name(name: str) -> bool:
@@ -218,7 +215,7 @@ def is_name(name: str) -> bool:
     return bool(name) and "+" not in name and not any(ch.isspace() or ch < " " for ch in name)
 
 
-def _verified(text: str, signature: Signature, verifier: Verifier) -> Verified:
+def _verified(text: str, signature: NoteSignature, verifier: Verifier) -> Verified:
     blob = signature.blob[_KEY_ID_BYTES:]
     time_s, message = None, text.encode()
     if verifier.type == COSIGNATURE:

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec import Struct
+
 _BATCH: Final = b"covenant-receipts:"
 _HASH_BYTES: Final = 32
 
@@ -51,8 +53,7 @@ class Leaf:
         return hashlib.sha256(self.json()).digest()
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
+class ReceiptProof(Struct, frozen=True):
     """That a leaf stands at ``index`` of ``count`` in the tree with this root: its siblings from the bottom."""
 
     index: int
@@ -75,7 +76,7 @@ def batch_id(merkle_root: bytes) -> bytes:
     return hashlib.sha256(_BATCH + merkle_root.hex().encode("ascii")).digest()
 
 
-def prove(leaves: Sequence[bytes], index: int) -> Proof:
+def prove(leaves: Sequence[bytes], index: int) -> ReceiptProof:
     """The proof for the leaf at ``index``.
 
     Raises:
@@ -86,10 +87,10 @@ def prove(leaves: Sequence[bytes], index: int) -> Proof:
         raise IndexError(index)
     *below, top = _levels(leaves)
     path = tuple(level[min((index >> depth) ^ 1, len(level) - 1)] for depth, level in enumerate(below))
-    return Proof(index, len(leaves), path, top[0])
+    return ReceiptProof(index, len(leaves), path, top[0])
 
 
-def verify(leaf: bytes, proof: Proof) -> bool:
+def verify(leaf: bytes, proof: ReceiptProof) -> bool:
     """Whether the proof leads from the leaf to its root, with a sibling of its own wherever there is one."""
     if not 0 <= proof.index < proof.count or len(proof.path) != (proof.count - 1).bit_length():
         return False

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from msgspec import Struct
 
 from policy.audit_log import chain, event_kinds, merkle
 
@@ -27,16 +27,15 @@ _DOMAIN: Final = b"covenant.audit.rebase.v1\n"
 _FIELDS: Final = tuple(event_kinds.OURS[KIND])
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(Struct, frozen=True):
     """A cut: its rows, and the whole log before it.
 
     ``tree`` is the frontier over everything that was ever cut, this included.
     """
 
     rows: int
-    first: chain.Row
-    last: chain.Row
+    first: chain.ChainRow
+    last: chain.ChainRow
     root_before_hex: str
     tree_before: merkle.Frontier
     tree: merkle.Frontier

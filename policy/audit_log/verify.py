@@ -12,10 +12,12 @@ import hashlib
 import json
 import re
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from msgspec import Struct, structs
 
 from policy.audit_log import chain as audit_log_chain
 from policy.audit_log import truncation
@@ -57,8 +59,7 @@ _EMPTY = "the log is empty: whether it never had a record, or its only one was t
 _OPENING = re.compile(rb'\{"id":"([0-9A-Za-z-]+)","timestamp_ms":(0|[1-9][0-9]{0,19}),"issuer":\{')
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """One thing that is wrong. ``index`` counts records from 0; None where no single record is meant."""
 
     kind: str
@@ -82,11 +83,11 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """The report object of version 1's ``audit_integrity``, plus ``notes``."""
-        return asdict(self)
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        return document
 
 
-@dataclass(frozen=True, slots=True)
-class _Log:
+class _Log(Struct, frozen=True):
     """Both files, read: one hash a record, and what could be parsed of each."""
 
     hashes: tuple[str, ...]
@@ -384,7 +385,7 @@ def _merged(failures: Sequence[Failure]) -> list[Failure]:
     for failure in failures:
         if failure.change and failure.index is not None and (failure.change, failure.index) in both:
             found = _failure("both", failure.change, failure.index)
-            out[replace(found, event_id=failure.event_id)] = None
+            out[structs.replace(found, event_id=failure.event_id)] = None
         else:
             out[failure] = None
     return list(out)
@@ -398,7 +399,7 @@ def _with_id(failure: Failure, log: _Log) -> Failure:
     anchors = {a.index: a.event_id for a in log.anchors if a}
     identity = log.ids[index] if failure.file == "chain" and index < len(log.ids) else None
     found = identity[0] if identity else anchors.get(index)
-    return replace(failure, event_id=found)
+    return structs.replace(failure, event_id=found)
 
 
 def _split(raw: bytes) -> tuple[list[bytes], int]:

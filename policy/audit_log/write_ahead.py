@@ -8,28 +8,30 @@ A record counts when its rows lead from the head before it to its own, and its s
 chain hash of a head covers all rows before it. What follows the last such record was being written when the writer
 died, or is left of an earlier use of the file; it was never acknowledged.
 
-Where the line ``rebase`` stands between the first two heads the files were cut: whole new ones lie beside them, and are
-to be put in their place.
+Where the line ``rebase`` follows the first head, the files were cut: whole new ones lie beside them (``NEW``), and are
+to be put in their place. Behind it are the two signed heads of the log before the cut, which ``head.json`` still has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from msgspec import Struct
 
 from policy.audit_log import chain as audit_log_chain
 
-_REBASE = b"rebase"
+BEHIND: Final = "the head names rows that `pending` does not hold"
+# Behind the name of a whole new file.
+NEW: Final = ".new"
+_REBASE = b"rebase\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(Struct, frozen=True):
     """The content of the file: the lines of both files between ``base`` and ``head``, and where its last record ends.
 
-    ``signed`` is the line of ``head``; ``rebased`` says that the files are to be replaced.
+    ``signed`` is the line of ``head``. ``replaced`` are the heads of the log whose files are to be replaced.
     """
 
     base: audit_log_chain.Head
@@ -39,18 +41,19 @@ class Replay:
     chain: bytes
     end: int
     signed: bytes
-    rebased: bool = False
+    replaced: tuple[audit_log_chain.Head, ...] = ()
 
 
-def opening(before: bytes, head: bytes, *, rebased: bool = False) -> bytes:
+def opening(before: bytes, head: bytes, *, replaced: tuple[bytes, bytes] | None = None) -> bytes:
     """The first record, of two signed heads: the files are synced up to ``head``; ``before`` is one row before it.
 
-    ``rebased``: they are to be replaced by those that lie beside them.
+    ``replaced`` are the signed heads of the present files, which those that lie beside them are to replace.
     """
-    return b"\n".join([head, *([_REBASE] if rebased else []), before, b""])
+    cut = b"" if replaced is None else _REBASE + b"".join(one + b"\n" for one in replaced)
+    return b"".join([head, b"\n", cut, before, b"\n"])
 
 
-def group(head: bytes, rows: Sequence[audit_log_chain.Row]) -> bytes:
+def group(head: bytes, rows: Sequence[audit_log_chain.ChainRow]) -> bytes:
     """The record of one group of rows that ends at the signed head."""
     return b"\n".join([head, *(row.line for row in rows), b""])
 
@@ -58,8 +61,15 @@ def group(head: bytes, rows: Sequence[audit_log_chain.Row]) -> bytes:
 def replay(raw: bytes, public_key: Ed25519PublicKey) -> Replay | None:
     """Read the file. None: it does not begin with a head that verifies."""
     base, position = _head(raw, 0, public_key)
-    rebased = raw.startswith(_REBASE + b"\n", position)
-    before, position = _head(raw, position + rebased * (len(_REBASE) + 1), public_key)
+    replaced = list[audit_log_chain.Head]()
+    if raw.startswith(_REBASE, position):
+        position += len(_REBASE)
+        for _ in range(2):
+            one, position = _head(raw, position, public_key)
+            if one is None:
+                return None
+            replaced.append(one)
+    before, position = _head(raw, position, public_key)
     if base is None or before is None:
         return None
     found = list(_records(raw, position, base, public_key))
@@ -68,7 +78,7 @@ def replay(raw: bytes, public_key: Ed25519PublicKey) -> Replay | None:
         found.pop()
     events, chain = (b"".join(parts) for parts in ([one.events for one in found], [one.chain for one in found]))
     last = found[-1] if found else _Record(base, before, raw[: raw.find(b"\n")], b"", b"", position)
-    return Replay(base, last.head, last.before, events, chain, last.end, last.signed, rebased)
+    return Replay(base, last.head, last.before, events, chain, last.end, last.signed, tuple(replaced))
 
 
 class _Record(NamedTuple):
@@ -100,25 +110,43 @@ def _records(raw: bytes, position: int, head: audit_log_chain.Head, public_key: 
         head, position = last, end
 
 
-def caught_up(events: bytes, chain: bytes, head: bytes, found: Replay) -> tuple[bytes, bytes, bytes]:
-    """Both files and ``head.json`` as the next opening will leave them, where they hold nothing else than that.
+def is_behind(found: Replay, shown: audit_log_chain.Head | None) -> bool:
+    """Whether ``head.json``, whose newest head is ``shown``, names rows that the write-ahead file lacks.
 
-    For a reader of a killed daemon's files that may not repair them.
+    It is written after the file is synced, so no crash leaves this: one of the two was replaced by another copy. Only a
+    crash in the middle of a cut leaves there a head of the log that is replaced.
     """
-    if found.rebased:
-        return events, chain, head
+    return shown is not None and shown.count > found.head.count and shown not in found.replaced
+
+
+def caught_up(events: bytes, chain: bytes, head: bytes, found: Replay) -> tuple[bytes, bytes, bytes]:
+    """Both files and ``head.json`` as the next opening will leave them, for a reader that may not repair them.
+
+    Files that hold other rows than the acknowledged ones, or fewer than were synced, are returned as they are. The head
+    is that of the write-ahead file even then, so that a verification finds the difference. Of a log that is replaced
+    the files are the new ones.
+    """
     whole = []
     for have, base, lines in (
         (events, found.base.events_bytes, found.events),
         (chain, found.base.chain_bytes, found.chain),
     ):
-        if len(have) < base or not lines.startswith(have[base : base + len(lines)]):
-            return events, chain, head
-        whole.append(have[:base] + lines + have[base + len(lines) :])
-    if audit_log_chain.slot(found.signed) in head:
-        return whole[0], whole[1], head
+        there = have[base : base + len(lines)]
+        if len(have) >= base and _is_left_of(there, lines):
+            # Most often nothing is lacking; a long log is not copied then.
+            whole.append(have if there == lines else have[:base] + lines + have[base + len(lines) :])
+    if len(whole) == 2:
+        events, chain = whole
+    if audit_log_chain.slot(found.signed) in head and not found.replaced:
+        return events, chain, head
     slots = [audit_log_chain.slot(found.signed), b" " * (audit_log_chain.SLOT_BYTES - 1) + b"\n"]
-    return whole[0], whole[1], b"".join(slots if audit_log_chain.slot_offset(found.head) == 0 else slots[::-1])
+    return events, chain, b"".join(slots if audit_log_chain.slot_offset(found.head) == 0 else slots[::-1])
+
+
+def _is_left_of(there: bytes, lines: bytes) -> bool:
+    """Whether a power cut can leave ``there`` of ``lines``: a part of them, with zeros for blocks that it took."""
+    # No line has a zero byte.
+    return lines.startswith(there) or all(have in (0, line) for have, line in zip(there, lines, strict=False))
 
 
 def _head(raw: bytes, position: int, public_key: Ed25519PublicKey) -> tuple[audit_log_chain.Head | None, int]:

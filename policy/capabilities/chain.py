@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from policy.capabilities import actions, scopes
 from policy.capabilities.token import Token
@@ -18,8 +19,7 @@ from policy.capabilities.token import Token
 MAX_DEPTH: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Signed:
+class Signed(Struct, frozen=True):
     """A token and its signature in base58."""
 
     token: Token

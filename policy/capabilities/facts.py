@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+
+class RequestFacts(Struct, frozen=True, kw_only=True):
     """A field that is None is not named by the request; a scope that bounds it then refuses.
 
     ``tiers`` where a request touches several; neither ``tier`` nor ``tiers`` means all three. ``before_ms`` is the
@@ -43,4 +43,4 @@ class Facts:
     filtered: bool = False
 
 
-NONE = Facts()
+NONE = RequestFacts()

@@ -8,14 +8,15 @@ field that bounds it does not admit. Equality is JSON's: ``1`` is not ``true``, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from policy import base58
 from policy.capabilities import actions, token
-from policy.capabilities.facts import Facts
+from policy.capabilities.facts import RequestFacts
 
-Test = Callable[[Any, Facts, str], str | None]
+Test = Callable[[Any, RequestFacts, str], str | None]
 
 # The greatest integer that every reader of JSON keeps exactly (RFC 8785, section 3.2.2.3).
 _INT_END: Final = 2**53
@@ -26,8 +27,7 @@ _HEX: Final = frozenset("0123456789abcdef")
 _BASE58: Final = frozenset(base58.ALPHABET)
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(Struct, frozen=True):
     """``what`` says how a value looks; ``narrower(child, parent)``; ``admits`` None where the field bounds nothing."""
 
     what: str
@@ -40,7 +40,7 @@ def same(one: Any, other: Any) -> bool:
     """Whether two values of JSON are one."""
     try:
         return token.canonical_scope(one) == token.canonical_scope(other)
-    except token.MalformedError:
+    except token.MalformedTokenError:
         return False
 
 
@@ -75,7 +75,7 @@ def _is_tiers(value: Any) -> bool:
 def _is_key(value: Any) -> bool:
     try:
         return type(value) is str and bool(token.key_bytes(value))
-    except token.MalformedError:
+    except token.MalformedTokenError:
         return False
 
 
@@ -96,8 +96,8 @@ def _unnamed(name: str) -> str:
     return f"the scope bounds `{name}`, which the request does not name"
 
 
-def _equals(name: str, of: Callable[[Facts], Any]) -> Test:
-    def admits(value: Any, facts: Facts, action: str) -> str | None:
+def _equals(name: str, of: Callable[[RequestFacts], Any]) -> Test:
+    def admits(value: Any, facts: RequestFacts, action: str) -> str | None:
         asked = of(facts)
         if asked is None:
             return _unnamed(name)
@@ -106,8 +106,8 @@ def _equals(name: str, of: Callable[[Facts], Any]) -> Test:
     return admits
 
 
-def _bounded(name: str, of: Callable[[Facts], int | None]) -> Test:
-    def admits(value: Any, facts: Facts, action: str) -> str | None:
+def _bounded(name: str, of: Callable[[RequestFacts], int | None]) -> Test:
+    def admits(value: Any, facts: RequestFacts, action: str) -> str | None:
         asked = of(facts)
         if asked is None:
             return _unnamed(name)
@@ -116,8 +116,8 @@ def _bounded(name: str, of: Callable[[Facts], int | None]) -> Test:
     return admits
 
 
-def _flag(name: str, of: Callable[[Facts], bool | None]) -> Test:
-    def admits(value: Any, facts: Facts, action: str) -> str | None:
+def _flag(name: str, of: Callable[[RequestFacts], bool | None]) -> Test:
+    def admits(value: Any, facts: RequestFacts, action: str) -> str | None:
         return None if (of(facts) or False) is value else f"the scope demands `{name}` = {str(value).lower()}"
 
     return admits
@@ -126,7 +126,7 @@ def _flag(name: str, of: Callable[[Facts], bool | None]) -> Test:
 # --- memory -------------------------------------------------------------------------------------------------------
 
 
-def _tiers(value: Any, facts: Facts, action: str) -> str | None:
+def _tiers(value: Any, facts: RequestFacts, action: str) -> str | None:
     if facts.filtered and facts.tier is None and facts.tiers is None:
         return None
     # A request that names no tier touches all of them.
@@ -139,11 +139,11 @@ def _narrower_tiers(child: Any, parent: Any) -> bool:
     return {_TIERS[tier] for tier in child} <= {_TIERS[tier] for tier in parent}
 
 
-def _record(value: Any, facts: Facts, action: str) -> str | None:
+def _record(value: Any, facts: RequestFacts, action: str) -> str | None:
     return None if facts.filtered and facts.record_id is None else _RECORD(value, facts, action)
 
 
-def _memory_before(value: Any, facts: Facts, action: str) -> str | None:
+def _memory_before(value: Any, facts: RequestFacts, action: str) -> str | None:
     if actions.verb(action) not in {"read", "write", "repair"}:
         return _BEFORE(value, facts, action)
     if facts.created_at is None:
@@ -151,7 +151,7 @@ def _memory_before(value: Any, facts: Facts, action: str) -> str | None:
     return None if facts.created_at < value else "the record is not older than the scope's `before_ms`"
 
 
-def _apply(value: Any, facts: Facts, action: str) -> str | None:
+def _apply(value: Any, facts: RequestFacts, action: str) -> str | None:
     asked = facts.apply if facts.apply is not None else _implied_apply(action)
     if asked is None:
         return _unnamed("apply")
@@ -167,30 +167,30 @@ def _implied_apply(action: str) -> bool | None:
 # --- tools, audit, a2a, secrets -----------------------------------------------------------------------------------
 
 
-def _tool(value: Any, facts: Facts, action: str) -> str | None:
+def _tool(value: Any, facts: RequestFacts, action: str) -> str | None:
     suffix = action.removeprefix("tool.call.").removeprefix("tool.")
     return None if value == suffix and facts.tool == value else "the tool is not the scope's"
 
 
-def _window(value: Any, facts: Facts, action: str) -> str | None:
+def _window(value: Any, facts: RequestFacts, action: str) -> str | None:
     # A purge has a cut-off and no window; version 1 keeps one there as a note.
     return None if action == "audit.purge" else _bounded("window", lambda facts: facts.window)(value, facts, action)
 
 
-def _risk(value: Any, facts: Facts, action: str) -> str | None:
+def _risk(value: Any, facts: RequestFacts, action: str) -> str | None:
     if facts.duplicate_risk is None:
         return _unnamed("duplicate_risk")
     asked = _RISKS.get(facts.duplicate_risk)
     return None if asked is not None and asked == _RISKS[value] else "`duplicate_risk` is not the one of the scope"
 
 
-def _token_prefix(value: Any, facts: Facts, action: str) -> str | None:
+def _token_prefix(value: Any, facts: RequestFacts, action: str) -> str | None:
     if facts.token_prefix is None:
         return _unnamed("token_prefix")
     return None if facts.token_prefix.startswith(value) else "`token_prefix` does not begin as the scope's"
 
 
-def _names(value: Any, facts: Facts, action: str) -> str | None:
+def _names(value: Any, facts: RequestFacts, action: str) -> str | None:
     return None if facts.secret_name is not None and facts.secret_name in value else "the secret is not in the scope"
 
 
@@ -200,7 +200,7 @@ _CUT_OFF: Final = Field("a time in Unix milliseconds", _is_time, _at_most, _BEFO
 _PEER: Final = Field("base58 of 32 bytes", _is_key, same, _equals("peer_pubkey_b58", lambda f: f.peer_pubkey_b58))
 
 
-def _text(name: str, of: Callable[[Facts], Any]) -> Field:
+def _text(name: str, of: Callable[[RequestFacts], Any]) -> Field:
     return Field("a text", _is_text, same, _equals(name, of))
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from policy import base58
 from policy.capabilities import actions, fields, token
-from policy.capabilities.facts import Facts
+from policy.capabilities.facts import RequestFacts
 
 # The signature of the grant that this one narrows: within the scope, because that is what a grantor signs.
 PARENT: Final = "parent_b58"
@@ -39,7 +39,7 @@ def check(action: str, scope: Any) -> str | None:
     return _of_tool(action, scope) or _unbounded(action, scope)
 
 
-def admits(action: str, scope: Any, facts: Facts) -> str | None:
+def admits(action: str, scope: Any, facts: RequestFacts) -> str | None:
     """Why a well-formed scope of the action does not admit the request; None when it does."""
     known = fields.NAMESPACES.get(actions.namespace(action))
     if known is None or scope == {}:
@@ -53,7 +53,7 @@ def admits(action: str, scope: Any, facts: Facts) -> str | None:
 
 def admits_record(scope: Any, *, tier: str, record_id: str, created_at: int) -> bool:
     """Whether one record of memory may be shown under a scope of ``memory.read``."""
-    facts = Facts(tier=tier, record_id=record_id, created_at=created_at)
+    facts = RequestFacts(tier=tier, record_id=record_id, created_at=created_at)
     return admits("memory.read", scope, facts) is None
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
 from typing import Any, Final
 
 import rfc8785
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from msgspec import Struct
 
 from policy import base58
 from policy.capabilities import actions
@@ -31,12 +31,11 @@ _INT_END: Final = 2**53
 _END: Final = struct.Struct(">BQ")
 
 
-class MalformedError(ValueError):
+class MalformedTokenError(ValueError):
     """The input is no capability. The text says why, in one lower-case line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(Struct, frozen=True):
     """A capability. Keys in base58; ``expires_at`` in Unix milliseconds, None for never."""
 
     subject: str
@@ -57,11 +56,11 @@ class Token:
         """
         action = self.action.encode("utf-8", "surrogatepass")
         if not actions.well_formed(self.action):
-            raise MalformedError("the action is not dot-separated names")
+            raise MalformedTokenError("the action is not dot-separated names")
         scope = canonical_scope(self.scope)
         ends = self.expires_at
         if ends is not None and not (type(ends) is int and 0 <= ends < _U64_END):
-            raise MalformedError("the end is no time")
+            raise MalformedTokenError("the end is no time")
         return b"".join(
             (
                 key_bytes(self.subject),
@@ -93,12 +92,12 @@ def key_bytes(key: str) -> bytes:
     try:
         raw = base58.decode(key, length=KEY_BYTES)
     except ValueError:
-        raise MalformedError("the key is not base58 of 32 bytes") from None
+        raise MalformedTokenError("the key is not base58 of 32 bytes") from None
     try:
         # For a point of small order there are signatures that hold over any message, so it can name no peer.
         return envelope.PublicKey(raw).raw
     except ValueError:
-        raise MalformedError("the key is a point of small order, or not in its one form") from None
+        raise MalformedTokenError("the key is a point of small order, or not in its one form") from None
 
 
 def canonical_scope(scope: Any) -> bytes:
@@ -110,9 +109,9 @@ def canonical_scope(scope: Any) -> bytes:
     try:
         raw = rfc8785.dumps(scope)
     except (ValueError, TypeError, RecursionError, AttributeError) as e:
-        raise MalformedError(f"the scope has no canonical form: {type(e).__name__}") from None
+        raise MalformedTokenError(f"the scope has no canonical form: {type(e).__name__}") from None
     if len(raw) > MAX_SCOPE_BYTES:
-        raise MalformedError(f"the scope is longer than {MAX_SCOPE_BYTES} bytes")
+        raise MalformedTokenError(f"the scope is longer than {MAX_SCOPE_BYTES} bytes")
     return raw
 
 

@@ -10,6 +10,8 @@ from json.encoder import encode_basestring_ascii as _quoted
 from operator import itemgetter
 from typing import Any
 
+from msgspec import Struct
+
 # The closed set of artefacts and the file names that `policy compile` gives them. The digest covers them in
 # this order, so that adding one is a change of format and not an accident (docs/adr/0017).
 NAMES = (
@@ -40,8 +42,7 @@ def canonical(document: Any) -> bytes:
     return _encode(document).encode() + b"\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Artefacts:
+class Artefacts(Struct, frozen=True):
     """The compiled policy. ``files`` holds exactly the names of ``NAMES``."""
 
     files: Mapping[str, bytes]
@@ -64,8 +65,7 @@ class Artefacts:
         return json.loads(self.files[name])
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(Struct, frozen=True):
     """Why a rule was emitted: a key that the manifest wrote, or a default or built-in of ours with its reason.
 
     ``kind`` is ``manifest``, ``default`` or ``built-in``; ``key`` is the dotted manifest key for the first two

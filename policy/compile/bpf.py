@@ -11,7 +11,8 @@ import functools
 import itertools
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 # linux/seccomp.h
 RET_ALLOW = 0x7FFF0000
@@ -40,15 +41,13 @@ Instruction = tuple[int, int, int, int]
 _Word = tuple[int, int, int]  # offset into struct seccomp_data, mask, value
 
 
-@dataclass(frozen=True, slots=True)
-class Return:
+class Return(Struct, frozen=True):
     """End with this action (an action of linux/seccomp.h with its data)."""
 
     action: int
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Masked:
+class Masked(Struct, frozen=True, order=True):
     """`arguments[argument] & mask == value` on all 64 bits."""
 
     argument: int
@@ -56,8 +55,7 @@ class Masked:
     value: int
 
 
-@dataclass(frozen=True, slots=True)
-class IfAny:
+class IfAny(Struct, frozen=True):
     """`hit` when all tests of at least one alternative hold, else `miss`."""
 
     alternatives: tuple[tuple[Masked, ...], ...]

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from policy.compile import plan
 from policy.compile.artefacts import Artefacts
 from policy.grants.effective import Effective
@@ -20,8 +22,7 @@ ENTRIES = 64
 BYTES = 16 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
+class _Kept(Struct, frozen=True):
     manifest: Manifest
     artefacts: Artefacts
     size: int
@@ -81,10 +82,11 @@ def _facts(effective: Effective, manifest: Manifest, host: HostFacts) -> Hashabl
     """Return the host facts that ``plan.compile`` reads. Free memory and the like are for rule 6, and change often."""
     runtime = host.runtimes.get(manifest.agent.runtime)
     programs = tuple((path, _closure(host.executables.get(path))) for path in effective.executables.paths)
-    paths = (*effective.filesystem.read, *effective.filesystem.write)
+    written = manifest.permissions.filesystem.read
+    paths = dict.fromkeys((*effective.filesystem.read, *effective.filesystem.write, *written))
     granted = tuple((path, host.granted.get(path)) for path in paths)
     return host.arch, host.runsc, host.network.stack, _closure(runtime), programs, granted
 
 
 def _closure(closure: Closure | None) -> Hashable:
-    return None if closure is None else (closure.name, closure.entry, closure.digest)
+    return None if closure is None else (closure.name, closure.entry, closure.digest, closure.layered)

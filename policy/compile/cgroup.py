@@ -7,8 +7,9 @@ tasks, so it is a second wall (decisions.md, Filesystem and execution; sandbox-f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct, structs
 
 from policy import errors
 from policy.compile.artefacts import Provenance, built_in
@@ -29,8 +30,7 @@ def overhead_mb(pids_max: int) -> int:
     return _IDLE_MB + pids_max // 2
 
 
-@dataclass(frozen=True, slots=True)
-class CgroupFile:
+class CgroupFile(Struct, frozen=True):
     """One file to write. ``required`` is false for what we add ourselves and report where it is missing."""
 
     controller: str
@@ -140,7 +140,7 @@ def _explain(version: str, entries: list[CgroupFile], origins: Origins, provenan
             # One line of one file holds up to four ceilings: the first names the place, the reason all of them.
             held = [name for name in IO_KEYS if getattr(origins.effective.resources, name) is not None]
             cause = origins.resource(held[0])
-            provenance.add(rule, replace(cause, reason=", ".join(held)))
+            provenance.add(rule, structs.replace(cause, reason=", ".join(held)))
         elif entry.key.startswith("resources."):
             provenance.add(rule, origins.resource(entry.key.removeprefix("resources.")))
         else:

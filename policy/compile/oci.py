@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from policy.compile import init
 from policy.compile.artefacts import Cause, Provenance, built_in
 from policy.compile.causes import Origins
 from policy.compile.mounts import CREDENTIALS, SCRATCH, WORKSPACE, as_files
@@ -17,6 +18,9 @@ from policy.manifest.agent import Manifest
 TEMPLATE_UID = 65534
 TEMPLATE_RUN_ID = "00000000-0000-0000-0000-000000000000"
 HOSTNAME = "agent"
+SEARCH_PATH = "/usr/bin:/bin"
+# The terminal that a session of the contract `terminal` shows, unless the manifest says another.
+TERMINAL = "xterm-256color"
 CAPABILITY_SETS = ("ambient", "bounding", "effective", "inheritable", "permitted")
 NAMESPACES = ("ipc", "mount", "network", "pid", "uts")
 OWN_NETWORK = "/proc/self/ns/net"
@@ -26,10 +30,26 @@ MIB = 1024 * 1024
 
 
 def arguments(manifest: Manifest, interpreter: str) -> list[str]:
-    """The first process, as the seed's runtime contract says it is started."""
+    """The agent's process, as the seed's runtime contract says it is started. ``interpreter`` is the program itself for
+    the runtime command."""
     if manifest.agent.runtime == "rust-bin":
-        return [f"{WORKSPACE}/{manifest.agent.entry}"]
-    return [interpreter, manifest.agent.entry]
+        return [f"{WORKSPACE}/{manifest.agent.entry}", *manifest.process.args]
+    script = [] if manifest.agent.runtime == "command" else [manifest.agent.entry]
+    return [interpreter, *script, *manifest.process.args]
+
+
+def environment(manifest: Manifest, *, scratch: bool, secrets: bool) -> list[str]:
+    """The environment of the first process, sorted by name: ours, and over it that of the manifest."""
+    ours = {
+        "COVENANT_RUN_ID": TEMPLATE_RUN_ID,
+        **({"CREDENTIALS_DIRECTORY": CREDENTIALS} if secrets else {}),
+        "HOME": SCRATCH if scratch else WORKSPACE,
+        "LANG": "C.UTF-8",
+        "PATH": SEARCH_PATH,
+        **({"TERM": TERMINAL} if manifest.process.contract == "terminal" else {}),
+        **({"TMPDIR": SCRATCH} if scratch else {}),
+    }
+    return [f"{name}={value}" for name, value in sorted({**ours, **dict(manifest.process.env)}.items())]
 
 
 def compile(
@@ -42,29 +62,31 @@ def compile(
     resources: dict[str, Any],
     provenance: Provenance,
     stack: str = "sandbox",
+    first: bool = False,
 ) -> dict[str, Any]:
     """config.json as a document. ``interpreter`` is the runtime's path in the root, empty for rust-bin; ``stack`` whose
-    network stack it is (policy.host.NetworkFacts), where there is a network."""
+    network stack it is (policy.host.NetworkFacts), where there is a network; by ``first`` an init starts the agent."""
     scratch = effective.filesystem.mode != "read-only-package"
+    manifest = origins.manifest
     _explain(origins, provenance)
+    if first:
+        reason = "a process whose parent has ended is the first process's to reap"
+        provenance.add("config.json:process/init", origins.of("permissions.executables.allow", reason=reason))
     if stack == "host" and effective.network.mode != "off":
         _explain_user(provenance)
-    home = SCRATCH if scratch else WORKSPACE
-    secret = [f"CREDENTIALS_DIRECTORY={CREDENTIALS}"] if as_files(effective, origins.manifest) else []
-    env = [f"COVENANT_RUN_ID={TEMPLATE_RUN_ID}", *secret, f"HOME={home}", "LANG=C.UTF-8", "PATH=/usr/bin:/bin"]
     return {
         "ociVersion": "1.0.2",
         "hostname": HOSTNAME,
         "root": {"path": "rootfs", "readonly": True},
         "process": {
-            "terminal": False,
+            "terminal": manifest.process.contract == "terminal",
             "user": {"uid": TEMPLATE_UID, "gid": TEMPLATE_UID},
-            "args": arguments(origins.manifest, interpreter),
-            "env": [*env, f"TMPDIR={SCRATCH}"] if scratch else env,
-            "cwd": WORKSPACE,
+            "args": [*([init.PROGRAM] if first else []), *arguments(manifest, interpreter)],
+            "env": environment(manifest, scratch=scratch, secrets=as_files(effective, manifest)),
+            "cwd": manifest.process.cwd,
             "capabilities": {name: [] for name in CAPABILITY_SETS},
             "noNewPrivileges": True,
-            "rlimits": _rlimits(effective),
+            "rlimits": _rlimits(effective, own=int(first)),
         },
         "mounts": [_mount(i, m) for i, m in enumerate(mounts["mounts"])],
         "linux": {
@@ -94,13 +116,14 @@ def namespaces(stack: str | None) -> dict[str, Any]:
     return {"gidMappings": ALL_IDS, "namespaces": [*found, {"type": "user"}], "uidMappings": ALL_IDS}
 
 
-def _rlimits(effective: Effective) -> list[dict[str, Any]]:
+def _rlimits(effective: Effective, *, own: int) -> list[dict[str, Any]]:
+    """The limits of a process. ``own`` processes of ours have the agent's uid, and count beside those that it has."""
     values = {
         "RLIMIT_CORE": 0,
         "RLIMIT_FSIZE": (effective.resources.disk_mb or 0) * MIB,
         "RLIMIT_MEMLOCK": 64 * 1024,
         "RLIMIT_NOFILE": 1024,
-        "RLIMIT_NPROC": effective.resources.pids_max,
+        "RLIMIT_NPROC": (effective.resources.pids_max or 0) + own,
     }
     return [{"type": name, "hard": value, "soft": value} for name, value in values.items()]
 
@@ -118,11 +141,16 @@ def _mount(index: int, mount: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_ENVIRONMENT = "decisions.md: PATH, HOME, LANG, COVENANT_RUN_ID and nothing else"
+
+
 def _explain(origins: Origins, provenance: Provenance) -> None:
+    process = origins.manifest.process
     for rule, cause in (
-        ("process/args", origins.of("agent.runtime")),
-        ("process/cwd", origins.of("agent.entry")),
-        ("process/env", built_in("environment", "decisions.md: PATH, HOME, LANG, COVENANT_RUN_ID and nothing else")),
+        ("process/args", origins.of("process.args" if process.args else "agent.runtime")),
+        ("process/cwd", origins.of("process.cwd" if origins.manifest.wrote("process.cwd") else "agent.entry")),
+        ("process/env", origins.of("process.env") if process.env else built_in("environment", _ENVIRONMENT)),
+        *((("process/terminal", origins.of("process.contract")),) if process.contract == "terminal" else ()),
         ("process/user", built_in("uid", "never uid 0 inside; each live run has a uid of its own")),
         ("process/capabilities", built_in("capabilities", "no capability is grantable")),
         ("process/noNewPrivileges", built_in("no-new-privs", "execve never grants privileges")),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from policy import data, errors
-from policy.compile import cgroup, credentials, mounts, oci, seccomp, supervision
+from policy.compile import cgroup, credentials, init, mounts, oci, seccomp, supervision
 from policy.compile.artefacts import Artefacts, Cause, Provenance, built_in, canonical
 from policy.compile.causes import Origins
 from policy.compile.network import firewall, gates
@@ -72,8 +72,8 @@ def compile(
     filter_ = seccomp.compile(effective.syscalls.names, arch=host.arch, network=effective.network.mode != "off")
     _explain_filter(manifest, filter_.names, provenance)
     traced = Traced.of(Destinations.of(effective.network), origins)
-    scratch_mb = mounts.scratch_mb(effective, origins, host)
-    cgroup_doc = cgroup.compile(effective, origins, provenance, scratch_mb=scratch_mb)
+    in_memory_mb = mounts.scratch_mb(effective, origins, host) + mounts.shared_mb(effective, manifest)
+    cgroup_doc = cgroup.compile(effective, origins, provenance, scratch_mb=in_memory_mb)
     mounts_doc = mounts.compile(effective, origins, host, closures, provenance, named=bool(traced.found.names))
     config = oci.compile(
         effective,
@@ -84,6 +84,7 @@ def compile(
         resources=cgroup_doc["oci"],
         provenance=provenance,
         stack=host.network.stack,
+        first=init.wanted(effective, host.arch),
     )
     documents: dict[str, Any] = {
         "config.json": config,
@@ -122,7 +123,7 @@ def _closures(effective: Effective, manifest: Manifest, host: HostFacts) -> tupl
     if manifest.agent.runtime not in RUNTIME_PROFILES:
         raise errors.NotEnforceableError(
             f"runtime `{manifest.agent.runtime}` is no process of this machine: there is nothing to confine",
-            hint="use python3, node or rust-bin",
+            hint="use python3, node, rust-bin or command",
             where=manifest.where("agent.runtime"),
         )
     if runtime is None:

@@ -19,12 +19,14 @@ from __future__ import annotations
 import errno
 import functools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
+from msgspec import Struct
+
 from policy import data, errors
 from policy.compile import bpf
+from policy.data.types import SESSION_CALL
 
 _ALL_BITS: Final = 2**64 - 1
 _EPERM: Final = bpf.RET_ERRNO | errno.EPERM
@@ -32,8 +34,7 @@ _REFUSED: Final = bpf.Return(_EPERM)
 _ENOSYS: Final = bpf.RET_ERRNO | errno.ENOSYS
 
 
-@dataclass(frozen=True, slots=True)
-class _Arch:
+class _Arch(Struct, frozen=True):
     oci: str
     audit: int  # linux/audit.h
     number_limit: int | None  # x32 calls carry bit 30 under the tag of x86_64
@@ -47,8 +48,7 @@ _ARCHES: Final = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SeccompArtefact:
+class SeccompArtefact(Struct, frozen=True):
     """One filter in two forms.
 
     `oci` is the value of linux.seccomp, `bpf` an array of struct sock_filter, `names` what is
@@ -72,13 +72,18 @@ def compile(names: Collection[str], *, arch: str, network: bool = False) -> Secc
         errors.DenyListViolation: one of them is on the deny list.
         errors.HostError: there is no table for `arch`.
     """
-    granted_names, program = _compile(frozenset(names), arch, network)
+    granted_names, program = compile_rules(frozenset(names), arch, network)
     # The JSON is made anew for each caller: a change to a cached one would reach every later run.
     return SeccompArtefact(arch, granted_names, _oci(granted_names, arch, network), program)
 
 
 @functools.lru_cache(maxsize=256)
-def _compile(names: frozenset[str], arch: str, network: bool) -> tuple[tuple[str, ...], bytes]:
+def compile_rules(names: frozenset[str], arch: str, network: bool) -> tuple[tuple[str, ...], bytes]:
+    """Return the granted calls that this architecture has, and their filter.
+
+    Raises:
+        errors.DenyListViolation: a granted call is permanently denied.
+    """
     numbers = _numbers(names, arch)
     # Rule 7 has refused them already; a filter must not be the place where one slips through.
     for name in sorted(names & data.deny().names):
@@ -95,7 +100,7 @@ def compile_own(names: Collection[str], *, arch: str, where: Mapping[str, Sequen
     Raises:
         As `compile`.
     """
-    granted_names, _ = _compile(frozenset(names), arch, True)
+    granted_names, _ = compile_rules(frozenset(names), arch, True)
     return _bpf(granted_names, arch, True, where)
 
 
@@ -147,7 +152,7 @@ def _oci(granted: tuple[str, ...], arch: str, network: bool) -> dict[str, Any]:
         if name in ruled:
             rules += [
                 {"names": [name], "action": "SCMP_ACT_ALLOW", "args": [_oci_check(c) for c in alternative.conditions]}
-                for alternative in ruled[name].under(network=network)
+                for alternative in ruled[name].under(network=network, session=SESSION_CALL in granted)
             ]
     if "clone" in granted:
         rules.append({"names": ["clone3"], "action": "SCMP_ACT_TRACE"})
@@ -182,7 +187,7 @@ def _bpf(
     by_number: dict[int, bpf.Decision] = {numbers[name]: allow for name in granted}
     for name in ruled:
         if name in granted:
-            by_number[numbers[name]] = _any_of(ruled[name].under(network=network))
+            by_number[numbers[name]] = _any_of(ruled[name].under(network=network, session=SESSION_CALL in granted))
     for name in granted:
         if name in where:
             by_number[numbers[name]] = bpf.IfAny(tuple(where[name]), hit=bpf.RET_ALLOW, miss=_EPERM)
@@ -214,8 +219,7 @@ def _segments(by_number: dict[int, bpf.Decision], rest: bpf.Decision = _REFUSED)
 # --- trusted-local: everything is allowed but what is listed ----------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentCheck:
+class ArgumentCheck(Struct, frozen=True):
     """One comparison on all 64 bits of an argument; a masked one keeps the bits of `mask` first."""
 
     argument: int
@@ -224,8 +228,7 @@ class ArgumentCheck:
     mask: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DenyRule:
+class DenyRule(Struct, frozen=True):
     """Refuse a call with `error`, always or when `check` holds. Rules of one name are ORed.
 
     With `also`, a check of another argument, both have to hold.
@@ -238,8 +241,7 @@ class DenyRule:
     also: ArgumentCheck | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DenyFilter:
+class DenyFilter(Struct, frozen=True):
     """The filter that sandbox.kernel.seccomp.load loads into a trusted-local child: default allow, these rules refused.
 
     `absent` are the denied names that `arch` does not have; the loader checks that libseccomp agrees.

@@ -7,6 +7,7 @@ from typing import Any
 from policy.compile.artefacts import Cause, Provenance
 from policy.compile.causes import Origins
 from policy.grants.effective import Effective
+from policy.manifest.process import INTENT
 
 # Place in the document -> domain and name of the value, and the key of the manifest.
 _VALUES = {
@@ -35,6 +36,10 @@ def compile(effective: Effective, origins: Origins, provenance: Provenance) -> d
     unlimited = origins.manifest.lifetime.unlimited
     key = "lifetime.unlimited" if unlimited else "lifetime.ttl_seconds"
     provenance.add("supervision.json:lifetime/ttl_seconds", origins.value("lifetime", "ttl_seconds", key))
+    if origins.manifest.process.contract != "line":
+        document["process"] = {"contract": origins.manifest.process.contract, "intent": _intent(origins)}
+        provenance.add("supervision.json:process/contract", origins.of("process.contract"))
+        provenance.add("supervision.json:process/intent", origins.of("process.contract"))
     document["skills"] = {}
     for name in ("allow", "side_effects"):
         listed = getattr(effective.skills, name).listing()
@@ -44,6 +49,14 @@ def compile(effective: Effective, origins: Origins, provenance: Provenance) -> d
             cause = origins.item(f"permissions.skills.{name}", written, one)
             provenance.add(f"supervision.json:skills/{name}/{one}", cause)
     return document
+
+
+def _intent(origins: Origins) -> str:
+    """How the intent reaches the agent: by stdin, in an argument, or not at all."""
+    process = origins.manifest.process
+    if process.contract != "text":
+        return "none"
+    return "argument" if any(INTENT in one for one in process.args) else "stdin"
 
 
 def _role(effective: Effective, origins: Origins) -> Cause:

@@ -8,7 +8,8 @@ the audit log.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from policy import data, errors
 from policy.compile import seccomp
@@ -41,8 +42,7 @@ _NEEDED_TO_START = frozenset({"execve", "exit_group"})
 _UNIX_SOCKETS = "resources.network: unix sockets that the user may open can be reached, those of /run included"
 
 
-@dataclass(frozen=True, slots=True)
-class LocalPolicy:
+class LocalPolicy(Struct, frozen=True):
     """The limits of a trusted-local agent. Bytes, counts; ``scratch_bytes`` 0 means no writable directory.
 
     ``own_network`` is an empty network namespace; ``hide_run`` covers /run, whose sockets reach the network

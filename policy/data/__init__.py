@@ -67,8 +67,12 @@ _PATH = re.compile(r"/|(/[^/\0]+)+")
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 
 
-def _load(path: str, keys: Mapping[str, type]) -> dict[str, Any]:
-    """The table of one data file, which must have exactly ``keys`` of these types."""
+def load(path: str, keys: Mapping[str, type]) -> dict[str, Any]:
+    """Return the table of one data file, which must have exactly ``keys`` of these types.
+
+    Raises:
+        errors.InstallationError: the file has another form.
+    """
     raw = resources.files(__name__).joinpath(*path.split("/")).read_bytes()
     table = tomllib.loads(raw.decode("utf-8"))
     if set(table) != set(keys):
@@ -99,7 +103,7 @@ def syscalls(arch: str) -> SyscallTable:
     if arch not in ARCHES:
         raise errors.InstallationError(f"no table of system calls for `{arch}`")
     path = f"syscalls/{arch}.toml"
-    table = _load(path, {"version": int, "arch": str, "linux": str, "numbers": dict})
+    table = load(path, {"version": int, "arch": str, "linux": str, "numbers": dict})
     numbers = table["numbers"]
     for name, number in numbers.items():
         if not _CALL.fullmatch(name) or type(number) is not int or number < 0:
@@ -116,7 +120,7 @@ def syscall_names() -> frozenset[str]:
 @functools.cache
 def deny() -> DenyList:
     """The permanent deny list."""
-    table = _load("deny.toml", {"version": int, "calls": dict})
+    table = load("deny.toml", {"version": int, "calls": dict})
     return DenyList(table["version"], _reasons("deny.toml", table["calls"], _CALL))
 
 
@@ -127,7 +131,7 @@ def arguments() -> ArgumentRules:
     Raises:
         errors.InstallationError: the data file is not as this program was shipped with.
     """
-    table = _load("arguments.toml", {"version": int, "calls": dict, "host": dict})
+    table = load("arguments.toml", {"version": int, "calls": dict, "host": dict})
     try:
         rules = argument_table.read(table["version"], table["calls"], table["host"])
     except argument_table.ArgumentTableError as e:
@@ -156,7 +160,7 @@ def profile(name: str) -> Profile:
 
 
 def _profile(path: str, name: str) -> Profile:
-    table = _load(path, {"version": int, "calls": dict, "kept": dict})
+    table = load(path, {"version": int, "calls": dict, "kept": dict})
     traced, kept = (_reasons(path, table[key], _CALL) for key in ("calls", "kept"))
     for call in sorted(set(traced) & set(kept)):
         raise errors.InstallationError(f"{path}: `{call}` stands in both tables")
@@ -191,7 +195,7 @@ def additions() -> Mapping[str, Profile]:
 def never_grantable() -> NeverGrantable:
     """The host paths that no manifest is granted."""
     path = "never_grantable.toml"
-    table = _load(path, {"version": int, "trees": dict, "write_trees": dict})
+    table = load(path, {"version": int, "trees": dict, "write_trees": dict})
     trees, write_trees = (_reasons(path, table[key], _PATH) for key in ("trees", "write_trees"))
     return NeverGrantable(table["version"], trees, write_trees)
 
@@ -203,7 +207,7 @@ def roles() -> Roles:
     Raises:
         errors.InstallationError: the data file is not as this program was shipped with.
     """
-    table = _load("roles.toml", {"version": int, "roles": dict})
+    table = load("roles.toml", {"version": int, "roles": dict})
     for name in table["roles"]:
         if not _NAME.fullmatch(name):
             raise errors.InstallationError(f"roles.toml: `{name}` is no name of a role")

@@ -12,7 +12,7 @@ from typing import Any, Final
 from policy.data.types import Alternative, ArgumentRule, ArgumentRules, Condition
 
 ARGUMENTS: Final = 6
-GRANTS: Final = ("network",)
+GRANTS: Final = ("network", "session", "network or session")
 _ALL_BITS: Final = 2**64 - 1
 
 

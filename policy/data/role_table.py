@@ -10,20 +10,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from policy.grants import paths
-from policy.grants.credentials import Credentials
+from policy.grants.credentials import CredentialSet
 from policy.grants.effective import Effective
-from policy.grants.executables import Executables
+from policy.grants.executables import ExecutableSet
 from policy.grants.identity import Identity
-from policy.grants.lifetime import ON_EXPIRY, Lifetime
+from policy.grants.lifetime import ON_EXPIRY, LifetimeGrant
 from policy.grants.network import Network
-from policy.grants.paths import Filesystem, PathSet
-from policy.grants.resources import UNITS, Resources
+from policy.grants.paths import FilesystemGrants, PathSet
+from policy.grants.resources import UNITS, Ceilings
 from policy.grants.roles import Role, Roles
 from policy.grants.sets import access
 from policy.grants.sets.domain import NameSet
-from policy.grants.skills import SIDE_EFFECTS, Skills
+from policy.grants.skills import SIDE_EFFECTS, SkillSet
 from policy.grants.spawning import ON_PARENT_EXIT, Spawning
-from policy.grants.syscalls import Syscalls
+from policy.grants.syscalls import SyscallSet
 
 UNLIMITED = "unlimited"
 # What a role may reach. `https` and `any-public` keep private addresses closed; only `any` opens them.
@@ -73,21 +73,21 @@ class _Row:
         return value
 
 
-def _opened(row: _Row, key: str, domain: type[Credentials | Executables | Syscalls]) -> Any:
+def _opened(row: _Row, key: str, domain: type[CredentialSet | ExecutableSet | SyscallSet]) -> Any:
     return domain.top() if row.opened(key) else domain.bottom()
 
 
-def _filesystem(row: _Row) -> Filesystem:
+def _filesystem(row: _Row) -> FilesystemGrants:
     every, none = PathSet.top(), PathSet()
     mode = row.one_of("filesystem", paths.MODES)
-    return Filesystem(mode, every if row.opened("read") else none, every if row.opened("write") else none)
+    return FilesystemGrants(mode, every if row.opened("read") else none, every if row.opened("write") else none)
 
 
-def _skills(row: _Row) -> Skills:
+def _skills(row: _Row) -> SkillSet:
     effects = row.take("side_effects", list)
     if not all(effect in SIDE_EFFECTS for effect in effects):
         raise row.wrong("side_effects", effects)
-    return Skills(NameSet.top() if row.opened("skills") else NameSet(), NameSet.of(effects))
+    return SkillSet(NameSet.top() if row.opened("skills") else NameSet(), NameSet.of(effects))
 
 
 def _spawning(row: _Row) -> Spawning:
@@ -95,17 +95,17 @@ def _spawning(row: _Row) -> Spawning:
     return Spawning(depth, number, row.one_of("on_parent_exit", ON_PARENT_EXIT))
 
 
-def _lifetime(row: _Row) -> Lifetime:
-    return Lifetime(row.number("ttl_seconds"), row.one_of("on_expiry", ON_EXPIRY))
+def _lifetime(row: _Row) -> LifetimeGrant:
+    return LifetimeGrant(row.number("ttl_seconds"), row.one_of("on_expiry", ON_EXPIRY))
 
 
 _DOMAINS: dict[str, Callable[[_Row], Any]] = {
     "filesystem": _filesystem,
     "network": lambda row: REACH[row.one_of("network", REACH)],
-    "syscalls": lambda row: _opened(row, "syscalls", Syscalls),
-    "executables": lambda row: _opened(row, "executables", Executables),
-    "resources": lambda row: Resources(*(row.number(name) for name in UNITS)),
-    "credentials": lambda row: _opened(row, "credentials", Credentials),
+    "syscalls": lambda row: _opened(row, "syscalls", SyscallSet),
+    "executables": lambda row: _opened(row, "executables", ExecutableSet),
+    "resources": lambda row: Ceilings(*(row.number(name) for name in UNITS)),
+    "credentials": lambda row: _opened(row, "credentials", CredentialSet),
     "skills": _skills,
     "spawning": _spawning,
     "lifetime": _lifetime,

@@ -10,10 +10,11 @@ import functools
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import resources
 from types import MappingProxyType
 from typing import Any, Literal, get_args
+
+from msgspec import Struct
 
 from policy import errors
 
@@ -32,8 +33,7 @@ class TargetTableError(ValueError):
     """The table is malformed: the target and the row."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class TargetRow(Struct, frozen=True):
     """One field, what becomes of it, and why. ``id`` is empty unless something is lost; ``when`` names a test."""
 
     field: str
@@ -43,13 +43,12 @@ class Row:
     when: str = ALWAYS
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """One target. ``requires`` is what its output depends on and cannot bring about."""
 
     name: str
     requires: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TargetRow, ...]
 
 
 @functools.cache
@@ -100,7 +99,7 @@ def _target(name: str, table: Any) -> Target:
     return Target(name, tuple(table["requires"]), rows)
 
 
-def _row(target: str, table: Any) -> Row:
+def _row(target: str, table: Any) -> TargetRow:
     if not isinstance(table, dict) or not all(isinstance(value, str) and value for value in table.values()):
         raise TargetTableError(f"target `{target}`: a row is a table of texts")
     lost = table.get("how") in LOST
@@ -108,7 +107,7 @@ def _row(target: str, table: Any) -> Row:
     wanted = _KEYS | ({"id"} if lost else set())
     if not wanted <= set(table) <= known or table["how"] not in HOW or not _FIELD.fullmatch(table["field"]):
         raise TargetTableError(f"target `{target}`: row `{table.get('field', '')}` has wrong keys or values")
-    row = Row(**table)
+    row = TargetRow(**table)
     if (lost and not _ID.fullmatch(row.id)) or not _TEST.fullmatch(row.when):
         raise TargetTableError(f"target `{target}`: row `{row.field}` has a malformed id or test")
     return row

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
+
+from msgspec import Struct
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,7 @@ class SyscallTable:
     numbers: Mapping[str, int] = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(Struct, frozen=True):
     """``arguments[argument] & mask == value``, on all 64 bits."""
 
     argument: int
@@ -73,13 +75,17 @@ class ArgumentRule:
     reason: str = field(compare=False, repr=False)
     allow: tuple[Alternative, ...]
 
-    def under(self, *, network: bool) -> tuple[Alternative, ...]:
+    def under(self, *, network: bool, session: bool = False) -> tuple[Alternative, ...]:
         """The alternatives that hold under these grants; none of them means that the call is refused."""
-        return tuple(one for one in self.allow if one.when is None or (network and one.when == "network"))
+        held = {name for name, granted in (("network", network), ("session", session)) if granted}
+        return tuple(one for one in self.allow if one.when is None or held & set(one.when.split(" or ")))
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentRules:
+# Marks the grants of a whole system's programs, which have sessions and terminals of their own.
+SESSION_CALL: Final = "setsid"
+
+
+class ArgumentRules(Struct, frozen=True):
     """The rules over arguments by call; a call that is not among ``rules`` has none.
 
     ``refused_on_host`` and ``rest_on_host`` are trusted-local's: alternatives that are refused although the call is
@@ -91,10 +97,13 @@ class ArgumentRules:
     refused_on_host: Mapping[str, tuple[Alternative, ...]]
     rest_on_host: tuple[str, ...]
 
-    def alternatives(self, call: str, *, network: bool) -> tuple[Alternative, ...] | None:
-        """The alternatives of ``call`` under these grants; None when it has no rule, empty when none holds."""
+    def alternatives(self, call: str, *, network: bool, session: bool = False) -> tuple[Alternative, ...] | None:
+        """The alternatives of ``call`` under these grants; None when it has no rule, empty when none holds.
+
+        ``session``: the call that is its mark, ``SESSION_CALL``, is granted.
+        """
         rule = self.rules.get(call)
-        return None if rule is None else rule.under(network=network)
+        return None if rule is None else rule.under(network=network, session=session)
 
 
 @dataclass(frozen=True, slots=True)

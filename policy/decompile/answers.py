@@ -14,8 +14,9 @@ instruction pointer is refused: no seccomp compiler writes one, and one that is 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from policy import errors
 from policy.decompile import bpf, conditions
@@ -33,16 +34,14 @@ _BOUNDS: Final = {0x15: (0, True), 0x25: (1, False), 0x35: (0, False)}
 _State = tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Rest:
+class Rest(Struct, frozen=True):
     """The answer to a call: each action that some arguments get, and the condition of the requested action."""
 
     actions: frozenset[int]
     when: Condition
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class FilterAnswer(Struct, frozen=True):
     """The answer of the filter to these numbers under these architecture tags (first and last of each)."""
 
     numbers: Range
@@ -50,7 +49,7 @@ class Answer:
     rest: Rest
 
 
-def answers(program: bytes, action: int = bpf.ALLOW) -> tuple[Answer, ...]:
+def answers(program: bytes, action: int = bpf.ALLOW) -> tuple[FilterAnswer, ...]:
     """Every span of tags and numbers with its answer. The spans are apart and cover all calls.
 
     `action` is the one whose arguments are asked for: what a list of grants allows, what a list of denials refuses. The
@@ -71,7 +70,7 @@ class _Reader:
         self._solved: dict[_State, Rest] = {}
         self._returns: dict[int, Rest] = {}
 
-    def spans(self) -> Iterator[Answer]:
+    def spans(self) -> Iterator[FilterAnswer]:
         """Follow tag and number as ranges."""
         # Instruction, word in the accumulator (none yet: -1), and the bounds of number and tag.
         waiting: list[tuple[int, int, Range, Range]] = [(0, -1, _EVERY, _EVERY)]
@@ -79,9 +78,9 @@ class _Reader:
             at, word, numbers, tags = waiting.pop()
             operation, if_true, if_false, constant = self._code[at]
             if operation == bpf.RETURN:
-                yield Answer(numbers, tags, self._return(constant))
+                yield FilterAnswer(numbers, tags, self._return(constant))
             elif operation == bpf.LOAD and constant not in _SPANNED:
-                yield Answer(numbers, tags, self._rest((at, 0, 0)))
+                yield FilterAnswer(numbers, tags, self._rest((at, 0, 0)))
             elif operation == bpf.LOAD:
                 waiting.append((at + 1, constant, numbers, tags))
             elif operation == bpf.JUMP:

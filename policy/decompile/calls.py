@@ -8,8 +8,10 @@ values that are `equal`, however they are laid out. All that is not named is ref
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
+from msgspec import Struct
 
 from policy import errors
 from policy.decompile import answers, bpf, conditions
@@ -26,31 +28,29 @@ _MISSING: Final = frozenset({ENOSYS})
 _UNDERSTOOD: Final = (frozenset({bpf.ALLOW}), frozenset({bpf.ALLOW, EPERM}))
 
 
-@dataclass(frozen=True, slots=True)
-class Calls:
+class CallTable(Struct, frozen=True):
     """``allowed``: a call's name to the arguments that pass. ``missing``: the calls that answer ENOSYS.
 
     A name stands in one of the two at most, and in `allowed` only with a condition that some arguments meet.
     """
 
-    allowed: Mapping[str, Condition] = field(default_factory=dict)
+    allowed: Mapping[str, Condition] = msgspec.field(default_factory=dict)
     missing: frozenset[str] = frozenset()
 
     def condition(self, name: str) -> Condition:
         """The arguments that pass: `conditions.ALWAYS`, `conditions.NEVER` or between."""
         return self.allowed.get(name, NEVER)
 
-    def is_subset(self, other: Calls) -> bool:
+    def is_subset(self, other: CallTable) -> bool:
         """Whether every call that passes here passes there. A refusal may be EPERM here and ENOSYS there."""
         return next(excess(self, other), None) is None
 
-    def is_equal(self, other: Calls) -> bool:
+    def is_equal(self, other: CallTable) -> bool:
         """Whether every call is answered alike."""
         return next(differences(self, other), None) is None
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class CallDifference(Struct, frozen=True):
     """A call that two filters answer differently: its name, its six arguments, and what each says."""
 
     name: str
@@ -68,7 +68,7 @@ def expected(
     names: Collection[str],
     rules: Mapping[str, Sequence[Sequence[Match]]] | None = None,
     missing: Collection[str] = (),
-) -> Calls:
+) -> CallTable:
     """The calls of a grant: `names` pass, those with a rule only under it, and those of `missing` do not exist.
 
     Raises:
@@ -77,10 +77,10 @@ def expected(
     ruled = {name: conditions.any_of(rule) for name, rule in (rules or {}).items() if name in names}
     absent = frozenset(missing)
     allowed = {name: ruled.get(name, ALWAYS) for name in names if name not in absent}
-    return Calls({name: condition for name, condition in allowed.items() if condition}, absent)
+    return CallTable({name: condition for name, condition in allowed.items() if condition}, absent)
 
 
-def read_bpf(program: bytes, arch: str, names: Mapping[int, str]) -> Calls:
+def read_bpf(program: bytes, arch: str, names: Mapping[int, str]) -> CallTable:
     """Read the calls that a program allows, over every call of a machine of `arch`.
 
     Args:
@@ -109,10 +109,10 @@ def read_bpf(program: bytes, arch: str, names: Mapping[int, str]) -> Calls:
                 missing.add(name)
             elif rest.when:
                 allowed[name] = rest.when
-    return Calls(allowed, frozenset(missing))
+    return CallTable(allowed, frozenset(missing))
 
 
-def _outside(own: tuple[int, int], answer: answers.Answer) -> str:
+def _outside(own: tuple[int, int], answer: answers.FilterAnswer) -> str:
     first, last = answer.tags
     return f"{first if first != own[0] else last:#x}"
 
@@ -130,7 +130,7 @@ def _named(numbers: bpf.Range, names: Mapping[int, str]) -> Iterator[str]:
         yield names[number]
 
 
-def excess(inner: Calls, outer: Calls) -> Iterator[Difference]:
+def excess(inner: CallTable, outer: CallTable) -> Iterator[CallDifference]:
     """Every call, in the order of their names, that passes by `inner` and not by `outer`.
 
     Raises:
@@ -140,7 +140,7 @@ def excess(inner: Calls, outer: Calls) -> Iterator[Difference]:
         yield from _beyond(name, inner, outer)
 
 
-def differences(left: Calls, right: Calls) -> Iterator[Difference]:
+def differences(left: CallTable, right: CallTable) -> Iterator[CallDifference]:
     """Every call, in the order of their names, that the two answer differently, once or once for each direction.
 
     Raises:
@@ -150,19 +150,19 @@ def differences(left: Calls, right: Calls) -> Iterator[Difference]:
     for name in sorted(names):
         found = [*_beyond(name, left, right), *(_turned(d) for d in _beyond(name, right, left))]
         if not found and (name in left.missing) != (name in right.missing):
-            found = [Difference(name, (0,) * conditions.ARGUMENTS, _refusal(left, name), _refusal(right, name))]
+            found = [CallDifference(name, (0,) * conditions.ARGUMENTS, _refusal(left, name), _refusal(right, name))]
         yield from found
 
 
-def _beyond(name: str, inner: Calls, outer: Calls) -> Iterator[Difference]:
+def _beyond(name: str, inner: CallTable, outer: CallTable) -> Iterator[CallDifference]:
     here, there = inner.condition(name), outer.condition(name)
     if here is not there and here != there and (witness := conditions.beyond(here, there)) is not None:
-        yield Difference(name, witness, "allowed", _refusal(outer, name))
+        yield CallDifference(name, witness, "allowed", _refusal(outer, name))
 
 
-def _turned(difference: Difference) -> Difference:
-    return Difference(difference.name, difference.arguments, difference.there, difference.here)
+def _turned(difference: CallDifference) -> CallDifference:
+    return CallDifference(difference.name, difference.arguments, difference.there, difference.here)
 
 
-def _refusal(calls: Calls, name: str) -> str:
+def _refusal(calls: CallTable, name: str) -> str:
     return "answered with ENOSYS" if name in calls.missing else "refused"

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from msgspec import Struct
+
 from policy.decompile import documents
 from policy.decompile.config import MIB
 from policy.decompile.documents import Files, NoneType, closed, fixed, refuse, shown
@@ -51,8 +53,7 @@ class Limits:
     io: tuple[tuple[str, int | None], ...] = tuple((name, None) for name in _IO_NAMES)
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(Struct, frozen=True):
     """The limits by version: ``v1`` is None when they cannot be held there; ``oci`` is what runsc is told.
 
     ``files`` are the names of the files of each version that is held.
@@ -64,8 +65,7 @@ class Read:
     files: tuple[tuple[str, tuple[str, ...]], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
+class _Written(Struct, frozen=True):
     """The file values of one version, in bytes, tasks and microseconds; ``weight`` is in that version's units."""
 
     memory: int
@@ -103,7 +103,7 @@ def read(files: Files, resources: Mapping[str, Any], *, pids_max: int, scratch_m
     return Read(
         _limits(v2, f"{CGROUP}:v2", beside, v2.weight, io),
         None if whole["v1"] is None else _of_v1(whole["v1"], beside),
-        _limits(oci, f"{CGROUP}:oci", beside, _weight(oci.weight, f"{CGROUP}:oci"), None),
+        _limits(oci, f"{CGROUP}:oci", beside, weight_of(oci.weight, f"{CGROUP}:oci"), None),
         tuple(
             (version, tuple(entry["file"] for entry in whole[version]))
             for version in ("v1", "v2")
@@ -114,7 +114,7 @@ def read(files: Files, resources: Mapping[str, Any], *, pids_max: int, scratch_m
 
 def _of_v1(value: list[Any], beside: int) -> Limits:
     found = _v1(value)
-    return _limits(found, f"{CGROUP}:v1", beside, _weight(found.weight, f"{CGROUP}:v1"), None)
+    return _limits(found, f"{CGROUP}:v1", beside, weight_of(found.weight, f"{CGROUP}:v1"), None)
 
 
 def _limits(
@@ -137,7 +137,7 @@ def shares(weight: int) -> int:
     return weight * 1024 // 100
 
 
-def _weight(found: int, where: str) -> int:
+def weight_of(found: int, where: str) -> int:
     """The one weight whose shares these are: between two weights lie ten shares, so none is lost."""
     weight = -(-found * 100 // 1024)
     if not 1 <= weight <= 10_000 or shares(weight) != found:

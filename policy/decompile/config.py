@@ -7,8 +7,11 @@ varies is returned.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import posixpath
+import re
 from typing import Any, Final
+
+from msgspec import Struct
 
 from policy.decompile import documents
 from policy.decompile.documents import Files, closed, fixed, refuse, shown
@@ -38,6 +41,15 @@ _BY_STACK: Final[dict[str, dict[str, Any]]] = {
 USER = {"gid": 65534, "uid": 65534}
 SECRETS: Final = "CREDENTIALS_DIRECTORY=/run/credentials"
 RUN_ID = "COVENANT_RUN_ID=00000000-0000-0000-0000-000000000000"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_ALWAYS = frozenset({"COVENANT_RUN_ID", "HOME", "LANG", "PATH"})
+# What the loader of every program takes code from (ld.so(8)).
+_LOADERS = frozenset({"LD_AUDIT", "LD_PRELOAD"})
+_OWN_VARIABLES: Final = {
+    "COVENANT_RUN_ID": RUN_ID,
+    "CREDENTIALS_DIRECTORY": SECRETS,
+    "TMPDIR": "TMPDIR=/tmp",
+}
 _FIXED_LIMITS = {"RLIMIT_CORE": 0, "RLIMIT_MEMLOCK": 65536, "RLIMIT_NOFILE": 1024}
 _OWN_LIMITS = ("RLIMIT_FSIZE", "RLIMIT_NPROC")
 # runsc's flags: what each must say, and in a word what another value would open.
@@ -51,14 +63,27 @@ FLAGS: Final = {
     "--overlay2": "none",  # a writable layer that no limit bounds
     "--platform": "systrap",
 }
+# The first process of an agent that may start programs, on these machines, if its filter has these calls.
+INIT_ARCHES: Final = ("x86_64",)
+INIT: Final = "/.covenant/init"
+INIT_CALLS: Final = frozenset(
+    {"clone", "close_range", "execve", "exit_group", "ioctl", "kill", "rt_sigprocmask", "rt_sigtimedwait", "wait4"}
+)
 _BROKER: Final = {"--pass-fd": "3"}  # the descriptor over which the agent asks for children and credentials
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
-    """The variable parts of a config.json. ``stack`` names its network stack, in a given namespace, or is empty."""
+class Config(Struct, frozen=True):
+    """The variable parts of a config.json.
+
+    ``args`` start the agent; by ``init`` they are the arguments of the first process. ``stack`` names the agent's
+    network stack, in a given namespace, or is empty. ``pids_max`` leaves init out.
+    """
 
     args: tuple[str, ...]
+    init: bool
+    cwd: str
+    env: tuple[str, ...]
+    terminal: bool
     stack: str
     scratch: bool  # whether HOME and TMPDIR say that /tmp can be written
     secrets: bool  # whether CREDENTIALS_DIRECTORY names the files of the credentials
@@ -95,13 +120,20 @@ def read(files: Files) -> Config:
     closed(varies, f"{CONFIG}:linux", {"resources": dict, "seccomp": dict})
     stack = next((name for name, form in _BY_STACK.items() if linux == form), "")
     fixed(linux, f"{CONFIG}:linux", _BY_STACK[stack])
-    args, (scratch, secrets), limits = _process(whole["process"])
+    process, limits = _process(whole["process"])
+    scratch, secrets = _environment(process["env"], f"{CONFIG}:process/env")
+    args = tuple(process["args"])
+    init = args[:1] == (INIT,)
     return Config(
-        args,
+        args[1:] if init else args,
+        init,
+        process["cwd"],
+        tuple(process["env"]),
+        process["terminal"],
         stack,
         scratch,
         secrets,
-        limits["RLIMIT_NPROC"],
+        limits["RLIMIT_NPROC"] - init,
         limits["RLIMIT_FSIZE"],
         whole["mounts"],
         varies["resources"],
@@ -109,8 +141,8 @@ def read(files: Files) -> Config:
     )
 
 
-def _process(value: dict[str, Any]) -> tuple[tuple[str, ...], tuple[bool, bool], dict[str, int]]:
-    """Arguments, whether there are scratch and files of credentials, and the rlimits that vary."""
+def _process(value: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
+    """The process, whose parts that vary are of their form, and the rlimits that vary."""
     where = f"{CONFIG}:process"
     process = closed(
         value,
@@ -127,20 +159,32 @@ def _process(value: dict[str, Any]) -> tuple[tuple[str, ...], tuple[bool, bool],
         },
     )
     fixed(process["capabilities"], f"{where}/capabilities", {name: [] for name in _CAPABILITY_SETS})
-    fixed(process["cwd"], f"{where}/cwd", "/workspace")
     fixed(process["noNewPrivileges"], f"{where}/noNewPrivileges", True)
-    fixed(process["terminal"], f"{where}/terminal", False)
     fixed(process["user"], f"{where}/user", USER)
-    args = documents.listed(process["args"], f"{where}/args", str)
-    return tuple(args), _environment(process["env"], f"{where}/env"), _limits(process["rlimits"], f"{where}/rlimits")
+    documents.listed(process["args"], f"{where}/args", str)
+    documents.listed(process["env"], f"{where}/env", str)
+    cwd = process["cwd"]
+    if not cwd.startswith("/") or "\0" in cwd or (cwd != "/" and posixpath.normpath(cwd) != cwd):
+        raise refuse(f"{where}/cwd", f"{shown(cwd)} is not absolute and normalised")
+    return process, _limits(process["rlimits"], f"{where}/rlimits")
 
 
-def _environment(value: list[Any], where: str) -> tuple[bool, bool]:
-    scratch, secrets = "TMPDIR=/tmp" in value, SECRETS in value
-    home = ["HOME=/tmp"] if scratch else ["HOME=/workspace"]
-    expected = [RUN_ID, *([SECRETS] if secrets else []), *home, "LANG=C.UTF-8", "PATH=/usr/bin:/bin"]
-    fixed(value, where, [*expected, *(["TMPDIR=/tmp"] if scratch else [])])
-    return scratch, secrets
+def _environment(value: list[str], where: str) -> tuple[bool, bool]:
+    """Whether there are a scratch and files of credentials, by variables that no manifest sets."""
+    pairs = [one.partition("=") for one in value]
+    names = [name for name, _, _ in pairs]
+    if any(not equals or not _VARIABLE.fullmatch(name) for name, equals, _ in pairs) or names != sorted(set(names)):
+        raise refuse(where, f"the variables {shown(names)} are malformed, repeated or unsorted")
+    if any("\0" in one for one in value):
+        raise refuse(where, "a variable holds a NUL")
+    if loaders := sorted(_LOADERS & set(names)):
+        raise refuse(where, f"{shown(loaders[0])} would load code into every program")
+    if missing := sorted(_ALWAYS - set(names)):
+        raise refuse(where, f"{shown(missing[0])} is missing")
+    for name, expected in _OWN_VARIABLES.items():
+        if name in names:
+            fixed(value[names.index(name)], where, expected)
+    return "TMPDIR" in names, "CREDENTIALS_DIRECTORY" in names
 
 
 def _limits(value: list[Any], where: str) -> dict[str, int]:
@@ -157,8 +201,7 @@ def _limits(value: list[Any], where: str) -> dict[str, int]:
     return {name: found[name] for name in _OWN_LIMITS}
 
 
-@dataclass(frozen=True, slots=True)
-class Runsc:
+class Runsc(Struct, frozen=True):
     """The runsc binary that the policy is bound to; ``sha256`` is hex, ``flags`` are the names of its flags.
     ``stack`` is whose network stack it gives the agent; empty where it gives none."""
 

@@ -20,6 +20,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from msgspec import Struct
+
 from policy.decompile.documents import dumps
 from policy.decompile.network import live_nft
 from policy.decompile.network.nft import BASE_V6
@@ -41,8 +43,7 @@ _MARKS: Final = ("meta", "ct")
 _LOCAL: Final = frozenset({"local"})
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """One run as the host sees it: its device, the operator's interface, its addresses towards the host, and the
     destinations that its grants reach."""
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from policy import errors
 from policy.decompile import cgroup, config, documents, mounts
@@ -22,10 +23,14 @@ from policy.decompile.network import live_nft, nft
 # The flags of a mount by which mounts are told apart, in the order in which mounts.json has them.
 _FLAGS: Final = ("ro", "rw", "nosuid", "nodev", "noexec", "nosymfollow", "idmapped")
 _ROOT: Final = ("ro", "nosuid", "nodev")
+# By these annotations runsc reads the root from a file. Any other, and any without such a file, is refused.
+_ROOT_FILE: Final = {"dev.gvisor.spec.rootfs.type": "erofs"}
+_ROOT_FILE_PLACE: Final = "dev.gvisor.spec.rootfs.source"
+# Sources that the supervisor makes itself.
+_OWN_SOURCES: Final = ("resolver", "credentials", "limits")
 
 
-@dataclass(frozen=True, slots=True)
-class Readout:
+class Readout(Struct, frozen=True):
     """The findings about one run.
 
     ``config`` is the config.json that runsc was given, ``uid`` and ``run_id`` what had been filled in there. ``flags``
@@ -33,7 +38,8 @@ class Readout:
     ``limits`` maps each cgroup file to what it holds, None when this host has no such file; a device in it is written
     ``$DEVICE``. ``mounts`` maps each place that the gofer serves to its flags, "/" being the root. ``firewall`` is
     what ``nft -j list ruleset`` prints in the gateway's namespace, None without one. ``arguments`` start a self-test
-    in the place of the agent, and are empty for a run.
+    in the place of the agent, and are empty for a run. ``image`` is the EROFS file that has the root, and empty where
+    the root is a directory.
     """
 
     run_id: str
@@ -46,6 +52,7 @@ class Readout:
     mounts: Mapping[str, tuple[str, ...]]
     firewall: bytes | None = None
     arguments: tuple[str, ...] = ()
+    image: str = ""
 
 
 def layers(compiled: Files, found: Readout) -> dict[str, Callable[[], dict[str, bytes]]]:
@@ -70,6 +77,9 @@ def _bundle(compiled: Files, found: Readout) -> dict[str, bytes]:
         # It is written in one spelling, so that no key stands twice: who reads it may take another than we do.
         if json.dumps(whole, sort_keys=True).encode() != found.config:
             raise refuse(where, "it is not as it was written")
+        if found.image:
+            wanted = {**_ROOT_FILE, _ROOT_FILE_PLACE: found.image}
+            documents.fixed(whole.pop("annotations"), f"{where}:annotations", wanted)
         process = whole["process"]
         documents.fixed(process["user"], f"{where}:process/user", {"gid": found.uid, "uid": found.uid})
         process["user"] = dict(config.USER)
@@ -77,7 +87,9 @@ def _bundle(compiled: Files, found: Readout) -> dict[str, bytes]:
         process["env"] = [config.RUN_ID if entry == own else entry for entry in process["env"]]
         if found.arguments:
             documents.fixed(process["args"], f"{where}:process/args", list(found.arguments))
-            process["args"] = documents.load(compiled, where)["process"]["args"]
+            # A self-test has no terminal, and an agent that takes its intent as an argument has none either.
+            documents.fixed(process["terminal"], f"{where}:process/terminal", False)
+            process |= {name: documents.load(compiled, where)["process"][name] for name in ("args", "terminal")}
         return {where: documents.dumps(whole)}
     except (ValueError, RecursionError, KeyError, TypeError):
         raise refuse(where, "it is no configuration") from None
@@ -121,7 +133,9 @@ def _mounts(compiled: Files, found: Readout) -> dict[str, bytes]:
     configured: dict[str, Any] = documents.load(compiled, config.CONFIG)
     there = dict(found.mounts)
     root = there.pop("/", None)
-    if root is None or set(root) != set(_ROOT):
+    if found.image and root is not None:
+        raise refuse(f"{where}:root", "a mount is over the root, which is a file")
+    if not found.image and (root is None or set(root) != set(_ROOT)):
         raise refuse(f"{where}:root", f"the root is mounted {shown(list(root or ()))}, not {shown(list(_ROOT))}")
     for mount, told in zip(whole["mounts"], configured["mounts"], strict=True):
         if mount["type"] != "bind":
@@ -130,12 +144,26 @@ def _mounts(compiled: Files, found: Readout) -> dict[str, bytes]:
         flags = there.pop(place, None)
         if flags is None:
             raise refuse(f"{where}:{shown(place)}", "nothing is mounted there")
-        mount["options"] = _ordered(flags, place)
+        mount["options"] = _ordered(_inside(mount, flags), place)
         told["options"] = ["bind", *mount["options"]]
     if there:
         place = min(there)
         raise refuse(f"{where}:{shown(place)}", f"a mount that nobody made ({' '.join(there[place])})")
     return {where: documents.dumps(whole), config.CONFIG: documents.dumps(configured)}
+
+
+def _inside(mount: Mapping[str, Any], flags: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the flags of a mount in the agent's root by those that it has on the host.
+
+    A mount for reading from the host has noexec in the root alone, where the configuration says so. On the host it
+    would keep the agent's own libraries from being mapped.
+    """
+    if "ro" not in mount["options"] or "noexec" not in mount["options"] or mount["source"] in _OWN_SOURCES:
+        return flags
+    if "noexec" in flags:
+        place = shown(mount["destination"])
+        raise refuse(f"{mounts.MOUNTS}:{place}", f"flags {shown(list(flags))}: noexec is not set on the host")
+    return (*flags, "noexec")
 
 
 def _ordered(flags: tuple[str, ...], place: str) -> list[str]:

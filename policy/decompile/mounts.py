@@ -6,16 +6,19 @@ passed on, since an option that is not understood may be one that opens somethin
 
 from __future__ import annotations
 
+import re
+import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
+from msgspec import Struct, structs
+
 from policy import errors
-from policy.decompile import config, documents
+from policy.decompile import config, documents, links
 from policy.decompile.documents import Files, closed, fixed, refuse, shown
 from policy.grants import paths
-from policy.grants.executables import Executables
-from policy.grants.paths import Filesystem
+from policy.grants.executables import ExecutableSet
+from policy.grants.paths import FilesystemGrants
 
 MOUNTS = "mounts.json"
 VERSION = 3
@@ -32,16 +35,25 @@ WORKSPACE: Final = "/workspace"
 RESOLVER: Final = "/etc/resolv.conf"
 # A file system that the supervisor alone fills, with the granted secrets.
 CREDENTIALS: Final = "/run/credentials"
+# The agent's own limits and denials, in a directory that the supervisor alone writes.
+OWN_LIMITS: Final = "/run/covenant"
 SCRATCH: Final = "/tmp"  # noqa: S108 (the agent's own)
 # gVisor mounts these itself, writable, or shows the host in them: each policy covers them (docs/adr/0005).
-MASKS: Final = ("/dev/net", "/dev/shm", "/sys")  # noqa: S108 (they are covered)
+MASKS: Final = ("/dev/net", "/sys")
+SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 (the agent's own)
 # Runtimes whose interpreter lies in a closure, and the one that starts a program of the package.
 _INTERPRETERS = ("node", "python3")
 _PROGRAM = "rust-bin"
+# Any program: of the package, of a closure or of a layer.
+_COMMAND = "command"
+_LAYER = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_TREE = re.compile(r"root|layer:[a-z0-9][a-z0-9._-]{0,63}")
 
 
-@dataclass(frozen=True, slots=True)
-class Closure:
+_SIZED: Final = {SCRATCH: "scratch", SHARED_MEMORY: "shared memory"}
+
+
+class ReadClosure(Struct, frozen=True):
     """Files that a program needs, by digest: the runtime (a word) or a granted program (its path).
 
     ``sha256`` is the digest of the file at ``entry``; empty for a program in the package.
@@ -53,30 +65,41 @@ class Closure:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class ReadImage(Struct, frozen=True):
+    """The layers of a root, lowest first, as (name, digest). ``trees`` are those whose programs can all be started,
+    ``programs`` the single ones of its layers."""
+
+    layers: tuple[tuple[str, str], ...] = ()
+    trees: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
+
+
+class RootContents(Struct, frozen=True):
     """The contents of an agent's root.
 
     ``scratch_mb`` is the size of the writable tmpfs, None when there is none; ``mounted`` are all places in order,
     ``granted`` those of the host, with ``file`` or ``dir``; ``rooms`` what can be written below each writable one, MiB.
-    ``resolver`` says that the gateway is named as the one to ask for names, ``secrets`` that the granted secrets are
-    files.
+    ``shared_mb`` is the size of /dev/shm. ``resolver`` says that the gateway is named as the one to ask for names,
+    ``secrets`` that the granted secrets are files. ``links`` are the links of the root that granted paths lead through,
+    each with its text.
     """
 
-    filesystem: Filesystem
-    executables: Executables
-    runtime: Closure
-    programs: tuple[Closure, ...]
+    filesystem: FilesystemGrants
+    executables: ExecutableSet
+    runtime: ReadClosure
+    programs: tuple[ReadClosure, ...]
     scratch_mb: int | None
     mounted: tuple[str, ...]
     granted: Mapping[str, str]
     rooms: Mapping[str, int]
     resolver: bool
     secrets: bool
+    shared_mb: int = 0
+    image: ReadImage = ReadImage()
+    links: Mapping[str, str] = types.MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class _Mount:
+class _Mount(Struct, frozen=True):
     destination: str
     kind: str
     options: tuple[str, ...]
@@ -84,7 +107,7 @@ class _Mount:
     type: str
 
 
-def read(files: Files, oci: config.Config) -> Seen:
+def read(files: Files, oci: config.Config) -> RootContents:
     """The root of the agent, of which config.json must say the same.
 
     Raises:
@@ -93,7 +116,11 @@ def read(files: Files, oci: config.Config) -> Seen:
     shape = {"mounts": list, "rooms": dict, "root": dict, "version": int}
     whole = closed(documents.load(files, MOUNTS), MOUNTS, shape)
     fixed(whole["version"], f"{MOUNTS}:version", VERSION)
-    root = closed(whole["root"], f"{MOUNTS}:root", {"closures": list, "mount_points": list, "readonly": bool})
+    form = {"closures": list, "mount_points": list, "readonly": bool}
+    form |= {"image": dict} if "image" in whole["root"] else {}
+    form |= {"links": list} if "links" in whole["root"] else {}
+    root = closed(whole["root"], f"{MOUNTS}:root", form)
+    image = _image(root["image"]) if "image" in root else ReadImage()
     fixed(root["readonly"], f"{MOUNTS}:root/readonly", True)
     mounts = tuple(_mount(item) for item in whole["mounts"])
     _in_order(mounts)
@@ -104,8 +131,38 @@ def read(files: Files, oci: config.Config) -> Seen:
     )
     fixed(oci.mounts, f"{config.CONFIG}:mounts", [_configured(index, mount) for index, mount in enumerate(mounts)])
     runtime, programs = _closures(root["closures"], oci.args)
-    _from_closures(runtime, programs, mounts)
-    return _seen(mounts, oci, runtime, programs, whole["rooms"])
+    _from_closures(runtime, programs, mounts, init=oci.init)
+    seen = _seen(mounts, oci, runtime, programs, whole["rooms"], image)
+    if "links" not in root:
+        return seen
+    entries = (runtime.entry, *(program.entry for program in programs), *image.programs)
+    found = links.read(
+        root["links"], mounted=seen.mounted, read=seen.filesystem.read.paths, written=seen.rooms, entries=entries
+    )
+    return structs.replace(seen, links=found)
+
+
+def _image(value: dict[str, Any]) -> ReadImage:
+    where = f"{MOUNTS}:root/image"
+    own = closed(value, where, {"executable": list, "layers": list, "programs": list})
+    layers = []
+    for item in own["layers"]:
+        layer = closed(item, where, {"digest": str, "name": str})
+        if not _LAYER.fullmatch(layer["name"]):
+            raise refuse(where, f"{shown(layer['name'])} is no name of a layer")
+        layers.append((layer["name"], config.digest(layer["digest"], where)))
+    names = [name for name, _ in layers]
+    trees = documents.listed(own["executable"], where, str)
+    programs = documents.listed(own["programs"], where, str)
+    if len(set(names)) != len(names) or not (layers or trees):
+        raise refuse(where, "a layer stands twice, or there is nothing in the image")
+    for tree in trees:
+        if not _TREE.fullmatch(tree) or (tree != "root" and tree.partition(":")[2] not in names):
+            raise refuse(where, f"{shown(tree)} is no tree of the root")
+    for listed in (trees, programs):
+        if listed != sorted(set(listed)):
+            raise refuse(where, f"{shown(listed)} is not sorted, or repeats")
+    return ReadImage(tuple(layers), tuple(trees), tuple(_path(one, where) for one in programs))
 
 
 def _mount(value: object) -> _Mount:
@@ -148,16 +205,16 @@ def _configured(index: int, mount: _Mount) -> dict[str, Any]:
     }
 
 
-def _closures(value: list[Any], args: tuple[str, ...]) -> tuple[Closure, tuple[Closure, ...]]:
+def _closures(value: list[Any], args: tuple[str, ...]) -> tuple[ReadClosure, tuple[ReadClosure, ...]]:
     """The runtime's closure, which the arguments must start, and those of the granted programs."""
     where = f"{MOUNTS}:root/closures"
     shape = {"digest": str, "entry": str, "name": str, "sha256": str}
-    found: list[Closure] = []
+    found: list[ReadClosure] = []
     for item in value:
         own = closed(item, where, shape if type(item) is dict and "sha256" in item else _without(shape, "sha256"))
         place = f"{where}/{shown(own['name'])}"
         sha256 = config.digest(own["sha256"], place) if "sha256" in own else ""
-        found.append(Closure(own["name"], own["entry"], config.digest(own["digest"], place), sha256))
+        found.append(ReadClosure(own["name"], own["entry"], config.digest(own["digest"], place), sha256))
     if not found or len({c.name for c in found}) != len(found):
         raise refuse(where, "there is no closure, or one stands twice")
     runtime, *programs = found
@@ -170,33 +227,45 @@ def _closures(value: list[Any], args: tuple[str, ...]) -> tuple[Closure, tuple[C
     return runtime, tuple(programs)
 
 
-def _from_closures(runtime: Closure, programs: Sequence[Closure], mounts: Sequence[_Mount]) -> None:
-    """Check that the started program lies in the root, which closures make, and in no mount."""
-    for closure in (*([runtime] if runtime.name in _INTERPRETERS else []), *programs):
+def _from_closures(
+    runtime: ReadClosure, programs: Sequence[ReadClosure], mounts: Sequence[_Mount], *, init: bool
+) -> None:
+    """Check that each started program lies in the root, which closures make, and in no mount."""
+    held = runtime.name in _INTERPRETERS or (runtime.name == _COMMAND and not _of_package(runtime))
+    closures = (*([runtime] if held else []), *programs)
+    for entry in (*([config.INIT] if init else []), *(closure.entry for closure in closures)):
         for mount in mounts:
-            if (closure.entry + "/").startswith(mount.destination.rstrip("/") + "/"):
-                message = f"program {shown(closure.entry)} lies in the mount at {shown(mount.destination)}"
+            if (entry + "/").startswith(mount.destination.rstrip("/") + "/"):
+                message = f"program {shown(entry)} lies in the mount at {shown(mount.destination)}"
                 raise refuse(f"{MOUNTS}:root/closures", message)
+
+
+def _of_package(runtime: ReadClosure) -> bool:
+    return runtime.entry.startswith(f"{WORKSPACE}/")
 
 
 def _without(shape: Mapping[str, type], key: str) -> dict[str, type]:
     return {name: kind for name, kind in shape.items() if name != key}
 
 
-def _started(runtime: Closure, args: tuple[str, ...]) -> None:
+def _started(runtime: ReadClosure, args: tuple[str, ...]) -> None:
     """The first process is the runtime's interpreter with one file of the package, or that file itself."""
     where = f"{config.CONFIG}:process/args"
     if runtime.name in _INTERPRETERS:
         fixed(list(args[:1]), where, [_path(runtime.entry, where)])
         entry = args[1:]
+    elif runtime.name == _COMMAND:
+        fixed(list(args[:1]), where, [_path(runtime.entry, where)])
+        return
     elif runtime.name == _PROGRAM and args:
         entry = (args[0].removeprefix(f"{WORKSPACE}/"), *args[1:])
         if runtime.entry not in ("", args[0]) or not args[0].startswith(f"{WORKSPACE}/"):
             raise refuse(where, f"it starts {shown(args[0])}, which is not the program of the package")
     else:
         raise refuse(where, f"{shown(runtime.name)} is no runtime")
-    # One argument, a path inside the package: not an option (`-c`), and nothing outside (`../`, `/`).
-    if len(entry) != 1 or entry[0].startswith(("-", "/")):
+    # The first argument is a path inside the package: not an option (`-c`), and nothing outside (`../`, `/`). The
+    # others are the program's own.
+    if not entry or entry[0].startswith(("-", "/")):
         raise refuse(where, f"the arguments are {shown(list(args))}")
     _path(f"{WORKSPACE}/{entry[0]}", where)
 
@@ -204,14 +273,19 @@ def _started(runtime: Closure, args: tuple[str, ...]) -> None:
 def _seen(
     mounts: Sequence[_Mount],
     oci: config.Config,
-    runtime: Closure,
-    programs: tuple[Closure, ...],
+    runtime: ReadClosure,
+    programs: tuple[ReadClosure, ...],
     rooms: Mapping[str, Any],
-) -> Seen:
+    image: ReadImage,
+) -> RootContents:
     kinds = {mount.destination: kind for mount, kind in zip(mounts, _kinds(mounts, runtime), strict=True)}
-    if missing := [place for place in (*MASKS, "/proc", SCRATCH, WORKSPACE) if place not in kinds]:
+    needed = (*MASKS, "/proc", SHARED_MEMORY, SCRATCH, WORKSPACE, OWN_LIMITS)
+    if missing := [place for place in needed if place not in kinds]:
         raise refuse(MOUNTS, f"there is no mount at {shown(missing[0])}")
     scratch = next((_size(m) for m in mounts if kinds[m.destination] == "scratch"), None)
+    shared = next((_size(m) for m in mounts if kinds[m.destination] == "shared memory"), 0)
+    if shared and scratch is None:
+        raise refuse(MOUNTS, "a /dev/shm that can be written without a /tmp of its own")
     if (scratch is not None) != oci.scratch:
         raise refuse(MOUNTS, "the environment and the mounts differ in whether /tmp can be written")
     write = [place for place, kind in kinds.items() if kind == "write"]
@@ -220,9 +294,9 @@ def _seen(
         raise refuse(MOUNTS, "a writable path without a /tmp of its own")
     if sorted(rooms) != sorted(write) or any(type(mb) is not int or mb < 1 for mb in rooms.values()):
         raise refuse(f"{MOUNTS}:rooms", f"{shown(rooms)} does not bound each of the written paths {shown(write)}")
-    return Seen(
-        Filesystem.of(mode, (place for place, kind in kinds.items() if kind == "read"), write),
-        Executables.of((program.name, program.sha256) for program in programs),
+    return RootContents(
+        FilesystemGrants.of(mode, (place for place, kind in kinds.items() if kind == "read"), write),
+        ExecutableSet.of(((program.name, program.sha256) for program in programs), image.trees),
         runtime,
         programs,
         scratch,
@@ -231,12 +305,15 @@ def _seen(
         rooms,
         kinds.get(RESOLVER) == "resolver",
         kinds.get(CREDENTIALS) == "credentials",
+        shared,
+        image,
     )
 
 
-def _kinds(mounts: Sequence[_Mount], runtime: Closure) -> Iterator[str]:
+def _kinds(mounts: Sequence[_Mount], runtime: ReadClosure) -> Iterator[str]:
     """Classify each mount, by the table of all allowed mounts."""
-    package = _PACKAGE["program" if runtime.name == _PROGRAM else "script"]
+    started = runtime.name == _PROGRAM or (runtime.name == _COMMAND and _of_package(runtime))
+    package = _PACKAGE["program" if started else "script"]
     for mount in mounts:
         place = mount.destination
         known: dict[tuple[str, str, tuple[str, ...]], str]
@@ -246,10 +323,12 @@ def _kinds(mounts: Sequence[_Mount], runtime: Closure) -> Iterator[str]:
             known = {("proc", "proc", _PROC): "proc"}
         elif place == WORKSPACE:
             known = {("bind", "package", package): "package"}
-        elif place == SCRATCH:
+        elif place == OWN_LIMITS:
+            known = {("bind", "limits", _READ): "limits"}
+        elif place in (SCRATCH, SHARED_MEMORY):
             known = {
                 ("tmpfs", "tmpfs", _MASK): "mask",
-                ("tmpfs", "tmpfs", (*_SCRATCH_HEAD, _size_of(mount))): "scratch",
+                ("tmpfs", "tmpfs", (*_SCRATCH_HEAD, _size_of(mount))): _SIZED[place],
             }
         else:
             known = {("bind", place, _READ): "read", ("bind", place, _WRITE): "write"}

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from policy import errors
 from policy.decompile import conditions, documents
-from policy.decompile.calls import Calls
+from policy.decompile.calls import CallTable
 from policy.decompile.conditions import Condition
 
 _FILE: Final = "seccomp.json"
@@ -50,7 +50,7 @@ _ENTRY_KEYS: Final = (frozenset({"names", "action"}), frozenset({"args"}))
 _ARGUMENT_KEYS: Final = (frozenset({"index", "op", "value"}), frozenset({"valueTwo"}))
 
 
-def read(document: object, arch: str, numbers: Mapping[str, int]) -> Calls:
+def read(document: object, arch: str, numbers: Mapping[str, int]) -> CallTable:
     """Read the calls that runsc allows under this filter, on a machine of `arch`.
 
     Args:
@@ -86,7 +86,7 @@ def read(document: object, arch: str, numbers: Mapping[str, int]) -> Calls:
         raise documents.refuse(_FILE, f"two actions for `{name}`")
     if missing and "ptrace" in allowed:
         raise documents.refuse(_FILE, "a traced call is missing only while `ptrace` is refused")
-    return Calls({name: condition for name, condition in allowed.items() if condition}, frozenset(missing))
+    return CallTable({name: condition for name, condition in allowed.items() if condition}, frozenset(missing))
 
 
 def _names(value: object, where: str, numbers: Mapping[str, int]) -> Sequence[str]:

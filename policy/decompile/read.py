@@ -8,33 +8,33 @@ other exception leaves ``read``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct, structs
 
 from policy import data
 from policy.decompile import calls, cgroup, config, documents, mounts, oci_seccomp, supervision
-from policy.decompile.calls import Calls
+from policy.decompile.calls import CallTable
 from policy.decompile.documents import Files, fixed, refuse
 from policy.decompile.network import network
-from policy.grants.credentials import Credentials
+from policy.grants.credentials import CredentialSet
 from policy.grants.effective import DOMAINS
-from policy.grants.executables import Executables
+from policy.grants.executables import ExecutableSet
 from policy.grants.identity import Identity
-from policy.grants.lifetime import Lifetime
+from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
-from policy.grants.paths import Filesystem
-from policy.grants.resources import Resources
+from policy.grants.paths import FilesystemGrants
+from policy.grants.resources import Ceilings
 from policy.grants.sets.domain import Domain
-from policy.grants.skills import Skills
+from policy.grants.skills import SkillSet
 from policy.grants.spawning import Spawning
-from policy.grants.syscalls import Syscalls
+from policy.grants.syscalls import SyscallSet
 
 SECCOMP = "seccomp.json"
 BPF = "seccomp.bpf"
 
 
-@dataclass(frozen=True, slots=True)
-class Grants:
+class Grants(Struct, frozen=True):
     """The ten domains as they were found.
 
     INVARIANT: not an ``Effective``. That type takes execve away where no program is granted; a reader that
@@ -42,15 +42,15 @@ class Grants:
     """
 
     identity: Identity
-    filesystem: Filesystem
+    filesystem: FilesystemGrants
     network: Network
-    syscalls: Syscalls
-    executables: Executables
-    resources: Resources
-    credentials: Credentials
-    skills: Skills
+    syscalls: SyscallSet
+    executables: ExecutableSet
+    resources: Ceilings
+    credentials: CredentialSet
+    skills: SkillSet
     spawning: Spawning
-    lifetime: Lifetime
+    lifetime: LifetimeGrant
 
     def domains(self) -> tuple[tuple[str, Domain], ...]:
         """Name and value of each domain, in the order of ``DOMAINS``."""
@@ -61,22 +61,34 @@ class Grants:
         return {name: mine.canonical() for name, mine in self.domains()}
 
 
-@dataclass(frozen=True, slots=True)
-class Decompiled:
+class ReadProcess(Struct, frozen=True):
+    """How the first process is started and speaks, beside its arguments."""
+
+    env: tuple[str, ...]
+    cwd: str
+    terminal: bool
+    contract: str
+    intent: str
+
+
+class Decompiled(Struct, frozen=True):
     """The grants that the artefacts hold.
 
     ``calls`` holds the system calls with the arguments that pass, as both filters have them; ``limits`` the resource
     ceilings by what holds them (``v2``, ``v1`` where version 1 can, ``oci``), of which ``grants`` has those of ``v2``;
-    ``seen`` and ``reached`` what mounts and network say in more detail than grants have.
+    ``seen`` and ``reached`` what mounts and network say in more detail than grants have. ``args`` start the agent, with
+    ``init`` as the child of an init.
     """
 
     grants: Grants
     arch: str
-    calls: Calls
-    limits: tuple[tuple[str, Resources], ...]
+    calls: CallTable
+    limits: tuple[tuple[str, Ceilings], ...]
     cgroup_files: tuple[tuple[str, tuple[str, ...]], ...]
-    seen: mounts.Seen
+    seen: mounts.RootContents
     args: tuple[str, ...]
+    process: ReadProcess
+    init: bool
     runsc: config.Runsc
     reached: network.Reached
 
@@ -91,6 +103,9 @@ def read(files: Files) -> Decompiled:
     oci = config.read(files)
     arch, found = _filters(files, oci)
     seen = mounts.read(files, oci)
+    calls_init = arch in config.INIT_ARCHES and found.allowed.keys() >= config.INIT_CALLS
+    if oci.init != (calls_init and bool(seen.executables)):
+        raise refuse(f"{config.CONFIG}:process/args", "an init starts the agent exactly where it may start programs")
     reached = network.read(files)
     if bool(oci.stack) != (reached.mode != "off"):
         raise refuse(f"{config.CONFIG}:linux/namespaces", f"they are not those of network {reached.mode}")
@@ -100,13 +115,18 @@ def read(files: Files) -> Decompiled:
     if seen.secrets != oci.secrets or (seen.secrets and not credentials.listing()):
         raise refuse(mounts.MOUNTS, "credentials are files exactly where the environment says so, and some are granted")
     asks = held.spawning.allowed or bool(credentials.listing())
+    if oci.terminal != (held.contract == "terminal"):
+        raise refuse(config.CONFIG, f"a terminal, and the contract {held.contract}")
     disk, odd = divmod(oci.disk_bytes, config.MIB)
     written = sum(seen.rooms.values())
-    if odd or (seen.scratch_mb is not None and seen.scratch_mb + written != disk):
-        message = f"a file may have {oci.disk_bytes} bytes, /tmp {seen.scratch_mb} MiB and the written paths {written}"
+    if odd or (seen.scratch_mb is not None and seen.scratch_mb + seen.shared_mb + written != disk):
+        sizes = f"scratch {seen.scratch_mb} MiB, shared memory {seen.shared_mb} and written paths {written}"
+        message = f"a file may have {oci.disk_bytes} bytes, {sizes}"
         raise refuse(config.CONFIG, message)
-    limits = cgroup.read(files, oci.resources, pids_max=oci.pids_max, scratch_mb=seen.scratch_mb or 0)
-    common = Resources(
+    limits = cgroup.read(
+        files, oci.resources, pids_max=oci.pids_max, scratch_mb=(seen.scratch_mb or 0) + seen.shared_mb
+    )
+    common = Ceilings(
         cpu_ms_per_task=held.wall_ms,
         cpu_time_ms=held.cpu_time_ms,
         disk_mb=disk,
@@ -122,7 +142,7 @@ def read(files: Files) -> Decompiled:
             identity=held.identity,
             filesystem=seen.filesystem,
             network=reached.network,
-            syscalls=Syscalls(frozenset(found.allowed)),
+            syscalls=SyscallSet(frozenset(found.allowed)),
             executables=seen.executables,
             resources=by_version["v2"],
             credentials=credentials,
@@ -136,12 +156,14 @@ def read(files: Files) -> Decompiled:
         limits.files,
         seen,
         oci.args,
+        ReadProcess(oci.env, oci.cwd, oci.terminal, held.contract, held.intent),
+        oci.init,
         config.runtime(files, stack=oci.stack, broker=asks),
         reached,
     )
 
 
-def _filters(files: Files, oci: config.Config) -> tuple[str, Calls]:
+def _filters(files: Files, oci: config.Config) -> tuple[str, CallTable]:
     """The machine and the calls that pass, of which all three filters must say the same."""
     document = documents.load(files, SECCOMP)
     fixed(oci.seccomp, f"{config.CONFIG}:linux/seccomp", document)
@@ -159,10 +181,10 @@ def _filters(files: Files, oci: config.Config) -> tuple[str, Calls]:
     return arch, read_bpf
 
 
-def _resources(common: Resources, limit: cgroup.Limits, where: str, pids_max: int) -> Resources:
+def _resources(common: Ceilings, limit: cgroup.Limits, where: str, pids_max: int) -> Ceilings:
     if limit.pids_max != pids_max:
         raise refuse(where, f"the wall around tasks is that of {limit.pids_max} processes, not of {pids_max}")
-    return replace(
+    return structs.replace(
         common,
         memory_mb=limit.memory_mb,
         swap_mb=limit.swap_mb,

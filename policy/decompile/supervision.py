@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from policy.decompile import documents
 from policy.decompile.documents import OPTIONAL_INT, Files, closed, fixed, refuse
-from policy.grants.credentials import Credentials
+from policy.grants.credentials import CredentialSet
 from policy.grants.identity import Identity
-from policy.grants.lifetime import ON_EXPIRY, Lifetime
+from policy.grants.lifetime import ON_EXPIRY, LifetimeGrant
 from policy.grants.sets.domain import ANY, NameSet
-from policy.grants.skills import SIDE_EFFECTS, Skills
+from policy.grants.skills import SIDE_EFFECTS, SkillSet
 from policy.grants.spawning import ON_PARENT_EXIT, Spawning
 
 SUPERVISION = "supervision.json"
@@ -19,29 +20,33 @@ CREDENTIALS = "credentials.json"
 VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+_INTENTS = {"text": ("argument", "stdin"), "stdio": ("none",), "terminal": ("none",)}
+
+
+class Supervision(Struct, frozen=True):
     """The domains that the supervisor holds, and the ceilings of a task in milliseconds."""
 
     identity: Identity
     spawning: Spawning
-    lifetime: Lifetime
-    skills: Skills
+    lifetime: LifetimeGrant
+    skills: SkillSet
     wall_ms: int | None
     cpu_time_ms: int | None
+    contract: str
+    intent: str
 
 
-def read(files: Files) -> Held:
+def read(files: Files) -> Supervision:
     """supervision.json.
 
     Raises:
         errors.ArtefactError: it is not exactly of its form.
     """
-    whole = closed(
-        documents.load(files, SUPERVISION),
-        SUPERVISION,
-        {"lifetime": dict, "roles": list, "skills": dict, "spawn": dict, "task": dict, "version": int},
-    )
+    document = documents.load(files, SUPERVISION)
+    shape = {"lifetime": dict, "roles": list, "skills": dict, "spawn": dict, "task": dict, "version": int}
+    shape |= {"process": dict} if type(document) is dict and "process" in document else {}
+    whole = closed(document, SUPERVISION, shape)
+    contract, intent = _process(whole["process"]) if "process" in whole else ("line", "stdin")
     fixed(whole["version"], f"{SUPERVISION}:version", VERSION)
     where = f"{SUPERVISION}:skills"
     skills = closed(whole["skills"], where, {"allow": list, "side_effects": list})
@@ -50,17 +55,28 @@ def read(files: Files) -> Held:
         raise refuse(where, f"{documents.shown(effects.listing())} holds a class that does not exist")
     where = f"{SUPERVISION}:task"
     task = closed(whole["task"], where, {"cpu_time_ms": OPTIONAL_INT, "wall_ms": OPTIONAL_INT})
-    return Held(
+    return Supervision(
         Identity(_set(whole["roles"], f"{SUPERVISION}:roles")),
         _spawning(whole["spawn"]),
         _lifetime(whole["lifetime"]),
-        Skills(_set(skills["allow"], f"{SUPERVISION}:skills"), effects),
+        SkillSet(_set(skills["allow"], f"{SUPERVISION}:skills"), effects),
         _ceiling(task["wall_ms"], where),
         _ceiling(task["cpu_time_ms"], where),
+        contract,
+        intent,
     )
 
 
-def credentials(files: Files) -> Credentials:
+def _process(value: dict[str, Any]) -> tuple[str, str]:
+    """The contract and the way of the intent. The contract line stands in no document."""
+    where = f"{SUPERVISION}:process"
+    process = closed(value, where, {"contract": str, "intent": str})
+    documents.one_of(process["contract"], where, tuple(_INTENTS))
+    documents.one_of(process["intent"], where, _INTENTS[process["contract"]])
+    return process["contract"], process["intent"]
+
+
+def credentials(files: Files) -> CredentialSet:
     """credentials.json: the names that the vault gives to the run.
 
     Raises:
@@ -69,7 +85,7 @@ def credentials(files: Files) -> Credentials:
     whole = closed(documents.load(files, CREDENTIALS), CREDENTIALS, {"names": list, "version": int})
     fixed(whole["version"], f"{CREDENTIALS}:version", VERSION)
     found = _set(whole["names"], f"{CREDENTIALS}:names")
-    return Credentials(found.names, found.any)
+    return CredentialSet(found.names, found.any)
 
 
 def _set(value: object, where: str) -> NameSet:
@@ -94,8 +110,8 @@ def _spawning(value: dict[str, Any]) -> Spawning:
     return Spawning(depth, number, ON_PARENT_EXIT[ON_PARENT_EXIT.index(fate)])
 
 
-def _lifetime(value: dict[str, Any]) -> Lifetime:
+def _lifetime(value: dict[str, Any]) -> LifetimeGrant:
     where = f"{SUPERVISION}:lifetime"
     life = closed(value, where, {"on_expiry": str, "ttl_seconds": OPTIONAL_INT})
     fate = documents.one_of(life["on_expiry"], where, ON_EXPIRY)
-    return Lifetime(_ceiling(life["ttl_seconds"], where), ON_EXPIRY[ON_EXPIRY.index(fate)])
+    return LifetimeGrant(_ceiling(life["ttl_seconds"], where), ON_EXPIRY[ON_EXPIRY.index(fate)])

@@ -12,6 +12,7 @@ from policy.errors.author import *  # noqa: F403
 from policy.errors.base import *  # noqa: F403
 from policy.errors.daemon import *  # noqa: F403
 from policy.errors.exhausted import *  # noqa: F403
+from policy.errors.layers import *  # noqa: F403
 from policy.errors.machine import *  # noqa: F403
 from policy.errors.operator import *  # noqa: F403
 from policy.errors.rules import *  # noqa: F403

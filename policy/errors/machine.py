@@ -90,6 +90,12 @@ class StoreFullError(StoreError):
     code = "store_full"
 
 
+class StdoutError(MachineError):
+    """stdout takes no more: it is closed, or what it leads to is full. The result could not be shown there."""
+
+    code = "stdout_failed"
+
+
 class EventError(MachineError):
     """An audit event does not have the fields of its kind: a programming error, nothing was written."""
 

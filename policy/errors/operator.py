@@ -29,6 +29,12 @@ class UsageError(OperatorError):
     code = "usage"
 
 
+class ContractError(OperatorError):
+    """The agent's contract does not fit the way in which it was run."""
+
+    code = "wrong_contract"
+
+
 class ConfigError(OperatorError):
     """The configuration file is malformed, or others than root can write it."""
 

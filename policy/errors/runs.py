@@ -13,7 +13,7 @@ class RunError(CovenantError):
 
 
 class MalformedOutputError(RunError):
-    """The agent's output is not one JSON line of the runtime contract."""
+    """The agent's output is not what its contract says: one JSON line, or text."""
 
     code = "malformed_output"
 

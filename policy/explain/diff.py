@@ -8,15 +8,16 @@ change widens exactly when the second policy is not a subset of the first; then 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from policy.compile.artefacts import Artefacts
 from policy.decompile import calls, read
 from policy.decompile.read import Decompiled, Grants
 from policy.grants.effective import DOMAINS, Effective
-from policy.grants.paths import MODES, Filesystem
-from policy.grants.resources import UNITS, Resources
+from policy.grants.paths import MODES, FilesystemGrants
+from policy.grants.resources import UNITS, Ceilings
 
 # From what is worst to have by mistake to what is mildest; the text is what people read.
 RISKS = (
@@ -33,8 +34,7 @@ RISKS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class DiffRow(Struct, frozen=True):
     """One kind of grant that changed: the lines that only the second policy has, and those that only the first has."""
 
     risk: str
@@ -59,15 +59,14 @@ class Row:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Diff:
+class Diff(Struct, frozen=True):
     """All rows by risk; ``widens`` when the second policy allows anything that the first does not.
 
     ``differs`` names what is another one and neither wider nor narrower, such as the content of the runtime.
     """
 
     widens: bool
-    rows: tuple[Row, ...]
+    rows: tuple[DiffRow, ...]
     differs: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
@@ -88,13 +87,13 @@ def compare_artefacts(old: Artefacts, new: Artefacts) -> Diff:
     """
     before, after = read.read(old.files), read.read(new.files)
     found = compare(before.grants, after.grants)
-    added, removed = _arguments(after, before), _arguments(before, after)
+    added, removed = arguments(after, before), arguments(before, after)
     higher, lower = _by_holder(after, before), _by_holder(before, after)
     rows = list(found.rows)
     if added or removed:
-        rows.append(Row(RISKS[0], "syscalls", "argument rule", added, removed))
+        rows.append(DiffRow(RISKS[0], "syscalls", "argument rule", added, removed))
     if higher or lower:
-        rows.append(Row("uses the machine", "resources", "ceiling of one holder", higher, lower))
+        rows.append(DiffRow("uses the machine", "resources", "ceiling of one holder", higher, lower))
     rows.sort(key=_place)
     differs = tuple(name for name, fact in _FACTS.items() if fact(before) != fact(after))
     return Diff(found.widens or bool(added) or bool(higher), tuple(rows), differs)
@@ -113,7 +112,7 @@ def _by_holder(mine: Decompiled, other: Decompiled) -> tuple[str, ...]:
     )
 
 
-def _arguments(mine: Decompiled, other: Decompiled) -> tuple[str, ...]:
+def arguments(mine: Decompiled, other: Decompiled) -> tuple[str, ...]:
     """The calls that both allow, and that may have arguments in ``mine`` which ``other`` refuses."""
     found = calls.excess(mine.calls, other.calls)
     return tuple(f"call {one.name} with more arguments" for one in found if one.name in other.calls.allowed)
@@ -125,6 +124,10 @@ _FACTS: dict[str, Callable[[Decompiled], object]] = {
     "the runtime": lambda d: d.seen.runtime.name,
     "the content of the runtime": lambda d: d.seen.runtime.digest,
     "what is started": lambda d: d.args,
+    "how it is started": lambda d: (d.process.env, d.process.cwd),
+    "how it speaks": lambda d: (d.process.contract, d.process.intent),
+    "the layers of its root": lambda d: d.seen.image.layers,
+    "the size of /dev/shm": lambda d: d.seen.shared_mb,
     "the content of a granted program": lambda d: {p.name: p.digest for p in d.seen.programs},
     "runsc": lambda d: d.runsc,
 }
@@ -134,14 +137,14 @@ def compare(old: Grants | Effective, new: Grants | Effective) -> Diff:
     """Return the grants of ``new`` beyond ``old``, and those that it lacks."""
     added, removed = _lines(new, old), _lines(old, new)
     rows = [
-        Row(risk, domain, noun, added.get((risk, domain, noun), ()), removed.get((risk, domain, noun), ()))
+        DiffRow(risk, domain, noun, added.get((risk, domain, noun), ()), removed.get((risk, domain, noun), ()))
         for risk, domain, noun in dict.fromkeys((*added, *removed))
     ]
     widens = any(not mine.is_subset(getattr(old, name)) for name, mine in new.domains())
     return Diff(widens, tuple(sorted(rows, key=_place)))
 
 
-def _place(row: Row) -> tuple[int, str, str]:
+def _place(row: DiffRow) -> tuple[int, str, str]:
     return RISKS.index(row.risk), row.domain, row.noun
 
 
@@ -170,15 +173,15 @@ def _one(risk: str, noun: str) -> Callable[[Any, Any], Parts]:
     return lambda left, other: iter([(risk, noun, left.describe())])
 
 
-def _resources(left: Resources, other: Resources) -> Parts:
+def _resources(left: Ceilings, other: Ceilings) -> Parts:
     yield "uses the machine", "ceiling", _amounts(left, other)
 
 
-def _higher(mine: Resources, other: Resources) -> tuple[str, ...]:
+def _higher(mine: Ceilings, other: Ceilings) -> tuple[str, ...]:
     return _amounts(mine.difference(other), other)
 
 
-def _amounts(left: Resources, other: Resources) -> tuple[str, ...]:
+def _amounts(left: Ceilings, other: Ceilings) -> tuple[str, ...]:
     """The ceilings that are higher, each with what it is on the other side: a number alone says little."""
     values = ((name, value, getattr(other, name)) for name, value in zip(UNITS, left.values(), strict=True))
     return tuple(
@@ -190,7 +193,7 @@ def _amount(value: int | None) -> str:
     return "unlimited" if value is None else str(value)
 
 
-def _filesystem(left: Filesystem, other: Filesystem) -> Parts:
+def _filesystem(left: FilesystemGrants, other: FilesystemGrants) -> Parts:
     yield "writes files of the host", "writable path", tuple(f"write {path}" for path in left.write)
     yield "reads files of the host", "readable path", tuple(f"read {path}" for path in left.read)
     mode = () if left.mode == MODES[0] else (f"mode {left.mode}",)

@@ -175,7 +175,11 @@ def credentials(document: dict[str, Any]) -> Rules:
 
 def supervision(document: dict[str, Any]) -> Rules:
     """supervision.json."""
-    closed("supervision.json", document, _SUPERVISION_KEYS)
+    closed("supervision.json", {"process": {}, **document}, {*_SUPERVISION_KEYS, "process"})
+    if "process" in document:
+        closed("process of supervision.json", document["process"], {"contract", "intent"})
+        for name, value in document["process"].items():
+            yield f"supervision.json:process/{name}", value
     yield "supervision.json:roles", ", ".join(document["roles"]) or "none"
     for section, values in _SUPERVISED.items():
         closed(f"{section} of supervision.json", document[section], values)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
+
 from policy import data, errors
+from policy.compile import init
 from policy.compile.artefacts import Artefacts
 from policy.compile.oci import TEMPLATE_UID
 from policy.decompile import calls, conditions, oci_seccomp
@@ -35,8 +37,7 @@ _MOUNT_KEYS = {"destination", "type", "source", "kind", "options"}
 _USER = {"uid": TEMPLATE_UID, "gid": TEMPLATE_UID}
 
 
-@dataclass(frozen=True, slots=True)
-class Explained:
+class Explained(Struct, frozen=True):
     """One emitted rule: where it stands, what it says, and why it is there.
 
     ``kind`` is manifest, default or built-in; ``key`` the manifest key or the built-in's name; ``where`` the line
@@ -54,7 +55,7 @@ class Explained:
 
     def document(self) -> dict[str, str]:
         """As ``policy explain --json`` prints it."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in self.__struct_fields__}
 
 
 def explain(artefacts: Artefacts, *, where: Callable[[str], str]) -> tuple[Explained, ...]:
@@ -129,9 +130,14 @@ def _config(config: dict[str, Any], mounts: dict[str, Any], seccomp: dict[str, A
     if linux["seccomp"] != seccomp:
         raise errors.UnexplainedError("config.json and seccomp.json hold different filters", where="config.json")
     held = {name: caps for name, caps in process["capabilities"].items() if caps}
-    yield "config.json:process/args", shlex.join(process["args"])
+    args = process["args"]
+    if args[0] == init.PROGRAM:
+        yield "config.json:process/init", f"{args.pop(0)} starts the agent, passes signals on and reaps orphans"
+    yield "config.json:process/args", shlex.join(args)
     yield "config.json:process/cwd", process["cwd"]
     yield "config.json:process/env", shlex.join(process["env"])
+    if process["terminal"]:
+        yield "config.json:process/terminal", "a terminal of its own"
     yield "config.json:process/user", "a uid of its own per run"
     yield "config.json:process/capabilities", str(held) if held else "none in any set"
     yield "config.json:process/noNewPrivileges", str(process["noNewPrivileges"]).lower()
@@ -164,7 +170,10 @@ def _agree(config_mounts: list[dict[str, Any]], plan: list[dict[str, Any]]) -> N
 
 def _mounts(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     closed("mounts.json", plan, {"version", "rooms", "root", "mounts"})
-    closed("root of mounts.json", plan["root"], {"readonly", "closures", "mount_points"})
+    root = {"image": None, "links": [], **plan["root"]}
+    closed("root of mounts.json", root, {"readonly", "closures", "mount_points", "image", "links"})
+    if root["image"] is not None:
+        yield from _image(root["image"])
     points = [{"path": mount["destination"], "kind": mount["kind"]} for mount in plan["mounts"]]
     if plan["root"]["mount_points"] != points:
         raise errors.UnexplainedError("the mount points are not those of the mounts", where="mounts.json")
@@ -173,11 +182,23 @@ def _mounts(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
         pinned = f", program {closure['sha256'][:16]}" if "sha256" in closure else ""
         says = f"files with digest {closure['digest'][:16]}, start {closure['entry']}{pinned}"
         yield f"mounts.json:closure/{closure['name']}", says
+    for link in root["links"]:
+        closed("a link of mounts.json", link, {"path", "target"})
+        yield f"mounts.json:link{link['path']}", f"link to {link['target']}"
     for mount in plan["mounts"]:
         closed("a mount of mounts.json", mount, _MOUNT_KEYS)
         options = ",".join(mount["options"])
         room = f", {plan['rooms'][mount['destination']]} MiB at most" if mount["destination"] in plan["rooms"] else ""
         yield f"mounts.json:{mount['destination']}", f"{mount['type']} of {mount['source']}, {options}{room}"
+
+
+def _image(image: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    closed("image of mounts.json", image, {"layers", "executable", "programs"})
+    for layer in image["layers"]:
+        closed("a layer of mounts.json", layer, {"name", "digest"})
+        yield f"mounts.json:layer/{layer['name']}", f"the files with digest {layer['digest']}"
+    for tree in image["executable"]:
+        yield f"mounts.json:programs/{tree}", f"every program of {tree.replace(':', ' ')} can be started"
 
 
 def _filter(artefacts: Artefacts) -> Iterator[tuple[str, str]]:

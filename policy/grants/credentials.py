@@ -9,7 +9,7 @@ from policy.grants.sets.domain import NameSet
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials(NameSet):
+class CredentialSet(NameSet):
     """Names of secrets; no pattern, so that a new secret is never granted by an old manifest."""
 
     def describe(self) -> tuple[str, ...]:

@@ -14,33 +14,33 @@ from typing import Any, Self
 
 from policy import errors
 from policy.grants import source
-from policy.grants.credentials import Credentials
-from policy.grants.executables import Executables
+from policy.grants.credentials import CredentialSet
+from policy.grants.executables import ExecutableSet
 from policy.grants.identity import Identity
-from policy.grants.lifetime import Lifetime
+from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
-from policy.grants.paths import Filesystem
-from policy.grants.resources import UNITS, Resources
+from policy.grants.paths import FilesystemGrants
+from policy.grants.resources import UNITS, Ceilings
 from policy.grants.sets.domain import Domain
-from policy.grants.skills import Skills
+from policy.grants.skills import SkillSet
 from policy.grants.spawning import Spawning
-from policy.grants.syscalls import EXEC_CALL, NEVER_CALLS, Syscalls
+from policy.grants.syscalls import EXEC_CALL, NEVER_CALLS, SyscallSet
 
 # The ten, in the order of the OctantOS table; every loop over domains takes them from here.
 DOMAINS: dict[str, type[Domain]] = {
     "identity": Identity,
-    "filesystem": Filesystem,
+    "filesystem": FilesystemGrants,
     "network": Network,
-    "syscalls": Syscalls,
-    "executables": Executables,
-    "resources": Resources,
-    "credentials": Credentials,
-    "skills": Skills,
+    "syscalls": SyscallSet,
+    "executables": ExecutableSet,
+    "resources": Ceilings,
+    "credentials": CredentialSet,
+    "skills": SkillSet,
     "spawning": Spawning,
-    "lifetime": Lifetime,
+    "lifetime": LifetimeGrant,
 }
 # The profile that a runtime brings where the manifest names none.
-RUNTIME_PROFILES = {"python3": "python3", "node": "node", "rust-bin": "static"}
+RUNTIME_PROFILES = {"python3": "python3", "node": "node", "rust-bin": "static", "command": "command"}
 _NO_EXEC = NEVER_CALLS | {EXEC_CALL}
 
 Lines = dict[str, tuple[str, ...]]
@@ -51,15 +51,15 @@ class Effective:
     """Grants in all ten domains; everything not in it is denied."""
 
     identity: Identity
-    filesystem: Filesystem
+    filesystem: FilesystemGrants
     network: Network
-    syscalls: Syscalls
-    executables: Executables
-    resources: Resources
-    credentials: Credentials
-    skills: Skills
+    syscalls: SyscallSet
+    executables: ExecutableSet
+    resources: Ceilings
+    credentials: CredentialSet
+    skills: SkillSet
     spawning: Spawning
-    lifetime: Lifetime
+    lifetime: LifetimeGrant
 
     def __post_init__(self) -> None:
         calls = self.syscalls.without(NEVER_CALLS if self.executables else _NO_EXEC)
@@ -84,10 +84,10 @@ class Effective:
     @classmethod
     def from_manifest(
         cls,
-        manifest: source.Source,
+        manifest: source.ManifestSections,
         *,
-        profiles: Mapping[str, source.Calls],
-        additions: Mapping[str, source.Calls] | None = None,
+        profiles: Mapping[str, source.ProfileCalls],
+        additions: Mapping[str, source.ProfileCalls] | None = None,
         below: Mapping[str, frozenset[str]] | None = None,
     ) -> Self:
         """Return the grants that ``manifest`` requests.
@@ -100,20 +100,23 @@ class Effective:
         """
         table = manifest.permissions
         network = _network(manifest)
-        executables = Executables.of((e.path, e.sha256) for e in table.executables.allow)
+        executables = ExecutableSet.of(
+            ((e.path, e.sha256) for e in table.executables.allow if not e.tree),
+            (e.tree for e in table.executables.allow if e.tree),
+        )
         brought = (("executables", bool(executables)), ("network", network.mode != "off"))
         names = frozenset[str]().union(
             *((additions or {})[k].names for k, on in brought if on and k in (additions or {}))
         )
         return cls(
             identity=Identity.of(manifest.agent.role, below or {}),
-            filesystem=Filesystem.of(manifest.sandbox.filesystem, table.filesystem.read, table.filesystem.write),
+            filesystem=FilesystemGrants.of(manifest.sandbox.filesystem, table.filesystem.read, table.filesystem.write),
             network=network,
             syscalls=_syscalls(manifest, profiles, names),
             executables=executables,
-            resources=Resources(*(source.ceiling(manifest.resources, name) for name in UNITS)),
-            credentials=Credentials.of(table.credentials.grants),
-            skills=Skills.of(table.skills.allow, table.skills.side_effects),
+            resources=Ceilings(*(source.ceiling(manifest.resources, name) for name in UNITS)),
+            credentials=CredentialSet.of(table.credentials.grants),
+            skills=SkillSet.of(table.skills.allow, table.skills.side_effects),
             spawning=_spawning(manifest.spawn),
             lifetime=_lifetime(manifest.lifetime),
         )
@@ -148,11 +151,11 @@ class Effective:
 
         ``remaining_seconds`` is what is left of this agent's life, None when it has no end.
         """
-        left = Lifetime(remaining_seconds, self.lifetime.on_expiry)
+        left = LifetimeGrant(remaining_seconds, self.lifetime.on_expiry)
         return replace(self, spawning=self.spawning.for_child(), lifetime=left)
 
 
-def _network(manifest: source.Source) -> Network:
+def _network(manifest: source.ManifestSections) -> Network:
     # A table that is there and empty lists no destination; one that is absent leaves the mode's own.
     entries = manifest.permissions.network
     if not entries and not manifest.wrote("permissions.network"):
@@ -160,7 +163,9 @@ def _network(manifest: source.Source) -> Network:
     return Network.of((e.host, e.ports, e.protocol) for e in entries)
 
 
-def _syscalls(manifest: source.Source, profiles: Mapping[str, source.Calls], added: frozenset[str]) -> Syscalls:
+def _syscalls(
+    manifest: source.ManifestSections, profiles: Mapping[str, source.ProfileCalls], added: frozenset[str]
+) -> SyscallSet:
     table = manifest.permissions.syscalls
     name = table.profile or RUNTIME_PROFILES.get(manifest.agent.runtime, "")
     if name and name not in profiles:
@@ -170,14 +175,14 @@ def _syscalls(manifest: source.Source, profiles: Mapping[str, source.Calls], add
             where=manifest.where("permissions.syscalls.profile"),
         )
     base = profiles[name].names if name else frozenset()
-    return Syscalls((base | added | frozenset(table.allow)) - frozenset(table.deny), profile=name, profile_names=base)
+    return SyscallSet((base | added | frozenset(table.allow)) - frozenset(table.deny), profile=name, profile_names=base)
 
 
-def _spawning(table: source.Spawn) -> Spawning:
+def _spawning(table: source.SpawnSection) -> Spawning:
     if not table.allowed:
         return Spawning(on_parent_exit=table.on_parent_exit)
     return Spawning(table.max_depth, table.max_descendants, table.on_parent_exit)
 
 
-def _lifetime(table: source.Lifetime) -> Lifetime:
-    return Lifetime(None if table.unlimited else table.ttl_seconds or 0, table.on_expiry)
+def _lifetime(table: source.LifetimeSection) -> LifetimeGrant:
+    return LifetimeGrant(None if table.unlimited else table.ttl_seconds or 0, table.on_expiry)

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
+from msgspec import Struct
+
 from policy.grants.paths import check_normalised
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Executable:
+class Executable(Struct, frozen=True, order=True):
     """One program file. ``sha256`` is the hex digest of the only content that is allowed, empty for any content."""
 
     path: str
@@ -21,24 +22,29 @@ class Executable:
 
 
 @dataclass(frozen=True, slots=True)
-class Executables:
-    """A sorted set of program files, or every program (``any``, which only a ceiling has).
+class ExecutableSet:
+    """A sorted set of program files and of ``trees`` of them, or every program (``any``, which only a ceiling has).
 
-    A pinned file lies under the same path without a pin; two different pins have nothing in common.
+    A pinned file lies under the same path without a pin; two different pins have nothing in common. A tree (``root``,
+    ``layer:NAME``) is every program of that part of the agent's own root, and covers no path of another's list.
     """
 
     files: tuple[Executable, ...] = ()
     any: bool = False
+    trees: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         open_paths = {f.path for f in self.files if not f.sha256}
         kept = {f for f in self.files if not f.sha256 or f.path not in open_paths}
         object.__setattr__(self, "files", () if self.any else tuple(sorted(kept)))
+        if self.any and self.trees:
+            object.__setattr__(self, "trees", frozenset())
 
     @classmethod
-    def of(cls, files: Iterable[tuple[str, str | None]]) -> Self:
-        """The set of these (path, digest or None). Raises ManifestError for a path that is not normalised."""
-        return cls(tuple(Executable(check_normalised(path), sha256 or "") for path, sha256 in files))
+    def of(cls, files: Iterable[tuple[str, str | None]], trees: Iterable[str] = ()) -> Self:
+        """The set of these (path, digest or None) and trees. Raises ManifestError for a path that is not normalised."""
+        listed = tuple(Executable(check_normalised(path), sha256 or "") for path, sha256 in files)
+        return cls(listed, trees=frozenset(trees))
 
     @classmethod
     def bottom(cls) -> Self:
@@ -54,7 +60,7 @@ class Executables:
         return iter(self.files)
 
     def __bool__(self) -> bool:
-        return self.any or bool(self.files)
+        return self.any or bool(self.files) or bool(self.trees)
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -69,24 +75,28 @@ class Executables:
         both = mine & theirs
         both |= {f for f in mine - both if Executable(f.path) in theirs}
         both |= {f for f in theirs - both if Executable(f.path) in mine}
-        return type(self)(tuple(both))
+        return type(self)(tuple(both), trees=self.trees & other.trees)
 
     def is_subset(self, other: Self, /) -> bool:
         """Whether ``other`` allows all of these."""
-        return other.any or (not self.any and not self.difference(other).files)
+        return other.any or (not self.any and not self.difference(other))
 
     def difference(self, other: Self, /) -> Self:
-        """The files that ``other`` does not allow."""
+        """The files and trees that ``other`` does not allow."""
         if other.any or self.any:
             return self.bottom() if other.any else self
         theirs = frozenset(other.files)
-        return type(self)(tuple(f for f in self.files if f not in theirs and Executable(f.path) not in theirs))
+        left = tuple(f for f in self.files if f not in theirs and Executable(f.path) not in theirs)
+        return type(self)(left, trees=self.trees - other.trees)
 
     def describe(self) -> tuple[str, ...]:
-        """A line a program."""
-        return ("execute *",) if self.any else tuple(f"execute {f}" for f in self.files)
+        """A line a tree, and a line a program."""
+        if self.any:
+            return ("execute *",)
+        trees = (f"execute every program of {tree.replace(':', ' ')}" for tree in sorted(self.trees))
+        return (*trees, *(f"execute {f}" for f in self.files))
 
     def canonical(self) -> dict[str, Any]:
-        """Paths and digests."""
+        """Paths and digests, and the trees where there are any."""
         listed = [{"path": f.path, "sha256": f.sha256 or None} for f in self.files]
-        return {"allow": ["*"] if self.any else listed}
+        return {"allow": ["*"] if self.any else listed, **({"trees": sorted(self.trees)} if self.trees else {})}

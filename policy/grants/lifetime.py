@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal, Self
+
+from msgspec import Struct
 
 from policy.grants.resources import least, within
 from policy.grants.sets.domain import at_most, lower
@@ -12,8 +13,7 @@ OnExpiry = Literal["terminate", "suspend"]
 ON_EXPIRY: tuple[OnExpiry, ...] = ("terminate", "suspend")
 
 
-@dataclass(frozen=True, slots=True)
-class Lifetime:
+class LifetimeGrant(Struct, frozen=True):
     """``ttl_seconds`` 0 ends with the task (no ``[lifetime]`` was written), None never ends.
 
     ``suspend`` stands above ``terminate``: a suspended agent still holds memory and can be resumed.

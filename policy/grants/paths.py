@@ -128,7 +128,7 @@ class PathSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Filesystem:
+class FilesystemGrants:
     """The host files that an agent sees.
 
     ``write`` paths can be read and written, ``read`` paths only read: one that ``write`` already covers is not

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Self
+
+from msgspec import Struct
 
 # Field -> unit, as people read it; the order of the manifest's section.
 UNITS: dict[str, str] = {
@@ -35,8 +36,7 @@ def within(a: int | None, b: int | None) -> bool:
     return b is None or (a is not None and a <= b)
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
+class Ceilings(Struct, frozen=True):
     """The ceilings of one agent, in the units of ``UNITS``; None where there is no ceiling."""
 
     cpu_ms_per_task: int | None = None

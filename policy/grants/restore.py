@@ -12,20 +12,20 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from policy import errors
-from policy.grants.credentials import Credentials
+from policy.grants.credentials import CredentialSet
 from policy.grants.effective import DOMAINS, Effective
-from policy.grants.executables import Executables
+from policy.grants.executables import ExecutableSet
 from policy.grants.identity import Identity
-from policy.grants.lifetime import ON_EXPIRY, Lifetime
+from policy.grants.lifetime import ON_EXPIRY, LifetimeGrant
 from policy.grants.network import ANY_PUBLIC, Network
-from policy.grants.paths import MODES, Filesystem
-from policy.grants.resources import UNITS, Resources
+from policy.grants.paths import MODES, FilesystemGrants
+from policy.grants.resources import UNITS, Ceilings
 from policy.grants.sets import access, addresses, hostnames
 from policy.grants.sets.access import PROTOCOLS, Access
 from policy.grants.sets.domain import ANY, NameSet
-from policy.grants.skills import Skills
+from policy.grants.skills import SkillSet
 from policy.grants.spawning import ON_PARENT_EXIT, Spawning
-from policy.grants.syscalls import Syscalls
+from policy.grants.syscalls import SyscallSet
 
 
 def effective(document: Any) -> Effective:
@@ -61,10 +61,10 @@ def _names(listing: list[Any]) -> NameSet:
     return NameSet.top() if listing == [ANY] else NameSet.of(listing)
 
 
-def _filesystem(d: Document) -> Filesystem:
+def _filesystem(d: Document) -> FilesystemGrants:
     if d["mode"] not in MODES:
         raise ValueError("no such mode")
-    return Filesystem.of(d["mode"], d["read"], d["write"])
+    return FilesystemGrants.of(d["mode"], d["read"], d["write"])
 
 
 def _network(d: Document) -> Network:
@@ -92,10 +92,13 @@ def _access(entry: Document) -> Access:
     return access.Access.of(entry["protocol"], [(first, last) for first, last in entry["ports"]])
 
 
-def _executables(d: Document) -> Executables:
+def _executables(d: Document) -> ExecutableSet:
     if d["allow"] == [ANY]:
-        return Executables.top()
-    return Executables.of((one["path"], one["sha256"]) for one in d["allow"])
+        return ExecutableSet.top()
+    trees = d.get("trees", [])
+    if not all(type(tree) is str for tree in trees):
+        raise TypeError("a tree is no text")
+    return ExecutableSet.of(((one["path"], one["sha256"]) for one in d["allow"]), trees)
 
 
 def _limit(value: Any) -> int | None:
@@ -105,16 +108,16 @@ def _limit(value: Any) -> int | None:
     return value
 
 
-def _resources(d: Document) -> Resources:
-    return Resources(*(_limit(d[name]) for name in UNITS))
+def _resources(d: Document) -> Ceilings:
+    return Ceilings(*(_limit(d[name]) for name in UNITS))
 
 
 def _one_of(known: tuple[T, ...], value: Any) -> T:
     return known[known.index(value)]
 
 
-def _skills(d: Document) -> Skills:
-    return Skills(_names(d["allow"]), _names(d["side_effects"]))
+def _skills(d: Document) -> SkillSet:
+    return SkillSet(_names(d["allow"]), _names(d["side_effects"]))
 
 
 def _set_of(kind: Any, key: str) -> Callable[[Document], Any]:
@@ -129,14 +132,14 @@ _DOMAINS: dict[str, Callable[[Document], Any]] = {
     "identity": lambda d: Identity(_names(d["roles"])),
     "filesystem": _filesystem,
     "network": _network,
-    "syscalls": _set_of(Syscalls, "names"),
+    "syscalls": _set_of(SyscallSet, "names"),
     "executables": _executables,
     "resources": _resources,
-    "credentials": _set_of(Credentials, "grants"),
+    "credentials": _set_of(CredentialSet, "grants"),
     "skills": _skills,
     "spawning": lambda d: Spawning(
         _limit(d["max_depth"]), _limit(d["max_descendants"]), _one_of(ON_PARENT_EXIT, d["on_parent_exit"])
     ),
-    "lifetime": lambda d: Lifetime(_limit(d["ttl_seconds"]), _one_of(ON_EXPIRY, d["on_expiry"])),
+    "lifetime": lambda d: LifetimeGrant(_limit(d["ttl_seconds"]), _one_of(ON_EXPIRY, d["on_expiry"])),
 }
 assert tuple(_DOMAINS) == tuple(DOMAINS)

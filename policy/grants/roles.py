@@ -7,16 +7,17 @@ is below another when its ceiling is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Self
+
+from msgspec import Struct, structs
 
 from policy.grants.effective import Effective
 from policy.grants.identity import Identity
 
 
-@dataclass(frozen=True, slots=True)
-class Role:
+class Role(Struct, frozen=True):
     """A name, the line that says what it is for, and what it bounds."""
 
     name: str
@@ -24,8 +25,7 @@ class Role:
     ceiling: Effective
 
 
-@dataclass(frozen=True, slots=True)
-class Roles:
+class Roles(Struct, frozen=True):
     """Every role that this host knows, by name. ``below`` maps a role to itself and all roles below it.
 
     ``version`` is that of the table, which the signed statement pins. Made by ``of``.
@@ -51,7 +51,7 @@ class Roles:
             for name, mine in bare.items()
         }
         placed = {
-            role.name: replace(role, ceiling=replace(role.ceiling, identity=Identity.of(role.name, below)))
+            role.name: structs.replace(role, ceiling=replace(role.ceiling, identity=Identity.of(role.name, below)))
             for role in listed
         }
         return cls(version, MappingProxyType(placed), MappingProxyType(below))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Self
+
+from msgspec import Struct
 
 from policy.grants.sets.domain import EMPTY, NameSet
 
 SIDE_EFFECTS = ("chain", "network", "read", "shell", "write")
 
 
-@dataclass(frozen=True, slots=True)
-class Skills:
+class SkillSet(Struct, frozen=True):
     """``allow`` holds tool URIs with their version, ``side_effects`` classes of ``SIDE_EFFECTS``.
 
     An empty list of classes allows no side effect (reference: Matrix allows all, which we do not).

@@ -15,7 +15,7 @@ from policy.grants.sets.access import Protocol as Transport
 from policy.grants.spawning import OnParentExit
 
 
-class Agent(Protocol):
+class AgentSection(Protocol):
     """``[agent]``."""
 
     @property
@@ -24,7 +24,7 @@ class Agent(Protocol):
     def role(self) -> str | None: ...
 
 
-class Resources(Protocol):
+class ResourcesSection(Protocol):
     """``[resources]``: the ceilings by the names of ``policy.grants.resources.UNITS``, and the network mode."""
 
     @property
@@ -37,14 +37,14 @@ class Resources(Protocol):
     def disk_mb(self) -> int: ...
 
 
-class Sandbox(Protocol):
+class SandboxSection(Protocol):
     """``[sandbox]``."""
 
     @property
     def filesystem(self) -> FilesystemMode: ...
 
 
-class Filesystem(Protocol):
+class FilesystemSection(Protocol):
     """``[permissions.filesystem]``."""
 
     @property
@@ -53,7 +53,7 @@ class Filesystem(Protocol):
     def write(self) -> Sequence[str]: ...
 
 
-class NetworkEntry(Protocol):
+class NetworkItem(Protocol):
     """``[[permissions.network]]``."""
 
     @property
@@ -64,7 +64,7 @@ class NetworkEntry(Protocol):
     def protocol(self) -> Transport: ...
 
 
-class Syscalls(Protocol):
+class SyscallsSection(Protocol):
     """``[permissions.syscalls]``."""
 
     @property
@@ -75,30 +75,32 @@ class Syscalls(Protocol):
     def deny(self) -> Sequence[str]: ...
 
 
-class ExecutableEntry(Protocol):
+class ExecutableItem(Protocol):
     """An item of ``permissions.executables.allow``."""
 
     @property
     def path(self) -> str: ...
     @property
     def sha256(self) -> str | None: ...
+    @property
+    def tree(self) -> str: ...
 
 
-class Executables(Protocol):
+class ExecutablesSection(Protocol):
     """``[permissions.executables]``."""
 
     @property
-    def allow(self) -> Sequence[ExecutableEntry]: ...
+    def allow(self) -> Sequence[ExecutableItem]: ...
 
 
-class Credentials(Protocol):
+class CredentialsSection(Protocol):
     """``[permissions.credentials]``."""
 
     @property
     def grants(self) -> Sequence[str]: ...
 
 
-class Skills(Protocol):
+class SkillsSection(Protocol):
     """``[permissions.skills]``."""
 
     @property
@@ -107,24 +109,24 @@ class Skills(Protocol):
     def side_effects(self) -> Sequence[str]: ...
 
 
-class Permissions(Protocol):
+class PermissionsSection(Protocol):
     """``[permissions]``."""
 
     @property
-    def filesystem(self) -> Filesystem: ...
+    def filesystem(self) -> FilesystemSection: ...
     @property
-    def network(self) -> Sequence[NetworkEntry]: ...
+    def network(self) -> Sequence[NetworkItem]: ...
     @property
-    def syscalls(self) -> Syscalls: ...
+    def syscalls(self) -> SyscallsSection: ...
     @property
-    def executables(self) -> Executables: ...
+    def executables(self) -> ExecutablesSection: ...
     @property
-    def credentials(self) -> Credentials: ...
+    def credentials(self) -> CredentialsSection: ...
     @property
-    def skills(self) -> Skills: ...
+    def skills(self) -> SkillsSection: ...
 
 
-class Spawn(Protocol):
+class SpawnSection(Protocol):
     """``[spawn]``."""
 
     @property
@@ -137,7 +139,7 @@ class Spawn(Protocol):
     def on_parent_exit(self) -> OnParentExit: ...
 
 
-class Lifetime(Protocol):
+class LifetimeSection(Protocol):
     """``[lifetime]``."""
 
     @property
@@ -148,33 +150,33 @@ class Lifetime(Protocol):
     def on_expiry(self) -> OnExpiry: ...
 
 
-class Source(Protocol):
+class ManifestSections(Protocol):
     """A manifest."""
 
     @property
-    def agent(self) -> Agent: ...
+    def agent(self) -> AgentSection: ...
     @property
-    def resources(self) -> Resources: ...
+    def resources(self) -> ResourcesSection: ...
     @property
-    def sandbox(self) -> Sandbox: ...
+    def sandbox(self) -> SandboxSection: ...
     @property
-    def permissions(self) -> Permissions: ...
+    def permissions(self) -> PermissionsSection: ...
     @property
-    def spawn(self) -> Spawn: ...
+    def spawn(self) -> SpawnSection: ...
     @property
-    def lifetime(self) -> Lifetime: ...
+    def lifetime(self) -> LifetimeSection: ...
 
     def wrote(self, dotted: str, /) -> bool: ...
     def where(self, dotted: str, /) -> str: ...
 
 
-class Calls(Protocol):
+class ProfileCalls(Protocol):
     """A named set of system calls: ``policy.data.types.Profile``."""
 
     @property
     def names(self) -> frozenset[str]: ...
 
 
-def ceiling(section: Resources, name: str) -> Any:
+def ceiling(section: ResourcesSection, name: str) -> Any:
     """The ceiling ``name`` of ``[resources]``, None when the file leaves it open."""
     return getattr(section, name)

@@ -14,7 +14,7 @@ NEVER_CALLS = frozenset({"execveat", "memfd_create"})
 
 
 @dataclass(frozen=True, slots=True)
-class Syscalls(NameSet):
+class SyscallSet(NameSet):
     """Names by the kernel's spelling.
 
     ``profile`` and ``profile_names`` say where they came from, for people; they grant nothing.

@@ -16,10 +16,12 @@ from pydantic import AfterValidator, PrivateAttr, ValidationInfo, field_validato
 from pydantic_core import PydanticCustomError
 
 from policy.manifest import fields, lines, paths, text
+from policy.manifest import process as processes
 from policy.manifest.permissions import Permissions  # by name: the field of that name would hide the module
+from policy.manifest.process import Process, Root
 
 Problem = tuple[str, str, str]
-SUBPROCESS_RUNTIMES = frozenset({"rust-bin", "python3", "node"})
+SUBPROCESS_RUNTIMES = frozenset({"rust-bin", "python3", "node", "command"})
 APPROVAL_POLICIES = ("operator-prompt", "auto-deny", "auto-once")
 PERMISSION_DOMAINS = ("filesystem", "network", "syscalls", "executables", "credentials", "skills")
 
@@ -31,7 +33,7 @@ def problems(m: Manifest) -> Iterator[Problem]:
 
 
 def _entry(m: Manifest) -> Iterator[Problem]:
-    """``agent.entry`` is written and not empty for rust-bin, python3 and node; hermes ignores it."""
+    """``agent.entry`` is written and not empty for rust-bin, python3, node and command; hermes ignores it."""
     if m.agent.runtime in SUBPROCESS_RUNTIMES and not m.agent.entry:
         message = f"`agent.entry` is missing, which the runtime `{m.agent.runtime}` needs"
         yield "agent.entry", message, "write the program or script, relative to the package"
@@ -111,7 +113,7 @@ def _filesystem(m: Manifest) -> Iterator[Problem]:
         yield "resources.disk_mb", message, 'give at least 1, or write filesystem = "read-only-package"'
 
 
-def _syscalls(m: Manifest) -> Iterator[Problem]:
+def syscalls(m: Manifest) -> Iterator[Problem]:
     """No system call is both allowed and denied."""
     allowed = m.permissions.syscalls.allow
     for index, name in enumerate(m.permissions.syscalls.deny):
@@ -144,21 +146,79 @@ def _lifetime(m: Manifest) -> Iterator[Problem]:
         yield "lifetime.ttl_seconds", message, either
 
 
+def _process(m: Manifest) -> Iterator[Problem]:
+    """``[process]`` and ``[root]`` need ``backend = "linux-gvisor"``; ``sandbox.standby`` needs the contract line;
+    ``{intent}`` stands in an argument of the contract text alone; a variable that changes a loader is not set."""
+    for name in ("process", "root"):
+        if name in m.model_fields_set and m.agent.runtime == "hermes":
+            yield name, f"[{name}] is written while the runtime is `hermes`", "take the section out"
+        elif name in m.model_fields_set and m.sandbox.backend != "linux-gvisor":
+            message = f"[{name}] is written while the backend is `{m.sandbox.backend}`"
+            yield name, message, 'write backend = "linux-gvisor"'
+    if m.agent.runtime == "command" and m.sandbox.backend != "linux-gvisor":
+        message = f"the runtime is `command` while the backend is `{m.sandbox.backend}`"
+        yield "agent.runtime", message, 'write backend = "linux-gvisor"'
+    if m.sandbox.standby and m.process.contract != "line":
+        message = f"standby is `{m.sandbox.standby}` while the contract is `{m.process.contract}`"
+        yield "sandbox.standby", message, 'write standby = 0, or contract = "line"'
+    for index, one in enumerate(m.process.args):
+        if processes.INTENT in one and m.process.contract != "text":
+            message = f"`{processes.INTENT}` stands in an argument while the contract is `{m.process.contract}`"
+            yield f"process.args[{index}]", message, 'write contract = "text"'
+    for name, mend in processes.refused_variables(m.process):
+        yield f"process.env.{name}", f"variable `{name}` is not a manifest's to set", mend
+    for name in sorted({name for name, _ in m.process.env} & set(m.permissions.credentials.grants)):
+        message = f"variable `{name}` has the name of a granted secret"
+        yield f"process.env.{name}", message, "a manifest is no place for secrets: take the variable out"
+
+
+def _trees(m: Manifest) -> Iterator[Problem]:
+    """A layer that ``permissions.executables.allow`` names stands in ``[root]``; no two layers have one name."""
+    names = [one.name for one in m.root.stack]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield "root.layers", f"two layers have the name `{name}`", "build one of them under another name"
+    for index, entry in enumerate(m.permissions.executables.allow):
+        at = f"permissions.executables.allow[{index}]"
+        if entry.tree == "workspace":
+            yield at, "`workspace` is named while there is no [workspace]", "name the programs, a layer, or root"
+        elif entry.tree.startswith(processes.LAYER_TREE):
+            name = entry.tree.removeprefix(processes.LAYER_TREE)
+            if name not in names:
+                mend = f"one of {', '.join(names)}" if names else "list the layer below [root]"
+                yield at, f"layer `{name}` is not in the agent's root", mend
+
+
+def _dev_shm(m: Manifest) -> Iterator[Problem]:
+    """``sandbox.dev_shm_mb`` is a part of ``disk_mb``, and needs a file system that can be written."""
+    size = m.sandbox.dev_shm_mb
+    if not size:
+        return
+    if m.sandbox.filesystem == "read-only-package":
+        message = f"dev_shm_mb is `{size}` while sandbox.filesystem is `read-only-package`"
+        yield "sandbox.dev_shm_mb", message, 'write filesystem = "ephemeral", or dev_shm_mb = 0'
+    elif size >= m.resources.disk_mb:
+        message = f"dev_shm_mb is `{size}` of a disk_mb of `{m.resources.disk_mb}`"
+        yield "sandbox.dev_shm_mb", message, f"write disk_mb = {size + 1} or more: the rest is the size of /tmp"
+
+
 RULES: tuple[Callable[[Manifest], Iterator[Problem]], ...] = (
     _entry,
     _sandbox,
     _hermes,
     _network,
     _filesystem,
-    _syscalls,
+    syscalls,
     _spawn,
     _lifetime,
+    _process,
+    _trees,
+    _dev_shm,
 )
 
 
 says, whole = fields.says, fields.whole
 
-Runtime = Literal["rust-bin", "python3", "node", "hermes"]
+Runtime = Literal["rust-bin", "python3", "node", "command", "hermes"]
 NetworkMode = Literal["off", "outbound-https-only", "full"]
 Backend = Literal["trusted-local", "linux-gvisor"]
 FilesystemMode = Literal["read-only-package", "ephemeral", "host"]
@@ -211,7 +271,11 @@ class Agent(fields.Section):
     version: Annotated[fields.Text, says("version of the package; SemVer recommended")]
     runtime: Annotated[Runtime, says("what starts `entry`")]
     entry: Annotated[
-        str, says("program or script, relative to the package; needed except for hermes, which ignores it")
+        str,
+        says(
+            "program or script, relative to the package; for command also a path of the agent's root, or a name on "
+            "its PATH (`./NAME` is a file of the package); needed except for hermes, which ignores it"
+        ),
     ] = ""
     role: Annotated[RoleName | None, says("role whose ceiling the grants must stay within")] = None
     operator: Annotated[OperatorName | None, says("trust-root name of a key that must have signed")] = None
@@ -220,9 +284,12 @@ class Agent(fields.Section):
     @classmethod
     def _inside_the_package(cls, value: str, info: ValidationInfo) -> str:
         # Covenant ignores the entry of a hermes agent; a runtime that is itself wrong is reported alone.
-        if info.data.get("runtime") in SUBPROCESS_RUNTIMES:
-            return paths.relative(value)
-        return value
+        runtime = info.data.get("runtime")
+        if runtime == "command" and value.startswith("/"):
+            return paths.absolute(value)
+        if runtime == "command" and value.startswith("./"):
+            return f"./{paths.relative(value)}"  # without it, it would be a name on PATH
+        return paths.relative(value) if runtime in SUBPROCESS_RUNTIMES else value
 
 
 _action = text.Matching(
@@ -274,6 +341,7 @@ class Sandbox(fields.Section):
         ),
     ] = "read-only-package"
     standby: Annotated[int, whole(0, 64, "instances kept started and waiting, each used once")] = 0
+    dev_shm_mb: Annotated[int, whole(0, _MIB, "size of /dev/shm, MiB; a part of disk_mb")] = 0
 
 
 class Settlement(fields.Section):
@@ -310,7 +378,7 @@ class Lifetime(fields.Section):
 
 
 @dataclass(frozen=True)
-class Source:
+class ManifestFile:
     """The file beyond its values: its written keys, foreign sections, its text."""
 
     written: frozenset[str] = frozenset()
@@ -319,7 +387,7 @@ class Source:
     text: str = field(default="", compare=False, repr=False)
 
     @cached_property
-    def scan(self) -> lines.Scan:
+    def scan(self) -> lines.TomlScan:
         """The places of the text; scanned when first asked for."""
         return lines.scan(self.text)
 
@@ -359,8 +427,10 @@ class Manifest(fields.Section):
     permissions: Permissions = Permissions()
     spawn: Spawn = Spawn()
     lifetime: Lifetime = Lifetime()
+    process: Process = Process()
+    root: Root = Root()
 
-    _source: Source = PrivateAttr(default=Source())
+    _source: ManifestFile = PrivateAttr(default=ManifestFile())
 
     @model_validator(mode="after")
     def _structure(self) -> Manifest:
@@ -371,7 +441,7 @@ class Manifest(fields.Section):
         return self
 
     @property
-    def source(self) -> Source:
+    def source(self) -> ManifestFile:
         """The file beyond its values."""
         return self._source
 

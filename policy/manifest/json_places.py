@@ -19,7 +19,7 @@ _TOKEN = re.compile(r'(?P<string>"(?:[^"\\]|\\.)*+")|(?P<mark>[{}\[\],:])|(?P<ot
 
 
 @dataclass(frozen=True)
-class Scan:
+class JsonScan:
     """Offsets in the text, by path: the first character of a key, and the first and behind the last of a value.
 
     ``duplicates`` are keys that stand in their object already.
@@ -67,7 +67,7 @@ class _Open:
     wants_key: bool = False
 
 
-def scan(document: str) -> Scan:
+def scan(document: str) -> JsonScan:
     """The places of a document that is JSON; of another, nothing in particular."""
     keys: dict[Path, int] = {}
     values: dict[Path, tuple[int, int]] = {}
@@ -91,7 +91,7 @@ def scan(document: str) -> Scan:
             keys[path] = start
         elif mark is None:
             values[path] = (start, match.end())
-    return Scan(document, keys, values, tuple(duplicates))
+    return JsonScan(document, keys, values, tuple(duplicates))
 
 
 def _key(token: str) -> str:

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec import Struct
+
 Path = tuple[str | int, ...]
 
 
@@ -45,7 +47,7 @@ _DOTTED = re.compile(r"([^.\[\]]+)|\[([0-9]+)\]")
 
 
 @dataclass(frozen=True)
-class Scan:
+class TomlScan:
     """Where things stand, by path; and (path, first place, second place) of keys that are written twice.
 
     ``keys`` holds the key of a value, the last part of a table's header (that of an array's item likewise), the part
@@ -71,12 +73,12 @@ def dotted(path: Path) -> str:
     return out
 
 
-def scan(document: str) -> Scan:
+def scan(document: str) -> TomlScan:
     """The places of a document; of a malformed one, those before the fault."""
     scanner = _Scanner(list(_tokens(document.replace("\r\n", "\n"))))
     with contextlib.suppress(_Fault):
         scanner.document()
-    return Scan(scanner.keys, scanner.values, tuple(scanner.duplicates))
+    return TomlScan(scanner.keys, scanner.values, tuple(scanner.duplicates))
 
 
 def place_at(document: str, offset: int) -> Place:
@@ -89,8 +91,7 @@ class _Fault(Exception):
     """The document is not TOML from here on."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
+class _Token(Struct, frozen=True):
     kind: str
     text: str
     place: Place

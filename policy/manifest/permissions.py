@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from policy.manifest import fields, hosts, paths, text, tool_uri
+from policy.manifest import fields, hosts, paths, process, text, tool_uri
 
 says = fields.says
 HostPath = Annotated[str, AfterValidator(paths.absolute)]
@@ -23,7 +23,12 @@ SideEffect = Literal["read", "write", "network", "shell", "chain"]
 class Filesystem(fields.Section):
     """``[permissions.filesystem]``: host paths; a directory covers everything below it."""
 
-    read: Annotated[PathList, says("host paths, mounted read-only at the same place")] = ()
+    read: Annotated[
+        PathList,
+        says(
+            "host paths, mounted read-only at the same place; links of root are followed, and their names are there too"
+        ),
+    ] = ()
     write: Annotated[PathList, says('host paths, mounted writable; needs sandbox.filesystem = "host"')] = ()
 
 
@@ -71,10 +76,14 @@ class Syscalls(fields.Section):
 
 
 class ExecutableEntry(fields.Section):
-    """A program that may be started: its host path and, when written, the digest that it must have."""
+    """A program that may be started: its host path and, when written, the digest that it must have.
+
+    For a tree of programs ``tree`` names it, and ``path`` is empty.
+    """
 
     path: Annotated[HostPath, says("absolute host path")]
     sha256: Annotated[str | None, says("64 lower-case hex digits")] = None
+    tree: Annotated[str, says("`root`, `layer:NAME` or `workspace`")] = ""
 
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -86,6 +95,8 @@ def _executable(value: Any) -> Any:
         return value
     if not isinstance(value, str):
         raise text.wrong(f"executable {text.quote(value)} is not a string", _EXECUTABLE_HINT)
+    if re.fullmatch(process.TREE, value):
+        return ExecutableEntry.model_construct(path="", sha256=None, tree=value)
     path, at, digest = value.partition("@sha256:")
     if re.search(r"@sha[0-9]*:?", path, re.IGNORECASE):
         raise text.wrong(f"executable {text.quote(value)} has a digest of another form", _EXECUTABLE_HINT)
@@ -99,7 +110,7 @@ def _executable(value: Any) -> Any:
 
 
 def _unique_paths(items: tuple[ExecutableEntry, ...]) -> tuple[ExecutableEntry, ...]:
-    fields.unique(tuple(item.path for item in items))
+    fields.unique(tuple(item.tree or item.path for item in items))
     return items
 
 
@@ -110,8 +121,21 @@ class Executables(fields.Section):
         tuple[Annotated[ExecutableEntry, BeforeValidator(_executable)], ...],
         fields.LIST,
         AfterValidator(_unique_paths),
-        says('absolute host paths, each may end in a digest: `"/usr/bin/tool@sha256:<64 hex digits>"`'),
+        says(
+            'absolute host paths, each may end in a digest: `"/usr/bin/tool@sha256:<64 hex digits>"`; or a tree of '
+            'programs: `"root"` for all of the root, `"layer:NAME"` for one layer'
+        ),
     ] = ()
+
+    @property
+    def programs(self) -> tuple[tuple[int, ExecutableEntry], ...]:
+        """The single programs, each with its index in ``allow``."""
+        return tuple((index, one) for index, one in enumerate(self.allow) if not one.tree)
+
+    @property
+    def trees(self) -> tuple[str, ...]:
+        """The trees of programs."""
+        return tuple(one.tree for one in self.allow if one.tree)
 
 
 CREDENTIAL_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}"

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from msgspec import Struct
 from pydantic import BaseModel, ValidationError
 
 from policy import errors
@@ -18,8 +18,7 @@ from policy.manifest import agent, fields, lines, text
 MOST = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """One finding: where in the document, what is wrong, what would be right."""
 
     path: lines.Path
@@ -29,7 +28,7 @@ class Problem:
 
 
 def error(
-    problems: Sequence[Problem], source: agent.Source, kind: type[errors.ManifestError] = errors.ManifestError
+    problems: Sequence[Problem], source: agent.ManifestFile, kind: type[errors.ManifestError] = errors.ManifestError
 ) -> errors.ManifestError:
     """The refusal for a non-empty list of findings; ``details["errors"]`` holds them all, in file order."""
     placed = sorted(problems, key=lambda p: source.place(p.path, key=p.at_key) or lines.Place(0, 0))

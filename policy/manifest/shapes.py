@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from policy.manifest import agent, fields, hosts, paths, permissions, text, tool_uri
+from policy.manifest import agent, fields, hosts, paths, permissions, process, text, tool_uri
 from policy.package import INVISIBLE
 
 Fragment = dict[str, Any]
@@ -100,7 +100,18 @@ VALIDATORS: dict[Callable[..., Any], Fragment] = {
     },
     permissions._executable: {  # noqa: SLF001
         "type": "string",
-        "anyOf": [_any(f"(?!.*@[sS][hH][aA]){_ABSOLUTE}"), _any(f"{_ABSOLUTE}{_DIGEST}")],
+        "anyOf": [_any(f"(?!.*@[sS][hH][aA]){_ABSOLUTE}"), _any(f"{_ABSOLUTE}{_DIGEST}"), _any(process.TREE)],
+    },
+    process.argument: {"maxLength": process.ARGUMENT_CHARACTERS, "pattern": whole(f"(?:[\\t\\n]|[^{HIDDEN}])*")},
+    process._environment: {  # noqa: SLF001
+        "type": "object",
+        "maxProperties": fields.LIST_ITEMS,
+        "propertyNames": {"pattern": whole(process.VARIABLE)},
+        "additionalProperties": {
+            "type": "string",
+            "maxLength": process.ARGUMENT_CHARACTERS,
+            "pattern": whole(f"(?:[\\t\\n]|[^{HIDDEN}])*"),
+        },
     },
     permissions._unique_paths: {"uniqueItems": True},  # noqa: SLF001
     permissions._unique_entries: {"uniqueItems": True},  # noqa: SLF001
@@ -136,8 +147,14 @@ _AT_LEAST_ONE = {"minimum": 1}
 RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
     agent._entry: (  # noqa: SLF001
         _when(
-            _written("agent", runtime={"enum": sorted(agent.SUBPROCESS_RUNTIMES)}),
+            _written("agent", runtime={"enum": sorted(agent.SUBPROCESS_RUNTIMES - {"command"})}),
             _written("agent", entry={"minLength": 1, "maxLength": text.STRING_CHARACTERS, **_any(_RELATIVE)}),
+        ),
+        _when(
+            _written("agent", runtime=_IS("command")),
+            _written(
+                "agent", entry={"minLength": 1, "maxLength": text.STRING_CHARACTERS, **_any(_RELATIVE, _ABSOLUTE)}
+            ),
         ),
     ),
     agent._sandbox: (  # noqa: SLF001
@@ -183,12 +200,38 @@ RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
             _section("resources", disk_mb=_AT_LEAST_ONE),
         ),
     ),
-    agent._syscalls: (),  # noqa: SLF001 - two lists that share no item: LEFT
+    agent.syscalls: (),
     agent._spawn: (  # noqa: SLF001
         _when(
             _written("spawn", allowed=_IS(True)),
             _written("spawn", max_depth=_AT_LEAST_ONE, max_descendants=_AT_LEAST_ONE),
             _section("spawn", max_depth={"maximum": 0}, max_descendants={"maximum": 0}),
+        ),
+    ),
+    agent._process: (  # noqa: SLF001
+        _when({"anyOf": [{"required": ["process"]}, {"required": ["root"]}]}, {"not": _HERMES, **_GVISOR}),
+        _when(_written("agent", runtime=_IS("command")), _GVISOR),
+        _when(
+            _written("process", contract={"enum": ["text", "stdio", "terminal"]}),
+            _section("sandbox", standby={"maximum": 0}),
+        ),
+        _when(
+            {"not": _written("process", contract=_IS("text"))},
+            _section("process", args={"items": {"not": {"pattern": r"\{intent\}"}}}),
+        ),
+        _section("process", env={"propertyNames": {"not": {"enum": sorted(process.NEVER_SET)}}}),
+        _when(
+            {"not": _written("process", contract={"enum": ["text", "stdio", "terminal"]})},
+            _section("process", env={"propertyNames": {"not": {"pattern": f"^(?:{'|'.join(process.OURS)})"}}}),
+        ),
+    ),
+    agent._trees: (  # noqa: SLF001
+        _domain("executables", allow={"items": {"not": _IS("workspace")}}),
+    ),
+    agent._dev_shm: (  # noqa: SLF001
+        _when(
+            _written("sandbox", dev_shm_mb=_AT_LEAST_ONE),
+            _written("sandbox", filesystem={"enum": ["ephemeral", "host"]}),
         ),
     ),
     agent._lifetime: (  # noqa: SLF001
@@ -216,6 +259,8 @@ LEFT = (
     "the one spelling of an IPv6 address or a block, and bits outside a block's prefix",
     "port ranges that run backwards or overlap, and two network entries that differ only in the order of their ports",
     "an executable listed twice, once with a digest",
+    "two layers of one name, a tree of programs that is not in the root, a variable with the name of a secret",
+    "a dev_shm_mb that leaves nothing of disk_mb",
     "a system call that is both allowed and denied, and whether profiles, calls and roles exist",
     "an unknown section that is within two edits of a known one",
 )

@@ -9,8 +9,8 @@ from __future__ import annotations
 import datetime
 import re
 import unicodedata
-from dataclasses import dataclass
 
+from msgspec import Struct
 from pydantic_core import PydanticCustomError
 
 STRING_CHARACTERS = 1024
@@ -18,7 +18,7 @@ _SHOWN_CHARACTERS = 120
 
 # Cc controls, Cf format (bidi, zero width), Cs surrogates, Co private use, Cn unassigned (its display is
 # undefined), Zl and Zp separators.
-_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _ASCII_TEXT = re.compile(r"[ -~]+")
 
 
@@ -33,7 +33,7 @@ def wrong(message: str, hint: str = "", *, at: int | str | None = None) -> Pydan
 def visible(text: str, limit: int = _SHOWN_CHARACTERS) -> str:
     """Text with hidden characters and backticks written as escapes, cut after ``limit`` characters."""
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
-    return "".join(_escape(ch) if ch == "`" or unicodedata.category(ch) in _HIDDEN else ch for ch in cut)
+    return "".join(_escape(ch) if ch == "`" or unicodedata.category(ch) in HIDDEN else ch for ch in cut)
 
 
 def _escape(ch: str) -> str:
@@ -98,13 +98,12 @@ def unhidden(value: str) -> str:
     if _ASCII_TEXT.fullmatch(value):
         return value
     for ch in value:
-        if unicodedata.category(ch) in _HIDDEN:
+        if unicodedata.category(ch) in HIDDEN:
             raise wrong(f"{quote(value)} holds the hidden character U+{ord(ch):04X}", "remove the character")
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Matching:
+class Matching(Struct, frozen=True):
     """A validator: the whole string matches ``pattern``, which ``rule`` says in words; ``what`` names the value."""
 
     what: str

@@ -10,8 +10,9 @@ The version is a pin: a URI without one, or with a word for the newest one, name
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from policy.manifest import text
 
@@ -60,8 +61,7 @@ PATTERN = "|".join(_pattern(kind) for kind in FORMS)
 _READ = {kind: re.compile(_pattern(kind, named=True)) for kind in FORMS}
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ToolUri:
+class ToolUri(Struct, frozen=True, order=True):
     """One tool at one version. ``space`` is a server's alias, or a native tool's namespace."""
 
     kind: Kind

@@ -20,6 +20,7 @@ from typing import Any
 
 from policy import data
 from policy.compile.artefacts import Artefacts
+from policy.data.types import SESSION_CALL
 from policy.decompile import calls
 from policy.decompile import read as reading
 from policy.decompile.read import Decompiled
@@ -99,9 +100,10 @@ def _differences(
 def _arguments(effective: Effective, found: Decompiled, names: frozenset[str]) -> Difference:
     """(3) What passes for some arguments only must be what the table says, on all 64 bits of each."""
     table, network = data.arguments(), effective.network.mode != "off"
+    session = SESSION_CALL in names
     rules = {}
     for name in names & table.rules.keys():
-        alternatives = table.alternatives(name, network=network) or ()
+        alternatives = table.alternatives(name, network=network, session=session) or ()
         rules[name] = [[(c.argument, c.mask, c.value) for c in one.conditions] for one in alternatives]
     wanted = calls.expected(names, rules, roundings.missing(names))
     odd = tuple(calls.differences(found.calls, wanted))

@@ -22,9 +22,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec import Struct
+
 from policy.connections import PROTOCOLS, Connection, Ends
 from policy.decompile.network import flows, nft
-from policy.decompile.network.flows import Flow, Kind
+from policy.decompile.network.flows import Flow, PacketKind
 from policy.decompile.network.packets import ACCEPT
 from policy.decompile.network.reach import AGENT, GATE_UID, UPLINK
 from policy.grants.sets import addresses, spans
@@ -35,8 +37,7 @@ _NEARBY: Final = tuple(ipaddress.ip_network(one) for one in ("224.0.0.0/4", "255
 _MOST_KNOWN: Final = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
+class Places(Struct, frozen=True):
     """Packed addresses of a run: its agent's, the gateway's towards the agent, and the gateway's towards the world.
     ``link`` holds the networks of the link between agent and gateway."""
 
@@ -50,7 +51,7 @@ class Places:
 class Ways:
     """The ways that the rules of one gateway open. Made by ``of``."""
 
-    _flows: Mapping[Kind, Flow]
+    _flows: Mapping[PacketKind, Flow]
     _starts: list[int]
     _static: list[frozenset[str]]
     _dynamic: tuple[frozenset[str], ...]
@@ -101,7 +102,7 @@ class Ways:
         kind = _kind("forward", protocol, iif=AGENT, oif=UPLINK)
         return answered.destination in places.uplink and ACCEPT in self._ends(kind, sent)
 
-    def _ends(self, kind: Kind, sent: Ends) -> set[tuple[str, int]]:
+    def _ends(self, kind: PacketKind, sent: Ends) -> set[tuple[str, int]]:
         """How a first packet may end: by the static sets alone, or with what a name may have led to."""
         flow = self._flows.get(kind)
         if flow is None:
@@ -155,8 +156,8 @@ def reachable(firewall: bytes) -> Spans:
     return spans.union(static, addresses.PUBLIC) if any(one.dynamic for one in held) else static
 
 
-def _kind(hook: str, protocol: str, *, iif: str = "", oif: str = "", uid: int | None = None) -> Kind:
-    return Kind(hook, protocol, iif=iif, oif=oif, uid=uid)
+def _kind(hook: str, protocol: str, *, iif: str = "", oif: str = "", uid: int | None = None) -> PacketKind:
+    return PacketKind(hook, protocol, iif=iif, oif=oif, uid=uid)
 
 
 def _holds(ports: Spans, port: int) -> bool:

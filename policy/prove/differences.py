@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from policy import errors
 from policy.decompile import documents
 from policy.grants.sets.domain import Domain
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """The excess and the lack of artefacts in one domain, as lines."""
 
     domain: str

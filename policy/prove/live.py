@@ -12,9 +12,10 @@ drift, even if they grant no more. So is a part that cannot be read: it came fro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
 
 from policy import errors
 from policy.compile.artefacts import Artefacts
@@ -40,8 +41,7 @@ class Standing(StrEnum):
 _LOWERED: Final = frozenset({"cgroup"})
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(Struct, frozen=True):
     """One layer's answer. ``expected`` and ``found`` say the first thing that is not within what was proved."""
 
     name: str

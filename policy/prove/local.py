@@ -17,8 +17,10 @@ tag, every number and every value of the arguments, with what manifest and data 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
+from msgspec import Struct
 
 from policy import data, errors
 from policy.decompile import answers, bpf, calls, conditions
@@ -42,29 +44,28 @@ _REFUSED: Final = frozenset({EPERM})
 _ABSENT: Final = frozenset({calls.ENOSYS})
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class RefusedCalls(Struct, frozen=True):
     """The calls that must be refused, by name. Any other call passes.
 
     ``only``: calls of which nothing passes but this; ``refused``: calls of which nothing is refused but this;
     ``missing``: calls that answer ENOSYS.
     """
 
-    only: Mapping[str, Condition] = field(default_factory=dict)
-    refused: Mapping[str, Condition] = field(default_factory=dict)
+    only: Mapping[str, Condition] = msgspec.field(default_factory=dict)
+    refused: Mapping[str, Condition] = msgspec.field(default_factory=dict)
     missing: frozenset[str] = frozenset()
 
 
-def demanded(manifest: Manifest) -> Demand:
+def demanded(manifest: Manifest) -> RefusedCalls:
     """Return the calls that the filter of this manifest has to refuse under trusted-local: (2) to (5)."""
     rules = data.arguments()
     only = {name: _condition(rules.rules[name].allow) for name in rules.rest_on_host}
     only |= dict.fromkeys(_SOCKETS, conditions.any_of([[(0, _ALL_BITS, _AF_UNIX)]]))
     if not (manifest.wrote("resources.network") and manifest.resources.network == "off"):
-        only["socket"] = _sockets(rules.rules["socket"].allow)
+        only["socket"] = _sockets(rules.rules["socket"].under(network=True))
     denied = data.deny().names | _UNBOUNDED | frozenset(manifest.permissions.syscalls.deny)
     refused = {name: _condition(rows) for name, rows in rules.refused_on_host.items() if name not in denied}
-    return Demand({**only, **dict.fromkeys(denied - _MISSING, NEVER)}, refused, _MISSING)
+    return RefusedCalls({**only, **dict.fromkeys(denied - _MISSING, NEVER)}, refused, _MISSING)
 
 
 def _condition(alternatives: Iterable[data.Alternative]) -> Condition:
@@ -79,7 +80,7 @@ def _sockets(allowed: Iterable[data.Alternative]) -> Condition:
     return conditions.any_of([*kind, protocol] for kind in sorted(kinds) for protocol in sorted(protocols))
 
 
-def prove(program: bytes, demand: Demand, *, arch: str) -> None:
+def prove(program: bytes, demand: RefusedCalls, *, arch: str) -> None:
     """Hold a program to what it must refuse, for every call that can be made on a machine of `arch`.
 
     Args:
@@ -114,7 +115,7 @@ def prove(program: bytes, demand: Demand, *, arch: str) -> None:
             _hold(held[number], rest, demand)
 
 
-def _hold(name: str, rest: answers.Rest, demand: Demand) -> None:
+def _hold(name: str, rest: answers.Rest, demand: RefusedCalls) -> None:
     """(2) to (5) for one call."""
     if name in demand.missing:
         if rest.actions != _ABSENT:

@@ -7,21 +7,21 @@ the roundings that made a difference. The comparison that follows is for equalit
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from policy import data
+from msgspec import Struct, structs
+
+from policy import data, symlinks
 from policy.decompile.network import network, reach
 from policy.decompile.read import Decompiled
 from policy.grants.effective import DOMAINS, Effective
-from policy.grants.executables import Executables
-from policy.grants.paths import Filesystem
-from policy.grants.resources import Resources
-from policy.grants.syscalls import Syscalls
+from policy.grants.executables import ExecutableSet
+from policy.grants.paths import FilesystemGrants
+from policy.grants.resources import Ceilings
+from policy.grants.syscalls import SyscallSet
 
 
-@dataclass(frozen=True, slots=True)
-class Rounding:
+class Rounding(Struct, frozen=True):
     """Where an enforcer cannot hold a grant to the letter: the domain, and what it holds instead."""
 
     domain: str
@@ -31,6 +31,7 @@ class Rounding:
 # Everything in which decompiled and effective grants may differ. A difference that is not here fails the proof.
 ROUNDINGS: Final[Mapping[str, Rounding]] = {
     "empty-host": Rounding("filesystem", "mode host without a writable path is mode ephemeral"),
+    "link": Rounding("filesystem", "a granted path that leads through links of the host is what they lead to"),
     "name-is-address": Rounding(
         "network", "a name has, beside its own ports, those that every public address has: rules cannot tell them apart"
     ),
@@ -44,7 +45,8 @@ ROUNDINGS: Final[Mapping[str, Rounding]] = {
         "executables", "a program granted by its path alone is bound to the content it had when compiled"
     ),
     "runtime-again": Rounding(
-        "executables", "beside a granted program the runtime of the agent can be started again (docs/adr/0010)"
+        "executables",
+        "beside a granted program the runtime of the agent (docs/adr/0010) and its init (docs/adr/0072) can be started",
     ),
     "memory-overhead": Rounding(
         "resources", "the cgroup's memory is memory_mb, the scratch tmpfs and the sandbox's own 64 MiB + pids_max / 2"
@@ -75,10 +77,17 @@ def expected(effective: Effective, found: Decompiled) -> dict[str, Expected]:
 
 
 def _filesystem(effective: Effective, found: Decompiled) -> Expected:
-    mine = effective.filesystem
+    mine, links = effective.filesystem, found.seen.links
+    used: tuple[str, ...] = ()
     if mine.mode == "host" and not mine.write:
-        return Filesystem("ephemeral", mine.read), ("empty-host",)
-    return mine, ()
+        mine, used = FilesystemGrants("ephemeral", mine.read), ("empty-host",)
+    real = {path: symlinks.follow(path, links) or path for path in mine.read}
+    if all(path == place for path, place in real.items()):
+        return mine, used
+    # A link to a file that the root has anyway has no mount (policy.prove.facts).
+    there = found.grants.filesystem.readable()
+    left = (place for path, place in real.items() if path == place or there.covers(place))
+    return FilesystemGrants.of(mine.mode, left, mine.write), (*used, "link")
 
 
 def _network(effective: Effective, found: Decompiled) -> Expected:
@@ -93,7 +102,7 @@ def _syscalls(effective: Effective, found: Decompiled) -> Expected:
     names = known if effective.syscalls.any else effective.syscalls.names
     lacking = ("arch-lacks",) if names - known else ()
     absent = ("enosys",) if missing(names) else ()
-    return Syscalls(names & known), ("arguments", *absent, *lacking)
+    return SyscallSet(names & known), ("arguments", *absent, *lacking)
 
 
 def missing(names: frozenset[str]) -> frozenset[str]:
@@ -106,7 +115,7 @@ def _executables(effective: Effective, found: Decompiled) -> Expected:
     content = {file.path: file for file in found.grants.executables}
     bound = tuple(file if file.sha256 else content.get(file.path, file) for file in mine)
     used = (("pinned", any(not file.sha256 for file in mine)), ("runtime-again", bool(mine)))
-    return Executables(bound, mine.any), tuple(name for name, applies in used if applies)
+    return ExecutableSet(bound, mine.any, mine.trees), tuple(name for name, applies in used if applies)
 
 
 def _resources(effective: Effective, found: Decompiled) -> Expected:
@@ -124,9 +133,9 @@ def _resources(effective: Effective, found: Decompiled) -> Expected:
     return mine, tuple(name for name, applies in used if applies)
 
 
-def of_holder(holder: str, resources: Resources) -> Resources:
+def of_holder(holder: str, resources: Ceilings) -> Ceilings:
     """The ceilings of one holder: the OCI configuration has no place for those of io."""
-    return replace(resources, **dict.fromkeys(_IO)) if holder == "oci" else resources
+    return structs.replace(resources, **dict.fromkeys(_IO)) if holder == "oci" else resources
 
 
 _RULES: Final[Mapping[str, Callable[[Effective, Decompiled], Expected]]] = {

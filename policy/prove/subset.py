@@ -15,8 +15,8 @@ from policy.compile.artefacts import Artefacts
 from policy.decompile import calls
 from policy.decompile import read as reading
 from policy.decompile.read import Decompiled
-from policy.grants.lifetime import Lifetime
-from policy.grants.resources import Resources, least
+from policy.grants.lifetime import LifetimeGrant
+from policy.grants.resources import Ceilings, least
 from policy.prove.differences import Difference, check
 
 # What is taken from a parent while a child lives, and given back after it (policy.rules.parent.Drawn).
@@ -41,7 +41,7 @@ def within(child: Artefacts, parent: Artefacts, *, remaining_seconds: int | None
 def _beyond(child: Decompiled, parent: Decompiled, remaining_seconds: int | None) -> Iterator[Difference]:
     ceilings = dict(parent.grants.domains())
     ceilings["spawning"] = parent.grants.spawning.for_child()
-    ceilings["lifetime"] = Lifetime(remaining_seconds, parent.grants.lifetime.on_expiry)
+    ceilings["lifetime"] = LifetimeGrant(remaining_seconds, parent.grants.lifetime.on_expiry)
     for name, mine in child.grants.domains():
         if not mine.is_subset(ceilings[name]):
             yield Difference(name, mine.difference(ceilings[name]).describe() or (f"{name} of another form",))
@@ -76,7 +76,7 @@ def within_sums(children: Iterable[Artefacts], parent: Artefacts, *, own: Mappin
     check([Difference("resources", tuple(lines))], what="live children", against="their parent", hint=_HINT)
 
 
-def _held(artefacts: Artefacts) -> tuple[Resources, ...]:
+def _held(artefacts: Artefacts) -> tuple[Ceilings, ...]:
     """The ceilings by each of their holders: which of them a machine has is not known here."""
     return tuple(resources for _, resources in reading.read(artefacts.files).limits)
 

@@ -79,5 +79,8 @@ def _rules(found: Decompiled) -> Iterator[str]:
     for version, names in found.cgroup_files:
         yield from (f"{cgroup.CGROUP}:{version}/{name}" for name in names)
     yield from (f"{mounts.MOUNTS}:{place}" for place in found.seen.mounted)
+    yield from (f"{mounts.MOUNTS}:link{path}" for path in found.seen.links)
     yield from (f"{mounts.MOUNTS}:closure/{closure.name}" for closure in (found.seen.runtime, *found.seen.programs))
+    yield from (f"{mounts.MOUNTS}:layer/{name}" for name, _ in found.seen.image.layers)
+    yield from (f"{mounts.MOUNTS}:programs/{tree}" for tree in found.seen.image.trees)
     yield from (f"{config.RUNTIME}:{flag}" for flag in found.runsc.flags)

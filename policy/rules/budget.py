@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from policy import errors
 from policy.compile.cgroup import overhead_mb
 from policy.grants.effective import Effective
-from policy.grants.resources import Resources
+from policy.grants.resources import Ceilings
 from policy.rules.case import Case
 from policy.rules.parent import Drawn, Parent
 
@@ -28,7 +29,7 @@ def spawn_budget(case: Case) -> None:
         within_budget(case.parent, case.effective.resources, case.where)
 
 
-def within_budget(parent: Parent, wanted: Resources, where: Callable[[str], str]) -> None:
+def within_budget(parent: Parent, wanted: Ceilings, where: Callable[[str], str]) -> None:
     """Rule 5 for what is live now: asked once more when a run's place is taken, and no other run can take one.
 
     ``where`` gives the place of a key in the child's manifest.
@@ -56,8 +57,8 @@ def within_budget(parent: Parent, wanted: Resources, where: Callable[[str], str]
     _check_sums(parent, wanted, where)
 
 
-def _check_sums(parent: Parent, wanted: Resources, where: Callable[[str], str]) -> None:
-    for name in Drawn.__slots__:
+def _check_sums(parent: Parent, wanted: Ceilings, where: Callable[[str], str]) -> None:
+    for name in Drawn.__struct_fields__:
         ceiling, asked = getattr(parent.effective.resources, name), getattr(wanted, name)
         drawn: int = getattr(parent.drawn, name)
         if ceiling is not None and (asked is None or drawn + asked > ceiling):
@@ -87,8 +88,7 @@ def resource_availability(case: Case) -> None:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Promised:
+class Promised(Struct, frozen=True):
     """The memory that a live run may take, in MiB. ``shown``: the receiver of a refusal may know of the run.
 
     Of the other runs a refusal tells the sum.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from policy.data.types import DenyList, NeverGrantable
 from policy.grants.effective import Effective
 from policy.grants.roles import Roles
@@ -16,16 +18,14 @@ from policy.signing.statement import Statement
 from policy.signing.trust import TrustedPackage
 
 
-@dataclass(frozen=True, slots=True)
-class Unsigned:
+class Unsigned(Struct, frozen=True):
     """A package without an envelope. ``allowed`` is the operator's ``allow_unsigned_trusted_local``."""
 
     package: Package
     allowed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(Struct, frozen=True):
     """A package that holds an agent id on this host: in the agents directory, in the store, or in a live run.
 
     ``package`` is where it lies, as the operator knows it; ``payload_digest`` that of its signed statement. ``shown``
@@ -42,8 +42,7 @@ class Owner:
     signers: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Claimant:
+class Claimant(Struct, frozen=True):
     """A signed package that asks for an agent id which others may have.
 
     ``signers`` are the ids of the keys that count for it, ``listed`` those of the keys that the trust root lets sign
@@ -100,8 +99,7 @@ class Case:
         return self.manifest.where(grant)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """All nine rules agreed. ``delegation`` tells what rule 4 took, None without a parent."""
 
     effective: Effective

@@ -9,7 +9,8 @@ trusted-local has a check of its own (sandbox.runner.trusted_local).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from policy import errors
 from policy.grants.effective import RUNTIME_PROFILES
@@ -43,8 +44,7 @@ def findings(manifest: Manifest, host: HostFacts) -> Iterator[errors.MachineErro
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(Struct, frozen=True):
     """The demand of a key (``{0}`` is its value), the missing part, and the fix.
 
     ``unless`` are the values that demand nothing, beside those that are false in Python.
@@ -60,7 +60,7 @@ RUNTIMES = tuple(RUNTIME_PROFILES)
 _NO_TOOLS = "tools do not run in sandboxes of their own yet"
 NOT_YET: dict[str, Demand] = {
     "agent.runtime": Demand(
-        "runtime {0}", "it is no process of this machine", "use python3, node or rust-bin", RUNTIMES
+        "runtime {0}", "it is no process of this machine", "use python3, node, rust-bin or command", RUNTIMES
     ),
     "permissions.skills.allow": Demand("skill {0}", _NO_TOOLS, "take it out of allow"),
     "permissions.skills.side_effects": Demand("side effect {0}", _NO_TOOLS, "take it out of side_effects"),

@@ -6,27 +6,28 @@ Each item is a value of its domain that holds this one grant; an item that is no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from policy.grants.credentials import Credentials
+from msgspec import Struct, structs
+
+from policy.grants.credentials import CredentialSet
 from policy.grants.effective import DOMAINS, Effective
-from policy.grants.executables import Executables
-from policy.grants.lifetime import Lifetime
+from policy.grants.executables import ExecutableSet
+from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
-from policy.grants.paths import Filesystem, PathSet
-from policy.grants.resources import UNITS, Resources
+from policy.grants.paths import FilesystemGrants, PathSet
+from policy.grants.resources import UNITS, Ceilings
 from policy.grants.sets.domain import Domain, NameSet
-from policy.grants.skills import Skills
+from policy.grants.skills import SkillSet
 from policy.grants.spawning import Spawning
-from policy.grants.syscalls import Syscalls
+from policy.grants.syscalls import SyscallSet
 from policy.manifest.agent import Manifest
 
 Items = Iterator[tuple[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Excess:
+class Excess(Struct, frozen=True):
     """A grant that a ceiling does not cover: its domain, the dotted key that wrote it, and what it says."""
 
     domain: str
@@ -41,10 +42,10 @@ def _identity(m: Manifest, e: Effective) -> Items:
 def _filesystem(m: Manifest, e: Effective) -> Items:
     table = m.permissions.filesystem
     for i, path in enumerate(table.write):
-        yield f"permissions.filesystem.write[{i}]", Filesystem(write=PathSet((path,)))
+        yield f"permissions.filesystem.write[{i}]", FilesystemGrants(write=PathSet((path,)))
     for i, path in enumerate(table.read):
-        yield f"permissions.filesystem.read[{i}]", Filesystem(read=PathSet((path,)))
-    yield "sandbox.filesystem", Filesystem(mode=e.filesystem.mode)
+        yield f"permissions.filesystem.read[{i}]", FilesystemGrants(read=PathSet((path,)))
+    yield "sandbox.filesystem", FilesystemGrants(mode=e.filesystem.mode)
 
 
 def _network(m: Manifest, e: Effective) -> Items:
@@ -57,30 +58,31 @@ def _network(m: Manifest, e: Effective) -> Items:
 def _syscalls(m: Manifest, e: Effective) -> Items:
     allowed = m.permissions.syscalls.allow
     for i, name in enumerate(allowed):
-        yield f"permissions.syscalls.allow[{i}]", Syscalls.of((name,))
+        yield f"permissions.syscalls.allow[{i}]", SyscallSet.of((name,))
     yield "permissions.syscalls.profile", replace(e.syscalls, names=e.syscalls.names - frozenset(allowed))
 
 
 def _executables(m: Manifest, e: Effective) -> Items:
     for i, entry in enumerate(m.permissions.executables.allow):
-        yield f"permissions.executables.allow[{i}]", Executables.of([(entry.path, entry.sha256)])
+        single = ExecutableSet.of([], [entry.tree]) if entry.tree else ExecutableSet.of([(entry.path, entry.sha256)])
+        yield f"permissions.executables.allow[{i}]", single
 
 
 def _resources(m: Manifest, e: Effective) -> Items:
     for name in UNITS:
-        yield f"resources.{name}", replace(Resources.bottom(), **{name: getattr(e.resources, name)})
+        yield f"resources.{name}", structs.replace(Ceilings.bottom(), **{name: getattr(e.resources, name)})
 
 
 def _credentials(m: Manifest, e: Effective) -> Items:
     for i, name in enumerate(m.permissions.credentials.grants):
-        yield f"permissions.credentials.grants[{i}]", Credentials.of((name,))
+        yield f"permissions.credentials.grants[{i}]", CredentialSet.of((name,))
 
 
 def _skills(m: Manifest, e: Effective) -> Items:
     for i, uri in enumerate(m.permissions.skills.allow):
-        yield f"permissions.skills.allow[{i}]", Skills(NameSet.of((uri,)))
+        yield f"permissions.skills.allow[{i}]", SkillSet(NameSet.of((uri,)))
     for i, name in enumerate(m.permissions.skills.side_effects):
-        yield f"permissions.skills.side_effects[{i}]", Skills(side_effects=NameSet.of((name,)))
+        yield f"permissions.skills.side_effects[{i}]", SkillSet(side_effects=NameSet.of((name,)))
 
 
 def _spawning(m: Manifest, e: Effective) -> Items:
@@ -93,8 +95,8 @@ def _spawning(m: Manifest, e: Effective) -> Items:
 
 def _lifetime(m: Manifest, e: Effective) -> Items:
     key = "lifetime.unlimited" if e.lifetime.unlimited else "lifetime.ttl_seconds"
-    yield key, Lifetime(e.lifetime.ttl_seconds)
-    yield "lifetime.on_expiry", Lifetime(on_expiry=e.lifetime.on_expiry)
+    yield key, LifetimeGrant(e.lifetime.ttl_seconds)
+    yield "lifetime.on_expiry", LifetimeGrant(on_expiry=e.lifetime.on_expiry)
 
 
 _ITEMS: dict[str, Callable[[Manifest, Effective], Items]] = {

@@ -38,7 +38,9 @@ from policy.signing.trust import TrustedPackage
 __all__ = ["RULES", "Case", "Owner", "Parent", "Unsigned", "Verdict", "check", "decide", "requested", "verdict"]
 
 
-def requested(manifest: Manifest, *, roles: Roles, profiles: Mapping[str, source.Calls] | None = None) -> Effective:
+def requested(
+    manifest: Manifest, *, roles: Roles, profiles: Mapping[str, source.ProfileCalls] | None = None
+) -> Effective:
     """Return the requested grants, with this program's profiles and additions and the computed order of roles.
 
     Raises:
@@ -57,7 +59,7 @@ def verdict(
     roles: Roles,
     deny: DenyList,
     now_ms: int,
-    profiles: Mapping[str, source.Calls] | None = None,
+    profiles: Mapping[str, source.ProfileCalls] | None = None,
     wanted: Effective | None = None,
     parent: Parent | None = None,
     identities: Mapping[str, Collection[Owner]] | None = None,

@@ -6,8 +6,9 @@ supervisor fills these values in from its own records.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from policy.compile.artefacts import Artefacts
 from policy.grants.effective import DOMAINS, Effective
@@ -17,8 +18,7 @@ from policy.grants.spawning import Spawning
 OnExcess = Literal["reject", "narrow"]
 
 
-@dataclass(frozen=True, slots=True)
-class Ancestor:
+class Ancestor(Struct, frozen=True):
     """A live run above the child: its depth (0 without a parent), its spawning grants, and its live descendants.
 
     ``live_descendants`` counts the whole subtree, reservations included: the supervisor reserves on every ancestor
@@ -32,8 +32,7 @@ class Ancestor:
     live_descendants: int
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(Struct, frozen=True):
     """The draw on a parent's ceilings: its own use and the grants of its live children, summed."""
 
     memory_mb: int = 0
@@ -41,8 +40,7 @@ class Drawn:
     cpu_millis: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Parent:
+class Parent(Struct, frozen=True):
     """The run that asks for a child.
 
     ``effective`` is what the parent has, never what its manifest asked for; ``remaining_seconds`` what is left of its
@@ -70,8 +68,7 @@ class Parent:
         return self.effective.for_child(remaining_seconds=self.remaining_seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class Delegation:
+class Delegation(Struct, frozen=True):
     """The outcome of rule 4: what the child asked for, what it gets, and what was taken, by domain."""
 
     requested: Effective

@@ -46,7 +46,9 @@ def _pins(case: Case) -> Iterator[Problem]:
 
 def _entry(case: Case) -> Iterator[Problem]:
     agent = case.manifest.agent
-    if agent.runtime != "hermes" and agent.entry not in case.trusted.package.files:
+    of_package = agent.runtime != "command" or ("/" in agent.entry and not agent.entry.startswith("/"))
+    of_package = of_package and agent.runtime != "hermes"
+    if of_package and agent.entry.removeprefix("./") not in case.trusted.package.files:
         yield "agent.entry", f"entry {text.quote(agent.entry)} is not a file of the package", "add it, or name another"
 
 
@@ -82,7 +84,7 @@ def _check_paths(case: Case) -> None:
     table = case.manifest.permissions
     paths = [(f"permissions.filesystem.write[{i}]", p, True) for i, p in enumerate(table.filesystem.write)]
     paths += [(f"permissions.filesystem.read[{i}]", p, False) for i, p in enumerate(table.filesystem.read)]
-    paths += [(f"permissions.executables.allow[{i}]", e.path, False) for i, e in enumerate(table.executables.allow)]
+    paths += [(f"permissions.executables.allow[{i}]", e.path, False) for i, e in table.executables.programs]
     for grant, path, write in paths:
         error = never.refusal(path, case.never, case.extra_never, write=write)
         if error is not None:

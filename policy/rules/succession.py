@@ -11,9 +11,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
+
+from msgspec import Struct
 
 from policy.rules.case import Claimant, Owner
 
@@ -31,8 +32,7 @@ class Beside(Enum):
     OTHER = "it is another package"
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class LiveSerial(Struct, frozen=True):
     """A live run and the highest serial that was accepted for its agent id. ``waits``: it has no intent yet."""
 
     serial: int | None
@@ -54,7 +54,7 @@ def beside(owner: Owner, claimant: Claimant | None, *, payload_digest: str | Non
     return Beside.OTHER if disputed else Beside.SUPERSEDES  # (6)
 
 
-def ends(held: Held, setting: OnNewer) -> bool:
+def ends(held: LiveSerial, setting: OnNewer) -> bool:
     """Return whether a live run ends because a newer serial of its agent id was accepted.
 
     A run that waits for its intent does not end here: it is never given one (``sandbox.standby``).

@@ -1,18 +1,24 @@
-"""The rules that need no signature: what a compilation for another target is held to before anything is written.
+"""The rules that need no signature, no parent and no other run: 1, 3, 6 and 7.
 
-Rules 1, 3 and 7: the package fits together, its grants are within its role, no denied call is among them. Rule 2 and
-what hangs on it is for the machine that runs the package; a target that cannot check it says so in its losses.
+``covenant manifest check``, ``policy why`` and ``denials`` judge a manifest by them as a run does. A compilation for
+another target is held to 1, 3 and 7 before anything is written: the host that runs it is another. Rule 2 and what hangs
+on it is for the machine that runs the package; a target that cannot check it says so in its losses.
 """
 
 from __future__ import annotations
 
-from policy import data
+from collections.abc import Iterator, Mapping
+
+from policy import data, errors
 from policy.grants.effective import Effective
 from policy.host import HostFacts
 from policy.manifest.agent import Manifest
 from policy.package import Package
-from policy.rules import bounds, deny, nine, schema
+from policy.rules import bounds, budget, deny, nine, schema
 from policy.rules.case import Case, Unsigned
+
+# In the order of policy.rules.nine.RULES.
+_RULES = (schema.check, bounds.role_subset, budget.resource_availability, deny.check)
 
 
 def check(package: Package, manifest: Manifest, host: HostFacts) -> Effective:
@@ -21,8 +27,31 @@ def check(package: Package, manifest: Manifest, host: HostFacts) -> Effective:
     Raises:
         errors.RuleViolation, errors.ManifestError: as the rule does.
     """
+    case = _case(package, manifest, host, {})
+    for rule in (schema.check, bounds.role_subset, deny.check):
+        rule(case)
+    return case.effective
+
+
+def refusals(
+    package: Package, manifest: Manifest, host: HostFacts, *, extra_never: Mapping[str, str]
+) -> Iterator[errors.OperatorError | errors.ManifestError]:
+    """Yield what each rule refuses first, in the order of a run."""
+    try:
+        case = _case(package, manifest, host, extra_never)
+    except errors.ManifestError as e:  # no rule can be asked: the profile is not known
+        yield e
+        return
+    for rule in _RULES:
+        try:
+            rule(case)
+        except (errors.OperatorError, errors.ManifestError) as e:
+            yield e
+
+
+def _case(package: Package, manifest: Manifest, host: HostFacts, extra_never: Mapping[str, str]) -> Case:
     roles = data.roles()
-    case = Case(
+    return Case(
         trusted=Unsigned(package, False),
         manifest=manifest,
         requested=nine.requested(manifest, roles=roles),
@@ -33,7 +62,5 @@ def check(package: Package, manifest: Manifest, host: HostFacts) -> Effective:
         parent=None,
         identities={},
         now_ms=0,
+        extra_never=extra_never,
     )
-    for rule in (schema.check, bounds.role_subset, deny.check):
-        rule(case)
-    return case.effective

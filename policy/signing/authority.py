@@ -88,6 +88,6 @@ def decode(text: str) -> tuple[Authority, ...]:
     """Read the text that ``encode`` wrote.
 
     Raises:
-        strict_json.MalformedError: the text has another form.
+        strict_json.MalformedJsonError: the text has another form.
     """
     return strict_json.validate(_Line, strict_json.loads(text.encode(), max_bytes=MAX_BYTES)).line

@@ -17,11 +17,11 @@ import binascii
 import functools
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from msgspec import Struct
 
 from policy.signing import strict_json
 
@@ -36,19 +36,17 @@ _P = 2**255 - 19
 # The y coordinates of the eight points of small order (RFC 8032, section 8.8 and Chalkias et al., "Taming the
 # many EdDSAs"): with such a key one signature fits many messages. tests/unit proves the table by arithmetic.
 _ORDER_8_Y = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
-_SMALL_ORDER_Y = frozenset({0, 1, _P - 1, _ORDER_8_Y, _P - _ORDER_8_Y})
+SMALL_ORDER_Y = frozenset({0, 1, _P - 1, _ORDER_8_Y, _P - _ORDER_8_Y})
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(Struct, frozen=True):
     """One signature as it stands in an envelope; ``keyid`` is empty when the envelope names none."""
 
     keyid: str
     sig: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(Struct, frozen=True):
     """A decoded envelope. Nothing about it has been verified."""
 
     payload: bytes
@@ -95,7 +93,7 @@ class PublicKey:
         if len(raw) != KEY_BYTES:
             raise ValueError("an Ed25519 public key has 32 bytes")
         y = int.from_bytes(raw, "little") & ((1 << 255) - 1)
-        if y >= _P or y in _SMALL_ORDER_Y:
+        if y >= _P or y in SMALL_ORDER_Y:
             raise ValueError("the Ed25519 public key is not canonical or has small order")
         self.raw = bytes(raw)
         self.keyid = keyid_of(self.raw)
@@ -146,17 +144,17 @@ def decode(raw: bytes) -> Envelope:
     """The envelope in ``raw``; its payload is not looked at.
 
     Raises:
-        strict_json.MalformedError: not one closed DSSE document within the limits.
+        strict_json.MalformedJsonError: not one closed DSSE document within the limits.
     """
     document = _closed(strict_json.loads(raw, max_bytes=MAX_BYTES), {"payload", "payloadType", "signatures"})
     entries = document["signatures"]
     if not isinstance(entries, list) or not 0 < len(entries) <= MAX_SIGNATURES:
-        raise strict_json.MalformedError(f"`signatures` has not between 1 and {MAX_SIGNATURES} entries")
+        raise strict_json.MalformedJsonError(f"`signatures` has not between 1 and {MAX_SIGNATURES} entries")
     signatures = tuple(_signature(entry) for entry in entries)
     # Without an id every key of the root is tried, each time over the whole payload: one such signature is
     # what interchange needs, sixteen would be a way to keep a verifier busy.
     if sum(not s.keyid for s in signatures) > 1:
-        raise strict_json.MalformedError("more than one signature has no `keyid`")
+        raise strict_json.MalformedJsonError("more than one signature has no `keyid`")
     payload_type = _text(document, "payloadType", 255)
     payload = _b64decode(_text(document, "payload", MAX_BYTES), "payload")
     return Envelope(payload, payload_type, signatures)
@@ -183,13 +181,13 @@ def signers(envelope: Envelope, keys: Iterable[PublicKey]) -> tuple[PublicKey, .
 
 def _closed(value: Any, required: set[str], optional: frozenset[str] = frozenset()) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise strict_json.MalformedError("an object is missing")
+        raise strict_json.MalformedJsonError("an object is missing")
     for key in value:
         if key not in required and key not in optional:
-            raise strict_json.MalformedError(f"unknown key `{strict_json.shown(key)}`")
+            raise strict_json.MalformedJsonError(f"unknown key `{strict_json.shown(key)}`")
     for key in sorted(required):
         if key not in value:
-            raise strict_json.MalformedError(f"the key `{key}` is missing")
+            raise strict_json.MalformedJsonError(f"the key `{key}` is missing")
     return value
 
 
@@ -198,18 +196,18 @@ def _signature(entry: Any) -> Signature:
     keyid = _text(document, "keyid", 128) if "keyid" in document else ""
     sig = _b64decode(_text(document, "sig", 1024), "sig")
     if len(sig) != SIGNATURE_BYTES:
-        raise strict_json.MalformedError(f"`sig` has not {SIGNATURE_BYTES} bytes")
+        raise strict_json.MalformedJsonError(f"`sig` has not {SIGNATURE_BYTES} bytes")
     return Signature(keyid, sig)
 
 
 def _text(document: dict[str, Any], key: str, limit: int) -> str:
     value = document[key]
     if not isinstance(value, str) or len(value) > limit:
-        raise strict_json.MalformedError(f"`{key}` is not a text of at most {limit} characters")
+        raise strict_json.MalformedJsonError(f"`{key}` is not a text of at most {limit} characters")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise strict_json.MalformedError(f"`{key}` holds half a surrogate pair") from None
+        raise strict_json.MalformedJsonError(f"`{key}` holds half a surrogate pair") from None
     return value
 
 
@@ -222,14 +220,14 @@ def _b64decode(text: str, key: str) -> bytes:
     plain = text
     if "-" in text or "_" in text:
         if "+" in text or "/" in text:
-            raise strict_json.MalformedError(f"`{key}` mixes the two base64 alphabets")
+            raise strict_json.MalformedJsonError(f"`{key}` mixes the two base64 alphabets")
         plain = text.translate(_TO_STANDARD)
     try:
         data = base64.b64decode(plain, validate=True)
     except (binascii.Error, ValueError):
-        raise strict_json.MalformedError(f"`{key}` is not base64") from None
+        raise strict_json.MalformedJsonError(f"`{key}` is not base64") from None
     if base64.b64encode(data).decode("ascii") != plain:
-        raise strict_json.MalformedError(f"`{key}` is not canonical base64")
+        raise strict_json.MalformedJsonError(f"`{key}` is not canonical base64")
     return data
 
 

@@ -107,7 +107,7 @@ def seal(
     }
     document = _header(private) | {"sealed": sealed}
     bound = strict_json.dumps(document)
-    aead = ChaCha20Poly1305(_derive(passphrase, salt, parameters))
+    aead = ChaCha20Poly1305(derive_key(passphrase, salt, parameters))
     sealed["ciphertext"] = base64.b64encode(aead.encrypt(nonce, private.private_bytes_raw(), bound)).decode()
     return _encode(document)
 
@@ -120,7 +120,7 @@ def read(raw: bytes, *, where: str = "") -> KeyFile:
     """
     try:
         return strict_json.validate(KeyFile, strict_json.loads(raw, max_bytes=MAX_BYTES))
-    except strict_json.MalformedError as e:
+    except strict_json.MalformedJsonError as e:
         raise errors.KeyFileError(f"the key file is malformed: {e}", where=where) from None
 
 
@@ -151,7 +151,7 @@ def _open(file: KeyFile, passphrase: bytes | None, where: str) -> bytes:
         raise errors.KeyFileError("the key file is malformed: not base64", where=where) from None
     if len(salt) != SALT_BYTES or len(nonce) != NONCE_BYTES:
         raise errors.KeyFileError("the key file is malformed: salt or nonce", where=where)
-    aead = ChaCha20Poly1305(_derive(passphrase, salt, sealed.parameters))
+    aead = ChaCha20Poly1305(derive_key(passphrase, salt, sealed.parameters))
     try:
         secret = aead.decrypt(nonce, ciphertext, strict_json.dumps(document))
     except InvalidTag:
@@ -161,7 +161,12 @@ def _open(file: KeyFile, passphrase: bytes | None, where: str) -> bytes:
     return secret
 
 
-def _derive(passphrase: bytes, salt: bytes, parameters: Argon2Parameters) -> bytes:
+def derive_key(passphrase: bytes, salt: bytes, parameters: Argon2Parameters) -> bytes:
+    """Return the key that a passphrase gives with this salt.
+
+    Raises:
+        errors.KeyFileError: the passphrase is empty or too long.
+    """
     if not 0 < len(passphrase) <= MAX_PASSPHRASE_BYTES:
         raise errors.KeyFileError(f"a passphrase has between 1 and {MAX_PASSPHRASE_BYTES} bytes")
     kdf = Argon2id(

@@ -6,9 +6,9 @@ makes a root of it.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-from dataclasses import dataclass
+
+from msgspec import Struct, structs
 
 from policy import errors
 from policy.signing import envelope as envelopes
@@ -19,8 +19,7 @@ from policy.signing import strict_json, threshold
 _MAX_PAYLOAD_BYTES = roots.MAX_BYTES * 3 // 4 - 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
+class Side(Struct, frozen=True):
     """One version's say: ``signed`` of its keys, ``open`` that could yet sign, and how many are ``missing``.
 
     ``missing`` is None when all of them together would be too few, which is so where keys have ended.
@@ -32,8 +31,7 @@ class Side:
     missing: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(Struct, frozen=True):
     """A document and the signatures that it has."""
 
     document: roots.RootDocument
@@ -85,7 +83,7 @@ class Proposal:
                 if key is not None and key.verifies(signature.sig, message):
                     kept[keyid] = envelopes.Signature(keyid, signature.sig)
         signatures = tuple(kept[keyid] for keyid in sorted(kept))
-        return Proposal(self.document, dataclasses.replace(self.envelope, signatures=signatures))
+        return Proposal(self.document, structs.replace(self.envelope, signatures=signatures))
 
 
 def propose(document: roots.RootDocument) -> Proposal:
@@ -124,7 +122,7 @@ def make(values: dict[str, object]) -> Proposal:
     """
     try:
         return propose(strict_json.validate(roots.RootDocument, values))
-    except strict_json.MalformedError as e:
+    except strict_json.MalformedJsonError as e:
         raise errors.TrustError(f"the trust root cannot be made: {e}") from None
 
 

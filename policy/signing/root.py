@@ -9,10 +9,10 @@ root ends. How many signers are enough is ``policy.signing.threshold``, for pack
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from typing import Annotated
 
 import pydantic
+from msgspec import Struct
 
 from policy import errors
 from policy.signing import envelope as envelopes
@@ -90,8 +90,7 @@ class OperatorKey(_Closed):
         return envelopes.public_key(bytes.fromhex(self.public))
 
 
-@dataclass(frozen=True, slots=True)
-class Signer:
+class Signer(Struct, frozen=True):
     """A key of the root that signed a package, was valid, and whose scope covers the agent id."""
 
     name: str
@@ -144,8 +143,7 @@ class RootDocument(_Closed):
         return strict_json.dumps(self.model_dump(mode="json"))
 
 
-@dataclass(frozen=True, slots=True)
-class TrustRoot:
+class TrustRoot(Struct, frozen=True):
     """A root that its own threshold signed; ``load`` gives one that is valid at a time."""
 
     document: RootDocument
@@ -254,13 +252,13 @@ def decode(raw: bytes) -> tuple[RootDocument, envelopes.Envelope]:
     """
     try:
         if len(raw) > MAX_BYTES:
-            raise strict_json.MalformedError(f"larger than {MAX_BYTES} bytes")
+            raise strict_json.MalformedJsonError(f"larger than {MAX_BYTES} bytes")
         signed = envelopes.decode(raw)
         if signed.payload_type != PAYLOAD_TYPE:
-            raise strict_json.MalformedError(f"the payload type is `{strict_json.shown(signed.payload_type)}`")
+            raise strict_json.MalformedJsonError(f"the payload type is `{strict_json.shown(signed.payload_type)}`")
         value = strict_json.loads(signed.payload, max_bytes=MAX_BYTES)
         return strict_json.validate(RootDocument, value), signed
-    except strict_json.MalformedError as e:
+    except strict_json.MalformedJsonError as e:
         raise errors.TrustError(f"the trust root is malformed: {e}") from None
 
 

@@ -116,7 +116,7 @@ def make(values: Mapping[str, Any]) -> Statement:
     """
     try:
         return strict_json.validate(Statement, dict(values))
-    except strict_json.MalformedError as e:
+    except strict_json.MalformedJsonError as e:
         raise errors.SignatureError(f"the statement cannot be signed: {e}") from None
 
 
@@ -124,11 +124,11 @@ def parse(payload: bytes) -> Statement:
     """The statement in a payload whose signature has been verified.
 
     Raises:
-        strict_json.MalformedError: not one closed in-toto Statement v1 with our predicate.
+        strict_json.MalformedJsonError: not one closed in-toto Statement v1 with our predicate.
     """
     wire = strict_json.validate(_Wire, strict_json.loads(payload, max_bytes=MAX_BYTES))
     subjects = {s.name: s.digest.sha256 for s in wire.subject}
     if len(subjects) != len(wire.subject):
-        raise strict_json.MalformedError("a subject is named twice")
+        raise strict_json.MalformedJsonError("a subject is named twice")
     predicate = {name: getattr(wire.predicate, name) for name in Predicate.model_fields}
     return strict_json.validate(Statement, {**predicate, "subjects": subjects})

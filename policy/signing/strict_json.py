@@ -17,7 +17,7 @@ from policy import json_bounds
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 
-class MalformedError(ValueError):
+class MalformedJsonError(ValueError):
     """The bytes are not one acceptable JSON document; the text says why, in one lower-case line."""
 
 
@@ -30,21 +30,21 @@ def loads(raw: bytes, *, max_bytes: int, max_values: int = json_bounds.DOCUMENT_
         MalformedError: anything else.
     """
     if len(raw) > max_bytes:
-        raise MalformedError(f"larger than {max_bytes} bytes")
+        raise MalformedJsonError(f"larger than {max_bytes} bytes")
     if json_bounds.exceeds(raw, max_values):
-        raise MalformedError(f"made of more than {max_values} values")
+        raise MalformedJsonError(f"made of more than {max_values} values")
     try:
         return _DECODER.decode(raw.decode("utf-8"))
-    except MalformedError:
+    except MalformedJsonError:
         raise
     except UnicodeDecodeError:
-        raise MalformedError("not UTF-8") from None
+        raise MalformedJsonError("not UTF-8") from None
     except RecursionError:
-        raise MalformedError("nested too deeply") from None
+        raise MalformedJsonError("nested too deeply") from None
     except json.JSONDecodeError as e:
-        raise MalformedError(f"not JSON at line {e.lineno} column {e.colno}") from None
+        raise MalformedJsonError(f"not JSON at line {e.lineno} column {e.colno}") from None
     except ValueError:  # an integer of thousands of digits
-        raise MalformedError("a number that is too long") from None
+        raise MalformedJsonError("a number that is too long") from None
 
 
 def validate(model: type[Model], value: Any) -> Model:
@@ -59,7 +59,7 @@ def validate(model: type[Model], value: Any) -> Model:
         first = e.errors(include_url=False, include_context=False, include_input=False)[0]
         place = shown(".".join(str(part) for part in first["loc"])) or "document"
         reason = first["msg"][:1].lower() + first["msg"][1:]
-        raise MalformedError(f"`{place}`: {reason}") from None
+        raise MalformedJsonError(f"`{place}`: {reason}") from None
 
 
 def dumps(value: Any) -> bytes:
@@ -79,13 +79,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise MalformedError(f"the key `{shown(key)}` stands twice in one object")
+                raise MalformedJsonError(f"the key `{shown(key)}` stands twice in one object")
             seen.add(key)
     return value
 
 
 def _no_float(text: str) -> NoReturn:
-    raise MalformedError(f"the number `{text[:32]}` is not an integer")
+    raise MalformedJsonError(f"the number `{text[:32]}` is not an integer")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=_no_float, parse_constant=_no_float, strict=True)

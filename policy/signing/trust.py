@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from policy import errors
 from policy import package as packages
 from policy.signing import envelope as envelopes
@@ -46,8 +48,7 @@ _WHERE = packages.ENVELOPE_NAME
 _REVOKED_HINT = "sign the package again with a key of the trust root: covenant manifest sign PACKAGE --fresh"
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(Struct, frozen=True):
     """The highest serial accepted for an agent id, and the payload that carried it."""
 
     serial: int
@@ -61,8 +62,7 @@ class SerialState(Protocol):
         """The last accepted serial of an agent id, None when there was none."""
 
 
-@dataclass(frozen=True, slots=True)
-class NoSerials:
+class NoSerials(Struct, frozen=True):
     """Nothing was accepted before: for checks that decide nothing (``manifest verify`` without a state)."""
 
     def accepted(self, agent_id: str) -> Accepted | None:
@@ -147,7 +147,7 @@ def verify(
     payload_digest = hashlib.sha256(signed.payload).hexdigest()
     try:
         statement = statements.parse(signed.payload)
-    except strict_json.MalformedError as e:
+    except strict_json.MalformedJsonError as e:
         raise errors.SignatureError(f"the statement is malformed: {e}", where=_WHERE) from None
 
     # (5) signers
@@ -273,7 +273,7 @@ def _decode(raw: bytes | None) -> envelopes.Envelope:
         )
     try:
         signed = envelopes.decode(raw)
-    except strict_json.MalformedError as e:
+    except strict_json.MalformedJsonError as e:
         raise errors.SignatureError(f"the envelope is malformed: {e}", where=_WHERE) from None
     if signed.payload_type != envelopes.IN_TOTO_PAYLOAD_TYPE:
         raise errors.SignatureError(f"the payload type is `{strict_json.shown(signed.payload_type)}`", where=_WHERE)

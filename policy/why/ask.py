@@ -12,18 +12,24 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from msgspec import Struct
+
+from policy import data
 from policy.decompile.read import Decompiled, Grants
 from policy.grants.effective import Effective
 from policy.host import Closure
 from policy.manifest import text
+from policy.manifest.agent import Manifest
+from policy.rules import items, nine
+from policy.why import amend
 
 
-@dataclass(frozen=True, slots=True)
-class Sight:
+class Sight(Struct, frozen=True):
     """The sources of an answer: the artefacts read back, the package's file names, the closures of this host.
 
     ``bounds`` are the ceilings above the agent by what people call them (``role `reader```, ``parent `boss```);
-    ``never`` the trees of this host that are never granted, beside those of the data file.
+    ``never`` the trees of this host that are never granted, beside those of the data file. By ``anchors`` the root
+    has the trust anchors of this host. Additions are judged by ``manifest``, from which the artefacts were compiled.
     """
 
     found: Decompiled
@@ -31,10 +37,11 @@ class Sight:
     closures: Collection[Closure] = ()
     bounds: Mapping[str, Effective] | None = None
     never: Mapping[str, str] | None = None
+    anchors: bool = False
+    manifest: Manifest | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class LayerAnswer(Struct, frozen=True):
     """The artefacts' answer: yes or no, the sentence, and the rule (``artefact:place``) where one rule decides."""
 
     allowed: bool
@@ -73,7 +80,7 @@ class Question(Protocol):
     def describe(self) -> str:
         """The question in words."""
 
-    def seen(self, sight: Sight) -> Seen:
+    def seen(self, sight: Sight) -> LayerAnswer:
         """Return the answer of the artefacts."""
 
     def granted(self, grants: Grants | Effective) -> bool:
@@ -91,11 +98,25 @@ def ask(question: Question, sight: Sight) -> Answer:
 
     Raises:
         errors.UnknownSyscallError, errors.UsageError: the question names what cannot exist.
+        errors.ManifestError: Raised when the additions do not fit the manifest.
     """
     seen, why_never = question.seen(sight), question.never(sight)
     add = () if seen.allowed or why_never else question.mend(sight)
-    bounds = {name: question.granted(ceiling) for name, ceiling in (sight.bounds or {}).items()}
+    after = None if sight.manifest is None or not add else amend.amended(sight.manifest, add)
+    bounds = {
+        name: question.granted(ceiling)
+        and (after is None or not _excess(after, ceiling) - _excess(sight.manifest, ceiling))
+        for name, ceiling in (sight.bounds or {}).items()
+    }
     return Answer(question.describe(), seen.allowed, seen.because, seen.rule, add, why_never, bounds)
+
+
+def _excess(manifest: Manifest | None, ceiling: Effective) -> set[tuple[str, str]]:
+    """Return what rule 3 or 4 finds beyond a ceiling, as (domain, line)."""
+    if manifest is None:
+        return set()
+    over = items.excess(manifest, nine.requested(manifest, roles=data.roles()), ceiling)
+    return {(one.domain, line) for one in over for line in one.lines}
 
 
 def toml(value: str) -> str:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
-from policy import denials, errors
+from msgspec import Struct
+
+from policy import data, denials, errors
 from policy.denials import Denial
-from policy.grants.sets import addresses
+from policy.grants.sets import addresses, hostnames
 from policy.grants.sets.access import PROTOCOLS, Protocol
 from policy.why import files, kernel, limit
 from policy.why.ask import Answer, Question, Sight, ask
@@ -66,14 +67,23 @@ _CLOCKS: Final[Mapping[str, str]] = {
     "expires_at": "the envelope had expired: sign again",
 }
 _BY_NAME: Final = "where the agent came by a name, grant the name: an address may be another's tomorrow"
+_REPLACES: Final = (
+    "a list of destinations takes the place of what the mode grants by itself: list every host that the agent uses"
+)
+# What to do about a call that belongs to a grant which is not there.
+_FAMILIES: Final[Mapping[str, str]] = {
+    "network": "the network is off: `covenant policy why PACKAGE --connect HOST:PORT` names the lines of a "
+    "destination; for unix sockets alone, allow socket, connect and what else the agent calls in permissions.syscalls",
+    "executables": "it starts a program, and none is granted: `covenant policy why PACKAGE --exec PATH` names the "
+    "lines of one",
+}
 # `HOST:PORT/PROTOCOL` or `[ADDRESS]:PORT/PROTOCOL`, the latter two as far as they are known.
 _HOST_PORT = re.compile(
     r"(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^\[\]:/]*))(?::(?P<port>[0-9]{1,5}))?(?:/(?P<protocol>[a-z0-9-]*))?"
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Struct, frozen=True):
     """``answer`` is what ``policy why`` says of it today, None where no question can be asked; ``note`` what else
     helps, or why no line would."""
 
@@ -119,7 +129,8 @@ def meaning(denial: Denial) -> str:
 
 def explain(denial: Denial, sight: Sight) -> Explanation:
     """The meaning of a denial, and the change that an author or an operator can make."""
-    question = None if denial.grant is None else question_of(denial, sight)
+    family = _family(denial, sight)
+    question = None if denial.grant is None or family else question_of(denial, sight)
     answer = None
     if question is not None:
         try:
@@ -127,7 +138,23 @@ def explain(denial: Denial, sight: Sight) -> Explanation:
         except errors.CovenantError:
             # The denial names an object that cannot exist; its layer refused it for other reasons.
             question = None
-    return Explanation(denial, meaning(denial), answer, _note(denial, answer))
+    return Explanation(denial, meaning(denial), answer, _FAMILIES[family] if family else _note(denial, answer, sight))
+
+
+def _family(denial: Denial, sight: Sight) -> str:
+    """Return the addition that a refused call belongs to, where the call by itself would be of no use; else nothing.
+
+    A granted `socket` without a network makes no socket to connect, and `vfork` without a program nothing to start:
+    the next call would be refused in its place.
+    """
+    if denial.code != denials.NOT_GRANTED or denial.layer not in ("syscall", "exec"):
+        return ""
+    found, additions = sight.found, data.additions()
+    is_call = denial.layer == "syscall"
+    if is_call and found.reached.mode == "off" and denial.target in additions["network"].names:
+        return "network"
+    starts = denial.target == denials.EXECVE or (is_call and denial.target in additions["executables"].names)
+    return "executables" if starts and not found.grants.executables else ""
 
 
 def question_of(denial: Denial, sight: Sight) -> Question | None:
@@ -183,6 +210,11 @@ def _of_program(target: str) -> Question:
     return kernel.Call(target) if target == denials.EXECVE else files.Execute(target)
 
 
+def _is_open(sight: Sight) -> bool:
+    """Whether the mode alone grants destinations, without a list."""
+    return hostnames.EVERY in dict(sight.found.grants.network.names)
+
+
 def _of_limit(denial: Denial, sight: Sight) -> Question | None:
     return limit.Limit.more(denial.target, sight) if denial.target in limit.KEYS else None
 
@@ -199,13 +231,15 @@ _QUESTIONS: Final[Mapping[str, Callable[[Denial, Sight], Question | None]]] = {
 }
 
 
-def _note(denial: Denial, answer: Answer | None) -> str:
+def _note(denial: Denial, answer: Answer | None, sight: Sight) -> str:
     if denial.layer == "time" and denial.target in _CLOCKS:
         return _CLOCKS[denial.target]
     if denial.code == denials.REST_CODE:
         return f"beyond a layer's rate, or the {denials.MAX_ROWS} rows of a run, there is only the number"
     if denial.code == denials.ARGUMENTS:
         return "with which arguments is what `covenant policy why --syscall` says; no line changes it"
+    if answer is not None and answer.add and denial.layer in ("dns", "sni", "packet") and _is_open(sight):
+        return _REPLACES
     if answer is not None and answer.allowed:
         return "the package as it is now allows it: it was changed since this run"
     if (denial.layer, denial.code) == ("packet", denials.NOT_GRANTED):
@@ -216,4 +250,4 @@ def _note(denial: Denial, answer: Answer | None) -> str:
         return f"written for HTTPS: another use has other ports, and protocol {' or '.join(PROTOCOLS)}"
     if (denial.layer, denial.code) == ("dns", "rebinding"):
         return "grant the address itself where that is meant: host = ADDRESS"
-    return "" if denial.grant is not None else "no line of agent.toml allows it"
+    return "no line of agent.toml allows it" if answer is None else ""

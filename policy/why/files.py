@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from policy import data, errors
+from msgspec import Struct
+
+from policy import data, errors, symlinks
+from policy.compile.mounts import ANCHORS
 from policy.decompile import conditions
-from policy.decompile.mounts import RESOLVER
+from policy.decompile.config import INIT
+from policy.decompile.mounts import OWN_LIMITS, RESOLVER, SHARED_MEMORY
 from policy.decompile.read import Grants
 from policy.grants import paths
 from policy.grants.effective import Effective
 from policy.host import Closure
 from policy.manifest import text
 from policy.rules import never
-from policy.why.ask import Seen, Sight, toml
+from policy.why.ask import LayerAnswer, Sight, toml
+from policy.why.hints import SHARED_MB
 
 WORKSPACE, SCRATCH = "/workspace", "/tmp"  # noqa: S108 - of the agent's own root
 # What gVisor shows in every sandbox, with nothing of the host in it; and what of it an agent can write, as a
@@ -30,12 +34,18 @@ _OWN_FILE = re.compile(
     r"/dev/(full|fuse|kmsg|null|ptmx|random|tty|urandom|zero|pts/[0-9]+)"
     r"|/proc/(self|thread-self|[0-9]+)/(task/[0-9]+/)?(comm|environ|oom_score_adj|[ug]id_map)"
 )
-_COVERED = ("/dev/net", "/dev/shm", "/sys")  # noqa: S108 - of the agent's own root
-_LINKS = 40  # MAXSYMLINKS of linux/namei.h
+# Files of every root (sandbox.rootfs.local_names, identity_files), and what each says.
+OWN_FILES = {
+    "/etc/hosts": "that localhost is the loopback",
+    "/etc/nsswitch.conf": "that localhost is the loopback",
+    "/etc/passwd": "that the agent's uid has the name agent",
+    "/etc/group": "that the agent's gid has the name agent",
+}
+_OWN_LIMITS = (f"{OWN_LIMITS}/policy.json", f"{OWN_LIMITS}/denials.jsonl")
+_COVERED = ("/dev/net", "/sys")
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+class Open(Struct, frozen=True):
     """Open a path of the agent's root, which for granted paths is that of the host."""
 
     path: str
@@ -51,11 +61,11 @@ class Open:
         """The path, and how."""
         return f"open {text.visible(self.path)} to {'write' if self.write else 'read'}"
 
-    def seen(self, sight: Sight) -> Seen:
+    def seen(self, sight: Sight) -> LayerAnswer:
         """By the mount that the path lies on; the innermost decides, as in the kernel."""
         real = Open(_resolved(self.path, sight), self.write)
         place, allowed, what = max(real._mounts(sight), key=lambda mount: len(mount[0]))
-        return Seen(allowed, what, f"mounts.json:{place}")
+        return LayerAnswer(allowed, what, f"mounts.json:{place}")
 
     def _mounts(self, sight: Sight) -> Iterator[tuple[str, bool, str]]:
         """Each mount that holds the path: its place, whether the path can be opened so, and why."""
@@ -66,12 +76,17 @@ class Open:
             if _within(self.path, place):
                 # The mount itself is there to be opened, and nothing is in it.
                 yield place, read and self.path == place, f"{place} is covered by an empty mount"
+        if _within(self.path, SHARED_MEMORY):
+            yield SHARED_MEMORY, *self._in_shared_memory(sight, read=read)
         if _within(self.path, WORKSPACE):
             yield WORKSPACE, *self._in_package(sight)
         if _within(self.path, SCRATCH):
             size = sight.found.seen.scratch_mb
             held = size is not None or (read and self.path == SCRATCH)
             yield SCRATCH, held, _scratch(size)
+        if _within(self.path, OWN_LIMITS):
+            held = read and self.path in (OWN_LIMITS, *_OWN_LIMITS)
+            yield OWN_LIMITS, held, f"{OWN_LIMITS} has the agent's own limits and denials, read-only"
         if sight.found.seen.resolver and self.path == RESOLVER:
             yield RESOLVER, read, "it names the gateway as the one to ask for names, read-only"
         for place in grants.read:
@@ -101,10 +116,23 @@ class Open:
         for closure in _closures(sight):
             if closure.below(self.path) is not None or any(f.path == self.path for f in closure.files):
                 return read, f"it belongs to the closure of {text.visible(closure.name)}, in a read-only root"
-        below = next((place for place in sight.found.seen.mounted if _within(place, self.path)), None)
+        if sight.anchors and self.path in ANCHORS:
+            return read, "it has the trust anchors of this host, in a read-only root"
+        if self.path in OWN_FILES:
+            return read, f"it says {OWN_FILES[self.path]}, in a read-only root"
+        if self.path == INIT and sight.found.init:
+            return read, "it starts the agent, in a read-only root"
+        own = (*([INIT] if sight.found.init else []), *(ANCHORS if sight.anchors else ()))
+        there = (*sight.found.seen.mounted, *OWN_FILES, *own)
+        below = next((place for place in there if _within(place, self.path)), None)
         if below is not None:
             return read, f"it is an empty directory of a read-only root, but for what leads to {text.visible(below)}"
         return False, "it is not in the agent's root, so it does not exist there"
+
+    def _in_shared_memory(self, sight: Sight, *, read: bool) -> tuple[bool, str]:
+        if size := sight.found.seen.shared_mb:
+            return True, f"{SHARED_MEMORY} is shared memory of {size} MiB, thrown away with the run"
+        return read and self.path == SHARED_MEMORY, f"{SHARED_MEMORY} is covered by an empty mount"
 
     def _in_package(self, sight: Sight) -> tuple[bool, str]:
         name = self.path.removeprefix(WORKSPACE).lstrip("/")
@@ -115,11 +143,19 @@ class Open:
 
     def granted(self, grants: Grants | Effective) -> bool:
         """By the filesystem domain."""
+        if self._in_memory():
+            return grants.filesystem.mode != "read-only-package"
         held = grants.filesystem.write if self.write else grants.filesystem.readable()
         return held.covers(self.path)
 
+    def _in_memory(self) -> bool:
+        """Whether it asks for the scratch, or for shared memory: both come with a file system that can be written."""
+        return _within(self.path, SHARED_MEMORY) or (self.write and _within(self.path, SCRATCH))
+
     def mend(self, sight: Sight) -> tuple[str, ...]:
         """The list of the path, with the mode that writing needs."""
+        if _within(self.path, SHARED_MEMORY):
+            return self._shared_memory(sight)
         if not self.write:
             return "[permissions.filesystem]", f"read = [{toml(self.path)}]"
         mode = sight.found.grants.filesystem.mode
@@ -128,8 +164,17 @@ class Open:
         change = () if mode == "host" else ("[sandbox]", 'filesystem = "host"')
         return (*change, "[permissions.filesystem]", f"write = [{toml(self.path)}]")
 
+    def _shared_memory(self, sight: Sight) -> tuple[str, ...]:
+        """The size of shared memory, and as much more of disk_mb: /tmp keeps its size."""
+        grants = sight.found.grants
+        change = () if grants.filesystem.mode != "read-only-package" else ('filesystem = "ephemeral"',)
+        disk_mb = (grants.resources.disk_mb or 0) + SHARED_MB
+        return "[sandbox]", *change, f"dev_shm_mb = {SHARED_MB}", "[resources]", f"disk_mb = {disk_mb}"
+
     def never(self, sight: Sight) -> str:
         """The data file's trees, those of this host, what is the agent's own place, and what no tree has."""
+        if _within(self.path, SHARED_MEMORY):
+            return ""
         if _within(self.path, WORKSPACE):
             return "a package is what was signed: nothing writes to it" if self.write else ""
         granted = sight.found.seen.granted
@@ -139,8 +184,7 @@ class Open:
         return "" if refusal is None else refusal.message
 
 
-@dataclass(frozen=True, slots=True)
-class Execute:
+class Execute(Struct, frozen=True):
     """Start a program file."""
 
     path: str
@@ -152,19 +196,22 @@ class Execute:
         """The program."""
         return f"start {text.visible(self.path)}"
 
-    def seen(self, sight: Sight) -> Seen:
+    def seen(self, sight: Sight) -> LayerAnswer:
         """By the filter, and by which files of the root can be started."""
         if sight.found.calls.condition("execve") == conditions.NEVER:
-            return Seen(False, "the filter refuses execve: no program can be started", "seccomp.bpf:default")
+            return LayerAnswer(False, "the filter refuses execve: no program can be started", "seccomp.bpf:default")
         seen, real = sight.found.seen, _resolved(self.path, sight)
         for program in seen.programs:
             if self.path == program.name or real == program.entry:
                 rule = f"mounts.json:closure/{program.name}"
-                return Seen(True, f"it is granted, with content sha256:{program.sha256}", rule)
+                return LayerAnswer(True, f"it is granted, with content sha256:{program.sha256}", rule)
         if real in (seen.runtime.entry, sight.found.args[0]):
             because = "it is the runtime of the agent, which can be started again beside a granted program"
-            return Seen(True, because, f"mounts.json:closure/{seen.runtime.name}")
-        return Seen(False, "nothing else in the root is executable", "mounts.json:closure")
+            return LayerAnswer(True, because, f"mounts.json:closure/{seen.runtime.name}")
+        if real == INIT and sight.found.init:
+            because = "it is the init of the run, which starts what its arguments name and nothing more"
+            return LayerAnswer(True, because, "config.json:process/init")
+        return LayerAnswer(False, "nothing else in the root is executable", "mounts.json:closure")
 
     def granted(self, grants: Grants | Effective) -> bool:
         """By the executables domain, with any content."""
@@ -191,24 +238,7 @@ def _closures(sight: Sight) -> Iterator[Closure]:
 def _resolved(path: str, sight: Sight) -> str:
     """The path with the links of the agent's root followed, such as ``/bin`` to ``/usr/bin``."""
     links = {file.path: file.target for one in _closures(sight) for file in one.files if file.kind == "symlink"}
-    for _ in range(_LINKS):
-        parts = path.split("/")
-        at = next((i for i in range(2, len(parts) + 1) if "/".join(parts[:i]) in links), None)
-        if at is None:
-            break
-        target = links["/".join(parts[:at])]
-        path = _normalised(("" if target.startswith("/") else "/".join(parts[: at - 1])), target, *parts[at:])
-    return path
-
-
-def _normalised(*pieces: str) -> str:
-    kept: list[str] = []
-    for part in "/".join(pieces).split("/"):
-        if part == "..":
-            kept = kept[:-1]
-        elif part not in ("", "."):
-            kept.append(part)
-    return "/" + "/".join(kept)
+    return symlinks.follow(path, {**links, **sight.found.seen.links}) or path
 
 
 def _above(path: str) -> Iterator[str]:

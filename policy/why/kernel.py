@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import Struct
 from pydantic_core import PydanticCustomError
 
 from policy import data, errors
@@ -14,11 +15,10 @@ from policy.grants.sets import addresses
 from policy.grants.sets.access import PROTOCOLS, Access
 from policy.grants.sets.access import Protocol as Transport
 from policy.manifest import hosts, text
-from policy.why.ask import Seen, Sight, toml
+from policy.why.ask import LayerAnswer, Sight, toml
 
 
-@dataclass(frozen=True, slots=True)
-class Connect:
+class Connect(Struct, frozen=True):
     """Open a connection to a name or an address; ``protocol`` None asks for any of the three."""
 
     host: str
@@ -45,14 +45,14 @@ class Connect:
         asked = (self.protocol,) if self.protocol else PROTOCOLS
         return [one for one in asked if access.allows(one, self.port)]
 
-    def seen(self, sight: Sight) -> Seen:
+    def seen(self, sight: Sight) -> LayerAnswer:
         """By the rules of the gateway, as they were read back."""
         found = self._allowed(sight.found.grants)
         if found:
-            return Seen(True, f"the gateway lets it pass by {' and '.join(found)}", "firewall.nft")
+            return LayerAnswer(True, f"the gateway lets it pass by {' and '.join(found)}", "firewall.nft")
         if sight.found.reached.mode == "off":
-            return Seen(False, "there is no interface but loopback", "network.json:mode")
-        return Seen(False, "no rule of the gateway lets it pass", "firewall.nft")
+            return LayerAnswer(False, "there is no interface but loopback", "network.json:mode")
+        return LayerAnswer(False, "no rule of the gateway lets it pass", "firewall.nft")
 
     def granted(self, grants: Grants | Effective) -> bool:
         """By the network domain."""
@@ -92,19 +92,21 @@ class Call:
         """The call."""
         return f"call {text.visible(self.name)}"
 
-    def seen(self, sight: Sight) -> Seen:
+    def seen(self, sight: Sight) -> LayerAnswer:
         """By the filter, of which both forms were read back."""
         self._known()
         calls, rule = sight.found.calls, f"seccomp.bpf:{self.name}"
         if self.name in calls.missing:
-            return Seen(False, "the filter answers ENOSYS, so that a libc takes an older call", rule)
+            return LayerAnswer(False, "the filter answers ENOSYS, so that a libc takes an older call", rule)
         condition = calls.condition(self.name)
         if condition == conditions.NEVER:
-            return Seen(False, "the filter answers EPERM, as to every call that is not granted", "seccomp.bpf:default")
+            return LayerAnswer(
+                False, "the filter answers EPERM, as to every call that is not granted", "seccomp.bpf:default"
+            )
         if condition == conditions.ALWAYS:
-            return Seen(True, "the filter allows it", rule)
+            return LayerAnswer(True, "the filter allows it", rule)
         said = " or ".join(dict.fromkeys(_cube(cube) for cube in condition))
-        return Seen(True, f"the filter allows it where {said}", rule)
+        return LayerAnswer(True, f"the filter allows it where {said}", rule)
 
     def _known(self) -> None:
         known = data.syscall_names()
@@ -128,8 +130,7 @@ class Call:
         return data.deny().reasons.get(self.name, "")
 
 
-@dataclass(frozen=True, slots=True)
-class Credential:
+class Credential(Struct, frozen=True):
     """Get a secret of the vault by its name."""
 
     name: str
@@ -138,11 +139,11 @@ class Credential:
         """The name."""
         return f"use credential {text.visible(self.name)}"
 
-    def seen(self, sight: Sight) -> Seen:
+    def seen(self, sight: Sight) -> LayerAnswer:
         """By what the token of a run covers."""
         held = sight.found.grants.credentials.holds(self.name)
         because = "the run's vault token covers it" if held else "the run's vault token does not cover it"
-        return Seen(held, because, f"credentials.json:{self.name}" if held else "credentials.json")
+        return LayerAnswer(held, because, f"credentials.json:{self.name}" if held else "credentials.json")
 
     def granted(self, grants: Grants | Effective) -> bool:
         """By the credentials domain."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from policy.decompile.read import Grants
 from policy.grants.effective import Effective
 from policy.grants.resources import UNITS
-from policy.why.ask import Seen, Sight
+from policy.why.ask import LayerAnswer, Sight
 
 TTL = "ttl_seconds"
 KEYS = (*UNITS, TTL)
@@ -29,12 +29,12 @@ class Limit:
         """The ceiling and how much of it."""
         return f"have {self.key} = {self.wanted}"
 
-    def seen(self, sight: Sight) -> Seen:
+    def seen(self, sight: Sight) -> LayerAnswer:
         """By the artefacts' own ceiling."""
         held = _ceiling(self.key, sight.found.grants)
         if held is None or held >= self.wanted:
-            return Seen(True, f"{self.key} is {'not limited' if held is None else held}")
-        return Seen(False, f"{self.key} is {held}", f"effective.json:{self.key}")
+            return LayerAnswer(True, f"{self.key} is {'not limited' if held is None else held}")
+        return LayerAnswer(False, f"{self.key} is {held}", f"effective.json:{self.key}")
 
     def granted(self, grants: Grants | Effective) -> bool:
         """By the resources, or the lifetime."""

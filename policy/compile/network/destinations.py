@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from policy import errors
 from policy.compile.network import quoting
 from policy.grants.network import Network
@@ -19,8 +21,7 @@ _V6_BASE = 2**33
 ANY_PUBLIC_ADDRESS = "any public address"
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """The addresses that are reached by ``protocol`` on exactly ``ports``; ``where`` on the line of addresses."""
 
     key: str
@@ -73,8 +74,7 @@ class Name:
         return None if self.bare else f"c_{self.key}"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class DestinationRow(Struct, frozen=True):
     """One grant as people read it, with the names that stand for it in the ruleset.
 
     ``where`` is its place on the line of addresses, empty for a name.
@@ -95,8 +95,7 @@ class Row:
         return f"g_{self.key}"
 
 
-@dataclass(frozen=True, slots=True)
-class Destinations:
+class Destinations(Struct, frozen=True):
     """Everything that a network grant reaches, in a fixed order. Made by ``of``."""
 
     groups: tuple[Group, ...]
@@ -116,7 +115,7 @@ class Destinations:
             raise errors.NotEnforceableError("two network grants have one digest", hint="write one of them differently")
         return found
 
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[DestinationRow, ...]:
         """The index from digests to what they stand for: a row a span of addresses, a row a pattern."""
         out = []
         for group in self.groups:
@@ -125,8 +124,8 @@ class Destinations:
                 continue
             for span in group.where:
                 version = 6 if span[0] >= _V6_BASE else 4
-                out.append(_row(group, _text(*span), (f"a{version}_{group.key}",), (span,)))
-        out += [Row(n.key, "name", n.pattern, n.protocol, n.ports, n.sets, n.counter) for n in self.names]
+                out.append(_row(group, text(*span), (f"a{version}_{group.key}",), (span,)))
+        out += [DestinationRow(n.key, "name", n.pattern, n.protocol, n.ports, n.sets, n.counter) for n in self.names]
         return tuple(out)
 
 
@@ -165,12 +164,12 @@ def _common(reach: addresses.Reach) -> Access:
     return how
 
 
-def _row(group: Group, host: str, sets: tuple[str, ...], where: Spans) -> Row:
+def _row(group: Group, host: str, sets: tuple[str, ...], where: Spans) -> DestinationRow:
     key = quoting.digest("address", host, group.protocol, quoting.ports(group.ports))
-    return Row(key, "address", host, group.protocol, group.ports, sets, group.counter, where)
+    return DestinationRow(key, "address", host, group.protocol, group.ports, sets, group.counter, where)
 
 
-def _text(first: int, last: int) -> str:
+def text(first: int, last: int) -> str:
     """A span as people write it: an address, a block, or both ends."""
     size = last - first + 1
     if size == 1:

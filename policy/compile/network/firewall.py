@@ -15,7 +15,7 @@ from typing import Any
 from policy.compile.artefacts import Cause, Provenance, built_in
 from policy.compile.causes import Origins
 from policy.compile.network import nft
-from policy.compile.network.destinations import Row
+from policy.compile.network.destinations import DestinationRow
 from policy.compile.network.nft import Chain, Ruleset, Set
 from policy.compile.network.routes import Traced
 from policy.grants.effective import Effective
@@ -68,7 +68,7 @@ def document(effective: Effective, traced: Traced, origins: Origins, provenance:
     }  # fmt: skip
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: DestinationRow) -> dict[str, Any]:
     return {
         "id": row.id,
         "kind": row.kind,

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec import Struct
+
 from policy.compile.artefacts import Cause, Provenance
 from policy.compile.network import quoting
 from policy.grants.sets.spans import Spans
@@ -56,8 +58,7 @@ def jump(chain: str) -> str:
     return f"jump {quoting.name(chain)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """Matches, a counter, a verdict, and where it comes from."""
 
     matches: tuple[str, ...]
@@ -72,8 +73,7 @@ class Rule:
         return " ".join((*self.matches, *counted, self.verdict))
 
 
-@dataclass(frozen=True, slots=True)
-class Set:
+class Set(Struct, frozen=True):
     """A named set: with elements, or filled by the DNS gate up to ``size`` (``elements`` None)."""
 
     name: str

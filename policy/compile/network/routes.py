@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
+
+from msgspec import Struct
 
 from policy.compile.artefacts import Cause
 from policy.compile.causes import Origins
-from policy.compile.network.destinations import Destinations, Row
+from policy.compile.network.destinations import DestinationRow, Destinations
 from policy.grants.network import WITHOUT_TABLE
 from policy.grants.sets import access, addresses, hostnames, spans
 from policy.grants.sets.access import Access
@@ -19,12 +20,11 @@ _PARENT = "asked for more"
 _COVERED_BY = {"tcp": ("tcp",), "tls": ("tls", "tcp"), "udp": ("udp",)}
 
 
-@dataclass(frozen=True, slots=True)
-class Traced:
+class Traced(Struct, frozen=True):
     """The destinations, their rows, and the cause of each row by its key."""
 
     found: Destinations
-    rows: tuple[Row, ...]
+    rows: tuple[DestinationRow, ...]
     causes: Mapping[str, Cause]
 
     @classmethod
@@ -46,7 +46,7 @@ class _Entries:
         self._entries = origins.manifest.permissions.network
         self._table = bool(self._entries) or origins.manifest.wrote("permissions.network")
 
-    def cause(self, row: Row) -> Cause:
+    def cause(self, row: DestinationRow) -> Cause:
         """The entry that covers a destination, or the mode where the manifest has no table.
 
         A row may stand for neighbours that were written apart; then it is the first of them.
@@ -61,12 +61,12 @@ class _Entries:
             raise self._origins.uncovered("permissions.network", f"{row.host} {row.protocol}")
         return Cause("manifest", f"permissions.network[{index}]", row.host, parent)
 
-    def _by_mode(self, row: Row) -> bool:
+    def _by_mode(self, row: DestinationRow) -> bool:
         allowed = WITHOUT_TABLE[self._origins.manifest.resources.network]
         within = not access.minus(Access.of(row.protocol, row.ports), allowed)
         return within and not spans.minus(row.where, addresses.PUBLIC)
 
-    def _covers(self, index: int, entry: NetworkEntry, row: Row) -> bool:
+    def _covers(self, index: int, entry: NetworkEntry, row: DestinationRow) -> bool:
         if entry.protocol not in _COVERED_BY[row.protocol] or not spans.meet(entry.ports, row.ports):
             return False
         if row.kind == "name":

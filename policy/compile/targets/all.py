@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from policy import errors
 from policy.compile.artefacts import canonical
 from policy.compile.targets import kubernetes, loss, systemd
@@ -17,6 +19,7 @@ from policy.grants.effective import Effective
 from policy.host import HostFacts
 from policy.manifest import text
 from policy.manifest.agent import Manifest
+from policy.manifest.process import WORKSPACE
 
 NATIVE = "linux-gvisor"
 LOSS = "loss.json"
@@ -37,8 +40,7 @@ class Order:
     image: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(Struct, frozen=True):
     """The files by name, what the target loses of the manifest, and which lost restrictions were accepted."""
 
     files: Mapping[str, bytes]
@@ -63,12 +65,38 @@ def compile(target: str, order: Order) -> Output:
             hint=f'write backend = "{NATIVE}"',
             where=order.manifest.where("sandbox.backend"),
         )
+    _check_process(target, order.manifest)
     _check_image(target, order.image)
     table = target_table.targets()[target]
     losses = loss.report(table, order.effective, order.manifest)
     accepted = loss.accept(table, losses, order.accepted)
     files = COMPILERS[target](order, accepted)
     return Output({**files, LOSS: canonical(loss.document(table, losses, accepted))}, losses, accepted)
+
+
+def _check_process(target: str, manifest: Manifest) -> None:
+    """Refuse what only linux-gvisor gives: layers, the runtime command, a session, a /dev/shm.
+
+    Raises:
+        errors.NotEnforceableError: the manifest has one of them.
+    """
+    process = manifest.process
+    demands = {
+        "agent.runtime": manifest.agent.runtime == "command" and "runtime `command`",
+        "root.base": bool(manifest.root.stack) and "a root of layers",
+        "process.contract": process.contract != "line" and f"the contract `{process.contract}`",
+        "process.env": bool(process.env) and "variables of the manifest",
+        "process.cwd": process.cwd != WORKSPACE and f"the directory `{process.cwd}`",
+        "sandbox.dev_shm_mb": bool(manifest.sandbox.dev_shm_mb) and "a /dev/shm of its own",
+    }
+    for key, demand in demands.items():
+        if demand:
+            raise errors.NotEnforceableError(
+                f"`{target}` has no place for {demand}",
+                hint=f"take {key} out, or run the package under linux-gvisor here",
+                where=manifest.where(key),
+                grant=key,
+            )
 
 
 def refuse_options(*, accepted: tuple[str, ...], image: str | None) -> None:

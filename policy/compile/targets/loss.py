@@ -10,12 +10,13 @@ concerns it is reported, and only what is reported can be accepted: there is no 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from policy import data, errors
 from policy.data import target_table
-from policy.data.target_table import ALWAYS, LOST, Row, Target
+from policy.data.target_table import ALWAYS, LOST, Target, TargetRow
 from policy.grants.effective import DOMAINS, Effective
 from policy.grants.sets import addresses, spans
 from policy.manifest import text
@@ -25,8 +26,7 @@ RESTRICTION = "lost-restriction"
 _SHOWN = 16  # how many details a loss lists
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
+class Loss(Struct, frozen=True):
     """One loss of one manifest. ``details`` are the grants that it concerns, for people."""
 
     id: str
@@ -42,7 +42,7 @@ class Loss:
 
 # None: the row does not concern this manifest; else what it concerns, which may be nothing in particular.
 Found = tuple[str, ...] | None
-Test = Callable[[Effective, Manifest, Row], Found]
+Test = Callable[[Effective, Manifest, TargetRow], Found]
 
 
 def value(effective: Effective, manifest: Manifest, field: str) -> Any:
@@ -66,7 +66,7 @@ def deadline_ms(effective: Effective) -> int:
     return min(ends)
 
 
-def _granted(effective: Effective, manifest: Manifest, row: Row) -> Found:
+def _granted(effective: Effective, manifest: Manifest, row: TargetRow) -> Found:
     """The field is more than nothing."""
     found = value(effective, manifest, row.field)
     if not found:
@@ -81,21 +81,21 @@ def _words(one: Any) -> str:
     return str(one).lower() if isinstance(one, bool) else str(one)
 
 
-def _pinned(effective: Effective, _: Manifest, __: Row) -> Found:
+def _pinned(effective: Effective, _: Manifest, __: TargetRow) -> Found:
     return tuple(str(one) for one in effective.executables if one.sha256) or None
 
 
-def _not_terminate(effective: Effective, manifest: Manifest, row: Row) -> Found:
+def _not_terminate(effective: Effective, manifest: Manifest, row: TargetRow) -> Found:
     found = value(effective, manifest, row.field)
     return None if found == "terminate" else (found,)
 
 
-def _under_a_second(effective: Effective, _: Manifest, __: Row) -> Found:
+def _under_a_second(effective: Effective, _: Manifest, __: TargetRow) -> Found:
     ends = deadline_ms(effective)
     return (f"{ends} ms",) if ends < 1000 else None
 
 
-def _cpu_time_binds(effective: Effective, _: Manifest, __: Row) -> Found:
+def _cpu_time_binds(effective: Effective, _: Manifest, __: TargetRow) -> Found:
     """Return whether cpu_time_ms is below the quota within the deadline, which no target cuts below 1 s."""
     limit, quota = effective.resources.cpu_time_ms, effective.resources.cpu_millis
     if limit is None or (quota is not None and limit * 1000 >= quota * max(1000, deadline_ms(effective))):
@@ -103,11 +103,11 @@ def _cpu_time_binds(effective: Effective, _: Manifest, __: Row) -> Found:
     return (f"{limit} ms",)
 
 
-def _network(effective: Effective, _: Manifest, __: Row) -> Found:
+def _network(effective: Effective, _: Manifest, __: TargetRow) -> Found:
     return None if effective.network.mode == "off" else tuple(map(str, effective.network.entries))
 
 
-def _names(effective: Effective, _: Manifest, __: Row) -> Found:
+def _names(effective: Effective, _: Manifest, __: TargetRow) -> Found:
     return tuple(pattern for pattern, _ in effective.network.names) or None
 
 
@@ -118,11 +118,11 @@ def _addresses(effective: Effective, *protocols: str) -> Found:
     return tuple(map(str, entries)) or None
 
 
-def _tls_addresses(effective: Effective, _: Manifest, __: Row) -> Found:
+def _tls_addresses(effective: Effective, _: Manifest, __: TargetRow) -> Found:
     return _addresses(effective, "tls")
 
 
-def _port_addresses(effective: Effective, _: Manifest, __: Row) -> Found:
+def _port_addresses(effective: Effective, _: Manifest, __: TargetRow) -> Found:
     """Addresses of which not every port is granted by TCP and by UDP."""
     every = ((1, 65535),)
     cut = [(a, b) for a, b, how in effective.network.reach if how.tcp != every or how.udp != every]
@@ -135,14 +135,14 @@ def private_reach(effective: Effective) -> spans.Spans:
     return spans.minus(granted, addresses.PUBLIC)
 
 
-def _names_beside_private(effective: Effective, _: Manifest, __: Row) -> Found:
+def _names_beside_private(effective: Effective, _: Manifest, __: TargetRow) -> Found:
     if not effective.network.names:
         return None
     private = private_reach(effective)
     return tuple(str(block) for a, b in private for block in addresses.blocks(a, b)) or None
 
 
-def _implicit_calls(effective: Effective, _: Manifest, __: Row) -> Found:
+def _implicit_calls(effective: Effective, _: Manifest, __: TargetRow) -> Found:
     return tuple(sorted(target_table.implicit_calls() - effective.syscalls.names)) or None
 
 
@@ -151,12 +151,12 @@ def _implicit_calls(effective: Effective, _: Manifest, __: Row) -> Found:
 _HELD_CALLS = frozenset({"clone", "personality", "mknod", "mknodat"})
 
 
-def _ruled_calls(effective: Effective, _: Manifest, __: Row) -> Found:
+def _ruled_calls(effective: Effective, _: Manifest, __: TargetRow) -> Found:
     ruled = frozenset(data.arguments().rules) - _HELD_CALLS
     return tuple(sorted(ruled & (effective.syscalls.names | target_table.implicit_calls()))) or None
 
 
-def _python(_: Effective, manifest: Manifest, __: Row) -> Found:
+def _python(_: Effective, manifest: Manifest, __: TargetRow) -> Found:
     return () if manifest.agent.runtime == "python3" else None
 
 

@@ -18,7 +18,8 @@ from __future__ import annotations
 import hashlib
 import posixpath
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from policy import data, errors
 from policy.compile import oci
@@ -98,8 +99,7 @@ _EMPTY = f"ro,size=4K,mode=0755,{_SAFE}"
 _HIDDEN = ("+/sys", "+/dev/shm", "-+/dev/pts", "-+/dev/mqueue", "-+/dev/hugepages", "-+/dev/log")
 
 
-@dataclass(frozen=True, slots=True)
-class _Agent:
+class _Agent(Struct, frozen=True):
     """The names that everything of one agent has. ``id`` is that of its manifest, ``policy`` a digest."""
 
     name: str
@@ -216,9 +216,14 @@ def _root(
         yield "BindReadOnlyPaths", unit_quoting.bind(one.source, one.destination)
     store = f"{PACKAGES}/{package_digest}{'-x' if own else ''}"
     yield "BindReadOnlyPaths", unit_quoting.bind(store, WORKSPACE)
+    shown: dict[str, str] = {}
     for path in effective.filesystem.read.paths:
-        _check_path(path, binds, manifest, host)
-        yield "BindReadOnlyPaths", unit_quoting.bind(path, path)
+        # systemd makes no links in a root: what a link leads to is bound at both names.
+        for name in (path, _place(path, host)):
+            _check_path(name, path, binds, manifest, host)
+            shown[name] = _place(path, host)
+    for name, place in shown.items():
+        yield "BindReadOnlyPaths", unit_quoting.bind(place, name)
     scratch = effective.filesystem.mode != "read-only-package" and _limit(effective, "disk_mb")
     yield "TemporaryFileSystem", f"{SCRATCH}:" + (f"size={scratch}M,mode=1777,{_SAFE}" if scratch else _EMPTY)
     # MountAPIVFS= puts a tmpfs there that the agent could fill.
@@ -230,9 +235,13 @@ def _root(
         yield "ExecPaths", unit_quoting.rooted(path)
 
 
-def _check_path(path: str, binds: tuple[unit_root.Bind, ...], manifest: Manifest, host: HostFacts) -> None:
+def _place(path: str, host: HostFacts) -> str:
+    return host.granted[path].place if path in host.granted else path
+
+
+def _check_path(name: str, path: str, binds: tuple[unit_root.Bind, ...], manifest: Manifest, host: HostFacts) -> None:
     taken = [*RESERVED, "/run", *(one.destination for one in binds)]
-    meets = next((one for one in taken if _within(path, one) or _within(one, path)), None)
+    meets = next((one for one in taken if _within(name, one) or _within(one, name)), None)
     if meets is not None or path not in host.granted:
         why = f"collides with `{meets}` of the agent's root" if meets else "was not found on this host"
         raise errors.NotEnforceableError(

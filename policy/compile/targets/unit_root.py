@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from policy.host import Closure, ClosureFile
 
@@ -19,8 +20,7 @@ TREES = {"python3": "os.py"}
 _MOST_NAMES = 64  # of one file, through symlinks
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Bind:
+class Bind(Struct, frozen=True, order=True):
     """One read-only bind mount. ``runs``: code may be loaded or started from it."""
 
     destination: str

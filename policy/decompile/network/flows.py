@@ -15,8 +15,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec import Struct
+
 from policy.decompile.network import nft
-from policy.decompile.network.nft import Rule, Table
+from policy.decompile.network.nft import ReadRule, Table
 from policy.decompile.network.packets import ACCEPT, MAX_DEPTH, Outcome
 from policy.grants.sets import spans
 from policy.grants.sets.spans import Spans
@@ -29,8 +31,7 @@ POLICY: Final[Outcome] = ("policy", 0)
 _MAX_STEPS: Final = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class PacketKind(Struct, frozen=True):
     """All packets of a hook that agree in this. ``protocol`` is one of ``PROTOCOLS``, ``over`` as in ``Packet``."""
 
     hook: str
@@ -42,7 +43,7 @@ class Kind:
     uid: int | None = None
     over: bool = False
 
-    def matches(self, rule: Rule) -> bool:
+    def matches(self, rule: ReadRule) -> bool:
         """Whether the rule can match a packet of this kind, by everything but destination and port."""
         return (
             rule.iif in (None, self.iif)
@@ -83,8 +84,7 @@ class Step:
         return not self.sets and self.ports is None
 
 
-@dataclass(frozen=True, slots=True)
-class _Ends:
+class _Ends(Struct, frozen=True):
     """The result for all ports: those that are accepted, and the parts of the line that some of them passed."""
 
     by_outcome: Mapping[Outcome, Spans]
@@ -103,7 +103,7 @@ class Flow:
     _known: dict[frozenset[str], _Ends] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, table: Table, kind: Kind) -> Flow:
+    def of(cls, table: Table, kind: PacketKind) -> Flow:
         """Lay out the rules of the kind's hook.
 
         Raises:
@@ -123,7 +123,9 @@ class Flow:
                 flow._always.append(at)
         return flow
 
-    def _lay(self, table: Table, kind: Kind, chain: nft.Chain, held: tuple[str, ...], end: _Label, depth: int) -> None:
+    def _lay(
+        self, table: Table, kind: PacketKind, chain: nft.ReadChain, held: tuple[str, ...], end: _Label, depth: int
+    ) -> None:
         for rule in chain.rules:
             _known_device(kind, rule)
             if not kind.matches(rule) or rule.verdict.kind == "log":
@@ -253,7 +255,7 @@ class Flow:
         return self.policy == "accept"
 
 
-def _known_device(kind: Kind, rule: Rule) -> None:
+def _known_device(kind: PacketKind, rule: ReadRule) -> None:
     """nft takes a rule that asks for a device where there is none; such a rule says something else than it does."""
     if (rule.iif is not None and not kind.iif) or (rule.oif is not None and not kind.oif):
         raise nft.refuse(rule.line, f"hook {kind.hook} does not know this device")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
 
 from policy import errors
 from policy.decompile import documents
@@ -31,8 +33,7 @@ _DNS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Gates:
+class Gates(Struct, frozen=True):
     """``dns`` maps a pattern to its sets for IPv4 and IPv6; ``tls`` a pattern to the ports for a ClientHello with its
     name; ``addresses`` are (first, last, ports) for any ClientHello, on the line of policy.grants.sets.addresses.
 
@@ -41,8 +42,8 @@ class Gates:
 
     dns_port: int | None = None
     tls_port: int | None = None
-    dns: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
-    tls: Mapping[str, Spans] = field(default_factory=dict)
+    dns: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = msgspec.field(default_factory=dict)
+    tls: Mapping[str, Spans] = msgspec.field(default_factory=dict)
     addresses: tuple[tuple[int, int, Spans], ...] = ()
 
 

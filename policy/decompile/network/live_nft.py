@@ -14,8 +14,9 @@ import functools
 import ipaddress
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from policy.decompile.documents import closed, dumps, listed, refuse, shown
 from policy.decompile.network.nft import BASE_V6, FIREWALL, TABLE
@@ -28,17 +29,16 @@ _UNITS: Final = {"bytes": 1, "kbytes": 1 << 10, "mbytes": 1 << 20}
 _PRIORITIES: Final = {0: "filter", -100: "dstnat"}
 # nft takes their names from /etc/protocols, which a machine need not have.
 _PROTOCOLS: Final[Mapping[int | str, str]] = {6: "tcp", 17: "udp"}
-_COUNTER: Final = {"family": str, "name": str, "table": str, "handle": int, "packets": int, "bytes": int}
+COUNTER: Final = {"family": str, "name": str, "table": str, "handle": int, "packets": int, "bytes": int}
 _TYPES: Final = ("ipv4_addr", "ipv6_addr")
 # An answer lasts an hour at most, and its element ten seconds more (docs/adr/0025).
-_LONGEST_SECONDS: Final = 3610
+LONGEST_SECONDS: Final = 3610
 # What the kernel counts up, or gives out, by itself.
 _RESTLESS: Final = frozenset({"handle", "packets", "bytes"})
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(Struct, frozen=True):
     """``text`` is the table of the policy; ``others`` all other tables of the namespace, in one spelling."""
 
     text: bytes
@@ -127,7 +127,7 @@ def _text(own: list[tuple[str, dict[str, Any]]]) -> bytes:
         elif kind == "set":
             sets += _set(body)
         elif kind == "counter":
-            closed(body, LIVE, _COUNTER)
+            closed(body, LIVE, COUNTER)
             counters += [f"\tcounter {body['name']} {{", "\t}"]
         elif kind == "chain":
             chains[_string(body, "name")] = _chain(body)
@@ -191,7 +191,7 @@ def _answered(element: object, kind: str, where: str) -> None:
     if inner["timeout"] < 1:
         raise refuse(where, f"{shown(element)} never ends")
     # Before Linux 6.12 the kernel takes what is left for longer than the whole.
-    if max(inner["timeout"], inner.get("expires", 0)) > _LONGEST_SECONDS:
+    if max(inner["timeout"], inner.get("expires", 0)) > LONGEST_SECONDS:
         raise refuse(where, f"{shown(element)} stays for longer than any answer of a name")
     address = _address(inner["val"], kind, where)
     point = int(address) + (BASE_V6 if address.version == 6 else 0)

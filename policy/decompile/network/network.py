@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from policy import errors
 from policy.decompile import documents
@@ -32,8 +33,7 @@ MAX_RATE: Final = 18_000_000_000
 _ID = re.compile(r"g_[0-9a-f]{16}")
 
 
-@dataclass(frozen=True, slots=True)
-class Reached:
+class Reached(Struct, frozen=True):
     """The destinations, the mode that says which network stack the sandbox gets, and bytes a second each way.
 
     ``listed`` are the destinations as the index of network.json has them, which people are shown and nothing enforces.

@@ -12,8 +12,10 @@ import functools
 import ipaddress
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
 
 from policy import errors
 from policy.decompile.documents import shown
@@ -37,8 +39,7 @@ BASE: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Set:
+class ReadSet(Struct, frozen=True):
     """A set of addresses. A ``dynamic`` one is filled while the agent runs, from DNS answers; it has no elements here.
 
     ``spans`` lie on the line of policy.grants.sets.addresses.
@@ -50,8 +51,7 @@ class Set:
     spans: Spans
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class RuleVerdict(Struct, frozen=True):
     """accept, drop (which a reject is as well), return, jump, goto, redirect; with the chain or port it leads to.
 
     ``log`` is none: the packet is told of, and goes on with the next rule.
@@ -62,15 +62,14 @@ class Verdict:
     port: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class ReadRule(Struct, frozen=True):
     """One rule; a match that it does not have is None or False.
 
     ``addresses`` names the set that holds the destination, ``limit`` is in bytes a second.
     """
 
     line: int
-    verdict: Verdict
+    verdict: RuleVerdict
     iif: str | None = None
     oif: str | None = None
     family: Family | None = None
@@ -84,24 +83,22 @@ class Rule:
     counter: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class ReadChain(Struct, frozen=True):
     """A chain; ``policy`` is accept or drop for a base chain, empty for another."""
 
     name: str
-    rules: tuple[Rule, ...]
+    rules: tuple[ReadRule, ...]
     policy: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """Everything in the text. Names that rules use are there, and sets are of the family that a rule asks for."""
 
-    sets: Mapping[str, Set] = field(default_factory=dict)
-    chains: Mapping[str, Chain] = field(default_factory=dict)
+    sets: Mapping[str, ReadSet] = msgspec.field(default_factory=dict)
+    chains: Mapping[str, ReadChain] = msgspec.field(default_factory=dict)
     counters: frozenset[str] = frozenset()
 
-    def rules(self) -> Iterator[Rule]:
+    def rules(self) -> Iterator[ReadRule]:
         """Every rule of every chain."""
         for chain in self.chains.values():
             yield from chain.rules
@@ -141,8 +138,8 @@ class _Parser:
     def __init__(self, lines: list[str]) -> None:
         self._lines = lines
         self._at = 0
-        self._sets: dict[str, Set] = {}
-        self._chains: dict[str, Chain] = {}
+        self._sets: dict[str, ReadSet] = {}
+        self._chains: dict[str, ReadChain] = {}
         self._counters: set[str] = set()
 
     def table(self) -> Table:
@@ -195,14 +192,14 @@ class _Parser:
         if flags == "\t\tflags timeout":
             self._expect("\t\tsize 1024")
             self._expect("\t}")
-            self._sets[name] = Set(name, family, dynamic=True, spans=())
+            self._sets[name] = ReadSet(name, family, dynamic=True, spans=())
             return
         if flags != "\t\tflags interval":
             raise self._not_understood()
         elements = _ELEMENTS.fullmatch(self._next())
         if elements is None:
             raise self._not_understood()
-        self._sets[name] = Set(name, family, dynamic=False, spans=self._spans(elements[1], family))
+        self._sets[name] = ReadSet(name, family, dynamic=False, spans=self._spans(elements[1], family))
         self._expect("\t}")
 
     def _spans(self, text: str, family: Family) -> Spans:
@@ -218,7 +215,7 @@ class _Parser:
 
     def _chain(self, name: str) -> None:
         policy = ""
-        rules: list[Rule] = []
+        rules: list[ReadRule] = []
         base = BASE.get(name)
         if base is not None:
             head = _POLICY.fullmatch(self._next())
@@ -229,9 +226,9 @@ class _Parser:
             if not line.startswith("\t\t"):
                 raise self._not_understood()
             rules.append(rule(line[2:], self._at))
-        self._chains[name] = Chain(name, tuple(rules), policy)
+        self._chains[name] = ReadChain(name, tuple(rules), policy)
 
-    def _names(self, one: Rule) -> None:
+    def _names(self, one: ReadRule) -> None:
         """Hold the names in a rule to things that are there."""
         missing = [
             name
@@ -273,7 +270,7 @@ def _daddr(match: re.Match[str], line: int) -> dict[str, object]:
 
 _NAME = r"[a-z][a-z0-9_]{0,63}"
 _PORTS = r"\{ ([0-9]{1,5}(?:-[0-9]{1,5})?(?:, [0-9]{1,5}(?:-[0-9]{1,5})?)*) \}"
-# Each match with the fields of ``Rule`` that it sets; a doubled field is refused.
+# Each match with the fields of ``ReadRule`` that it sets; a doubled field is refused.
 _MATCHES: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str], int], dict[str, object]]], ...]] = (
     (re.compile(r'iifname "([a-z][a-z0-9]{0,14})" '), lambda m, line: {"iif": m[1]}),
     (re.compile(r'oifname "([a-z][a-z0-9]{0,14})" '), lambda m, line: {"oif": m[1]}),
@@ -297,30 +294,30 @@ _MATCHES: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str], int], dict
 # spelling that there is, and it has no other match.
 LOG: Final = "limit rate 64/second burst 128 packets log group 27 snaplen 128"
 # nft puts `meta l4proto tcp` before it: any other packet goes on with the next rule.
-_TCP_RESET: Final = Verdict("drop")
+_TCP_RESET: Final = RuleVerdict("drop")
 _COUNTER = re.compile(rf'counter name "({_NAME})" ')
-_VERDICTS: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str], int], Verdict]], ...]] = (
-    (re.compile(r"accept"), lambda m, line: Verdict("accept")),
-    (re.compile(r"drop"), lambda m, line: Verdict("drop")),
-    (re.compile(r"return"), lambda m, line: Verdict("return")),
-    (re.compile(rf"(goto|jump) ({_NAME})"), lambda m, line: Verdict(m[1], chain=m[2])),
+_VERDICTS: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str], int], RuleVerdict]], ...]] = (
+    (re.compile(r"accept"), lambda m, line: RuleVerdict("accept")),
+    (re.compile(r"drop"), lambda m, line: RuleVerdict("drop")),
+    (re.compile(r"return"), lambda m, line: RuleVerdict("return")),
+    (re.compile(rf"(goto|jump) ({_NAME})"), lambda m, line: RuleVerdict(m[1], chain=m[2])),
     (re.compile(r"reject with tcp reset"), lambda m, line: _TCP_RESET),
-    (re.compile(r"reject with icmpx port-unreachable"), lambda m, line: Verdict("drop")),
+    (re.compile(r"reject with icmpx port-unreachable"), lambda m, line: RuleVerdict("drop")),
     (
         re.compile(r"redirect to :([0-9]{1,5})"),
-        lambda m, line: Verdict("redirect", port=_bounded(m[1], line, 65535, least=1)),
+        lambda m, line: RuleVerdict("redirect", port=_bounded(m[1], line, 65535, least=1)),
     ),
 )
 
 
-def rule(text: str, line: int) -> Rule:
+def rule(text: str, line: int) -> ReadRule:
     """One rule: matches, a counter, a verdict.
 
     Raises:
         errors.ArtefactError: any other text, or two matches on one thing.
     """
     if text == LOG:
-        return Rule(line, Verdict("log"))
+        return ReadRule(line, RuleVerdict("log"))
     fields: dict[str, object] = {}
     at = 0
     while at < len(text):
@@ -344,7 +341,7 @@ def rule(text: str, line: int) -> Rule:
     raise refuse(line, f"{shown(text)} is not understood")
 
 
-def _rule(fields: dict[str, object], verdict: Verdict, line: int) -> Rule:
+def _rule(fields: dict[str, object], verdict: RuleVerdict, line: int) -> ReadRule:
     """The rule of these fields; a match on ports is one on their protocol as well, and so is a reset."""
     dport = fields.pop("dport", None)
     if dport is not None and fields.setdefault("protocol", dport) != dport:
@@ -354,7 +351,7 @@ def _rule(fields: dict[str, object], verdict: Verdict, line: int) -> Rule:
     if "limit" in fields and verdict.kind != "drop":
         # Each limit counts what comes to it alone, so two are not exceeded at once: it may take, and never give.
         raise refuse(line, "a limit that does anything but drop")
-    return Rule(line, verdict, **fields)  # type: ignore[arg-type]
+    return ReadRule(line, verdict, **fields)  # type: ignore[arg-type]
 
 
 def _bounded(text: str, line: int, most: int, *, least: int = 0) -> int:

@@ -6,18 +6,18 @@ Slow and plain on purpose. It is what policy.decompile.network.flows, which read
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from msgspec import Struct
+
 from policy.decompile.network import nft
-from policy.decompile.network.nft import Rule, Table
+from policy.decompile.network.nft import ReadRule, Table
 
 # Chains call one another; the kernel follows 16 calls.
 MAX_DEPTH: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Packet:
+class Packet(Struct, frozen=True):
     """One packet at one hook.
 
     ``point`` is the destination on the line of policy.grants.sets.addresses; ``protocol`` is tcp, udp or another word;
@@ -54,7 +54,7 @@ def verdict(table: Table, hook: str, packet: Packet) -> Outcome:
     return _run(table, chain, packet, 0) or (chain.policy, 0)
 
 
-def _run(table: Table, chain: nft.Chain, packet: Packet, depth: int) -> Outcome | None:
+def _run(table: Table, chain: nft.ReadChain, packet: Packet, depth: int) -> Outcome | None:
     """The outcome of a chain, None when it lets the caller go on."""
     for rule in chain.rules:
         if not _matches(table, rule, packet):
@@ -75,7 +75,7 @@ def _run(table: Table, chain: nft.Chain, packet: Packet, depth: int) -> Outcome 
     return None
 
 
-def _matches(table: Table, rule: Rule, packet: Packet) -> bool:
+def _matches(table: Table, rule: ReadRule, packet: Packet) -> bool:
     return (
         rule.iif in (None, packet.iif)
         and rule.oif in (None, packet.oif)
@@ -89,7 +89,7 @@ def _matches(table: Table, rule: Rule, packet: Packet) -> bool:
     )
 
 
-def _holds(one: nft.Set, packet: Packet) -> bool:
+def _holds(one: nft.ReadSet, packet: Packet) -> bool:
     if one.dynamic:
         return one.name in packet.held and (packet.point >= nft.BASE_V6) == (one.family == 6)
     return any(low <= packet.point <= high for low, high in one.spans)

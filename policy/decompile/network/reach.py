@@ -15,10 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from msgspec import Struct
+
 from policy import errors
 from policy.decompile.documents import shown
 from policy.decompile.network import flows
-from policy.decompile.network.flows import ALL, Flow, Kind
+from policy.decompile.network.flows import ALL, Flow, PacketKind
 from policy.decompile.network.gates import GATES, Gates
 from policy.decompile.network.nft import BASE, FIREWALL, NEIGHBOUR, Table
 from policy.decompile.network.packets import ACCEPT
@@ -43,8 +45,7 @@ def refuse(message: str, *, line: int | None = None, where: str = FIREWALL) -> e
     return errors.ArtefactError(message, where=f"{where}:{line}" if line else where)
 
 
-@dataclass(frozen=True, slots=True)
-class Raw:
+class Raw(Struct, frozen=True):
     """The ports of one destination: forwarded, or redirected to the TLS gate and allowed for it."""
 
     tcp: Spans
@@ -63,11 +64,11 @@ class Gateway:
 
     table: Table
     gates: Gates
-    _flows: dict[Kind, Flow] = field(default_factory=dict)
+    _flows: dict[PacketKind, Flow] = field(default_factory=dict)
     _raw: dict[frozenset[str], Raw] = field(default_factory=dict)
     _places: dict[frozenset[str], tuple[tuple[Flow, tuple[int, ...]], ...]] = field(default_factory=dict)
 
-    def flow(self, kind: Kind) -> Flow:
+    def flow(self, kind: PacketKind) -> Flow:
         """The rules for one kind of packet."""
         found = self._flows.get(kind)
         if found is None:
@@ -113,21 +114,21 @@ class Gateway:
             raise refuse(f"the rules name {len(named)} devices or users, of which a gateway has a few")
         return sorted(named)
 
-    def _new(self) -> Iterator[Kind]:
+    def _new(self) -> Iterator[PacketKind]:
         """Every kind of first packet that no grant ever stands for."""
         devices = self._devices()
         for protocol in flows.PROTOCOLS:
             for iif in devices:
                 for oif in devices:
                     if (iif, oif) != (AGENT, UPLINK) or protocol not in ("tcp", "udp"):
-                        yield Kind("forward", protocol, iif=iif, oif=oif)
+                        yield PacketKind("forward", protocol, iif=iif, oif=oif)
                 if protocol != NEIGHBOUR and (iif != AGENT or protocol == "other"):
-                    yield Kind("input", protocol, iif=iif)
-                    yield Kind("input", protocol, iif=iif, dnat=True)
+                    yield PacketKind("input", protocol, iif=iif)
+                    yield PacketKind("input", protocol, iif=iif, dnat=True)
             for oif in devices:
                 for uid in self._uids():
                     if protocol != NEIGHBOUR and (oif, uid, protocol) != (UPLINK, GATE_UID, "tcp"):
-                        yield Kind("output", protocol, oif=oif, uid=uid)
+                        yield PacketKind("output", protocol, oif=oif, uid=uid)
 
     def _closed_elsewhere(self) -> None:
         for kind in self._new():
@@ -159,7 +160,7 @@ class Gateway:
             ("tcp", True, spans.union(dns, tls)),
             ("udp", True, dns),
         ):
-            flow = self.flow(Kind("input", protocol, iif=AGENT, dnat=dnat))
+            flow = self.flow(PacketKind("input", protocol, iif=AGENT, dnat=dnat))
             if any(step.sets for step in flow.steps):
                 raise refuse("hook input asks for destinations, which are the gateway itself")
             if spans.minus(flow.accepted(frozenset()), allowed):
@@ -168,12 +169,16 @@ class Gateway:
     def _answers(self) -> None:
         """Answers come back: without them a grant would be a dead letter."""
         ways = (
-            *(Kind("forward", p, iif=i, oif=o) for i, o in ((AGENT, UPLINK), (UPLINK, AGENT)) for p in ("tcp", "udp")),
-            *(Kind("input", p, iif=i) for i in (AGENT, UPLINK) for p in ("tcp", "udp")),
-            *(Kind("output", p, oif=o, uid=GATE_UID) for o in (AGENT, UPLINK) for p in ("tcp", "udp")),
+            *(
+                PacketKind("forward", p, iif=i, oif=o)
+                for i, o in ((AGENT, UPLINK), (UPLINK, AGENT))
+                for p in ("tcp", "udp")
+            ),
+            *(PacketKind("input", p, iif=i) for i in (AGENT, UPLINK) for p in ("tcp", "udp")),
+            *(PacketKind("output", p, oif=o, uid=GATE_UID) for o in (AGENT, UPLINK) for p in ("tcp", "udp")),
         )
         for way in ways:
-            kind = Kind(way.hook, way.protocol, way.iif, way.oif, established=True, uid=way.uid)
+            kind = PacketKind(way.hook, way.protocol, way.iif, way.oif, established=True, uid=way.uid)
             flow = self.flow(kind)
             if not flow.open():
                 raise refuse(f"hook {kind.hook} drops the packets of connections that were allowed")
@@ -195,19 +200,19 @@ class Gateway:
             found.append(frozenset(lines))
         return found[0], found[1]
 
-    def _limited(self, *, up: bool) -> Iterator[Kind]:
+    def _limited(self, *, up: bool) -> Iterator[PacketKind]:
         """Every kind of packet that counts for a direction: forwarded, and to or from the gates."""
         iif, oif = (AGENT, UPLINK) if up else (UPLINK, AGENT)
         for protocol in flows.PROTOCOLS:
             for established in (False, True):
-                yield Kind("forward", protocol, iif=iif, oif=oif, established=established, over=True)
+                yield PacketKind("forward", protocol, iif=iif, oif=oif, established=established, over=True)
                 if up:
                     for dnat in (False, True):  # what was brought to the TLS gate counts as what is forwarded
-                        yield Kind("input", protocol, iif=AGENT, established=established, dnat=dnat, over=True)
+                        yield PacketKind("input", protocol, iif=AGENT, established=established, dnat=dnat, over=True)
                 else:
                     # For any answer: the resolver has another uid than the TLS gate.
                     for uid in self._uids():
-                        yield Kind("output", protocol, oif=AGENT, established=established, uid=uid, over=True)
+                        yield PacketKind("output", protocol, oif=AGENT, established=established, uid=uid, over=True)
 
     def _is_limit(self, line: int) -> bool:
         return any(rule.line == line and rule.limit is not None for rule in self.table.rules())
@@ -350,12 +355,14 @@ class Gateway:
 
     @functools.cached_property
     def _ways(self) -> _Ways:
-        first = {p: self.flow(Kind("prerouting", p, iif=AGENT)) for p in ("tcp", "udp")}
-        dnat = self.flow(Kind("input", "tcp", iif=AGENT, dnat=True)).accepted(frozenset())
+        first = {p: self.flow(PacketKind("prerouting", p, iif=AGENT)) for p in ("tcp", "udp")}
+        dnat = self.flow(PacketKind("input", "tcp", iif=AGENT, dnat=True)).accepted(frozenset())
         # The resolver has the gateway's own address, which is in no set.
         asked = {
             _holds(
-                spans.meet(self.flow(Kind("input", p, iif=AGENT)).accepted(frozenset()), flow.accepted(frozenset())),
+                spans.meet(
+                    self.flow(PacketKind("input", p, iif=AGENT)).accepted(frozenset()), flow.accepted(frozenset())
+                ),
                 self.gates.dns_port,
             )
             for p, flow in first.items()
@@ -364,8 +371,8 @@ class Gateway:
             raise refuse("the DNS gate can be asked by one of tcp and udp alone")
         return _Ways(
             first,
-            {p: self.flow(Kind("forward", p, iif=AGENT, oif=UPLINK)) for p in ("tcp", "udp")},
-            self.flow(Kind("output", "tcp", oif=UPLINK, uid=GATE_UID)),
+            {p: self.flow(PacketKind("forward", p, iif=AGENT, oif=UPLINK)) for p in ("tcp", "udp")},
+            self.flow(PacketKind("output", "tcp", oif=UPLINK, uid=GATE_UID)),
             spans.join(
                 span
                 for step in first["tcp"].steps
@@ -377,8 +384,7 @@ class Gateway:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Ways:
+class _Ways(Struct, frozen=True):
     """The rules on the way of an agent's packet, by protocol, and whether the gates can be reached at all."""
 
     first: Mapping[str, Flow]

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Literal, Self
+
+from msgspec import Struct
 
 from policy.grants.sets import spans
 from policy.grants.sets.spans import Spans
@@ -16,8 +17,7 @@ PROTOCOLS: tuple[Protocol, ...] = ("tcp", "tls", "udp")
 ALL_PORTS: Spans = ((1, 65535),)
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(Struct, frozen=True):
     """Ports by protocol; ``tls`` holds only ports that are not in ``tcp``."""
 
     tcp: Spans = ()

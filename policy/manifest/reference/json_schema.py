@@ -35,7 +35,7 @@ class _Style:
     whole: bool
 
 
-_TOML, _JSON, _WIRE = _Style(null=False, whole=False), _Style(null=True, whole=False), _Style(null=True, whole=True)
+TOML, _JSON, _WIRE = _Style(null=False, whole=False), _Style(null=True, whole=False), _Style(null=True, whole=True)
 _TYPES = {str: "string", int: "integer", bool: "boolean"}
 # annotated-types' words and pydantic's, in JSON Schema's; the last two for arrays.
 _BOUNDS = {"ge": "minimum", "le": "maximum", "pattern": "pattern", "min_length": "minItems", "max_length": "maxItems"}
@@ -52,7 +52,7 @@ def for_agent() -> dict[str, Any]:
     Raises:
         LookupError: a check of the models stands in no table of ``shapes``.
     """
-    sections = {name: _field(info, style=_TOML) for name, info in agent.Manifest.model_fields.items()}
+    sections = {name: _field(info, style=TOML) for name, info in agent.Manifest.model_fields.items()}
     return {
         "$schema": DIALECT,
         "$id": f"{_ID}agent.schema.json",

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 from pydantic_core import PydanticCustomError
 
 from policy import errors, package
@@ -61,8 +62,7 @@ class Finding:
         return {"code": self.code, "message": self.message, "hint": self.hint or None, "where": self.where}
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
+class _Case(Struct, frozen=True):
     read: package.Package
     manifest: Manifest
     tools: ToolManifest

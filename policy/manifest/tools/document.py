@@ -285,7 +285,7 @@ class ToolManifest(fields.Section):
         return self.agent.removeprefix(DID)
 
     @cached_property
-    def places(self) -> json_places.Scan:
+    def places(self) -> json_places.JsonScan:
         """Where things stand in the file; scanned when first asked for."""
         return json_places.scan(self._document)
 

@@ -38,7 +38,7 @@ def load(raw: bytes, file: str, *, max_bytes: int, nesting: int) -> dict[str, An
     """
     try:
         document = strict_json.loads(raw, max_bytes=max_bytes)
-    except strict_json.MalformedError as e:
+    except strict_json.MalformedJsonError as e:
         raise errors.ToolsError(f"`{file}` is {e}", hint=_mend(str(e)), where=_malformed(raw, str(e), file)) from None
     if not isinstance(document, dict):
         raise errors.ToolsError(f"`{file}` is {_shown(document)}, not an object", where=f"{file}:1:1")
@@ -79,7 +79,7 @@ def _inner(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def point(places: json_places.Scan, path: lines.Path, *, key: bool, file: str) -> str:
+def point(places: json_places.JsonScan, path: lines.Path, *, key: bool, file: str) -> str:
     """``FILE:LINE:COLUMN`` of a value or its key."""
     place = places.place(path, key=key)
     return f"{file}:{place.line}:{place.column}"

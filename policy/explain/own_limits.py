@@ -1,0 +1,78 @@
+"""The agent's own limits as a document that it can read: /run/covenant/policy.json of its root (ADR 0075).
+
+It holds what the manifest grants, and no more of the host than that: no digest of a host file that the manifest does
+not name, no path of the supervisor, no address of the gateway, no value of a secret and no environment variable.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+from policy.compile import mounts
+from policy.grants.effective import Effective
+from policy.manifest.agent import Manifest
+
+POLICY: Final = "policy.json"
+DENIALS: Final = "denials.jsonl"
+VERSION: Final = 1
+# The most bytes of the document. Longer lists are cut, and `cut` says how many items are missing.
+MAX_BYTES: Final = 262_144
+_GRANTS: Final = ("filesystem", "network", "syscalls", "executables", "credentials", "skills", "spawning")
+
+
+def document(effective: Effective, manifest: Manifest) -> dict[str, Any]:
+    """Return the whole document: the agent, its grants, its limits, and the services that answer it.
+
+    ``effective`` are the grants of this run, of which a parent may have taken some.
+    """
+    whole = effective.canonical()
+    limits = {**whole["resources"], **whole["lifetime"], "dev_shm_mb": mounts.shared_mb(effective, manifest)}
+    return {
+        "version": VERSION,
+        "agent": {"id": manifest.agent.id, "version": manifest.agent.version, "role": manifest.agent.role},
+        "grants": {name: whole[name] for name in _GRANTS},
+        "limits": limits,
+        "services": list(_services(effective, manifest)),
+        "denials": f"{mounts.OWN_LIMITS}/{DENIALS}",
+    }
+
+
+def encoded(effective: Effective, manifest: Manifest) -> bytes:
+    """Return the document as JSON of at most ``MAX_BYTES``, with its longest lists cut where it would be longer."""
+    whole = document(effective, manifest)
+    raw, most = _json(whole), MAX_BYTES
+    while len(raw) > MAX_BYTES:
+        # Every list is cut to the same length: the short ones stay whole.
+        most //= 2
+        cut: dict[str, int] = {}
+        raw = _json({**{name: _cut(part, name, most, cut) for name, part in whole.items()}, "cut": cut})
+    return raw
+
+
+def _services(effective: Effective, manifest: Manifest) -> Iterator[dict[str, Any]]:
+    asked = [
+        *(["spawn"] if effective.spawning.allowed else []),
+        *(["credential"] if effective.credentials.listing() else []),
+    ]
+    if asked:
+        yield {"name": "broker", "at": "descriptor 3", "kinds": asked}
+    if mounts.as_files(effective, manifest):
+        yield {"name": "credentials", "at": mounts.CREDENTIALS, "kinds": ["file"]}
+    if effective.network.names:
+        yield {"name": "names", "at": mounts.RESOLVER, "kinds": ["A", "AAAA", "HTTPS"]}
+
+
+def _cut(value: Any, place: str, most: int, cut: dict[str, int]) -> Any:
+    if isinstance(value, dict):
+        return {name: _cut(part, f"{place}.{name}", most, cut) for name, part in value.items()}
+    if not isinstance(value, list) or all(type(one) is int for one in value):  # a range of ports is no list
+        return value
+    if len(value) > most:
+        cut[place] = cut.get(place, 0) + len(value) - most
+    return [_cut(one, place, most, cut) for one in value[:most]]
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, sort_keys=True, indent=1).encode() + b"\n"

@@ -1,0 +1,69 @@
+"""The manifest that an author has after writing the lines of a suggestion.
+
+Suggestions are judged by this manifest and not by the lines alone: what a line means depends on what stands beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from policy.manifest import parse
+from policy.manifest.agent import Manifest
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def amended(manifest: Manifest, lines: Sequence[str]) -> Manifest:
+    """Return the manifest with the lines in it: a list or a table gets more items, another value is replaced.
+
+    Raises:
+        errors.ManifestError: Raised when the lines and the manifest contradict each other.
+    """
+    return parse.parse(document(manifest.source.text, lines).encode(), file=manifest.source.file)
+
+
+def document(text: str, lines: Sequence[str]) -> str:
+    """Return the text of agent.toml with the lines in it, without its comments and without unknown sections."""
+    known = {name: value for name, value in tomllib.loads(text).items() if name in Manifest.model_fields}
+    return "\n".join((*_table(_joined(known, tomllib.loads("\n".join(lines))), ()), ""))
+
+
+def _joined(old: Any, new: Any) -> Any:
+    if isinstance(old, dict) and isinstance(new, dict):
+        return {**old, **{name: _joined(old[name], value) if name in old else value for name, value in new.items()}}
+    if isinstance(old, list) and isinstance(new, list):
+        return [*old, *(one for one in new if one not in old)]
+    return new
+
+
+def _table(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+    within = {name: value for name, value in table.items() if isinstance(value, dict)}
+    rows = {name: value for name, value in table.items() if _is_rows(value)}
+    for name, value in table.items():
+        if name not in within and name not in rows:
+            yield f"{_key(name)} = {_value(value)}"
+    for name, value in within.items():
+        yield f"[{'.'.join(map(_key, (*path, name)))}]"
+        yield from _table(value, (*path, name))
+    for name, value in rows.items():
+        for row in value:
+            yield f"[[{'.'.join(map(_key, (*path, name)))}]]"
+            yield from _table(row, (*path, name))
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else json.dumps(name)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
