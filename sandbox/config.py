@@ -68,7 +68,7 @@ class VaultSettings(pydantic.BaseModel):
 
 
 SYSTEM_FILE = Path("/etc/covenant/config.toml")
-_MAX_BYTES = 64 * 1024
+MAX_BYTES = 64 * 1024
 _MAX_HOPS = 40
 # What nft and /proc take as one name (IFNAMSIZ), and no name of a gateway's own devices.
 _DEVICE = re.compile(r"(?!cv-|lo$)[A-Za-z0-9_][A-Za-z0-9._-]{0,14}")
@@ -280,11 +280,11 @@ def _read(path: Path) -> bytes | None:
                 hint=f"chown root {path}; chmod 0600 {path}",
                 where=str(path),
             )
-        raw = os.read(fd, _MAX_BYTES + 1)
+        raw = os.read(fd, MAX_BYTES + 1)
     finally:
         os.close(fd)
-    if len(raw) > _MAX_BYTES:
-        raise errors.ConfigError(f"configuration is larger than {_MAX_BYTES} bytes", where=str(path))
+    if len(raw) > MAX_BYTES:
+        raise errors.ConfigError(f"configuration is larger than {MAX_BYTES} bytes", where=str(path))
     return raw
 
 

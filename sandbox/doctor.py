@@ -14,17 +14,18 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, structs
 
 from policy import core_dumps, errors
 from policy.host import RunscFacts
 from sandbox import doctor_network, progress
 from sandbox.config import Config, trusted_binary
+from sandbox.host import erofs_roots, runsc_probe
 from sandbox.host import facts as host_facts
-from sandbox.host import runsc_probe
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.fs import landlock
 from sandbox.kernel.proc import launch, launcher, spawn
@@ -53,8 +54,7 @@ class Status(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Struct, frozen=True):
     """One line of the report. ``required`` checks must not be missing or unknown for linux-gvisor to be enforced."""
 
     name: str
@@ -65,8 +65,7 @@ class Check:
     required: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Struct, frozen=True):
     """All checks of one host, in the order in which they were made."""
 
     checks: tuple[Check, ...]
@@ -81,12 +80,11 @@ class Report:
         return {
             "kind": "doctor",
             "enforceable": self.enforceable,
-            "checks": [asdict(c) for c in self.checks],
+            "checks": [structs.asdict(c) for c in self.checks],
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """Result of one check: the status, the finding, and the fix if it is not ok."""
 
     status: Status
@@ -102,9 +100,9 @@ def _ok(found: str) -> Finding:
 
 
 def examine(config: Config, *, deadline_seconds: float) -> Report:
-    """Make every check. ``deadline_seconds`` limits each of the three starts of a sandbox."""
+    """Make every check. ``deadline_seconds`` limits each start of a sandbox, of which there are six at most."""
     done: list[Check] = []
-    for name, required, enforces, look in _TABLE:
+    for name, required, enforces, look in TABLE:
         try:
             with progress.step(f"checking {name}"):
                 finding = look(config, deadline_seconds)
@@ -221,6 +219,21 @@ def _tool(name: str, package: str) -> Callable[[Config, float], Finding]:
             return Finding(Status.MISSING, e.message, e.hint or f"apt-get install {package}")
 
     return look
+
+
+def _erofs(config: Config, deadline: float) -> Finding:
+    program, slower = erofs_roots.program(), "a root of layers is a directory, and starts more slowly"
+    if program is None:
+        return Finding(Status.DEGRADED, f"no mkfs.erofs: {slower}", f"apt-get install {erofs_roots.PACKAGE}")
+    if os.geteuid() != 0:
+        return Finding(Status.UNKNOWN, f"{program}, not probed: needs root", "run covenant doctor as root")
+    runsc = _runsc_or_none(config)
+    if runsc is None:
+        return Finding(Status.UNKNOWN, f"{program}, not probed: no usable runsc", INSTALL_RUNSC)
+    fault = erofs_roots.fault(config, runsc, os.uname().release, program, deadline_seconds=deadline)
+    if fault:
+        return Finding(Status.DEGRADED, f"{fault}: {slower}", INSTALL_RUNSC)
+    return _ok(f"{program}; a sandbox starts from one file")
 
 
 def _of_network(look: Callable[[Config, RunscFacts | None, float], doctor_network.Look]) -> Look:
@@ -369,7 +382,7 @@ def _runsc_or_none(config: Config) -> RunscFacts | None:
 
 
 # name, required for linux-gvisor, what it enforces, how to look
-_TABLE: tuple[tuple[str, bool, str, Callable[[Config, float], Finding]], ...] = (
+TABLE: tuple[tuple[str, bool, str, Callable[[Config, float], Finding]], ...] = (
     ("root", True, "cgroups, mounts and uids of runs", _root),
     ("machine", True, "system call filters, and that only granted executables start", _machine),
     ("kernel", True, "mount flags of granted paths (mount_setattr)", _kernel),
@@ -385,6 +398,7 @@ _TABLE: tuple[tuple[str, bool, str, Callable[[Config, float], Finding]], ...] = 
     ("loader", False, "permissions.executables: ld.so starts no other file", _loader),
     ("network", False, "resources.network", _of_network(doctor_network.way)),
     ("uplink", False, "network modes other than off", _of_network(doctor_network.interface)),
+    ("netlink", False, "covenant attest of a run with a network", _of_network(doctor_network.readers)),
     ("resolvers", False, "permissions.network by name", _of_network(doctor_network.names)),
     (
         "other firewalls",
@@ -400,6 +414,7 @@ _TABLE: tuple[tuple[str, bool, str, Callable[[Config, float], Finding]], ...] = 
     ("processor time", False, "cpu_time_ms", _cpu_time),
     ("self-test", False, "that what a policy forbids is refused, by trying it", _self_test),
     ("vault", False, "permissions.credentials", _vault),
+    ("erofs", False, "nothing: how quickly a root of layers is started", _erofs),
     ("starter", False, "nothing: how quickly runsc is started", _starter),
     ("core dumps", False, "that the memory of a run that crashes stays with it", _core_dumps),
     ("landlock", False, "nothing yet: for information", _landlock),

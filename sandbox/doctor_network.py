@@ -15,7 +15,7 @@ from policy.host import RunscFacts
 from sandbox.config import Config, trusted_binary
 from sandbox.host import facts as host_facts
 from sandbox.host import runsc_network
-from sandbox.kernel.net import nft
+from sandbox.kernel.net import nft, second_reader
 from sandbox.network import addresses, resolvers, uplink
 
 OK: Final = "ok"
@@ -30,6 +30,10 @@ _WORDS: Final = {
     "host": "--network=host in the agent's namespace, by runsc_network of config.toml: the host kernel's stack and not "
     "gVisor's own makes agents' packets; the gateway's rules are the same",
 }
+_READERS_MEND: Final = (
+    "install the pyroute2 that the lock of this version names; where they still differ, runs with a network cannot be "
+    "attested on this kernel"
+)
 _AS_ROOT: Final = "run covenant doctor as root"
 # nft does not list legacy iptables rules.
 _LEGACY: Final = ("/proc/net/ip_tables_names", "/proc/net/ip6_tables_names")
@@ -82,6 +86,18 @@ def interface(config: Config, facts: RunscFacts | None, deadline_seconds: float)
         return DEGRADED, f"{config.uplink} {four}; IPv6 cannot be forwarded for one interface alone, so none is", mend
     six = "IPv6 already" if before.ipv6 else "IPv6 likewise"
     return OK, f"{config.uplink} {four}, {six}; {uplink.reserved()}", ""
+
+
+def readers(config: Config, facts: RunscFacts | None, deadline_seconds: float) -> Look:
+    """Compare our reader of netlink, by which runs are attested, with pyroute2 on this machine's own network.
+
+    Raises:
+        errors.KernelError: Raised when the kernel does not answer, or the network never stands still.
+    """
+    found = second_reader.differences()
+    if found:
+        return DEGRADED, f"our reader of netlink and pyroute2 differ: {found[0]}", _READERS_MEND
+    return OK, "our reader of netlink and pyroute2 read the same here", ""
 
 
 def names(config: Config, facts: RunscFacts | None, deadline_seconds: float) -> Look:

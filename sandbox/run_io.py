@@ -5,15 +5,26 @@ The runners, the watchers of a run and the writers of its end share these names.
 
 from __future__ import annotations
 
+import contextlib
+import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from policy import contract, errors
+import msgspec
+from msgspec import Struct
+
+from policy import contract, denials, errors
+
+if TYPE_CHECKING:
+    from policy.prove import live  # heavy, and only a type here: a client of the supervisor imports this module
+
+# A new size of a terminal: rows and columns.
+RESIZE: Final = struct.Struct(">HH")
+# What a caller sends over ``CallerStreams.line`` before it leaves a terminal that is to go on.
+DETACH: Final = b"d"
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """Limits of one exchange in seconds, and the name of the one that bounds the task.
 
     ``task_seconds`` runs from the moment the intent line is written to an agent that has started.
@@ -33,8 +44,7 @@ Outcome = errors.RunError | None
 Watches = Mapping[int, Callable[[], Outcome]]
 
 
-@dataclass(frozen=True, slots=True)
-class PeriodicCheck:
+class PeriodicCheck(Struct, frozen=True):
     """A check that runs periodically while the run lasts.
 
     ``wait`` returns after each look the seconds until the next, where they vary. ``at_start`` adds one look after the
@@ -47,8 +57,7 @@ class PeriodicCheck:
     at_start: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class IntentDelivery:
+class IntentDelivery(Struct, frozen=True):
     """Deliver an intent to an agent that waited: the line, its limits, and the descriptors that may end it.
 
     ``release`` thaws the agent. It is called last: until its intent is in the pipe the agent must stay silent.
@@ -56,7 +65,7 @@ class IntentDelivery:
 
     intent: bytes
     limits: Limits
-    watches: Mapping[int, Callable[[], Outcome]] = field(default_factory=dict)
+    watches: Mapping[int, Callable[[], Outcome]] = msgspec.field(default_factory=dict)
     release: Callable[[], None] = lambda: None
 
 
@@ -85,17 +94,67 @@ class DeferredIntent(Protocol):
         """Return the intent. An error ends the child; None continues the wait."""
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerIO:
+class RunObserver(Protocol):
+    """Takes the events of one run. An event that cannot be written raises, and then the act does not happen."""
+
+    def denied(self, denial: denials.Denial, *, count: int = 1) -> None:
+        """Record that something was refused to the agent ``count`` times."""
+
+    def drifted(self, layer: live.Layer) -> None:
+        """Record that a layer of the confinement was changed."""
+
+    def starting(self) -> None:
+        """Record that the agent is about to be given its intent."""
+
+    def ending(self, error: errors.RunError) -> None:
+        """Record that the run is about to be ended with ``error``."""
+
+
+class Freezer(Protocol):
+    """The processes of a sandbox that can be frozen (kernel.cgroup.cgroup.Leaf)."""
+
+    @property
+    def freezable(self) -> bool:
+        """Whether this machine can freeze them."""
+
+    def pids(self) -> Sequence[int]:
+        """Return the processes that are left."""
+
+    def freeze(self, *, allow_thaw: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        """Freeze them. Where that fails they go on, inside ``allow_thaw``."""
+
+    def frozen(self) -> bool:
+        """Whether every thread is frozen."""
+
+    def thaw(self) -> None:
+        """Let them go on."""
+
+
+class SandboxHandle(Protocol):
+    """Control a started sandbox from outside."""
+
+    @property
+    def freezer(self) -> Freezer | None:
+        """Return the freezer, None for a sandbox without a cgroup."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the agent."""
+
+    def kill(self) -> None:
+        """Kill every process."""
+
+    def out_of_memory(self) -> bool:
+        """Whether the kernel killed a process for memory."""
+
+
+class ContainerIO(Struct, frozen=True):
     """A started child as the exchange uses it. The caller owns the descriptors and closes them.
 
-    ``stdin``, ``stdout`` and ``stderr`` are the supervisor's ends. ``pidfd`` becomes readable at the exit. ``started``
-    becomes readable when the agent's first process runs; ``has_started()`` then consumes the event and says whether it
-    was the right one. ``terminate`` sends SIGTERM, and ``kill`` kills everything. ``out_of_memory`` says whether the
-    kernel killed a process of the child for memory. ``watches`` maps descriptors of the run's helpers (gateway,
-    denials) to handlers, and ``rounds`` are periodic checks. Neither may block. ``giving`` is called before the agent
-    is given its intent, and ``ending`` before we end the run. If either cannot write its event, the act does not
-    happen.
+    - ``stdin``, ``stdout`` and ``stderr`` are the supervisor's ends. ``pidfd`` becomes readable at the exit.
+    - ``started`` becomes readable when the agent's first process runs; ``has_started()`` then consumes the event and
+      says whether it was the right one.
+    - ``watches`` maps descriptors of the run's helpers (gateway, denials) to handlers, and ``rounds`` are periodic
+      checks. Neither may block.
     """
 
     stdin: int
@@ -104,20 +163,49 @@ class ContainerIO:
     pidfd: int
     started: int
     has_started: Callable[[], bool]
-    terminate: Callable[[], None]
-    kill: Callable[[], None]
-    out_of_memory: Callable[[], bool] = lambda: False
-    watches: Mapping[int, Callable[[], Outcome]] = field(default_factory=dict)
+    handle: SandboxHandle
+    observer: RunObserver
+    watches: Mapping[int, Callable[[], Outcome]] = msgspec.field(default_factory=dict)
     rounds: Sequence[PeriodicCheck] = ()
-    giving: Callable[[], None] = lambda: None
-    ending: Callable[[errors.RunError], None] = lambda error: None
 
 
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
+class CallerStreams(Struct, frozen=True):
+    """The caller's ends of a stream session: pipes that the shim may make non-blocking. Their owner closes them.
+
+    With a terminal, ``size`` is its size (rows, columns), and ``resizes`` brings each new size as RESIZE. There is no
+    ``stderr`` then (-1), and no ``resizes`` otherwise. ``recording`` takes an asciicast of a terminal; -1 without one.
+
+    A session with a terminal may outlive its caller. It ``stays`` when the caller leaves, and without ``stdin`` (-1) it
+    begins with none. ``line`` is a socket of the caller: its end of file is the caller's leaving, and DETACH before it
+    lets the session stay. ``told`` is called once the agent runs.
+    """
+
+    stdin: int
+    stdout: int
+    stderr: int = -1
+    size: tuple[int, int] | None = None
+    resizes: int = -1
+    recording: int = -1
+    stays: bool = False
+    line: int = -1
+    told: Callable[[], None] = lambda: None
+
+
+class StreamTotals(Struct, frozen=True):
+    """The bytes that a stream session moved, with SHA-256: the caller's input, the agent's output, the recording."""
+
+    in_bytes: int
+    in_sha256: str
+    out_bytes: int
+    out_sha256: str
+    recording_sha256: str | None = None
+
+
+class RunOutcome(Struct, frozen=True):
     """The outcome of a run. ``error`` is None when the agent exited with 0 by itself. Times are in seconds.
 
-    ``said_seconds`` is the time of the first byte on stdout, None when there was none.
+    ``said_seconds`` is the time of the first byte on stdout, None when there was none. ``totals`` are those of a stream
+    session, None for an answer.
     """
 
     stdout: bytes
@@ -131,3 +219,4 @@ class RunOutcome:
     reported: tuple[str, ...]
     said_seconds: float | None = None
     usage: contract.Usage = contract.NOTHING_USED
+    totals: StreamTotals | None = None

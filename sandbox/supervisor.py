@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import functools
 import os
 import shutil
@@ -16,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from policy import base58, decide, errors
 from policy.audit_log import events
@@ -26,10 +27,11 @@ from sandbox.audit.log import Ledger
 from sandbox.broker.children import ChildRequest, Say
 from sandbox.control import succession
 from sandbox.lifecycle import child_run
-from sandbox.lifecycle import run as lifecycle_run
-from sandbox.lifecycle.run import Request, RunResult
+from sandbox.lifecycle.context import RunContext
+from sandbox.lifecycle.run import Request, Run, RunDependencies
 from sandbox.network import gateway
 from sandbox.rootfs.skeleton import Skeletons
+from sandbox.run_result import RunResult
 from sandbox.runner import recovery
 from sandbox.shim import signals
 from sandbox.standby import dispatch, instance, wanted
@@ -83,6 +85,11 @@ class Supervisor:
             PackageStore(self.path / "packages").sweep()
             # An earlier version kept parts of run directories there.
             shutil.rmtree(self.path / "spare", ignore_errors=True)
+            if (self.path / "rootfs" / "images").exists():
+                # Imported only here: most hosts have no layers, and a cold start pays for each import.
+                from sandbox.layers.images import RootImages
+
+                RootImages(self.path).collect(unused_seconds=UNUSED_ROOT_SECONDS)
             Skeletons(self.path / "rootfs").collect(unused_seconds=UNUSED_ROOT_SECONDS)
             self._stack = self._stack.pop_all()
         return self
@@ -126,9 +133,9 @@ class Supervisor:
             run_events.cut_off(self.ledger)
             _end_superseded(self)
 
-    def dependencies(self) -> lifecycle_run.RunDependencies:
+    def dependencies(self) -> RunDependencies:
         """Return the dependencies that this supervisor gives to a run."""
-        return lifecycle_run.RunDependencies(
+        return RunDependencies(
             self.path,
             self.config,
             self.ledger,
@@ -152,13 +159,13 @@ class Supervisor:
         with self.in_shim() as own:
             issuer = {"display": "standby@local", "pubkey": base58.encode(own.ledger.public_key.public_bytes_raw())}
             request = Request(one.read(self.path), "-", issuer, package_name=one.package_name)
-            dependencies = dataclasses.replace(own.dependencies(), watches={told: instance.ended})
+            dependencies = structs.replace(own.dependencies(), watches={told: instance.ended})
             instance.keep(dependencies, request, alive=alive, tell=tell)
 
     def _start_child(self, parent: Request, child_request: ChildRequest, say: Say) -> None:
         """In the shim of a child, forked from its parent's."""
         with self.in_shim() as own:
-            child_run.run_child(dataclasses.replace(own.dependencies(), watches=self.below), parent, child_request, say)
+            child_run.run_child(structs.replace(own.dependencies(), watches=self.below), parent, child_request, say)
 
     def run(
         self,
@@ -201,15 +208,15 @@ class Supervisor:
     ) -> RunResult:
         with contextlib.ExitStack() as stack:
             state = stack.enter_context(self.state.dev(request.dev)) if request.dev else self.state
-            dependencies = dataclasses.replace(self.dependencies(), state=state, watches=watches or {}, after=after)
-            one = lifecycle_run.Run(dependencies, request, now_ms=int(time.time() * 1000))
-            answer = one.go()
-            if one.standby and answer.error is None:
+            dependencies = structs.replace(self.dependencies(), state=state, watches=watches or {}, after=after)
+            context = RunContext(dependencies, request, now_ms=int(time.time() * 1000))
+            answer = Run(context).go()
+            if context.standby and answer.error is None:
                 wanted.want(
                     self.path,
                     request.package,
                     agent_id=answer.agent_id,
-                    count=one.standby,
+                    count=context.standby,
                     package_name=request.package_name,
                 )
             return answer

@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 REQUEST_BYTES: Final = 4 << 20
 # A result of 4 MiB, escaped as well, with stderr and denials.
 ANSWER_BYTES: Final = 32 << 20
-# A package, and the directory that it lies in.
-DESCRIPTORS: Final = 2
+# A package's directory, the three pipes of a session, and the pipe of its recording.
+DESCRIPTORS: Final = 5
 LENGTH: Final = struct.Struct(">I")
 _CHUNK = 1 << 16
 _INT = struct.Struct("i")

@@ -15,9 +15,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from policy import data, decide, errors, prove
 from policy.compile.artefacts import Artefacts
@@ -31,12 +32,11 @@ from sandbox.rundir import label, registry
 from sandbox.storage import artefact_reader, package_reader
 
 # A run that is starting or ending is examined again for this long before it is reported as absent or as drifted.
-_PATIENCE_SECONDS, _AGAIN_SECONDS = 5.0, 0.1
+PATIENCE_SECONDS, AGAIN_SECONDS = 5.0, 0.1
 _DIGESTS = "policy"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class RunAttestation(Struct, frozen=True):
     """Attestation of one run. ``domains`` are the lines of the proof of its artefacts, one line for each domain."""
 
     run_id: str
@@ -73,7 +73,7 @@ def live(runs: Path) -> list[str]:
     return sorted(path.name for path in begun if not label.LIKE_NO_RUN & (label.label_of(path) or {}).keys())
 
 
-def answer(state: Path, run_id: str, started: Mapping[str, str]) -> Answer | None:
+def answer(state: Path, run_id: str, started: Mapping[str, str]) -> RunAttestation | None:
     """Attest one run by steps (1) to (4). Returns None if the run ended meanwhile.
 
     ``started`` maps run ids to the policy digests in their start rows of the verified log.
@@ -82,7 +82,7 @@ def answer(state: Path, run_id: str, started: Mapping[str, str]) -> Answer | Non
         errors.ArtefactError, errors.ProofError: Raised when (2) or (3) fails: a fault, or the directory was changed.
     """
     directory, known = state / "runs" / run_id, verifier.VerifierCache()
-    until = time.monotonic() + _PATIENCE_SECONDS
+    until = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
             # (1)
@@ -103,14 +103,14 @@ def answer(state: Path, run_id: str, started: Mapping[str, str]) -> Answer | Non
         if not report.gone and (report.holds or not begins or time.monotonic() > until):
             with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
                 beside += () if made.network is None else (*network.second_opinion(made.network),)
-            return Answer(run_id, made.agent_id, made.policy_digest, (*beside, *report.layers), domains)
+            return RunAttestation(run_id, made.agent_id, made.policy_digest, (*beside, *report.layers), domains)
         if not _is_there(directory):
             return None
         if report.gone and time.monotonic() > until:
             absent = Layer("process", Standing.WIDER, "a gofer and a sandbox", "they are not there")
-            return Answer(run_id, made.agent_id, made.policy_digest, (*beside, absent), domains)
+            return RunAttestation(run_id, made.agent_id, made.policy_digest, (*beside, absent), domains)
         known = verifier.VerifierCache()
-        time.sleep(_AGAIN_SECONDS)
+        time.sleep(AGAIN_SECONDS)
 
 
 def _begins(directory: Path) -> bool:

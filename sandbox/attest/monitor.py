@@ -10,14 +10,14 @@ from policy import errors
 from policy.compile.artefacts import Artefacts
 from policy.prove.live import Layer, Standing
 from sandbox.attest.reference import ReferenceValues
-from sandbox.attest.verifier import Report, VerifierCache, examine
+from sandbox.attest.verifier import Examination, VerifierCache, examine
 from sandbox.kernel import procfs
 from sandbox.run_io import Outcome, PeriodicCheck
 
 # How long a sandbox may take to end before its absence counts as drift, and the interval of the checks meanwhile.
 _LEAVING_SECONDS, _AGAIN_SECONDS = 10.0, 0.5
 # The same for the first check, before the agent gets its intent; the shim does nothing else meanwhile.
-_FIRST_SECONDS, _FIRST_AGAIN_SECONDS = 2.0, 0.02
+FIRST_SECONDS, FIRST_AGAIN_SECONDS = 2.0, 0.02
 # The most alarms of one run, where drift does not end it.
 _MOST_ALARMS = 100
 
@@ -27,7 +27,7 @@ class Attestor:
 
     ``drifted`` is called with each layer that does not hold, before the run is ended for it. With ``alarm`` the run is
     not ended. A run that is ``over`` is not examined: in a tree that is being killed, attestation would take CPU from
-    the kills still in progress.
+    the kills still in progress. ``completed`` adds what is known only once the sandbox runs.
     """
 
     def __init__(
@@ -40,9 +40,11 @@ class Attestor:
         alarm: bool,
         drifted: Callable[[Layer], None],
         over: Callable[[], bool] = lambda: False,
+        completed: Callable[[ReferenceValues], ReferenceValues] = lambda made: made,
     ) -> None:
         self._made, self._artefacts, self._state = made, artefacts, state
         self._seconds, self._alarm, self._drifted, self._over = seconds, alarm, drifted, over
+        self._completed = completed
         self._known = VerifierCache()
         self._started = self._seen = False
         self._missing = 0.0
@@ -69,17 +71,18 @@ class Attestor:
             return None
         return self._judge([Layer("process", Standing.WIDER, "a gofer and a sandbox", "they are not there")])
 
-    def _first(self) -> Report:
+    def _first(self) -> Examination:
         """Examine the run for the first time. Retries while the sandbox is absent and ``runsc run`` lives, at most 2 s.
 
         INVARIANT: no agent gets an intent before this examination.
         """
-        until = time.monotonic() + _FIRST_SECONDS
+        self._made = self._completed(self._made)
+        until = time.monotonic() + FIRST_SECONDS
         while (report := self._examine()).gone and self._runs() and not self._over() and time.monotonic() < until:
-            time.sleep(_FIRST_AGAIN_SECONDS)
+            time.sleep(FIRST_AGAIN_SECONDS)
         return report
 
-    def _examine(self) -> Report:
+    def _examine(self) -> Examination:
         return examine(self._made, self._artefacts, self._known, state=self._state, over=self._over)
 
     def _runs(self) -> bool:

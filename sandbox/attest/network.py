@@ -17,9 +17,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import Struct, structs
 
 from policy import errors
 from policy.decompile import documents, host_rules
@@ -31,7 +33,7 @@ from policy.prove.connections import Places
 from policy.prove.live import Layer, Standing
 from sandbox.attest import cgroups
 from sandbox.attest import connections as attest_connections
-from sandbox.attest.network_view import Inside, Seen, Space, View
+from sandbox.attest.network_view import Inside, ListingCache, Space, View
 from sandbox.kernel import procfs
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.net import conntrack, dump, netlink, nft, old_tables, second_reader
@@ -53,8 +55,7 @@ HOST_RULES: Final = "host-rules.json"
 _FORM: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Network:
+class Network(Struct, frozen=True):
     """Describe the network that was made for one run.
 
     ``thread`` is the supervisor's thread that made it; the run's uplink is in that thread's namespace. ``device`` is
@@ -72,7 +73,7 @@ class Network:
     nft: str
     device: int = 0
     device_lines: tuple[str, ...] = ()
-    gates: Mapping[str, str] = field(default_factory=dict)
+    gates: Mapping[str, str] = msgspec.field(default_factory=dict)
     bounded: tuple[Name, ...] = ()
     run: host_rules.Run | None = None
     touching: tuple[str, ...] = ()
@@ -111,9 +112,9 @@ class Network:
         if state is None:
             return first
         place = spans.join(connections.span(one) for one in _uplink(first))
-        made = replace(first, run=host_rules.Run(own, device, place, reach))
-        _, touching = _host_rules(made, Seen(), state / "closures" / HOST_RULES)
-        return replace(made, touching=tuple(sorted(touching | _routed(made.run))))
+        made = structs.replace(first, run=host_rules.Run(own, device, place, reach))
+        _, touching = _host_rules(made, ListingCache(), state / "closures" / HOST_RULES)
+        return structs.replace(made, touching=tuple(sorted(touching | _routed(made.run))))
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Network:
@@ -133,13 +134,13 @@ class Network:
 
     def to_json(self) -> dict[str, Any]:
         """Return the document for the run's directory."""
-        written = asdict(self)
+        written: dict[str, Any] = msgspec.to_builtins(self)
         for name in ("agent", "gateway"):
             written[f"{name}_lines"] = list(written[name].pop("lines"))
         return written
 
 
-def view(made: Network, seen: Seen, *, state: Path) -> View:
+def view(made: Network, seen: ListingCache, *, state: Path) -> View:
     """Look into all three, with one thread for each. Below ``state`` it is remembered how the host's table reads.
 
     Raises:
@@ -216,9 +217,9 @@ def _settle(wait: Callable[[], object]) -> None:
         wait()
 
 
-def _host_rules(made: Network, seen: Seen, path: Path) -> tuple[str, frozenset[str]]:
+def _host_rules(made: Network, seen: ListingCache, path: Path) -> tuple[str, frozenset[str]]:
     """Return the digest of the host's own table, and the rules of its other tables that touch the run."""
-    digest, others = _host_listing(Path(made.nft), path, seen)
+    digest, others = host_listing(Path(made.nft), path, seen)
     if made.run is None:
         return digest, frozenset()
     touching = host_rules.touching(others, made.run)
@@ -228,7 +229,7 @@ def _host_rules(made: Network, seen: Seen, path: Path) -> tuple[str, frozenset[s
     return digest, touching
 
 
-def _host_listing(binary: Path, path: Path, seen: Seen) -> tuple[str, bytes]:
+def host_listing(binary: Path, path: Path, seen: ListingCache) -> tuple[str, bytes]:
     """Return the digest of the host's own table, and the listing of its other tables.
 
     They are cached from run to run, by the number of the last transaction there.
@@ -333,7 +334,7 @@ def _entered(path: str, inode: int | None, made: Network, call: Callable[[], T])
         os.close(fd)
 
 
-def _listed(made: Network, seen: Seen, key: str, *what: str) -> bytes:
+def _listed(made: Network, seen: ListingCache, key: str, *what: str) -> bytes:
     """Return a listing, taken again after a transaction.
 
     The number is read before the listing, so that no transaction is missed.

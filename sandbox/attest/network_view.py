@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from policy.connections import Connection
 
 
-@dataclass(frozen=True, slots=True)
-class Space:
+class Space(Struct, frozen=True):
     """One namespace: the supervisor's descriptor, the inode, and the content when it was made.
 
     ``lines`` are its objects; ``generation`` is the number of the last transaction of rules.
@@ -22,15 +23,14 @@ class Space:
 
 
 @dataclass
-class Seen:
+class ListingCache:
     """Cache of listings by name, each with the number of the last transaction before it was taken."""
 
     listings: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     host: tuple[tuple[str, int], str, bytes] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Inside:
+class Inside(Struct, frozen=True):
     """Current content of one namespace. ``listing`` is empty if there was no transaction since it was made.
 
     ``connections`` are those that the kernel tracks. ``expected`` is the number of its conntrack expectations.
@@ -43,8 +43,7 @@ class Inside:
     expected: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Struct, frozen=True):
     """Findings in the gateway's namespace, in the agent's and on the host.
 
     ``host`` is a digest of the listing of the host's own table, ``device`` describes the run's device there.

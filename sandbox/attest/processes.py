@@ -13,8 +13,10 @@ loaded before.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
+from msgspec import Struct
 
 from policy.prove.live import Layer, Standing
 from sandbox.kernel import procfs
@@ -33,6 +35,7 @@ _OWN: Final = {
 # The flags before the sub-command that name places of this run's files and the content of its log. They grant nothing.
 _PLACES: Final = frozenset({
     *("--root", "--pod-init-config", "--debug", "--debug-command", "--debug-log", "--debug-log-fd"),
+    "--debug-log-format",
     *("--strace", "--strace-syscalls", "--strace-log-size"),
 })  # fmt: skip
 # `runsc run` adds this flag for the process that gets the open log.
@@ -42,8 +45,7 @@ _PASSED: Final = "--pass-fd="
 _COMMANDS: Final = {_GOFER: "gofer", _SANDBOX: "boot"}
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(Struct, frozen=True):
     """The processes of one run. ``others`` are the stubs and all other descendants of ``runsc run``."""
 
     runner: Process
@@ -56,8 +58,7 @@ class Family:
         return (self.runner, self.gofer, self.sandbox, *self.others)
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
+class Expected(Struct, frozen=True):
     """Values that the supervisor made for the run.
 
     ``places`` maps flags to the paths of the run's files. ``cgroups`` maps controllers to paths; the key is empty for
@@ -68,8 +69,8 @@ class Expected:
     places: Mapping[str, str]
     cgroups: Mapping[str, str]
     network: int | None = None
-    threads: Mapping[str, Collection[int]] = field(default_factory=dict)
-    host: Mapping[str, int] = field(default_factory=procfs.namespaces)
+    threads: Mapping[str, Collection[int]] = msgspec.field(default_factory=dict)
+    host: Mapping[str, int] = msgspec.field(default_factory=procfs.namespaces)
 
 
 def family(runner: Name, members: Collection[int] = ()) -> Family | None:

@@ -2,30 +2,57 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
+
+import msgspec
+from msgspec import Struct
 
 from sandbox.attest.network import Network
 from sandbox.kernel.procfs import Name
 from sandbox.kernel.runsc import debug_log
+from sandbox.rootfs import erofs_image
+from sandbox.rundir.directory import BUNDLE, ROOT_FILE
 from sandbox.storage import json_cache
 
 RECORD = "attest.json"
 # The version of the record. A run that an earlier version of Covenant started has another.
-_VERSION: Final = 2
+_VERSION: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class ReferenceValues:
+class RootFile(Struct, frozen=True):
+    """The EROFS file that has the root. ``line`` is its inode when the start opened it (erofs_image)."""
+
+    device: int
+    inode: int
+    size: int
+    digest: str
+    line: str
+
+    @classmethod
+    def of(cls, file: erofs_image.ImageFile) -> RootFile:
+        """Describe an open image that was checked since it was opened."""
+        info = os.fstat(file.fd)
+        return cls(info.st_dev, info.st_ino, info.st_size, file.digest, file.line.decode())
+
+    def describe(self) -> str:
+        """Return device, inode, size and digest in words."""
+        device = f"{os.major(self.device)}:{os.minor(self.device)}"
+        return f"EROFS file of sha256 {self.digest} (device {device}, inode {self.inode}, {self.size} bytes)"
+
+
+class ReferenceValues(Struct, frozen=True):
     """Describe the sandbox that was made for one run.
 
     ``cgroup_files`` maps each controller to its directory, and ``memberships`` the same as /proc/PID/cgroup shows it.
     ``limits`` maps each file to the value that was written. ``mounts`` maps each place to the device and inode of the
     expected mount. ``granted`` maps each granted path to the host's mount id on which it was opened. ``tells_calls``
-    says that runsc logs the calls that its filter refuses, and how the ``traced`` calls end. ``arguments`` are those of
-    a self-test; a run of an agent has none. ``nice`` is the nice value that the run's shim started with.
+    says that runsc logs the calls that its filter refuses, and how the ``traced`` calls end. ``arguments`` replace
+    the compiled ones: those of a self-test, or of an agent that has its intent in one. ``nice`` is the nice value that
+    the run's shim started with. ``streams`` names the files behind the agent's descriptors 0 to 2 (attest.streams).
+    ``root_file`` is the EROFS file that has the root; "/" is no mount then.
     """
 
     run_id: str
@@ -45,12 +72,14 @@ class ReferenceValues:
     traced: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     nice: int = 0
-    granted: Mapping[str, int] = field(default_factory=dict)
+    granted: Mapping[str, int] = msgspec.field(default_factory=dict)
+    streams: tuple[str, ...] = ()
+    root_file: RootFile | None = None
 
     def write(self, directory: Path) -> None:
         """Leave it where ``read`` looks for it."""
         network = None if self.network is None else self.network.to_json()
-        json_cache.write(directory / RECORD, {"version": _VERSION, **asdict(self), "network": network})
+        json_cache.write(directory / RECORD, {"version": _VERSION, **msgspec.to_builtins(self), "network": network})
 
     @classmethod
     def read(cls, directory: Path) -> ReferenceValues | None:
@@ -59,14 +88,22 @@ class ReferenceValues:
         if found is None or found.pop("version", None) != _VERSION:
             return None
         runner, mounts, network = Name(**found.pop("runner")), found.pop("mounts"), found.pop("network")
+        root_file = found.pop("root_file")
         return cls(
             runner=runner,
             mounts={place: (dev, ino) for place, (dev, ino) in mounts.items()},
             network=None if network is None else Network.from_json(network),
             arguments=tuple(found.pop("arguments")),
             traced=tuple(found.pop("traced")),
+            streams=tuple(found.pop("streams")),
+            root_file=None if root_file is None else RootFile(**root_file),
             **found,
         )
+
+    @property
+    def image(self) -> str:
+        """Return the path of the EROFS file in the run's configuration. It is empty where the root is a directory."""
+        return "" if self.root_file is None else f"{self.directory}/{BUNDLE}/{ROOT_FILE}"
 
     @property
     def places(self) -> dict[str, str]:

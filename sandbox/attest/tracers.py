@@ -18,7 +18,7 @@ from sandbox.kernel import procfs
 from sandbox.kernel.procfs import Name
 
 # How long a tracer may be one that reads filters, such as `covenant attest` beside a supervisor.
-_PASSING_SECONDS, _AGAIN_SECONDS = 5.0, 0.005
+PASSING_SECONDS, _AGAIN_SECONDS = 5.0, 0.005
 
 
 def shim(runner: Name) -> Name | None:
@@ -29,7 +29,7 @@ def shim(runner: Name) -> Name | None:
 def judge(found: Family, gates: Iterable[Name]) -> Iterator[Layer]:
     """Yield one layer ``process`` for each traced thread."""
     watched = _watched(found, gates)
-    until = time.monotonic() + _PASSING_SECONDS
+    until = time.monotonic() + PASSING_SECONDS
     while (traced := [*_traced(found, watched)]) and time.monotonic() < until:
         # Only the processes that were traced are read again: the rest of the run need not be, until the next round.
         watched = {name: watched[name] for name, _, _ in traced}

@@ -2,8 +2,10 @@
 
     (1) the processes, their rights, namespaces and cgroups                     sandbox.attest.processes
         the tracers of their threads                                            sandbox.attest.tracers
+        the files behind the agent's descriptors 0 to 2                         sandbox.attest.streams
     (2) gVisor's own filters of the sandbox and its gofer                       kernel.seccomp.reader
     (3) what is mounted, and that it is what was opened for it                  mountinfo of the gofer
+        the file that has the root, where it is one                             sandbox.attest.root_file
         that no mount of the host covers what is granted                        sandbox.rootfs.covered
     (4) limits, flags, bundle and rules, proved in place of the artefacts       policy.prove.live
     (5) the package's copy and the runsc binary, by digest
@@ -21,18 +23,20 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct, structs
 
 from policy import errors
 from policy.compile.artefacts import Artefacts
 from policy.decompile.live import Readout
 from policy.prove import live
 from policy.prove.live import Layer, Standing
-from sandbox.attest import cgroups, processes, tracers
+from sandbox.attest import cgroups, processes, root_file, streams, tracers
 from sandbox.attest import network as attest_network
-from sandbox.attest.network_view import Seen, View
+from sandbox.attest.network_view import ListingCache, View
 from sandbox.attest.processes import Family
 from sandbox.attest.reference import ReferenceValues
 from sandbox.kernel import libc, procfs, small_files
@@ -48,7 +52,7 @@ from sandbox.storage import json_cache, package_reader
 FILTERS = "host-filters.json"
 # The digest of the last binary, with the identity of its file.
 BINARY = "binary.json"
-_BESIDE: Final = ("process", "rights", "namespace", "cgroup", "filter", "mounts", "package", "network")
+_BESIDE: Final = ("process", "rights", "namespace", "cgroup", "filter", "mounts", "package", "network", "streams")
 _BENEATH: Final = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_MAGICLINKS
 
 
@@ -59,11 +63,10 @@ class VerifierCache:
     digests: dict[Binary, str] = field(default_factory=dict)
     filters: dict[Name, tuple[str, ...]] = field(default_factory=dict)
     packages: dict[str, tuple[object, str]] = field(default_factory=dict)
-    network: Seen = field(default_factory=Seen)
+    network: ListingCache = field(default_factory=ListingCache)
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Examination(Struct, frozen=True):
     """Result of one examination.
 
     ``gone``: the sandbox did not exist or ended meanwhile, so there is no finding. ``missed``: the sandbox exists, but
@@ -92,7 +95,7 @@ def examine(
     *,
     state: Path,
     over: Callable[[], bool] = lambda: False,
-) -> Report:
+) -> Examination:
     """Examine a run once. Remembers below ``state`` which filters a runsc binary loads.
 
     A run that is ``over`` counts as gone, and the examination stops at its next part.
@@ -104,8 +107,8 @@ def examine(
 
 def _examine(
     made: ReferenceValues, artefacts: Artefacts, known: VerifierCache, *, state: Path, over: Callable[[], bool]
-) -> Report:
-    gone = Report(made.run_id, (), gone=True)
+) -> Examination:
+    gone = Examination(made.run_id, (), gone=True)
     if over():
         return gone
     # Another process (nft) makes the listing, which takes most of the time. The rest is read meanwhile.
@@ -124,7 +127,7 @@ def _examine(
             _go_on(over)
             beside += part
         if made.network is not None and (network := view()) is not None:
-            readout = replace(readout, firewall=network.gateway.listing)
+            readout = structs.replace(readout, firewall=network.gateway.listing)
             family = {one.name.pid for one in found.all()}
             rules = artefacts.files["firewall.nft"]
             beside += attest_network.judge(made.network, network, rules, state=state, family=family)
@@ -134,18 +137,19 @@ def _examine(
         failed = Layer("read-out", Standing.UNREADABLE, "a kernel that says what it holds", str(e))
         there = processes.still_there(found) if found else procfs.name(made.runner.pid) == made.runner
         missed = isinstance(e, FileNotFoundError | ProcessLookupError)
-        return Report(made.run_id, (failed,), missed=missed) if there else gone
+        return Examination(made.run_id, (failed,), missed=missed) if there else gone
     finally:
         # No thread outlives its examination; its findings are reported above.
         with contextlib.suppress(Exception):
             view()
     layers = {layer.name: layer for layer in live.compare(artefacts, readout)}
-    layers |= {name: Layer(name, Standing.EQUAL) for name in _BESIDE if name not in layers}
+    beside_it = _BESIDE if made.root_file is None else (*_BESIDE, root_file.NAME)
+    layers |= {name: Layer(name, Standing.EQUAL) for name in beside_it if name not in layers}
     for layer in beside:
         if layers[layer.name].holds:
             layers[layer.name] = layer
     # Processes and files of an ending sandbox disappear one by one. It is drift only if the sandbox still exists.
-    return Report(made.run_id, tuple(layers.values())) if processes.still_there(found) else gone
+    return Examination(made.run_id, tuple(layers.values())) if processes.still_there(found) else gone
 
 
 def _beside(
@@ -153,7 +157,7 @@ def _beside(
     artefacts: Artefacts,
     found: Family,
     members: Mapping[str, set[int]],
-    mounts: tuple[procfs.Mount, ...],
+    mounts: tuple[procfs.ProcessMount, ...],
     expected: processes.Expected,
     known: VerifierCache,
     readout: Readout,
@@ -161,13 +165,16 @@ def _beside(
 ) -> Iterator[Iterator[Layer]]:
     """(1), (2), (3), (5): yield the findings that no artefact describes, part by part."""
     # The cgroups' lists before the processes' lists: a thread born in between is in no list and is read by itself.
-    expected = replace(expected, threads=_threads(made))
+    expected = structs.replace(expected, threads=_threads(made))
     yield processes.judge(found, expected, members)
-    yield _filters(found, known, readout, made.nice, state / "closures" / FILTERS)
+    yield judge_filters(found, known, readout, made.nice, state / "closures" / FILTERS)
     yield tracers.judge(found, () if made.network is None else made.network.bounded)
+    yield streams.judge(found.sandbox, found.gofer, made.streams)
     yield cgroups.judge(made.cgroup_files.values(), "the run")
     yield cgroups.scheduled({task for one in found.all() for task in procfs.threads(one.name.pid)})
     yield _identities(made, found, mounts)
+    if made.root_file is not None:
+        yield root_file.judge(made.root_file, found.sandbox.name.pid, known.digests)
     yield _covered(made, artefacts, mounts)
     yield _package(made, artefacts, known)
 
@@ -215,7 +222,7 @@ def _readout(
     made: ReferenceValues,
     artefacts: Artefacts,
     found: Family,
-    mounts: tuple[procfs.Mount, ...],
+    mounts: tuple[procfs.ProcessMount, ...],
     expected: processes.Expected,
     known: VerifierCache,
     state: Path,
@@ -230,6 +237,7 @@ def _readout(
         limits=dict(_limits(made, artefacts)),
         mounts={mount.place: mount.options for mount in mounts},
         arguments=made.arguments,
+        image=made.image,
     )
 
 
@@ -245,7 +253,7 @@ def _limits(made: ReferenceValues, artefacts: Artefacts) -> Iterator[tuple[str, 
         yield name, entry["value"] if held is not None and cgroup.same(held, made.limits.get(name, "")) else held
 
 
-def _identities(made: ReferenceValues, found: Family, mounts: tuple[procfs.Mount, ...]) -> Iterator[Layer]:
+def _identities(made: ReferenceValues, found: Family, mounts: tuple[procfs.ProcessMount, ...]) -> Iterator[Layer]:
     """(3) Check that each place has exactly one mount, of the file or directory that was opened for it."""
     places = [mount.place for mount in mounts]
     for place in sorted({place for place in places if places.count(place) > 1}):
@@ -260,7 +268,7 @@ def _identities(made: ReferenceValues, found: Family, mounts: tuple[procfs.Mount
         os.close(root)
 
 
-def _covered(made: ReferenceValues, artefacts: Artefacts, mounts: tuple[procfs.Mount, ...]) -> Iterator[Layer]:
+def _covered(made: ReferenceValues, artefacts: Artefacts, mounts: tuple[procfs.ProcessMount, ...]) -> Iterator[Layer]:
     """(3) Check that no mount of the host covers a granted path, by the mount table of the run's shim."""
     if made.granted:
         table = small_files.text(f"/proc/{procfs.parent(made.runner.pid)}/mountinfo")
@@ -289,7 +297,7 @@ def _digest(pid: int, known: VerifierCache, state: Path) -> str:
     fd, binary = procfs.open_binary(pid)
     with os.fdopen(fd, "rb") as stream:
         if binary not in known.digests:
-            path, which = state / "closures" / BINARY, list(astuple(binary))
+            path, which = state / "closures" / BINARY, list(structs.astuple(binary))
             held = json_cache.read(path) or {}
             if held.get("which") != which:
                 held = {"which": which, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
@@ -298,14 +306,20 @@ def _digest(pid: int, known: VerifierCache, state: Path) -> str:
     return known.digests[binary]
 
 
-def _filters(found: Family, known: VerifierCache, readout: Readout, nice: int, path: Path) -> Iterator[Layer]:
+def judge_filters(found: Family, known: VerifierCache, readout: Readout, nice: int, path: Path) -> Iterator[Layer]:
     """(2) Check that gofer and sandbox have the filters that this runsc, with these flags, loaded before.
 
     Filters of runsc's caller come first: every child inherits them and none can remove them. They are not compared.
     """
     # gVisor's filter contains the number of its control socket. It follows one descriptor for each mount and the log.
-    before_it = len(readout.mounts) + any(one.startswith("--debug-log-fd=") for one in found.sandbox.arguments)
+    before_it = (
+        len(readout.mounts)
+        + bool(readout.image)
+        + any(one.startswith("--debug-log-fd=") for one in found.sandbox.arguments)
+    )
     made_for: list[object] = ["own", readout.runsc_sha256, sorted(readout.flags), before_it, os.uname().release]
+    if readout.image:
+        made_for.append("erofs")
     if nice:
         made_for.append(nice)  # the filter allows setpriority(2) with this number as well
     key = hashlib.sha256(json.dumps(made_for).encode())

@@ -10,16 +10,18 @@ once therefore delays nothing.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import posixpath
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from policy import data, denials, errors
 from policy.compile.artefacts import Artefacts
+from sandbox.audit.agent_denials import AgentDenials
 from sandbox.kernel.runsc import debug_log
 from sandbox.rate_limit import Tokens
 from sandbox.run_io import Outcome, PeriodicCheck
@@ -36,9 +38,11 @@ _FORKS, _OPENS = frozenset(TRACED[:3]), frozenset({"open", "openat", "creat"})
 _FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
 # Paths that no manifest can grant or every agent has: the package's own files, and gVisor's own mounts.
 _NO_GRANT = ("/workspace/", "/proc/", "/sys/", "/dev/", "/tmp/")  # noqa: S108 - the sandbox's own
+_SHARED: Final = "/dev/shm/"  # noqa: S108 - of the agent's own root
+_UNWRITABLE: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
 # A path as gVisor writes it: after its address in memory, and after the directory of the call where it has one.
-_PATH = re.compile(r"0x[0-9a-f]+ (?P<path>[^,]*), (?P<how>.*)")
-_PATH_AT = re.compile(r"(?:AT_FDCWD|0x[0-9a-f]+) (?P<at>[^,]*), 0x[0-9a-f]+ (?P<path>[^,]*), (?P<how>.*)")
+_PATH = re.compile(r"0x[0-9a-f]+ (?P<path>[^,]*), (?P<how>.*)", re.DOTALL)
+_PATH_AT = re.compile(r"(?:AT_FDCWD|0x[0-9a-f]+) (?P<at>[^,]*), 0x[0-9a-f]+ (?P<path>[^,]*), (?P<how>.*)", re.DOTALL)
 _WRITING = re.compile(r"O_(?:WRONLY|RDWR|CREAT|TRUNC)")
 # Half of the second that a summary covers: the most that it is written late.
 _LOOK_SECONDS = 0.5
@@ -64,6 +68,7 @@ class DenialLog:
         self._bounds = denials.Bounds()
         self._totals: dict[denials.Denial, int] = {}
         self._waiting: deque[denials.Row] = deque()
+        self._agent: AgentDenials | None = None
         self._tokens = Tokens(_ROWS_PER_SECOND, _AT_ONCE, clock())
 
     def told(self, denial: denials.Denial, *, count: int = 1) -> None:
@@ -74,6 +79,15 @@ class DenialLog:
         """
         self._waiting += self._bounds.told(denial, now_ms=self._now(), count=count)
         self._write_some()
+
+    @contextlib.contextmanager
+    def telling(self, agent: AgentDenials) -> Iterator[None]:
+        """Write each row to the agent's file as well, after the log, for as long as the file is open."""
+        self._agent = agent
+        try:
+            yield
+        finally:
+            self._agent = None
 
     def ended_by(self, error: errors.CovenantError | None) -> None:
         """Record a denial if the run was ended by a limit."""
@@ -109,6 +123,8 @@ class DenialLog:
     def _put(self, row: denials.Row) -> None:
         self._write(row)
         self._totals[row.denial] = self._totals.get(row.denial, 0) + row.count
+        if self._agent is not None:
+            self._agent.put(row)
 
     def _now(self) -> int:
         return int(self._clock() * 1000)
@@ -120,10 +136,22 @@ def traced(*, files: bool, arch: str) -> tuple[str, ...]:
     return tuple(name for name in (*TRACED, *(TRACED_FILES if files else ())) if name in known)
 
 
-def failed_calls(told: denials.Told) -> Callable[[debug_log.Failed, int], None]:
-    """Return the handler of failed traced calls with their counts. Most failures are no refusal."""
+def every_program_is_granted(artefacts: Artefacts) -> bool:
+    """Whether every program of the root may be started."""
+    image = artefacts.json("mounts.json")["root"].get("image")
+    return image is not None and "root" in image["executable"]
+
+
+def failed_calls(told: denials.Told, *, every_program: bool = False) -> Callable[[debug_log.Failed, int], None]:
+    """Return the handler of failed traced calls with their counts. Most failures are no refusal.
+
+    ``every_program``: as ``every_program_is_granted``. A program that is not there is no refusal then: a shell or a
+    library looks for it in each directory of PATH.
+    """
 
     def tell(failed: debug_log.Failed, count: int) -> None:
+        if every_program and failed.call in _STARTS and failed.errno == errno.ENOENT:
+            return
         denial = _of_failed(failed)
         if denial is not None:
             told(denial, count=count)
@@ -143,9 +171,12 @@ def _of_failed(failed: debug_log.Failed) -> denials.Denial | None:
     if failed.call in _STARTS:
         is_refused = failed.errno in (errno.EACCES, errno.ENOENT)
         return denials.Denial("exec", path, denials.NOT_GRANTED) if is_refused else None
+    if failed.call in _OPENS and path.startswith(_SHARED) and failed.errno in _UNWRITABLE:
+        # Names there are random: one denial for all of them.
+        return denials.Denial("path", _SHARED.rstrip("/"), denials.READ_ONLY)
     if failed.call not in _OPENS or path == PRELUDE_FILE or path.startswith(_NO_GRANT):
         return None
-    if failed.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and _WRITING.search(found["how"]):
+    if failed.errno in _UNWRITABLE and _WRITING.search(found["how"]):
         return denials.Denial("path", path, denials.READ_ONLY)
     return denials.Denial("path", path, denials.NOT_GRANTED) if failed.errno == errno.ENOENT else None
 

@@ -19,12 +19,12 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from msgspec import Struct
 
 from policy import errors
 from policy.audit_log import chain, events
@@ -42,8 +42,7 @@ _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 MOST_RECORDS = log_files.MOST_RECORDS
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """Hold one event to write: its kind, the fields of the kind, and its time (Unix milliseconds)."""
 
     kind: str
@@ -135,7 +134,7 @@ class Ledger:
         for position, record in enumerate(records):
             event_id = chain.following_id(first, position) if position else first
             line = events.event_line(record.kind, record.fields, event_id=event_id, issuer=issuer, now_ms=record.now_ms)
-            rows.append(chain.Row(line, event_id, record.now_ms))
+            rows.append(chain.ChainRow(line, event_id, record.now_ms))
         if not 0 < len(rows) <= MOST_RECORDS or sum(len(one.line) + 1 for one in rows) > log_files.MAX_TAIL_BYTES:
             raise errors.EventError(f"{len(rows)} audit events are no number, or too large, for one write")
         with self._threads:
@@ -237,7 +236,7 @@ class Ledger:
 
     # --- writing ----------------------------------------------------------------------------------------
 
-    def _write(self, rows: Sequence[chain.Row], meanwhile: Callable[[], None], *, carried: bool) -> None:
+    def _write(self, rows: Sequence[chain.ChainRow], meanwhile: Callable[[], None], *, carried: bool) -> None:
         self._catch_up()
         entries, before, head = chain.extend(self._head, rows)
         lines = b"".join(row.line + b"\n" for row in rows)

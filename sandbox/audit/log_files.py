@@ -53,7 +53,7 @@ def open_directory(path: Path, stack: contextlib.ExitStack) -> int:
     return fd
 
 
-def check_private(info: atomic_file.Opened, name: str) -> None:
+def check_private(info: atomic_file.OpenedFile, name: str) -> None:
     """Refuse a file that is not regular, has a second name, or belongs to or is open to another user.
 
     Raises:

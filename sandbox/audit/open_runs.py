@@ -29,7 +29,7 @@ _USED = ".used-"
 _COUNTED = frozenset(field.name for field in dataclasses.fields(contract.Usage))
 _STEP_BYTES = 64 * 1024
 # The process that holds the lock may read a long log, and write the ends of all runs of the machine.
-_TURN_SECONDS = 60.0
+TURN_SECONDS = 60.0
 _DYING_SECONDS = 5.0
 _STARTED, _ENDED = b'"kind":{"type":"run_started"', b'"kind":{"type":"run_ended"'
 _STATE = b'"kind":{"type":"run_state"'
@@ -180,7 +180,7 @@ def _gate(place: Path) -> Iterator[None]:
     """Lock the directory of marks, so that no process sees a mark between its creation and its lock."""
     fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        atomic_file.turn(fd, where=str(place), seconds=_TURN_SECONDS)
+        atomic_file.turn(fd, where=str(place), seconds=TURN_SECONDS)
         yield
     finally:
         atomic_file.let_go(fd)

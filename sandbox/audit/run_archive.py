@@ -1,8 +1,9 @@
 """Archive the last record of each run that was started: ``archive/<run_id>.json`` below COVENANT_STATE, root only.
 
-A record remains after the run's directory is removed: how the run ended, and the end of its stderr. It never contains
-the intent or the result, only the result's hash, which the log has as well. The oldest records make room for the
-newest. A record is for information, not for evidence: the log holds the same facts signed.
+A record remains after the run's directory is removed: how the run ended, the end of its stderr, and of a failed run
+the end of its stdout. It never contains the intent or the result, only the result's hash, which the log has as well.
+The oldest records make room for the newest. A record is for information, not for evidence: the log holds the same facts
+signed.
 """
 
 from __future__ import annotations
@@ -22,15 +23,19 @@ from policy.signing import strict_json
 from sandbox.storage import atomic_file
 
 STDERR_BYTES = 8 * 1024
+STDOUT_BYTES = 8 * 1024
 # The oldest records are removed only when there are this many too many, so that not every run sorts them by age.
-_SLACK = 64
+SLACK = 64
 # A temporary file of this age (seconds) has no live writer.
 _HALF_SECONDS = 60
 _SUFFIX = ".json"
 
 
-class Record(pydantic.BaseModel):
-    """One run that ended. Times in Unix milliseconds; ``stderr_bytes`` counts what was written, not what is kept."""
+class ArchivedRun(pydantic.BaseModel):
+    """One run that ended. Times in Unix milliseconds.
+
+    ``stderr_bytes`` and ``stdout_bytes`` count what was written, not what is kept. ``stdout`` is kept of a failed run.
+    """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -53,6 +58,9 @@ class Record(pydantic.BaseModel):
     denials: int
     stderr: str
     stderr_bytes: int
+    # A record of an older version has neither.
+    stdout: str = ""
+    stdout_bytes: int = 0
 
     def error(self) -> errors.CovenantError | None:
         """Return the error that ended the run. Returns None if the run returned a result."""
@@ -61,15 +69,15 @@ class Record(pydantic.BaseModel):
         return errors.restored({"code": self.code, "message": self.message or f"the run ended with `{self.code}`"})
 
 
-def tail(stderr: str) -> str:
-    """Return the end of a run's stderr for its record, from the beginning of a line where there is one."""
-    if len(stderr) <= STDERR_BYTES:
-        return stderr
-    end = stderr[-STDERR_BYTES:]
+def tail(written: str, most: int = STDERR_BYTES) -> str:
+    """Return the end of a run's stderr or stdout for its record, from the beginning of a line where there is one."""
+    if len(written) <= most:
+        return written
+    end = written[-most:]
     return end.partition("\n")[2] or end
 
 
-def store(state: Path, record: Record) -> None:
+def store(state: Path, record: ArchivedRun) -> None:
     """Store a record durably, and remove the oldest when there are too many.
 
     Raises:
@@ -82,14 +90,14 @@ def store(state: Path, record: Record) -> None:
             # List the directory once for both uses: a client waits for this run's result meanwhile.
             there = os.listdir(directory)
             names = [name for name in there if name.endswith(_SUFFIX)]
-            if len(names) > lifecycle.ARCHIVE_RECORDS + _SLACK:
+            if len(names) > lifecycle.ARCHIVE_RECORDS + SLACK:
                 _collect(directory, names)
             _sweep(directory, there)
     except OSError as e:
         raise errors.StateError(f"the record of the run cannot be archived: {e.strerror}", where=str(state)) from e
 
 
-def read(state: Path, run_id: str) -> Record | None:
+def read(state: Path, run_id: str) -> ArchivedRun | None:
     """Return the record of a run. Returns None if there is none (any more).
 
     Raises:
@@ -105,8 +113,8 @@ def read(state: Path, run_id: str) -> Record | None:
     if raw is None:
         return None
     try:
-        return strict_json.validate(Record, strict_json.loads(raw, max_bytes=lifecycle.ARCHIVE_RECORD_BYTES))
-    except strict_json.MalformedError as e:
+        return strict_json.validate(ArchivedRun, strict_json.loads(raw, max_bytes=lifecycle.ARCHIVE_RECORD_BYTES))
+    except strict_json.MalformedJsonError as e:
         raise errors.StateError(f"the record is damaged: {e}", where=f"{where}/{name}") from None
 
 
@@ -135,15 +143,16 @@ def _sweep(directory: int, there: Iterable[str]) -> None:
                     os.unlink(name, dir_fd=directory)
 
 
-def _fitting(record: Record) -> bytes:
-    """Return the record as bytes. Its stderr is shortened if escaped characters make the record too large."""
+def _fitting(record: ArchivedRun) -> bytes:
+    """Return the record as bytes. Its output is shortened if escaped characters make the record too large."""
     fields = {name: _clean(value) for name, value in record.model_dump().items()}
     fields["message"] = record.message and str(fields["message"])[: events.MESSAGE_CHARACTERS]
     while len(raw := strict_json.dumps(fields) + b"\n") > lifecycle.ARCHIVE_RECORD_BYTES:
-        kept = str(fields["stderr"])
+        longer = max(("stderr", "stdout"), key=lambda name: len(str(fields[name])))
+        kept = str(fields[longer])
         if not kept:
             raise errors.StateError("the record of the run is larger than the archive takes")
-        fields["stderr"] = kept[len(kept) // 4 + 1 :]
+        fields[longer] = kept[len(kept) // 4 + 1 :]
     return raw
 
 

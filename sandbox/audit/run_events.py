@@ -6,12 +6,13 @@ Every event has the run's id, and the operator who signed for it once that is kn
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec import structs
 
 from policy import clocks, contract, denials, errors, lifecycle
 from policy.audit_log import events
@@ -21,7 +22,7 @@ from policy.prove import live
 from policy.signing import trust
 from sandbox.audit import open_runs, run_archive
 from sandbox.audit.log import Ledger, Record
-from sandbox.run_io import RunOutcome
+from sandbox.run_io import RunOutcome, StreamTotals
 from sandbox.rundir import registry
 
 
@@ -68,7 +69,7 @@ class RunEvents:
         self.signers, self.operator = signers, operator or signers[0].name
         # The waiting rows are about the same run, and get its operator too.
         self._waiting = [
-            dataclasses.replace(one, fields={**one.fields, "operator": self.operator}) for one in self._waiting
+            structs.replace(one, fields={**one.fields, "operator": self.operator}) for one in self._waiting
         ]
 
     def transition(self, target: State, reason: str, *, waits: bool = False) -> None:
@@ -240,18 +241,19 @@ class RunEvents:
         digest: str | None = None,
         message: str | None = None,
         stderr: str = "",
+        stdout: str = "",
         usage: contract.Usage | None = None,
     ) -> None:
         """Write the last row of a run that was started, and its record in the archive.
 
         ``finished`` is None when the machine failed the run; ``usage`` is then its use as far as it is known.
-        ``message`` and ``stderr`` are for the record alone.
+        ``message``, ``stderr`` and ``stdout`` are for the record alone.
         """
         exit_status = finished.exit_status if finished else None
         # runsc says 128 + n for a signal as a shell does; an agent may exit with such a number itself.
         by_signal = exit_status is not None and 0 < exit_status - 128 < signal.NSIG
         usage = finished.usage if finished else usage
-        self._known = {"finished": finished, "stderr": stderr, "usage": usage}
+        self._known = {"finished": finished, "stderr": stderr, "stdout": stdout, "usage": usage}
         with self._counted(usage):
             self._append(
                 "run_ended",
@@ -262,13 +264,13 @@ class RunEvents:
                 exit_signal=exit_status - 128 if exit_status is not None and by_signal else None,
                 duration_ms=int(finished.total_seconds * 1000) if finished else 0,
                 oom=finished is not None and finished.oom_kills > 0,
-                stdout_bytes=len(finished.stdout) if finished else 0,
+                stdout_bytes=_stdout_bytes(finished),
                 stderr_bytes=finished.stderr_total if finished else 0,
                 result_hash_hex=digest,
                 **_used(usage),
             )
         self.started = False
-        record = run_archive.Record(
+        record = run_archive.ArchivedRun(
             run_id=self._run_id,
             agent_id=self.agent_id or "",
             operator=self.operator,
@@ -282,6 +284,8 @@ class RunEvents:
             denials=self._refused,
             stderr=run_archive.tail(stderr),
             stderr_bytes=finished.stderr_total if finished else 0,
+            stdout=run_archive.tail(stdout, run_archive.STDOUT_BYTES),
+            stdout_bytes=_stdout_bytes(finished),
             **self._about,
         )
         try:
@@ -312,6 +316,20 @@ class RunEvents:
         """Record the runs that end because a newer serial was accepted: this run, or one that its shim found."""
         fields = {"operator": self.operator, **fields}
         self._ledger.append("runs_stopped", fields, issuer=self._issuer, now_ms=int(time.time() * 1000))
+
+    def session_ended(self, spoken: str, totals: StreamTotals) -> None:
+        """Record what a stream session moved in both directions; it goes with the run's last row."""
+        self._append(
+            "session_ended",
+            waits=True,
+            agent_id=self.agent_id,
+            contract=spoken,
+            in_bytes=totals.in_bytes,
+            in_hash_hex=totals.in_sha256,
+            out_bytes=totals.out_bytes,
+            out_hash_hex=totals.out_sha256,
+            recording_hash_hex=totals.recording_sha256,
+        )
 
     def intent_dispatched(self, intent_id: str, text: str, digest: str) -> None:
         """Version 1's row of an intent that was answered; it goes with the run's last."""
@@ -369,6 +387,13 @@ def cut_off(ledger: Ledger) -> None:
             rows.finish(errors.CutOffError.code)
             used = open_runs.used(ledger.place.parent, event["kind"]["run_id"])
             rows.run_ended(status="failed", code=errors.CutOffError.code, usage=used)
+
+
+def _stdout_bytes(finished: RunOutcome | None) -> int:
+    """Return the bytes that the agent wrote to stdout: its answer, or its stream."""
+    if finished is None:
+        return 0
+    return len(finished.stdout) if finished.totals is None else finished.totals.out_bytes
 
 
 def _used(usage: contract.Usage | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from sandbox.audit.log import Ledger
 
 # The most rows and bytes of a family in a report. The second line is the share of its last rows.
 MOST_ROWS, MOST_BYTES = 1024, 1 << 20
-_LAST_ROWS, _LAST_BYTES = 256, 1 << 18
+LAST_ROWS, LAST_BYTES = 256, 1 << 18
 # A longer row, such as that of a long intent, is reported by its hash only.
 ROW_BYTES: Final = 64 << 10
 # The most bytes of the log that are read for one request, over all calls of ``read``. A row of another family counts
@@ -176,14 +176,14 @@ class _Kept:
     def add(self, anchor: bytes, line: bytes) -> None:
         one = anchor, line if len(line) <= ROW_BYTES else None
         size = _size(one)
-        has_room = len(self._first) < MOST_ROWS - _LAST_ROWS and self._bytes + size <= MOST_BYTES - _LAST_BYTES
+        has_room = len(self._first) < MOST_ROWS - LAST_ROWS and self._bytes + size <= MOST_BYTES - LAST_BYTES
         if not self._last and has_room:
             self._first.append(one)
             self._bytes += size
             return
         self._last.append(one)
         self._last_bytes += size
-        while len(self._last) > _LAST_ROWS or self._last_bytes > _LAST_BYTES:
+        while len(self._last) > LAST_ROWS or self._last_bytes > LAST_BYTES:
             self._last_bytes -= _size(self._last.popleft())
             self.left_out += 1
 

@@ -27,16 +27,18 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
+from msgspec import Struct, structs
+
 from policy import denials, errors
 from policy.audit_log import event_text
 from policy.grants.effective import Effective
 from policy.grants.paths import PathSet
 from policy.rules.parent import Drawn, OnExcess
 from policy.signing import strict_json
-from sandbox.broker.server import Broker, Call, Handler
+from sandbox.broker.server import Broker, BrokerCall, Handler
 from sandbox.rate_limit import Tokens
 from sandbox.run_io import Outcome
-from sandbox.rundir.admission import Lineage, Member
+from sandbox.rundir.admission import Lineage, ParentRun
 from sandbox.shim import process
 
 # A child costs the machine a process and the reading of a package before any rule refuses it.
@@ -58,8 +60,7 @@ Say = Callable[[Mapping[str, Any]], None]
 _OUTLIVES: Final = "adopt"
 
 
-@dataclass(frozen=True, slots=True)
-class ChildRequest:
+class ChildRequest(Struct, frozen=True):
     """The request for one child. ``alive`` is at its end of file once the shim of the parent is gone."""
 
     run_id: str
@@ -76,10 +77,10 @@ class _Child:
     agent_id: str
     keeper: process.Shim
     pipe: int
-    call: Call | None
+    call: BrokerCall | None
     fate: str = ""
     heard: bytearray = field(default_factory=bytearray)
-    waiting: list[Call] = field(default_factory=list)
+    waiting: list[BrokerCall] = field(default_factory=list)
 
 
 class ChildManager:
@@ -95,7 +96,7 @@ class ChildManager:
 
     def __init__(
         self,
-        member: Member,
+        member: ParentRun,
         *,
         start: Callable[[ChildRequest, Say], None],
         use: Callable[[], Drawn],
@@ -114,7 +115,7 @@ class ChildManager:
         self._broker: Broker | None = None
         self._children: dict[str, _Child] = {}
         self._results: dict[str, bytes] = {}
-        self._waiting: deque[tuple[Call, str]] = deque()
+        self._waiting: deque[tuple[BrokerCall, str]] = deque()
         self._deadline: float | None = None
         self._alive: tuple[int, int] | None = None
         self._closing = False
@@ -132,10 +133,10 @@ class ChildManager:
         """Note that the agent is given its intent: no child outlives the rest of its task."""
         self._deadline = time.monotonic() + task_seconds
 
-    def spawn(self, call: Call) -> None:
+    def spawn(self, call: BrokerCall) -> None:
         """``spawn``: start a child. Answered with its run id when it is admitted, else with the refusal."""
         try:
-            asked = _request(call.fields)
+            asked = parse_request(call.fields)
             self._check()
         except errors.CovenantError as e:
             self._refused(str(call.fields.get("agent", "")), e.code)
@@ -164,7 +165,7 @@ class ChildManager:
         except (OSError, errors.KernelError) as e:
             call.refuse("kernel_error", f"no process can be started for it: {e}")
 
-    def wait(self, call: Call) -> None:
+    def wait(self, call: BrokerCall) -> None:
         """``wait``: the result of a child, once, or the error that it ended with."""
         run_id = call.fields.get("run")
         if set(call.fields) != {"run"} or not isinstance(run_id, str):
@@ -251,7 +252,7 @@ class ChildManager:
         self._logged_at = at
         return True
 
-    def _fork(self, call: Call, asked: _Asked) -> None:
+    def _fork(self, call: BrokerCall, asked: _Asked) -> None:
         assert self._broker is not None
         assert self._deadline is not None
         if self._alive is None:
@@ -337,8 +338,7 @@ class _FieldError(ValueError):
     """Raised when a field of a request is malformed."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
+class _Asked(Struct, frozen=True):
     agent_id: str
     text: str
     on_excess: OnExcess
@@ -346,7 +346,8 @@ class _Asked:
     only: Effective | None
 
 
-def _request(fields: Mapping[str, Any]) -> _Asked:
+def parse_request(fields: Mapping[str, Any]) -> _Asked:
+    """Return the child that the fields of a request ask for."""
     _closed("spawn", fields, ("agent", "text", "on_excess", "timeout_ms", "only"))
     agent_id, text = fields.get("agent"), fields.get("text")
     if not isinstance(agent_id, str) or not isinstance(text, str) or len(agent_id) > 128:
@@ -367,12 +368,12 @@ def _only(value: Any) -> Effective | None:
         return None
     if not isinstance(value, dict):
         raise _FieldError("`only` is an object")
-    _closed("only", value, ("read", *Drawn.__slots__))
-    limits = {name: value[name] for name in Drawn.__slots__ if name in value}
+    _closed("only", value, ("read", *Drawn.__struct_fields__))
+    limits = {name: value[name] for name in Drawn.__struct_fields__ if name in value}
     if not all(_whole(one) for one in limits.values()):
         raise _FieldError("a limit of `only` is a number above 0")
     top = Effective.top()
-    resources = dataclasses.replace(top.resources, **limits)
+    resources = structs.replace(top.resources, **limits)
     filesystem = top.filesystem
     if "read" in value:
         paths = value["read"]
@@ -404,7 +405,7 @@ def _whole(value: object) -> bool:
     return type(value) is int and 0 < value < 2**53
 
 
-def _tell(call: Call, said: Mapping[str, Any]) -> None:
+def _tell(call: BrokerCall, said: Mapping[str, Any]) -> None:
     if "ok" in said:
         call.answer(said["ok"])
     else:

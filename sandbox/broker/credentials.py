@@ -26,16 +26,18 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from msgspec import Struct
+
 from policy import denials, errors
 from policy.clocks import Deadline
 from policy.decide import Decision
-from sandbox.broker.server import Broker, Call, Handler
+from sandbox.broker.server import Broker, BrokerCall, Handler
 from sandbox.broker.vault_process import Fetcher
 from sandbox.config import Config
 from sandbox.kernel.proc.secret_memory import Locked, guard_process
 from sandbox.rate_limit import Tokens
 from sandbox.run_io import Outcome, Watches
-from sandbox.vault.backend import Backend, Opened, is_name
+from sandbox.vault.backend import Backend, OpenedSecret, is_name
 from sandbox.vault.open import configured
 
 # A program requests each secret once or twice; more requests are a search for secrets.
@@ -48,7 +50,7 @@ _REFUSED = ("credential_refused", "this credential is not available")
 _TOO_MANY = ("too_many_requests", f"at most {PER_SECOND} requests a second, and {MOST_GRANTS} answers a run")
 
 # The secret for the duration of the call, None without one, or the error.
-Found = Opened | errors.VaultError | None
+Found = OpenedSecret | errors.VaultError | None
 
 
 class Source(Protocol):
@@ -65,8 +67,7 @@ class Source(Protocol):
         """Wait until the request is answered or timed out, or one of ``watches`` returns an outcome."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(Struct, frozen=True):
     """The credential grants of one run: effective names of this agent id, until so many seconds after its start."""
 
     agent_id: str
@@ -80,8 +81,7 @@ class Scope:
         return cls(decision.manifest.agent.id, names, deadline.milliseconds / 1000)
 
 
-@dataclass(frozen=True, slots=True)
-class Tellers:
+class Tellers(Struct, frozen=True):
     """The observer of grants.
 
     ``granted`` writes a durable row (name, version, backend) before the secret leaves; ``revoked`` says whether the run
@@ -104,7 +104,7 @@ class Credentials:
     _hash: bytes = field(default=b"", init=False)
     _until: float | None = field(default=None, init=False)
     _grants: int = field(default=0, init=False)
-    _early: list[tuple[Handler, Call]] = field(default_factory=list, init=False)
+    _early: list[tuple[Handler, BrokerCall]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self._rate = Tokens(PER_SECOND, BURST, self.clock())
@@ -122,7 +122,7 @@ class Credentials:
         for handler, call in early:
             handler(call)
 
-    def token(self, call: Call) -> None:
+    def token(self, call: BrokerCall) -> None:
         """Return the token of the run, to the first request."""
         if self._is_early(self.token, call):
             return
@@ -135,7 +135,7 @@ class Credentials:
             self._hash = _hashed(token)
             call.answer({"token": token, "expires_ms": max(0, int((self._end() - self.clock()) * 1000))})
 
-    def credential(self, call: Call) -> None:
+    def credential(self, call: BrokerCall) -> None:
         """Return one secret, to a request with the token."""
         if self._is_early(self.credential, call):
             return
@@ -175,7 +175,7 @@ class Credentials:
         self, name: str, put: Callable[[str, memoryview], None], said: list[errors.VaultError | None], found: Found
     ) -> None:
         said.append(found if isinstance(found, errors.VaultError) else None)
-        if isinstance(found, Opened):
+        if isinstance(found, OpenedSecret):
             self.tell.granted(name, found.version, self.source.name)
             put(name, found.value.view)
         elif found is None:
@@ -198,10 +198,10 @@ class Credentials:
             return "expired"
         return "revoked" if self.tell.revoked() else ""
 
-    def _found(self, call: Call, name: str, cause: str, found: Found) -> None:
+    def _found(self, call: BrokerCall, name: str, cause: str, found: Found) -> None:
         # Once more: the answer may have taken its time.
         cause = cause or self._cause_of_all()
-        if cause or not isinstance(found, Opened):
+        if cause or not isinstance(found, OpenedSecret):
             self._refuse(call, name, cause or ("absent" if found is None else "unavailable"))
             return
         self.tell.granted(name, found.version, self.source.name)
@@ -209,7 +209,7 @@ class Credentials:
         with json_text(found.value.view) as text:
             call.answer({"version": found.version}, secret=text)
 
-    def _refuse(self, call: Call, name: str, cause: str) -> None:
+    def _refuse(self, call: BrokerCall, name: str, cause: str) -> None:
         self._tell(name, cause)
         call.refuse(*_REFUSED)
 
@@ -219,7 +219,7 @@ class Credentials:
     def _end(self) -> float:
         return 0.0 if self._until is None else self._until
 
-    def _is_early(self, handler: Handler, call: Call) -> bool:
+    def _is_early(self, handler: Handler, call: BrokerCall) -> bool:
         """Hold requests until the intent is given: a standby instance may wait long, and would get outdated secrets."""
         if self._until is not None:
             return False
@@ -230,8 +230,7 @@ class Credentials:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Near:
+class Near(Struct, frozen=True):
     """A vault that answers at once."""
 
     vault: Backend

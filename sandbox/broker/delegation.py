@@ -7,8 +7,9 @@ import functools
 import select
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from policy import data, decide, denials, errors
 from policy.clocks import Deadline
@@ -27,18 +28,17 @@ from sandbox.network import gateway
 from sandbox.run_io import Outcome
 from sandbox.rundir import directory as rundir_directory
 from sandbox.rundir import registry
-from sandbox.rundir.admission import Above, Lineage, Member
+from sandbox.rundir.admission import AncestorRun, Lineage, ParentRun
 from sandbox.shim import control_socket
 
 _MIB = 1024 * 1024
 # How long a visible run may take until it listens, and how often it is asked meanwhile (seconds).
-_PATIENCE_SECONDS, _AGAIN_SECONDS = 15.0, 0.02
+PATIENCE_SECONDS, _AGAIN_SECONDS = 15.0, 0.02
 # Starts a child, in the child's own shim.
 Start = Callable[[ChildRequest, Say], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Child:
+class ChildContext(Struct, frozen=True):
     """The parent of a child run, as the child's shim sees it. ``stack`` owns the descriptors of the run."""
 
     child_request: ChildRequest
@@ -78,8 +78,7 @@ class Child:
         return {epoll.fileno(): ended}
 
 
-@dataclass(frozen=True, slots=True)
-class Elder:
+class Delegator(Struct, frozen=True):
     """Describe one run as an ancestor of its children."""
 
     run_id: str
@@ -87,13 +86,13 @@ class Elder:
     issuer: dict[str, str]
     lineage: Lineage | None
 
-    def member(self, decision: decide.Decision) -> Member:
+    def member(self, decision: decide.Decision) -> ParentRun:
         """Return the run with its grants."""
         trusted, manifest = decision.trusted, decision.manifest
         assert isinstance(trusted, trust.TrustedPackage)
         line = () if self.lineage is None else self.lineage.parent.line
-        own = Above(self.run_id, manifest.agent.id, len(line), decision.effective.spawning)
-        return Member(
+        own = AncestorRun(self.run_id, manifest.agent.id, len(line), decision.effective.spawning)
+        return ParentRun(
             run_id=self.run_id,
             intent_id=self.intent_id,
             agent_id=manifest.agent.id,
@@ -107,7 +106,7 @@ class Elder:
 
 
 def broker(
-    elder: Elder,
+    elder: Delegator,
     decision: decide.Decision,
     *,
     runs: Path,
@@ -135,7 +134,7 @@ def broker(
             used=used,
             grace_seconds=grace_seconds,
             keep=keep,
-            ending=functools.partial(_ending, runs / elder.run_id, alive, decision.effective.spawning.on_parent_exit),
+            ending=functools.partial(ending, runs / elder.run_id, alive, decision.effective.spawning.on_parent_exit),
         )
         child_manager.served_by(made)
         begin = functools.partial(child_manager.started, deadline.milliseconds / 1000)
@@ -143,7 +142,7 @@ def broker(
     return made
 
 
-def _ending(place: Path, alive: int | None, fate: str) -> errors.CovenantError | None:
+def ending(place: Path, alive: int | None, fate: str) -> errors.CovenantError | None:
     """Return why the run may start nothing now: it winds down, or is suspended."""
     if (refused := standing(place)) is not None:
         return refused
@@ -174,7 +173,7 @@ def end_below(runs: Path, run_id: str, by: str, reason: str) -> None:
 
     The shim of each run ends it then (``shim.operations``). A shim that does not answer keeps no other run alive.
     """
-    until, asked = time.monotonic() + _PATIENCE_SECONDS, {run_id}
+    until, asked = time.monotonic() + PATIENCE_SECONDS, {run_id}
     while moving := [one for one in registry.subtree(registry.live(runs), run_id) if one.run_id not in asked]:
         for one in moving:
             try:

@@ -43,7 +43,7 @@ _AGAIN_SECONDS = 0.1
 
 
 @dataclass
-class Call:
+class BrokerCall:
     """Hold one request, to be answered once, at once or later. ``fields`` are the agent's, without id and kind."""
 
     fields: Mapping[str, Any]
@@ -73,7 +73,7 @@ class Call:
             self._say(what, secret)
 
 
-Handler = Callable[[Call], None]
+Handler = Callable[[BrokerCall], None]
 
 
 class Broker:
@@ -242,18 +242,18 @@ class Broker:
         try:
             request = strict_json.loads(line, max_bytes=LINE_BYTES)
             if not isinstance(request, dict):
-                raise strict_json.MalformedError("not an object")
+                raise strict_json.MalformedJsonError("not an object")
             ident, kind = request.pop("id", None), request.pop("kind", None)
             if type(ident) is not int or not 0 <= ident < 2**53 or not isinstance(kind, str):
-                raise strict_json.MalformedError("no `id` (a number) or no `kind` (a text)")
-        except strict_json.MalformedError as e:
+                raise strict_json.MalformedJsonError("no `id` (a number) or no `kind` (a text)")
+        except strict_json.MalformedJsonError as e:
             self._malformed += 1
             self._say({"id": None, "error": _error("malformed_request", str(e))})
             if self._malformed >= MALFORMED:
                 self._hang_up()
             return
         self._open += 1
-        call = Call(request, lambda what, secret: self._answer(ident, what, secret))
+        call = BrokerCall(request, lambda what, secret: self._answer(ident, what, secret))
         handler = self._table.get(kind)
         if handler is None:
             call.refuse("unknown_kind", f"there is no request of kind `{strict_json.shown(kind)}` here")

@@ -24,13 +24,13 @@ from sandbox.kernel import libc
 from sandbox.kernel.proc.secret_memory import Locked, guard_process
 from sandbox.run_io import Outcome, Watches
 from sandbox.shim import process
-from sandbox.vault.backend import MAX_VALUE_BYTES, Backend, Opened
+from sandbox.vault.backend import MAX_VALUE_BYTES, Backend, OpenedSecret
 
 _REPLY: Final = struct.Struct("!BQ")
 _VALUE, _ABSENT, _FAILED, _READY = range(4)
 _REQUEST_BYTES = 1024
 
-Then = Callable[[Opened | errors.VaultError | None], None]
+Then = Callable[[OpenedSecret | errors.VaultError | None], None]
 
 
 class Fetcher:
@@ -101,7 +101,7 @@ class Fetcher:
                 return
             with Locked(size - _REPLY.size) as value:
                 value.view[:] = buffer.view[_REPLY.size : size]
-                then(Opened(version, value))
+                then(OpenedSecret(version, value))
 
     def settle(self, watches: Watches) -> Outcome:
         """Wait for every answer that is due, each at most as long as the first one may take.

@@ -11,9 +11,10 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+
+from msgspec import Struct
 
 from policy import base58, errors
 from policy.lifecycle import State
@@ -25,9 +26,11 @@ from sandbox.rundir.registry import Entry
 from sandbox.shim import control_socket
 
 Operation = Literal["suspend", "resume", "kill"]
+# What ``logs`` shows.
+Stream = Literal["stderr", "stdout"]
 T = TypeVar("T")
 # Limit of a stop or an end, and the interval of looks meanwhile.
-_PATIENCE_SECONDS, _AGAIN_SECONDS = 15.0, 0.02
+PATIENCE_SECONDS, _AGAIN_SECONDS = 15.0, 0.02
 # Pause of a waiter whose place another one took.
 _PUSHED_OUT_SECONDS = 0.25
 # An ending run may first wait for its children: their grace, and then twice their time to exit
@@ -37,8 +40,7 @@ _GONE_SECONDS = 120.0
 _MOST_ABOVE = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Requester:
+class Requester(Struct, frozen=True):
     """Identify a requester: ``display`` is its name in labels and rows; ``root`` may see and end all runs."""
 
     display: str
@@ -51,7 +53,7 @@ class Requester:
 
 def listed(state: Path, requester: Requester) -> list[dict[str, Any]]:
     """Return the live runs that the requester may see, parents before children, each as ``ps --json`` shows it."""
-    entries = _seen(state, requester)
+    entries = visible_runs(state, requester)
     below = {entry.run_id: registry.subtree(entries, entry.run_id) for entry in entries if not _above(entry, entries)}
     return [_shown(entry) for tree in below.values() for entry in tree]
 
@@ -61,7 +63,7 @@ def used(state: Path, requester: Requester) -> list[dict[str, Any]]:
     counted = metrics.tally(state, whole=False)
     for _ in counted.read():
         pass
-    return [seen.to_json() for seen in metrics.used(_seen(state, requester), counted)]
+    return [seen.to_json() for seen in metrics.used(visible_runs(state, requester), counted)]
 
 
 def operate(
@@ -86,7 +88,7 @@ def operate(
     """
     if operation == "kill" and tree:
         return _kill_tree(state, requester, run, reason)
-    chosen = _find(_seen(state, requester), run)
+    chosen = _find(visible_runs(state, requester), run)
     ask = _Ask(state, requester, reason)
     if not tree:
         ask(operation, chosen, **({} if grace_ms is None or operation != "kill" else {"grace_ms": grace_ms}))
@@ -103,7 +105,7 @@ def operate(
 def _kill_tree(state: Path, requester: Requester, run: str, reason: str) -> list[str]:
     # Agents that are to be ended may keep every processor from us (kernel.urgent).
     with tree_kill.urgent():
-        chosen = _find(_seen(state, requester), run)
+        chosen = _find(visible_runs(state, requester), run)
         ask = _Ask(state, requester, reason)
         done = ask.end(chosen)
     _until_gone(state, done)
@@ -116,8 +118,22 @@ def _kill_tree(state: Path, requester: Requester, run: str, reason: str) -> list
     return done
 
 
-def logs(state: Path, requester: Requester, run: str, offset: int = 0) -> dict[str, Any]:
-    """Return the stderr of a run from ``offset`` on, in parts: ask again from ``next``.
+def attach(state: Path, requester: Requester, run: str, pipes: Sequence[int], size: tuple[int, int]) -> str:
+    """Connect three pipes (stdin, stdout, sizes) to the terminal of the run whose id begins so. Returns its id.
+
+    Raises:
+        errors.NoRunError: there is no such run, or it is another user's.
+        errors.WrongStateError: it has no terminal, or is attached already.
+        errors.KeeperError: it did not answer.
+    """
+    entries = [one for one in visible_runs(state, requester) if requester.may([one.issuer["display"]])]
+    entry, (rows, columns) = _find(entries, run), size
+    _asked(entry, "attach", fds=pipes, by=requester.display, rows=rows, columns=columns)
+    return entry.run_id
+
+
+def logs(state: Path, requester: Requester, run: str, offset: int = 0, *, stream: Stream = "stderr") -> dict[str, Any]:
+    """Return the stderr of a run from ``offset`` on, in parts: ask again from ``next``. Or its stdout, once it failed.
 
     ``begins`` is where the text begins: later than ``offset`` when the part between was not kept. ``live`` says
     whether there may be more.
@@ -127,33 +143,39 @@ def logs(state: Path, requester: Requester, run: str, offset: int = 0) -> dict[s
         errors.CutOffError: its shim ended without a word; the next start writes down what became of it.
         errors.KeeperError: its shim does not answer, or is still writing its end.
     """
-    return _once_begun(lambda: _logs(state, requester, run, offset))
+    return _once_begun(lambda: _logs(state, requester, run, offset, stream))
 
 
-def _logs(state: Path, requester: Requester, run: str, offset: int) -> dict[str, Any]:
-    entries = [one for one in _seen(state, requester) if one.run_id.startswith(run)]
+def _logs(state: Path, requester: Requester, run: str, offset: int, stream: Stream) -> dict[str, Any]:
+    entries = [one for one in visible_runs(state, requester) if one.run_id.startswith(run)]
     if len(entries) == 1:
         try:
-            return {"run_id": entries[0].run_id, "live": True, **_asked(entries[0], "logs", offset=offset)}
+            # Of stdout only a terminal is shown: what others say so far is the beginning of an answer.
+            answer = _asked(entries[0], "logs", offset=offset, stream=stream)
+            return {"run_id": entries[0].run_id, "live": True, **answer}
         except errors.NoRunError:
-            record = _await_record(state, entries[0].run_id, time.monotonic() + _PATIENCE_SECONDS)
+            record = await_record(state, entries[0].run_id, time.monotonic() + PATIENCE_SECONDS)
     else:
         record = _record(state, requester, run)
-    kept = record.stderr.encode()
-    begins = max(offset, record.stderr_bytes - len(kept))
-    text = kept[len(kept) - max(0, record.stderr_bytes - begins) :] if record.stderr_bytes > begins else b""
+    kept, total = (
+        (record.stdout.encode(), record.stdout_bytes)
+        if stream == "stdout"
+        else (record.stderr.encode(), record.stderr_bytes)
+    )
+    begins = max(offset, total - len(kept))
+    text = kept[len(kept) - max(0, total - begins) :] if total > begins else b""
     return {
         "run_id": record.run_id,
         "live": False,
         "begins": begins,
-        "next": max(begins, record.stderr_bytes),
+        "next": max(begins, total),
         "text": text.decode(errors="replace"),
     }
 
 
 def ended(
     state: Path, requester: Requester, run: str, *, left: Callable[[], bool] = lambda: False
-) -> run_archive.Record | None:
+) -> run_archive.ArchivedRun | None:
     """Return the record of a run once it has ended. None: the requester has ``left``.
 
     Raises:
@@ -164,24 +186,24 @@ def ended(
     return _once_begun(lambda: _ended(state, requester, run, left))
 
 
-def _ended(state: Path, requester: Requester, run: str, left: Callable[[], bool]) -> run_archive.Record | None:
-    entries = [one for one in _seen(state, requester) if one.run_id.startswith(run)]
+def _ended(state: Path, requester: Requester, run: str, left: Callable[[], bool]) -> run_archive.ArchivedRun | None:
+    entries = [one for one in visible_runs(state, requester) if one.run_id.startswith(run)]
     if len(entries) != 1:
         return _record(state, requester, run)
     entry = entries[0]
     while not left():
         try:
             # The end of file is the end of the run. Another requester may take this place in the shim: then again.
-            with control_socket.Connection(entry.path) as connection:
+            with control_socket.ControlConnection(entry.path) as connection:
                 while not (over := connection.closed(0.25)) and not left():
                     pass
                 if over and not (entry.path / control_socket.NAME).exists():
-                    return _await_record(state, entry.run_id, time.monotonic() + _PATIENCE_SECONDS)
+                    return await_record(state, entry.run_id, time.monotonic() + PATIENCE_SECONDS)
             # More waiting clients than the shim accepts would disconnect each other without a pause.
             time.sleep(_PUSHED_OUT_SECONDS)
         except errors.NoRunError:
             if not registry.under_way(entry.path) or not control_socket.until_there(entry.path, 1.0):
-                return _await_record(state, entry.run_id, time.monotonic() + _PATIENCE_SECONDS)
+                return await_record(state, entry.run_id, time.monotonic() + PATIENCE_SECONDS)
             time.sleep(_AGAIN_SECONDS)
         except errors.KeeperError:
             time.sleep(_AGAIN_SECONDS)
@@ -218,7 +240,7 @@ class _Ask:
 
         A run that is just starting cannot be suspended yet: it is asked again until it can.
         """
-        until = time.monotonic() + _PATIENCE_SECONDS
+        until = time.monotonic() + PATIENCE_SECONDS
         stopped: list[str] = []
         while moving := [one for one in self.subtree(entry.run_id) if one.state != State.SUSPENDED]:
             if time.monotonic() > until:
@@ -274,7 +296,8 @@ class _Ask:
             log.append("runs_stopped", fields, issuer=issuer, now_ms=int(time.time() * 1000))
 
 
-def _seen(state: Path, requester: Requester) -> list[Entry]:
+def visible_runs(state: Path, requester: Requester) -> list[Entry]:
+    """Return the live runs that the requester may see."""
     entries = list(registry.agents(registry.live(state / "runs")))
     displays = {entry.run_id: entry.issuer["display"] for entry in entries}
     return [
@@ -322,7 +345,7 @@ def _shown(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _record(state: Path, requester: Requester, run: str) -> run_archive.Record:
+def _record(state: Path, requester: Requester, run: str) -> run_archive.ArchivedRun:
     """Return the record of the run whose id begins with ``run``."""
     found = [one for one in run_archive.ids(state) if one.startswith(run)] if run else []
     if not requester.root:
@@ -333,7 +356,7 @@ def _record(state: Path, requester: Requester, run: str) -> run_archive.Record:
     if ending is not None and gone and requester.may(_started_by(state, ending)):
         # It is not live and has no record yet: its shim has still to write its end, or was killed.
         try:
-            found = [_await_record(state, ending, time.monotonic() + _PATIENCE_SECONDS, unseen=True).run_id]
+            found = [await_record(state, ending, time.monotonic() + PATIENCE_SECONDS, unseen=True).run_id]
         except errors.CutOffError:
             if requester.root:
                 raise
@@ -403,7 +426,7 @@ def _asked(entry: Entry, operation: str, **fields: Any) -> dict[str, Any]:
         errors.NoRunError: Raised when it has ended.
         errors.KeeperError: Raised as by ``control_socket.ask``.
     """
-    until = time.monotonic() + _PATIENCE_SECONDS
+    until = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
             return control_socket.ask(entry.path, operation, **fields)
@@ -413,10 +436,14 @@ def _asked(entry: Entry, operation: str, **fields: Any) -> dict[str, Any]:
             time.sleep(_AGAIN_SECONDS)
 
 
-def _await_record(state: Path, run_id: str, until: float, *, unseen: bool = False) -> run_archive.Record:
+def await_record(state: Path, run_id: str, until: float, *, unseen: bool = False) -> run_archive.ArchivedRun:
     """Return the record of a run that has just ended: its shim writes it a moment later.
 
     An ``unseen`` run may also be about to begin.
+
+    Raises:
+        errors.CutOffError: it ended without a record.
+        errors.KeeperError: there is no record in time.
     """
     while True:
         is_open = open_runs.is_open(state, run_id)
@@ -439,7 +466,7 @@ class _BegunError(Exception):
 
 
 def _once_begun(ask: Callable[[], T]) -> T:
-    until = time.monotonic() + _PATIENCE_SECONDS
+    until = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
             return ask()

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from policy import denials, errors
 from policy.lifecycle import State
 from sandbox.audit import open_runs
@@ -41,8 +43,7 @@ _KINDS = (
 _NEEDLES = tuple(f'"kind":{{"type":"{kind}"'.encode() for kind in _KINDS)
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class RunSample(Struct, frozen=True):
     """One live run and what it uses. ``denied`` counts what was refused to it so far, as far as the log has it."""
 
     entry: Entry
@@ -148,18 +149,18 @@ def tally(state: Path, *, whole: bool) -> Tally:
     return Tally(path)
 
 
-def live(state: Path, counted: Tally | None = None) -> list[Seen]:
+def live(state: Path, counted: Tally | None = None) -> list[RunSample]:
     """The live runs with an agent, parents before children, and what they use now."""
     return used(list(registry.agents(registry.live(state / "runs"))), counted)
 
 
-def used(entries: Sequence[Entry], counted: Tally | None = None) -> list[Seen]:
+def used(entries: Sequence[Entry], counted: Tally | None = None) -> list[RunSample]:
     """As ``live``, of these runs."""
     ids = {one.run_id for one in entries}
     roots = [one for one in entries if not ids & set(one.ancestors)]
     ordered = [one for root in roots for one in registry.subtree(entries, root.run_id)]
     return [
-        Seen(
+        RunSample(
             one,
             stats.usage(one.cgroups, keeper=one.keeper, device=addresses.host_device(one.run_id)),
             0 if counted is None else counted.by_run.get(one.run_id, 0),
@@ -168,7 +169,7 @@ def used(entries: Sequence[Entry], counted: Tally | None = None) -> list[Seen]:
     ]
 
 
-def text(runs: Sequence[Seen], counted: Tally) -> str:
+def text(runs: Sequence[RunSample], counted: Tally) -> str:
     """Everything in the text format of Prometheus."""
     states = Counter(seen.entry.state or str(State.ISOLATED) for seen in runs)
     shown = [state for state in State if state not in (State.TERMINATED, State.ARCHIVED, State.REJECTED)]
@@ -212,7 +213,7 @@ def text(runs: Sequence[Seen], counted: Tally) -> str:
     return prometheus.text(prometheus.family(*family) for family in families)
 
 
-def _by_agent(runs: Sequence[Seen]) -> dict[str, Counter[str]]:
+def _by_agent(runs: Sequence[RunSample]) -> dict[str, Counter[str]]:
     """Return the total use of each agent, the largest first. Agents beyond ``MAX_AGENTS`` are summed under no id."""
     by_id: dict[str, Counter[str]] = {}
     for seen in runs:

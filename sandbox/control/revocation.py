@@ -22,9 +22,10 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from policy import errors
 from policy.signing import authority, strict_json
@@ -38,8 +39,7 @@ from sandbox.storage.trust_state import State
 AUTHORITY = "authority"
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """Name one run that was ended. ``because`` is the run whose manifest was revoked: itself or one above it."""
 
     run_id: str
@@ -56,8 +56,7 @@ class Ended:
 Write = Callable[[Mapping[str, Any]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Enforced:
+class Enforced(Struct, frozen=True):
     """Report an enforcement: the runs that it ended, and in words the steps that failed.
 
     ``refused`` is the reason that the root could not be installed. The runs that rest on what it revokes were ended
@@ -258,7 +257,7 @@ def _because(entry: registry.Entry, root: TrustRoot) -> tuple[str, str] | None:
     """Return the first of the runs that it rests on whose statement is revoked, and the reason."""
     try:
         line = line_of(entry.label)
-    except strict_json.MalformedError as e:
+    except strict_json.MalformedJsonError as e:
         # Nothing but root writes there. What cannot be judged does not go on.
         return entry.run_id, f"what the run rests on cannot be read: {e}"
     for one in line:

@@ -13,10 +13,10 @@ from sandbox.storage.trust_state import State
 
 # How often a shim checks its mark (seconds), and at every which check the root's version: for revocations that
 # no process announced.
-_LOOK_SECONDS, _VERSION_EVERY = 0.25, 8
+_LOOK_SECONDS, VERSION_EVERY = 0.25, 8
 
 
-class Watch:
+class RevocationWatch:
     """Check a run's own mark, and whether a new trust root revokes what the run rests on. A shim calls it by the clock.
 
     ``state`` is None for a run that no operator's trust root decides about (covenant dev). ``version`` is the root that
@@ -41,7 +41,7 @@ class Watch:
     def look(self) -> Outcome:
         """Return the error that ends the run, or None."""
         self._looks += 1
-        outcome = self._look_at_the_root() if self._looks % _VERSION_EVERY == 0 else None
+        outcome = self._look_at_the_root() if self._looks % VERSION_EVERY == 0 else None
         return marks.verdict(self._path) or outcome
 
     def _look_at_the_root(self) -> Outcome:

@@ -7,8 +7,8 @@
 
 A run of the older package is seen behind the gate and marked, or finds the newer serial there before its own label is
 seen (``sandbox.lifecycle.context``). A process that is killed between (1) and (3) leaves the serial: the shims of the
-older runs find it (``Watch``), and so does the next recovery (``enforce``). The setting `on_newer_serial` = "finish"
-ends none.
+older runs find it (``SerialWatch``), and so does the next recovery (``enforce``). The setting `on_newer_serial` =
+"finish" ends none.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Caught:
 
 def accept(
     trusted: trust.TrustedPackage,
-    claim: admission.Claim,
+    claim: admission.AdmissionRequest,
     state: State,
     runs: Path,
     *,
@@ -100,7 +100,7 @@ def enforce(runs: Path, state: State, *, setting: OnNewer, write: Write) -> list
     return [one.run_id for one in caught.sweep.entries]
 
 
-class Watch:
+class SerialWatch:
     """A shim's own look at the highest serial that was accepted for its agent id.
 
     The first look that finds a newer one leaves the end to the process that accepted it. The second one ends the run:
@@ -133,7 +133,7 @@ class Watch:
 
     def _ends(self) -> OnNewer | None:
         """Return the setting that ends the run, None when it goes on. Only an older run reads the configuration."""
-        held = succession.Held(self._serial, _accepted(self._state, self._agent_id))
+        held = succession.LiveSerial(self._serial, _accepted(self._state, self._agent_id))
         if not succession.ends(held, "end"):
             return None
         setting = self._setting()
@@ -157,7 +157,7 @@ def _catch(entries: Sequence[Entry], state: State, setting: OnNewer) -> _Caught:
         if one.agent_id not in accepted:
             accepted[one.agent_id] = _accepted(state, one.agent_id)
         newest = accepted[one.agent_id]
-        if succession.ends(succession.Held(one.serial, newest, rundir_label.STANDBY in one.label), setting):
+        if succession.ends(succession.LiveSerial(one.serial, newest, rundir_label.STANDBY in one.label), setting):
             why = f"serial {newest} of agent `{one.agent_id}` was accepted, which is newer than {one.serial}"
             for below in registry.subtree(agents, one.run_id):
                 caught.reasons.setdefault(below.run_id, why)

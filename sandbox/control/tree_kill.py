@@ -13,8 +13,10 @@ import functools
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
+from msgspec import Struct
 
 from policy import errors
 from sandbox.kernel.cgroup import cgroup, kill
@@ -24,11 +26,11 @@ from sandbox.network.gate import cgroup as gate_cgroup
 from sandbox.rundir import directory, marks, registry
 from sandbox.storage import atomic_file
 
-_STARTING_SECONDS = 15.0
-_GATE_SECONDS = 2.0
+STARTING_SECONDS = 15.0
+GATE_SECONDS = 2.0
 # The lock of a sweep, in the directory of all runs; the longest wait of a shim for it, and the interval of looks.
 _ENDING = ".ending"
-_SWEEP_SECONDS, _SWEEP_LOOK_SECONDS = 10.0, 0.05
+SWEEP_SECONDS, _SWEEP_LOOK_SECONDS = 10.0, 0.05
 # Around a sweep: the agents that are to end may keep every processor from this process.
 urgent = priority.ahead
 
@@ -43,20 +45,19 @@ def wait_for_sweep(path: Path) -> None:
     with contextlib.suppress(OSError):
         if marks.verdict(path) is None:
             return
-        until = time.monotonic() + _SWEEP_SECONDS
+        until = time.monotonic() + SWEEP_SECONDS
         while atomic_file.held(path.parent / _ENDING) and time.monotonic() < until:
             time.sleep(_SWEEP_LOOK_SECONDS)
 
 
-@dataclass(frozen=True, slots=True)
-class Caught:
+class Caught(Struct, frozen=True):
     """Runs that stand and are marked. ``leaves`` is by run id: the agent's own, then that of its gates.
 
     ``starting`` are the runs whose agent was not seen in its cgroup: their shims may be about to start it.
     """
 
     entries: tuple[registry.Entry, ...] = ()
-    leaves: Mapping[str, list[cgroup.Leaf]] = field(default_factory=dict)
+    leaves: Mapping[str, list[cgroup.Leaf]] = msgspec.field(default_factory=dict)
     starting: tuple[registry.Entry, ...] = ()
 
     def every_leaf(self) -> list[cgroup.Leaf]:
@@ -150,7 +151,7 @@ def runs_gate(runs: Path, failed: list[str]) -> Iterator[None]:
     fd = os.open(runs / ".gate", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with atomic_file.unstopped():
         try:
-            if not atomic_file.take(fd, _GATE_SECONDS, poll_seconds=0.001):
+            if not atomic_file.take(fd, GATE_SECONDS, poll_seconds=0.001):
                 failed.append("the gate of the runs is not free: one that was just starting may have been missed")
             yield
         finally:
@@ -219,16 +220,16 @@ def outwait(entries: Collection[registry.Entry]) -> None:
     """Kill each process that joins the cgroups of runs that are about to start, until their shims are done with them.
 
     Raises:
-        errors.KernelError: a shim has not ended its run in ``_STARTING_SECONDS``.
+        errors.KernelError: a shim has not ended its run in ``STARTING_SECONDS``.
     """
-    hierarchies, until = cgroup.Hierarchies.read(), time.monotonic() + _STARTING_SECONDS
+    hierarchies, until = cgroup.Hierarchies.read(), time.monotonic() + STARTING_SECONDS
     while left := [one for one in entries if registry.under_way(one.path)]:
         leaves = [leaf for one in left for leaf in _leaves(hierarchies, one.path)]
         kill.stop(leaves)
         kill.kill(leaves)
         if time.monotonic() > until:
             names = ", ".join(one.run_id for one in left)
-            raise errors.KernelError(f"the keepers of {names} have not ended them after {_STARTING_SECONDS:g} s")
+            raise errors.KernelError(f"the keepers of {names} have not ended them after {STARTING_SECONDS:g} s")
         time.sleep(0.005)
 
 

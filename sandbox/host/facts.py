@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import os
@@ -13,12 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from msgspec import structs
+
 from policy import data, errors
 from policy.grants.effective import Effective
 from policy.host import CgroupFacts, Closure, GrantedPath, HostFacts, NetworkFacts, RunscFacts
 from policy.manifest.agent import Manifest
 from sandbox.config import Config, trusted_binary
 from sandbox.host import memory as host_memory
+from sandbox.host import started
 from sandbox.kernel import small_files
 from sandbox.kernel.cgroup import cgroup
 from sandbox.rootfs import closure, host_paths, loader_patch
@@ -90,7 +92,9 @@ def for_manifest(
     for table, trees in (("read", never), ("write", {**never, **data.never_grantable().write_trees})):
         asked = {path: f"[{i}]" for i, path in enumerate(getattr(permissions.filesystem, table))}
         if effective is not None:
-            asked = {path: asked.get(path, "") for path in getattr(effective.filesystem, table)}
+            # What a granted directory covers is looked at too: a link in it may lead out of what is granted.
+            inner = [path for path in asked if table == "read" and effective.filesystem.readable().covers(path)]
+            asked = {path: asked.get(path, "") for path in (*getattr(effective.filesystem, table), *inner)}
         for path, index in asked.items():
             where = manifest.where(f"permissions.filesystem.{table}{index}")
             found[path] = host_paths.look_up(
@@ -100,13 +104,16 @@ def for_manifest(
                 where=where,
                 writing=table == "write",
                 beside=() if table == "write" else tuple(written),
+                follow=table == "read",
             )
     programs: dict[str, Closure] = {}
-    for i, entry in enumerate(permissions.executables.allow):
+    for i, entry in permissions.executables.programs:
         where = manifest.where(f"permissions.executables.allow[{i}]")
-        programs[entry.path] = _executable(entry.path, entry.sha256, config, never, where)
-    runtime = _runtime(manifest, config, package or {})
-    return dataclasses.replace(
+        layered = started.of_layers(manifest.root.stack, entry.path, config)
+        programs[entry.path] = layered or _executable(entry.path, config, never, where)
+        _check_content(programs[entry.path], entry.sha256, where)
+    runtime = _runtime(manifest, config, package or {}, never)
+    return structs.replace(
         facts,
         runtimes={**facts.runtimes, **runtime},
         executables={**facts.executables, **programs},
@@ -277,17 +284,23 @@ def _version(path: Path) -> str:
     return first[0].removeprefix("runsc version ").strip()
 
 
-def _runtime(manifest: Manifest, config: Config, package: Mapping[str, bytes]) -> dict[str, Closure]:
+def _runtime(
+    manifest: Manifest, config: Config, package: Mapping[str, bytes], never: Mapping[str, str]
+) -> dict[str, Closure]:
     runtime, entry = manifest.agent.runtime, manifest.agent.entry
+    if runtime == started.COMMAND:
+        where = manifest.where("agent.entry")
+        of_host = functools.partial(_executable, config=config, never=never, where=where)
+        return {runtime: started.command(manifest, config, package, of_host)}
     if runtime in closure.RUNTIMES:
-        return {runtime: closure.of_runtime(runtime, config)}
+        return {runtime: closure.of_runtime(runtime, config, libraries=closure.needed_by(package))}
     if runtime == "rust-bin" and entry in package:
         libraries = {os.path.basename(n): b for n, b in package.items() if ".so" in os.path.basename(n)}
         return {runtime: closure.of_elf(package[entry], config, entry=f"/workspace/{entry}", siblings=libraries)}
     return {}
 
 
-def _executable(path: str, sha256: str | None, config: Config, never: Mapping[str, str], where: str) -> Closure:
+def _executable(path: str, config: Config, never: Mapping[str, str], where: str) -> Closure:
     try:
         loader = loader_patch.LOADERS[architecture()]
         loader_patch.patch(Path(loader).read_bytes(), name=loader)
@@ -298,21 +311,29 @@ def _executable(path: str, sha256: str | None, config: Config, never: Mapping[st
             where=where,
         ) from e
     # Root must own it: a user who may replace a program controls what it does.
-    if host_paths.look_up(path, never=never, where=where).kind != "file":
+    looked = host_paths.look_up(path, never=never, where=where, follow=True)
+    if looked.kind != "file":
         raise errors.GrantedPathError(f"executable `{path}` is a directory", where=where)
     try:
         found = closure.of_elf(Path(path), config)
     except errors.ProgramError as e:
         e.where = where
         raise
+    if found.entry != looked.place:
+        # The closure follows links for itself: the program that is checked must be the one that is started.
+        message = f"executable `{path}` led to `{looked.place}` and leads to `{found.entry}` now"
+        raise errors.GrantedPathError(message, hint="run it again", where=where)
+    return found
+
+
+def _check_content(found: Closure, sha256: str | None, where: str) -> None:
     program = next(f for f in found.files if f.path == found.entry)
     if sha256 is not None and program.sha256 != sha256:
         raise errors.ProgramError(
-            f"executable `{path}` has digest {program.sha256}, the manifest wants {sha256}",
+            f"executable `{found.name}` has digest {program.sha256}, the manifest wants {sha256}",
             hint="sign the digest of the program that this host has",
             where=where,
         )
-    return found
 
 
 def _pids_free() -> int:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from policy.compile import plan
 from policy.host import HostFacts
@@ -19,8 +20,7 @@ from sandbox.host import code_digest
 from sandbox.storage import json_cache
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
+class Proof(Struct, frozen=True):
     """Result of the probe. ``fault`` is empty if the filter is alive."""
 
     fault: str

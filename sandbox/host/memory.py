@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from dataclasses import dataclass
 from typing import Final
 
 import psutil
+from msgspec import Struct
 
 from sandbox.kernel import small_files
 
 _MIB: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Struct, frozen=True):
     """Memory of the machine in MiB."""
 
     total_mb: int

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from policy import errors
 from policy.host import HostFacts
@@ -28,8 +29,7 @@ WAYS: Final[Mapping[str, tuple[str, ...]]] = {"plain": (), "masked": ("/proc/sys
 HOST: Final[Mapping[str, tuple[str, ...]]] = {"host": ()}
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(Struct, frozen=True):
     """``name`` is one of ``WAYS`` or ``HOST``, empty if none works. ``fault`` is runsc's error for the last."""
 
     name: str

@@ -12,20 +12,23 @@ import json
 import os
 import secrets
 import select
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
+
 from policy import errors
+from policy.compile import bundle as compiled_bundle
 from policy.compile import oci, plan
 from sandbox.config import Config
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.proc import launch as proc_launch
 from sandbox.kernel.proc import pipes, spawn
 from sandbox.kernel.runsc import command
-from sandbox.rootfs import closure, skeleton
+from sandbox.rootfs import closure, erofs_image, skeleton
 from sandbox.rundir import directory as bundles
 from sandbox.rundir import label
 
@@ -41,8 +44,7 @@ PREFIX = "doctor-"
 _Note = Callable[[Mapping[str, Path]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """Result of one start: runsc's exit status (None at the deadline), its output, the duration in seconds."""
 
     status: int | None
@@ -50,8 +52,7 @@ class Outcome:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Alive:
+class Alive(Struct, frozen=True):
     """Result of the live probe. ``fault`` is empty if all is well, else one line that names the fault."""
 
     fault: str
@@ -102,6 +103,40 @@ def networked(config: Config, binary: Path, *, network: int, covered: Sequence[s
         return "" if b"eth0:" in found.output else "the sandbox starts, and has not taken its device"
 
 
+def reads_erofs(config: Config, binary: Path, packer: Path, *, deadline_seconds: float) -> str:
+    """Start programs of an EROFS image, whose root directory on the host is empty. ``packer`` is mkfs.erofs.
+
+    The first must start. The second makes a directory where every user may, and gets EROFS. The third is the first
+    without its execute bit, and must not start. Returns an empty string if all is so, else the fault.
+
+    Raises:
+        errors.MachineError: Raised when no cgroup can be made, or the probe's own programs are missing.
+        errors.LayerToolError: Raised when the image cannot be made.
+    """
+    with _folder(config) as (folder, note):
+        store = skeleton.Skeletons(folder / "rootfs")
+        tree = store.get([closure.of_elf(p, config) for p in _PROGRAMS.values()], _POINTS)
+        plain, place, empty, image = "/plain", "/open", folder / "empty", folder / erofs_image.NAME
+        shutil.copyfile(_PROGRAMS["cat"], f"{tree}{plain}")
+        Path(f"{tree}{plain}").chmod(0o644)
+        Path(f"{tree}{place}").mkdir()
+        Path(f"{tree}{place}").chmod(0o777)
+        empty.mkdir(mode=0o755)
+        erofs_image.make(packer, tree, image)
+        probe = _Probe(folder, note, binary, empty, deadline_seconds, image=image)
+        first = probe.start([str(_PROGRAMS["cat"]), "/proc/self/status"], filtered=True)
+        if fault := _started(first):
+            return fault
+        if b"Seccomp:\t2" not in first.output:
+            return "a sandbox starts from an EROFS file, and its program does not"
+        written = probe.start([str(_PROGRAMS["mkdir"]), f"{place}/probe"], filtered=False)
+        if written.status == 0 or b"Read-only file system" not in written.output:
+            return f"an EROFS root is not read-only: {_last_line(written.output)}"
+        if probe.start([plain, "/proc/self/status"], filtered=True).status == 0:
+            return "a file of an EROFS root is started without its execute bit"
+        return ""
+
+
 @contextlib.contextmanager
 def _folder(config: Config) -> Iterator[tuple[Path, _Note]]:
     """Make a run's directory that only root can enter. The next start removes the remains of a killed probe from it.
@@ -121,10 +156,19 @@ def _folder(config: Config) -> Iterator[tuple[Path, _Note]]:
 
 class _Probe:
     def __init__(
-        self, folder: Path, note: _Note, binary: Path, root: Path, deadline_seconds: float, *, stack: str = "sandbox"
+        self,
+        folder: Path,
+        note: _Note,
+        binary: Path,
+        root: Path,
+        deadline_seconds: float,
+        *,
+        stack: str = "sandbox",
+        image: Path | None = None,
     ) -> None:
         self._folder, self._note, self._deadline, self._stack = folder, note, deadline_seconds, stack
         self._binary, self._root = binary, root
+        self._beside = {} if image is None else {"annotations": compiled_bundle.root_image(str(image))}
 
     def start(
         self, argv: list[str], *, filtered: bool, network: int | None = None, covered: Sequence[str] = ()
@@ -133,9 +177,8 @@ class _Probe:
         name = f"{PREFIX}{secrets.token_hex(8)}"
         bundle, state = self._folder / name, self._folder / f"{name}-state"
         bundle.mkdir(mode=0o700)
-        (bundle / "config.json").write_text(
-            json.dumps(_config(self._root, argv, stack=None if network is None else self._stack))
-        )
+        config = _config(self._root, argv, stack=None if network is None else self._stack)
+        (bundle / "config.json").write_text(json.dumps({**config, **self._beside}))
         flags = {flag: value for flag, (value, _) in plan.RUNSC_FLAGS.items() if filtered or flag != _FILTER_FLAG}
         if network is not None:
             flags["--network"] = self._stack

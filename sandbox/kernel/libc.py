@@ -269,6 +269,15 @@ def start_writing(fd: int) -> None:
     _libc.sync_file_range(ctypes.c_int(fd), ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
 
 
+def syncfs(fd: int) -> None:
+    """syncfs(2): write everything of the file system that ``fd`` is on to the disk.
+
+    Raises:
+        OSError: EIO, ENOSPC among others, when a write since the opening of ``fd`` failed (Linux 5.8).
+    """
+    _checked(_libc.syncfs(ctypes.c_int(fd)), "syncfs")
+
+
 def rename_new(source: str, target: str) -> None:
     """renameat2(2) with RENAME_NOREPLACE: a file gets its name whole, or there was one of that name already."""
     result = _libc.renameat2(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), RENAME_NOREPLACE)

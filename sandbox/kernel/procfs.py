@@ -12,8 +12,9 @@ import functools
 import os
 import stat
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from sandbox.kernel import small_files
 
@@ -25,16 +26,14 @@ _TIMES: Final = frozenset({"relatime", "noatime", "nodiratime", "strictatime", "
 _ESCAPES: Final = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
 
 
-@dataclass(frozen=True, slots=True)
-class Name:
+class Name(Struct, frozen=True):
     """Identity of a process: its pid, and the clock tick of its start (proc_pid_stat(5), field 22)."""
 
     pid: int
     start: int
 
 
-@dataclass(frozen=True, slots=True)
-class Binary:
+class Binary(Struct, frozen=True):
     """Identity of the file that a process executes.
 
     A difference in any field means another file. Times in nanoseconds.
@@ -46,8 +45,7 @@ class Binary:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(Struct, frozen=True):
     """One process as /proc shows it.
 
     ``capabilities`` has the keys of ``CAPABILITY_SETS``. ``namespaces`` maps a word of ``NAMESPACES`` to an inode.
@@ -68,8 +66,7 @@ class Process:
     tracer: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class ProcessMount(Struct, frozen=True):
     """One line of a process's mountinfo: the mount point, its own flags in the kernel's order, the source."""
 
     place: str
@@ -108,18 +105,18 @@ def family(of: Name, known: Collection[int] = ()) -> list[int] | None:
     """
     if name(of.pid) != of:
         return None
-    found = _by_children(of.pid) if _tells_children() else _by_parents(of.pid)
+    found = by_children(of.pid) if tells_children() else _by_parents(of.pid)
     ours = set(found)
     return [*found, *(pid for pid in sorted(set(known) - ours) if descends(pid, ours))]
 
 
 @functools.cache
-def _tells_children() -> bool:
+def tells_children() -> bool:
     """Whether this kernel was built with CONFIG_PROC_CHILDREN."""
     return os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 
 
-def _by_children(first: int) -> list[int]:
+def by_children(first: int) -> list[int]:
     """Collect the children of each thread: some dozens, where a machine may have thousands of processes."""
     found = {first: None}
     for pid in (ahead := [first]):
@@ -253,7 +250,7 @@ def namespaces() -> dict[str, int]:
     return {one: os.stat(f"/proc/self/ns/{one}").st_ino for one in NAMESPACES}
 
 
-def mounts(pid: int) -> tuple[Mount, ...]:
+def mounts(pid: int) -> tuple[ProcessMount, ...]:
     """Return the mounts that a process sees, in the order of their creation.
 
     Raises:
@@ -262,7 +259,17 @@ def mounts(pid: int) -> tuple[Mount, ...]:
     return parse_mounts(_read(pid, "mountinfo").decode("utf-8", "surrogateescape"))
 
 
-def parse_mounts(text: str) -> tuple[Mount, ...]:
+def mount_ids(pid: int) -> set[int]:
+    """Return the ids of the mounts that a process sees, as ``mnt_id`` of an open file names them (proc_pid_fdinfo(5)).
+
+    Raises:
+        FileNotFoundError, ProcessLookupError: it is gone.
+    """
+    lines = _read(pid, "mountinfo").split(b"\n")
+    return {int(line.split(b" ", 1)[0]) for line in lines if line}
+
+
+def parse_mounts(text: str) -> tuple[ProcessMount, ...]:
     """Parse the lines of a mountinfo (proc_pid_mountinfo(5))."""
     found = []
     # Not splitlines: users who mount choose names, and the kernel ends a line only with a newline.
@@ -270,7 +277,7 @@ def parse_mounts(text: str) -> tuple[Mount, ...]:
         left, _, right = line.partition(" - ")
         _, _, device, root, place, options = left.split(" ")[:6]
         flags = tuple(option for option in options.split(",") if option not in _TIMES)
-        found.append(Mount(_plain(place), flags, device, _plain(root), right.split(" ", 1)[0]))
+        found.append(ProcessMount(_plain(place), flags, device, _plain(root), right.split(" ", 1)[0]))
     return tuple(found)
 
 

@@ -15,8 +15,9 @@ from policy.audit_log import events
 from policy.package import Package
 from sandbox.broker import delegation, package_lookup
 from sandbox.broker.children import ChildRequest, Say
-from sandbox.lifecycle import run
+from sandbox.lifecycle.context import RunContext
 from sandbox.lifecycle.run import Request, Run, RunDependencies
+from sandbox.run_result import RunResult
 
 
 def run_child(dependencies: RunDependencies, parent: Request, child_request: ChildRequest, say: Say) -> None:
@@ -49,8 +50,8 @@ def run_child(dependencies: RunDependencies, parent: Request, child_request: Chi
     )
     with contextlib.ExitStack() as stack:
         try:
-            child = delegation.Child(child_request, say, stack)
-            one = Run(dependencies, request, now_ms=_now_ms(), child=child)
+            child = delegation.ChildContext(child_request, say, stack)
+            one = Run(RunContext(dependencies, request, now_ms=_now_ms(), child=child))
         except errors.CovenantError as e:
             _rejected(dependencies, child_request, found.package, issuer, e)
             say(refusal(e))
@@ -81,7 +82,7 @@ def refusal(error: errors.CovenantError) -> dict[str, Any]:
     return {"error": {"code": error.code, "message": error.message, **hint, **more}}
 
 
-def _outcome(answer: run.RunResult) -> dict[str, Any]:
+def _outcome(answer: RunResult) -> dict[str, Any]:
     """Return the outcome for the parent's agent. It lacks the stderr, which is only for the operator."""
     if answer.result is None:
         assert answer.error is not None

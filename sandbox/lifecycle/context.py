@@ -1,20 +1,23 @@
 """Everything a run needs besides its sandbox: admission, deadlines, the agent's broker, revocation checks, control.
 
-``Run`` (sandbox.lifecycle.run) goes through the procedure with these terms. A standby instance (sandbox.standby) gets
-them again once it has an intent.
+``Run`` (sandbox.lifecycle.run) goes through the procedure with one context. A warm sandbox (sandbox.standby) assigns an
+intent to the context a second time, when a client brings one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from policy import clocks, decide, errors
+from msgspec import Struct
+
+from policy import clocks, contract, decide, errors
 from policy.grants.effective import Effective
-from policy.grants.lifetime import Lifetime
+from policy.grants.lifetime import LifetimeGrant
 from policy.host import HostFacts
 from policy.manifest.agent import Manifest
 from policy.rules.case import Claimant, Unsigned
@@ -26,6 +29,7 @@ from sandbox.audit.run_events import RunEvents
 from sandbox.broker import delegation, server
 from sandbox.control import revocation, revocation_watch, succession, tree_kill
 from sandbox.host import facts
+from sandbox.kernel.runsc import command
 from sandbox.lifecycle.types import Request, RunDependencies
 from sandbox.run_io import Limits, PeriodicCheck
 from sandbox.rundir import admission, marks, registry
@@ -33,129 +37,231 @@ from sandbox.rundir.uid_pool import UidLease
 from sandbox.runner import gvisor, prepare
 from sandbox.shim.operations import RunOperations
 
+# Called behind the gate with a package and the highest serial that was accepted of its agent id; it may refuse.
+CheckSerial = Callable[[trust.TrustedPackage, trust.Accepted | None], None]
+
+# The log's text for an agent that requests standby and has none.
+_NO_STANDBY = "standby: nobody keeps instances ready here, each run starts cold (covenant-supervisor does)"
+_NOT_AHEAD = "standby: an agent that may ask its supervisor for more starts cold, its rights count from its intent"
+
+
+def spoken_of(decision: decide.Decision) -> contract.Contract:
+    """Return the contract of the compiled policy."""
+    return contract.of(decision.artefacts.json("supervision.json").get("process"))
+
+
+class Assignment(Struct, frozen=True):
+    """The intent of a run: the request for it, what the agent is given, and its line for stdin (contract `line`)."""
+
+    request: Request
+    intent: contract.Intent
+    line: bytes
+
+
+class Laps:
+    """Measure the steps of a run one after the other. ``seconds`` maps each step to its time."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all steps, and begin the next one now."""
+        self.seconds: dict[str, float] = {}
+        self._began = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """End the step ``name``, and begin the next one."""
+        now = time.perf_counter()
+        self.seconds[name], self._began = now - self._began, now
+
 
 class RunContext:
     """Compose what one run needs besides its sandbox.
 
-    ``now_ms`` is the time of the request, and ``child`` the request of the parent's shim.
+    - ``now_ms`` is the time of the request, and ``child`` the request of the parent's shim.
+    - ``assignment`` is the run's intent; ``request``, ``intent_id``, ``intent`` and ``line`` are its parts.
+    - ``root`` is the trust root that a signed package was verified under, ``place`` the place that the run claims.
+    - ``standby`` is the number of instances of the agent to keep ready, once that is known. ``standby_notes`` are the
+      texts for the log of an agent that wants instances and has none.
+
+    Raises:
+        errors.UsageError: the intent is not one that an agent can be given. Nothing was accepted or logged.
     """
 
-    # The trust root that a signed package was verified under, and the place that the run claims.
-    _root: trust.TrustRoot
-    _place: admission.Claim
+    root: trust.TrustRoot
+    place: admission.AdmissionRequest
+    standby = 0
+    standby_notes: tuple[str, ...] = ()
 
     def __init__(
-        self, dependencies: RunDependencies, request: Request, *, now_ms: int, child: delegation.Child | None = None
+        self,
+        dependencies: RunDependencies,
+        request: Request,
+        *,
+        now_ms: int,
+        child: delegation.ChildContext | None = None,
     ) -> None:
-        self._dependencies, self._request, self._now_ms = dependencies, request, now_ms
-        self._child, self._lineage = child, None if child is None else child.lineage
+        self.dependencies, self.now_ms = dependencies, now_ms
+        self.child, self.lineage = child, None if child is None else child.lineage
         self.run_id = str(uuid.uuid4()) if child is None else child.run_id
-        self.intent_id = request.intent_id or str(uuid.uuid4())
-        self._rows = RunEvents(dependencies.ledger, self.run_id, request.issuer)
-        self._denials = DenialLog(self._rows.denied)
-        self._secrets: gvisor.Secrets | None = None
-        self._below_ms: list[int] = []
+        self.assignment = self.assignment_of(request, request.intent_id or str(uuid.uuid4()))
+        self.laps = Laps()
+        self.rows = RunEvents(dependencies.ledger, self.run_id, request.issuer)
+        self.denials = DenialLog(self.rows.denied)
+        self.secrets: gvisor.Secrets | None = None
+        self.below_ms: list[int] = []
         self._root_version: int | None = None
+
+    @property
+    def request(self) -> Request:
+        """Return the request of the present intent."""
+        return self.assignment.request
+
+    @property
+    def intent_id(self) -> str:
+        """Return the id of the present intent."""
+        return self.assignment.intent.id
+
+    @property
+    def intent(self) -> contract.Intent:
+        """Return the present intent."""
+        return self.assignment.intent
+
+    @property
+    def line(self) -> bytes:
+        """Return the line that gives the present intent to the agent."""
+        return self.assignment.line
+
+    def assignment_of(self, request: Request, intent_id: str) -> Assignment:
+        """Return the intent of ``request`` as of ``now_ms``.
+
+        Raises:
+            errors.UsageError: no agent can be given this text.
+        """
+        parent = None if self.lineage is None else self.lineage.parent.intent_id
+        intent = contract.Intent(intent_id, request.text, request.reads, self.now_ms, request.priority, parent=parent)
+        return Assignment(request, intent, intent.line())
+
+    def log_failure(self, error: BaseException) -> None:
+        """Write the row of a refusal, or of a started run that failed by a fault of the machine."""
+        if self.rows.started:
+            self.denials.flush()
+        self.rows.failure(error, package_digest=self.request.package.digest)
+
+    def settle_standby(self, decision: decide.Decision) -> None:
+        """Set ``standby`` for an agent that wants instances kept ready, or ``standby_notes`` if none are."""
+        wanted = decision.manifest.sandbox.standby
+        if not wanted or self.child is not None or self.request.dev:
+            return
+        if command.BROKER_FLAG in decision.artefacts.json("runtime.json")["flags"]:
+            self.standby_notes = (_NOT_AHEAD,)
+        elif not self.dependencies.keeps_standby:
+            self.standby_notes = (_NO_STANDBY,)
+        else:
+            self.standby = wanted
 
     def adopted(self) -> None:
         """Continue after the parent has ended."""
-        self._rows.note("its parent's run has ended, and it goes on without it")
+        self.rows.note("its parent's run has ended, and it goes on without it")
 
-    def _case(self, trusted: trust.TrustedPackage | Unsigned) -> dict[str, Any]:
+    def case(self, trusted: trust.TrustedPackage | Unsigned) -> dict[str, Any]:
         """Return the input of the rules besides the package and the host."""
-        entries, lineage = registry.live(self._dependencies.path / "runs"), self._lineage
+        entries, lineage = registry.live(self.dependencies.path / "runs"), self.lineage
         above: dict[str, Any] = {}
         if lineage is not None:
             above = {"parent": lineage.present(entries), "on_excess": lineage.on_excess, "wanted": lineage.only}
         return {
             **above,
-            "now_ms": self._now_ms,
-            "identities": admission.owners(entries, admission.shown_to(self._request.issuer["display"], lineage)),
+            "now_ms": self.now_ms,
+            "identities": admission.owners(entries, admission.shown_to(self.request.issuer["display"], lineage)),
             "claimant": self._claimant(trusted),
-            "package_name": self._request.package_name,
-            "extra_never": dict.fromkeys(self._dependencies.never_granted, "it holds what decides"),
+            "package_name": self.request.package_name,
+            "extra_never": dict.fromkeys(self.dependencies.never_granted, "it holds what decides"),
         }
 
     def _claimant(self, trusted: trust.TrustedPackage | Unsigned) -> Claimant | None:
         """Return the package's claim to its agent id. `covenant dev` has its own serials, which do not count here."""
-        if not isinstance(trusted, trust.TrustedPackage) or self._request.dev:
+        if not isinstance(trusted, trust.TrustedPackage) or self.request.dev:
             return None
         return Claimant(
             serial=trusted.statement.serial,
-            signers=frozenset(one.keyid for one in self._rows.signers),
-            listed=trust.listed(self._root, trusted.statement.agent_id, now_ms=self._now_ms),
-            above=frozenset(one.run_id for one in self._lineage.parent.line) if self._lineage else frozenset(),
+            signers=frozenset(one.keyid for one in self.rows.signers),
+            listed=trust.listed(self.root, trusted.statement.agent_id, now_ms=self.now_ms),
+            above=frozenset(one.run_id for one in self.lineage.parent.line) if self.lineage else frozenset(),
         )
 
-    def _uids(self) -> UidLease:
-        config = self._dependencies.config
-        return UidLease(self._dependencies.path / "uids", first=config.uid_first, count=config.uid_count)
+    def uids(self) -> UidLease:
+        config = self.dependencies.config
+        return UidLease(self.dependencies.path / "uids", first=config.uid_first, count=config.uid_count)
 
-    def _look(self, manifest: Manifest) -> HostFacts:
+    def look(self, manifest: Manifest) -> HostFacts:
         """(2) Return the host facts, with those for this manifest."""
-        dependencies = self._dependencies
+        dependencies = self.dependencies
         return facts.for_manifest(
             facts.probe(dependencies.config),
             manifest,
             config=dependencies.config,
-            package=self._request.package.files,
+            package=self.request.package.files,
             extra_never=dependencies.never_granted,
-            effective=delegation.narrowed(self._lineage, manifest, dependencies.path / "runs")
-            if self._lineage
-            else None,
+            effective=delegation.narrowed(self.lineage, manifest, dependencies.path / "runs") if self.lineage else None,
         )
 
-    def _asked(
+    def place_for(
         self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest, effective: Effective
-    ) -> admission.Claim:
+    ) -> admission.AdmissionRequest:
         """Return the place that the run claims. It is checked now, and again when it is taken."""
-        config = self._dependencies.config
-        claim = admission.Claim(
+        config = self.dependencies.config
+        claim = admission.AdmissionRequest(
             manifest,
             trusted,
             effective,
-            self._request.package_name,
+            self.request.package_name,
             facts.capacity_mb(),
             config.overcommit,
-            self._lineage,
-            admission.caller(self._dependencies.path / "runs", self._request.issuer, self._lineage),
+            self.lineage,
+            admission.caller(self.dependencies.path / "runs", self.request.issuer, self.lineage),
             config.caller_requests,
             claimant=self._claimant(trusted),
         )
-        claim.check(registry.live(self._dependencies.path / "runs"))
-        self._place = claim
+        claim.check(registry.live(self.dependencies.path / "runs"))
+        self.place = claim
         return claim
 
-    def _accept(self, trusted: trust.TrustedPackage) -> None:
+    def accept(self, trusted: trust.TrustedPackage) -> None:
         """Record durably that the package was accepted, before any of its code starts. Raises as ``succession``."""
-        dependencies, place = self._dependencies, self._place
-        setting, write, runs = dependencies.config.on_newer_serial, self._rows.runs_stopped, dependencies.path / "runs"
-        succession.accept(trusted, place, dependencies.state, runs, setting=setting, write=write, now_ms=self._now_ms)
+        dependencies, place = self.dependencies, self.place
+        setting, write, runs = dependencies.config.on_newer_serial, self.rows.runs_stopped, dependencies.path / "runs"
+        succession.accept(trusted, place, dependencies.state, runs, setting=setting, write=write, now_ms=self.now_ms)
 
-    def _ratchet(self, trusted: trust.TrustedPackage) -> trust.Accepted | None:
+    def check_serial(self, trusted: trust.TrustedPackage) -> trust.Accepted | None:
         """Behind the gate, before the label can be seen: return the highest serial that was accepted.
 
         Raises:
             errors.SerialError: it is newer than that of the package.
         """
         one = trusted.statement
-        last = self._dependencies.state.accepted(one.agent_id)
+        last = self.dependencies.state.accepted(one.agent_id)
         trust.check_rollback(one.agent_id, one.serial, trusted.payload_digest, last)
         return last
 
-    def _claim(self, claim: admission.Claim) -> tuple[dict[str, str], Callable[[], None]]:
-        """Return the label of the run, and the check to make under the lock before other processes see the label."""
-        runs, trusted = self._dependencies.path / "runs", claim.trusted
+    def label_for(
+        self, claim: admission.AdmissionRequest, check_serial: CheckSerial
+    ) -> tuple[dict[str, str], Callable[[], None]]:
+        """Return the label of the run, and the check to make under the lock before other processes see the label.
+
+        ``check_serial`` is the check of the run's start mode, made beside that of ``check_serial`` here.
+        """
+        runs, trusted = self.dependencies.path / "runs", claim.trusted
         label = claim.label(
-            issuer=self._request.issuer,
-            operator=self._rows.operator,
-            signers=self._rows.signers,
-            now_ms=self._now_ms,
+            issuer=self.request.issuer,
+            operator=self.rows.operator,
+            signers=self.rows.signers,
+            now_ms=self.now_ms,
         )
         signed = trusted if isinstance(trusted, trust.TrustedPackage) else None
         own = None
-        if signed is not None and not self._request.dev:  # operators do not revoke dev's own root
-            own = authority.Authority.of(self.run_id, signed, self._rows.signers)
+        if signed is not None and not self.request.dev:  # operators do not revoke dev's own root
+            own = authority.Authority.of(self.run_id, signed, self.rows.signers)
         self._root_version = signed.root_version if signed else None
         label["intent_id"] = self.intent_id
         label[revocation.AUTHORITY] = revocation.line_below(runs, label["parent"], own)
@@ -163,101 +269,103 @@ class RunContext:
         def settle() -> None:
             above = [runs / one for one in label["ancestors"].split()]
             line = label[revocation.AUTHORITY]
-            revocation.refuse(self._dependencies.state, self._root_version, above, "" if self._request.dev else line)
+            revocation.refuse(self.dependencies.state, self._root_version, above, "" if self.request.dev else line)
             if signed is not None:
-                self._ratchet(signed)
+                check_serial(signed, self.check_serial(signed))
             claim.settle(runs)
-            if self._child is not None:
+            if self.child is not None:
                 if (refused := delegation.standing(runs / label["parent"])) is not None:
                     raise refused
-                self._child.admitted(label)
+                self.child.admitted(label)
 
         return label, settle
 
-    def _outdated(self, trusted: trust.TrustedPackage) -> str | None:
+    def outdated(self, trusted: trust.TrustedPackage) -> str | None:
         """Return why the package starts no more, None while its serial is the highest."""
         try:
-            RunContext._ratchet(self, trusted)
+            self.check_serial(trusted)
         except errors.SerialError as e:
             return e.message
         return None
 
-    def _broker(
+    def broker(
         self, decision: decide.Decision, deadline: clocks.Deadline, stack: contextlib.ExitStack
     ) -> server.Broker | None:
         """Make the broker for the agent's requests to its supervisor."""
-        dependencies, request = self._dependencies, self._request
-        elder = delegation.Elder(self.run_id, self.intent_id, dict(request.issuer), self._lineage)
+        dependencies, request = self.dependencies, self.request
+        elder = delegation.Delegator(self.run_id, self.intent_id, dict(request.issuer), self.lineage)
         start = dependencies.start_child
         made = delegation.broker(
             elder,
             decision,
             runs=dependencies.path / "runs",
             deadline=deadline,
-            denied=self._denials.told,
-            used=self._below_ms.append,
+            denied=self.denials.told,
+            used=self.below_ms.append,
             grace_seconds=dependencies.config.grace_seconds,
             start=None if start is None else functools.partial(start, request),
             keep=(*dependencies.below, *(() if request.children is None else (request.children,))),
-            alive=None if self._child is None else self._child.child_request.alive,
+            alive=None if self.child is None else self.child.child_request.alive,
         )
         if made is not None and decision.artefacts.json("credentials.json")["names"]:
             # Import it only here: its cryptography and documents take a tenth of a cold start.
             from sandbox.broker import credentials
 
             scope = credentials.Scope.of(decision, deadline)
-            tell = credentials.Tellers(self._rows.credential_granted, self._denials.told, self._is_revoked)
-            served = credentials.serve(
-                made, scope, tell, config=dependencies.config, is_dev=bool(request.dev), stack=stack
-            )
+            tell = credentials.Tellers(self.rows.credential_granted, self.denials.told, self._is_revoked)
+            is_dev = bool(request.dev) and not request.typed
+            served = credentials.serve(made, scope, tell, config=dependencies.config, is_dev=is_dev, stack=stack)
             if served is not None:
-                self._secrets = functools.partial(served.put_all, seconds=dependencies.config.start_deadline_seconds)
+                self.secrets = functools.partial(served.put_all, seconds=dependencies.config.start_deadline_seconds)
         return made
 
     def _is_revoked(self) -> bool:
-        return marks.verdict(self._dependencies.path / "runs" / self.run_id) is not None
+        return marks.verdict(self.dependencies.path / "runs" / self.run_id) is not None
 
-    def _watch(self, label: Mapping[str, str]) -> tuple[PeriodicCheck, ...]:
+    def checks(self, label: Mapping[str, str]) -> tuple[PeriodicCheck, ...]:
         """Return the checks that end the run: on a mark, a revocation by a new root, or a newer serial of its agent id.
 
-        ``_claim`` made its label.
+        ``label_for`` made its label.
         """
-        dependencies, path = self._dependencies, self._dependencies.path / "runs" / self.run_id
-        state = None if self._request.dev else dependencies.state
-        revoked = revocation_watch.Watch(path, label, state, self._rows.runs_revoked, version=self._root_version)
-        newer = succession.Watch(path, label, dependencies.state, self._on_newer, self._rows.runs_stopped)
+        dependencies, path = self.dependencies, self.dependencies.path / "runs" / self.run_id
+        state = None if self.request.dev else dependencies.state
+        revoked = revocation_watch.RevocationWatch(
+            path, label, state, self.rows.runs_revoked, version=self._root_version
+        )
+        newer = succession.SerialWatch(path, label, dependencies.state, self._on_newer, self.rows.runs_stopped)
         return revoked.round(), newer.round()
 
     def _on_newer(self) -> OnNewer:
         """Read `on_newer_serial` again: a shim has the configuration of its start."""
-        config = self._dependencies.config
+        config = self.dependencies.config
         with contextlib.suppress(errors.ConfigError):
             config = configuration.load(config.state)
         return config.on_newer_serial
 
-    def _operations(self, lifetime: Lifetime) -> RunOperations:
+    def operations(self, lifetime: LifetimeGrant) -> RunOperations:
         return RunOperations(
-            self._rows,
+            self.rows,
             ttl_seconds=lifetime.ttl_seconds or None,
             suspends=lifetime.on_expiry == "suspend",
-            shown=lambda raw: prepare.redacted(raw, self._dependencies.path),
+            shown=lambda raw: prepare.redacted(raw, self.dependencies.path),
             allow_thaw=tree_kill.allow_thaw,
-            below=functools.partial(delegation.end_below, self._dependencies.path / "runs", self.run_id),
+            below=functools.partial(delegation.end_below, self.dependencies.path / "runs", self.run_id),
+            live=self.request.live,
         )
 
-    def _deadline(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> clocks.Deadline:
+    def deadline(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> clocks.Deadline:
         return clocks.effective_deadline(
-            now_ms=self._now_ms,
+            now_ms=self.now_ms,
             cpu_ms_per_task=manifest.resources.cpu_ms_per_task,
-            timeout_ms=self._request.timeout_ms,
+            timeout_ms=self.request.timeout_ms,
             ttl_seconds=manifest.lifetime.ttl_seconds,
-            parent_deadline_ms=None if self._lineage is None else self._now_ms + self._lineage.remaining_ms,
+            parent_deadline_ms=None if self.lineage is None else self.now_ms + self.lineage.remaining_ms,
             suspends=manifest.lifetime.on_expiry == "suspend",
             expires_at_ms=trusted.statement.expires_at if isinstance(trusted, trust.TrustedPackage) else None,
         )
 
-    def _limits(self, deadline: clocks.Deadline) -> Limits:
-        config = self._dependencies.config
+    def limits(self, deadline: clocks.Deadline) -> Limits:
+        config = self.dependencies.config
         return Limits(
             start_seconds=config.start_deadline_seconds,
             task_seconds=deadline.milliseconds / 1000,

@@ -55,7 +55,7 @@ def policy(
     Raises:
         errors.SelfTestError: Raised when something forbidden was not refused, or could not be tried.
     """
-    key = probe_run.Key(decision.policy_digest, facts, dependencies.config.uplink)
+    key = probe_run.SelfTestKey(decision.policy_digest, facts, dependencies.config.uplink)
     if probe_run.passed(dependencies.path, key, now_ms=now_ms):
         return False
     rows.self_test_started(f"policy {decision.policy_digest[:16]}", name="canaries")

@@ -13,68 +13,62 @@ Every refusal in (1) to (3) and every failure in (5) has its row.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import hashlib
-import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from policy import clocks, contract, decide, errors
 from policy import lifecycle as life
+from policy.compile import bundle
 from policy.host import HostFacts
 from policy.manifest.agent import Manifest
 from policy.rules.case import Unsigned
 from policy.signing import trust
 from sandbox import progress
+from sandbox.audit import run_archive
+from sandbox.audit.agent_denials import AgentDenials
 from sandbox.broker import delegation
 from sandbox.host import facts as host_facts
-from sandbox.kernel.runsc import command
 from sandbox.lifecycle import preflight
-from sandbox.lifecycle.context import RunContext
-from sandbox.lifecycle.types import Request, RunDependencies, RunResult
+from sandbox.lifecycle.context import RunContext, spoken_of
+from sandbox.lifecycle.run_log import RunLog
+from sandbox.lifecycle.start_mode import ImmediateStart, StartMode, StartRecord
+from sandbox.lifecycle.types import Request, RunDependencies
 from sandbox.probes import preload
 from sandbox.run_io import RunOutcome
+from sandbox.run_result import RunResult
 from sandbox.rundir import directory as rundir_directory
 from sandbox.runner import gvisor, prepare
 from sandbox.shim import signals
 
-__all__ = ["Request", "Run", "RunDependencies", "RunResult"]
+if TYPE_CHECKING:
+    from policy.why.ask import Sight
 
+__all__ = ["Request", "Run", "RunDependencies"]
+
+# As much of a failed run's stdout as its record may keep, with room for characters of several bytes.
+_STDOUT_BYTES = 4 * run_archive.STDOUT_BYTES
 # The log's text for a run that drift would not end.
 _ALARM = ("drift: the run goes on when what confines it is changed (on_drift = alarm)",)
-# The log's text for an agent that requests standby and has none.
-_NO_STANDBY = "standby: nobody keeps instances ready here, each run starts cold (covenant-supervisor does)"
-_NOT_AHEAD = "standby: an agent that may ask its supervisor for more starts cold, its rights count from its intent"
 _NO_TRIES = "the tries inside the interpreter: none on this architecture"
 _NO_SELF_TEST = "the self-test of the policy: off by self_test = false in the configuration"
 
 
-class Run(RunContext):
-    """One run's way through the procedure; keeps what its log rows need.
+class Run:
+    """Process the run of one context. ``mode`` says when the agent gets its intent; without it, at its start.
 
-    ``standby`` is how many instances of the agent are to be kept ready, once that is known; ``used_ms`` the processor
-    time of the run and of all below it, once it is over.
+    ``used_ms`` is the processor time of the run and of all runs below it, once it is over.
     """
 
-    standby = 0
     used_ms = 0
 
-    def __init__(
-        self, dependencies: RunDependencies, request: Request, *, now_ms: int, child: delegation.Child | None = None
-    ) -> None:
-        super().__init__(dependencies, request, now_ms=now_ms, child=child)
-        # Refuse an invalid intent here, before anything is accepted or logged.
-        self._line = contract.Intent(
-            self.intent_id,
-            request.text,
-            request.reads,
-            now_ms,
-            request.priority,
-            parent=None if self._lineage is None else self._lineage.parent.intent_id,
-        ).line()
-        request.began(self.run_id, None)
-        self._rows.transition(life.State.PROVISIONED, "a package and an intent were received", waits=True)
-        self._timings: dict[str, float] = {}
-        self._clock = time.perf_counter()
+    def __init__(self, context: RunContext, mode: StartMode | None = None) -> None:
+        self.context, self._mode = context, mode or ImmediateStart()
+        context.request.began(context.run_id, None)
+        context.rows.transition(life.State.PROVISIONED, "a package and an intent were received", waits=True)
         self.signals = signals.DeferredSignals()
 
     def go(self) -> RunResult:
@@ -94,7 +88,7 @@ class Run(RunContext):
             raise
         self._raise_told(answer)
         # A run with an answer keeps it: a caller that continues with another run must end then.
-        return dataclasses.replace(answer, interrupted=True) if self.signals.pending else answer
+        return structs.replace(answer, interrupted=True) if self.signals.pending else answer
 
     def _raise_told(self, answer: RunResult) -> None:
         if answer.error is not None and self.signals.pending:
@@ -108,21 +102,18 @@ class Run(RunContext):
                 self.signals.hold()  # a signal must not cut its last rows short either
                 raise
         except BaseException as e:
-            self.used_ms = self.used_ms or sum(self._below_ms)
-            self._failed(e)
+            self.used_ms = self.used_ms or sum(self.context.below_ms)
+            self._mode.failed(e, self.context.log_failure)
             raise
 
-    def _failed(self, error: BaseException) -> None:
-        """Write the last rows of a run that did not end by itself."""
-        self.log_failure(error)
-
     def _go(self) -> RunResult:
+        context = self.context
         trusted = self._verify()
-        manifest = decide.manifest_of(self._request.package)
-        self._rows.agent_id = manifest.agent.id
+        manifest = decide.manifest_of(context.request.package)
+        context.rows.agent_id = manifest.agent.id
         if isinstance(trusted, trust.TrustedPackage):
             self._attribute(trusted, manifest)
-        self._lap("verify and parse")
+        context.laps.lap("verify and parse")
         backends: dict[str, Callable[[trust.TrustedPackage | Unsigned, Manifest], RunResult]] = {
             "linux-gvisor": self._linux_gvisor,
             "trusted-local": self._trusted_local,
@@ -136,77 +127,66 @@ class Run(RunContext):
             signers = trust.authorise(
                 trusted, agent_id=manifest.agent.id, role=manifest.agent.role, operator=manifest.agent.operator
             )
-            self._rows.attribute(signers, manifest.agent.operator)
-
-    def log_failure(self, error: BaseException) -> None:
-        """Write the row of a refusal, or of a started run that failed by a fault of the machine."""
-        if self._rows.started:
-            self._denials.flush()
-        self._rows.failure(error, package_digest=self._request.package.digest)
+            self.context.rows.attribute(signers, manifest.agent.operator)
 
     def _verify(self) -> trust.TrustedPackage | Unsigned:
-        dependencies, package = self._dependencies, self._request.package
+        context, package = self.context, self.context.request.package
+        dependencies = context.dependencies
         if package.envelope is None and dependencies.config.allow_unsigned_trusted_local:
             return Unsigned(package, allowed=True)
-        self._root = dependencies.state.trust_root(self._now_ms)
+        context.root = dependencies.state.trust_root(context.now_ms)
         return trust.verify(
             package,
-            self._root,
-            now_ms=self._now_ms,
+            context.root,
+            now_ms=context.now_ms,
             audience=dependencies.config.host,
             serials=dependencies.state,
             greatest_time_ms=dependencies.state.greatest_time_ms(),
         )
 
     def _linux_gvisor(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> RunResult:
-        dependencies = self._dependencies
-        if self._request.user is not None:
+        context, config = self.context, self.context.dependencies.config
+        if context.request.user is not None:
             raise errors.UsageError(
-                f"`--as {self._request.user}` is for trusted-local, this package runs under linux-gvisor",
+                f"`--as {context.request.user}` is for trusted-local, this package runs under linux-gvisor",
                 hint="leave --as out: each run has a uid of its own",
             )
         with progress.step("reading the files that the agent's root is made of"):
-            facts = self._look(manifest)
-        self._lap("host")
+            facts = context.look(manifest)
+        context.laps.lap("host")
         decision = decide.authorise(
-            trusted, manifest, host=facts, policies=dependencies.policies, **self._case(trusted)
+            trusted, manifest, host=facts, policies=context.dependencies.policies, **context.case(trusted)
         )
-        self._rows.transition(life.State.VALIDATED, f"policy {decision.policy_digest[:16]}", waits=True)
-        self._lap("decide")
-        if preflight.runsc(dependencies, self._rows, facts):
-            self._lap("self test")
-        deadline = self._deadline(trusted, manifest)
+        context.rows.transition(life.State.VALIDATED, f"policy {decision.policy_digest[:16]}", waits=True)
+        context.laps.lap("decide")
+        if preflight.runsc(context.dependencies, context.rows, facts):
+            context.laps.lap("self test")
+        deadline = context.deadline(trusted, manifest)
+        context.settle_standby(decision)
+        self._mode.decided(trusted, decision, facts)
         with contextlib.ExitStack() as stack:
             # Copy before the start row: copies may take seconds or fail, and the log must show only real starts.
-            job = self._job(trusted, decision, facts, deadline, stack)
-            self._lap("prepare")
-            advisory = _ALARM if dependencies.config.on_drift == "alarm" else ()
-            if dependencies.config.self_test:
-                if preflight.policy(dependencies, self._rows, decision, facts, job, self._uids(), now_ms=self._now_ms):
-                    self._lap("canaries")
-                if job.tries is None and manifest.agent.runtime in preload.RUNTIMES:
-                    advisory = (*advisory, _NO_TRIES)
-            else:
-                advisory = (*advisory, _NO_SELF_TEST)
-            advisory = (*advisory, *self._stands_by(decision))
-            self._begin(trusted, manifest, deadline, policy_digest=decision.policy_digest, not_enforced=advisory)
-            operations = self._operations(decision.effective.lifetime)
-            job = dataclasses.replace(job, operations=operations, after=dependencies.after, signals=self.signals)
-            finished = gvisor.run(job, runs=dependencies.path / "runs", uids=self._uids())
-        self._lap("run")
-        return self._finish(manifest, finished, decision.policy_digest, (*advisory, *finished.reported))
+            spec = self._mode.adapt(self._spec(trusted, decision, facts, deadline, stack))
+            context.laps.lap("prepare")
+            advisory = _ALARM if config.on_drift == "alarm" else ()
+            advisory = (*advisory, *self._self_test(decision, facts, spec), *context.standby_notes)
+            record = StartRecord(trusted, manifest, deadline, decision.policy_digest, advisory, spec.contract)
+            self._mode.begin(record, self._log_start)
+            spec = structs.replace(spec, after=context.dependencies.after, signals=self.signals)
+            finished = gvisor.run(spec, runs=context.dependencies.path / "runs", uids=context.uids())
+        context.laps.lap("run")
+        return self._finish(record, finished, (*advisory, *finished.reported))
 
-    def _stands_by(self, decision: decide.Decision) -> tuple[str, ...]:
-        """Record whether standby instances are kept for the agent. Returns the texts for the log if not."""
-        wanted = decision.manifest.sandbox.standby
-        if not wanted or self._child is not None or self._request.dev:
-            return ()
-        if command.BROKER_FLAG in decision.artefacts.json("runtime.json")["flags"]:
-            return (_NOT_AHEAD,)
-        if not self._dependencies.keeps_standby:
-            return (_NO_STANDBY,)
-        self.standby = wanted
-        return ()
+    def _self_test(self, decision: decide.Decision, facts: HostFacts, spec: gvisor.SandboxSpec) -> tuple[str, ...]:
+        """Try what the policy forbids, unless the operator does without. Returns the texts for the log."""
+        context = self.context
+        if not context.dependencies.config.self_test:
+            return (_NO_SELF_TEST,)
+        if preflight.policy(
+            context.dependencies, context.rows, decision, facts, spec, context.uids(), now_ms=context.now_ms
+        ):
+            context.laps.lap("canaries")
+        return (_NO_TRIES,) if spec.files.tries is None and decision.manifest.agent.runtime in preload.RUNTIMES else ()
 
     def _trusted_local(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> RunResult:
         """Run on the backend that confines by uid, limits, namespaces and a deny list.
@@ -215,79 +195,78 @@ class Run(RunContext):
         """
         from sandbox.runner import trusted_local
 
-        dependencies, request = self._dependencies, self._request
-        if self._child is not None:
+        context, dependencies = self.context, self.context.dependencies
+        if context.child is not None:
             raise delegation.refuse_backend(manifest.sandbox.backend)
+        contract.check_caller(contract.LINE, _connected(context.request))
         signed = isinstance(trusted, trust.TrustedPackage)
-        plan = trusted_local.plan(manifest, config=dependencies.config, user=request.user, signed=signed)
+        plan = trusted_local.plan(manifest, config=dependencies.config, user=context.request.user, signed=signed)
         if dependencies.isolated and not plan.policy.own_network:
             raise errors.NotEnforceableError(
                 "a trusted-local agent has the host's network, and the supervisor is not in it",
                 hint="name the uplink in config.toml, or run it without the supervisor",
                 grant="resources.network",
             )
-        verdict = decide.rules(trusted, manifest, host=host_facts.probe(dependencies.config), **self._case(trusted))
-        self._rows.transition(life.State.VALIDATED, "no policy is compiled for trusted-local", waits=True)
-        deadline = self._deadline(trusted, manifest)
-        label, claim = self._claim(self._asked(trusted, manifest, verdict.effective))
-        self._begin(trusted, manifest, deadline, not_enforced=plan.not_enforced)
-        operations = self._operations(verdict.effective.lifetime)
+        facts = host_facts.probe(dependencies.config)
+        verdict = decide.rules(trusted, manifest, host=facts, **context.case(trusted))
+        context.rows.transition(life.State.VALIDATED, "no policy is compiled for trusted-local", waits=True)
+        self._mode.decided(trusted, None, facts)
+        deadline = context.deadline(trusted, manifest)
+        place = context.place_for(trusted, manifest, verdict.effective)
+        label, claim = context.label_for(place, self._mode.check_serial)
+        record = StartRecord(trusted, manifest, deadline, not_enforced=plan.not_enforced)
+        self._mode.begin(record, self._log_start)
+        operations = context.operations(verdict.effective.lifetime)
         # The directory is only for label and lock: other runs see the owner, and the next start sees its end.
         with (
-            rundir_directory.RunDirectory(dependencies.path / "runs" / self.run_id, label, claim=claim) as directory,
+            rundir_directory.RunDirectory(dependencies.path / "runs" / context.run_id, label, claim=claim) as directory,
             operations.listening(directory.path),
         ):
             finished = trusted_local.run(
                 plan,
-                package=request.package,
-                run_id=self.run_id,
-                intent=self._line,
-                limits=self._limits(deadline),
+                package=context.request.package,
+                run_id=context.run_id,
+                intent=context.line,
+                limits=context.limits(deadline),
                 state=dependencies.path,
                 hidden=dependencies.never_granted,
-                rounds=self._watch(label),
+                rounds=context.checks(label),
                 watches=dependencies.watches,
+                observer=RunLog(context.rows, context.denials, operations),
                 operations=operations,
                 directory=directory,
                 signals=self.signals,
             )
         if directory.ended is not None:  # as gvisor.run
-            finished = dataclasses.replace(finished, error=directory.ended)
-        self._lap("run")
-        return self._finish(manifest, finished, None, plan.not_enforced)
+            finished = structs.replace(finished, error=directory.ended)
+        context.laps.lap("run")
+        return self._finish(record, finished, plan.not_enforced)
 
-    def _begin(
-        self,
-        trusted: trust.TrustedPackage | Unsigned,
-        manifest: Manifest,
-        deadline: clocks.Deadline,
-        *,
-        policy_digest: str | None = None,
-        not_enforced: tuple[str, ...] = (),
-    ) -> None:
+    def _log_start(self, record: StartRecord) -> None:
         """(4) Write all rows that must be durable before the agent starts."""
-        signed = trusted if isinstance(trusted, trust.TrustedPackage) else None
-        self._rows.capability_check(manifest, missing=delegation.missing(self._lineage, manifest))
+        context, manifest = self.context, record.manifest
+        signed = record.trusted if isinstance(record.trusted, trust.TrustedPackage) else None
+        context.rows.capability_check(manifest, missing=delegation.missing(context.lineage, manifest))
         if signed is not None:
-            self._accept(signed)
-        if self._rows.state is not life.State.ISOLATED:  # a standby instance already is
-            self._rows.transition(life.State.ISOLATED, f"on the backend {manifest.sandbox.backend}", waits=True)
-        self._rows.expect_start()  # this may have to wait
+            context.accept(signed)
+        if context.rows.state is not life.State.ISOLATED:  # a standby instance already is
+            context.rows.transition(life.State.ISOLATED, f"on the backend {manifest.sandbox.backend}", waits=True)
+        context.rows.expect_start()  # this may have to wait
         self.signals.hold()  # a start row must get its end row
-        self._rows.run_started(
+        context.rows.run_started(
             manifest,
-            deadline,
-            intent_id=self.intent_id,
-            package=self._request.package_name,
-            policy_digest=policy_digest,
+            record.deadline,
+            intent_id=context.intent_id,
+            package=context.request.package_name,
+            policy_digest=record.policy_digest,
             payload_digest=signed.payload_digest if signed else None,
-            not_enforced=not_enforced,
-            parent=None if self._lineage is None else self._lineage.parent.run_id,
-            behalf=self._request.behalf,
+            not_enforced=record.not_enforced,
+            parent=None if context.lineage is None else context.lineage.parent.run_id,
+            behalf=context.request.behalf,
         )
-        self._lap("log the start")
+        context.laps.lap("log the start")
 
-    def _job(
+    def _spec(
         self,
         trusted: trust.TrustedPackage | Unsigned,
         decision: decide.Decision,
@@ -295,87 +274,127 @@ class Run(RunContext):
         deadline: clocks.Deadline,
         stack: contextlib.ExitStack,
     ) -> gvisor.SandboxSpec:
-        dependencies, manifest = self._dependencies, decision.manifest
-        label, claim = self._claim(self._asked(trusted, manifest, decision.effective))
-        order = prepare.Order(
-            run_id=self.run_id,
-            package=self._request.package,
-            intent=self._line,
-            limits=self._limits(deadline),
+        context, dependencies = self.context, self.context.dependencies
+        place = context.place_for(trusted, decision.manifest, decision.effective)
+        label, claim = context.label_for(place, self._mode.check_serial)
+        operations = context.operations(decision.effective.lifetime)
+        spoken = spoken_of(decision)
+        contract.check_caller(spoken, _connected(context.request))
+        argument = spoken.argument(context.intent)
+        bundle.check_arguments(decision.artefacts, argument)
+        assert facts.runsc is not None
+        return gvisor.SandboxSpec(
+            run_id=context.run_id,
+            artefacts=decision.artefacts,
+            runsc_path=facts.runsc.path,
+            intent=spoken.stdin(context.intent),
+            limits=context.limits(deadline),
+            contract=spoken,
+            argument=argument,
+            caller=context.request.caller,
             label=label,
             claim=claim,
-            denied=self._denials.told,
-            drifted=self._rows.drift,
-            rounds=(self._denials.round(), *self._watch(label)),
-            watches=dependencies.watches
-            if self._child is None
-            else {**dependencies.watches, **self._child.watches(label, self.adopted)},
-            broker=self._broker(decision, deadline, stack),
-            secrets=self._secrets,  # making the broker has found them
-        )
-        return prepare.job(
-            order,
-            decision,
-            facts,
-            state=dependencies.path,
             config=dependencies.config,
-            never_granted=dependencies.never_granted,
-            stack=stack,
+            observer=RunLog(context.rows, context.denials, operations),
+            operations=operations,
+            rounds=(context.denials.round(), *context.checks(label)),
+            watches=dependencies.watches
+            if context.child is None
+            else {**dependencies.watches, **context.child.watches(label, context.adopted)},
+            broker=context.broker(decision, deadline, stack),
+            secrets=context.secrets,  # making the broker has found them
+            tell_agent=functools.partial(self._tell_agent, decision, facts),
+            files=prepare.files(
+                context.request.package,
+                decision,
+                facts,
+                state=dependencies.path,
+                config=dependencies.config,
+                never_granted=dependencies.never_granted,
+                stack=stack,
+            ),
         )
 
-    def _finish(
-        self, manifest: Manifest, finished: RunOutcome, policy_digest: str | None, not_enforced: tuple[str, ...]
-    ) -> RunResult:
+    def _tell_agent(
+        self, decision: decide.Decision, facts: HostFacts, fd: int
+    ) -> contextlib.AbstractContextManager[None]:
+        """Write the run's denials to the file that its agent reads, each with what would allow it."""
+        context, config = self.context, self.context.dependencies.config
+
+        def sight() -> Sight:
+            from policy.why import sight
+
+            never = host_facts.never_granted(config, context.dependencies.never_granted)
+            files = context.request.package.files
+            return sight.of(decision.artefacts, decision.manifest, files=files, host=facts, never=never)
+
+        return context.denials.telling(AgentDenials(fd, sight))
+
+    def _finish(self, record: StartRecord, finished: RunOutcome, not_enforced: tuple[str, ...]) -> RunResult:
         """(6) Return the answer with the result or the error, and write the last rows."""
-        usage = finished.usage.with_below(sum(self._below_ms))
+        self._mode.ended(finished)
+        context = self.context
+        usage = finished.usage.with_below(sum(context.below_ms))
         self.used_ms = usage.cpu_ms or 0
-        result: contract.AgentResult | None = None
-        error: errors.CovenantError | None = finished.error
-        if error is None:
-            try:
-                result = contract.parse_result(finished.stdout)
-            except errors.RunError as e:
-                error = e
+        result, error = _result_of(finished, record.contract)
         text_hash = hashlib.sha256(result.text.encode()).hexdigest() if result else None
         code = error.code if error else None
-        self._denials.ended_by(error)
-        self._denials.flush()
-        if text_hash is not None:
-            self._rows.intent_dispatched(self.intent_id, self._request.text, text_hash)
-        self._rows.finish(code or "the agent has answered")
-        stderr = prepare.redacted(finished.stderr, self._dependencies.path)
-        self._rows.run_ended(
+        context.denials.ended_by(error)
+        context.denials.flush()
+        if finished.totals is not None:
+            context.rows.session_ended(record.contract.name, finished.totals)
+        elif text_hash is not None:
+            context.rows.intent_dispatched(context.intent_id, context.request.text, text_hash)
+        context.rows.finish(code or "the agent has answered")
+        stderr = prepare.redacted(finished.stderr, context.dependencies.path)
+        context.rows.run_ended(
             status="ok" if result else "failed",
             code=code,
             finished=finished,
             digest=text_hash,
             message=None if error is None else error.message,
             stderr=stderr,
+            stdout="" if result else prepare.redacted(finished.stdout[-_STDOUT_BYTES:], context.dependencies.path),
         )
-        if self._rows.unarchived:
-            not_enforced = (*not_enforced, self._rows.unarchived)
-        self._lap("log the end")
+        if context.rows.unarchived:
+            not_enforced = (*not_enforced, context.rows.unarchived)
+        context.laps.lap("log the end")
         timings = {
             "sandbox start": finished.start_seconds or 0.0,
             "answer line": finished.said_seconds or 0.0,
             "sandbox": finished.total_seconds,
         }
         return RunResult(
-            run_id=self.run_id,
-            intent_id=self.intent_id,
-            agent_id=manifest.agent.id,
-            policy_digest=policy_digest,
+            run_id=context.run_id,
+            intent_id=context.intent_id,
+            agent_id=record.manifest.agent.id,
+            policy_digest=record.policy_digest,
             result=result,
             error=error,
             stderr=stderr,
+            exit_status=finished.exit_status,
             not_enforced=not_enforced,
-            unknown_sections=manifest.unknown_sections,
-            denials=self._denials.totals,
-            timings={**self._timings, **timings},
+            unknown_sections=record.manifest.unknown_sections,
+            denials=context.denials.totals,
+            timings={**context.laps.seconds, **timings},
             usage=usage,
         )
 
-    def _lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self._timings[name] = now - self._clock
-        self._clock = now
+
+def _connected(request: Request) -> contract.Connected:
+    """Return what the caller of a request is connected by."""
+    if request.caller is None:
+        return "nothing"
+    return "streams" if request.caller.size is None else "terminal"
+
+
+def _result_of(
+    finished: RunOutcome, spoken: contract.Contract
+) -> tuple[contract.AgentResult | None, errors.CovenantError | None]:
+    """Return the agent's answer, or the error of a run that has none."""
+    if finished.error is not None:
+        return None, finished.error
+    try:
+        return spoken.parse(finished.stdout), None
+    except errors.RunError as e:
+        return None, e

@@ -1,30 +1,33 @@
-"""Data types of a run: its request, the dependencies that the supervisor passes to it, and its result."""
+"""Data types of a run: its request, and the dependencies that the supervisor passes to it."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from policy import contract, decide, denials, errors
+import msgspec
+from msgspec import Struct
+
+from policy import decide
 from policy.package import Package
 from sandbox.audit.log import Ledger
 from sandbox.broker import children as broker_children
 from sandbox.config import Config
 from sandbox.network import gateway
+from sandbox.run_io import CallerStreams
 from sandbox.storage.trust_state import State
 
 # Called with a run's id, and (records, bytes of events, bytes of the chain) of the log before its first row.
 Began = Callable[[str, tuple[int, int, int] | None], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """Request for a run: the package's bytes, the intent's text, the issuer, and the timeout.
 
     - ``user`` is for trusted-local.
     - ``dev`` is the agent id whose local key of ``covenant dev`` replaces the trust root; empty for a run.
+    - ``typed``: root typed the command and the secrets of this package (``covenant exec``), which the local key signed.
     - ``package_name`` is the path of the package for the operator.
     - ``intent_id`` and ``priority`` are passed to the agent. An empty id is replaced by a new one.
     - ``children`` is an open directory with packages of child agents, used after the configured ones. It is read with
@@ -33,6 +36,8 @@ class Request:
       ``told`` is then the issuer as the agent reads it.
     - ``began`` is called for each run of this request, with the head of the log before the run's first row. The head
       is None for the run of the request itself.
+    - ``caller`` are the caller's ends of a stream session. Its agent has no intent, and ``text`` is empty.
+    - ``live`` takes the first lines of stderr as they come, for a client that shows them. A child has none.
     """
 
     package: Package
@@ -41,6 +46,7 @@ class Request:
     timeout_ms: int | None = None
     user: str | None = None
     dev: str = ""
+    typed: bool = False
     package_name: str = ""
     intent_id: str = ""
     priority: str = "normal"
@@ -49,6 +55,8 @@ class Request:
     behalf: Mapping[str, str] | None = None
     told: Mapping[str, str] | None = None
     began: Began = lambda run_id, since: None
+    caller: CallerStreams | None = None
+    live: Callable[[str], None] | None = None
 
     @property
     def reads(self) -> Mapping[str, str]:
@@ -56,30 +64,7 @@ class Request:
         return self.told or self.issuer
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """Result of a started run: exactly one of ``error`` and ``result`` is None. Times in seconds.
-
-    ``interrupted``: a signal to end this process arrived when the answer was already there.
-    """
-
-    run_id: str
-    intent_id: str
-    agent_id: str
-    policy_digest: str | None
-    result: contract.AgentResult | None
-    error: errors.CovenantError | None
-    stderr: str
-    not_enforced: tuple[str, ...] = ()
-    unknown_sections: tuple[str, ...] = ()
-    denials: tuple[denials.Row, ...] = ()
-    timings: Mapping[str, float] = field(default_factory=dict)
-    usage: contract.Usage = contract.NOTHING_USED
-    interrupted: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RunDependencies:
+class RunDependencies(Struct, frozen=True):
     """Resources that the supervisor gives to a run.
 
     - ``state`` is the deciding state: the supervisor's own, or a dev state.
@@ -96,9 +81,9 @@ class RunDependencies:
     state: State
     never_granted: tuple[str, ...]
     policies: decide.Policies
-    watches: gateway.Watches = field(default_factory=dict)
+    watches: gateway.Watches = msgspec.field(default_factory=dict)
     start_child: Callable[[Request, broker_children.ChildRequest, broker_children.Say], None] | None = None
     keeps_standby: bool = False
     isolated: bool = False
-    below: gateway.Watches = field(default_factory=dict)
+    below: gateway.Watches = msgspec.field(default_factory=dict)
     after: contextlib.ExitStack | None = None

@@ -10,8 +10,9 @@ that for benchmarks (RFC 2544): neither is used on a network that an agent could
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from policy.compile.network import firewall
 
@@ -35,8 +36,7 @@ UPLINKS: Final = (str(_UPLINKS4), str(_UPLINKS6))
 _FIRST, PLACES = 16, 65_000
 
 
-@dataclass(frozen=True, slots=True)
-class Uplink:
+class Uplink(Struct, frozen=True):
     """One run's addresses towards the supervisor's namespace."""
 
     ipv4: str

@@ -14,8 +14,9 @@ import os
 import secrets
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from policy import errors
 from sandbox.kernel.net import netlink
@@ -23,8 +24,7 @@ from sandbox.kernel.net import netns as spaces
 from sandbox.network import addresses, uplink
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """One run's network: its note (``RunDirectory.note_network``), and the process that holds it."""
 
     run_id: str
@@ -43,7 +43,7 @@ def cut(links: Sequence[Link]) -> list[str]:
     here = functools.partial(_at_the_host, links)
     with contextlib.ExitStack() as stack:
         # The shims are hardly ever in another namespace than the revoking process.
-        for namespace in (None, *_others(links, stack, failed)):
+        for namespace in (None, *others(links, stack, failed)):
             try:
                 failed += here() if namespace is None else spaces.within(namespace, here)
             except (OSError, errors.KernelError) as e:
@@ -81,7 +81,7 @@ class Aside(threading.Thread):
         return self._value
 
 
-def _others(links: Iterable[Link], stack: contextlib.ExitStack, failed: list[str]) -> list[int]:
+def others(links: Iterable[Link], stack: contextlib.ExitStack, failed: list[str]) -> list[int]:
     """Open the network namespaces of the shims, except our own. Appends failures to ``failed``."""
     seen, found = {os.stat("/proc/thread-self/ns/net").st_ino}, []
     for keeper in {link.keeper for link in links}:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
+
+from msgspec import Struct
 
 from policy import errors
 from sandbox.kernel.net import netlink, netns
@@ -54,8 +55,7 @@ GATEWAY_SETTINGS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Spaces:
+class Spaces(Struct, frozen=True):
     """Descriptors of the agent's namespace and of the gateway's."""
 
     agent: int

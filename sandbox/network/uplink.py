@@ -18,9 +18,10 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from policy import errors
 from sandbox.kernel.net import conntrack, netlink, nft
@@ -33,7 +34,7 @@ LOCK: Final = Path("/run/covenant-uplink.lock")
 _LOCK_SECONDS = 20.0
 # The longest time that a starting run keeps the lock. Its start may hang: in a frozen cgroup, or in a file system that
 # does not answer.
-_KEEP_SECONDS = 3.0
+KEEP_SECONDS = 3.0
 _ATTEMPTS = 64
 # Settings of a run's device on the host, which `default` there may set otherwise.
 _DEVICE: Final = {
@@ -51,8 +52,7 @@ _EVERYWHERE = {_FORWARD4: "ipv4/conf/all/forwarding", _FORWARD6: "ipv6/conf/all/
 _COMMENT = re.compile(r"covenant 1 ([A-Za-z0-9._-]{1,15}) ([01]) ([01-]) ([01])(?: ([0-9]{1,10}))?")
 
 
-@dataclass(frozen=True, slots=True)
-class Before:
+class Before(Struct, frozen=True):
     """The operator's interface, and its forwarding before the first run.
 
     ``ipv6`` is None if the kernel cannot forward it for one interface; no run gets IPv6 then. ``router`` says whether
@@ -159,7 +159,7 @@ def connecting(
             before = _shared(turn, undo, ended, device, binary)
             # INVARIANT: hold the lock until the run's device exists. Otherwise another run that ends could take itself
             # for the last and remove the table. If that blocks the others for too long, the table is made again.
-            if wanted.wait(_KEEP_SECONDS):
+            if wanted.wait(KEEP_SECONDS):
                 return before
             turn.close()
             return None
@@ -169,8 +169,8 @@ def connecting(
         def connect() -> addresses.Uplink:
             wanted.set()
             before = shared() or _shared(turn, undo, ended, device, binary)
-            place = _plug(run, run_id, name, before)
-            undo.callback(_unplug, name, place)
+            place = plug(run, run_id, name, before)
+            undo.callback(unplug, name, place)
             turn.close()
             return place
 
@@ -204,7 +204,7 @@ def _shared(
     if held is None:
         # Only the interface's name varies. The kernel takes the transaction whole or refuses it.
         nft.apply(binary, text(before), checked=False)
-    _forward(before, on=True)
+    forward(before, on=True)
     return before
 
 
@@ -222,7 +222,7 @@ def recover(runs: Mapping[str, addresses.Uplink | None], *, binary: Path) -> Non
         errors.KernelError: Raised when the kernel refuses a removal.
     """
     for run_id, place in runs.items():
-        _end(addresses.host_device(run_id), binary)
+        end(addresses.host_device(run_id), binary)
         if place is not None:
             forget(place)
 
@@ -243,7 +243,7 @@ def held_table(binary: Path) -> Before | None:
     return Before(match[1], match[2] == "1", ipv6, match[4] == "1", int(match[5] or 0))
 
 
-def _plug(run: namespaces.Spaces, run_id: str, name: str, before: Before) -> addresses.Uplink:
+def plug(run: namespaces.Spaces, run_id: str, name: str, before: Before) -> addresses.Uplink:
     """Make both ends of the run's uplink, at a place that no other run has."""
     own = spaces.current()
     try:
@@ -280,7 +280,7 @@ def _place(route: netlink.Route, index: int, start: int) -> addresses.Uplink:
     raise errors.NotEnforceableError("no address is left for another run", grant="resources.network")
 
 
-def _unplug(name: str, place: addresses.Uplink) -> None:
+def unplug(name: str, place: addresses.Uplink) -> None:
     """Delete the run's device, then forget its connections.
 
     Device before connections: the gates still live, and a packet of theirs would make a forgotten entry again.
@@ -308,7 +308,7 @@ def forget(place: addresses.Uplink) -> None:
             conntrack.forget(address)
 
 
-def _end(name: str, binary: Path, before: Before | None = None) -> None:
+def end(name: str, binary: Path, before: Before | None = None) -> None:
     """Delete one run's device, and with the last device all shared parts.
 
     ``before`` is the content of the table's comment, if known: the table stays the same as long as there is a run.
@@ -321,16 +321,16 @@ def _end(name: str, binary: Path, before: Before | None = None) -> None:
             return
         held = before or held_table(binary)
         if held is not None:
-            _forward(held, on=False)
+            forward(held, on=False)
             # Create the table first: another program may have deleted it already, and the delete would fail.
             nft.apply(binary, f"table inet {TABLE}\ndelete table inet {TABLE}\n".encode(), checked=False)
 
 
 def _end_or_say(stays: Callable[[], None], name: str, binary: Path, before: Before) -> None:
-    """Call ``_end``. On a failure it calls ``stays``; an earlier error stays the first."""
+    """Call ``end``. On a failure it calls ``stays``; an earlier error stays the first."""
     first = sys.exc_info()[1]
     try:
-        _end(name, binary, before)
+        end(name, binary, before)
     except (errors.KernelError, OSError) as e:
         stays()
         if first is None:
@@ -338,7 +338,7 @@ def _end_or_say(stays: Callable[[], None], name: str, binary: Path, before: Befo
         errors.also(first, f"what runs share on the uplink could not be taken away: {e}")
 
 
-def _forward(before: Before, *, on: bool) -> None:
+def forward(before: Before, *, on: bool) -> None:
     """Switch forwarding on if it was off, or off again.
 
     An interface that is gone is skipped. A host that became a router meanwhile, as by docker, stays one. Forwarding is

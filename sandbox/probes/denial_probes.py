@@ -15,9 +15,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec import Struct
+
 from policy import data, denials, errors
 from policy.compile.artefacts import Artefacts
+from policy.decompile import conditions
 from policy.decompile import read as reading
+from policy.decompile.mounts import OWN_LIMITS
 from policy.decompile.network import gates
 from policy.decompile.read import Decompiled
 from policy.grants.sets.access import Access
@@ -48,8 +52,7 @@ _NXDOMAIN, _ANSWER_BYTES = 3, 512
 _MAX_READ_PATHS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(Struct, frozen=True):
     """One probe: the call by its place in the message, and the expected results.
 
     ``denied`` are the errnos of a refusal. It is empty for a control, which must return ``least`` or more. ``told`` is
@@ -83,7 +86,7 @@ def _not_there(answer: bytes) -> bool:
 
 
 @dataclass
-class Plan:
+class ProbePlan:
     """The calls of a self-test in their order, and the probes that judge them."""
 
     numbers: Mapping[str, int]
@@ -126,25 +129,25 @@ class Plan:
         return tuple(fault for fault in said if fault)
 
 
-def plan(artefacts: Artefacts) -> Plan:
+def plan(artefacts: Artefacts) -> ProbePlan:
     """Choose the probes for these artefacts.
 
     Raises:
         errors.ArtefactError: Raised when they cannot be decompiled.
     """
     found = reading.read(artefacts.files)
-    made = Plan(data.syscalls(found.arch).numbers, found.calls.allowed.keys())
+    made = ProbePlan(data.syscalls(found.arch).numbers, found.calls.allowed.keys())
     _system_call(made)
     _programs(made, found)
     _files(made, found)
     if found.reached.mode == "off":
-        _no_network(made)
+        _no_network(made, found)
     else:
         _network(made, found, gates.read(artefacts.files))
     return made
 
 
-def _system_call(made: Plan) -> None:
+def _system_call(made: ProbePlan) -> None:
     for name, arguments in _FORBIDDEN_CALLS:
         if name not in made.allowed and name in made.numbers:
             made.denial(f"system call {name}", made.call(name, *arguments), errno.EPERM)
@@ -154,7 +157,7 @@ def _system_call(made: Plan) -> None:
             break
 
 
-def _programs(made: Plan, found: Decompiled) -> None:
+def _programs(made: ProbePlan, found: Decompiled) -> None:
     for name in ("execve", "execveat"):
         if name not in made.allowed:
             place = (Bytes(_text(probe_program.PATH)), 0, 0)
@@ -170,7 +173,7 @@ def _programs(made: Plan, found: Decompiled) -> None:
             made.control(f"program {program.entry} can be started", call)
 
 
-def _files(made: Plan, found: Decompiled) -> None:
+def _files(made: ProbePlan, found: Decompiled) -> None:
     if "openat" not in made.allowed:
         made.denial("opening a file", _open(made, "/workspace/agent.toml", 0), errno.EPERM)
         return
@@ -181,6 +184,8 @@ def _files(made: Plan, found: Decompiled) -> None:
         # A file is only opened, so that nothing is lost if that is not refused.
         flags = (f"{path}/.covenant-canary-file", _O_CREATE) if kind == "dir" else (path, _O_WRITE)
         made.denial(f"writing to {path}", _open(made, *flags), *_READ_ONLY)
+    made.denial("writing to its own limits", _open(made, f"{OWN_LIMITS}/policy.json", _O_WRITE), *_READ_ONLY)
+    made.control("its own limits are read", _open(made, f"{OWN_LIMITS}/policy.json", 0))
     made.denial("a file of the host", _open(made, "/etc/shadow", 0), errno.ENOENT)
     made.control("the package's manifest is read", _open(made, "/workspace/agent.toml", 0))
     if found.seen.scratch_mb is not None:
@@ -190,22 +195,28 @@ def _files(made: Plan, found: Decompiled) -> None:
         made.denial("a file made in /tmp", call, *_READ_ONLY)
 
 
-def _open(made: Plan, path: str, flags: int) -> int:
+def _open(made: ProbePlan, path: str, flags: int) -> int:
     return made.call("openat", _AT_FDCWD, Bytes(_text(path)), flags, 0o600)
 
 
-def _no_network(made: Plan) -> None:
+def makes_sockets(found: Decompiled) -> bool:
+    """Whether the filter lets the agent make IPv4 sockets. Without a network a granted `socket` makes unix sockets."""
+    condition = found.calls.condition("socket")
+    return all(conditions.holds(condition, (_AF_INET, kind, 0, 0, 0, 0)) for kind in (_STREAM, _DATAGRAM))
+
+
+def _no_network(made: ProbePlan, found: Decompiled) -> None:
     for what, kind in (("a connection", _STREAM), ("a lookup of a name", _DATAGRAM)):
         socket = made.call("socket", _AF_INET, kind, 0)
-        if "socket" not in made.allowed:
+        if not makes_sockets(found):
             made.denial(what, socket, errno.EPERM)
         else:
-            # The call is granted explicitly; there is still no interface to send by.
+            # The call is granted with this family; there is still no interface to send by.
             call = made.call("connect", Result(socket), Bytes(address(*_FORBIDDEN_ADDRESSES[0])), 16)
             made.denial(what, call, *_NO_WAY)
 
 
-def _network(made: Plan, found: Decompiled, gate: gates.Gates) -> None:
+def _network(made: ProbePlan, found: Decompiled, gate: gates.Gates) -> None:
     if (where := refused_connection(found)) is not None:
         call = _connected(made, _STREAM, *where)
         told = told_of_connection(*where)
@@ -245,12 +256,12 @@ def _forbidden(how: Access, port: int | None = None) -> bool:
     return not how if port is None else not any(first <= port <= last for first, last in (*how.tcp, *how.tls))
 
 
-def _connected(made: Plan, kind: int, host: str, port: int) -> int:
+def _connected(made: ProbePlan, kind: int, host: str, port: int) -> int:
     socket = made.call("socket", _AF_INET, kind, 0)
     return made.call("connect", Result(socket), Bytes(address(host, port)), 16)
 
 
-def _asked(made: Plan, name: str, port: int) -> int:
+def _asked(made: ProbePlan, name: str, port: int) -> int:
     """Add the calls of a query. Returns the place of the call that reads the gate's answer."""
     asked = query(name)
     socket = made.call("socket", _AF_INET, _DATAGRAM, 0)

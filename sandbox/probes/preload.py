@@ -11,7 +11,6 @@ counted on top.
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 from collections import deque
 from collections.abc import Collection, Mapping
@@ -19,17 +18,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from msgspec import Struct
+
 from policy import data, denials
 from policy.compile.artefacts import Artefacts
 from policy.decompile import read as reading
 from policy.decompile.network import gates
-from policy.host import Closure, ClosureFile
+from policy.host import Closure
 from sandbox.audit.denials import PRELUDE_FILE
 from sandbox.network import addresses
 from sandbox.probes import denial_probes, preload_object
-from sandbox.probes.preload_object import Step
+from sandbox.probes.preload_object import ProbeStep
 from sandbox.probes.probe_program import Argument, Bytes, Call, Result
-from sandbox.storage import atomic_file
+from sandbox.rootfs import closure_files
 
 # Runtimes whose program is the distribution's and is loaded by its loader; another is the package's own.
 RUNTIMES: Final = frozenset({"python3", "node"})
@@ -42,8 +43,7 @@ _NO_PROGRAM: Final = "/workspace/agent.toml"
 _LAST: Final = ("chroot", (Bytes(b"/\0"),))
 
 
-@dataclass(frozen=True, slots=True)
-class InProcessProbes:
+class InProcessProbes(Struct, frozen=True):
     """Hold the tries of a run and the reports that must follow.
 
     ``object`` is the shared object that makes them. ``calls`` are the calls that the filter refuses, by number and in
@@ -59,22 +59,28 @@ class InProcessProbes:
 class _Made:
     numbers: Mapping[str, int]
     allowed: Collection[str]
-    steps: list[Step] = field(default_factory=list)
+    inet: bool
+    steps: list[ProbeStep] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)
     told: set[denials.Denial] = field(default_factory=set)
 
-    def call(self, name: str, *arguments: Argument, least: int = _MOST_ERRNO, most: int = -1) -> int:
-        """One more call, which must give between ``least`` and ``most``; what the filter forbids gives EPERM."""
-        if name not in self.allowed:
+    def call(
+        self, name: str, *arguments: Argument, least: int = _MOST_ERRNO, most: int = -1, refused: bool = False
+    ) -> int:
+        """One more call, which must give between ``least`` and ``most``; what the filter forbids gives EPERM.
+
+        By ``refused`` it forbids these arguments alone.
+        """
+        if refused or name not in self.allowed:
             least = most = _EPERM
             self.calls.append(self.numbers[name])
-        self.steps.append(Step(Call(self.numbers[name], arguments), least, most))
+        self.steps.append(ProbeStep(Call(self.numbers[name], arguments), least, most))
         return len(self.steps) - 1
 
     def socket(self, kind: int) -> int | None:
-        """A socket, which is none where the filter forbids them."""
-        place = self.call("socket", _AF_INET, kind, 0, least=0, most=_MOST)
-        return place if "socket" in self.allowed else None
+        """A socket, which is none where the filter forbids them, or has no other family than unix sockets."""
+        place = self.call("socket", _AF_INET, kind, 0, least=0, most=_MOST, refused=not self.inet)
+        return place if self.inet else None
 
 
 def possible(runtime: str, arch: str) -> bool:
@@ -89,7 +95,7 @@ def tries(artefacts: Artefacts) -> InProcessProbes:
         errors.ArtefactError: Raised when they cannot be read back.
     """
     found = reading.read(artefacts.files)
-    made = _Made(data.syscalls(found.arch).numbers, found.calls.allowed.keys())
+    made = _Made(data.syscalls(found.arch).numbers, found.calls.allowed.keys(), denial_probes.makes_sockets(found))
     made.call("openat", _AT_FDCWD, Bytes(PRELUDE_FILE.encode() + b"\0"), _O_CREATE, 0o600)
     made.call("execve", Bytes(_NO_PROGRAM.encode() + b"\0"), 0, 0)
     if "execve" in made.allowed:
@@ -101,8 +107,9 @@ def tries(artefacts: Artefacts) -> InProcessProbes:
     _connection(made, denial_probes.refused_connection(found) if networked else None)
     last, arguments = _LAST
     made.call(last, *arguments)
-    program = artefacts.json("config.json")["process"]["args"][0]
-    return InProcessProbes(preload_object.build(program, made.steps), tuple(made.calls), frozenset(made.told))
+    # An init starts the agent as its first child, before any other process exists.
+    object_ = preload_object.build(found.args[0], made.steps, process=2 if found.init else 1)
+    return InProcessProbes(object_, tuple(made.calls), frozenset(made.told))
 
 
 def _connection(made: _Made, where: tuple[str, int] | None) -> None:
@@ -133,14 +140,8 @@ def _name(made: _Made, networked: bool, port: int | None, name: str | None) -> N
 @functools.lru_cache(maxsize=16)
 def closure(directory: Path, program: bytes) -> Closure:
     """The object and the list that names it as one more closure of a root directory; both lie in ``directory``."""
-    directory.mkdir(mode=0o700, exist_ok=True)
-    files = [ClosureFile(os.path.dirname(preload_object.LIST), "dir", 0o755)]
-    for path, content in ((preload_object.LIST, preload_object.PATH.encode() + b"\n"), (preload_object.PATH, program)):
-        digest = hashlib.sha256(content).hexdigest()
-        source = directory / f"prelude-{digest[:32]}"
-        atomic_file.derive(source, content)
-        files.append(ClosureFile(path, "file", 0o644, len(content), digest, source=str(source)))
-    return Closure("prelude", preload_object.PATH, tuple(files))
+    files = {preload_object.LIST: preload_object.PATH.encode() + b"\n", preload_object.PATH: program}
+    return closure_files.derived(directory, "prelude", files, entry=preload_object.PATH)
 
 
 class ProbeReports:

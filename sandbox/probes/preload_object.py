@@ -2,9 +2,9 @@
 
 The dynamic loader takes it from the list in /etc/ld.so.preload of the agent's root (ld.so(8)) and calls its DT_INIT
 before the first instruction of any program: in the same process, under the same filter, without a trace in its
-arguments, environment or modules. It acts only in the process with id 1 whose argv[0] is the agent's program, since an
-agent may start other programs, and exec itself. A call with another result than expected ends the process with
-``STATUS``; no code of the agent has run then.
+arguments, environment or modules. It acts only in the agent's first process, by its id (1, or 2 beside an init) and if
+argv[0] is the agent's program: an agent may start other programs, and exec itself. A call with another result than
+expected ends the process with ``STATUS``; no code of the agent has run then.
 
 Pointers in the records are relocations that the loader makes (R_X86_64_RELATIVE): it may be mapped anywhere.
 """
@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from sandbox.probes.probe_program import Bytes, Call, Result
 
@@ -35,6 +36,7 @@ _CODE = bytes.fromhex(
     "4c8b4b30 488b4b38 4885c9 7403 488b39 0f05 488903 483b4340 7c0f 483b4348 7f09 4883c350 49ffcc ebba"
     "bf4d000000 b8e7000000 0f05 415c 5b c3"
 )
+_PROCESS_AT = _CODE.index(bytes.fromhex("83f801")) + 2
 _HEAD = struct.Struct("<QQ")
 _RECORD = struct.Struct("<8Qqq")
 _RELATIVE = 8
@@ -43,8 +45,7 @@ _NULL, _STRTAB, _SYMTAB, _RELA, _RELASZ, _RELAENT, _STRSZ, _SYMENT, _INIT = 0, 5
 _DYNAMIC_BYTES = 9 * 16
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class ProbeStep(Struct, frozen=True):
     """One call and the least and the most that it may give; a call that fails gives its errno, negative."""
 
     call: Call
@@ -52,8 +53,8 @@ class Step:
     most: int
 
 
-def build(program: str, steps: Sequence[Step]) -> bytes:
-    """The object that makes these calls before ``program``, which is its argv[0]."""
+def build(program: str, steps: Sequence[ProbeStep], *, process: int = 1) -> bytes:
+    """The object that makes these calls before ``program``, which is its argv[0], in the process with this id."""
     name = program.encode() + b"\0"
     # The data: head, name, records, what they point at, one empty string and symbol, relocations, dynamic section.
     records_at = _aligned(_HEAD.size + len(name))
@@ -94,10 +95,10 @@ def build(program: str, steps: Sequence[Step]) -> bytes:
         (_NULL, 0),
     ):
         data += struct.pack("<QQ", tag, value)
-    return _elf(len(data), dynamic_at).ljust(_PAGE, b"\0") + data
+    return _elf(len(data), dynamic_at, process).ljust(_PAGE, b"\0") + data
 
 
-def _elf(data_bytes: int, dynamic_at: int) -> bytes:
+def _elf(data_bytes: int, dynamic_at: int, process: int) -> bytes:
     head = struct.pack(
         *("<4s5B7xHHIQQQIHHHHHH", b"\x7fELF", 2, 1, 1, 0, 0, 3, 62, 1),
         *(0, 64, 0, 0, 64, 56, 3, 0, 0, 0),
@@ -112,7 +113,9 @@ def _elf(data_bytes: int, dynamic_at: int) -> bytes:
         head += struct.pack("<IIQQQQQQ", kind, flags, at, at, at, length, length, align)
     # The distance from the end of the lea to the data.
     lea = struct.pack("<i", _PAGE - (_CODE_AT + _CODE_LEA + 7))
-    return head + _CODE[: _CODE_LEA + 3] + lea + _CODE[_CODE_LEA + 7 :]
+    code = bytearray(_CODE)
+    code[_CODE_LEA + 3 : _CODE_LEA + 7], code[_PROCESS_AT] = lea, process
+    return head + bytes(code)
 
 
 def _aligned(size: int) -> int:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 # The path of the program in the root of the self-test's sandbox. No other root has it.
 PATH: Final = "/.covenant-canary"
@@ -61,15 +62,13 @@ def program(arch: str) -> bytes:
     return head + text + data + code
 
 
-@dataclass(frozen=True, slots=True)
-class Bytes:
+class Bytes(Struct, frozen=True):
     """An argument that is the address of these bytes."""
 
     value: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     """A first argument that is what an earlier call, by its number from 0, gave."""
 
     call: int
@@ -78,8 +77,7 @@ class Result:
 Argument = int | Bytes | Result
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """One system call. ``number`` is the machine's; at most six arguments, of which the first may be a ``Result``."""
 
     number: int

@@ -5,17 +5,18 @@ standard library: not the host's /usr. Every file must belong to root, be writab
 that its copy in an agent's root reveals nothing. Modes are ours: 0755 for the program and the loader, 0644 for all
 else, no setuid bit.
 
-Left out on purpose: /etc, certificates, time zones, locales other than C.UTF-8, dist-packages. An agent that needs one
-of them is granted it by path, in its manifest.
+Left out on purpose: /etc (``local_names`` adds two files), certificates (``trust_anchors``), time zones, locales
+other than C.UTF-8, dist-packages. An agent that needs one of them is granted it by path, in its manifest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from policy import errors
@@ -26,11 +27,18 @@ from sandbox.rootfs import closure_cache, closure_files, elf, loader_patch
 RUNTIMES = ("python3", "node")
 
 _MAX_LIBRARIES = 512
+_MAX_NAME = 255  # NAME_MAX of linux/limits.h
 
 # The directories that Debian's and Ubuntu's loaders search without a cache (there is none in an agent's root).
 _MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 # glibc opens it by name when a thread ends (pthread_exit, pthread_cancel), so no DT_NEEDED shows it.
 _ALSO_WITH = {"libc.so.6": ("libgcc_s.so.1",)}
+# The C and C++ libraries that a compiled wheel may expect of any machine (manylinux2014, PEP 599), and so an addon of
+# node. glibc keeps some of these names for old programs alone.
+_EXPECTED = (
+    *("libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0", "libresolv.so.2", "librt.so.1"),
+    *("libstdc++.so.6", "libutil.so.1"),
+)
 # LANG is C.UTF-8 in every run, and Debian's C library reads it from here: a third of a megabyte.
 _LOCALE = "/usr/lib/locale/C.utf8"
 # Links of a merged /usr, so that #!-less lookups such as /bin/NAME and /lib/NAME keep their meaning.
@@ -46,8 +54,11 @@ _NO_EXTENSION = re.compile(r"(_test|xx|_xx|_ctypes_test|nis\.|ossaudiodev)")
 _NODE_PARTS = re.compile(rb"/usr/share/nodejs/[A-Za-z0-9._/-]{1,200}\.m?js")
 
 
-def of_runtime(name: str, config: Config) -> Closure:
+def of_runtime(name: str, config: Config, *, libraries: Collection[str] = ()) -> Closure:
     """The closure of a language runtime on this host; remembered until one of its files changes.
+
+    ``libraries`` are sonames that native modules of the package need. Those that this host has are added, each with
+    what it needs itself.
 
     Raises:
         errors.HostError: the interpreter or something that it needs is missing or in other hands.
@@ -60,10 +71,71 @@ def of_runtime(name: str, config: Config) -> Closure:
         real = builder.add(str(path), mode=closure_files.PROGRAM_MODE)
         if name == "python3" and not _PYTHON.fullmatch(os.path.basename(real)):
             raise errors.HostError(f"`{path}` is not a Python 3 interpreter of a distribution", where=real)
-        _complete(builder, real)
+        complete(builder, real)
+        for soname in sorted({*_EXPECTED, *libraries}):
+            _library(builder, soname)
         return real
 
-    return _remembered(f"runtime-{name}", name, build, config, extra=str(path))
+    key = f"runtime-{name}"
+    if libraries:
+        key += "-" + hashlib.sha256("\0".join(sorted(libraries)).encode()).hexdigest()[:32]
+    return _remembered(key, name, build, config, extra=str(path))
+
+
+def needed_by(package: Mapping[str, bytes]) -> frozenset[str]:
+    """Return the sonames that ELF files of a package need and that no file of the package has as its name.
+
+    Raises:
+        errors.ProgramError: they are more than a closure takes.
+    """
+    own = {os.path.basename(name) for name in package}
+    needed = set[str]()
+    for name, data in package.items():
+        if data[:4] == b"\x7fELF":
+            with contextlib.suppress(errors.NotElfError):
+                needed |= set(elf.parse(data, name=name).needed) - own
+        if len(needed) > _MAX_LIBRARIES:
+            raise errors.ProgramError(f"the package needs more than {_MAX_LIBRARIES} libraries", where=name)
+    return frozenset(needed)
+
+
+def unloadable(package: Mapping[str, bytes]) -> list[tuple[str, str]]:
+    """Return each ELF file of a package that cannot be loaded on this host, with the reason in words.
+
+    Raises:
+        errors.ProgramError: as ``needed_by``.
+    """
+    builder, arch = closure_files.Builder(), os.uname().machine
+    missing = {soname for soname in needed_by(package) if not _library(builder, soname)}
+    found = []
+    for name, data in sorted(package.items()):
+        if data[:4] != b"\x7fELF":
+            continue
+        try:
+            parsed = elf.parse(data, name=name)
+        except errors.NotElfError as e:
+            found.append((name, e.message))
+            continue
+        if parsed.arch != arch:
+            found.append((name, f"it is built for {parsed.arch}, and this host is {arch}"))
+            continue
+        lacking = sorted(missing & set(parsed.needed))
+        found += [(name, f"it needs library `{one}`, which neither the package nor this host has") for one in lacking]
+    return found
+
+
+def _library(builder: closure_files.Builder, soname: str) -> bool:
+    """Add a library of the host with what it needs. Returns False, and adds nothing, where the host lacks one."""
+    attempt = builder.fork()
+    try:
+        found = _find(attempt, soname, (), os.uname().machine)
+        if found is None:
+            return False
+        _libraries(attempt, *found)
+    except (errors.MissingLibraryError, errors.NotElfError):
+        return False
+    builder.adopt(attempt)
+    return True
 
 
 def of_elf(
@@ -91,7 +163,7 @@ def of_elf(
                 f"executable `{path}` is a script", hint="grant the interpreter, and the script as a read path"
             )
         try:
-            _complete(builder, real)
+            complete(builder, real)
         except errors.NotElfError as e:
             raise errors.ProgramError(f"executable `{path}` cannot be granted: {e.message}") from e
         return real
@@ -99,8 +171,12 @@ def of_elf(
     return _remembered("elf-" + hashlib.sha256(path.encode()).hexdigest()[:32], path, build, config, extra=path)
 
 
-def _complete(builder: closure_files.Builder, real: str) -> None:
-    """Add what the program at ``real`` needs beside itself."""
+def complete(builder: closure_files.Builder, real: str) -> None:
+    """Add what the program at ``real`` needs beside itself.
+
+    Raises:
+        errors.NotElfError: it is a library, or names another loader.
+    """
     parsed = elf.parse(builder.read(real), name=real)
     if not parsed.interpreter and (parsed.needed or (parsed.kind == elf.ET_DYN and not parsed.dynamic)):
         raise errors.NotElfError(f"`{real}` is a library, not a program")
@@ -130,8 +206,8 @@ def _libraries(
     seen: set[str] = set()
     while queue:
         parsed, at, inherited = queue.popleft()
-        rpaths = inherited if parsed.runpath else (*_expand(parsed.rpath, at), *inherited)
-        search = () if package else _expand(parsed.runpath, at) or rpaths
+        rpaths = inherited if parsed.runpath else (*expand(parsed.rpath, at), *inherited)
+        search = () if package else expand(parsed.runpath, at) or rpaths
         optional = [extra for name in parsed.needed for extra in _ALSO_WITH.get(name, ())]
         for name in (*parsed.needed, *optional):
             if name in seen:
@@ -151,7 +227,8 @@ def _libraries(
                 seen.discard(name)  # only wished for: another file may need it
 
 
-def _expand(entries: tuple[str, ...], at: str) -> tuple[str, ...]:
+def expand(entries: tuple[str, ...], at: str) -> tuple[str, ...]:
+    """Return the directories of a search path, with $ORIGIN filled in."""
     origin = os.path.dirname(at)
     expanded = (e.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for e in entries)
     # A relative entry would mean the agent's working directory, and the other variables have no fixed meaning.
@@ -161,6 +238,8 @@ def _expand(entries: tuple[str, ...], at: str) -> tuple[str, ...]:
 def _find(builder: closure_files.Builder, name: str, search: tuple[str, ...], arch: str) -> tuple[elf.Elf, str] | None:
     if "/" in name:
         raise errors.NotElfError(f"library `{name}` is named by a path")
+    if len(name) > _MAX_NAME:
+        raise errors.NotElfError(f"a library has a name of {len(name)} characters")
     triple = _MULTIARCH[arch]
     system = (f"/lib/{triple}", f"/usr/lib/{triple}", "/lib", "/usr/lib", "/lib64", "/usr/lib64")
     for folder in (*search, *system):

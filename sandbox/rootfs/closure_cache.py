@@ -22,7 +22,7 @@ Build = Callable[[_T], str]
 Signature = tuple[int, int, int, int, int]
 
 # INVARIANT: used only together with the watched files' signatures.
-_in_process: dict[tuple[str, str, str], tuple[Closure, dict[str, Signature]]] = {}
+in_process: dict[tuple[str, str, str], tuple[Closure, dict[str, Signature]]] = {}
 
 
 def signature(info: os.stat_result) -> Signature:
@@ -33,16 +33,16 @@ def signature(info: os.stat_result) -> Signature:
 def load(state: Path, key: str, extra: str) -> Closure | None:
     """Return the remembered closure, if none of its sources has changed since."""
     name = (str(state), key, extra)
-    held = _in_process.get(name) or _read(state, key, extra)
+    held = in_process.get(name) or _read(state, key, extra)
     if held is None or not _unchanged(held[1]):
         return None
-    _in_process[name] = held
+    in_process[name] = held
     return held[0]
 
 
 def store(state: Path, key: str, extra: str, closure: Closure, watch: Mapping[str, Signature]) -> None:
     """Remember a closure. If the directory cannot be written, the closure is made anew next time."""
-    _in_process[str(state), key, extra] = (closure, dict(watch))
+    in_process[str(state), key, extra] = (closure, dict(watch))
     rows = [[f.path, f.kind, f.mode, f.size, f.sha256, f.target, f.source] for f in closure.files]
     document = {"version": _VERSION, "extra": extra, "name": closure.name, "entry": closure.entry}
     json_cache.write(_place(state, key), {**document, "files": rows, "watch": {p: list(s) for p, s in watch.items()}})
@@ -50,8 +50,8 @@ def store(state: Path, key: str, extra: str, closure: Closure, watch: Mapping[st
 
 def forget(state: Path) -> None:
     """Drop every remembered closure of this state directory."""
-    for name in [n for n in _in_process if n[0] == str(state)]:
-        del _in_process[name]
+    for name in [n for n in in_process if n[0] == str(state)]:
+        del in_process[name]
     with contextlib.suppress(OSError):
         for path in (state / "closures").glob("*.json"):
             path.unlink()

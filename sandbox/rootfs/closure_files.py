@@ -10,16 +10,42 @@ import hashlib
 import os
 import stat
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path, PurePosixPath
 
 from policy import errors
 from policy.host import Closure, ClosureFile
 from sandbox.rootfs import closure_cache, loader_patch
+from sandbox.storage import atomic_file
 
 PROGRAM_MODE, DATA_MODE, DIRECTORY_MODE = 0o755, 0o644, 0o755
 
 _MAX_FILE = 512 << 20
 _MAX_HOPS = 40
+
+
+def derived(
+    directory: Path, name: str, files: Mapping[str, bytes], *, entry: str = "", mode: int = DATA_MODE
+) -> Closure:
+    """Return files of our own making as a closure. Their copies are in ``directory``, named by content.
+
+    They are derived again after a crash, so nothing is synced here.
+    """
+    directory.mkdir(mode=0o700, exist_ok=True)
+    listed: dict[str, ClosureFile] = {}
+    for path, content in files.items():
+        for above in [str(p) for p in PurePosixPath(path).parents][:-1]:
+            listed[above] = ClosureFile(above, "dir", DIRECTORY_MODE)
+        digest = hashlib.sha256(content).hexdigest()
+        source = directory / f"{name}-{digest[:32]}"
+        atomic_file.derive(source, content)
+        listed[path] = ClosureFile(path, "file", mode, len(content), digest, source=str(source))
+    return Closure(name, entry, tuple(sorted(listed.values())))
+
+
+def uncovered(paths: Iterable[str], mounted: Collection[str]) -> tuple[str, ...]:
+    """Return the paths that no mount of a run covers, by the path itself or by a directory above it."""
+    return tuple(path for path in paths if not any((path + "/").startswith(one.rstrip("/") + "/") for one in mounted))
 
 
 def read_source(file: ClosureFile) -> bytes:

@@ -9,7 +9,8 @@ Source: elf(5), https://refspecs.linuxfoundation.org/elf/gabi4+/ch5.dynamic.html
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from policy import errors
 
@@ -29,8 +30,7 @@ _MAX_NEEDED = 256
 _MAX_STRING = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(Struct, frozen=True):
     """One program header; offsets, addresses and sizes in bytes."""
 
     kind: int
@@ -43,8 +43,7 @@ class Segment:
     align: int
 
 
-@dataclass(frozen=True, slots=True)
-class Elf:
+class Elf(Struct, frozen=True):
     """The ELF fields that the kernel and the loader use.
 
     ``interpreter`` is PT_INTERP's text, empty for a static program or a library; ``needed`` are the DT_NEEDED
@@ -87,9 +86,10 @@ def parse(data: bytes | memoryview, *, name: str) -> Elf:
             raise errors.NotElfError(f"`{name}` ends within a segment")
     entries = _dynamic(data, segments, name)
     strings = _Strings(data, segments, entries, name)
-    needed = [strings.at(value) for tag, value in entries if tag == _DT_NEEDED]
-    if len(needed) > _MAX_NEEDED:
-        raise errors.NotElfError(f"`{name}` needs {len(needed)} libraries, more than {_MAX_NEEDED}")
+    places = [value for tag, value in entries if tag == _DT_NEEDED]
+    if len(places) > _MAX_NEEDED:
+        raise errors.NotElfError(f"`{name}` needs {len(places)} libraries, more than {_MAX_NEEDED}")
+    needed = [strings.at(place) for place in places]
     return Elf(
         arch=MACHINES[machine],
         kind=kind,

@@ -1,7 +1,8 @@
-"""Granted host paths: found component by component, without symlinks, through directories that only root can change.
+"""Granted host paths: found component by component, through directories that only root can change.
 
 A right never follows a name that others control (decisions.md): a component that someone else may write could be
-swapped for anything between the check and the mount. What is mounted is the descriptor that was checked.
+swapped for anything between the check and the mount. What is mounted is the descriptor that was checked. Links are
+followed only where the caller asks for it, before the walk, by ``host_links``.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import stat
 from collections.abc import Collection, Mapping
 from typing import Literal
 
+from msgspec import structs
+
 from policy import errors
 from policy.data.types import NeverGrantable
 from policy.host import GrantedPath
 from policy.rules import never as rule
 from sandbox.kernel.fs import filesystems, hanging
-from sandbox.rootfs import covered, writable_size
+from sandbox.rootfs import covered, host_links, writable_size
 
 _NO_TABLE = NeverGrantable(0, {}, {})
 _OPEN = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -36,12 +39,14 @@ def open_granted(
     where: str = "",
     writing: bool = False,
     beside: Collection[str] = (),
+    follow: bool = False,
 ) -> tuple[int, GrantedPath]:
     """Open a granted file or directory as O_PATH, and return the descriptor with the fact. The caller closes it.
 
     ``owners`` are uids trusted besides 0. ``never`` maps a path to the reason why it, its descendants and its ancestors
     are never granted. ``where`` is used in errors. For ``writing`` the fact has the most bytes that can be written.
-    ``beside`` are paths granted for writing, which may be mounts inside a path for reading.
+    ``beside`` are paths granted for writing, which may be mounts inside a path for reading. With ``follow``, links of
+    root are followed, and the fact lists them.
 
     Raises:
         errors.GrantedPathError: Raised when the path cannot be granted on this host.
@@ -51,7 +56,16 @@ def open_granted(
     _check_spelling(path, where)
     check_never(path, never or {}, where)
     with hanging.within(f"the file system of granted path `{path}`"):
-        return _walk(path, trusted, where, writing=writing, beside=beside)
+        real, links = host_links.resolve(path, never or {}, where) if follow else (path, ())
+        if not links:
+            return _walk(path, trusted, where, writing=writing, beside=beside)
+        try:
+            check_never(real, never or {}, where)
+            fd, fact = _walk(real, trusted, where, writing=writing, beside=beside)
+        except (errors.GrantedPathError, errors.NeverGrantableError) as e:
+            e.message = f"path `{path}` leads to `{real}`: {e.message}"
+            raise
+        return fd, structs.replace(fact, path=path, real=real, links=links)
 
 
 def _walk(
@@ -69,7 +83,7 @@ def _walk(
             _check_kind(info, path, at, last=last, where=where)
             _check_hands(info, path, at, trusted, last=last, where=where)
         info = os.fstat(fd)
-        filesystem = _filesystem_of(info.st_dev)
+        filesystem = filesystem_of(info.st_dev)
         if filesystem in KERNEL_FILESYSTEMS:
             raise errors.GrantedPathError(f"path `{path}` lies on `{filesystem}` and is never granted", where=where)
         covered.check(fd, path, beside=beside, where=where)
@@ -88,9 +102,12 @@ def look_up(
     where: str = "",
     writing: bool = False,
     beside: Collection[str] = (),
+    follow: bool = False,
 ) -> GrantedPath:
     """Return only the fact of ``open_granted``."""
-    fd, fact = open_granted(path, owners=owners, never=never, where=where, writing=writing, beside=beside)
+    fd, fact = open_granted(
+        path, owners=owners, never=never, where=where, writing=writing, beside=beside, follow=follow
+    )
     os.close(fd)
     return fact
 
@@ -151,7 +168,7 @@ def _check_hands(info: os.stat_result, path: str, at: str, trusted: Collection[i
         )
 
 
-def _filesystem_of(device: int) -> str:
+def filesystem_of(device: int) -> str:
     """The type of the file system with this device number, empty when the mount table does not show it.
 
     btrfs and overlayfs give files other numbers than their mount; kernel file systems do not.

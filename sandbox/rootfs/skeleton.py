@@ -2,7 +2,8 @@
 
     DIR/closures/<digest>/root/...     a copy of one closure, each file checked against its listing while copied
     DIR/skeletons/<digest>/root/...    hard links into those copies, plus every mount point
-    DIR/*/<digest>/complete            the digest again, written last: without it the directory does not count
+
+sandbox.rootfs.tree_store says how they are made, held and collected.
 
 runsc makes missing mount points in the root directory of the host and leaves them there, so all are made here.
 All files belong to root. Directories are 0755, files 0644, and programs of the closures 0755.
@@ -11,13 +12,8 @@ All files belong to root. Directories are 0755, files 0644, and programs of the 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
-import secrets
-import shutil
-import stat
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -25,18 +21,13 @@ from typing import Literal
 from policy import errors
 from policy.host import Closure, ClosureFile
 from sandbox import progress
-from sandbox.kernel import small_files
-from sandbox.rootfs import closure_cache, closure_files
-from sandbox.storage import atomic_file
+from sandbox.rootfs import closure_cache, closure_files, tree_store
 
 MountKind = Literal["dir", "file"]
 MountPoint = tuple[str, MountKind]
 
 _LAYOUT = b"covenant rootfs 1\n"
 _MAX_PATH = 4096
-# The holder of the lock may be removing all unused directories.
-_TURN_SECONDS = 120.0
-
 # Merging a thousand files costs milliseconds, so its digest is remembered.
 # INVARIANT: keys hold identities of closures, which the values keep alive.
 _known: dict[tuple[object, ...], tuple[tuple[Closure, ...], str]] = {}
@@ -51,11 +42,7 @@ class Skeletons:
 
     def __init__(self, directory: Path, *, state: Path | None = None) -> None:
         self.directory, self._state = directory, state or directory.parent
-        for folder in (directory, directory / "closures", directory / "skeletons"):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info = os.lstat(directory)
-        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:
-            raise errors.HomeError(f"`{directory}` is open to others", hint=f"chmod 0700 {directory}")
+        self._store = tree_store.TreeStore(directory, ("skeletons", "closures"))
 
     def get(self, closures: Sequence[Closure], mount_points: Sequence[MountPoint]) -> Path:
         """Return a complete root directory for these closures and mount points. It is made if there is none.
@@ -69,20 +56,18 @@ class Skeletons:
         key = (str(self.directory), *map(id, closures), *sorted(set(mount_points)))
         if key in _known:
             digest = _known[key][1]
-            if _is_complete(self.directory / "skeletons" / digest, digest):
-                return self.directory / "skeletons" / digest / "root"
-        merged = _merge(closures)
+            if self._store.is_complete("skeletons", digest):
+                return self._store.place("skeletons", digest) / "root"
+        merged = merge(closures)
         points = _mount_points(merged, mount_points)
         digest = _digest(merged, points)
-        target = self.directory / "skeletons" / digest
-        if not _is_complete(target, digest):
+        if not self._store.is_complete("skeletons", digest):
             with contextlib.ExitStack() as stack:
-                copies = {c.digest: self._copy(c, stack) for c in closures}
-                origin = _origins(closures, copies, merged)
-                fresh = stack.enter_context(self._fresh("skeletons", digest))
-                _lay_links(fresh / "root", merged, points, origin)
+                origin = origins(closures, {c.digest: self.copy(c, stack) for c in closures}, merged)
+                fresh = stack.enter_context(self._store.fresh("skeletons", digest))
+                _lay_links(fresh.root, merged, points, origin)
         _known[key] = (tuple(closures), digest)
-        return target / "root"
+        return self._store.place("skeletons", digest) / "root"
 
     @contextlib.contextmanager
     def hold(self, closures: Sequence[Closure], mount_points: Sequence[MountPoint]) -> Iterator[Path]:
@@ -93,12 +78,12 @@ class Skeletons:
         """
         for _ in range(8):
             root = self.get(closures, mount_points)
-            fd = _share(root.parent)
+            fd = tree_store.share(root.parent)
             if fd is None:
                 continue
             try:
                 # The directory may have been collected between get and lock; then the name is another's.
-                if _same(fd, root.parent):
+                if tree_store.same(fd, root.parent):
                     # mtime of the outer directory is the time of last use; the root within is never touched.
                     os.utime(fd)
                     yield root
@@ -112,105 +97,38 @@ class Skeletons:
 
         ``now`` is in seconds since the epoch.
         """
-        limit = (time.time() if now is None else now) - unused_seconds
-        removed = []
-        with self._gate():
-            for kind in ("skeletons", "closures"):
-                for path in sorted((self.directory / kind).iterdir()):
-                    # Other processes create and rename directories meanwhile: a missing one is no error.
-                    with contextlib.suppress(FileNotFoundError):
-                        leftover = path.name.startswith(".")
-                        # A copy that skeletons still link to costs nothing; it is removed after the last of them.
-                        if not leftover and (path.stat().st_mtime > limit or (kind == "closures" and _linked(path))):
-                            continue
-                        if self._remove(path) and not leftover:
-                            removed.append(path.name)
-        return removed
+        return self._store.collect(unused_seconds=unused_seconds, keep=_is_linked_copy, now=now)
 
-    @contextlib.contextmanager
-    def _gate(self) -> Iterator[None]:
-        """Lock the store, so that ``collect`` never sees a directory between its creation and its lock.
+    def copy(self, closure: Closure, stack: contextlib.ExitStack) -> Path:
+        """Return the checked copy of one closure, which ``collect`` leaves alone until ``stack`` is closed.
 
         Raises:
-            errors.KeeperError: Raised when another process holds the lock for too long.
+            errors.StaleClosureError: Raised when the host's files are no longer those of the listing.
         """
-        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            atomic_file.turn(fd, where=str(self.directory), seconds=_TURN_SECONDS)
-            yield
-        finally:
-            os.close(fd)
 
-    def _remove(self, path: Path) -> bool:
-        fd = _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if fd is None:
-            return False
-        try:
-            grave = path.parent / f".gone-{secrets.token_hex(8)}"
-            os.rename(path, grave)
-            shutil.rmtree(grave)
-        finally:
-            os.close(fd)
-        return True
+        def make() -> None:
+            try:
+                copying = progress.step("copying the files that the agent's root is made of")
+                with copying, self._store.fresh("closures", closure.digest) as fresh:
+                    _lay_copies(fresh.root, closure)
+            except errors.StaleClosureError:
+                closure_cache.forget(self._state)
+                raise
 
-    def _copy(self, closure: Closure, stack: contextlib.ExitStack) -> Path:
-        """The checked copy of one closure, which ``collect`` leaves alone until ``stack`` is closed."""
-        digest = closure.digest
-        target = self.directory / "closures" / digest
-        for _ in range(8):
-            if not _is_complete(target, digest):
-                try:
-                    copying = progress.step("copying the files that the agent's root is made of")
-                    with copying, self._fresh("closures", digest) as fresh:
-                        _lay_copies(fresh / "root", closure)
-                except errors.StaleClosureError:
-                    closure_cache.forget(self._state)
-                    raise
-            fd = _share(target)
-            if fd is not None:
-                stack.callback(os.close, fd)
-                if _same(fd, target) and _is_complete(target, digest):
-                    return target / "root"
-        raise errors.HostError(f"`{target}` is being removed over and over")
-
-    @contextlib.contextmanager
-    def _fresh(self, kind: str, digest: str) -> Iterator[Path]:
-        """A directory to fill, locked against ``collect``; on success it takes its name in one rename."""
-        parent = self.directory / kind
-        fresh = parent / f".new-{secrets.token_hex(8)}"
-        with self._gate():
-            fresh.mkdir(mode=0o700)
-            fd = _lock(fresh, fcntl.LOCK_EX)
-        try:
-            (fresh / "root").mkdir()
-            os.chmod(fresh / "root", closure_files.DIRECTORY_MODE)
-            yield fresh
-            _sync_directories(fresh)
-            _write(fresh / "complete", digest.encode() + b"\n", 0o600)
-            atomic_file.sync_directory(fresh)
-            _take_name(fresh, parent / digest, digest)
-            atomic_file.sync_directory(parent)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-            if fd is not None:
-                os.close(fd)
+        return self._store.hold("closures", closure.digest, make, stack) / "root"
 
 
-def _take_name(fresh: Path, target: Path, digest: str) -> None:
-    for _ in range(2):
-        try:
-            os.rename(fresh, target)
-        except OSError:
-            # Another process was faster, which is as good; or the directory there is not complete.
-            if _is_complete(target, digest):
-                return
-            os.rename(target, target.parent / f".broken-{secrets.token_hex(8)}")
-        else:
-            return
-    raise errors.KernelError(f"`{target}` cannot be put in place")
+def _is_linked_copy(kind: str, path: Path) -> bool:
+    """Whether this is a copy that trees still link to. It costs nothing, and goes after the last of them."""
+    return kind == "closures" and tree_store.linked(path)
 
 
-def _merge(closures: Sequence[Closure]) -> dict[str, ClosureFile]:
+def merge(closures: Sequence[Closure]) -> dict[str, ClosureFile]:
+    """Return the files of all closures by path. The greater mode of two equal files counts.
+
+    Raises:
+        errors.HostError: Raised when two closures differ about a path, or a file is in no directory.
+    """
     merged: dict[str, ClosureFile] = {}
     for closure in closures:
         for f in closure.files:
@@ -257,17 +175,10 @@ def _digest(merged: Mapping[str, ClosureFile], points: Mapping[str, MountKind]) 
     return h.hexdigest()
 
 
-def _is_complete(target: Path, digest: str) -> bool:
-    try:
-        return small_files.whole(f"{target}/complete") == digest.encode() + b"\n"
-    except OSError:
-        return False
-
-
-def _origins(
+def origins(
     closures: Sequence[Closure], copies: Mapping[str, Path], merged: Mapping[str, ClosureFile]
 ) -> dict[str, Path]:
-    """For each file of the merged listing the copy that has its mode."""
+    """Return for each file of the merged listing the copy that has its mode."""
     return {f.path: copies[c.digest] for c in closures for f in c.files if merged[f.path].mode == f.mode}
 
 
@@ -275,7 +186,7 @@ def _lay_copies(root: Path, closure: Closure) -> None:
     for f in sorted(closure.files):
         place = Path(f"{root}{f.path}")
         if f.kind == "dir":
-            _make_directory(place)
+            tree_store.make_directory(place)
         elif f.kind == "symlink":
             os.symlink(f.target, place)
         else:
@@ -291,7 +202,7 @@ def _copy_file(f: ClosureFile, place: Path) -> None:
         raise errors.StaleClosureError(f"`{f.source}` cannot be read: {e.strerror}", where=f.source) from e
     if hashlib.sha256(data).hexdigest() != f.sha256:
         raise errors.StaleClosureError(f"`{f.source}` changed while it was used", hint="run it again", where=f.source)
-    _write(place, data, f.mode)
+    tree_store.write(place, data, f.mode)
     os.utime(place, ns=(mtime, mtime), follow_symlinks=False)
 
 
@@ -301,7 +212,7 @@ def _lay_links(
     for path, f in sorted(merged.items()):
         place = Path(f"{root}{path}")
         if f.kind == "dir":
-            _make_directory(place)
+            tree_store.make_directory(place)
         elif f.kind == "symlink":
             os.symlink(f.target, place)
         else:
@@ -309,85 +220,6 @@ def _lay_links(
     for path, kind in sorted(points.items()):
         place = Path(f"{root}{path}")
         if kind == "dir":
-            _make_directory(place)
+            tree_store.make_directory(place)
         else:
-            _write(place, b"", closure_files.DATA_MODE)
-
-
-def _make_directory(place: Path) -> None:
-    place.mkdir()
-    os.chmod(place, closure_files.DIRECTORY_MODE)
-
-
-def _write(place: Path, data: bytes, mode: int) -> None:
-    fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(fd, "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        # Set the mode independent of the umask, and without setuid, setgid or sticky bits of the listing.
-        os.fchmod(fd, mode & 0o755)
-        os.fsync(fd)
-
-
-def _sync_directories(top: Path) -> None:
-    for folder, _, _ in os.walk(top):
-        atomic_file.sync_directory(Path(folder))
-
-
-def _share(folder: Path) -> int | None:
-    """Take a shared lock that keeps ``collect`` away. Returns None if the folder is gone.
-
-    It waits for a process that is removing the folder: that may pause between its lock and its removal for longer than
-    any number of retries.
-
-    Raises:
-        errors.KeeperError: Raised when another process holds the lock for too long.
-    """
-    fd = _opened(folder)
-    if fd is None:
-        return None
-    try:
-        atomic_file.turn(fd, where=str(folder), seconds=_TURN_SECONDS, shared=True)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _opened(folder: Path) -> int | None:
-    try:
-        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return None
-
-
-def _lock(folder: Path, how: int) -> int | None:
-    """Lock the folder. Returns None if it is gone or another process holds the lock."""
-    fd = _opened(folder)
-    if fd is None:
-        return None
-    try:
-        fcntl.flock(fd, how)
-    except OSError:
-        os.close(fd)
-        return None
-    return fd
-
-
-def _same(fd: int, path: Path) -> bool:
-    try:
-        now = os.lstat(path)
-    except OSError:
-        return False
-    held = os.fstat(fd)
-    return (now.st_dev, now.st_ino) == (held.st_dev, held.st_ino)
-
-
-def _linked(path: Path) -> bool:
-    """Whether a file of a closure's copy has a second name, which is a skeleton's."""
-    for folder, _, names in os.walk(path / "root"):
-        for name in names:
-            info = os.lstat(os.path.join(folder, name))
-            if stat.S_ISREG(info.st_mode):
-                return info.st_nlink > 1
-    return False
+            tree_store.write(place, b"", closure_files.DATA_MODE)

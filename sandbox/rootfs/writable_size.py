@@ -7,7 +7,7 @@ quotas are not used, docs/adr/0029).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from sandbox.kernel.fs import filesystems
 
@@ -18,8 +18,7 @@ NEEDED = ("nosuid", "nodev")
 MEND = "give it a file system of its own: truncate -s 32M IMAGE; mkfs.ext4 IMAGE; mount -o loop,nosuid,nodev IMAGE PATH"
 
 
-@dataclass(frozen=True, slots=True)
-class SizeLimit:
+class SizeLimit(Struct, frozen=True):
     """``mb`` is the size in MiB of the file system at a path. It is 0 without a bound; ``lacking`` has the reason."""
 
     mb: int = 0
@@ -42,3 +41,16 @@ def of(fd: int, path: str) -> SizeLimit:
         if other.device == mount.device and missing:
             return SizeLimit(lacking=f"its file system is mounted at `{other.point}` without {' and '.join(missing)}")
     return SizeLimit(filesystems.size_mb(mount.device))
+
+
+def may_be_written(fd: int) -> bool:
+    """Whether agents may be granted the file system of an open file for writing, at one of its mount points.
+
+    Raises:
+        errors.KernelError: as ``of``.
+    """
+    mount = filesystems.mount_of(fd)
+    if mount.kind not in KINDS or not filesystems.is_block_device(mount.device):
+        return False
+    same = [other for other in filesystems.mounts() if other.device == mount.device]
+    return all(flag in other.options for other in same for flag in NEEDED)

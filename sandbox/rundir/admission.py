@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from policy import errors
 from policy.compile.artefacts import Artefacts
@@ -27,8 +28,7 @@ from sandbox.rundir import label, registry
 CALLER = "caller"
 
 
-@dataclass(frozen=True, slots=True)
-class Above:
+class AncestorRun(Struct, frozen=True):
     """One run above a child, as its keeper knew it: how deep it is (0 without a parent), and what it may start."""
 
     run_id: str
@@ -37,8 +37,7 @@ class Above:
     spawning: Spawning
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class ParentRun(Struct, frozen=True):
     """A run as the parent of others, out of its own keeper's memory. ``line`` is from the root down, itself last;
     ``capabilities`` are those that its caller was shown to hold, None for the operator's, who holds all."""
 
@@ -48,7 +47,7 @@ class Member:
     payload_digest: str
     effective: Effective
     artefacts: Artefacts
-    line: tuple[Above, ...]
+    line: tuple[AncestorRun, ...]
     issuer: Mapping[str, str]
     capabilities: frozenset[str]
 
@@ -59,13 +58,12 @@ class Member:
         return Lineage(self, deadline, own, on_excess, only)
 
 
-@dataclass(frozen=True, slots=True)
-class Lineage:
+class Lineage(Struct, frozen=True):
     """Where a child comes from. ``deadline`` is when its parent ends at the latest, in seconds of CLOCK_MONOTONIC: one
     clock for all processes, which does not jump. ``only`` is what its parent's agent leaves of the child's manifest,
     None for all of it."""
 
-    parent: Member
+    parent: ParentRun
     deadline: float
     own: Drawn
     on_excess: OnExcess
@@ -106,7 +104,7 @@ class Lineage:
             drawn=Drawn(
                 **{
                     name: getattr(self.own, name) + sum(getattr(one, name) for one in holders)
-                    for name in Drawn.__slots__
+                    for name in Drawn.__struct_fields__
                 }
             ),
             ancestors=tuple(
@@ -123,8 +121,7 @@ class Lineage:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class AdmissionRequest(Struct, frozen=True):
     """A request of one run to the machine and to the runs above it. ``effective`` is its grant if it is admitted.
 
     ``caller`` is the issuer of the run, or of the first run above it. A bounded caller (``bounded``) may have ``most``

@@ -27,6 +27,7 @@ POLICY, BUNDLE = "policy", "bundle"
 _CGROUPS = "cgroups.json"
 # The counters of its cgroups when it got its intent (limits.Meter.noted).
 METER = "meter"
+ROOT_FILE = "root.erofs"
 _NETWORK = "network.json"
 # What stays of a run that is over until its network is gone.
 _LEFT = frozenset(("lock", _NETWORK))
@@ -148,6 +149,16 @@ class RunDirectory:
     def write_config(self, config: bytes) -> None:
         """The config.json that runsc reads."""
         small_files.put(f"{self.bundle}/config.json", config)
+
+    @property
+    def root_file(self) -> Path:
+        """The place to which the EROFS file of the root is mounted."""
+        return self.bundle / ROOT_FILE
+
+    def target_of_root_file(self) -> Path:
+        """Make and return the empty file that ``root_file`` names."""
+        os.close(os.open(self.root_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        return self.root_file
 
     def targets(self, kinds: Sequence[str]) -> list[Path]:
         """Make and return ``bundle/mounts/<n>`` for each kind (``file`` or ``dir``), numbered from 0.

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from sandbox.rundir import directory, lock
 from sandbox.rundir import label as rundir_label
@@ -21,8 +22,7 @@ SERIAL = "serial"
 STATE = "state"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One live run. ``parent`` is empty without one; ``ancestors`` are run ids from the root down, the parent last.
 
     ``signers`` are key ids. ``memory_mb``, ``pids_max`` and ``cpu_millis`` are its ceilings, and ``host_memory_mb``

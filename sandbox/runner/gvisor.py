@@ -7,18 +7,21 @@ leaves behind (a run directory, an empty cgroup) is removed by the next start (`
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+import signal
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from policy import data, denials, errors
+from msgspec import Struct, structs
+
+from policy import contract, data, denials, errors
 from policy.compile import bundle as compiled_bundle
 from policy.prove import connections
-from sandbox.attest import monitor, reference
+from sandbox.attest import monitor, reference, streams
 from sandbox.attest import network as attest_network
-from sandbox.audit.denials import failed_calls, refused_calls, traced
+from sandbox.audit.denials import every_program_is_granted, failed_calls, refused_calls, traced
 from sandbox.broker.server import Broker
 from sandbox.config import trusted_binary
 from sandbox.control import tree_kill
@@ -27,7 +30,7 @@ from sandbox.kernel import procfs
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.proc import launch as proc_launch
 from sandbox.kernel.proc import spawn
-from sandbox.kernel.runsc import command, debug_log, start_trace
+from sandbox.kernel.runsc import command, console, debug_log, start_trace
 from sandbox.network import addresses, gateway
 from sandbox.network.gate import cgroup as gate_cgroup
 from sandbox.probes import preload
@@ -37,10 +40,14 @@ from sandbox.rundir import marks
 from sandbox.rundir.directory import RunDirectory
 from sandbox.rundir.uid_pool import UidLease
 from sandbox.runner import mounts as runner_mounts
-from sandbox.runner import start_gate
+from sandbox.runner import own_limits, start_gate
 from sandbox.runner.limits import METER, CpuTime, Meter, on_devices
+from sandbox.runner.observer import RunnerObserver
 from sandbox.runner.spec import CREDENTIALS, PACKAGE, SandboxSpec, Secrets, StartedSandbox
-from sandbox.shim.stdio import StdioSession, out_of_memory
+from sandbox.shim.agent_loop import AgentLoop, AgentSession, out_of_memory
+from sandbox.shim.stdio import StdioSession
+from sandbox.shim.stream import StreamSession
+from sandbox.shim.terminal import TerminalSession
 
 __all__ = ["CREDENTIALS", "SandboxSpec", "Secrets", "StartedSandbox", "run"]
 
@@ -48,6 +55,8 @@ __all__ = ["CREDENTIALS", "SandboxSpec", "Secrets", "StartedSandbox", "run"]
 _CALLS_SECONDS = 0.1
 # How often connections that are over are taken out of the tables (sandbox.network.base_rules).
 _COLLECT_SECONDS = 1.0
+
+_KILLED = 128 + signal.SIGKILL
 
 
 def run(job: SandboxSpec, *, runs: Path, uids: UidLease, hierarchies: cgroup.Hierarchies | None = None) -> RunOutcome:
@@ -65,7 +74,7 @@ def run(job: SandboxSpec, *, runs: Path, uids: UidLease, hierarchies: cgroup.Hie
                 directory.vacate(METER)
                 job.after.push(lasting.pop_all())
     # Its shim's own look came before others saw it no more (directory.RunDirectory): it is ended, or it is answered.
-    return finished if directory.ended is None else dataclasses.replace(finished, error=directory.ended)
+    return finished if directory.ended is None else structs.replace(finished, error=directory.ended)
 
 
 def _run(
@@ -73,10 +82,10 @@ def _run(
 ) -> tuple[RunDirectory, RunOutcome]:
     """``lasting`` is given the resources that outlive the processes: the directory and the gateway."""
     with contextlib.ExitStack() as stack:
-        heard = None
-        if job.tries is not None:
-            heard = stack.enter_context(contextlib.closing(preload.ProbeReports(job.tries, job.denied)))
-            job = dataclasses.replace(job, denied=heard.denied)
+        heard, denied = None, job.observer.denied
+        if job.files.tries is not None:
+            heard = stack.enter_context(contextlib.closing(preload.ProbeReports(job.files.tries, denied)))
+            denied = heard.denied
         uid = stack.enter_context(uids)
         directory = lasting.enter_context(RunDirectory(runs / job.run_id, job.label, claim=job.claim))
         if job.operations is not None:
@@ -91,13 +100,11 @@ def _run(
         broker = stack.enter_context(_broker(job))
         limits = _limits(job, leaf.hierarchies.version)
         leaf.apply(limits)
-        config = compiled_bundle.instantiate(job.artefacts, run_id=job.run_id, uid=uid, arguments=job.arguments)
-        directory.write_config(config)
-        job = runner_mounts.with_secrets(job, stack, uid)
-        mounts = runner_mounts.attached(job, directory, stack, uid)
-        gate = None if gates is None else _gateway(job, directory, stack.enter_context(gates), lasting)
-        started = start_trace.StartTrace(directory.trace)
-        stack.callback(started.close)
+        directory.write_config(_config(job, uid, directory))
+        job = runner_mounts.with_secrets(own_limits.given(job, directory.path, stack), stack, uid)
+        mounts = [*runner_mounts.attached(job, directory, stack, uid), runner_mounts.memory(job, directory, stack)]
+        gate = None if gates is None else _gateway(job, directory, stack.enter_context(gates), denied, lasting)
+        started = stack.enter_context(contextlib.closing(start_trace.StartTrace(directory.trace)))
         calls = _refused_calls(job, directory, stack, heard)
         places = {
             "--pod-init-config": str(started.config),
@@ -105,7 +112,9 @@ def _run(
         }
         # Once more: the vault and the gateway took their time, and a revocation does not wait that long for a shim.
         _check_not_revoked(job, directory)
-        launch = _launch(job, directory, leaf, mounts, places, gate, broker)
+        job.files.check_root()
+        terminal = _console(job, directory, stack)
+        launch = _launch(job, directory, leaf, mounts, places, gate, broker, terminal)
         child = stack.enter_context(spawn.spawn(launch, _patience(job, directory, leaf)))
         stack.callback(leaf.kill)
         if job.signals is not None:
@@ -115,31 +124,34 @@ def _run(
         # has run by then, no gate is unsealed that an attestation could find, and the addresses are not taken over.
         # Then there may be less than this, and never more.
         network = None if gate is None or gates is None else _network(job, gate, gates)
-        attestor = _attestor(job, directory, leaf, limits, child, uid, network)
+        attestor = _attestor(job, directory, leaf, limits, child, uid, network, terminal)
         watches = {**job.watches, **(gate.watches if gate else {}), **(broker.watches if broker else {})}
-        rounds = (*job.rounds, *((PeriodicCheck(_CALLS_SECONDS, calls.ready),) if calls else ()))
-        rounds = (*rounds, *((PeriodicCheck(_COLLECT_SECONDS, gate.collect),) if gate else ()))
-        if broker is not None:
-            broker.started()
-            rounds = (*rounds, broker.round())
+        rounds = _rounds(job, calls, gate, broker)
         watching = _watching(job, leaf, attestor)
         begun = stack.enter_context(
             contextlib.closing(start_gate.StartGate(started, watching, heard=heard, calls=calls))
         )
-        channel = _channel(job, directory, leaf, child, begun, watching, watches, rounds)
-        if job.operations is not None:
-            channel = job.operations.joined(channel, leaf)
-        if broker is not None:
-            channel = dataclasses.replace(channel, giving=_chain(channel.giving, broker.begin))
         meter = Meter(leaf, gates, directory.path / METER)
-        channel = dataclasses.replace(
-            channel,
-            giving=_chain(channel.giving, meter.begin),
-            ending=_after_others(directory.path, channel.ending),
+        channel = ContainerIO(
+            stdin=child.stdin,
+            stdout=child.stdout,
+            stderr=child.stderr,
+            pidfd=child.pidfd,
+            started=begun.fileno(),
+            has_started=begun.poll,
+            handle=_Sandbox(job, directory, leaf),
+            observer=RunnerObserver(job.observer, meter, broker, swept=directory.path),
+            watches=watches,
+            # Whether the run is revoked is asked after the attestation, which takes its time: that comes last at the
+            # start.
+            rounds=(*(one.round() for one in watching), *rounds),
         )
+        if job.operations is not None:
+            channel = job.operations.joined(channel)
         held_for = StartedSandbox(directory.path, leaf, limits, child.stdin, attestor, meter)
         later = None if job.later is None else job.later(held_for)
-        exchange = StdioSession(channel, job.intent, job.limits, later=later)
+        session = stack.enter_context(_session(job, terminal))
+        exchange = AgentLoop(channel, session, job.intent, job.limits, later=later)
         if job.operations is not None:
             job.operations.converses(exchange)
         exchange.run()
@@ -149,7 +161,7 @@ def _run(
             exchange.ended_by(told)
         leaf.kill()
         if refused := leaf.pids_refused():
-            job.denied(denials.Denial("pids", "pids_max", denials.HOST_TASKS), count=refused)
+            denied(denials.Denial("pids", "pids_max", denials.HOST_TASKS), count=refused)
         revoked = marks.verdict(directory.path)
         cut_short = revoked is not None or not isinstance(exchange.error, errors.StartTimeoutError | None)
         if not cut_short and (fault := begun.fault(status, by_us=exchange.killed)) is not None:
@@ -157,10 +169,55 @@ def _run(
         return directory, _finish(exchange, status, leaf, revoked, meter, gate)
 
 
+def _config(job: SandboxSpec, uid: int, directory: RunDirectory) -> bytes:
+    """Return the config.json of this run."""
+    return compiled_bundle.instantiate(
+        job.artefacts,
+        run_id=job.run_id,
+        uid=uid,
+        arguments=job.arguments,
+        intent=job.argument,
+        image="" if job.files.root_file is None else str(directory.root_file),
+    )
+
+
+def _console(job: SandboxSpec, directory: RunDirectory, stack: contextlib.ExitStack) -> console.ConsoleSocket | None:
+    """Return the socket for the agent's terminal, where its contract has one."""
+    if job.caller is None or job.caller.size is None or job.contract != contract.StreamContract(terminal=True):
+        return None
+    return stack.enter_context(contextlib.closing(console.ConsoleSocket(directory.path, job.caller.size)))
+
+
+@contextlib.contextmanager
+def _session(job: SandboxSpec, terminal: console.ConsoleSocket | None) -> Iterator[AgentSession]:
+    """Yield the session of the run's contract."""
+    if not isinstance(job.contract, contract.StreamContract):
+        yield StdioSession(job.contract)
+        return
+    assert job.caller is not None
+    if terminal is None:
+        yield StreamSession(job.caller)
+        return
+    with contextlib.closing(TerminalSession(job.caller, terminal)) as session:
+        yield session
+
+
+def _rounds(
+    job: SandboxSpec, calls: debug_log.RefusedCalls | None, gate: gateway.Gateway | None, broker: Broker | None
+) -> tuple[PeriodicCheck, ...]:
+    """Return the checks of the run and of its helpers. The broker answers from now on."""
+    rounds = (*job.rounds, *((PeriodicCheck(_CALLS_SECONDS, calls.ready),) if calls else ()))
+    rounds = (*rounds, *((PeriodicCheck(_COLLECT_SECONDS, gate.collect),) if gate else ()))
+    if broker is not None:
+        broker.started()
+        rounds = (*rounds, broker.round())
+    return rounds
+
+
 def _install_signal_kill(job: SandboxSpec, leaf: cgroup.Leaf) -> SandboxSpec:
     """Have a signal kill the processes in the leaf, and end the waits on the run's descriptors."""
     held = {} if job.signals is None else job.signals.handlers(leaf.kill)
-    return dataclasses.replace(job, watches={**job.watches, **held})
+    return structs.replace(job, watches={**job.watches, **held})
 
 
 def _check_not_revoked(job: SandboxSpec, directory: RunDirectory) -> None:
@@ -180,7 +237,10 @@ def _limits(job: SandboxSpec, version: int) -> list[cgroup.Limit]:
     entries: Sequence[Mapping[str, Any]] | None = job.artefacts.json("cgroup.json")[f"v{version}"]
     if entries is None:
         raise errors.NotEnforceableError(f"cgroup version {version} cannot hold the limits that were granted")
-    return [cgroup.Limit(e["controller"], e["file"], on_devices(e["value"], job.disks), e["required"]) for e in entries]
+    return [
+        cgroup.Limit(e["controller"], e["file"], on_devices(e["value"], job.files.disks), e["required"])
+        for e in entries
+    ]
 
 
 def _gates(job: SandboxSpec, leaf: cgroup.Leaf) -> cgroup.Leaf | None:
@@ -193,7 +253,7 @@ def _networked(job: SandboxSpec) -> bool:
 
 
 def _gateway(
-    job: SandboxSpec, directory: RunDirectory, gates: cgroup.Leaf, stack: contextlib.ExitStack
+    job: SandboxSpec, directory: RunDirectory, gates: cgroup.Leaf, denied: denials.Told, stack: contextlib.ExitStack
 ) -> gateway.Gateway:
     """Return the gateway of the run's network: closed, and not made yet."""
     gates.apply(gate_cgroup.LIMITS[gates.hierarchies.version])
@@ -202,7 +262,7 @@ def _gateway(
         job.run_id,
         config=job.config,
         note=directory.note_network,
-        denied=job.denied,
+        denied=denied,
         join_files=gates.join_files(),
         patience=_patience(job, directory, gates),
     )
@@ -216,22 +276,27 @@ def _broker(job: SandboxSpec) -> contextlib.AbstractContextManager[Broker | None
     return job.broker or Broker()
 
 
-def _chain(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
-    def both() -> None:
-        first()
-        second()
+class _Sandbox(Struct, frozen=True):
+    """A sandbox of runsc (run_io.SandboxHandle)."""
 
-    return both
+    job: SandboxSpec
+    directory: RunDirectory
+    freezer: cgroup.Leaf
 
+    def terminate(self) -> None:
+        command.kill(
+            self.job.runsc_path,
+            root=self.directory.runsc_root,
+            container=self.job.run_id,
+            signal_name="TERM",
+            timeout_seconds=self.job.limits.grace_seconds,
+        )
 
-def _after_others(path: Path, ending: Callable[[errors.RunError], None]) -> Callable[[errors.RunError], None]:
-    """Finish a run that is revoked, once the revoking process has ended all of its runs."""
+    def kill(self) -> None:
+        self.freezer.kill()
 
-    def after(error: errors.RunError) -> None:
-        tree_kill.wait_for_sweep(path)
-        ending(error)
-
-    return after
+    def out_of_memory(self) -> bool:
+        return self.freezer.oom_kills() > 0
 
 
 def _refused_calls(
@@ -241,8 +306,9 @@ def _refused_calls(
     if not job.config.tell_calls and heard is None:
         return None
     names = {number: name for name, number in data.syscalls(facts.architecture()).numbers.items()}
-    denied = job.denied if job.config.tell_calls or heard is None else heard.quietly
-    told, failed = refused_calls(job.artefacts, denied), failed_calls(denied)
+    denied = job.observer.denied if heard is None else heard.denied if job.config.tell_calls else heard.quietly
+    told = refused_calls(job.artefacts, denied)
+    failed = failed_calls(denied, every_program=every_program_is_granted(job.artefacts))
     awaited = None if heard is None else heard.calls
     calls = debug_log.RefusedCalls(directory.trace, names, told, awaited=awaited, failed=failed)
     return stack.enter_context(contextlib.closing(calls))
@@ -260,6 +326,7 @@ def _launch(
     places: Mapping[str, str],
     gate: gateway.Gateway | None = None,
     broker: Broker | None = None,
+    terminal: console.ConsoleSocket | None = None,
 ) -> proc_launch.Launch:
     passed = None if broker is None else broker.guest
     return proc_launch.Launch(
@@ -272,12 +339,13 @@ def _launch(
             bundle=directory.bundle,
             container=job.run_id,
             broker=passed,
+            console=None if terminal is None else terminal.address,
         ),
         environment=command.ENVIRONMENT,
         join_files=leaf.join_files(),
         mounts=mounts,
         network=None if gate is None else gate.spaces.agent,
-        covered=job.covered,
+        covered=job.files.covered,
         keep=() if passed is None else (passed,),
         filter=command.own_filter(facts.architecture()),
     )
@@ -313,18 +381,18 @@ def _attestor(
     child: spawn.Child,
     uid: int,
     network: attest_network.Network | None,
+    terminal: console.ConsoleSocket | None,
 ) -> monitor.Attestor | None:
     """Write the reference values of this run for attestation, and return the monitor that attests it."""
     controllers = leaf.paths if leaf.hierarchies.version == 1 else ("",)
     runner = procfs.process(child.pid)
     if runner is None:
         return None  # it ended as soon as it was started, which the exchange says
-    fds = {"/": os.open(job.rootfs, os.O_PATH | os.O_CLOEXEC), **job.sources}
-    try:
-        seen = {place: os.fstat(fd) for place, fd in fds.items()}
-        package = os.readlink(f"/proc/self/fd/{job.sources[PACKAGE]}")
-    finally:
-        os.close(fds["/"])
+    seen = {place: os.fstat(fd) for place, fd in job.files.sources.items()}
+    file = job.files.root_file
+    if file is None:
+        seen["/"] = os.lstat(job.files.rootfs)
+    package = os.readlink(f"/proc/self/fd/{job.files.sources[PACKAGE]}")
     made = reference.ReferenceValues(
         run_id=job.run_id,
         agent_id=job.label["agent_id"],
@@ -338,12 +406,14 @@ def _attestor(
         limits={limit.file: limit.value for limit in limits},
         mounts={place: (info.st_dev, info.st_ino) for place, info in seen.items()},
         package=package,
-        arguments=tuple(job.arguments),
+        arguments=tuple(job.arguments) or compiled_bundle.with_intent(job.artefacts, job.argument),
         network=network,
-        tells_calls=job.config.tell_calls or job.tries is not None,
+        tells_calls=job.config.tell_calls or job.files.tries is not None,
         traced=_traced(job),
         nice=os.getpriority(os.PRIO_PROCESS, 0),
-        granted=covered.numbers(job.artefacts.json("mounts.json")["mounts"], job.sources),
+        granted=covered.numbers(job.artefacts.json("mounts.json")["mounts"], job.files.sources),
+        streams=_pipes(child) if terminal is None else streams.UNKNOWN,
+        root_file=None if file is None else reference.RootFile.of(file),
     )
     directory.write_policy(job.artefacts)
     made.write(directory.path)
@@ -353,9 +423,25 @@ def _attestor(
         state=job.config.state,
         seconds=job.config.attest_seconds,
         alarm=job.config.on_drift == "alarm",
-        drifted=job.drifted,
+        drifted=job.observer.drifted,
         over=lambda: marks.verdict(directory.path) is not None,
+        completed=functools.partial(_with_terminal, directory, terminal),
     )
+
+
+def _pipes(child: spawn.Child) -> tuple[str, ...]:
+    return tuple(streams.pipe(fd) for fd in (child.stdin, child.stdout, child.stderr))
+
+
+def _with_terminal(
+    directory: RunDirectory, terminal: console.ConsoleSocket | None, made: reference.ReferenceValues
+) -> reference.ReferenceValues:
+    """Add the terminal to the reference values of a run. runsc has sent it before it started the sandbox."""
+    if terminal is None or not terminal.poll():
+        return made
+    made = structs.replace(made, streams=(streams.terminal(terminal.master),) * 3)
+    made.write(directory.path)
+    return made
 
 
 def _watching(
@@ -367,43 +453,8 @@ def _watching(
     return tuple(one for one in (clock, attestor) if one is not None)
 
 
-def _channel(
-    job: SandboxSpec,
-    directory: RunDirectory,
-    leaf: cgroup.Leaf,
-    child: spawn.Child,
-    begun: start_gate.StartGate,
-    watching: Sequence[CpuTime | monitor.Attestor],
-    watches: gateway.Watches,
-    rounds: Sequence[PeriodicCheck],
-) -> ContainerIO:
-    def terminate() -> None:
-        command.kill(
-            job.runsc_path,
-            root=directory.runsc_root,
-            container=job.run_id,
-            signal_name="TERM",
-            timeout_seconds=job.limits.grace_seconds,
-        )
-
-    return ContainerIO(
-        stdin=child.stdin,
-        stdout=child.stdout,
-        stderr=child.stderr,
-        pidfd=child.pidfd,
-        started=begun.fileno(),
-        has_started=begun.poll,
-        terminate=terminate,
-        kill=leaf.kill,
-        out_of_memory=lambda: leaf.oom_kills() > 0,
-        watches=watches,
-        # Whether the run is revoked is asked after the attestation, which takes its time: that comes last at the start.
-        rounds=(*(one.round() for one in watching), *rounds),
-    )
-
-
 def _finish(
-    exchange: StdioSession,
+    exchange: AgentLoop,
     status: int,
     leaf: cgroup.Leaf,
     revoked: errors.RunRevokedError | errors.KilledError | None,
@@ -422,6 +473,10 @@ def _finish(
         error = out_of_memory()
     elif error is None and exchange.started_at is None:
         error = errors.SandboxCrashedError(f"the sandbox ended with status {status} before the agent started")
+    elif error is None and status == _KILLED:
+        # runsc gives one status for both.
+        message = f"the agent or its sandbox was killed by SIGKILL (status {status})"
+        error = errors.AgentFailedError(message, exit_status=status)
     elif error is None and status != 0:
         error = errors.AgentFailedError(f"the agent exited with status {status}", exit_status=status)
     return exchange.finished(

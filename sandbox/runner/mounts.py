@@ -1,15 +1,17 @@
-"""Mounts of a run: detached copies of each source, and the file system of its credentials."""
+"""Mounts of a run: detached copies of each source, the file system of its credentials, and the memory that it shows."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sandbox.kernel import libc
+from msgspec import structs
+
+from policy.compile import mounts as compiled_mounts
+from sandbox.kernel import libc, small_files
 from sandbox.kernel.fs import idmap as idmapped
 from sandbox.kernel.fs import secret_files
 from sandbox.kernel.proc import launch
@@ -17,6 +19,8 @@ from sandbox.rootfs import covered
 from sandbox.rundir.directory import RunDirectory
 from sandbox.runner.spec import CREDENTIALS, SandboxSpec
 
+# What runsc takes the memory of a sandbox from (gvisor runsc/sandbox: totalSystemMemory), and tells gVisor's kernel.
+MEMINFO = "/proc/meminfo"
 _ATTRIBUTES = {
     "rw": 0,
     "ro": libc.MOUNT_ATTR_RDONLY,
@@ -39,7 +43,8 @@ def with_secrets(job: SandboxSpec, stack: contextlib.ExitStack, uid: int) -> San
         if (outcome := job.secrets(files.put, {**job.watches, **asked})) is not None:
             raise outcome
     files.seal()
-    return dataclasses.replace(job, sources={**job.sources, **dict.fromkeys(places, files.fd)})
+    sources = {**job.files.sources, **dict.fromkeys(places, files.fd)}
+    return structs.replace(job, files=structs.replace(job.files, sources=sources))
 
 
 def attached(job: SandboxSpec, directory: RunDirectory, stack: contextlib.ExitStack, uid: int) -> list[launch.Attach]:
@@ -47,19 +52,38 @@ def attached(job: SandboxSpec, directory: RunDirectory, stack: contextlib.ExitSt
     has no flags unless the mount has them already)."""
     plan: list[Mapping[str, Any]] = job.artefacts.json("mounts.json")["mounts"]
     targets = directory.targets([m["kind"] if m["type"] == "bind" else "" for m in plan])
-    root_fd = os.open(job.rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    root_fd = os.open(job.files.rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     stack.callback(os.close, root_fd)
     out = [_attach(root_fd, ("ro", "nosuid", "nodev"), directory.rootfs, stack)]
+    if job.files.root_file is not None:
+        target = directory.target_of_root_file()
+        # Without noexec: gVisor maps the agent's programs from it.
+        out.append(_attach(job.files.root_file.fd, ("ro", "nosuid", "nodev"), target, stack))
     for mount, target in zip(plan, targets, strict=True):
         if mount["type"] == "bind":
-            fd, options = job.sources[mount["destination"]], mount["options"]
+            fd, options = job.files.sources[mount["destination"]], mount["options"]
             if mount["source"] == CREDENTIALS:  # it is no copy of anything, and sealed already
                 out.append(launch.Attach(fd, str(target)))
                 continue
-            out.append(_attach(fd, options, target, stack, writer=uid if "idmapped" in options else None))
+            flags = compiled_mounts.host_flags(mount["source"], options)
+            out.append(_attach(fd, flags, target, stack, writer=uid if "idmapped" in options else None))
     # After the copies: what covers a path now may have done so when it was copied, and what came later is drift.
-    covered.check_all(plan, job.sources)
+    covered.check_all(plan, job.files.sources)
     return out
+
+
+def memory(job: SandboxSpec, directory: RunDirectory, stack: contextlib.ExitStack) -> launch.Attach:
+    """Return the mount by which runsc sees ``memory_mb`` as this machine's memory, and so shows it to the agent.
+
+    This runsc has a flag for it on its inner command alone. Without the mount an agent sees the host's memory: V8, the
+    JVM and Go then plan with more than the agent has, and the kernel kills it (docs/limits.md).
+    """
+    shown_mb = job.artefacts.json("effective.json")["grants"]["resources"]["memory_mb"]
+    path = directory.bundle / "meminfo"
+    small_files.put(path, f"MemTotal: {shown_mb * 1024} kB\n".encode())
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
+    stack.callback(os.close, fd)
+    return _attach(fd, ("ro", "nosuid", "nodev", "noexec"), Path(MEMINFO), stack)
 
 
 def _attach(

@@ -1,52 +1,33 @@
-"""From a decision to what the gVisor runner starts: the package's copy, the root directory, open granted paths."""
+"""From a decision to the files of a sandbox: the package's copy, the root directory, open granted paths."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from policy import decide, denials, errors
+from policy import decide, errors
+from policy.compile import init
+from policy.compile import mounts as compiled_mounts
+from policy.explain import own_limits
 from policy.host import Closure, HostFacts
 from policy.package import Package
-from policy.prove import live
-from sandbox.broker.server import Broker
 from sandbox.config import Config
+from sandbox.host import erofs_roots, runsc_network
 from sandbox.host import facts as host_facts
-from sandbox.host import runsc_network
-from sandbox.network import addresses, gateway
+from sandbox.network import addresses
 from sandbox.probes import preload
-from sandbox.rootfs import host_paths
-from sandbox.rootfs.skeleton import Skeletons
-from sandbox.run_io import Limits, PeriodicCheck
-from sandbox.runner import gvisor, limits
+from sandbox.rootfs import host_paths, identity_files, init_program, local_names, trust_anchors
+from sandbox.runner import limits, root_directory
+from sandbox.runner.spec import OF_THE_RUN, SandboxFiles
 from sandbox.storage import atomic_file
 from sandbox.storage.package_store import PackageStore
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """The order of one run, beside the decision: its issuer, its intent, its time limit."""
-
-    run_id: str
-    package: Package
-    intent: bytes
-    limits: Limits
-    label: Mapping[str, str]
-    claim: Callable[[], None]
-    denied: denials.Told
-    drifted: Callable[[live.Layer], None]
-    rounds: Sequence[PeriodicCheck] = ()
-    watches: gateway.Watches = field(default_factory=dict)
-    broker: Broker | None = None
-    secrets: gvisor.Secrets | None = None
-
-
-def job(
-    order: Order,
+def files(
+    package: Package,
     decision: decide.Decision,
     facts: HostFacts,
     *,
@@ -54,8 +35,8 @@ def job(
     config: Config,
     never_granted: tuple[str, ...],
     stack: contextlib.ExitStack,
-) -> gvisor.SandboxSpec:
-    """Prepare everything that is slow or can fail before anything starts; ``stack`` owns what is held open.
+) -> SandboxFiles:
+    """Prepare the files of a sandbox, which is slow or can fail, before it starts; ``stack`` owns what is held open.
 
     Raises:
         errors.GrantedPathError: a granted path is no longer what was decided about.
@@ -63,49 +44,45 @@ def job(
     """
     plan = decision.artefacts.json("mounts.json")
     agent = decision.manifest.agent
-    executable = agent.entry if agent.runtime == "rust-bin" else ""
-    copy = PackageStore(state / "packages").put(order.package, executable=executable)
+    executable = agent.entry.removeprefix("./") if compiled_mounts.started_from_package(decision.manifest) else ""
+    copy = PackageStore(state / "packages").put(package, executable=executable)
     points = [(p["path"], p["kind"]) for p in plan["root"]["mount_points"]]
-    tries, own = None, []
+    taken = [*(path for path, _ in points), *(one["path"] for one in plan["root"].get("links", []))]
+    tries, own = None, own_files(state, config, taken)
+    if decision.artefacts.json("config.json")["process"]["args"][0] == init.PROGRAM:
+        own.append(init_program.closure(state / "closures"))
     if config.self_test and preload.possible(agent.runtime, facts.arch):
         tries = preload.tries(decision.artefacts)
         own.append(preload.closure(state / "closures", tries.object))
-    rootfs = stack.enter_context(Skeletons(state / "rootfs").hold([*closures(decision, facts), *own], points))
+    beneath = closures(decision, facts)
+    if compiled_mounts.has_anchors(decision.effective.network.mode, decision.manifest):
+        beneath += trust_anchors.closures(config, taken)
+    root = root_directory.hold(
+        decision.artefacts, beneath, own, state=state, stack=stack, packer=lambda: erofs_roots.packer(config, facts)
+    )
     never = host_facts.never_granted(config, never_granted)
     sources = {}
     for mount in plan["mounts"]:
-        if mount["type"] == "bind" and mount["source"] != gvisor.CREDENTIALS:
+        if mount["type"] == "bind" and mount["source"] not in OF_THE_RUN:
             fd = _source(mount, plan["rooms"], copy, state=state, config=config, never=never)
             stack.callback(os.close, fd)
             sources[mount["destination"]] = fd
     disks: tuple[str, ...] = ()
     if any(entry["file"] == "io.max" for entry in decision.artefacts.json("cgroup.json")["v2"]):
-        root = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        stack.callback(os.close, root)
-        disks = limits.devices([("/", root), *sources.items()])
-    assert facts.runsc is not None
+        directory = os.open(root.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        stack.callback(os.close, directory)
+        disks = limits.devices([("/", directory), *sources.items()])
     networked = decision.artefacts.json("network.json")["mode"] != "off"
-    return gvisor.SandboxSpec(
-        run_id=order.run_id,
-        artefacts=decision.artefacts,
-        runsc_path=facts.runsc.path,
-        rootfs=rootfs,
-        covered=runsc_network.covered(config, facts) if networked else (),
-        sources=sources,
-        intent=order.intent,
-        limits=order.limits,
-        label=order.label,
-        claim=order.claim,
-        config=config,
-        denied=order.denied,
-        disks=disks,
-        drifted=order.drifted,
-        rounds=order.rounds,
-        broker=order.broker,
-        secrets=order.secrets,
-        watches=order.watches,
-        tries=tries,
-    )
+    covered = runsc_network.covered(config, facts) if networked else ()
+    shown = own_limits.encoded(decision.effective, decision.manifest)
+    return SandboxFiles(root.path, covered, sources, disks, tries, root.check, shown, root.file)
+
+
+def own_files(state: Path, config: Config, mounted: Sequence[str]) -> list[Closure]:
+    """Return the files of our own making that every root has, but for those that a mount covers."""
+    uids = range(config.uid_first, config.uid_first + config.uid_count)
+    folder = state / "closures"
+    return [local_names.closure(folder, mounted), identity_files.closure(folder, uids, mounted)]
 
 
 def _source(

@@ -7,16 +7,16 @@ What it holds an agent to is decided in ``policy.compile.trusted_local``; what t
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import grp
 import os
 import pwd
 import resource
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from policy import errors
 from policy.compile import trusted_local as compiler
@@ -31,10 +31,12 @@ from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.proc import confine, spawn
 from sandbox.kernel.proc import launch as proc_launch
 from sandbox.kernel.seccomp import load
-from sandbox.run_io import ContainerIO, Limits, Outcome, PeriodicCheck, RunOutcome
+from sandbox.run_io import ContainerIO, Limits, Outcome, PeriodicCheck, RunObserver, RunOutcome
 from sandbox.rundir import marks
 from sandbox.rundir.directory import RunDirectory
 from sandbox.runner.limits import METER, Meter
+from sandbox.runner.observer import RunnerObserver
+from sandbox.shim.agent_loop import AgentLoop
 from sandbox.shim.operations import RunOperations
 from sandbox.shim.signals import DeferredSignals
 from sandbox.shim.stdio import StdioSession
@@ -60,8 +62,7 @@ _OPEN_FILES = 1024
 _NODE_ADDRESS_SPACE = 1024 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """The user that the agent becomes."""
 
     name: str
@@ -69,14 +70,13 @@ class Identity:
     gid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """A run that may start: what the manifest compiled to, who it runs as, what starts it, and what must be refused."""
 
     policy: compiler.LocalPolicy
     identity: Identity
     program: str
-    demand: local.Demand
+    demand: local.RefusedCalls
 
     @property
     def not_enforced(self) -> tuple[str, ...]:
@@ -154,6 +154,7 @@ def run(
     hidden: Sequence[str] = (),
     rounds: Sequence[PeriodicCheck] = (),
     watches: Mapping[int, Callable[[], Outcome]] | None = None,
+    observer: RunObserver,
     operations: RunOperations | None = None,
     directory: RunDirectory | None = None,
     hierarchies: cgroup.Hierarchies | None = None,
@@ -209,18 +210,25 @@ def run(
         # spawn returns after execve, so the agent has started: a descriptor that is readable already.
         started = os.eventfd(1, os.EFD_CLOEXEC)
         stack.callback(os.close, started)
-        channel = _channel(child, leaf, started, rounds, watches)
+        meter = Meter(leaf, noted=None if directory is None else directory.path / METER)
+        channel = ContainerIO(
+            stdin=child.stdin,
+            stdout=child.stdout,
+            stderr=child.stderr,
+            pidfd=child.pidfd,
+            started=started,
+            has_started=lambda: True,
+            handle=_LocalProcess(child, leaf),
+            observer=RunnerObserver(observer, meter),
+            rounds=rounds,
+            watches=watches,
+        )
         if signals is not None:
             stack.callback(signals.handlers)  # the descriptor by which it kills is closed after this
-            signals.handlers(channel.kill, child.has_ended)
+            signals.handlers(channel.handle.kill, child.has_ended)
         if operations is not None:
-            channel = operations.joined(channel, None)
-        meter = Meter(leaf, noted=None if directory is None else directory.path / METER)
-        channel = dataclasses.replace(
-            channel,
-            giving=_chain(channel.giving, meter.begin),
-        )
-        exchange = StdioSession(channel, intent, limits)
+            channel = operations.joined(channel)
+        exchange = AgentLoop(channel, StdioSession(), intent, limits)
         if operations is not None:
             operations.converses(exchange)
         exchange.run()
@@ -253,12 +261,26 @@ def _leaf(
         return None
 
 
-def _chain(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
-    def both() -> None:
-        first()
-        second()
+class _LocalProcess(Struct, frozen=True):
+    """The processes of a trusted-local agent (run_io.SandboxHandle). They cannot be frozen."""
 
-    return both
+    child: spawn.Child
+    leaf: cgroup.Leaf | None
+    freezer: None = None
+
+    def terminate(self) -> None:
+        self.child.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        # The keeper ends with the namespace; its own death would end it too, without a wait for that.
+        self.child.signal(confine.KILL_ALL)
+        # The process that stopped it to revoke it may be dead; then only this thaw lets it die.
+        if self.leaf is not None:
+            self.leaf.kill()
+
+    def out_of_memory(self) -> bool:
+        """Whether the kernel killed a process for memory: the limit is on the address space, which kills nothing."""
+        return False
 
 
 def _package_mount(copy: Path, *, executable: bool, stack: contextlib.ExitStack) -> proc_launch.Attach:
@@ -334,37 +356,7 @@ def _covers(hidden: Sequence[str], plan: Plan) -> list[str]:
     return out
 
 
-def _channel(
-    child: spawn.Child,
-    leaf: cgroup.Leaf | None,
-    started: int,
-    rounds: Sequence[PeriodicCheck],
-    watches: Mapping[int, Callable[[], Outcome]],
-) -> ContainerIO:
-    def kill() -> None:
-        # The keeper ends with the namespace; its own death would end it too, without a wait for that.
-        child.signal(confine.KILL_ALL)
-        # The process that stopped it to revoke it may be dead; then only this thaw lets it die.
-        if leaf is not None:
-            leaf.kill()
-
-    return ContainerIO(
-        stdin=child.stdin,
-        stdout=child.stdout,
-        stderr=child.stderr,
-        pidfd=child.pidfd,
-        started=started,
-        has_started=lambda: True,
-        terminate=lambda: child.signal(signal.SIGTERM),
-        kill=kill,
-        rounds=rounds,
-        watches=watches,
-    )
-
-
-def _finished(
-    plan: Plan, exchange: StdioSession, error: errors.RunError | None, status: int, meter: Meter
-) -> RunOutcome:
+def _finished(plan: Plan, exchange: AgentLoop, error: errors.RunError | None, status: int, meter: Meter) -> RunOutcome:
     if error is None and status != 0:
         small = plan.policy.runtime == "node" and plan.policy.memory_bytes < _NODE_ADDRESS_SPACE
         hint = "node reserves much address space: raise resources.memory_mb to 1024, or use linux-gvisor"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from policy import errors
 from sandbox import unix_wire
@@ -16,8 +17,7 @@ from sandbox.serve.api.session import Caller, Session
 from sandbox.supervisor import Supervisor
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(Struct, frozen=True):
     """A connection as the main loop hands it on. ``until`` is when its request must be whole (time.monotonic)."""
 
     sock: socket.socket
@@ -88,7 +88,7 @@ def enter_host_network(supervisor: Supervisor, host_network: int) -> None:
         os.close(host_network)
 
 
-def _request(session: Session, until: float) -> protocol.Request | None:
+def _request(session: Session, until: float) -> protocol.ServiceRequest | None:
     """The request with its descriptors; None when the client left instead."""
     try:
         raw = unix_wire.receive(session.sock, max_bytes=unix_wire.REQUEST_BYTES, until=until, fds=session.fds)

@@ -12,23 +12,23 @@ import select
 import socket
 import time
 
-from sandbox.network.gate.main import Gate
+from sandbox.network.gate.main import GateInput
 
 TEXT_BYTES = 192 * 1024
 CALLS = ("accept4", "getsockname", "getpeername", "getsockopt", "setsockopt", "sendmsg", "shutdown", "lseek", "ioctl")
-_REQUEST_BYTES, _SECONDS = 4096, 2.0
+_REQUEST_BYTES, SECONDS = 4096, 2.0
 _TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
-def serve(gate: Gate) -> None:
+def serve(gate: GateInput) -> None:
     """Answer until the watcher is gone."""
     with socket.socket(fileno=gate.fds["listener"]) as listener, socket.socket(fileno=gate.fds["numbers"]) as numbers:
         _serve(gate, listener, numbers)
 
 
-def _serve(gate: Gate, listener: socket.socket, numbers: socket.socket) -> None:
+def _serve(gate: GateInput, listener: socket.socket, numbers: socket.socket) -> None:
     listener.setblocking(False)
-    numbers.settimeout(_SECONDS)
+    numbers.settimeout(SECONDS)
     poll = select.poll()
     poll.register(listener, select.POLLIN)
     poll.register(numbers, select.POLLIN)
@@ -60,7 +60,7 @@ def _said(numbers: socket.socket) -> bytes:
 
 
 def _answer(client: socket.socket, numbers: socket.socket) -> None:
-    until = time.monotonic() + _SECONDS
+    until = time.monotonic() + SECONDS
     raw = b""
     while b"\r\n\r\n" not in raw and b"\n\n" not in raw:
         client.settimeout(max(0.001, until - time.monotonic()))
@@ -80,5 +80,5 @@ def _answer(client: socket.socket, numbers: socket.socket) -> None:
         status, body = b"200 OK", numbers.recv(TEXT_BYTES)
     head = b"HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
     reply = head % (status, _TYPE, len(body)) + (b"" if words[0] == b"HEAD" else body)
-    client.settimeout(_SECONDS)
+    client.settimeout(SECONDS)
     client.sendall(reply)

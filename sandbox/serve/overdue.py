@@ -44,7 +44,7 @@ HINT: Final = (
 )
 
 
-class Loop(Protocol):
+class OverdueLoop(Protocol):
     """The part of the main loop that is used here."""
 
     def fork(self, work: Callable[[], None], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
@@ -87,7 +87,7 @@ class Overdue:
     """Every shim of the main loop, by its pidfd. ``state`` is COVENANT_STATE."""
 
     state: Path
-    loop: Loop
+    loop: OverdueLoop
     _watched: dict[int, _Watched] = field(default_factory=dict)
     _look_at: float = 0.0
 

@@ -53,7 +53,7 @@ def memory() -> standby.Machine:
     return standby.Machine(found.total_mb, found.available_mb, *host_memory.stalls())
 
 
-class Loop(Protocol):
+class PoolLoop(Protocol):
     """The main loop, as the pool uses it."""
 
     def fork(self, work: Callable[[], None], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
@@ -114,7 +114,7 @@ class Pool:
     """``alive`` is readable by shims once the main loop's process is gone. ``machine`` says what memory there is."""
 
     supervisor: Supervisor
-    loop: Loop
+    loop: PoolLoop
     alive: int
     host_network: int = -1
     machine: Callable[[], standby.Machine] = memory

@@ -46,11 +46,11 @@ NAME: Final = "covenant-holder"
 # What one that is dispatched waits for at most for each turn of one that is made meanwhile (seconds).
 _SWITCH_SECONDS: Final = 0.0002
 # How often it is collected where nothing ends.
-_COLLECT_SECONDS: Final = 60.0
+COLLECT_SECONDS: Final = 60.0
 # Of a thread's stack; the interpreter's own calls take none of it.
 _STACK_BYTES: Final = 1 << 20
 # When the process has so much more memory than when it began, and so much more for each that lives, it takes no more.
-_GROWN_BYTES, _EACH_BYTES = 24 << 20, 2 << 20
+GROWN_BYTES, _EACH_BYTES = 24 << 20, 2 << 20
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Holder:
             for fd in (told, self.sock.fileno()):
                 poll.register(fd, select.POLLIN)
             while True:
-                ready = [fd for fd, _ in poll.poll(_COLLECT_SECONDS * 1000)]
+                ready = [fd for fd, _ in poll.poll(COLLECT_SECONDS * 1000)]
                 if not ready:
                     gc.collect()  # a look by the clock leaves a circle now and then, and may be all that happens
                 elif told in ready or not (raw := _receive(self.sock)):
@@ -118,7 +118,7 @@ class Holder:
 
     def _said(self, number: int, word: bytes) -> None:
         self._say(number, word)
-        if word.startswith(READY) and _resident() - self._began > _GROWN_BYTES + _EACH_BYTES * len(self._threads):
+        if word.startswith(READY) and _resident() - self._began > GROWN_BYTES + _EACH_BYTES * len(self._threads):
             self._say(number, FULL)
 
     def _say(self, number: int, word: bytes) -> None:

@@ -25,7 +25,7 @@ from sandbox.kernel import libc
 from sandbox.serve import connection, preload
 from sandbox.serve.api.session import Caller
 from sandbox.serve.connection import Opening
-from sandbox.serve.standby_pool import Loop
+from sandbox.serve.standby_pool import PoolLoop
 from sandbox.supervisor import Supervisor
 
 # The names that `ps` shows of an idle worker and of one that serves; the kernel takes 15 bytes of a name.
@@ -33,7 +33,7 @@ WAITS, WORKS = "covenant-ahead", "covenant-keeper"
 # After a worker was given a connection, or ended while idle: then the next is forked, if no request has ended before.
 AGAIN_SECONDS: Final = 1.0
 # The client (pid, uid, gid), and when its request must be whole; the connection comes along (SCM_RIGHTS, unix(7)).
-_CALLER = struct.Struct("=3id")
+CALLER = struct.Struct("=3id")
 _INT = struct.Struct("i")
 _READY = b"r"
 
@@ -56,7 +56,7 @@ class _One:
         """Send it the connection, and close both ours and our side of the pair. Returns False where it has ended."""
         caller = opening.caller
         try:
-            raw = _CALLER.pack(caller.pid, caller.uid, caller.gid, opening.until)
+            raw = CALLER.pack(caller.pid, caller.uid, caller.gid, opening.until)
             socket.send_fds(self.sock, [raw], [opening.sock.fileno()], socket.MSG_DONTWAIT)
         except OSError:
             self.sock.close()
@@ -73,7 +73,7 @@ class WorkerPool:
     """The main loop's side: at most one idle worker."""
 
     supervisor: Supervisor
-    loop: Loop
+    loop: PoolLoop
     alive: int
     host_network: int
     _one: _One | None = None
@@ -150,12 +150,12 @@ def _keep(fd: int, supervisor: Supervisor, alive: int, host_network: int) -> Non
 def _receive(sock: socket.socket, alive: int) -> Opening | None:
     """The connection; None where the main loop dropped this worker, or ended."""
     try:
-        raw, messages, _, _ = sock.recvmsg(_CALLER.size, socket.CMSG_SPACE(_INT.size), socket.MSG_CMSG_CLOEXEC)
+        raw, messages, _, _ = sock.recvmsg(CALLER.size, socket.CMSG_SPACE(_INT.size), socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
         return None  # the main loop closed its side and had not read that we are ready
     if not raw:
         return None
-    pid, uid, gid, until = _CALLER.unpack(raw)
+    pid, uid, gid, until = CALLER.unpack(raw)
     ((_, _, content),) = messages
     (fd,) = _INT.unpack(content)
     given = socket.socket(fileno=fd)

@@ -16,10 +16,11 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from policy import errors
 from policy.signing import strict_json
@@ -31,14 +32,15 @@ REQUEST_BYTES = 16 * 1024
 # Below the default limit of one message on such a socket (net.core.wmem_default).
 ANSWER_BYTES = 128 * 1024
 CLIENTS = 16
+# The most descriptors of one request: stdin, stdout and the sizes of a caller that attaches.
+DESCRIPTORS = 3
 ASK_SECONDS = 15.0
 
 # The most events in one turn: a client that sends without a pause must take turns with the run itself.
 _EVENTS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """Answer to a request. ``end`` ends the run once the answer is sent."""
 
     answer: Mapping[str, Any]
@@ -49,7 +51,7 @@ class Reply:
 Handler = Callable[[Mapping[str, Any]], Reply]
 
 
-class Server:
+class ControlServer:
     """The shim's end, a context manager. Its ``watches`` belong to those of the exchange.
 
     ``table`` maps each operation to its handler.
@@ -60,6 +62,7 @@ class Server:
 
     def __init__(self, directory: Path, table: Mapping[str, Handler]) -> None:
         self._table = table
+        self._descriptors: list[int] = []
         self._clients: dict[int, socket.socket] = {}
         with contextlib.ExitStack() as stack:
             try:
@@ -77,7 +80,7 @@ class Server:
                 ) from e
             self._stack = stack.pop_all()
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> ControlServer:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -93,6 +96,11 @@ class Server:
     def watches(self) -> dict[int, Callable[[], errors.RunError | None]]:
         """The one descriptor that is readable when there is work, with its handler."""
         return {self._epoll.fileno(): self.ready}
+
+    def taken(self) -> list[int]:
+        """Return the descriptors that came with the present request. A handler that asks for them closes them."""
+        taken, self._descriptors = self._descriptors, []
+        return taken
 
     def ready(self) -> errors.RunError | None:
         """Handle the pending events. A returned error ends the run.
@@ -125,14 +133,17 @@ class Server:
         client = self._clients.pop(fd)
         self._clients[fd] = client  # most recent last
         try:
-            # Read one byte more than the limit, to notice a longer message. The kernel closes any descriptors in the
-            # message, since there is no buffer for them.
-            raw = client.recv(REQUEST_BYTES + 1)
+            # Read one byte more than the limit, to notice a longer message. The kernel closes the descriptors of a
+            # message that brings too many.
+            raw, self._descriptors, _, _ = socket.recv_fds(
+                client, REQUEST_BYTES + 1, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             return None
         except OSError:
             raw = b""
         if not raw:
+            self._close_taken()
             self._drop(fd)
             return None
         try:
@@ -142,13 +153,19 @@ class Server:
             if isinstance(e, errors.LedgerError):
                 raise
             return None
+        finally:
+            self._close_taken()
         self._send(fd, {"answer": dict(reply.answer)})
         return reply.end
+
+    def _close_taken(self) -> None:
+        for fd in self.taken():
+            os.close(fd)
 
     def _answer(self, raw: bytes) -> Reply:
         try:
             request = strict_json.loads(raw, max_bytes=REQUEST_BYTES)
-        except strict_json.MalformedError as e:
+        except strict_json.MalformedJsonError as e:
             raise errors.UsageError(f"the request is malformed: {e}") from None
         if not isinstance(request, dict) or not isinstance(request.get("op"), str):
             raise errors.UsageError("the request names no operation")
@@ -171,7 +188,7 @@ class Server:
         client.close()
 
 
-class Connection:
+class ControlConnection:
     """The client's end, a context manager.
 
     Raises:
@@ -195,31 +212,31 @@ class Connection:
             stack.callback(os.close, self.keeper)
             self._stack = stack.pop_all()
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> ControlConnection:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
 
-    def ask(self, op: str, **fields: Any) -> dict[str, Any]:
-        """Send a request and return the shim's answer.
+    def ask(self, op: str, *, fds: Sequence[int] = (), **fields: Any) -> dict[str, Any]:
+        """Send a request, with descriptors, and return the shim's answer.
 
         Raises:
             errors.CovenantError: Raised with the shim's error when it refuses.
             errors.NoRunError: Raised when the run ends before the answer.
             errors.KeeperError: Raised when the answer is late or malformed.
         """
-        self.send(op, **fields)
+        self.send(op, fds=fds, **fields)
         return self.receive()
 
-    def send(self, op: str, **fields: Any) -> None:
+    def send(self, op: str, *, fds: Sequence[int] = (), **fields: Any) -> None:
         """Send a request without a wait for the answer, so that many shims can work at the same time.
 
         Raises:
             errors.NoRunError, errors.KeeperError: Raised as by ``ask``.
         """
         try:
-            self._socket.send(json.dumps({"op": op, **fields}).encode())
+            socket.send_fds(self._socket, [json.dumps({"op": op, **fields}).encode()], list(fds))
         except (BrokenPipeError, ConnectionResetError) as e:
             raise self._ended() from e
         except OSError as e:
@@ -241,7 +258,7 @@ class Connection:
             raise self._ended()
         try:
             document = strict_json.loads(raw, max_bytes=ANSWER_BYTES)
-        except strict_json.MalformedError as e:
+        except strict_json.MalformedJsonError as e:
             raise errors.KeeperError(f"the keeper of run `{self._directory.name}` answered nonsense: {e}") from None
         if "error" in document:
             raise errors.restored(document["error"])
@@ -267,14 +284,16 @@ class Connection:
         )
 
 
-def ask(directory: Path, op: str, *, seconds: float = ASK_SECONDS, **fields: Any) -> dict[str, Any]:
+def ask(
+    directory: Path, op: str, *, seconds: float = ASK_SECONDS, fds: Sequence[int] = (), **fields: Any
+) -> dict[str, Any]:
     """Send one request to the shim of the run in ``directory`` (``runs/<id>``), as any root process may.
 
     Raises:
-        errors.CovenantError: Raised as by ``Connection`` and its ``ask``.
+        errors.CovenantError: Raised as by ``ControlConnection`` and its ``ask``.
     """
-    with Connection(directory, seconds=seconds) as connection:
-        return connection.ask(op, **fields)
+    with ControlConnection(directory, seconds=seconds) as connection:
+        return connection.ask(op, fds=fds, **fields)
 
 
 def until_there(directory: Path, seconds: float) -> bool:

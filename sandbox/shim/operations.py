@@ -7,27 +7,32 @@ exchange's own turns, so nothing else of the run changes meanwhile.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from policy import errors, lifecycle
 from policy.lifecycle import State
 from sandbox.audit.run_events import RunEvents
-from sandbox.kernel.cgroup.cgroup import Leaf
-from sandbox.run_io import ContainerIO, Outcome, PeriodicCheck, Watches
+from sandbox.run_io import CallerStreams, ContainerIO, Freezer, Outcome, PeriodicCheck, SandboxHandle, Watches
 from sandbox.rundir import marks
 from sandbox.shim import control_socket
-from sandbox.shim.stdio import StdioSession
+from sandbox.shim.agent_loop import AgentLoop
+from sandbox.shim.live_lines import LiveLines
+from sandbox.shim.terminal import TerminalSession
 
 # The most bytes of stderr in one answer; each byte may become six in JSON.
 LOG_BYTES = 16 * 1024
 _LOOK_SECONDS = 0.25
+# Rows or columns, as the kernel has them (ioctl_tty(2)).
+_LARGEST_SIZE = 65_535
 # A run that is frozen to be killed with its tree ends by itself after this time: the caller is gone by then.
-_ENDING_SECONDS = 10.0
+ENDING_SECONDS = 10.0
 
 
 class RunOperations:
@@ -36,6 +41,7 @@ class RunOperations:
     - ``ttl_seconds`` is the manifest's, None without one; with ``suspends`` it suspends the run instead of ending it.
     - ``shown`` filters stderr to text for readers of logs.
     - ``allow_thaw`` is entered around a thaw, and raises if the run must stay frozen (sandbox.control.tree_kill).
+    - ``live`` takes the lines of stderr as they come, for a client that shows them.
     - ``below`` ends all descendants of the run, with the caller's name and reason, if that caller does not come back.
     - ``table`` contains the operations. Others may add some before the run listens.
     """
@@ -49,12 +55,14 @@ class RunOperations:
         shown: Callable[[bytes], str],
         allow_thaw: Callable[[Path], contextlib.AbstractContextManager[None]],
         below: Callable[[str, str], None] = lambda by, reason: None,
+        live: Callable[[str], None] | None = None,
     ) -> None:
+        self._live = live
         self._rows, self._ttl, self._shown, self._allow_thaw, self._below = rows, ttl_seconds, shown, allow_thaw, below
         self._expires = suspends and ttl_seconds is not None
-        self._leaf: Leaf | None = None
+        self._freezer: Freezer | None = None
         self._directory: Path | None = None
-        self._exchange: StdioSession | None = None
+        self._exchange: AgentLoop | None = None
         self._watches: dict[int, Callable[[], Outcome]] = {}
         self._given_at: float | None = None
         self._suspended_at = 0.0
@@ -68,13 +76,15 @@ class RunOperations:
             "resume": self._resume,
             "kill": self._kill,
             "logs": self._logs,
+            "attach": self._attach,
         }
 
     @contextlib.contextmanager
     def listening(self, directory: Path) -> Iterator[None]:
         """Make the run visible and its socket ready until the block ends. It answers while the exchange runs."""
         self._directory = directory
-        with control_socket.Server(directory, self.table) as server:
+        with control_socket.ControlServer(directory, self.table) as server:
+            self._server = server
             try:
                 self._rows.show_state(directory)
                 self._watches = server.watches
@@ -86,45 +96,48 @@ class RunOperations:
         """Return the watches that serve clients before there is a sandbox; ``joined`` includes them."""
         return self._watches
 
-    def joined(self, channel: ContainerIO, leaf: Leaf | None) -> ContainerIO:
-        """Return the channel with the run's operations and timers. ``leaf`` is None if it has no cgroup."""
-        self._leaf = leaf
-
-        def terminate() -> None:
-            # A frozen process cannot handle a request to end, and gets no grace. Its end is logged by now.
-            (channel.kill if self._stood else channel.terminate)()
-
-        return dataclasses.replace(
+    def joined(self, channel: ContainerIO) -> ContainerIO:
+        """Return the channel with the run's operations and timers."""
+        self._freezer = channel.handle.freezer
+        return structs.replace(
             channel,
-            terminate=terminate,
+            handle=_Operated(channel.handle, lambda: self._stood),
             watches={**channel.watches, **self._watches},
             rounds=(
                 *channel.rounds,
                 PeriodicCheck(_LOOK_SECONDS, self._forsaken),
                 *([] if self._ttl is None else [PeriodicCheck(_LOOK_SECONDS, self._clocks)]),
             ),
-            giving=self._giving,
-            ending=self._ending,
         )
 
-    def converses(self, exchange: StdioSession) -> None:
+    def converses(self, exchange: AgentLoop) -> None:
         """Set the run's exchange. Called before it begins."""
         self._exchange = exchange
+        if self._live is not None:
+            exchange.heard = LiveLines(self._shown, self._live).feed
+        if (session := self._terminal()) is not None:
+            session.left = lambda: self._rows.note("its caller has left, and it goes on")
+
+    def _terminal(self) -> TerminalSession | None:
+        session = None if self._exchange is None else self._exchange.session
+        return session if isinstance(session, TerminalSession) else None
 
     # --- the run's own transitions --------------------------------------------------------------------------
 
-    def _giving(self) -> None:
+    def starting(self) -> None:
+        """Write that the agent is about to be given its intent (run_io.RunObserver)."""
         if self._rows.state is not State.RUNNING:  # an instance gets this row with its start (sandbox.standby)
             self._rows.transition(State.RUNNING, "it is given its intent")
         self._given_at = time.monotonic()
 
-    def _ending(self, error: errors.RunError) -> None:
+    def ending(self, error: errors.RunError) -> None:
+        """Write the end that is about to come (run_io.RunObserver), and end descendants whose killer is gone."""
         if self._rows.state is not State.TERMINATED:  # a kill has logged it already
             # After a signal the agent is already dead; do not block on the log's lock here.
             self._terminated(f"{error.code}: {error.message}", waits=isinstance(error, errors.StoppedError))
         # A process that kills the whole tree does so before this run continues: survivors are left to this shim. After
         # a signal nothing is alive any more, so the leaf cannot tell.
-        left = isinstance(error, errors.StoppedError) or (self._leaf is not None and self._leaf.pids())
+        left = isinstance(error, errors.StoppedError) or (self._freezer is not None and self._freezer.pids())
         if (stopped := self._marked()) is not None and left:
             self._below(*stopped)
 
@@ -194,7 +207,7 @@ class RunOperations:
         else:
             self._may("suspend")
             self._freeze(words)
-        self._to_end = time.monotonic() + _ENDING_SECONDS, request
+        self._to_end = time.monotonic() + ENDING_SECONDS, request
 
     def _resume(self, request: Mapping[str, Any]) -> control_socket.Reply:
         _only(request, "by", "reason")
@@ -202,12 +215,12 @@ class RunOperations:
         self._may("resume")
         if self._to_end is not None:
             raise errors.WrongStateError("the run is to be ended", hint="covenant ps says when it is gone")
-        assert self._leaf is not None
+        assert self._freezer is not None
         assert self._directory is not None
         with self._allow_thaw(self._directory):
             self._rows.transition(State.RUNNING, _words("asked", request))
             try:
-                self._leaf.thaw()
+                self._freezer.thaw()
             except errors.KernelError as e:
                 self._rows.transition(State.SUSPENDED, f"it could not be thawed: {e.message}")
                 raise
@@ -216,9 +229,9 @@ class RunOperations:
     def _found_standing(self) -> None:
         """Log a freeze from outside: a revoking process logs nothing before its mark, and may be killed in between."""
         standing = False
-        if self._rows.state is State.RUNNING and self._leaf is not None and self._leaf.freezable:
+        if self._rows.state is State.RUNNING and self._freezer is not None and self._freezer.freezable:
             with contextlib.suppress(errors.KernelError):  # it has just ended
-                standing = self._leaf.frozen()
+                standing = self._freezer.frozen()
         if standing:
             self._rows.transition(State.SUSPENDED, "somebody else has stopped it")
             self._suspended_at = time.monotonic()
@@ -249,18 +262,50 @@ class RunOperations:
         error = cause(f"ended {words.partition(' ')[2]}", **patience)
         return control_socket.Reply({"state": str(self._rows.state)}, error)
 
+    def _attach(self, request: Mapping[str, Any]) -> control_socket.Reply:
+        """Connect a caller to the run's terminal; its pipes come with the request."""
+        _only(request, "by", "rows", "columns")
+        size = _number(request, "rows"), _number(request, "columns")
+        session = self._terminal()
+        if session is None:
+            raise errors.WrongStateError(
+                "the run has no terminal, so nothing can be attached to it", hint="covenant logs RUN shows its stderr"
+            )
+        fds = self._server.taken()
+        try:
+            if len(fds) != control_socket.DESCRIPTORS:
+                raise errors.UsageError("a caller that attaches brings three pipes")
+            stdin, stdout, resizes = fds
+            if self._exchange is None or self._exchange.over:
+                raise errors.NoRunError("the run has just ended")
+            session.check_free()
+            self._rows.note(_words("attached", request))
+            session.take(CallerStreams(stdin, stdout, size=size, resizes=resizes))
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+        return control_socket.Reply({"state": str(self._rows.state)})
+
     def _logs(self, request: Mapping[str, Any]) -> control_socket.Reply:
-        _only(request, "offset")
+        _only(request, "offset", "stream")
         offset = request.get("offset", 0)
         if type(offset) is not int or offset < 0:
             raise errors.UsageError("an offset is a number of bytes from 0 on")
-        if self._exchange is None:
-            return control_socket.Reply({"begins": offset, "next": offset, "text": ""})
-        begins, kept = self._exchange.stderr_since(offset)
+        begins, kept = self._kept(offset, stdout=request.get("stream") == "stdout")
         piece = kept[:LOG_BYTES]
         if len(kept) > len(piece) and b"\n" in piece:
             piece = piece[: piece.rindex(b"\n") + 1]
         return control_socket.Reply({"begins": begins, "next": begins + len(piece), "text": self._shown(piece)})
+
+    def _kept(self, offset: int, *, stdout: bool) -> tuple[int, bytes]:
+        """Return stderr from an offset on, or what a terminal has shown. No other stdout is shown before its end."""
+        if self._exchange is None:
+            return offset, b""
+        if not stdout:
+            return self._exchange.stderr_since(offset)
+        session = self._terminal()
+        return (offset, b"") if session is None else session.scrollback.since(offset)
 
     def _may(self, operation: str) -> None:
         """Refuse an operation that the table does not allow, and every operation on a run that is over.
@@ -274,7 +319,7 @@ class RunOperations:
         lifecycle.asked(self._rows.state, operation)
         if self._exchange is not None and self._exchange.over:
             raise errors.NoRunError("the run has just ended")
-        if operation == "suspend" and (self._leaf is None or not self._leaf.freezable):
+        if operation == "suspend" and (self._freezer is None or not self._freezer.freezable):
             raise errors.NotEnforceableError(
                 "this run cannot be suspended: it has no cgroup that can be frozen",
                 hint="on version 1 mount the controller `freezer`; trusted-local has none",
@@ -287,21 +332,44 @@ class RunOperations:
             errors.KernelError: Raised when it does not freeze. The run continues, and the log says so.
             errors.RunRevokedError, errors.KeeperError: Raised when it does not freeze and must not continue.
         """
-        if self._leaf is None or self._directory is None:
+        if self._freezer is None or self._directory is None:
             raise errors.NotEnforceableError("this run has no cgroup that can be frozen")
         self._rows.transition(State.SUSPENDED, words)
         self._suspended_at = time.monotonic()
         try:
-            self._leaf.freeze(allow_thaw=functools.partial(self._allow_thaw, self._directory))
+            self._freezer.freeze(allow_thaw=functools.partial(self._allow_thaw, self._directory))
         except (errors.KernelError, errors.NotEnforceableError) as e:
             self._rows.transition(State.RUNNING, f"it could not be stopped: {e.message}")
             raise
+
+
+class _Operated:
+    """A sandbox whose frozen processes are killed where others are asked to end: they cannot handle a request."""
+
+    def __init__(self, handle: SandboxHandle, frozen: Callable[[], bool]) -> None:
+        self._handle, self._frozen = handle, frozen
+        self.freezer = handle.freezer
+        self.kill, self.out_of_memory = handle.kill, handle.out_of_memory
+
+    def terminate(self) -> None:
+        """Send SIGTERM, or kill. The end is logged by now."""
+        if self._frozen():
+            self._handle.kill()
+        else:
+            self._handle.terminate()
 
 
 def _only(request: Mapping[str, Any], *names: str) -> None:
     unknown = sorted(set(request) - set(names))
     if unknown:
         raise errors.UsageError(f"a request of this kind has no `{unknown[0][: marks.WORDS]}`")
+
+
+def _number(request: Mapping[str, Any], name: str) -> int:
+    value = request.get(name)
+    if type(value) is not int or not 0 <= value <= _LARGEST_SIZE:
+        raise errors.UsageError("a size is rows and columns")
+    return value
 
 
 def _words(what: str, request: Mapping[str, Any]) -> str:

@@ -1,345 +1,96 @@
-"""Run the exchange with an agent over three pipes: start, one line in, one line out, every wait with a limit.
-
-Both runners use it. It knows nothing of namespaces: the caller passes descriptors, a way to notice that the agent has
-started, and a way to kill it. It never blocks on the agent. An agent that floods stdout, never reads stdin, closes
-stdout and lives on, or ignores SIGTERM ends within its limit, with the error that names it.
-"""
+"""Give an agent its intent on stdin, and keep what it writes to stdout as its answer (contracts `line` and `text`)."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import math
 import os
-import selectors
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection
 
 from policy import contract, errors
 from sandbox.kernel.proc import pipes
-from sandbox.run_io import ContainerIO, DeferredIntent, IntentDelivery, Limits, Outcome, PeriodicCheck, RunOutcome
-
-# How often the cgroup is asked for a kill by the kernel, which nothing announces (seconds).
-_LOOK_SECONDS = 0.25
-# How often it is checked whether an agent with a deferred intent waits already (seconds).
-_SETTLE_SECONDS = 0.02
-# No wait is without an end, also where nothing is due (seconds).
-_LONGEST_WAIT = 3600.0
+from sandbox.run_io import StreamTotals
+from sandbox.shim.agent_loop import AgentLoop
 
 
-@dataclass
 class StdioSession:
-    """Hold one exchange with an agent. ``run`` returns when the child has exited; ``error`` says why we ended it.
+    """Exchange one intent and one answer with an agent over pipes (agent_loop.AgentSession)."""
 
-    Times are seconds since ``run`` was called, or with ``later`` since a client brought the intent. ``started_at`` is
-    None when the agent never started, or was never given an intent. With ``later`` the ``intent`` is empty, and the
-    limits hold for the start alone.
-    """
+    totals: StreamTotals | None = None
 
-    channel: ContainerIO
-    intent: bytes
-    limits: Limits
-    later: DeferredIntent | None = None
-    stdout: bytearray = field(default_factory=bytearray)
-    error: errors.RunError | None = None
-    started_at: float | None = None
-    said_at: float | None = None
-    ended_at: float = 0.0
-    killed: bool = False
-    forced: bool = False
-
-    def run(self) -> None:
-        """Hold the conversation until the child has exited and its output is read or cut."""
-        self._begin = time.monotonic()
-        self._stderr = pipes.BoundedTail(self.limits.stderr_bytes)
-        self._pending = memoryview(self.intent)
-        self._deadline = self._begin + self.limits.start_seconds
-        self._kill_at: float | None = None
-        self._look_at((PeriodicCheck(_LOOK_SECONDS, self._out_of_memory), *self.channel.rounds))
-        with selectors.DefaultSelector() as selector:
-            self._selector = selector
-            ch = self.channel
-            for fd in (ch.stdin, ch.stdout, ch.stderr):
-                os.set_blocking(fd, False)
-            for fd, action in (
-                (ch.stdout, self._read_stdout),
-                (ch.stderr, self._read_stderr),
-                (ch.started, self._on_started),
-                (ch.pidfd, self._on_exit),
-            ):
-                selector.register(fd, selectors.EVENT_READ, action)
-            self._listen(ch.watches)
-            self._exited = False
-            while not self._exited:
-                self._turn()
-            self._drain()
-        self.ended_at = time.monotonic() - self._begin
-
-    def finished(
-        self,
-        status: int,
-        error: errors.RunError | None,
-        *,
-        oom_kills: int = 0,
-        reported: tuple[str, ...] = (),
-        cpu_ms: int | None = None,
-        memory_peak_bytes: int | None = None,
-    ) -> RunOutcome:
-        """Return the outcome, with the fields that only the backend knows: status, error, kills for memory, use."""
-        told = self.started_at is not None
-        wall_ms = 0 if self.started_at is None else int((self.ended_at - self.started_at) * 1000)
-        return RunOutcome(
-            stdout=bytes(self.stdout),
-            stderr=self.stderr,
-            stderr_total=self.stderr_total,
-            exit_status=status,
-            error=error,
-            oom_kills=oom_kills,
-            start_seconds=self.started_at,
-            total_seconds=self.ended_at,
-            reported=reported,
-            said_seconds=self.said_at,
-            usage=contract.Usage(cpu_ms, memory_peak_bytes, wall_ms) if told else contract.NOTHING_USED,
-        )
+    def __init__(self, spoken: contract.Answering = contract.LINE) -> None:
+        self._contract = spoken
+        self._stdout = bytearray()
+        self._pending = memoryview(b"")
 
     @property
-    def stderr(self) -> bytes:
-        """Return the bounded stderr of the agent and its runtime."""
-        return self._stderr.value()
-
-    def stderr_since(self, offset: int) -> tuple[int, bytes]:
-        """``BoundedTail.since`` of stderr."""
-        return self._stderr.since(offset)
+    def silent(self) -> bool:
+        """Whether the agent must write nothing to stdout before it has its intent."""
+        return self._contract.silent
 
     @property
-    def over(self) -> bool:
-        """Whether the child has exited, or is being ended: nothing more can be asked of it."""
-        return self._exited or self.error is not None
+    def answer(self) -> bytes:
+        """Return stdout."""
+        return bytes(self._stdout)
 
-    @property
-    def stderr_total(self) -> int:
-        """Return the number of bytes that stderr had in all."""
-        return self._stderr.total
+    def attach(self, loop: AgentLoop) -> None:
+        """Listen to stdout. The output of an agent that may write at once stays in the pipe until ``begin``."""
+        self._loop, self._channel = loop, loop.channel
+        if self.silent:
+            loop.listen(self._channel.stdout, self._read)
 
-    def ended_by(self, error: errors.RunError) -> None:
-        """Record a reason for the run's end that the exchange did not see."""
-        if self.error is None:
-            self.error = error
-            self.channel.ending(error)
-
-    def _turn(self) -> None:
-        now = time.monotonic()
-        until = self._kill_at if self._kill_at is not None else self._deadline
-        if now >= until:
-            self._overdue()
-            return
-        due = self._due  # a look may put others in its place
-        for index, (at, one) in enumerate(due):
-            if now >= at:
-                self._watch(one.look)
-                due[index] = (now + (one.seconds if one.wait is None else one.wait()), one)
-        until = min([until, now + _LONGEST_WAIT, *(at for at, _ in self._due)])
-        watched = self._selector.get_map()
-        for key, _ in self._selector.select(max(0, until - time.monotonic())):
-            # What came before it in this very turn may have forgotten it: a supervisor's end is nothing any more to an
-            # instance that was just given an intent, and a number that was let go of may be another's by now.
-            if watched.get(key.fd) is not key:
-                continue
-            key.data()
-            if self._exited:
-                return
-
-    def _look_at(self, rounds: Sequence[PeriodicCheck]) -> None:
-        """Replace all periodic checks by these."""
-        now = time.monotonic()
-        self._due = [(now + one.seconds, one) for one in rounds]
-
-    def _watch(self, look: Callable[[], Outcome]) -> None:
-        error = look()
-        gently = error is not None and bool(error.details.get("gently"))
-        if error is not None and self.error is None:
-            self._end(error, gently=gently)
-        elif error is not None and not gently and not self.forced:
-            self._kill()  # an immediate end overrides the grace of another reason
-
-    def _out_of_memory(self) -> Outcome:
-        # The kernel may choose a process without which the sandbox hangs instead of ending (seen with node).
-        return out_of_memory() if self.error is None and self.channel.out_of_memory() else None
-
-    def _overdue(self) -> None:
-        if self._kill_at is not None:
-            self._kill()
-        elif self.started_at is None:
-            self._end(
-                errors.StartTimeoutError(
-                    f"the sandbox did not start within {self.limits.start_seconds:g} s",
-                    hint="see `covenant doctor`; raise start_deadline_seconds in the configuration on a slow machine",
-                ),
-                gently=False,
-            )
-        else:
-            self._end(
-                errors.DeadlineError(
-                    f"still running after {self.limits.task_seconds:g} s (clock: {self.limits.task_clock})",
-                    clock=self.limits.task_clock,
-                ),
-                gently=True,
-            )
-
-    def _end(self, error: errors.RunError, *, gently: bool) -> None:
-        """Stop the child for a reason of ours; the first reason is the one that is reported."""
-        self.ended_by(error)
-        self.killed = True
-        self._forget(self.channel.stdin)
-        if gently and self._kill_at is None:
-            # The grace counts from here: an agent that keeps its sandbox too busy to be asked gains no time by it.
-            grace_seconds: float = error.details.get("grace_seconds", self.limits.grace_seconds)
-            self._kill_at = time.monotonic() + grace_seconds
-            if not isinstance(error, errors.DeadlineError):
-                # The run's own deadline also bounds a grace that a caller asked for.
-                self._kill_at = min(self._kill_at, self._deadline + self.limits.grace_seconds)
-            self.channel.terminate()
-        else:
-            self._kill()
-
-    def _kill(self) -> None:
-        self.forced = True
-        self.channel.kill()
-        # The exit is read through pidfd; SIGKILL cannot be refused, so this bound only guards the kernel.
-        self._kill_at = time.monotonic() + 10.0
-        if not pipes.readable(self.channel.pidfd, 10.0):
-            raise errors.KernelError("the sandbox survives SIGKILL")
-
-    def _on_started(self) -> None:
-        if not self.channel.has_started():
-            return
-        self._selector.unregister(self.channel.started)
-        if pipes.readable(self.channel.stdout, 0) and self._peek_early():
-            return
-        for one in self.channel.rounds:
-            if one.at_start and self.error is None:
-                self._watch(one.look)
-        if self.error is not None:
-            return
-        if self.later is None:
-            self._give()
-        else:
-            self._due.append((0.0, PeriodicCheck(_SETTLE_SECONDS, functools.partial(self._settle, self.later))))
-
-    def _settle(self, later: DeferredIntent) -> Outcome:
-        """Wait until the agent is held. Until then the start's deadline holds; afterwards only watches end the run."""
-        if later.settled():
-            self._look_at(later.rounds)
-            self._deadline = math.inf
-            self._selector.register(later.fileno(), selectors.EVENT_READ, functools.partial(self._take, later))
-            self._held = dict(later.watches)
-            self._listen(self._held)
-        return None
-
-    def _listen(self, watches: Mapping[int, Callable[[], Outcome]]) -> None:
-        for fd, act in watches.items():
-            self._selector.register(fd, selectors.EVENT_READ, functools.partial(self._watch, act))
-
-    def _take(self, later: DeferredIntent) -> None:
-        came = time.monotonic()
-        taken = later.take()
-        if isinstance(taken, IntentDelivery) and self.error is None:
-            self._begin, self._pending, self.limits = came, memoryview(taken.intent), taken.limits
-            # What it said on its way to being held it said before its intent.
-            if not (pipes.readable(self.channel.stdout, 0) and self._peek_early()):
-                self._give()
-                taken.release()
-            # Nothing is looked at before the next turn, so that the agent has its line before this is done.
-            for fd in (later.fileno(), *self._held):
-                self._forget(fd)
-            self._listen(taken.watches)
-            self._look_at((PeriodicCheck(_LOOK_SECONDS, self._out_of_memory), *self.channel.rounds))
-        elif isinstance(taken, errors.RunError):
-            self._watch(lambda: taken)
-
-    def _give(self) -> None:
-        self.channel.giving()
-        now = time.monotonic()
-        self.started_at = now - self._begin
-        self._deadline = now + self.limits.task_seconds
-        # Most lines are taken whole, and none of these needs to be waited for.
+    def begin(self, intent: bytes) -> None:
+        """Write the intent."""
+        if not self.silent:
+            self._loop.listen(self._channel.stdout, self._read)
+        self._pending = memoryview(intent)
+        # Most intents are taken whole, and then there is nothing to wait for.
         if not self._written():
-            self._selector.register(self.channel.stdin, selectors.EVENT_WRITE, self._write_stdin)
+            self._loop.listen(self._channel.stdin, self._write, writable=True)
 
-    def _peek_early(self) -> bool:
-        self._read_stdout()
-        return self.error is not None
+    def read_early(self) -> None:
+        """End the run if stdout has something before the intent."""
+        self._read()
 
-    def _write_stdin(self) -> None:
+    def stop_input(self) -> None:
+        """Write no more of the intent."""
+        self._loop.forget(self._channel.stdin)
+
+    def drained(self) -> Collection[int]:
+        """Return the descriptor of stdout: the rest of it is still to be read."""
+        self.stop_input()
+        return (self._channel.stdout,)
+
+    def _write(self) -> None:
         if self._written():
-            self._forget(self.channel.stdin)
+            self.stop_input()
 
     def _written(self) -> bool:
-        """Whether the agent has its line, as far as it takes it."""
+        """Whether the agent has its intent, as far as it takes it."""
         try:
             while self._pending:
-                self._pending = self._pending[os.write(self.channel.stdin, self._pending) :]
+                self._pending = self._pending[os.write(self._channel.stdin, self._pending) :]
         except BlockingIOError:
             return False
         except BrokenPipeError:
             pass
-        # One line and no more: the end of file tells an agent that reads to the end that it has everything.
+        # One intent and no more: the end of file tells an agent that reads to the end that it has everything.
         with contextlib.suppress(OSError):
-            pipes.shut(self.channel.stdin)
+            pipes.shut(self._channel.stdin)
         return True
 
-    def _read_stdout(self) -> None:
-        data = pipes.read(self.channel.stdout)
+    def _read(self) -> None:
+        data = pipes.read(self._channel.stdout)
         if data is None:
             return
         if not data:
-            self._forget(self.channel.stdout)
+            self._loop.forget(self._channel.stdout)
             return
-        self.stdout += data
-        self.said_at = self.said_at or time.monotonic() - self._begin
-        if self.started_at is None:
-            self._end(errors.EarlyOutputError("stdout was written before the intent was given"), gently=False)
-        elif len(self.stdout) > self.limits.stdout_bytes:
-            self._forget(self.channel.stdout)
-            self._end(errors.OutputTooLargeError(f"stdout is over {self.limits.stdout_bytes} bytes"), gently=False)
-
-    def _read_stderr(self) -> None:
-        data = pipes.read(self.channel.stderr)
-        if data is None:
-            return
-        if not data:
-            self._forget(self.channel.stderr)
-            return
-        self._stderr.feed(data)
-
-    def _on_exit(self) -> None:
-        self._exited = True
-
-    def _forget(self, fd: int) -> None:
-        with contextlib.suppress(KeyError):
-            self._selector.unregister(fd)
-
-    def _drain(self, seconds: float = 2.0) -> None:
-        """Read the rest of the pipes, for a limited time: a stray holder of the write end cannot keep us here."""
-        until = time.monotonic() + seconds
-        self._forget(self.channel.pidfd)
-        self._forget(self.channel.started)
-        self._forget(self.channel.stdin)
-        for fd, look in self.channel.watches.items():
-            # Report what was refused just before the end. Its outcome is ignored: the run's end is known already.
-            if pipes.readable(fd, 0):
-                look()
-            self._forget(fd)
-        for fd in [key.fd for key in self._selector.get_map().values()]:
-            if fd not in (self.channel.stdout, self.channel.stderr):
-                self._forget(fd)  # clients that have come, or may come, with the intent
-        while self._selector.get_map() and time.monotonic() < until:
-            ready = self._selector.select(until - time.monotonic())
-            for key, _ in ready:
-                key.data()
-
-
-def out_of_memory() -> errors.OutOfMemoryError:
-    """Return the error of a run from which the kernel killed a process for memory."""
-    return errors.OutOfMemoryError("the agent used more memory than memory_mb")
+        loop = self._loop
+        self._stdout += data
+        loop.spoke()
+        most = min(loop.limits.stdout_bytes, self._contract.stdout_bytes)
+        if loop.started_at is None:
+            loop.end(errors.EarlyOutputError("stdout was written before the intent was given"), gently=False)
+        elif len(self._stdout) > most:
+            loop.forget(self._channel.stdout)
+            loop.end(errors.OutputTooLargeError(f"stdout is over {most} bytes"), gently=False)

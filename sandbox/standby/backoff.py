@@ -10,8 +10,9 @@ import hashlib
 import os
 import shutil
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from msgspec import Struct, structs
 
 from sandbox.storage import atomic_file, json_cache
 
@@ -19,8 +20,7 @@ _NAME = "standby-retries"
 _SUPERVISOR = "supervisor.lock"
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(Struct, frozen=True):
     """``count`` instances of an agent have failed on end; ``restless`` where it ran and did not wait for its intent."""
 
     agent_id: str
@@ -37,7 +37,7 @@ class Retry:
 def note(state: Path, agent_id: str, *, count: int, restless: bool, wait_seconds: float) -> None:
     """The next try of it comes in so many seconds."""
     until_ms = int((time.time() + wait_seconds) * 1000)
-    json_cache.write(_place(state, agent_id), asdict(Retry(agent_id, count, restless, until_ms)))
+    json_cache.write(_place(state, agent_id), structs.asdict(Retry(agent_id, count, restless, until_ms)))
 
 
 def over(state: Path, agent_id: str) -> None:

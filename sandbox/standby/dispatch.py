@@ -15,7 +15,6 @@ The directories are the only list of instances, so that no process has to be tol
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
@@ -26,12 +25,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from policy import contract, denials, errors
+from policy import errors
 from policy.package import Package
 from sandbox import unix_wire
 from sandbox.kernel.net import unix_address
-from sandbox.lifecycle.types import Request, RunResult
+from sandbox.lifecycle.types import Request
 from sandbox.network import gateway
+from sandbox.run_result import RunResult
 from sandbox.rundir import label, registry
 
 _PREFIX = "standby-"
@@ -42,7 +42,7 @@ _TAKE_SECONDS = 5.0
 # After a run has ended in the instance, or was asked to: until its clean-up is done.
 _END_SECONDS = 60.0
 # A client sends its order with its connection; a stopped one holds up an instance for no longer than this.
-_ORDER_SECONDS = 1.0
+ORDER_SECONDS = 1.0
 
 
 class PeerGoneError(Exception):
@@ -55,7 +55,7 @@ class PeerGoneError(Exception):
 @contextlib.contextmanager
 def listening(directory: Path, package: Package) -> Iterator[socket.socket]:
     """The listener of an instance. Clients find it from now on, until the block ends."""
-    name = _name(package)
+    name = socket_name(package)
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
         unix_address.within(directory, f".{name}") as made,
@@ -82,7 +82,7 @@ def accepted(listener: socket.socket) -> tuple[socket.socket, dict[str, Any]] | 
         return None
     if unix_wire.peer(connection).uid == os.geteuid():
         with contextlib.suppress(PeerGoneError):
-            connection.settimeout(_ORDER_SECONDS)
+            connection.settimeout(ORDER_SECONDS)
             message = receive(connection)
             connection.settimeout(_TAKE_SECONDS)
             return connection, message
@@ -148,7 +148,7 @@ def dispatch(runs: Path, request: Request, watches: gateway.Watches, *, settings
     """
     if request.package.envelope is None:
         return None
-    name, asked = _name(request.package), unix_wire.encode(order(request, settings))
+    name, asked = socket_name(request.package), unix_wire.encode(order(request, settings))
     for connection in _ready(runs, name):
         with connection:
             try:
@@ -175,7 +175,7 @@ def dispatch(runs: Path, request: Request, watches: gateway.Watches, *, settings
 
 def ready(runs: Path, package: Package) -> int:
     """How many instances wait for an intent to this very package."""
-    name = _name(package)
+    name = socket_name(package)
     return sum(os.path.lexists(runs / run_id / name) for run_id in os.listdir(runs) if run_id != ".gate")
 
 
@@ -187,7 +187,7 @@ def end(runs: Path, run_id: str, reason: str) -> bool:
     asked = True
     for name in _sockets(runs / run_id):
         try:
-            with _connected(runs / run_id, name, seconds=0.0) as connection:
+            with connect(runs / run_id, name, seconds=0.0) as connection:
                 send(connection, {"op": "end", "reason": reason})
         except (PeerGoneError, ConnectionError, FileNotFoundError):
             continue
@@ -253,7 +253,7 @@ def _answer_in(connection: socket.socket, run_id: str) -> RunResult | None:
         raise errors.restored(message["error"])
     if "cold" in message:
         return None
-    return answer_of(message["answer"])
+    return RunResult.from_json(message["answer"])
 
 
 def _ready(runs: Path, name: str) -> Iterator[socket.socket]:
@@ -263,10 +263,11 @@ def _ready(runs: Path, name: str) -> Iterator[socket.socket]:
             # Most are no instances of this package, which this call says; it is cheaper than a look at a label.
             if run_id != ".gate" and os.path.lexists(runs / run_id / name):
                 with contextlib.suppress(OSError):
-                    yield _connected(runs / run_id, name)
+                    yield connect(runs / run_id, name)
 
 
-def _connected(directory: Path, name: str, *, seconds: float = _TAKE_SECONDS) -> socket.socket:
+def connect(directory: Path, name: str, *, seconds: float = _TAKE_SECONDS) -> socket.socket:
+    """Connect to the socket in a run directory."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(seconds)
@@ -322,40 +323,10 @@ def receive(connection: socket.socket) -> dict[str, Any]:
     return document
 
 
-def answer_document(answer: RunResult) -> dict[str, Any]:
-    """An answer as a message has it; ``answer_of`` reads it."""
-    fields = {field.name: getattr(answer, field.name) for field in dataclasses.fields(answer)}
-    del fields["interrupted"]  # this belongs to the process, and not to its client
-    return {
-        **fields,
-        "result": None if answer.result is None else dataclasses.asdict(answer.result),
-        "error": None if answer.error is None else answer.error.to_json(),
-        "denials": [[r.denial.layer, r.denial.target, r.denial.code, r.count] for r in answer.denials],
-        "timings": dict(answer.timings),
-        "usage": dataclasses.asdict(answer.usage),
-    }
-
-
-def answer_of(document: Mapping[str, Any]) -> RunResult:
-    """The answer in a message."""
-    fields: dict[str, Any] = {name: _tupled(value) for name, value in document.items()}
-    if document["result"] is not None:
-        fields["result"] = contract.AgentResult(**{name: _tupled(one) for name, one in document["result"].items()})
-    if document["error"] is not None:
-        fields["error"] = errors.restored(document["error"])
-    fields["usage"] = contract.Usage(**document["usage"])
-    fields["denials"] = tuple(denials.Row(denials.Denial(*words), count) for *words, count in document["denials"])
-    return RunResult(**fields)
-
-
-def _tupled(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _digest(package: Package) -> str:
     return hashlib.sha256(package.envelope or b"").hexdigest()
 
 
-def _name(package: Package) -> str:
+def socket_name(package: Package) -> str:
     # 32 digits: an address has room for 108 bytes, and an instance compares all of them before it does anything.
     return f"{_PREFIX}{_digest(package)[:32]}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from policy import decide
 from policy.host import HostFacts
@@ -14,6 +16,7 @@ from sandbox.config import SYSTEM_FILE, Config
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.fs import filesystems
 from sandbox.rootfs import covered
+from sandbox.rootfs.erofs_image import ImageFile
 from sandbox.runner import gvisor
 from sandbox.storage import trust_state as states
 
@@ -22,12 +25,11 @@ _RESOLVERS = "/etc/resolv.conf"
 _LIMIT_BYTES = 4096
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Files:
+class Files(Struct, frozen=True):
     """Files of the host with what tells each from another of its name: ``few`` to look at always, ``many`` seldom."""
 
     few: Mapping[str, tuple[int, ...] | None]
-    many: Mapping[str, tuple[int, ...] | None] = dataclasses.field(default_factory=dict)
+    many: Mapping[str, tuple[int, ...] | None] = msgspec.field(default_factory=dict)
 
     @classmethod
     def of_state(cls, state: states.State) -> Files:
@@ -49,6 +51,11 @@ class Files:
         few = {_RESOLVERS: _identity(_RESOLVERS)} if networked else {}
         return cls(few, {name: _identity(name) for name in sources})
 
+    @classmethod
+    def of_root(cls, file: ImageFile | None) -> Files:
+        """Return the one file that has the root, if it has one: the next start compares it with its record."""
+        return cls({} if file is None else {str(file.path): _identity(str(file.path))})
+
     def joined(self, other: Files) -> Files:
         """Both."""
         return Files({**self.few, **other.few}, {**self.many, **other.many})
@@ -59,23 +66,26 @@ class Files:
         return next((n for group in groups for n, was in group.items() if _identity(n) != was), None)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sources:
+class Sources(Struct, frozen=True):
     """Granted paths of the host, each with what was opened there and on which mount: what is mounted stays mounted when
-    the name moves, and when another mount covers it. ``plan`` are the mounts of the agent's root."""
+    the name moves, and when another mount covers it. ``plan`` are the mounts of the agent's root, ``links`` the links
+    of the host that lead there."""
 
     opened: Mapping[str, tuple[int, int]]
     mounts: Mapping[str, int]
     plan: Sequence[Mapping[str, Any]]
+    links: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @classmethod
     def of(cls, decision: decide.Decision, sources: Mapping[str, int]) -> Sources:
         """Those of a decision that were just opened."""
-        opened, plan = {}, covered.granted(decision.artefacts.json("mounts.json")["mounts"])
+        document = decision.artefacts.json("mounts.json")
+        opened, plan = {}, covered.granted(document["mounts"])
         for mount in plan:
             info = os.fstat(sources[mount["destination"]])
             opened[mount["source"]] = (info.st_dev, info.st_ino)
-        return cls(opened, covered.numbers(plan, sources), plan)
+        links = {one["path"]: one["target"] for one in document["root"].get("links", [])}
+        return cls(opened, covered.numbers(plan, sources), plan, links)
 
     def changed(self) -> str | None:
         """The first under whose name lies another now, or what a mount covers."""
@@ -83,10 +93,20 @@ class Sources:
             found = _identity(name)
             if found is None or found[:2] != was:
                 return name
+        for link, target in self.links.items():
+            if _text(link) != target:
+                return link
         if self.plan:
             for path, _ in covered.found(self.plan, self.mounts, [*filesystems.mounts()]):
                 return path
         return None
+
+
+def _text(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
 
 
 def _identity(path: str) -> tuple[int, ...] | None:
@@ -97,7 +117,7 @@ def _identity(path: str) -> tuple[int, ...] | None:
     return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
 
 
-class Limits:
+class LimitFiles:
     """The files of a sandbox's limits, open as long as it waits: the kernel makes what one holds at each read, and to
     open and close it takes seven times as long. Those of a cgroup that is gone can be read no more (ENODEV)."""
 

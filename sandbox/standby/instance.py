@@ -14,7 +14,6 @@ idle sandbox that is not frozen takes 6 % of a core (docs/standby.md).
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import socket
@@ -22,16 +21,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from policy import clocks, contract, decide, errors
+from msgspec import structs
+
+from policy import decide, errors
 from policy.host import HostFacts
 from policy.lifecycle import State
-from policy.manifest.agent import Manifest
 from policy.rules.case import Unsigned
 from policy.signing import trust
 from sandbox.control import tree_kill
 from sandbox.kernel.proc import epoll_waiters
-from sandbox.lifecycle import run
-from sandbox.lifecycle.types import Request, RunDependencies, RunResult
+from sandbox.lifecycle.context import RunContext
+from sandbox.lifecycle.run import Run
+from sandbox.lifecycle.start_mode import StartRecord
+from sandbox.lifecycle.types import Request, RunDependencies
 from sandbox.run_io import IntentDelivery, Outcome, PeriodicCheck, RunOutcome
 from sandbox.rundir import label as rundir_label
 from sandbox.rundir import marks
@@ -59,22 +61,24 @@ class UnusedError(Exception):
     """The instance ended before anybody had an intent for it."""
 
 
-class WarmSandbox(run.Run):
-    """Hold one warm sandbox. ``tell`` is called with each byte of its progress.
+class WarmSandbox:
+    """Start a run ahead of its intent: the start mode (sandbox.lifecycle.start_mode) of one warm sandbox.
 
-    ``alive`` is readable once its maker has exited. That ends the instance, unless it was given an intent. ``go`` is
-    the run's own, and raises ``UnusedError`` when no client came.
+    ``tell`` is called with each byte of its progress. ``alive`` is readable once its maker has exited. That ends the
+    instance, unless it was given an intent. The run raises ``UnusedError`` when no client came.
+
+    Make it before the ``Run`` of ``context``: what it is made of is recorded here, and so is the head of the log.
     """
 
-    def __init__(
-        self, dependencies: RunDependencies, request: Request, *, alive: int, tell: Callable[[bytes], None]
-    ) -> None:
+    def __init__(self, context: RunContext, *, alive: int, tell: Callable[[bytes], None]) -> None:
+        dependencies = context.dependencies
         self._mark = dependencies.ledger.mark
         self._made_of = fingerprints.Files.of_state(dependencies.state).joined(
             fingerprints.Files.of_config(dependencies.config)
         )
-        super().__init__(dependencies, request, now_ms=int(time.time() * 1000))
-        self._alive, self._tell = alive, tell
+        self._context, self._tell = context, tell
+        # The descriptors that may end the wait for an intent.
+        self.watches: Mapping[int, Callable[[], Outcome]] = {alive: ended}
         self._settings = dependencies.config.digest
         self._listening, self._stack = contextlib.ExitStack(), contextlib.ExitStack()
         self._client: socket.socket | None = None
@@ -84,47 +88,54 @@ class WarmSandbox(run.Run):
 
     # --- (1) ------------------------------------------------------------------------------------------------
 
-    def _job(
-        self,
-        trusted: trust.TrustedPackage | Unsigned,
-        decision: decide.Decision,
-        facts: HostFacts,
-        deadline: clocks.Deadline,
-        stack: contextlib.ExitStack,
-    ) -> gvisor.SandboxSpec:
+    def decided(
+        self, trusted: trust.TrustedPackage | Unsigned, decision: decide.Decision | None, facts: HostFacts
+    ) -> None:
+        """Record the files that the run is made of.
+
+        Raises:
+            errors.UnsignedError, errors.NotEnforceableError: the agent is not kept ready.
+        """
         if not isinstance(trusted, trust.TrustedPackage):
             raise errors.UnsignedError("only a signed package is kept ready")
-        if notes := self._stands_by(decision) or not self.standby:
-            raise errors.NotEnforceableError(f"it is not kept ready: {notes}", grant="sandbox.standby")
+        if decision is None:
+            raise errors.NotEnforceableError("it is not kept ready: it has no sandbox", grant="sandbox.backend")
+        if not self._context.standby:
+            why = "".join(self._context.standby_notes) or "its manifest asks for no instance"
+            raise errors.NotEnforceableError(f"it is not kept ready: {why}", grant="sandbox.standby")
         self._trusted, self._decision = trusted, decision
         networked = decision.artefacts.json("network.json")["mode"] != "off"
         self._made_of = self._made_of.joined(fingerprints.Files.of_run(facts, networked=networked))
-        job = super()._job(trusted, decision, facts, deadline, stack)
-        self._sources = fingerprints.Sources.of(decision, job.sources)
-        return dataclasses.replace(
-            job,
+
+    def check_serial(self, trusted: trust.TrustedPackage, last: trust.Accepted | None) -> None:
+        """Refuse a serial that would be a new highest: a cold run has it accepted.
+
+        Raises:
+            errors.BusyError: the serial was not accepted yet.
+        """
+        if last is not None and trusted.statement.serial > last.serial:
+            raise errors.BusyError("its serial was not accepted yet", hint="run it again")
+
+    def adapt(self, spec: gvisor.SandboxSpec) -> gvisor.SandboxSpec:
+        """Return the spec of a sandbox that waits for its intent."""
+        self._sources = fingerprints.Sources.of(self._decision, spec.files.sources)
+        self._made_of = self._made_of.joined(fingerprints.Files.of_root(spec.files.root_file))
+        return structs.replace(
+            spec,
             intent=b"",
-            label={**job.label, rundir_label.STANDBY: "yes"},
+            label={**spec.label, rundir_label.STANDBY: "yes"},
             rounds=(
-                *job.rounds,
+                *spec.rounds,
                 PeriodicCheck(MOMENT_SECONDS, self._answering, lambda: MOST_SECONDS),
                 PeriodicCheck(ALONE_SECONDS, self._still_working, lambda: MOST_SECONDS),
             ),
             later=functools.partial(_DeferredIntent, self),
         )
 
-    def _begin(
-        self,
-        trusted: trust.TrustedPackage | Unsigned,
-        manifest: Manifest,
-        deadline: clocks.Deadline,
-        *,
-        policy_digest: str | None = None,
-        not_enforced: tuple[str, ...] = (),
-    ) -> None:
-        """(4) of a run is put off: what is about to be made is written down, and nothing of it is a start."""
-        self._rows.transition(State.ISOLATED, "standby: made ahead of its intent")
-        self._policy_digest, self._not_enforced = policy_digest, not_enforced
+    def begin(self, record: StartRecord, log_start: Callable[[StartRecord], None]) -> None:
+        """Write that the instance is made. The start itself is written when the intent has come."""
+        self._context.rows.transition(State.ISOLATED, "standby: made ahead of its intent")
+        self._record, self._log_start = record, log_start
 
     # --- (2) ------------------------------------------------------------------------------------------------
 
@@ -137,11 +148,11 @@ class WarmSandbox(run.Run):
         started.leaf.freeze()
         started.leaf.keep_frozen()
         rundir_label.expect_relabel(started.directory)
-        self._limit_files = fingerprints.Limits(started, self._stack)
-        self._rows.expect_start()
-        listener = self._listening.enter_context(dispatch.listening(started.directory, self._request.package))
+        self._limit_files = fingerprints.LimitFiles(started, self._stack)
+        self._context.rows.expect_start()
+        listener = self._listening.enter_context(dispatch.listening(started.directory, self._context.request.package))
         self._looked = time.monotonic()
-        self._tell(READY + self.run_id.encode())
+        self._tell(READY + self._context.run_id.encode())
         return listener
 
     def watch(self, started: gvisor.StartedSandbox) -> Outcome:
@@ -156,7 +167,7 @@ class WarmSandbox(run.Run):
             self._looked = now
         changed = self._another_root() or self._changed(started, every_file=every)
         if every and changed is None:
-            changed = self._outdated(self._trusted)
+            changed = self._context.outdated(self._trusted)
         return None if changed is None else errors.KilledError(f"standby: {changed}")
 
     # --- (3) and (4) ----------------------------------------------------------------------------------------
@@ -183,7 +194,7 @@ class WarmSandbox(run.Run):
         try:
             if message.get("op") == "end":
                 return errors.KilledError(f"standby: {message.get('reason', 'it is not wanted')}")
-            request = dispatch.ordered(message, self._request.package)
+            request = dispatch.ordered(message, self._context.request.package)
             if request is None:
                 dispatch.send(connection, {"cold": "another package"})
                 return None
@@ -195,7 +206,7 @@ class WarmSandbox(run.Run):
             return self._dispatch(started, request, connection)
         except (PeerGoneError, KeyError) as e:
             # The client has disconnected, and the agent was told nothing. A row of a start needs a row of an end.
-            return errors.KilledError(f"whoever asked for it went away: {e}") if self._rows.started else None
+            return errors.KilledError(f"whoever asked for it went away: {e}") if self._context.rows.started else None
 
     def _dispatch(
         self, started: gvisor.StartedSandbox, request: Request, connection: socket.socket
@@ -204,61 +215,54 @@ class WarmSandbox(run.Run):
         if changed is not None:
             _send_elsewhere(connection, changed)
             return errors.KilledError(f"standby: {changed}")
+        context = self._context
         # No client waited while it was made.
-        self._timings, self._clock = {}, time.perf_counter()
-        self._now_ms = int(time.time() * 1000)
+        context.laps.restart()
+        context.now_ms = int(time.time() * 1000)
         try:
-            intent_id = request.intent_id or self.intent_id
-            line = contract.Intent(intent_id, request.text, request.reads, self._now_ms, request.priority).line()
+            assignment = context.assignment_of(request, request.intent_id or context.intent_id)
         except errors.UsageError as e:
             # What no agent could be told costs no instance.
             dispatch.send(connection, {"cold": e.message})
             return None
         try:
-            dispatch.send(connection, {"offer": self.run_id, "since": self._mark})
+            dispatch.send(connection, {"offer": context.run_id, "since": self._mark})
             offered = time.monotonic()
-            trusted, manifest = self._verify_again(), self._decision.manifest
-            before = self._request, self._line, self.intent_id
-            self._request, self._line, self.intent_id = request, line, intent_id
-            deadline = self._deadline(trusted, manifest)
-            place = dataclasses.replace(
-                self._place,
+            trusted = self._verify_again()
+            before, context.assignment = context.assignment, assignment
+            deadline = context.deadline(trusted, self._decision.manifest)
+            place = structs.replace(
+                context.place,
                 trusted=trusted,
                 package_name=request.package_name,
                 caller=request.issuer["display"],
-                itself=self.run_id,
+                itself=context.run_id,
             )
-            label, claim = self._claim(place)
+            label, claim = context.label_for(place, self.check_serial)
             # A client that gave up meanwhile runs it elsewhere. Until it accepts, nothing starts and the wait goes on.
-            if not dispatch.told_to_go(connection, self.run_id):
-                self._request, self._line, self.intent_id = before
+            if not dispatch.told_to_go(connection, context.run_id):
+                context.assignment = before
                 return None
             try:
                 settle = functools.partial(self._settle, started, trusted, offered, claim)
                 rundir_label.relabel(started.directory, label, settle)
             except (errors.RuleViolation, errors.BusyError) as e:
                 # The live runs leave no room for this client's run. The instance waits for others, as before.
-                self._request, self._line, self.intent_id = before
+                context.assignment = before
                 _send_elsewhere(connection, e.message)
                 return None
-            self._rows.asked_by(request.issuer)
-            with self._rows.together(functools.partial(_count, started)):
-                super()._begin(
-                    trusted,
-                    manifest,
-                    deadline,
-                    policy_digest=self._policy_digest,
-                    not_enforced=self._not_enforced,
-                )
-                self._rows.transition(State.RUNNING, "it is given its intent")
+            self._context.rows.asked_by(request.issuer)
+            with self._context.rows.together(functools.partial(_count, started)):
+                self._log_start(structs.replace(self._record, trusted=trusted, deadline=deadline))
+                self._context.rows.transition(State.RUNNING, "it is given its intent")
         except errors.CovenantError as e:
             # The cold run reports the error as usual: in its own row, to the client.
             _send_elsewhere(connection, e.message)
             return errors.KilledError(f"standby: it cannot be used: {e.message}")
         self._client, self._untold, self._unshown = connection, True, True
         watches: dict[int, Callable[[], Outcome]] = {connection.fileno(): self._client_gone}
-        if self._dependencies.config.on_supervisor_exit == "end":
-            watches[self._alive] = ended
+        if context.dependencies.config.on_supervisor_exit == "end":
+            watches |= self.watches
 
         def release() -> None:
             # One that is ended with others at this moment stands until it is killed, which its watch says.
@@ -266,7 +270,7 @@ class WarmSandbox(run.Run):
             with contextlib.suppress(*over), tree_kill.allow_thaw(started.directory):
                 started.leaf.thaw()
 
-        return IntentDelivery(self._line, self._limits(deadline), watches, release)
+        return IntentDelivery(context.line, context.limits(deadline), watches, release)
 
     def _settle(
         self, started: gvisor.StartedSandbox, trusted: trust.TrustedPackage, offered: float, claim: Callable[[], None]
@@ -279,18 +283,11 @@ class WarmSandbox(run.Run):
         if (marked := marks.verdict(started.directory)) is not None:
             raise marked
         if time.monotonic() - offered > FRESH_SECONDS:
-            self._now_ms = int(time.time() * 1000)
+            self._context.now_ms = int(time.time() * 1000)
             self._verify_again()
             if (changed := self._changed(started, every_file=False)) is not None:
                 raise errors.KilledError(changed)
         claim()
-
-    def _ratchet(self, trusted: trust.TrustedPackage) -> trust.Accepted | None:
-        """Raises as for a run, and errors.BusyError: the serial would be a new highest. A cold run has it accepted."""
-        last = super()._ratchet(trusted)
-        if last is not None and trusted.statement.serial > last.serial:
-            raise errors.BusyError("its serial was not accepted yet", hint="run it again")
-        return last
 
     def _verify_again(self) -> trust.TrustedPackage:
         """Verify the package again as of now, from our memory, under the root that it was verified under.
@@ -300,13 +297,14 @@ class WarmSandbox(run.Run):
         INVARIANT: before anything starts, ``revocation.refuse`` checks behind the gate and under the state's lock that
         this root is still the installed one, and ``State.accept`` checks the ratchet there.
         """
+        dependencies = self._context.dependencies
         return trust.again(
             self._trusted,
-            self._root,
-            now_ms=self._now_ms,
-            audience=self._dependencies.config.host,
+            self._context.root,
+            now_ms=self._context.now_ms,
+            audience=dependencies.config.host,
             serials=trust.NoSerials(),
-            greatest_time_ms=self._dependencies.state.time_under(self._trusted.root_version),
+            greatest_time_ms=dependencies.state.time_under(self._trusted.root_version),
         )
 
     def _answering(self) -> Outcome:
@@ -315,7 +313,7 @@ class WarmSandbox(run.Run):
             self._unshown = False
             # Refuse a second client at once.
             self._listening.close()
-            self._rows.show()
+            self._context.rows.show()
         return None
 
     def _still_working(self) -> Outcome:
@@ -329,7 +327,7 @@ class WarmSandbox(run.Run):
 
     def _another_root(self) -> str | None:
         """That another trust root holds, in words: which a dispatch asks when it verifies again."""
-        version = self._dependencies.state.root_version()
+        version = self._context.dependencies.state.root_version()
         return None if version == self._trusted.root_version else f"trust root version {version} holds now"
 
     def _changed(self, started: gvisor.StartedSandbox, *, every_file: bool) -> str | None:
@@ -345,27 +343,29 @@ class WarmSandbox(run.Run):
 
     # --- (5) ------------------------------------------------------------------------------------------------
 
-    def _finish(
-        self, manifest: Manifest, finished: RunOutcome, policy_digest: str | None, not_enforced: tuple[str, ...]
-    ) -> RunResult:
-        if not self._rows.started:
-            self._denials.flush()
-            if self._rows.state is not State.TERMINATED:
-                self._rows.transition(State.TERMINATED, "standby: it ended before its intent", waits=True)
-            self._rows.transition(State.ARCHIVED, "nothing was asked of it")
-            raise UnusedError from finished.error
-        return super()._finish(manifest, finished, policy_digest, not_enforced)
+    def ended(self, outcome: RunOutcome) -> None:
+        """Write the last rows of an instance that had no intent.
 
-    def _failed(self, error: BaseException) -> None:
-        pass  # ``keep`` answers the client first
+        Raises:
+            UnusedError: it had none.
+        """
+        if not self._context.rows.started:
+            self._context.denials.flush()
+            if self._context.rows.state is not State.TERMINATED:
+                self._context.rows.transition(State.TERMINATED, "standby: it ended before its intent", waits=True)
+            self._context.rows.transition(State.ARCHIVED, "nothing was asked of it")
+            raise UnusedError from outcome.error
 
-    def failed(self, error: BaseException) -> None:
-        """The last rows of one that did not come to its end by itself."""
-        if self._rows.started or self._rows.state is not State.ISOLATED:
-            self.log_failure(error)
+    def failed(self, error: BaseException, log_failure: Callable[[BaseException], None]) -> None:
+        """Write nothing yet: ``keep`` answers the client first."""
+
+    def write_failure(self, error: BaseException) -> None:
+        """Write the last rows of an instance that did not end by itself."""
+        if self._context.rows.started or self._context.rows.state is not State.ISOLATED:
+            self._context.log_failure(error)
         else:
-            self._rows.transition(State.TERMINATED, f"standby: {error}", waits=True)
-            self._rows.transition(State.ARCHIVED, "nothing was asked of it")
+            self._context.rows.transition(State.TERMINATED, f"standby: {error}", waits=True)
+            self._context.rows.transition(State.ARCHIVED, "nothing was asked of it")
 
     def answer(self, message: Mapping[str, Any]) -> None:
         """Send the result to the client, if it is still connected."""
@@ -378,7 +378,7 @@ class WarmSandbox(run.Run):
         self._listening.close()
         self._stack.close()
         self._still_working()
-        self._rows.leave()
+        self._context.rows.leave()
 
 
 def ended() -> Outcome:
@@ -399,7 +399,7 @@ def _send_elsewhere(connection: socket.socket, why: str) -> None:
 
 
 class _DeferredIntent:
-    """An instance as the exchange sees it (run_io.DeferredIntent)."""
+    """The intent of a warm sandbox (run_io.DeferredIntent)."""
 
     def __init__(self, instance: WarmSandbox, started: gvisor.StartedSandbox) -> None:
         self._instance, self._started = instance, started
@@ -410,7 +410,7 @@ class _DeferredIntent:
             PeriodicCheck(LOOK_SECONDS, functools.partial(instance.watch, started)),
             *((_seldom(attestor.round()),) if attestor is not None else ()),
         )
-        self.watches = {instance._alive: ended}  # noqa: SLF001 - one thing in two classes
+        self.watches = instance.watches
 
     def settled(self) -> bool:
         if not epoll_waiters.reads_from(self._started.leaf.pids(), self._inode):
@@ -432,14 +432,16 @@ def keep(dependencies: RunDependencies, request: Request, *, alive: int, tell: C
     Raises:
         errors.CovenantError: it could not be made, or the machine failed it; either is in the log.
     """
-    one = WarmSandbox(dependencies, request, alive=alive, tell=tell)
-    with one.signals:  # until its last row is written
-        _kept(one, tell)
+    context = RunContext(dependencies, request, now_ms=int(time.time() * 1000))
+    one = WarmSandbox(context, alive=alive, tell=tell)
+    run = Run(context, one)
+    with run.signals:  # until its last row is written
+        _kept(run, one, tell)
 
 
-def _kept(one: WarmSandbox, tell: Callable[[bytes], None]) -> None:
+def _kept(run: Run, one: WarmSandbox, tell: Callable[[bytes], None]) -> None:
     try:
-        one.answer({"answer": dispatch.answer_document(one.go())})
+        one.answer({"answer": run.go().to_json()})
     except UnusedError as e:
         # What of ours ended it says nothing of its agent.
         if not isinstance(e.__cause__, errors.KilledError | errors.RevokedError | None):
@@ -449,7 +451,7 @@ def _kept(one: WarmSandbox, tell: Callable[[bytes], None]) -> None:
             one.answer({"error": e.to_json()})
             if not isinstance(e, errors.MachineError | errors.RunError | errors.ResourceViolation):
                 tell(HOPELESS)  # the author or signer must act: the next run that succeeds asks for an instance again
-        one.failed(e)
+        one.write_failure(e)
         if not isinstance(e, KeyboardInterrupt):
             raise
     finally:
@@ -457,4 +459,4 @@ def _kept(one: WarmSandbox, tell: Callable[[bytes], None]) -> None:
 
 
 def _seldom(one: PeriodicCheck) -> PeriodicCheck:
-    return dataclasses.replace(one, seconds=one.seconds * ATTEST_LESS, wait=None)
+    return structs.replace(one, seconds=one.seconds * ATTEST_LESS, wait=None)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct, structs
 
 from policy.package import Package
 from sandbox.storage import json_cache
@@ -19,8 +20,7 @@ from sandbox.storage import package_reader as packages
 _NAME = "standby"
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """``count`` instances of one package. ``key`` changes with every byte of it, its envelope included."""
 
     agent_id: str
@@ -53,7 +53,7 @@ def want(state: Path, package: Package, *, agent_id: str, count: int, package_na
     found = _read(place)
     # The client chooses the package's place, and an instance is told it with its intent. So a user's own copy in
     # another place ends no instance.
-    if found is None or replace(found, package_name=package_name) != record:
+    if found is None or structs.replace(found, package_name=package_name) != record:
         json_cache.write(
             place,
             {

@@ -25,7 +25,7 @@ LOCK_SECONDS = 10.0
 # The timeout of a lock that every holder keeps only for a moment. A longer holder hangs or was stopped.
 TURN_SECONDS = 30.0
 _POLL_SECONDS, _TURN_POLL_SECONDS = 0.005, (0.0002, 0.01)
-_LOCKS = Path("/proc/locks")
+LOCKS = Path("/proc/locks")
 _STOPPING = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -143,7 +143,7 @@ def which(directory: int, name: str) -> tuple[tuple[int, int], int]:
     return (os.makedev(major, minor), inode), size
 
 
-class Opened(NamedTuple):
+class OpenedFile(NamedTuple):
     """Result of ``os.fstat`` of an open file, under the same names, without times and size."""
 
     st_mode: int
@@ -153,10 +153,10 @@ class Opened(NamedTuple):
     st_ino: int
 
 
-def opened(fd: int) -> Opened:
+def opened(fd: int) -> OpenedFile:
     """Return identity, mode and owner of an open file without reading its times, as ``which`` does."""
     mode, links, uid, inode, major, minor = libc.statx_open(fd)
-    return Opened(mode, links, uid, os.makedev(major, minor), inode)
+    return OpenedFile(mode, links, uid, os.makedev(major, minor), inode)
 
 
 def derive(path: Path, data: bytes, *, mode: int = 0o600) -> None:
@@ -275,7 +275,7 @@ def _holder(fd: int) -> int | None:
     exact = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
     found: list[tuple[str, str]] = []
     with contextlib.suppress(OSError):
-        lines = [line.split() for line in _LOCKS.read_text().splitlines()]
+        lines = [line.split() for line in LOCKS.read_text().splitlines()]
         found = [(words[5], words[4]) for words in lines if len(words) > 5 and words[1] == "FLOCK"]
     # A file system such as btrfs reports another device in stat(2) than in that list.
     same = [pid for place, pid in found if place == exact]

@@ -53,7 +53,7 @@ def read(path: Path | int) -> packages.Package:
             a file that changed while it was read.
     """
     if isinstance(path, int):
-        root = _open(".", ".", path, _DIRECTORY)
+        root = open_entry(".", ".", path, _DIRECTORY)
     else:
         try:
             root = os.open(path, _DIRECTORY)
@@ -107,7 +107,7 @@ class _Reader:
                 packages.check_path(path)
             before = _lstat(name, path, directory)
             if stat.S_ISDIR(before.st_mode):
-                fd = _open(name, path, directory, _DIRECTORY)
+                fd = open_entry(name, path, directory, _DIRECTORY)
                 try:
                     self.walk(fd, path + "/", depth=depth + 1)
                 finally:
@@ -116,7 +116,7 @@ class _Reader:
                 self.take(name, path, directory, before)
             else:
                 kind = _KINDS.get(stat.S_IFMT(before.st_mode), "no plain file")
-                raise errors.PackageError(f"`{path}` is {kind}", where=path)
+                raise errors.PackageError(f"`{path}` is {kind}", hint=_hint(before.st_mode, path), where=path)
 
     def _names(self, directory: int) -> list[str]:
         """The directory's names, sorted, counted before they are kept."""
@@ -138,7 +138,7 @@ class _Reader:
         else:
             self._bytes += seen.st_size
             packages.check_size(files=len(self.files) + 1, total_bytes=self._bytes)
-        fd = _open(name, path, directory, _FILE)
+        fd = open_entry(name, path, directory, _FILE)
         try:
             data = _read_unchanged(fd, path, seen)
         except OSError as e:
@@ -178,11 +178,23 @@ def _lstat(name: str, path: str, directory: int) -> os.stat_result:
         raise _refused(path, e) from e
 
 
-def _open(name: str, path: str, directory: int, flags: int) -> int:
+def open_entry(name: str, path: str, directory: int, flags: int) -> int:
+    """Open a file or a directory of a package."""
     try:
         return libc.openat2(name, flags, dir_fd=directory, resolve=_RESOLVE)
     except OSError as e:
         raise _refused(path, e) from e
+
+
+def _hint(mode: int, path: str) -> str:
+    if not stat.S_ISLNK(mode):
+        return "take it out of the package"
+    if "/.bin/" in f"/{path}":
+        return (
+            "take node_modules/.bin out (`npm install --no-bin-links` makes none), or keep the tree as a layer: "
+            "`covenant layer build NAME npm DIR`"
+        )
+    return "put the file that it leads to in its place: `cp -rL PACKAGE COPY` does so for each"
 
 
 def _refused(path: str, error: OSError) -> errors.PackageError:

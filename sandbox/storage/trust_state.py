@@ -407,7 +407,7 @@ def _read(model: type[_Record], raw: bytes) -> _Record:
 def _parse(model: type[_Record], raw: bytes, where: str) -> _Record:
     try:
         record: _Record = _read(model, raw)
-    except strict_json.MalformedError as e:
+    except strict_json.MalformedJsonError as e:
         raise errors.StateError(
             f"the record is damaged: {e}", hint="restore it from a backup; without it nothing is run", where=where
         ) from None

@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, Protocol
+
+from msgspec import Struct
 
 from policy import errors
 from policy.manifest.agent import AGENT_ID
@@ -20,8 +21,7 @@ MAX_VALUE_BYTES = 16 * 1024
 Action = Literal["created", "put", "rotated", "removed", "rekeyed"]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class SecretEntry(Struct, frozen=True):
     """Public facts about a secret: its agent, its name, its version and its times. Never its size."""
 
     agent_id: str
@@ -31,16 +31,14 @@ class Entry:
     changed_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedSecret(Struct, frozen=True):
     """A secret in the clear: ``value`` is overwritten when the vault's context ends."""
 
     version: int
     value: Locked
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """A change that is about to be made to a vault, for the log. ``version`` is the secret's, 0 for the whole vault."""
 
     action: Action
@@ -58,19 +56,19 @@ class Backend(Protocol):
 
     name: str
 
-    def entries(self, agent_id: str | None = None) -> list[Entry]:
+    def entries(self, agent_id: str | None = None) -> list[SecretEntry]:
         """List the secrets of one agent or of all, sorted."""
 
-    def put(self, agent_id: str, name: str, value: memoryview, *, before: Before) -> Entry:
+    def put(self, agent_id: str, name: str, value: memoryview, *, before: Before) -> SecretEntry:
         """Add a new secret. Refused if it exists."""
 
-    def rotate(self, agent_id: str, name: str, value: memoryview, *, before: Before) -> Entry:
+    def rotate(self, agent_id: str, name: str, value: memoryview, *, before: Before) -> SecretEntry:
         """Replace the value of an existing secret."""
 
-    def remove(self, agent_id: str, name: str, *, before: Before) -> Entry:
+    def remove(self, agent_id: str, name: str, *, before: Before) -> SecretEntry:
         """Remove a secret with every older version."""
 
-    def opened(self, agent_id: str, name: str) -> contextlib.AbstractContextManager[Opened | None]:
+    def opened(self, agent_id: str, name: str) -> contextlib.AbstractContextManager[OpenedSecret | None]:
         """Open the secret in the clear for the context's duration. None if the agent has no secret of this name."""
 
 

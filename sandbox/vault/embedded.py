@@ -27,8 +27,8 @@ from policy.signing.keyfile import RECOMMENDED, Argon2Parameters
 from sandbox.kernel.proc.secret_memory import Locked
 from sandbox.storage import atomic_file
 from sandbox.vault import backend, embedded_format, sealing
-from sandbox.vault.backend import Before, Change, Entry, Opened
-from sandbox.vault.embedded_format import Ciphertext, Document, Head, Lock, Record
+from sandbox.vault.backend import Before, Change, OpenedSecret, SecretEntry
+from sandbox.vault.embedded_format import Ciphertext, Document, Head, Lock, SecretRecord
 from sandbox.vault.keys import Key
 
 FOLDER, FILE, HEAD = "vault", "vault.json", "vault-head.json"
@@ -49,12 +49,12 @@ class FileVault:
         self._where = str(state / FOLDER)
         self._sealed: tuple[str, Document] | None = None
 
-    def entries(self, agent_id: str | None = None) -> list[Entry]:
+    def entries(self, agent_id: str | None = None) -> list[SecretEntry]:
         """Implement ``Backend.entries``."""
         with self._unlocked() as (found, _):
             return [_entry(record) for record in found.records if agent_id in (None, record.agent_id)]
 
-    def put(self, agent_id: str, name: str, value: memoryview, *, before: Before) -> Entry:
+    def put(self, agent_id: str, name: str, value: memoryview, *, before: Before) -> SecretEntry:
         """Implement ``Backend.put``."""
         backend.check_place(agent_id, name)
         backend.check_value(value)
@@ -66,7 +66,7 @@ class FileVault:
             write([*found.records, record])
         return _entry(record)
 
-    def rotate(self, agent_id: str, name: str, value: memoryview, *, before: Before) -> Entry:
+    def rotate(self, agent_id: str, name: str, value: memoryview, *, before: Before) -> SecretEntry:
         """Implement ``Backend.rotate``."""
         backend.check_place(agent_id, name)
         backend.check_value(value)
@@ -78,7 +78,7 @@ class FileVault:
             write([*(one for one in found.records if one is not last), record])
         return _entry(record)
 
-    def remove(self, agent_id: str, name: str, *, before: Before) -> Entry:
+    def remove(self, agent_id: str, name: str, *, before: Before) -> SecretEntry:
         """Implement ``Backend.remove``."""
         backend.check_place(agent_id, name)
         with self._changing() as (found, _, write):
@@ -88,7 +88,7 @@ class FileVault:
         return _entry(last)
 
     @contextlib.contextmanager
-    def opened(self, agent_id: str, name: str) -> Iterator[Opened | None]:
+    def opened(self, agent_id: str, name: str) -> Iterator[OpenedSecret | None]:
         """Implement ``Backend.opened``."""
         with self._unlocked() as (found, master):
             record = _find(found, agent_id, name)
@@ -98,7 +98,7 @@ class FileVault:
             place = sealing.Place(found.id, record.agent_id, record.name, record.version)
             try:
                 with sealing.decrypted(master, place, record.key.box(), record.value.box()) as value:
-                    yield Opened(record.version, value)
+                    yield OpenedSecret(record.version, value)
             except sealing.WrongKeyError:
                 raise self._damaged("a record does not open at its own place") from None
 
@@ -222,12 +222,12 @@ class FileVault:
     # --- writing ----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[tuple[Document, Locked, Callable[[list[Record]], None]]]:
+    def _changing(self) -> Iterator[tuple[Document, Locked, Callable[[list[SecretRecord]], None]]]:
         with self._writing() as (state, folder, key):
             found, raw = self._current(state, folder)
             with self._master(key, found, raw) as master:
 
-                def write(records: list[Record]) -> None:
+                def write(records: list[SecretRecord]) -> None:
                     self._catch_up(state, found, raw)
                     self._write(state, folder, _seal(master, _next(found, raw, records=records, locks=found.locks)))
 
@@ -262,11 +262,11 @@ class FileVault:
 
     def _record(
         self, vault: str, master: Locked, agent_id: str, name: str, value: memoryview, *, version: int
-    ) -> Record:
+    ) -> SecretRecord:
         now_ms = int(self._clock() * 1000)
         nonces = (os.urandom(sealing.NONCE_BYTES), os.urandom(sealing.NONCE_BYTES))
         key, box = sealing.encrypt(master, sealing.Place(vault, agent_id, name, version), value, nonces)
-        return Record(
+        return SecretRecord(
             agent_id=agent_id,
             name=name,
             version=version,
@@ -315,7 +315,7 @@ def _head_of(found: Document, raw: bytes) -> bytes:
     return Head(id=found.id, generation=found.generation, digest=embedded_format.digest(raw)).encode()
 
 
-def _next(found: Document, raw: bytes, *, records: list[Record], locks: list[Lock]) -> Document:
+def _next(found: Document, raw: bytes, *, records: list[SecretRecord], locks: list[Lock]) -> Document:
     return Document.model_construct(
         id=found.id,
         generation=found.generation + 1,
@@ -356,7 +356,7 @@ def _opened_by(key: Key, found: Document, where: str) -> Locked:
     raise errors.VaultKeyError(f"this {what} does not open the vault, or its locks were changed", where=where)
 
 
-def _rewrapped(record: Record, vault: str, old: Locked, new: Locked) -> Record:
+def _rewrapped(record: SecretRecord, vault: str, old: Locked, new: Locked) -> SecretRecord:
     place = sealing.Place(vault, record.agent_id, record.name, record.version)
     try:
         box = sealing.rewrap(old, new, place, record.key.box(), os.urandom(sealing.NONCE_BYTES))
@@ -365,16 +365,16 @@ def _rewrapped(record: Record, vault: str, old: Locked, new: Locked) -> Record:
     return record.model_copy(update={"key": Ciphertext.of(box)})
 
 
-def _find(found: Document, agent_id: str, name: str) -> Record | None:
+def _find(found: Document, agent_id: str, name: str) -> SecretRecord | None:
     return next((record for record in found.records if record.place == (agent_id, name)), None)
 
 
-def _found(found: Document, agent_id: str, name: str) -> Record:
+def _found(found: Document, agent_id: str, name: str) -> SecretRecord:
     record = _find(found, agent_id, name)
     if record is None:
         raise backend.missing(agent_id, name)
     return record
 
 
-def _entry(record: Record) -> Entry:
-    return Entry(record.agent_id, record.name, record.version, record.created_ms, record.changed_ms)
+def _entry(record: SecretRecord) -> SecretEntry:
+    return SecretEntry(record.agent_id, record.name, record.version, record.created_ms, record.changed_ms)

@@ -79,7 +79,7 @@ class Lock(_Closed):
         return strict_json.dumps({"vault": vault, **self.model_dump(exclude={"master"})})
 
 
-class Record(_Closed):
+class SecretRecord(_Closed):
     """One secret: its agent, its name, its data key and its value, both encrypted."""
 
     agent_id: Annotated[str, pydantic.Field(pattern=rf"^{AGENT_ID}$")]
@@ -105,7 +105,7 @@ class Document(_Closed):
     generation: _Count
     previous: _Hex32 | Literal[""]
     locks: Annotated[list[Lock], pydantic.Field(min_length=1, max_length=8)]
-    records: Annotated[list[Record], pydantic.Field(max_length=MAX_RECORDS)]
+    records: Annotated[list[SecretRecord], pydantic.Field(max_length=MAX_RECORDS)]
     seal: _Hex32
 
     @pydantic.model_validator(mode="after")
@@ -161,5 +161,5 @@ def parse(model: type[_Model], raw: bytes, *, max_bytes: int, where: str) -> _Mo
     """
     try:
         return strict_json.validate(model, strict_json.loads(raw, max_bytes=max_bytes, max_values=_MAX_VALUES))
-    except strict_json.MalformedError as e:
+    except strict_json.MalformedJsonError as e:
         raise errors.VaultError(f"the vault is damaged: {e}", hint="restore it from a backup", where=where) from None

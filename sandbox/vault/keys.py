@@ -10,9 +10,10 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
 
 from policy import errors
 from policy.signing.keyfile import MAX_PASSPHRASE_BYTES
@@ -25,8 +26,7 @@ KEY_FILE_BYTES = 32
 _MAX_FILE_BYTES = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(Struct, frozen=True):
     """A key, and the kind of lock that it opens."""
 
     kind: Literal["passphrase", "key-file"]

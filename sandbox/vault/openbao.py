@@ -19,7 +19,7 @@ from policy import errors
 from sandbox.config import VaultSettings
 from sandbox.kernel.proc.secret_memory import Locked
 from sandbox.vault import backend, keys
-from sandbox.vault.backend import Before, Change, Entry, Opened
+from sandbox.vault.backend import Before, Change, OpenedSecret, SecretEntry
 
 if TYPE_CHECKING:
     import hvac
@@ -43,13 +43,13 @@ class OpenBao:
         self._settings, self._token = settings, settings.token
         self._kv = self._client().secrets.kv.v2
 
-    def entries(self, agent_id: str | None = None) -> list[Entry]:
+    def entries(self, agent_id: str | None = None) -> list[SecretEntry]:
         """Implement ``Backend.entries``."""
         agents = [agent_id] if agent_id is not None else [one.rstrip("/") for one in self._listed("")]
         found = [self._entry(agent, name) for agent in agents for name in self._listed(agent)]
         return sorted((one for one in found if one is not None), key=lambda one: (one.agent_id, one.name))
 
-    def put(self, agent_id: str, name: str, value: memoryview, *, before: Before) -> Entry:
+    def put(self, agent_id: str, name: str, value: memoryview, *, before: Before) -> SecretEntry:
         """Implement ``Backend.put``."""
         backend.check_place(agent_id, name)
         backend.check_value(value)
@@ -59,7 +59,7 @@ class OpenBao:
         self._write(agent_id, name, value, expected=0)
         return self._there(agent_id, name)
 
-    def rotate(self, agent_id: str, name: str, value: memoryview, *, before: Before) -> Entry:
+    def rotate(self, agent_id: str, name: str, value: memoryview, *, before: Before) -> SecretEntry:
         """Implement ``Backend.rotate``."""
         backend.check_place(agent_id, name)
         backend.check_value(value)
@@ -68,7 +68,7 @@ class OpenBao:
         self._write(agent_id, name, value, expected=last.version)
         return self._there(agent_id, name)
 
-    def remove(self, agent_id: str, name: str, *, before: Before) -> Entry:
+    def remove(self, agent_id: str, name: str, *, before: Before) -> SecretEntry:
         """Implement ``Backend.remove``."""
         backend.check_place(agent_id, name)
         last = self._there(agent_id, name)
@@ -78,7 +78,7 @@ class OpenBao:
         return last
 
     @contextlib.contextmanager
-    def opened(self, agent_id: str, name: str) -> Iterator[Opened | None]:
+    def opened(self, agent_id: str, name: str) -> Iterator[OpenedSecret | None]:
         """Implement ``Backend.opened``. A name that no secret can have gets the same request as a missing one."""
         path = self._path(agent_id, name if backend.is_name(name) else "-")
         found = self._asked(
@@ -93,7 +93,7 @@ class OpenBao:
         with Locked(len(raw)) as value:
             value.view[:] = raw
             del raw, found
-            yield Opened(version, value)
+            yield OpenedSecret(version, value)
 
     # --- the server -------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class OpenBao:
         if done is None:
             raise errors.VaultError("OpenBao has no such KV version 2 store", where=self._settings.address)
 
-    def _entry(self, agent_id: str, name: str) -> Entry | None:
+    def _entry(self, agent_id: str, name: str) -> SecretEntry | None:
         path = self._path(agent_id, name)
         found = self._asked(lambda: self._kv.read_secret_metadata(path=path, mount_point=self._settings.mount))
         if found is None:
@@ -179,9 +179,11 @@ class OpenBao:
         last = about["versions"].get(str(version))
         if last is None or last["deletion_time"] or last["destroyed"]:
             return None
-        return Entry(agent_id, name, version, _milliseconds(about["created_time"]), _milliseconds(last["created_time"]))
+        return SecretEntry(
+            agent_id, name, version, _milliseconds(about["created_time"]), _milliseconds(last["created_time"])
+        )
 
-    def _there(self, agent_id: str, name: str) -> Entry:
+    def _there(self, agent_id: str, name: str) -> SecretEntry:
         found = self._entry(agent_id, name)
         if found is None:
             raise backend.missing(agent_id, name)

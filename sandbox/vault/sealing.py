@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import constant_time, hashes, hmac
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from msgspec import Struct
 
 from policy.signing.keyfile import Argon2Parameters
 from sandbox import progress
@@ -37,8 +37,7 @@ class WrongKeyError(Exception):
     """Another key, another place, or other bytes than were sealed: which of them cannot be told."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where a secret belongs: the vault's id (hex), the agent, the name, and which version of it."""
 
     vault: str
@@ -51,8 +50,7 @@ class Place:
         return _bound(purpose, self.vault, self.agent_id, self.name, str(self.version))
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(Struct, frozen=True):
     """One AES-256-GCM ciphertext, its tag at the end, with its nonce."""
 
     nonce: bytes

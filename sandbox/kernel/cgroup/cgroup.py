@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from msgspec import Struct
+
 from policy import errors
 from sandbox.kernel import small_files
 from sandbox.kernel.cgroup import delegation
@@ -33,8 +35,7 @@ _STILL = "still"
 _GONE = (errno.ENOENT, errno.ENODEV)
 
 
-@dataclass(frozen=True, slots=True)
-class Hierarchies:
+class Hierarchies(Struct, frozen=True):
     """Mount points of the controllers. ``version`` is 2 if the unified hierarchy has all needed controllers."""
 
     version: int
@@ -78,8 +79,7 @@ def _controllers(root: Path) -> set[str]:
         return set()
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(Struct, frozen=True):
     """One file to write: ``controller``/``file`` = ``value``. ``required`` says whether absence is an error.
 
     A file with a line for each device accepts one line for each write; ``value`` then contains all of them.

@@ -21,9 +21,9 @@ NEEDED = ("memory", "pids", "cpu")
 # Switched on if it is available: only a limit in a manifest needs it.
 OPTIONAL = ("io",)
 BASE = "covenant"
-_SYSTEMD = Path("/run/systemd/system")
+SYSTEMD = Path("/run/systemd/system")
 _BUSCTL = "/usr/bin/busctl"
-_DEADLINE_SECONDS = 15.0
+DEADLINE_SECONDS = 15.0
 _XATTRS = ("trusted.delegate", "user.delegate")
 
 
@@ -37,7 +37,7 @@ def base(root: Path) -> Path:
         errors.NotEnforceableError: Raised when nothing is delegated and systemd gives no scope.
     """
     unit = _delegated(root)
-    if unit is None and _SYSTEMD.is_dir():
+    if unit is None and SYSTEMD.is_dir():
         _ask_for_scope()
         unit = _await_delegation(root)
     if unit is None:
@@ -109,7 +109,7 @@ def _ask_for_scope() -> None:
             env={},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_DEADLINE_SECONDS,
+            timeout=DEADLINE_SECONDS,
             check=False,
             start_new_session=True,  # Ctrl-C must reach only this process
         )
@@ -125,7 +125,7 @@ _HINT = "run it in a unit with Delegate=yes, or start the system bus"
 
 def _await_delegation(root: Path) -> Path:
     """Wait for the delegated unit: systemd answers before it moves this process."""
-    until = time.monotonic() + _DEADLINE_SECONDS
+    until = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < until:
         if unit := _delegated(root):
             return unit
@@ -140,7 +140,7 @@ def _step_aside(unit: Path) -> None:
     """
     aside = unit / "supervisor"
     aside.mkdir(mode=0o755, exist_ok=True)
-    until = time.monotonic() + _DEADLINE_SECONDS
+    until = time.monotonic() + DEADLINE_SECONDS
     while pids := (unit / "cgroup.procs").read_text().split():
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):

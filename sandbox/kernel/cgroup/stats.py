@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+
+class Usage(Struct, frozen=True):
     """Counters of the run's whole cgroup, its sandbox included. ``received_bytes`` counts bytes sent to the agent."""
 
     cpu_us: int | None = None

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from policy import errors
 from sandbox.kernel import small_files
 
-_SYS = Path("/sys/dev/block")
+SYS = Path("/sys/dev/block")
 _SECTOR = 512  # /sys/.../size counts these, independent of the device's own blocks
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(Struct, frozen=True):
     """One line of mountinfo.
 
     ``parent`` is the number of the mount that it is attached to. ``device`` is ``major:minor``. ``root`` is the mounted
@@ -93,12 +93,12 @@ def is_block_device(device: str) -> bool:
 
     btrfs, overlay, tmpfs and the like have numbers without a device.
     """
-    return (_SYS / device).is_dir()
+    return (SYS / device).is_dir()
 
 
 def whole_disk(device: str) -> str | None:
     """Return the disk of a block device ``major:minor``, for a partition its whole disk. None if it is no device."""
-    place = _SYS / device
+    place = SYS / device
     if not place.is_dir():
         return None
     if (place / "partition").exists():
@@ -108,5 +108,5 @@ def whole_disk(device: str) -> str | None:
 
 def size_mb(device: str) -> int:
     """Return the size of a block device in MiB, rounded up: the limit of any file system on it."""
-    sectors = int((_SYS / device / "size").read_text())
+    sectors = int((SYS / device / "size").read_text())
     return -(-sectors * _SECTOR // (1024 * 1024))

@@ -12,7 +12,8 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from policy import errors
 from sandbox.kernel.net.netlink_wire import HEADER, NESTED, attribute, attributes
@@ -37,8 +38,7 @@ _SECONDS = 10
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class NetlinkRequest(Struct, frozen=True):
     """One message: its type, its flags beside request and acknowledgement, its body, and itself in words."""
 
     kind: int
@@ -51,8 +51,7 @@ class Request:
         return self.words
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Struct, frozen=True):
     """One end of a veth. ``namespace`` is a descriptor, None for that of the socket; ``index`` 0 leaves the number to
     the kernel."""
 
@@ -62,61 +61,61 @@ class End:
     index: int = 0
 
 
-def veth(one: End, other: End) -> Request:
+def veth(one: End, other: End) -> NetlinkRequest:
     """Make a pair of devices, both down."""
     peer = _link(0, other.index) + _end(other)
     data = _nested(_IFLA_INFO_DATA, _nested(_VETH_INFO_PEER, peer))
     info = _nested(_IFLA_LINKINFO, attribute(_IFLA_INFO_KIND, b"veth\0") + data)
     body = _link(0, one.index) + _end(one) + info
-    return Request(RTM_NEWLINK, _CREATE | _EXCL, body, f"make the devices {one.name} and {other.name}")
+    return NetlinkRequest(RTM_NEWLINK, _CREATE | _EXCL, body, f"make the devices {one.name} and {other.name}")
 
 
-def down(index: int) -> Request:
+def down(index: int) -> NetlinkRequest:
     """Bring a device down: no packet passes it any more, in either direction."""
     body = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, index, 0, _IFF_UP)
-    return Request(RTM_NEWLINK, 0, body, f"bring device {index} down")
+    return NetlinkRequest(RTM_NEWLINK, 0, body, f"bring device {index} down")
 
 
-def grouped(index: int, group: int) -> Request:
+def grouped(index: int, group: int) -> NetlinkRequest:
     """Put a device into a group, which is a number alone."""
     body = _link(0, index) + attribute(_IFLA_GROUP, struct.pack("=I", group))
-    return Request(RTM_NEWLINK, 0, body, f"put device {index} into group {group}")
+    return NetlinkRequest(RTM_NEWLINK, 0, body, f"put device {index} into group {group}")
 
 
-def delete_group(group: int) -> Request:
+def delete_group(group: int) -> NetlinkRequest:
     """Take all devices of a group away at once: the kernel waits for what is under way once, not for each of them."""
     body = _link(0, 0) + attribute(_IFLA_GROUP, struct.pack("=I", group))
-    return Request(RTM_DELLINK, 0, body, f"remove the devices of group {group}")
+    return NetlinkRequest(RTM_DELLINK, 0, body, f"remove the devices of group {group}")
 
 
-def up(index: int) -> Request:
+def up(index: int) -> NetlinkRequest:
     """Bring a device up."""
-    return Request(RTM_NEWLINK, 0, _link(_IFF_UP, index), f"bring device {index} up")
+    return NetlinkRequest(RTM_NEWLINK, 0, _link(_IFF_UP, index), f"bring device {index} up")
 
 
-def delete(index: int) -> Request:
+def delete(index: int) -> NetlinkRequest:
     """Take a device away, and with a veth its other end."""
-    return Request(RTM_DELLINK, 0, _link(0, index), f"remove device {index}")
+    return NetlinkRequest(RTM_DELLINK, 0, _link(0, index), f"remove device {index}")
 
 
-def address(index: int, ip: str, prefix: int) -> Request:
+def address(index: int, ip: str, prefix: int) -> NetlinkRequest:
     """Give a device an address that is used at once: no other host on these links can have it."""
     at = ipaddress.ip_address(ip)
     body = struct.pack("=BBBBI", _family(at), prefix, 0, 0, index)
     body += attribute(_IFA_LOCAL, at.packed) + attribute(_IFA_ADDRESS, at.packed)
     body += attribute(_IFA_FLAGS, struct.pack("=I", _IFA_F_NODAD if at.version == 6 else 0))
-    return Request(RTM_NEWADDR, _CREATE | _EXCL, body, f"give device {index} the address {ip}/{prefix}")
+    return NetlinkRequest(RTM_NEWADDR, _CREATE | _EXCL, body, f"give device {index} the address {ip}/{prefix}")
 
 
-def neighbour(index: int, ip: str, mac: str) -> Request:
+def neighbour(index: int, ip: str, mac: str) -> NetlinkRequest:
     """Set the MAC address of an IP address permanently: no answer from the link changes it."""
     at = ipaddress.ip_address(ip)
     body = struct.pack("=BBHiHBB", _family(at), 0, 0, index, _NUD_PERMANENT, 0, 0)
     body += attribute(_NDA_DST, at.packed) + attribute(_NDA_LLADDR, _mac(mac))
-    return Request(RTM_NEWNEIGH, _CREATE | _EXCL, body, f"{ip} is at {mac}")
+    return NetlinkRequest(RTM_NEWNEIGH, _CREATE | _EXCL, body, f"{ip} is at {mac}")
 
 
-def route(index: int, to: str | None, *, via: str | None = None) -> Request:
+def route(index: int, to: str | None, *, via: str | None = None) -> NetlinkRequest:
     """Add a route by a device to an address, or to all addresses of ``via``'s family if ``to`` is None.
 
     A route to an address that another device has fails with EEXIST.
@@ -131,7 +130,9 @@ def route(index: int, to: str | None, *, via: str | None = None) -> Request:
         body += attribute(_RTA_DST, at.packed)
     if via is not None:
         body += attribute(_RTA_GATEWAY, ipaddress.ip_address(via).packed)
-    return Request(RTM_NEWROUTE, _CREATE | _EXCL, body, f"route {to or f'all IPv{at.version}'} by device {index}")
+    return NetlinkRequest(
+        RTM_NEWROUTE, _CREATE | _EXCL, body, f"route {to or f'all IPv{at.version}'} by device {index}"
+    )
 
 
 class Route:
@@ -149,7 +150,7 @@ class Route:
     def __exit__(self, *exc: object) -> None:
         self._socket.close()
 
-    def do(self, requests: Sequence[Request]) -> None:
+    def do(self, requests: Sequence[NetlinkRequest]) -> None:
         """Send them together; the kernel does one after the other, and each has its answer.
 
         Raises:

@@ -12,7 +12,8 @@ import os
 import socket
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sandbox.kernel.net.netlink_wire import ATTRIBUTE, HEADER, attribute
 
@@ -32,8 +33,7 @@ _GENERIC = struct.Struct("=BBH")
 _RECEIVE = 65536
 
 
-@dataclass(frozen=True, slots=True)
-class Element:
+class Element(Struct, frozen=True):
     """An address, packed, with the seconds that it stays; None for as long as it is not deleted."""
 
     address: bytes

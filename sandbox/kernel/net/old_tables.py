@@ -14,9 +14,10 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from policy import errors
 
@@ -31,8 +32,7 @@ _LOCAL_TYPE = 1 << 2  # 1 << RTN_LOCAL
 _INV_IN, _INV_OUT, _INV_SOURCE, _INV_DESTINATION = 0x01, 0x02, 0x08, 0x10
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
+class _Form(Struct, frozen=True):
     """One family: how long an address is, where the devices and the offsets of an entry are, its socket level."""
 
     family: str

@@ -18,8 +18,9 @@ import resource
 import select
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NoReturn
+
+from msgspec import Struct
 
 from policy import errors
 from sandbox.kernel import libc
@@ -31,8 +32,7 @@ _COVER = libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC
 _FAILED = 127
 
 
-@dataclass(frozen=True, slots=True)
-class Confinement:
+class Confinement(Struct, frozen=True):
     """Confinement that the child applies to itself before execve.
 
     ``hidden`` directories become empty and unreadable. The first of ``scratch`` is a tmpfs of ``scratch_bytes`` that

@@ -21,7 +21,7 @@ def collapse() -> int:
     This is only an optimisation: an old kernel, or one without a free large page, leaves the memory unchanged.
     """
     done = 0
-    for address in _regions(Path("/proc/self/maps").read_text()):
+    for address in regions(Path("/proc/self/maps").read_text()):
         try:
             libc.madvise(address, SIZE, libc.MADV_COLLAPSE)
         except OSError:
@@ -30,7 +30,7 @@ def collapse() -> int:
     return done
 
 
-def _regions(maps: str) -> Iterator[int]:
+def regions(maps: str) -> Iterator[int]:
     """Yield the addresses of the aligned 2 MiB regions in this process's private memory (proc_pid_maps(5))."""
     for line in maps.splitlines():
         bounds, rights, *rest = line.split()

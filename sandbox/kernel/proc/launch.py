@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Attach:
+class Attach(Struct, frozen=True):
     """Move the detached mount ``fd`` to ``target`` in the child's namespace."""
 
     fd: int
@@ -18,8 +18,7 @@ class Attach:
         return f"attach a detached mount at {self.target}"
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(Struct, frozen=True):
     """Everything that the child does before execve, in order: cgroups, session, network, mounts, stdio, ``prepare``,
     ``filter``.
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PROGRAM: Final = str(Path(__file__).with_name("covenant-start"))
 # The same number as in start.c. A program of another version takes no step.
-_VERSION: Final = "2"
+VERSION: Final = "2"
 # The hint for a program that exists and does not work.
 MEND: Final = (
     "restart a supervisor that is older than an upgrade; install Covenant's wheel for this platform"
@@ -89,7 +89,7 @@ def start(launch: Launch, steps: Steps, stdio: Sequence[int], report: int) -> in
     try:
         return os.posix_spawn(
             PROGRAM,
-            ["covenant-start", _VERSION, str(os.getpid()), str(report), *steps.words],
+            ["covenant-start", VERSION, str(os.getpid()), str(report), *steps.words],
             launch.environment,
             file_actions=actions,
             setsid=True,

@@ -9,15 +9,15 @@ import os
 import resource
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sandbox.kernel import libc
 
 _COVER = libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC
 
 
-@dataclass(frozen=True, slots=True)
-class Seal:
+class Seal(Struct, frozen=True):
     """The rest that a process keeps: the ids of ``uid``, ``limits`` (resource, value), the calls of ``program`` (BPF).
 
     ``parent`` is the process whose death ends this one.

@@ -16,6 +16,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+from msgspec import Struct
+
 from policy import errors
 from sandbox import core_dumps
 from sandbox.kernel import libc
@@ -23,12 +26,11 @@ from sandbox.kernel.proc import launcher, signals
 from sandbox.kernel.proc.launch import Launch
 
 # The interval of ``Patience.look``, and the time that a killed child may take to die (seconds).
-_LOOK_SECONDS, _DEATH_SECONDS = 0.25, 10.0
+_LOOK_SECONDS, DEATH_SECONDS = 0.25, 10.0
 _REPORT_BYTES = 65536
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
+class Patience(Struct, frozen=True):
     """Limits of the wait for a child's execve.
 
     The child may hang before: in a frozen cgroup, or in a file system that does not answer. ``watches`` maps
@@ -37,7 +39,7 @@ class Patience:
     """
 
     seconds: float = 60.0
-    watches: Mapping[int, Callable[[], errors.RunError | None]] = field(default_factory=dict)
+    watches: Mapping[int, Callable[[], errors.RunError | None]] = msgspec.field(default_factory=dict)
     look: Callable[[], errors.RunError | None] = lambda: None
     kill: Callable[[], None] = lambda: None
 
@@ -85,7 +87,7 @@ class Child:
         if self.status is None:
             self.signal(signal.SIGKILL)
             # A process in a file system that does not answer never dies; do not wait for it without limit.
-            if dead := _readable(self.pidfd, _DEATH_SECONDS):
+            if dead := _readable(self.pidfd, DEATH_SECONDS):
                 self.reap()
         if not self._closed:
             self._closed = True

@@ -19,7 +19,8 @@ ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 
 # A flag of ``runsc run`` and not of runsc: a policy has it with the number inside.
 BROKER_FLAG = "--pass-fd"
-
+# A flag of ``runsc run`` too: the socket that takes the agent's terminal (kernel.runsc.console).
+CONSOLE_FLAG = "--console-socket"
 
 # The system calls that runsc is started without. Each of the six runsc processes of a run registers with membarrier(2)
 # while it has threads. The kernel then waits for an RCU grace period: 5 to 15 ms, with no use for a run. If a kernel
@@ -49,15 +50,17 @@ def run_arguments(
     bundle: Path,
     container: str,
     broker: int | None = None,
+    console: str | None = None,
 ) -> list[str]:
     """Return the arguments of ``runsc run`` in the foreground.
 
     It stays the parent of the sandbox, forwards only stdio, and exits with the first process's status. ``flags`` are
     the policy's, ``places`` name this run's own files. ``broker`` is the descriptor that the agent gets under the
-    number of the policy's ``--pass-fd``.
+    number of the policy's ``--pass-fd``. ``console`` is the socket that takes the terminal of an agent with one.
     """
     stated = [f"{name}={value}" for name, value in flags.items() if name != BROKER_FLAG]
     passed = [] if broker is None else [f"{BROKER_FLAG}={broker}:{flags[BROKER_FLAG]}"]
+    passed += [] if console is None else [f"{CONSOLE_FLAG}={console}"]
     return [
         binary,
         f"--root={root}",

@@ -6,9 +6,9 @@ action that would log or hand it over. Only its debug log reports it: ``Syscall 
 to 20 microseconds for an open. All other lines are thrown away, so a flood fills no disk. Where the agent makes the
 sentry write, the agent itself waits for it.
 
-An agent may have written these lines: one that took its sentry over, or one whose traced opens have a newline in the
-path. It can add refusals of its own, and nothing else. tests/kernel/test_denied_calls.py fails with a runsc that
-reports otherwise.
+Each line is a JSON document, so that a newline in a path begins no line. Bytes of a path that are not UTF-8 are U+FFFD
+there. An agent that took its sentry over can write lines of its own, and so add refusals.
+tests/kernel/test_denied_calls.py fails with a runsc that reports otherwise.
 """
 
 from __future__ import annotations
@@ -16,18 +16,26 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import itertools
+import json
 import os
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from policy import errors
 
-_REFUSED = re.compile(rb"\] Syscall ([0-9]{1,4}): denied by seccomp\n")
-# `[   1:   1] python3 X openat(AT_FDCWD /workspace, 0xacbc00 /etc/x, O_RDONLY|0x0, 0o0) = 0 (0x0) errno=2 (no such ...`
-_FAILED = re.compile(rb" X ([a-z0-9]+)\(([^\n]*)\) = 0 \(0x0\) errno=([0-9]{1,3}) \(")
+_TASK = rb"\[ *[0-9]+: *[0-9]+\] "
+_REFUSED = re.compile(
+    rb'^\{"msg":"[a-z_]+\.go:[0-9]+\] ' + _TASK + rb'Syscall ([0-9]{1,4}): denied by seccomp","level":', re.MULTILINE
+)
+_TRACED = re.compile(
+    rb'^\{"msg":("strace\.go:[0-9]+\] ' + _TASK + rb'(?:[^"\\\n]|\\.)* errno=(?:[^"\\\n]|\\.)*"),"level":', re.MULTILINE
+)
+# `python3 X openat(AT_FDCWD /workspace, 0xacbc00 /etc/x, O_RDONLY|0x0, 0o0) = 0 (0x0) errno=2 (no such file ...) (1us)`
+_FAILED = re.compile(r"[^]]*\] \[[^]]*\] .*? X ([a-z0-9]+)\((.*)\) = 0 \(0x0\) errno=([0-9]{1,3}) \([^\n]*", re.DOTALL)
 _PIPE_BYTES = 1 << 20
 # Read at most so much a turn: the wait for the agent grows by no more than this.
 _CHUNK, _AT_ONCE = 65536, 4
@@ -44,14 +52,18 @@ NAME = "sentry.log"
 def flags(directory: Path, traced: Sequence[str] = ()) -> dict[str, str]:
     """Return runsc's flags for a pipe in this directory. runsc also writes each of the ``traced`` calls there."""
     # Of the sandbox alone: the gofer and `runsc run` itself say 700 lines about themselves, and nothing of the agent.
-    written = {"--debug": "true", "--debug-command": "boot", "--debug-log": str(directory / NAME)}
+    written = {
+        "--debug": "true",
+        "--debug-command": "boot",
+        "--debug-log": str(directory / NAME),
+        "--debug-log-format": "json",
+    }
     if not traced:
         return written
     return {**written, "--strace": "true", "--strace-syscalls": ",".join(traced), "--strace-log-size": "1"}
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Struct, frozen=True):
     """A traced call that failed: ``arguments`` as gVisor writes them down, empty where there were too many of them."""
 
     call: str
@@ -120,8 +132,8 @@ class RefusedCalls:
             end = data.rfind(b"\n") + 1
             self._count([int(number) for number in _REFUSED.findall(data, 0, end)])
             if self._failed is not None:
-                for call, arguments, number in _FAILED.findall(data, 0, end):
-                    self._note(call.decode(), arguments.decode("utf-8", "surrogateescape"), int(number))
+                for line in _TRACED.findall(data, 0, end):
+                    self._note(_failure(line))
             self._rest = data[end:][-_LINE_BYTES:]
         return True
 
@@ -135,10 +147,11 @@ class RefusedCalls:
             else:
                 self._found[number] += 1
 
-    def _note(self, call: str, arguments: str, number: int) -> None:
-        one = Failed(call, arguments, number)
+    def _note(self, one: Failed | None) -> None:
+        if one is None:
+            return
         if one not in self._found and len(self._found) >= _KEPT:
-            one = Failed(call, "", number)
+            one = Failed(one.call, "", one.errno)
         self._found[one] += 1
 
     def _tell(self, most: int | None) -> None:
@@ -160,3 +173,13 @@ class RefusedCalls:
             self._tell(None)
         finally:
             os.close(self._fd)
+
+
+def _failure(message: bytes) -> Failed | None:
+    """Return the call of a message, which is a JSON string. None where it did not fail."""
+    try:
+        text = json.loads(message).encode("utf-8", "replace").decode()
+    except ValueError:
+        return None  # gVisor does not write it
+    found = _FAILED.fullmatch(text)
+    return None if found is None else Failed(found[1], found[2], int(found[3]))

@@ -31,7 +31,7 @@ _QUESTIONS = 4
 _REQUESTS = 32
 
 
-class Broker:
+class SetBroker:
     """Serves one gate. ``gate_end`` is the descriptor for the gate's process; ``netlink`` a socket of the gateway.
 
     ``resolvers`` are addresses; sockets to them are made in the caller's own network namespace.

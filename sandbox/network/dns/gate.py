@@ -6,8 +6,9 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from policy import denials, errors
 from policy.compile.network.firewall import GATE_UID
@@ -33,8 +34,7 @@ _BACKLOG = 16
 _DESCRIPTORS = 128
 
 
-@dataclass(frozen=True, slots=True)
-class DnsGate:
+class DnsGate(Struct, frozen=True):
     """An open gate. ``watches`` belong into the run's exchange; ``process`` has its pid and when it is ready."""
 
     process: gate_process.GateProcess
@@ -64,7 +64,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
     with contextlib.ExitStack() as stack:
         try:
             netlink = stack.enter_context(inside(nft_sets.open_socket))
-            serves = broker.Broker(plan, netlink, resolvers)
+            serves = broker.SetBroker(plan, netlink, resolvers)
             stack.callback(serves.close)
             # The gate alone holds the listeners from here on: with it they end, and no name is answered.
             with contextlib.ExitStack() as ours:

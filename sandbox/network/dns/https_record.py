@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 _PAIR, _NUMBER = struct.Struct("!HH"), struct.Struct("!H")
 _MANDATORY, _ALPN, _NO_DEFAULT_ALPN, _PORT, _IPV4HINT, _IPV6HINT = 0, 1, 2, 3, 4, 6
@@ -16,8 +17,7 @@ _HINTS = {_IPV4HINT: 4, _IPV6HINT: 16}
 _MOST_BYTES = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
+class Service(Struct, frozen=True):
     """An HTTPS record. ``target`` is the name that it leads to in lower case, empty for the owner's own.
 
     ``hints`` are the packed addresses in it.

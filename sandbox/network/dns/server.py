@@ -22,8 +22,8 @@ from sandbox.network.dns import broker_wire, names  # noqa: E402
 from sandbox.network.dns import wire as dns_wire  # noqa: E402
 from sandbox.network.dns.https_record import Service  # noqa: E402
 from sandbox.network.dns.loop import READ, Loop  # noqa: E402
-from sandbox.network.dns.upstream import TOTAL_SECONDS, Broker, Upstream, UpstreamError  # noqa: E402
-from sandbox.network.gate.main import Gate  # noqa: E402
+from sandbox.network.dns.upstream import TOTAL_SECONDS, BrokerClient, Upstream, UpstreamError  # noqa: E402
+from sandbox.network.gate.main import GateInput  # noqa: E402
 from sandbox.rate_limit import Tokens  # noqa: E402
 
 # The most queries that wait for a resolver, the most TCP connections, and their idle and total timeouts in seconds.
@@ -43,10 +43,10 @@ class _Refused(Exception):
         self.rcode, self.code = rcode, code
 
 
-class Server:
+class DnsServer:
     """Answers the questions of one agent."""
 
-    def __init__(self, gate: Gate, loop: Loop) -> None:
+    def __init__(self, gate: GateInput, loop: Loop) -> None:
         plan = gate.plan
         self._gate, self._loop = gate, loop
         self._patterns, self._public = names.tables(plan)
@@ -58,7 +58,7 @@ class Server:
         self._tokens = Tokens(rate, burst, now)
         self._reading = Tokens(_READ_FOR_EACH * rate, _READ_FOR_EACH * burst, now)
         self._agent = plan["agent"]
-        self._broker = Broker(loop, gate.fds["broker"])
+        self._broker = BrokerClient(loop, gate.fds["broker"])
         self._upstream = Upstream(loop, self._broker, plan["resolvers"])
         self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, 0, fileno=gate.fds["udp"])
         self._tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=gate.fds["tcp"])
@@ -232,10 +232,10 @@ class Server:
         return service.target in ("", host) or bool(self._patterns.covering(service.target))
 
 
-def serve(gate: Gate) -> NoReturn:
+def serve(gate: GateInput) -> NoReturn:
     """The gate's life."""
     loop = Loop()
-    server = Server(gate, loop)
+    server = DnsServer(gate, loop)
     gate.seal()
     server.start()
     loop.run()

@@ -29,7 +29,7 @@ class UpstreamError(Exception):
     """No resolver answered."""
 
 
-class Broker:
+class BrokerClient:
     """The gate's end of the broker. ``add`` and ``connected`` are answered in the order in which they come back."""
 
     def __init__(self, loop: Loop, fd: int) -> None:
@@ -85,7 +85,7 @@ class Broker:
 class Upstream:
     """Queries the resolvers, the one that answered last first."""
 
-    def __init__(self, loop: Loop, broker: Broker, resolvers: int) -> None:
+    def __init__(self, loop: Loop, broker: BrokerClient, resolvers: int) -> None:
         self._loop, self._broker, self._count = loop, broker, resolvers
         self._first = 0
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import dns.exception
 import dns.name
+from msgspec import Struct
 
 from sandbox.network.dns import https_record
 from sandbox.network.dns.https_record import Service
@@ -51,8 +51,7 @@ class MalformedError(Exception):
         self.rcode = rcode
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(Struct, frozen=True):
     """Query of the agent. ``host`` is the name in lower case, None if it is no valid host name.
 
     ``question`` are its unchanged bytes, for the answer. ``payload`` is the agent's UDP payload size in bytes.
@@ -74,8 +73,7 @@ class Query:
         return self.host or self.name.to_text(omit_final_dot=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """Answer of a resolver about one name and type.
 
     ``last`` is the name at the end of its aliases. ``negative`` says that it is final, with or without records. ``ttl``
@@ -200,8 +198,7 @@ def parse_answer(wire: bytes, ident: int, asked: bytes, name: str, kind: int) ->
     return _read(records, rcode, truncated=truncated, name=name, kind=kind)
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
+class _Record(Struct, frozen=True):
     section: int
     owner: str
     type: int

@@ -28,7 +28,7 @@ BURST, PER_SECOND = 100, 50
 _DESCRIPTORS = 16
 
 
-class Gate:
+class GateInput:
     """Input of a gate's module: its ``plan``, its descriptors by name, and the descriptor for reports.
 
     INVARIANT: a module calls ``seal`` once, after its imports and before it reads a byte from the agent.
@@ -82,7 +82,7 @@ def main(module: str, control: str) -> NoReturn:
         libc.setns(space, libc.CLONE_NEWNET)
         os.close(space)
     names = document["fds"]
-    gate = Gate({**document, "fds": dict(zip(names, given, strict=True)), "reports": reports})
+    gate = GateInput({**document, "fds": dict(zip(names, given, strict=True)), "reports": reports})
     # A traceback may be long and its reader busy: cut it rather than block.
     os.set_blocking(2, False)
     served.serve(gate)

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from msgspec import Struct
+
 from policy import errors
 from sandbox.kernel.proc import launch as proc_launch
 from sandbox.kernel.proc import pipes, spawn
@@ -27,9 +29,8 @@ from sandbox.kernel.proc import pipes, spawn
 START: Final = "import sys; sys.path += sys.argv[3:]; from sandbox.network.gate import main; main.main(*sys.argv[1:3])"
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """Describe a gate to start: ``module`` has ``serve(main.Gate)``.
+class Kind(Struct, frozen=True):
+    """Describe a gate to start: ``module`` has ``serve(main.GateInput)``.
 
     With ``own_network`` the gate is in an empty network namespace of its own, else in the one that it is given.
     """

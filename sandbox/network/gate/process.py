@@ -19,8 +19,9 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from policy import denials, errors
 from policy.compile import bpf, seccomp
@@ -51,9 +52,8 @@ _DEATH_SECONDS = 0.25
 _AT_ONCE = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """A gate to start: ``module`` has ``serve(main.Gate)``; ``layer`` and ``codes`` are those of its denials.
+class Gate(Struct, frozen=True):
+    """A gate to start: ``module`` has ``serve(main.GateInput)``; ``layer`` and ``codes`` are those of its denials.
 
     ``calls`` are system calls beyond ``CALLS``. ``namespace`` is a descriptor of its network namespace, None for an
     empty one of its own. ``join_files`` are files of the cgroup that accounts for it. ``patience`` limits the wait for

@@ -10,8 +10,9 @@ draft-ietf-tls-esni in its versions (Encrypted ClientHello).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 # A hello with a post-quantum key share has about 1,800 bytes; the longest that is read, its own header included.
 HELLO_BYTES: Final = 16384
@@ -47,8 +48,7 @@ class Refused(Exception):
         self.code = code
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Struct, frozen=True):
     """A whole ClientHello.
 
     ``name`` is the one host_name in lower case without a trailing dot, None without one. ``ech`` says whether it offers

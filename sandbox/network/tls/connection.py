@@ -18,8 +18,9 @@ import select
 import socket
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from sandbox.network.tls.client_hello import AnswerReader, Hello, HelloReader, Refused
 from sandbox.network.tls.plan import TlsPlan
@@ -46,8 +47,7 @@ class Stage(enum.Enum):
     CLOSED = "closed"
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
+class _Way(Struct, frozen=True):
     """The other side of a connection, and the flow of each direction."""
 
     upstream: socket.socket

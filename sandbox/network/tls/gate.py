@@ -6,8 +6,9 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from policy import denials, errors
 from policy.compile.network.firewall import GATE_UID
@@ -30,8 +31,7 @@ KIND = prefork.Kind(server.__name__, own_network=False)
 _BACKLOG = 256
 
 
-@dataclass(frozen=True, slots=True)
-class TlsGate:
+class TlsGate(Struct, frozen=True):
     """An open gate. ``watches`` belong into the run's exchange; ``process`` has its pid and when it is ready."""
 
     process: gate_process.GateProcess

@@ -29,7 +29,7 @@ _AT_ONCE: Final = 64
 _SO_ORIGINAL_DST: Final = 80
 
 
-class Server:
+class TlsServer:
     """Serves ``listeners``, which do not block. ``denied`` is called with target and code of each refusal."""
 
     def __init__(
@@ -152,7 +152,7 @@ class Server:
 def serve(gate: Any) -> None:
     """Serve DNS or TLS as the gate process: seal, then serve the listeners ``v4`` and ``v6``."""
     listeners = [socket.socket(fileno=gate.fds[name]) for name in sorted(gate.fds)]
-    server = Server(gate.plan, listeners, gate.denied)
+    server = TlsServer(gate.plan, listeners, gate.denied)
     gate.seal()
     server.serve()
 

@@ -11,16 +11,16 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from policy import errors
 from sandbox import unix_wire
 from sandbox.kernel.net import unix_address
+from sandbox.run_result import RunResult
 from sandbox.serve.api import paths
 
 if TYPE_CHECKING:
-    from policy import denials
+    from sandbox.run_io import CallerStreams
 
 # Limit of the wait before the request is sent. A client waits while the listen queue is full.
 CONNECT_SECONDS: Final = 10.0
@@ -28,43 +28,6 @@ _SEND_SECONDS: Final = 10.0
 
 # What is said on the way: a name, and what belongs to it.
 Said = Callable[[Mapping[str, Any]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The answer of the agent (policy.contract.AgentResult)."""
-
-    text: str
-    sources: tuple[str, ...]
-    files: tuple[Any, ...] = ()
-    runtime_events: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """The resources that the run used (policy.contract.Usage)."""
-
-    cpu_ms: int | None
-    memory_peak_bytes: int | None
-    wall_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The outcome of a run that was started, as sandbox.lifecycle.run.RunResult has it."""
-
-    run_id: str
-    intent_id: str
-    agent_id: str
-    policy_digest: str | None
-    result: Result | None
-    error: errors.CovenantError | None
-    stderr: str
-    not_enforced: tuple[str, ...]
-    unknown_sections: tuple[str, ...]
-    denials: tuple[denials.Row, ...]
-    timings: Mapping[str, float]
-    usage: Usage
 
 
 def candidates(state: str, *, given: bool) -> list[str]:
@@ -133,56 +96,70 @@ def run(
     *,
     timeout_ms: int | None = None,
     user: str | None = None,
+    stderr: Callable[[str], None] | None = None,
     said: Said = lambda state: None,
-) -> Answer:
-    """Run the package in the open ``directory`` (``covenant run``).
+) -> RunResult:
+    """Run the package in the open ``directory`` (``covenant run``). ``stderr`` takes the agent's first lines there.
 
     Raises:
         errors.CovenantError: as ``ask``.
     """
-    optional = {"timeout_ms": timeout_ms, "user": user}
+    optional = {"timeout_ms": timeout_ms, "user": user, "stderr": None if stderr is None else True}
     fields = {name: value for name, value in optional.items() if value is not None}
-    return answer_of(ask(sock, "run", fds=[directory], said=said, text=text, **fields))
+
+    def heard(state: Mapping[str, Any]) -> None:
+        if stderr is not None and state.get("state") == "stderr":
+            stderr(str(state.get("text", "")))
+        else:
+            said(state)
+
+    return RunResult.from_json(ask(sock, "run", fds=[directory], said=heard, text=text, **fields))
 
 
-def answer_of(document: Mapping[str, Any]) -> Answer:
-    """The answer in the document of ``sandbox.serve.api.run``.
+def session(
+    sock: socket.socket,
+    directory: int,
+    caller: CallerStreams,
+    *,
+    timeout_ms: int | None = None,
+    said: Said = lambda state: None,
+) -> RunResult:
+    """Open a session with the package in the open ``directory``; ``caller`` are pipes for the supervisor.
+
+    The session of a terminal goes on if the caller ``stays`` or sends DETACH, and may begin without pipes.
 
     Raises:
-        errors.ServiceError: it is none.
+        errors.CovenantError: as ``ask``.
     """
-    try:
-        result, error = document["result"], document["error"]
-        return Answer(
-            run_id=document["run_id"],
-            intent_id=document["intent_id"],
-            agent_id=document["agent_id"],
-            policy_digest=document["policy_digest"],
-            result=None if result is None else _result(result),
-            error=None if error is None else errors.restored(error),
-            stderr=document["stderr"],
-            not_enforced=tuple(document["not_enforced"]),
-            unknown_sections=tuple(document["unknown_sections"]),
-            denials=_denials(document["denials"]),
-            timings=document["timings"],
-            usage=Usage(**document["usage"]),
-        )
-    except (KeyError, TypeError) as e:
-        raise errors.ServiceError("the supervisor's answer is none of a run") from e
+    fields: dict[str, Any] = {} if timeout_ms is None else {"timeout_ms": timeout_ms}
+    fds = [directory, caller.stdin, caller.stdout, caller.stderr]
+    if caller.size is not None:
+        rows, columns = caller.size
+        fields["terminal"] = {"rows": rows, "columns": columns}
+        fds[3] = caller.resizes
+        if caller.recording >= 0:
+            fields["recording"] = True
+            fds.append(caller.recording)
+        if caller.stays:
+            fields["keep"] = True
+        if caller.stdin < 0:
+            fields["attached"] = False
+            fds = [directory]
+    return RunResult.from_json(ask(sock, "session", fds=fds, said=said, **fields))
 
 
-def _result(document: Mapping[str, Any]) -> Result:
-    lists = {name: tuple(document[name]) for name in ("sources", "files", "runtime_events")}
-    return Result(text=document["text"], **lists)
+def attach(sock: socket.socket, run: str, caller: CallerStreams, *, said: Said = lambda state: None) -> dict[str, Any]:
+    """Attach to the terminal of a run, whose record is the answer; ``caller`` are pipes for the supervisor.
 
-
-def _denials(rows: Sequence[Sequence[Any]]) -> tuple[denials.Row, ...]:
-    """Most runs have none, and need not import what they are."""
-    if not rows:
-        return ()
-    from policy import denials
-
-    return tuple(denials.Row(denials.Denial(*row[:3]), row[3]) for row in rows)
+    Raises:
+        errors.CovenantError: as ``ask``.
+    """
+    assert caller.size is not None
+    rows, columns = caller.size
+    fds, terminal = [caller.stdin, caller.stdout, caller.resizes], {"rows": rows, "columns": columns}
+    answer = ask(sock, "attach", fds=fds, said=said, run=run, terminal=terminal)
+    record: dict[str, Any] = answer["record"]
+    return record
 
 
 def _next(sock: socket.socket) -> dict[str, Any]:

@@ -5,6 +5,8 @@ Root sees and ends the runs of all; anybody else those that they asked for, and 
 
 from __future__ import annotations
 
+import os
+
 from policy import errors
 from sandbox.control import manager
 from sandbox.control.manager import Requester
@@ -46,8 +48,24 @@ def logs(session: Session, asked: protocol.Logs) -> None:
     Raises:
         errors.NoRunError: there is no such run that the caller may see.
     """
-    answer = manager.logs(session.supervisor.path, _requester(session), asked.run, asked.offset)
+    answer = manager.logs(session.supervisor.path, _requester(session), asked.run, asked.offset, stream=asked.stream)
     session.answer({"kind": "logs", **answer})
+
+
+def attach(session: Session, asked: protocol.AttachRequest) -> None:
+    """Connect the caller's pipes to a run's terminal, and answer with the run's record when it has ended.
+
+    Raises:
+        errors.CovenantError: it was refused, or there is no record.
+    """
+    pipes = session.pipe(0, os.O_RDONLY), session.pipe(1, os.O_WRONLY), session.pipe(2, os.O_RDONLY)
+    size = (asked.terminal.rows, asked.terminal.columns)
+    run_id = manager.attach(session.supervisor.path, _requester(session), asked.run, pipes, size)
+    # The client's ends of file come from the run's shim alone, which has the pipes by now.
+    while session.fds:
+        os.close(session.fds.pop())
+    session.state("attached", run_id=run_id)
+    _ended(session, run_id)
 
 
 def wait(session: Session, asked: protocol.Wait) -> None:
@@ -56,7 +74,11 @@ def wait(session: Session, asked: protocol.Wait) -> None:
     Raises:
         errors.CovenantError: there is none.
     """
-    record = manager.ended(session.supervisor.path, _requester(session), asked.run, left=session.left)
+    _ended(session, asked.run)
+
+
+def _ended(session: Session, run: str) -> None:
+    record = manager.ended(session.supervisor.path, _requester(session), run, left=session.left)
     if record is None:
         raise errors.NoRunError("whoever waited has gone")
     session.answer({"kind": "waited", "record": record.model_dump()})

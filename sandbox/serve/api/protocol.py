@@ -19,7 +19,7 @@ from sandbox import unix_wire
 _MAX_TIMEOUT_MS = 365 * 86_400_000
 
 
-class Request(pydantic.BaseModel):
+class ServiceRequest(pydantic.BaseModel):
     """One request. The descriptors that came with it are counted by ``descriptors``: how many there must be."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -50,7 +50,7 @@ class OnBehalfOf(pydantic.BaseModel):
         return value
 
 
-class Run(Request):
+class RunRequest(ServiceRequest):
     """Run the signed package in the directory that comes as a descriptor, with the intent ``text``.
 
     ``user`` is for trusted-local and root alone. A run ends when the client leaves, unless ``detach``.
@@ -58,7 +58,8 @@ class Run(Request):
     ``manifest_sha256`` is the manifest that the client has seen and decided by: a package with another is refused.
     ``on_behalf_of`` says for whom they ask, which the agent and the log are told and which decides nothing either.
     With ``rows`` one frame comes before the last: what the log says of the run and of all that descended from it
-    (sandbox.audit.run_report), however the run went.
+    (sandbox.audit.run_report), however the run went. With ``stderr`` the agent's first lines there come as they are
+    written, each time as a state `stderr` with its ``text``; an instance of standby tells them with its answer alone.
     """
 
     kind: Literal["run"]
@@ -71,6 +72,7 @@ class Run(Request):
     manifest_sha256: Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     on_behalf_of: OnBehalfOf | None = None
     rows: bool = False
+    stderr: bool = False
 
     @pydantic.field_validator("text")
     @classmethod
@@ -87,9 +89,65 @@ class Run(Request):
         return 1
 
 
-class CheckPackage(Request):
+class TerminalSize(pydantic.BaseModel):
+    """The size of the caller's terminal."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    rows: Annotated[int, pydantic.Field(ge=0, le=65_535)]
+    columns: Annotated[int, pydantic.Field(ge=0, le=65_535)]
+
+
+class SessionRequest(ServiceRequest):
+    """Open a session with the signed package in the directory that comes as a descriptor (contract stdio or terminal).
+
+    Three pipes follow the directory: for stdin, for stdout, and for stderr; with ``terminal`` the third brings new
+    sizes (run_io.RESIZE), and with ``recording`` a fourth takes an asciicast. The session ends when the client leaves.
+
+    A session with a terminal goes on if the client sends run_io.DETACH before it leaves, or asked with ``keep``.
+    Without ``attached`` it begins without a client's pipes (``AttachRequest``).
+    """
+
+    kind: Literal["session"]
+    timeout_ms: Annotated[int, pydantic.Field(ge=1, le=_MAX_TIMEOUT_MS)] | None = None
+    terminal: TerminalSize | None = None
+    recording: bool = False
+    keep: bool = False
+    attached: bool = True
+
+    @pydantic.model_validator(mode="after")
+    def _fits(self) -> SessionRequest:
+        if self.terminal is None and (self.recording or self.keep or not self.attached):
+            raise ValueError("only a terminal is recorded, or goes on without a client")
+        if self.recording and (self.keep or not self.attached):
+            raise ValueError("a recording ends with its client, so that the session cannot go on")
+        return self
+
+    @property
+    def descriptors(self) -> int:
+        """The package's directory, three pipes, and one more for a recording."""
+        return 4 + self.recording if self.attached else 1
+
+
+class AttachRequest(ServiceRequest):
+    """Attach to the terminal of the run whose id begins so. Three pipes come: for stdin, for stdout, and for new sizes.
+
+    The answer comes when the run ends. The client detaches when it closes its end of the first pipe.
+    """
+
+    kind: Literal["attach"]
+    run: Annotated[str, pydantic.Field(min_length=1, max_length=36)]
+    terminal: TerminalSize
+
+    @property
+    def descriptors(self) -> int:
+        """Return 3, the pipes."""
+        return 3
+
+
+class CheckPackage(ServiceRequest):
     """Would the supervisor take this package, signed as it is, for an operator's? Nothing of it is run, and no row is
-    written. ``manifest_sha256`` as of ``Run``."""
+    written. ``manifest_sha256`` as of ``RunRequest``."""
 
     kind: Literal["check_package"]
     manifest_sha256: Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")] | None = None
@@ -103,19 +161,19 @@ class CheckPackage(Request):
 RunId = Annotated[str, pydantic.Field(min_length=1, max_length=36)]
 
 
-class Ps(Request):
+class Ps(ServiceRequest):
     """The live runs."""
 
     kind: Literal["ps"]
 
 
-class Top(Request):
+class Top(ServiceRequest):
     """The live runs and what each uses."""
 
     kind: Literal["top"]
 
 
-class Operate(Request):
+class Operate(ServiceRequest):
     """Suspend, resume or end the run whose id begins so, with ``tree`` everything below it as well.
 
     With ``grace_ms`` the agent of a single run is asked to end (SIGTERM), and has so long until it is killed.
@@ -129,33 +187,36 @@ class Operate(Request):
     reason: Annotated[str, pydantic.Field(max_length=1000)] = ""
 
 
-class Logs(Request):
-    """The stderr of a run from ``offset`` on."""
+class Logs(ServiceRequest):
+    """The stderr of a run from ``offset`` on, or the stdout of a run that failed."""
 
     kind: Literal["logs"]
     run: RunId
     offset: Annotated[int, pydantic.Field(ge=0, lt=2**63)] = 0
+    stream: Literal["stderr", "stdout"] = "stderr"
 
 
-class Wait(Request):
+class Wait(ServiceRequest):
     """The run's end, however long it takes."""
 
     kind: Literal["wait"]
     run: RunId
 
 
-KINDS: Final[Mapping[str, type[Request]]] = {
+KINDS: Final[Mapping[str, type[ServiceRequest]]] = {
     "ps": Ps,
     "top": Top,
     "operate": Operate,
     "logs": Logs,
     "wait": Wait,
-    "run": Run,
+    "run": RunRequest,
+    "session": SessionRequest,
+    "attach": AttachRequest,
     "check_package": CheckPackage,
 }
 
 
-def parse(raw: bytes) -> Request:
+def parse(raw: bytes) -> ServiceRequest:
     """The request in the body of a frame.
 
     Raises:
@@ -164,10 +225,10 @@ def parse(raw: bytes) -> Request:
     try:
         value = strict_json.loads(raw, max_bytes=unix_wire.REQUEST_BYTES, max_values=json_bounds.REQUEST_VALUES)
         if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
-            raise strict_json.MalformedError("no object with a `kind`")
+            raise strict_json.MalformedJsonError("no object with a `kind`")
         model = KINDS.get(value["kind"])
         if model is None:
-            raise strict_json.MalformedError(f"of unknown kind `{strict_json.shown(value['kind'])}`")
+            raise strict_json.MalformedJsonError(f"of unknown kind `{strict_json.shown(value['kind'])}`")
         return strict_json.validate(model, value)
-    except strict_json.MalformedError as e:
+    except strict_json.MalformedJsonError as e:
         raise errors.RequestError(f"the request is refused: {e}") from e

@@ -15,5 +15,7 @@ HANDLERS: Final[Mapping[str, Callable[[Session, Any], None]]] = {
     "logs": manage.logs,
     "wait": manage.wait,
     "run": run.run,
+    "session": run.session,
+    "attach": manage.attach,
     "check_package": check_package.check_package,
 }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
+
+from msgspec import structs
 
 from policy import contract, errors
 from policy.audit_log import chain
@@ -18,7 +19,9 @@ from policy.signing import trust
 from sandbox.audit import open_runs
 from sandbox.audit.run_report import RunReportReader
 from sandbox.kernel.fs import hanging
-from sandbox.lifecycle.run import Request, RunResult
+from sandbox.lifecycle.run import Request
+from sandbox.run_io import CallerStreams
+from sandbox.run_result import RunResult
 from sandbox.serve.api import protocol, rlimits
 from sandbox.serve.api.session import Session
 from sandbox.shim import signals as shim_signals
@@ -29,8 +32,42 @@ from sandbox.supervisor import Supervisor
 ROOT_SECONDS: Final = 60.0
 
 
-def run(session: Session, asked: protocol.Run) -> None:
-    """Run it, and answer with what came of it.
+def session(session: Session, asked: protocol.SessionRequest) -> None:
+    """Open a session, and answer with how it ended.
+
+    Raises:
+        errors.CovenantError: it was refused, or the machine failed; either is in the log.
+    """
+    # A terminal hears itself of its caller's leaving, which it may outlive.
+    request = protocol.RunRequest(kind="run", text="", timeout_ms=asked.timeout_ms, detach=asked.terminal is not None)
+    run(session, request, _caller(session, asked))
+
+
+def _caller(session: Session, asked: protocol.SessionRequest) -> CallerStreams:
+    """Return the caller's ends of a session.
+
+    Raises:
+        errors.RequestError: a descriptor is no pipe.
+    """
+    if not asked.attached:
+        assert asked.terminal is not None
+        return CallerStreams(-1, -1, size=(asked.terminal.rows, asked.terminal.columns), stays=True)
+    stdin, stdout = session.pipe(1, os.O_RDONLY), session.pipe(2, os.O_WRONLY)
+    if asked.terminal is None:
+        return CallerStreams(stdin, stdout, stderr=session.pipe(3, os.O_WRONLY))
+    return CallerStreams(
+        stdin,
+        stdout,
+        size=(asked.terminal.rows, asked.terminal.columns),
+        resizes=session.pipe(3, os.O_RDONLY),
+        recording=session.pipe(4, os.O_WRONLY) if asked.recording else -1,
+        stays=asked.keep,
+        line=session.sock.fileno(),
+    )
+
+
+def run(session: Session, asked: protocol.RunRequest, caller: CallerStreams | None = None) -> None:
+    """Run it, and answer with what came of it. ``caller`` are the caller's ends of a session.
 
     Raises:
         errors.CovenantError: it was refused, or the machine failed; either is in the log.
@@ -43,17 +80,17 @@ def run(session: Session, asked: protocol.Run) -> None:
             with session.opened() as own, contextlib.ExitStack() as stack:
                 report_reader = RunReportReader(own.ledger)
                 if asked.rows:
-                    stack.push(functools.partial(_send_report, session, own, report_reader))
-                answer = _run(session, asked, own, directory, report_reader, after)
+                    stack.push(functools.partial(send_report, session, own, report_reader))
+                answer = _run(session, asked, own, directory, report_reader, after, caller)
             session.answer(document(answer))
         finally:
             signals.hold()  # what runs share on the uplink is taken away whole, or stays for good
-        _take_away(after)
+        take_away(after)
     if signals.pending:
         raise KeyboardInterrupt
 
 
-def _take_away(after: contextlib.ExitStack) -> None:
+def take_away(after: contextlib.ExitStack) -> None:
     """Remove the rest of a run. The client has its answer by then, so an error goes to the operator (stderr)."""
     try:
         after.close()
@@ -63,13 +100,22 @@ def _take_away(after: contextlib.ExitStack) -> None:
 
 def _run(
     session: Session,
-    asked: protocol.Run,
+    asked: protocol.RunRequest,
     own: Supervisor,
     directory: int,
     report_reader: RunReportReader,
     after: contextlib.ExitStack,
+    caller: CallerStreams | None,
 ) -> RunResult:
     issuer = session.issuer(own)
+    run_ids: list[str] = []
+
+    def began(run_id: str, since: tuple[int, int, int] | None) -> None:
+        run_ids.append(run_id)
+        report_reader.began(run_id, since)
+
+    if caller is not None:
+        caller = structs.replace(caller, told=lambda: session.state("started", run_id=run_ids[0]))
     session.state("accepted", supervisor_state=str(own.path), trust_root=own.state.root_version())
     with contextlib.ExitStack() as stack:
         with own.logged(issuer, report_reader.refused):
@@ -94,7 +140,9 @@ def _run(
             priority=asked.priority,
             children=children,
             rights=functools.partial(in_their_name, session, own, place_of(directory)),
-            began=report_reader.began,
+            began=began,
+            caller=caller,
+            live=(lambda lines: session.state("stderr", text=lines)) if asked.stderr else None,
             **_for_whom(asked.on_behalf_of, issuer),
         )
         return own.run(request, watches=session.watches(detach=asked.detach), after=after)
@@ -125,7 +173,7 @@ def _for_whom(whom: protocol.OnBehalfOf | None, issuer: Mapping[str, str]) -> di
     return {"behalf": {"display": whom.display, "pubkey": whom.pubkey_b58}, "told": told}
 
 
-def _send_report(session: Session, own: Supervisor, report_reader: RunReportReader, *failure: object) -> None:
+def send_report(session: Session, own: Supervisor, report_reader: RunReportReader, *failure: object) -> None:
     """Send the rows of the run in the frame before the last, also where the run failed.
 
     A log that cannot be read delays no answer.
@@ -190,18 +238,8 @@ def verified(session: Session, own: Supervisor, directory: int) -> trust.Trusted
 
 
 def document(answer: RunResult) -> dict[str, Any]:
-    """The answer as a frame has it; ``client.Answer`` is made from it."""
-    fields = {field.name: getattr(answer, field.name) for field in dataclasses.fields(answer)}
-    result = answer.result
-    return {
-        "kind": "answer",
-        **fields,
-        "result": None if result is None else dataclasses.asdict(result),
-        "error": None if answer.error is None else answer.error.to_json(),
-        "denials": [[r.denial.layer, r.denial.target, r.denial.code, r.count] for r in answer.denials],
-        "timings": dict(answer.timings),
-        "usage": dataclasses.asdict(answer.usage),
-    }
+    """Return the frame of the answer; ``client.run`` reads it."""
+    return {"kind": "answer", **answer.to_json()}
 
 
 def _roots_seconds(session: Session) -> float:

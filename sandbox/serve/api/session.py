@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from msgspec import Struct
+
 from policy import base58, errors
 from sandbox import unix_wire
 from sandbox.kernel import libc
@@ -35,8 +37,7 @@ _SO_PEERGROUPS = 59  # asm-generic/socket.h
 _GROUPS_BYTES = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(Struct, frozen=True):
     """The peer of a connection, as the kernel noted it at connect(2) (SO_PEERCRED, unix(7))."""
 
     pid: int
@@ -129,6 +130,26 @@ class Session:
             raise errors.RequestError(f"descriptor {index} is no directory that was opened for reading")
         return fd
 
+    def pipe(self, index: int, access: int) -> int:
+        """Return the descriptor with this number, which must be a pipe that was opened for ``access`` (O_RDONLY, ...).
+
+        The pipe is opened once more in its place. What the client holds is another open file description, so that it
+        cannot take O_NONBLOCK away and make the shim wait.
+
+        Raises:
+            errors.RequestError: Raised when it is something else.
+        """
+        fd = self.fds[index]
+        flags = libc.status_flags(fd)
+        # INVARIANT: reads and writes of a pipe ask no file system, which might never answer.
+        with hanging.within("the file system of a descriptor of the session"):
+            fits = not flags & os.O_PATH and flags & os.O_ACCMODE == access and stat.S_ISFIFO(os.fstat(fd).st_mode)
+            if fits:
+                _open_again(fd, access)
+        if not fits:
+            raise errors.RequestError(f"descriptor {index} is no pipe that was opened for its direction")
+        return fd
+
     def state(self, name: str, **fields: Any) -> None:
         """Send the state of the run. A client that does not read counts as gone (``watches``) and gets no more."""
         if self._gone:
@@ -190,3 +211,23 @@ def _supervisor_ended() -> Outcome:
     return errors.KilledError(
         "the supervisor ended", hint='on_supervisor_exit = "continue" in config.toml lets runs go on'
     )
+
+
+def _open_again(fd: int, access: int) -> None:
+    """Replace a pipe by an open file description of our own, non-blocking.
+
+    Raises:
+        errors.RequestError: Raised when it cannot be opened.
+    """
+    try:
+        own = os.open(f"/proc/self/fd/{fd}", access | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as e:
+        if e.errno != errno.ENXIO:
+            raise errors.RequestError(f"a pipe of the session cannot be opened: {e.strerror}") from e
+        # No reader is left: writes fail as they would have.
+        read, own = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        os.close(read)
+    try:
+        os.dup2(own, fd, inheritable=False)
+    finally:
+        os.close(own)
