@@ -39,7 +39,7 @@ from covenant.handlers import billing
 from covenant.handlers.grants import peers
 from covenant.handlers.intents import agents, budget, recovery
 from covenant.handlers.mailbox import delivery
-from covenant.runtime.budget_preemption import Projection
+from covenant.runtime.budget_preemption import BudgetPreemption
 from covenant.settings import Settings
 from covenant.wire import parts
 from policy import errors
@@ -143,7 +143,7 @@ class Running:
     """A running daemon; ``http_port`` is None without HTTP."""
 
     opened: Opened
-    socket: ipc_gateway.Gateway
+    socket: ipc_gateway.IpcGateway
     http_port: int | None
 
 
@@ -172,7 +172,7 @@ async def serve(settings: Settings, stop: Stop, *, ready: Ready = lambda running
             # (7)
             async with _http(opened, settings, group) as web:
                 sock = stack.enter_context(daemon_home.listening(directory, settings.home))
-                gateway = ipc_gateway.Gateway(opened.server, group)
+                gateway = ipc_gateway.IpcGateway(opened.server, group)
                 group.start_soon(gateway.listen, sock)
                 gc.freeze()
                 gc.enable()
@@ -190,7 +190,7 @@ async def _prepare(opened: Opened) -> None:
     # (3)
     await server.agents.reload(lambda change: agents.noted(server, change, "start"))
     # (4)
-    await recovery.look(server)
+    await recovery.recover_open_intents(server)
     for each in opened.recovered:
         _LOG.warning("set right: %s", each)
     # (5)
@@ -210,7 +210,7 @@ async def _tasks(opened: Opened, settings: Settings, group: anyio.abc.TaskGroup,
             scan_limit=settings.retry.scan_limit,
         )
         group.start_soon(lambda: delivery.retry_on_schedule(server, policy, interval_ms=settings.retry.interval_ms))
-    projection = Projection(
+    projection = BudgetPreemption(
         server.runners,
         server.budget,
         look=opened.runtime.supervised.used,
@@ -228,7 +228,7 @@ async def _tasks(opened: Opened, settings: Settings, group: anyio.abc.TaskGroup,
     group.start_soon(_peers, opened)
     group.start_soon(budget.upkeep, server)
     group.start_soon(server.unfinished.run)
-    group.start_soon(server.floods.run, server.audit)
+    group.start_soon(server.refusals.run, server.audit)
     group.start_soon(_watchdog)
 
 
@@ -258,11 +258,11 @@ async def _watchdog() -> None:
 @asynccontextmanager
 async def _http(
     opened: Opened, settings: Settings, group: anyio.abc.TaskGroup
-) -> AsyncIterator[http_gateway.Gateway | None]:
+) -> AsyncIterator[http_gateway.HttpGateway | None]:
     if settings.http_port is None:
         yield None
         return
-    gateway = http_gateway.Gateway(opened.server, group, origins=settings.http_origins)
+    gateway = http_gateway.HttpGateway(opened.server, group, origins=settings.http_origins)
     with listen.bind(settings.http_bind, settings.http_port) as sock:
         try:
             await gateway.listen(sock)
@@ -273,14 +273,16 @@ async def _http(
                 await gateway.stop(grace_seconds=0)
 
 
-def _say_ready(settings: Settings, opened: Opened, web: http_gateway.Gateway | None, seconds: float) -> None:
+def _say_ready(settings: Settings, opened: Opened, web: http_gateway.HttpGateway | None, seconds: float) -> None:
     count = len(opened.server.agents.cards())
     where = f"HTTP {settings.http_bind}:{web.port}" if web else "no HTTP"
     _LOG.info("serves %s with %d agents, %s (started in %.2f s)", settings.home, count, where, seconds)
     systemd.say("READY=1")
 
 
-async def _end(opened: Opened, gateway: ipc_gateway.Gateway, web: http_gateway.Gateway | None, reason: str) -> None:
+async def _end(
+    opened: Opened, gateway: ipc_gateway.IpcGateway, web: http_gateway.HttpGateway | None, reason: str
+) -> None:
     """Answer the requests in progress, and no more."""
     systemd.say("STOPPING=1")
     _LOG.info("ends: %s", reason)

@@ -19,7 +19,7 @@ from covenant import homes
 from policy import errors
 
 if TYPE_CHECKING:
-    from covenant.keys.signers import Door
+    from covenant.keys.signers import Signer
 
 home = homes.home
 
@@ -116,10 +116,15 @@ def fail(error: errors.CovenantError, *, as_json: bool) -> NoReturn:
     if as_json:
         emit(error.to_json())
     else:
-        say(f"covenant: {visible(str(error))} [{error.code}]", err=True)
-        if error.hint:
-            say(f"  fix: {visible(error.hint)}", err=True)
+        report(error)
     sys.exit(status)
+
+
+def report(error: errors.CovenantError) -> None:
+    """Print a refusal and its fix on stderr."""
+    say(f"covenant: {visible(str(error))} [{error.code}]", err=True)
+    if error.hint:
+        say(f"  fix: {visible(error.hint)}", err=True)
 
 
 def read_passphrase(file: str | None, *, prompt: str = "Passphrase", confirm: bool = False) -> bytes:
@@ -155,7 +160,7 @@ def read_passphrase(file: str | None, *, prompt: str = "Passphrase", confirm: bo
     return prompted(prompt, confirm=confirm).encode()
 
 
-def door(name: str | None, agent: str | None, passphrase_file: str | None) -> Door:
+def door(name: str | None, agent: str | None, passphrase_file: str | None) -> Signer:
     """Return the signing key: the key file of ``--key``, or the key of ``--ssh-agent``.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from covenant.cli import common
+from covenant.cli import common, stdout
 from policy import errors
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "manifest": ("covenant.cli.operator.manifest", "manifest", "Check, sign, verify and show a package's manifest."),
     "policy": ("covenant.cli.policy.commands", "policy", "See what a manifest compiles to, and why."),
     "run": ("covenant.cli.run.run", "run", "Run a signed package with an intent."),
+    "exec": ("covenant.cli.run.command", "exec_", "Run any command in a sandbox, with what a profile grants."),
+    "attach": ("covenant.cli.run.attach", "attach", "Connect this terminal to a detached session."),
+    "stdio": ("covenant.cli.run.run", "stdio", "Connect an editor or an MCP client to a signed package."),
     "dev": ("covenant.cli.run.run", "dev", "Edit loop: sign with a local key, run, say so."),
     "ps": ("covenant.cli.run.manage", "ps", "List the runs that live now."),
     "suspend": ("covenant.cli.run.manage", "suspend", "Stop a run where it is; its clocks run on."),
@@ -42,6 +45,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "Explain what was refused to an agent, with the line to add.",
     ),
     "vault": ("covenant.cli.operator.vault", "vault", "Keep the secrets that agents are granted by name."),
+    "layer": ("covenant.cli.operator.layer", "layer", "Build and keep the trees that agents' roots are made of."),
     "bench": ("covenant.cli.run.bench", "bench", "Measure what a run costs here, beside the raw tools."),
     "doctor": ("covenant.cli.run.doctor", "doctor", "Say what this host can enforce, and the fix for the rest."),
     "daemon": ("covenant.cli.daemon.basics", "daemon", "Serve this home, as covenantd does."),
@@ -122,10 +126,12 @@ def cli() -> None:
 
 def entry() -> None:
     """Run the console script. Only here a refusal becomes one line (or one JSON document) and an exit status."""
-    _one_command()
     as_json = "--json" in sys.argv[1:]
     try:
+        one_command()
         status = cli.main(standalone_mode=False)
+    except errors.StdoutError as e:
+        common.fail(e, as_json=False)
     except errors.CovenantError as e:
         common.fail(errors.exhausted(e) or e, as_json=as_json)
     except click.UsageError as e:
@@ -153,15 +159,21 @@ def _show(error: click.UsageError) -> None:
     shown = io.StringIO()
     error.show(file=shown)
     common.say(common.visible(shown.getvalue().rstrip("\n"), newlines=True), err=True)
+    if isinstance(error, click.NoSuchOption):
+        common.say("  fix: write -- before a word that begins with a dash and is no option", err=True)
 
 
-def _one_command() -> None:
+def one_command() -> None:
     """Set up this process for a single command.
 
     Garbage collection during imports and at exit would waste time: the objects of one command are freed by reference
     counts, or with the process.
+
+    Raises:
+        errors.StdoutError: stdout is closed.
     """
     gc.disable()
     atexit.register(gc.freeze)
     # No installed pydantic plugin may take part in parsing a manifest.
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
+    stdout.install()

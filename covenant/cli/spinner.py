@@ -1,8 +1,8 @@
 """Show on a terminal that a verb still works: one line that counts the seconds and is erased at the end.
 
-Six verbs take long and show it, each around a part that prints and asks nothing: `run` (with `dev`), `intent`,
-`attest`, `audit verify`, `doctor` and `bench`. rich draws the line. The drawing thread imports it after a second, so
-that a quick verb does not pay for the import (80 ms).
+Seven verbs take long and show it, each around a part that prints and asks nothing: `run` (with `dev`), `intent`,
+`attest`, `audit verify`, `doctor`, `bench` and `layer`. rich draws the line. The drawing thread imports it after a
+second, so that a quick verb does not pay for the import (80 ms).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Final
 from sandbox import progress
 
 AFTER_SECONDS = 1.0
-_EVERY_SECONDS: Final = 0.25
+EVERY_SECONDS: Final = 0.25
 _FRAMES: Final = "|/-\\"
 # INVARIANT: the drawing thread imports and draws under this lock, and a fork waits for it. A forked process that
 # continues in Python (a run's keeper) must not inherit a lock of an import or of rich from a thread that it does not
 # have.
-_DRAWING = threading.Lock()
-os.register_at_fork(before=_DRAWING.acquire, after_in_parent=_DRAWING.release, after_in_child=_DRAWING.release)
+DRAWING = threading.Lock()
+os.register_at_fork(before=DRAWING.acquire, after_in_parent=DRAWING.release, after_in_child=DRAWING.release)
 
 
 @contextlib.contextmanager
@@ -62,7 +62,7 @@ def _draw(fd: int, over: int) -> None:
     if select.select((over,), (), (), AFTER_SECONDS)[0]:
         return
     terminal = _Terminal(fd)
-    with _DRAWING:
+    with DRAWING:
         from rich.console import Console
         from rich.live import Live
         from rich.text import Text
@@ -87,13 +87,13 @@ def _draw(fd: int, over: int) -> None:
         step = progress.current()
         if step is not None:
             line = f"{frame} {step.what} ({time.monotonic() - step.began:.0f} s)"
-            with _DRAWING:
+            with DRAWING:
                 console.width = terminal.columns()
                 # A Text is not parsed as markup.
                 live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
-        if select.select((over,), (), (), _EVERY_SECONDS)[0]:
+        if select.select((over,), (), (), EVERY_SECONDS)[0]:
             break
-    with _DRAWING:
+    with DRAWING:
         live.stop()
 
 

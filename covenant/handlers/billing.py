@@ -16,8 +16,8 @@ from covenant.handlers.server import Server
 from covenant.runtime import supervisor_report
 from covenant.runtime.packages import Card
 from covenant.runtime.runner import Spent, Usage
-from covenant.runtime.supervisor_report import Told
-from covenant.stores.audit.interface import Entry
+from covenant.runtime.supervisor_report import SupervisorReport
+from covenant.stores.audit.interface import AuditEntry
 from covenant.wire.types import AgentId, SettlementReceipt
 from policy import base58, budget
 from policy.data import price_table
@@ -59,16 +59,16 @@ async def reserve(server: Server, caller: Caller, card: Card | None, intent_id: 
     # Nothing happens where the bucket holds that already; a manifest that was changed holds from now on.
     if per_hour and await server.budget.set_capacity(agent, per_hour):
         about = {"agent_display": agent.display}
-        rows = [Entry("budget_capacity_set", {**about, "credits_per_hour": per_hour})]
+        rows = [AuditEntry("budget_capacity_set", {**about, "credits_per_hour": per_hour})]
         if unseeded:
             row = {**about, "intent_id": intent_id, "requested": reserved.credits}
-            rows.insert(0, Entry("budget_unseeded", row, caller.agent))
+            rows.insert(0, AuditEntry("budget_unseeded", row, caller.agent))
         await server.audit.append_all(rows)
     await server.budget.try_debit(agent, reserved.credits, intent_id, submitter=caller.agent)
     return reserved
 
 
-def cost(usage: Usage, family: Told | None = None) -> int:
+def cost(usage: Usage, family: SupervisorReport | None = None) -> int:
     """The credits for what a run used, and all below it where the supervisor says that; what is not counted on this
     machine costs nothing."""
     return budget.cost(supervisor_report.billed(usage, family), price_table.prices())
@@ -114,7 +114,7 @@ async def settle_memory(server: Server, caller: Caller, record_id: str, text: st
     return receipt
 
 
-def receipt_row(receipt: SettlementReceipt, intent_id: str | None) -> Entry:
+def receipt_row(receipt: SettlementReceipt, intent_id: str | None) -> AuditEntry:
     """The row of a receipt, of this intent where there is one."""
     about = {"receipt_id": receipt.id, "resource": receipt.resource, "credits": receipt.credits_consumed}
-    return Entry("receipt_written", {**about, "intent_id": intent_id}, receipt.payer)
+    return AuditEntry("receipt_written", {**about, "intent_id": intent_id}, receipt.payer)

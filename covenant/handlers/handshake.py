@@ -16,7 +16,7 @@ async def ping(server: Server, caller: Caller, asked: requests.Ping) -> response
     return _PONG
 
 
-async def protocol_info(server: Server, caller: Caller, asked: requests.ProtocolInfo) -> responses.ProtocolInfo:
+async def protocol_info(server: Server, caller: Caller, asked: requests.ProtocolInfo) -> responses.ProtocolDescription:
     """Which protocol and versions."""
     return _INFO
 
@@ -40,7 +40,7 @@ async def unsupported(server: Server, caller: Caller, asked: requests.Unsupporte
 
 
 _PONG: Final = responses.Pong()
-_INFO: Final = responses.ProtocolInfo()
+_INFO: Final = responses.ProtocolDescription()
 
 HANDLERS: Final[Mapping[str, Handler]] = {
     "ping": ping,

@@ -32,14 +32,14 @@ _NAMES: Final = uuid.UUID("b0a4d2a0-6d3c-5a51-8f0e-0f4f5d3f9a44")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BackfillPlan:
     """Changed receipts, and the ids of records that get one."""
 
     changed: tuple[SettlementReceipt, ...]
     missing: tuple[str, ...]
 
 
-def plan(records: Iterable[interface.Payable], receipts: Sequence[SettlementReceipt]) -> Plan:
+def plan(records: Iterable[interface.Payable], receipts: Sequence[SettlementReceipt]) -> BackfillPlan:
     """Plan a backfill. It is computed from receipts and records alone; no input of the caller is trusted."""
     known = sorted(records, key=lambda record: (record.created_at, record.id))
     of_memory = {receipt.id: receipt for receipt in receipts if receipt.resource == "memory"}
@@ -55,7 +55,7 @@ def plan(records: Iterable[interface.Payable], receipts: Sequence[SettlementRece
         if receipt.memory_record_id is None and receipt.batch_id is None and receipt.id in record_of
     )
     paid = {*pairs, *(one.memory_record_id for one in receipts if one.memory_record_id is not None)}
-    return Plan(changed, tuple(record.id for record in known if record.id not in paid))
+    return BackfillPlan(changed, tuple(record.id for record in known if record.id not in paid))
 
 
 async def backfill_settlement_receipts(
@@ -63,7 +63,7 @@ async def backfill_settlement_receipts(
 ) -> responses.SettlementReceiptsBackfilled:
     """Execute ``plan``, for all payers or for one; in a dry run only count."""
     action = f"settlement.backfill.{'dry_run' if asked.dry_run else 'apply'}"
-    facts = authorization.Facts(apply=not asked.dry_run)
+    facts = authorization.RequestFacts(apply=not asked.dry_run)
     await authorization.require(server, caller, action, agent_id="settlement:backfill", facts=facts)
     async with server.receipts.flushing:
         whose = asked.scope_pubkey

@@ -30,7 +30,7 @@ _MOST_FLUSHED: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ReceiptBounds:
     """The limits that a grant's scope sets on visible receipts; None sets no limit."""
 
     payer: str | None = None
@@ -39,7 +39,7 @@ class Bounds:
     cluster: str | None = None
 
     @classmethod
-    def of(cls, scope: Any) -> Bounds:
+    def of(cls, scope: Any) -> ReceiptBounds:
         """Return the bounds of a well-formed scope of ``chain.``."""
         known = scope if isinstance(scope, Mapping) else {}
         names = ("payer_pubkey_b58", "resource", "batch_id", "cluster")
@@ -56,26 +56,28 @@ class Bounds:
         return all(bound is None or bound == found for bound, found in pairs)
 
 
-async def recent_receipts(server: Server, caller: Caller, asked: requests.RecentReceipts) -> responses.Receipts:
+async def recent_receipts(server: Server, caller: Caller, asked: requests.RecentReceipts) -> responses.ReceiptListing:
     """Return the newest receipts within the grant's scope."""
     bounds = await _require(server, caller, "chain.receipts", asked.limit)
     found = await server.receipts.recent(min(asked.limit, _MOST_ROWS), asked.since_ms, keep=bounds.admits)
-    return responses.Receipts(receipts=paging.that_fit(found))
+    return responses.ReceiptListing(receipts=paging.that_fit(found))
 
 
-async def receipt_batches(server: Server, caller: Caller, asked: requests.ReceiptBatches) -> responses.ReceiptBatches:
+async def receipt_batches(
+    server: Server, caller: Caller, asked: requests.ReceiptBatches
+) -> responses.ReceiptBatchListing:
     """Return the newest batches within the grant's scope; a scope with a payer or resource admits no batch."""
     bounds = await _require(server, caller, "chain.batches", asked.limit)
     bounded = bounds.batch_id is not None or bounds.cluster is not None
     wanted = min(asked.limit, _MOST_ROWS)
     found = await server.receipts.batches(_MOST_FLUSHED if bounded else wanted)
     shown = [one for one in found if bounds.batch_id in {None, one.batch_id} and bounds.cluster in {None, one.cluster}]
-    return responses.ReceiptBatches(batches=paging.that_fit(map(_to_wire, shown[:wanted])))
+    return responses.ReceiptBatchListing(batches=paging.that_fit(map(_to_wire, shown[:wanted])))
 
 
-async def chain_status(server: Server, caller: Caller, asked: requests.ChainStatus) -> responses.ChainStatus:
+async def chain_status(server: Server, caller: Caller, asked: requests.ChainStatus) -> responses.ChainStatusReport:
     """Return the configuration of the chain; every admitted caller may read it, as in version 1."""
-    return responses.ChainStatus(status=server.chain.status())
+    return responses.ChainStatusReport(status=server.chain.status())
 
 
 async def flush_receipts(
@@ -98,7 +100,7 @@ async def flush_receipts(
     return responses.ReceiptBatchFlushed(batch=_to_wire(batch), receipts_updated=batch.receipt_count)
 
 
-async def _settle(server: Server, caller: Caller, limit: int, bounds: Bounds) -> interface.Batch:
+async def _settle(server: Server, caller: Caller, limit: int, bounds: ReceiptBounds) -> interface.Batch:
     # Open receipts have no cluster yet; the cluster that they will go to was checked.
     bounds = dataclasses.replace(bounds, cluster=None)
     receipts = await server.receipts.unsettled(limit, keep=bounds.admits)
@@ -136,7 +138,7 @@ async def _write_row(server: Server, caller: Caller, batch: interface.Batch, cre
     await server.audit.append("receipts_flushed", row, issuer=caller.agent)
 
 
-async def _require(server: Server, caller: Caller, action: str, limit: int) -> Bounds:
+async def _require(server: Server, caller: Caller, action: str, limit: int) -> ReceiptBounds:
     """Return the bounds of the first grant that allows any of the action, the widest first.
 
     A request names no payer and no resource. It concerns those in the grant's scope, because only these are shown or
@@ -146,7 +148,9 @@ async def _require(server: Server, caller: Caller, action: str, limit: int) -> B
         errors.CapabilityMissingError, errors.CapabilityScopeError: the caller may not.
     """
     candidates = server.capabilities.candidates(caller.agent.pubkey, action, server.now_ms())
-    found = sorted((Bounds.of(grant.token.scope) for grant in candidates), key=lambda one: one != Bounds())
+    found = sorted(
+        (ReceiptBounds.of(grant.token.scope) for grant in candidates), key=lambda one: one != ReceiptBounds()
+    )
     status = server.chain.status()
     for bounds in found:
         facts = _facts(action, bounds, limit, status)
@@ -154,16 +158,18 @@ async def _require(server: Server, caller: Caller, action: str, limit: int) -> B
         if decided.grant is not None:
             break
     else:
-        bounds = Bounds()
+        bounds = ReceiptBounds()
     facts = _facts(action, bounds, limit, status)
     await authorization.require(server, caller, action, agent_id=action.replace(".", ":"), facts=facts)
     return bounds
 
 
-def _facts(action: str, bounds: Bounds, limit: int, status: parts.ChainStatus) -> authorization.Facts:
+def _facts(
+    action: str, bounds: ReceiptBounds, limit: int, status: parts.ChainConfiguration
+) -> authorization.RequestFacts:
     # A batch holds receipts of several payers and resources, so no list of batches concerns only one of them.
     of_receipts = action != "chain.batches"
-    return authorization.Facts(
+    return authorization.RequestFacts(
         limit=limit,
         payer_pubkey_b58=bounds.payer if of_receipts else None,
         resource=bounds.resource if of_receipts else None,

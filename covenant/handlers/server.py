@@ -12,10 +12,10 @@ import anyio
 
 from covenant.handlers.caller import Caller
 from covenant.handlers.state.event_feed import Feed
-from covenant.handlers.state.intent_progress import Live
-from covenant.handlers.state.pending_writes import Unfinished
+from covenant.handlers.state.intent_progress import RunningIntents
+from covenant.handlers.state.pending_writes import PendingWrites
 from covenant.handlers.state.rate_limit import FREE, Rates
-from covenant.handlers.state.refusal_summary import Floods
+from covenant.handlers.state.refusal_summary import RefusalSummary
 from covenant.handlers.state.request_metrics import Meter
 from covenant.keys.identity import Identity
 from covenant.providers.chain.interface import Chain, OffChain
@@ -70,9 +70,9 @@ class Server:
     feed: Feed = field(default_factory=Feed)
     meter: Meter = field(default_factory=Meter)
     chain: Chain = field(default_factory=OffChain)
-    live: Live = field(init=False)
-    unfinished: Unfinished = field(default_factory=Unfinished)
-    floods: Floods = field(default_factory=Floods)
+    live: RunningIntents = field(init=False)
+    unfinished: PendingWrites = field(default_factory=PendingWrites)
+    refusals: RefusalSummary = field(default_factory=RefusalSummary)
     rates: Rates = field(init=False)
     # Intents with a key whose ends are known to be complete (respond.intent).
     whole: dict[str, None] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Server:
     verifying: anyio.Lock = field(default_factory=anyio.Lock)
 
     def __post_init__(self) -> None:
-        self.live = Live(self.feed)
+        self.live = RunningIntents(self.feed)
         self.rates = Rates(self.settings.peer_rate)
 
     async def respond(self, caller: Caller, request: requests.Request) -> responses.Response:
@@ -94,7 +94,7 @@ class Server:
     async def _answer(self, caller: Caller, request: requests.Request) -> responses.Response:
         try:
             if request.kind not in FREE:
-                self.rates.admit(caller, self.floods, self.now_ms())
+                self.rates.admit(caller, self.refusals, self.now_ms())
             return await self.handlers[request.kind](self, caller, request)
         except errors.CovenantError as e:
             return responses.Error.of(e)

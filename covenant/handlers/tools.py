@@ -44,7 +44,7 @@ async def call_tool(server: Server, caller: Caller, asked: requests.CallTool) ->
         raise errors.NoToolError(f"there is no tool `{name[:120]}`", hint="covenant tools list")
     hashed = _hash(arguments)
     # (1)
-    facts = authorization.Facts(tool=name, arguments=arguments)
+    facts = authorization.RequestFacts(tool=name, arguments=arguments)
     signed = await authorization.require(server, caller, f"tool.call.{name}", agent_id=_AUTHORITY, facts=facts)
     # (2)
     try:

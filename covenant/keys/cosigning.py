@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from covenant.keys import signing
-from covenant.keys.signers import Door
+from covenant.keys.signers import Signer
 from policy import errors
 from policy import package as packages
 from policy.manifest.agent import Manifest
@@ -35,7 +35,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SignaturePlan:
     """A planned signature: the statement, the envelope to add to, and how that compares with the existing one."""
 
     statement: statements.Statement
@@ -43,7 +43,7 @@ class Plan:
     how: How
     why: str
 
-    def signed_by(self, door: Door) -> bytes:
+    def signed_by(self, door: Signer) -> bytes:
         """Return the envelope's bytes with this key's signature.
 
         Raises:
@@ -62,7 +62,7 @@ def plan(
     now_ms: int,
     fresh: bool = False,
     known: Collection[OperatorKey] | None = None,
-) -> Plan:
+) -> SignaturePlan:
     """Plan the signature of the package with this key, without signing.
 
     ``known`` are the keys of the trust root at hand; None without one, so existing signatures have unknown signers.
@@ -137,7 +137,7 @@ def plan(
 
     # (5) the same bytes
     beside = f"{len(others)} others, whom no trust root here could tell" if theirs is None else " and ".join(theirs)
-    return Plan(old, envelope, "added", f"beside {beside}, over the same statement")
+    return SignaturePlan(old, envelope, "added", f"beside {beside}, over the same statement")
 
 
 def _may_sign(key: OperatorKey, manifest: Manifest, now_ms: int) -> bool:
@@ -151,8 +151,10 @@ def _known(envelope: envelopes.Envelope, keys: Collection[OperatorKey]) -> list[
     return [k.name for k in keys if k.key in made]
 
 
-def _new(statement: statements.Statement, how: How, why: str) -> Plan:
-    return Plan(statement, envelopes.Envelope(statement.encode(), envelopes.IN_TOTO_PAYLOAD_TYPE, ()), how, why)
+def _new(statement: statements.Statement, how: How, why: str) -> SignaturePlan:
+    return SignaturePlan(
+        statement, envelopes.Envelope(statement.encode(), envelopes.IN_TOTO_PAYLOAD_TYPE, ()), how, why
+    )
 
 
 def _readable(raw: bytes) -> tuple[envelopes.Envelope, statements.Statement] | None:
@@ -162,7 +164,7 @@ def _readable(raw: bytes) -> tuple[envelopes.Envelope, statements.Statement] | N
         if envelope.payload_type != envelopes.IN_TOTO_PAYLOAD_TYPE:
             return None
         statement = statements.parse(envelope.payload)
-    except strict_json.MalformedError:
+    except strict_json.MalformedJsonError:
         return None
     return (envelope, statement) if statement.encode() == envelope.payload else None
 

@@ -26,7 +26,7 @@ _DEV_KEY = "dev.key"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoredKey:
     """One key of the store, its secret unopened."""
 
     name: str
@@ -66,7 +66,7 @@ def new(home: Path, name: str, passphrase: bytes | None) -> envelopes.PublicKey:
     return envelopes.PublicKey.of(private)
 
 
-def entries(home: Path) -> tuple[Entry, ...]:
+def entries(home: Path) -> tuple[StoredKey, ...]:
     """Every key of the store, by name.
 
     Raises:
@@ -79,7 +79,7 @@ def entries(home: Path) -> tuple[Entry, ...]:
     return tuple(entry(home, name) for name in names if _NAME.fullmatch(name))
 
 
-def entry(home: Path, name: str) -> Entry:
+def entry(home: Path, name: str) -> StoredKey:
     """One key, its secret unopened.
 
     Raises:
@@ -96,7 +96,7 @@ def entry(home: Path, name: str) -> Entry:
             )
     if raw is None:
         raise errors.KeyFileError(f"there is no key `{name}`", hint=f"covenant keys new {name}", where=where)
-    return Entry(name, keyfile.read(raw, where=f"{where}/{file_name}"))
+    return StoredKey(name, keyfile.read(raw, where=f"{where}/{file_name}"))
 
 
 def load(home: Path, name: str, passphrase: Callable[[], bytes]) -> Ed25519PrivateKey:

@@ -17,7 +17,7 @@ from policy.signing import envelope as envelopes
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class Signer:
     """A key that can sign. ``name`` is the operator's name for it."""
 
     name: str
@@ -38,17 +38,17 @@ class Door:
         return envelopes.Signature(self.key.keyid, made)
 
 
-def key_file(home: Path, name: str, passphrase: Callable[[], bytes]) -> Door:
+def key_file(home: Path, name: str, passphrase: Callable[[], bytes]) -> Signer:
     """Return the door of a key file; it asks for the passphrase to sign.
 
     Raises:
         errors.KeyFileError: there is no such key, or its file is unsafe.
     """
     key = keystore.entry(home, name).file.key
-    return Door(name, key, lambda message: keystore.load(home, name, passphrase).sign(message))
+    return Signer(name, key, lambda message: keystore.load(home, name, passphrase).sign(message))
 
 
-def agent_key(wanted: str) -> Door:
+def agent_key(wanted: str) -> Signer:
     """Return the door of an Ed25519 key in the agent at SSH_AUTH_SOCK: by comment, fingerprint or key id.
 
     Raises:
@@ -63,4 +63,4 @@ def agent_key(wanted: str) -> Door:
         with ssh_agent.Agent() as agent:
             return agent.sign(identity, message)
 
-    return Door(identity.comment or identity.fingerprint, identity.key, sign)
+    return Signer(identity.comment or identity.fingerprint, identity.key, sign)

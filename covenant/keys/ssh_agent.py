@@ -44,7 +44,7 @@ _IS_A_DIGEST = re.compile(r"SHA256:.*|[0-9a-f]{64}", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class AgentKey:
     """An Ed25519 key of the agent. ``comment`` is the agent's text, and proves nothing."""
 
     comment: str
@@ -53,7 +53,7 @@ class Identity:
     @property
     def fingerprint(self) -> str:
         """The fingerprint in the format of ssh-add -l."""
-        digest = hashlib.sha256(_blob(self.key)).digest()
+        digest = hashlib.sha256(key_blob(self.key)).digest()
         return "SHA256:" + base64.b64encode(digest).decode("ascii").rstrip("=")
 
 
@@ -92,7 +92,7 @@ class Agent:
     ) -> None:
         self.close()
 
-    def identities(self) -> tuple[Identity, ...]:
+    def identities(self) -> tuple[AgentKey, ...]:
         """Return the plain Ed25519 keys, in the agent's order; certificates and other kinds of keys are left out.
 
         Raises:
@@ -108,10 +108,10 @@ class Agent:
         for blob, comment in pairs:
             key = _key_of(blob)
             if key is not None:
-                found.append(Identity(comment.decode("utf-8", "backslashreplace"), key))
+                found.append(AgentKey(comment.decode("utf-8", "backslashreplace"), key))
         return tuple(found)
 
-    def find(self, wanted: str) -> Identity:
+    def find(self, wanted: str) -> AgentKey:
         """Return the only key with this SSH fingerprint or key id or, if it has the form of neither, this comment.
 
         Raises:
@@ -132,7 +132,7 @@ class Agent:
         has = ", ".join(text.quote(i.comment) for i in known) or "none"
         raise self.error(f"has no Ed25519 key {text.quote(wanted)}", hint=f"it has {has}; ssh-add -l shows them all")
 
-    def sign(self, identity: Identity, message: bytes) -> bytes:
+    def sign(self, identity: AgentKey, message: bytes) -> bytes:
         """Return the key's 64-byte Ed25519 signature over a DSSE pre-authentication encoding.
 
         Raises:
@@ -143,7 +143,9 @@ class Agent:
         # INVARIANT: a key that opens a person's machines never signs bytes of another protocol.
         if not message.startswith(_OURS):
             raise ValueError("only a DSSE encoding is signed")
-        request = bytes([_SIGN_REQUEST]) + _string(_blob(identity.key)) + _string(message) + struct.pack(">I", 0)
+        request = (
+            bytes([_SIGN_REQUEST]) + wire_string(key_blob(identity.key)) + wire_string(message) + struct.pack(">I", 0)
+        )
         if len(request) + 4 > MAX_MESSAGE_BYTES:
             raise errors.AgentError(
                 f"an ssh-agent signs at most {MAX_MESSAGE_BYTES} bytes, this is {len(message)}",
@@ -227,18 +229,19 @@ class _Reader:
         return self._data[self._at - size : self._at]
 
 
-def _string(data: bytes) -> bytes:
+def wire_string(data: bytes) -> bytes:
+    """Return the bytes as a string of the agent's protocol: its length, and the bytes."""
     return struct.pack(">I", len(data)) + data
 
 
-def _blob(key: envelopes.PublicKey) -> bytes:
+def key_blob(key: envelopes.PublicKey) -> bytes:
     """Return the key in SSH's format (RFC 8709, section 4)."""
-    return _string(_ALGORITHM) + _string(key.raw)
+    return wire_string(_ALGORITHM) + wire_string(key.raw)
 
 
 def _key_of(blob: bytes) -> envelopes.PublicKey | None:
     """Return the Ed25519 key in a blob; None for other kinds, and for an invalid key."""
-    head = _string(_ALGORITHM) + struct.pack(">I", envelopes.KEY_BYTES)
+    head = wire_string(_ALGORITHM) + struct.pack(">I", envelopes.KEY_BYTES)
     if not blob.startswith(head) or len(blob) != len(head) + envelopes.KEY_BYTES:
         return None
     try:

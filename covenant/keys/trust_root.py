@@ -11,7 +11,6 @@ A change of authority is in the supervisor's log before it takes effect.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import os
 import time
@@ -20,8 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from covenant.keys import identity
-from covenant.keys.signers import Door
+from covenant.keys.signers import Signer
 from policy import base58, errors
 from policy.signing import change, proposal
 from policy.signing import envelope as envelopes
@@ -75,7 +76,7 @@ def opened(home: Path, supervisor: Path) -> Iterator[Held]:
     """
     with contextlib.ExitStack() as stack:
         # Another uid's state is not ours to read; damage in our own is an error.
-        if _is_ours(supervisor):
+        if is_ours(supervisor):
             state = stack.enter_context(State(supervisor))
             # If the state's root was removed, an older working copy does not replace it.
             if state.began():
@@ -113,11 +114,11 @@ def advance(
     held: Held,
     home: Path,
     wanted: Proposal,
-    doors: Sequence[Door],
+    doors: Sequence[Signer],
     *,
     now_ms: int,
     when: Callable[[int], str],
-    spare: Sequence[Door] = (),
+    spare: Sequence[Signer] = (),
     discard: bool = False,
     before_signing: Callable[[int, Sequence[str]], None] = lambda version, changes: None,
 ) -> Outcome:
@@ -140,7 +141,7 @@ def advance(
     with _directory(home) as directory, atomic_file.locked(directory, where=str(home), error=errors.TrustError):
         moment = now_ms if held.state is None else max(now_ms, held.state.greatest_time_ms())
         # (1) it can follow
-        _check_holds_still(held, home)
+        check_holds_still(held, home)
         held.root.check_follows(wanted.document)
         kept = None if discard else pending(home)
         if kept is not None and kept.document.version == wanted.document.version:
@@ -232,8 +233,12 @@ def refuse_identity(home: Path, key: envelopes.PublicKey) -> None:
         )
 
 
-def _check_holds_still(held: Held, home: Path) -> None:
-    """Check, under the lock of the home, that no other process changed the root since it was read."""
+def check_holds_still(held: Held, home: Path) -> None:
+    """Check, under the lock of the home, that no other process changed the root since it was read.
+
+    Raises:
+        errors.TrustError: another process did.
+    """
     if held.state is not None:
         still = held.state.root_version() == held.root.version
     else:
@@ -281,7 +286,7 @@ def install(
         return enforced
     if state.root_version() == root.version:  # the root is installed and valid, even if a later write failed
         failed = (*enforced.failed, f"version {root.version} holds, but {enforced.refused.message}")
-        return dataclasses.replace(enforced, failed=failed, refused=None)
+        return structs.replace(enforced, failed=failed, refused=None)
     raise _ended_all_the_same(enforced.refused, enforced)
 
 
@@ -301,7 +306,7 @@ def enforce(
     with contextlib.ExitStack() as stack:
 
         def write(fields: Mapping[str, Any]) -> None:
-            ledger = stack.enter_context(_ledger(state))
+            ledger = stack.enter_context(open_ledger(state))
             row = {"operator": operator, **fields}
             ledger.append("runs_revoked", row, issuer=identity.issuer(home), now_ms=int(time.time() * 1000))
 
@@ -321,7 +326,8 @@ def _ended_all_the_same(refused: errors.CovenantError, enforced: revocation.Enfo
     )
 
 
-def _ledger(state: State) -> Ledger:
+def open_ledger(state: State) -> Ledger:
+    """Open the log of this state."""
     return Ledger.open(state.path / "audit", head=state.path / "audit-head" / "head.json")
 
 
@@ -342,7 +348,7 @@ def _log(
         "signers": list(signers),
         "changes": list(changes),
     }
-    with _ledger(state) as ledger:
+    with open_ledger(state) as ledger:
         ledger.append("trust_changed", fields, issuer=identity.issuer(home), now_ms=now_ms)
 
 
@@ -371,7 +377,7 @@ def _directory(home: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def _is_ours(path: Path) -> bool:
+def is_ours(path: Path) -> bool:
     try:
         return os.lstat(path).st_uid == os.geteuid()
     except OSError:

@@ -31,7 +31,7 @@ SECRET_NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,256}\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SettlementSecrets:
     """The contents of the sections ``[secrets]`` and ``[settlement]``."""
 
     secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)
@@ -67,7 +67,7 @@ def document(raw: bytes, *, where: str) -> dict[str, Any]:
         raise errors.SettingError(f"{NAME} is no TOML", where=where) from None
 
 
-def told(home: Path) -> Told:
+def told(home: Path) -> SettlementSecrets:
     """Read the file of this home.
 
     Raises:
@@ -75,7 +75,9 @@ def told(home: Path) -> Told:
     """
     where = str(home / NAME)
     sections = document(read(home), where=where)
-    return Told(_secrets(sections.get("secrets", {}), where), _chain(sections.get("settlement", {}), where))
+    return SettlementSecrets(
+        _secrets(sections.get("secrets", {}), where), _chain(sections.get("settlement", {}), where)
+    )
 
 
 def _secrets(section: Any, where: str) -> dict[str, bytes]:

@@ -17,10 +17,10 @@ from typing import Any, Final, Protocol
 
 import anyio
 
-from covenant.runtime.runner import Live, Runners
+from covenant.runtime.runner import LiveIntent, Runners
 from covenant.settings import Projection as Settings
 from policy import budget, errors
-from policy.budget import Bucket, Measured, Prices, Sample, Usage
+from policy.budget import Bucket, BudgetUsage, Measured, Prices, Sample
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _MOST_SAMPLES: Final = 256
 REASON: Final = "budget"
 
 
-class Log(Protocol):
+class PreemptionLog(Protocol):
     """The part of the audit log that the tick needs."""
 
     async def append(self, kind: str, fields: Mapping[str, Any]) -> str:
@@ -69,10 +69,10 @@ class _Watched:
             # returned it.
             self._used_ms += cpu_ms - seen_ms if cpu_ms >= seen_ms else cpu_ms
             self._seen_ms = cpu_ms
-        self.samples.append(Sample(at_ms, Usage(self._used_ms, self._memory_byte_ms, at_ms - self.began_ms)))
+        self.samples.append(Sample(at_ms, BudgetUsage(self._used_ms, self._memory_byte_ms, at_ms - self.began_ms)))
 
 
-class Projection:
+class BudgetPreemption:
     """The tick. Call ``run`` in a task of the daemon's group. ``clock_ms`` is monotonic, ``now_ms`` is the buckets'
     clock."""
 
@@ -82,7 +82,7 @@ class Projection:
         ledger: Ledger,
         *,
         look: Look,
-        audit: Log,
+        audit: PreemptionLog,
         key_of: KeyOf,
         prices: Prices,
         now_ms: Callable[[], int],
@@ -107,7 +107,7 @@ class Projection:
                 except errors.CovenantError as e:
                     _LOG.warning("what runs use cannot be measured now: %s", e)
 
-    async def over(self) -> list[Live]:
+    async def over(self) -> list[LiveIntent]:
         """Return the live runs to end now, each marked as preempted; empty if the policy ends none."""
         live = {
             intent_id: one
@@ -146,7 +146,7 @@ class Projection:
                 ended.append(one)
         return ended
 
-    async def _preempt(self, live: Live) -> None:
+    async def _preempt(self, live: LiveIntent) -> None:
         about = {"agent_display": f"{live.card.id}@agent", "intent_id": live.intent_id, "reason": live.preempted}
         try:
             try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from covenant.runtime import package_signatures, supervisor_client
-from covenant.runtime.hermes import Hermes, Log
+from covenant.runtime.hermes import Hermes, HermesLog
 from covenant.runtime.hermes_api import HermesApi
 from covenant.runtime.runner import Runners
 from covenant.runtime.supervisor_client import Supervised
@@ -33,7 +33,7 @@ class Runtime:
 
 @asynccontextmanager
 async def opened(
-    settings: Settings, *, audit: Log, now_ms: Callable[[], int], operator: str = ""
+    settings: Settings, *, audit: HermesLog, now_ms: Callable[[], int], operator: str = ""
 ) -> AsyncIterator[Runtime]:
     """Yield the runtime of a daemon with the key ``operator``. Neither the supervisor nor Hermes is contacted before
     the first run.

@@ -41,7 +41,7 @@ _MOST_WAITING: Final = 64
 _MOST_RESOLVED: Final = 2**31
 
 
-class Log(Protocol):
+class HermesLog(Protocol):
     """The part of the audit log that a run needs: a row is on disk when its call returns."""
 
     async def append(self, kind: str, fields: Mapping[str, Any], issuer: AgentId | None = None) -> str:
@@ -81,7 +81,7 @@ class Hermes:
     """``runner.Runner`` for the runtime hermes; use as an async context manager. Without an ``api`` it refuses every
     run."""
 
-    def __init__(self, api: HermesApi | None, *, audit: Log, verify: Verify, now_ms: Callable[[], int]) -> None:
+    def __init__(self, api: HermesApi | None, *, audit: HermesLog, verify: Verify, now_ms: Callable[[], int]) -> None:
         self._api, self._audit, self._verify, self._now_ms = api, audit, verify, now_ms
         self._live: dict[str, _Run] = {}
         self._probed = False

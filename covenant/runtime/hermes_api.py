@@ -131,7 +131,7 @@ class HermesApi:
                 raw = await _bounded(response.content)
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
             raise errors.HermesError(f"the Hermes API does not answer: {_said(e)}", where=self._base) from e
-        return _object(raw)
+        return json_object(raw)
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -178,7 +178,12 @@ async def _bounded(content: aiohttp.StreamReader) -> bytes:
     return bytes(raw)
 
 
-def _object(raw: bytes) -> dict[str, Any]:
+def json_object(raw: bytes) -> dict[str, Any]:
+    """Return the JSON object in the bytes.
+
+    Raises:
+        errors.HermesError: the bytes hold no object, or too many values.
+    """
     # Parsing blocks the daemon's loop, for a time that depends on the number of values, not of bytes.
     if json_bounds.exceeds(raw, json_bounds.DOCUMENT_VALUES):
         raise errors.HermesError(f"the Hermes API answered with more than {json_bounds.DOCUMENT_VALUES} values")
@@ -204,7 +209,7 @@ async def _events(content: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]
             if size > _EVENT_BYTES:
                 raise errors.HermesError(f"an event of a run has more than {_EVENT_BYTES} bytes")
         elif not line and data:
-            yield _object(b"\n".join(data))
+            yield json_object(b"\n".join(data))
             data, size = [], 0
 
 

@@ -15,7 +15,18 @@ from covenant.wire.types import AgentId, Priority
 from policy import contract, denials, errors
 from policy.contract import Usage
 
-__all__ = ["Approving", "Intent", "Live", "RunResult", "Runner", "Runners", "Spent", "Usage", "spent", "with_spent"]
+__all__ = [
+    "Approving",
+    "Intent",
+    "LiveIntent",
+    "RunResult",
+    "Runner",
+    "Runners",
+    "Spent",
+    "Usage",
+    "spent",
+    "with_spent",
+]
 
 _SPENT: Final = "spent"
 Lacks = Callable[[], str | None]
@@ -43,7 +54,7 @@ class RunResult:
     run_id: str | None = None
     policy_digest: str | None = None
     denials: tuple[denials.Row, ...] = ()
-    told: supervisor_report.Told | None = None
+    told: supervisor_report.SupervisorReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +65,7 @@ class Spent:
     run_id: str | None = None
     policy_digest: str | None = None
     denials: tuple[denials.Row, ...] = ()
-    told: supervisor_report.Told | None = None
+    told: supervisor_report.SupervisorReport | None = None
 
 
 class Runner(Protocol):
@@ -106,7 +117,7 @@ def spent(error: BaseException) -> Spent | None:
 
 
 @dataclass
-class Live:
+class LiveIntent:
     """An intent in progress at an agent, for ``caller``.
 
     ``preempted``: why its budget ended it; ``withdrawn``: which grant it rested on was revoked; empty otherwise.
@@ -129,7 +140,7 @@ class Runners:
     def __init__(self, runners: Mapping[str, Runner], approving: Approving | None = None) -> None:
         self._runners = dict(runners)
         self.approving = approving
-        self.live: dict[str, Live] = {}
+        self.live: dict[str, LiveIntent] = {}
         # Intents that may be requested a second time while they are in progress (respond.intent).
         self.on_their_way: dict[str, anyio.Event] = {}
 
@@ -142,14 +153,14 @@ class Runners:
         deadline: int | None = None,
         lacks: Lacks = lambda: None,
     ) -> RunResult:
-        """As ``Runner.run``, by the runner of the card's runtime; ``lacks`` as in ``Live``.
+        """As ``Runner.run``, by the runner of the card's runtime; ``lacks`` as in ``LiveIntent``.
 
         Raises:
             errors.PreemptedError: its budget ended it; replaces the runner's own error.
             errors.RunRevokedError: likewise, a grant that it rested on was revoked.
             errors.CovenantError: as ``Runner.run``.
         """
-        live = self.live[intent.id] = Live(card, intent.id, caller, lacks)
+        live = self.live[intent.id] = LiveIntent(card, intent.id, caller, lacks)
         try:
             with live.scope:
                 ran = await self._of(card).run(card, intent, caller=caller, deadline=deadline)
@@ -168,12 +179,12 @@ class Runners:
         finally:
             del self.live[intent.id]
 
-    async def end(self, live: Live, *, reason: str) -> bool:
+    async def end(self, live: LiveIntent, *, reason: str) -> bool:
         """As ``Runner.end``."""
         return await self._of(live.card).end(live.intent_id, reason=reason)
 
-    async def withdraw(self, live: Live) -> None:
-        """End a run that is marked as withdrawn (``Live.withdrawn``), at once and with its whole tree.
+    async def withdraw(self, live: LiveIntent) -> None:
+        """End a run that is marked as withdrawn (``LiveIntent.withdrawn``), at once and with its whole tree.
 
         A run that is not found has not started yet, and one whose runner fails ends with the call.
         """
@@ -188,7 +199,7 @@ class Runners:
         return self._runners[card.manifest.agent.runtime]
 
 
-def _ended(live: Live) -> errors.CovenantError:
+def _ended(live: LiveIntent) -> errors.CovenantError:
     if live.withdrawn:
         return errors.RunRevokedError(f"what the intent rested on was taken back: {live.withdrawn}")
     return errors.PreemptedError(f"the budget of agent `{live.card.id}` was used up: {live.preempted}")

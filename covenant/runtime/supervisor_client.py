@@ -24,7 +24,7 @@ from covenant.runtime.packages import Card
 from covenant.runtime.runner import Intent, RunResult, Spent, Usage, with_spent
 from covenant.wire.types import AgentId
 from policy import errors
-from sandbox import unix_wire
+from sandbox import run_result, unix_wire
 from sandbox.serve.api import client, paths
 from sandbox.storage import atomic_file
 
@@ -79,7 +79,7 @@ class Supervised:
                     document = await self._until_taken(lambda: self._ask_run(card, intent, caller, deadline, beside))
         except errors.CovenantError as e:
             raise supervisor_report.with_told(e, await _told(beside[-1]) if beside else None) from None
-        return _result(client.answer_of(document), card, await _told(beside[-1] if beside else None))
+        return _result(run_result.RunResult.from_json(document), card, await _told(beside[-1] if beside else None))
 
     async def check(self, card: Card) -> bool:
         """Have the supervisor verify a package without running it. Returns False if this machine has none
@@ -282,7 +282,7 @@ def _patience(card: Card) -> float:
     return manifest.resources.cpu_ms_per_task / 1000 + 2 * (manifest.lifetime.ttl_seconds or 0) + _BEYOND_SECONDS
 
 
-async def _told(document: dict[str, Any] | None) -> supervisor_report.Told:
+async def _told(document: dict[str, Any] | None) -> supervisor_report.SupervisorReport:
     """Return the rows, each checked against its hash."""
     many = document is not None and isinstance(document.get("rows"), list) and len(document["rows"]) > _MANY_ROWS
     return (
@@ -290,7 +290,7 @@ async def _told(document: dict[str, Any] | None) -> supervisor_report.Told:
     )
 
 
-def _result(answer: client.Answer, card: Card, told_: supervisor_report.Told) -> RunResult:
+def _result(answer: run_result.RunResult, card: Card, told_: supervisor_report.SupervisorReport) -> RunResult:
     used = answer.usage
     usage = Usage(used.cpu_ms, used.memory_peak_bytes, used.wall_ms)
     took = Spent(usage, answer.run_id, answer.policy_digest, answer.denials, told_)

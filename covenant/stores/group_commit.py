@@ -28,7 +28,7 @@ R = TypeVar("R")
 _Group = tuple[list[asyncio.Future[R]], list[T]]
 
 
-class Turns(Generic[T, R]):
+class GroupCommit(Generic[T, R]):
     """Writes submitted items, in the order of submission and in groups of at most ``most``.
 
     ``write`` gets a group in a worker thread and returns one answer, or one exception, for each item. If it raises
@@ -173,7 +173,7 @@ class Turns(Generic[T, R]):
         return waiting, items
 
 
-class LoopTurns(Turns[T, R]):
+class LoopGroupCommit(GroupCommit[T, R]):
     """Turns whose ``write`` is awaited on the loop: for items that are decided there, one group at a time, before they
     go to disk. The next group begins after it returned."""
 

@@ -57,7 +57,9 @@ class Journal:
         self._mode = mode
         self._directory = self._fd = -1
         self._size = 0
-        self._turns: group_commit.Turns[_Append | _Rewrite, None] = group_commit.Turns(self._write, what=str(path))
+        self._turns: group_commit.GroupCommit[_Append | _Rewrite, None] = group_commit.GroupCommit(
+            self._write, what=str(path)
+        )
 
     @classmethod
     async def open(cls, path: Path, mode: int = 0o600) -> Self:

@@ -119,7 +119,7 @@ class Drift(Wire):
 # Settlement ---------------------------------------------------------------------------------------------------
 
 
-class ChainStatus(Wire):
+class ChainConfiguration(Wire):
     """The configuration of a chain, and what it still lacks."""
 
     chain: str | None = None

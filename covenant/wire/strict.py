@@ -35,14 +35,14 @@ def read(raw: bytes, most: int = MAX_VALUES) -> Any:
             f"more than {most} values in one document", hint="send it in parts, or as one text"
         )
     try:
-        value = _DECODER.decode(raw.decode("utf-8"))
+        value = DECODER.decode(raw.decode("utf-8"))
     except UnicodeDecodeError:
         raise errors.MalformedRequestError("not UTF-8") from None
     except RecursionError:
         raise errors.MalformedRequestError(_TOO_DEEP) from None
     except json.JSONDecodeError as e:
         raise errors.MalformedRequestError(f"not JSON at line {e.lineno} column {e.colno}") from None
-    except strict_json.MalformedError as e:
+    except strict_json.MalformedJsonError as e:
         raise errors.MalformedRequestError(str(e)) from None
     except ValueError:  # an integer of thousands of digits
         raise errors.MalformedRequestError("a number that is too long") from None
@@ -70,7 +70,7 @@ def check_depth(value: Any) -> None:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise strict_json.MalformedError(f"the key `{strict_json.shown(_twice(pairs))}` stands twice in one object")
+        raise strict_json.MalformedJsonError(f"the key `{strict_json.shown(_twice(pairs))}` stands twice in one object")
     return value
 
 
@@ -87,12 +87,12 @@ def _twice(pairs: list[tuple[str, Any]]) -> str:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise strict_json.MalformedError(f"the number `{text[:32]}` is too large")
+        raise strict_json.MalformedJsonError(f"the number `{text[:32]}` is too large")
     return value
 
 
 def _no_constant(text: str) -> NoReturn:
-    raise strict_json.MalformedError(f"`{text}` is no number of JSON")
+    raise strict_json.MalformedJsonError(f"`{text}` is no number of JSON")
 
 
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object, parse_float=_finite, parse_constant=_no_constant)
+DECODER: Final = json.JSONDecoder(object_pairs_hook=_object, parse_float=_finite, parse_constant=_no_constant)

@@ -15,7 +15,7 @@ GRANTED = "/usr/share/common-licenses"  # the one read grant of this package's m
 # What each name says must never be readable; the control plants a file of its own at each place.
 SHADOW = "/etc/shadow"
 PRIVATE_KEY = "/root/.ssh/id_ed25519"
-STATE_DIRECTORIES = ("/var/lib/covenant", "/etc/covenant", "/run/covenant", "/root/.covenant")
+STATE_DIRECTORIES = ("/var/lib/covenant", "/etc/covenant", "/root/.covenant")
 
 
 def _read(path: str) -> str:

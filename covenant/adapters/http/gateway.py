@@ -47,7 +47,7 @@ _ALWAYS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class HttpBounds:
     """The limits of clients. At most ``large_bodies`` bodies above ``large_bytes`` are read at once.
 
     ``head_seconds`` limits the wait for a head, also between requests. In each ``wrong_seconds`` the first
@@ -65,7 +65,7 @@ class Bounds:
     pace: streams.Pace = field(default_factory=streams.Pace)
 
 
-class Gateway:
+class HttpGateway:
     """The HTTP server of one port.
 
     Args:
@@ -79,10 +79,10 @@ class Gateway:
         group: anyio.abc.TaskGroup,
         *,
         origins: Sequence[str] = (),
-        bounds: Bounds | None = None,
+        bounds: HttpBounds | None = None,
     ) -> None:
         self.server = server
-        self.bounds = bounds or Bounds()
+        self.bounds = bounds or HttpBounds()
         self.port = 0
         good, bad = guard.origins(origins)
         for word in bad:
@@ -105,7 +105,10 @@ class Gateway:
         for route in routes.TABLE:
             answer = self._open if route.open else self._serve
             handler = functools.partial(answer, route)
-            app.router.add_route(route.method, route.pattern, handler, expect_handler=_not_yet)
+            # GET and HEAD are for every server (RFC 9110, section 9.1). A stream has no end that a HEAD could wait for.
+            has_head = route.method == "GET" and route.stream is None and route.pattern not in self._own
+            for method in (route.method, *(["HEAD"] if has_head else [])):
+                app.router.add_route(method, route.pattern, handler, expect_handler=_not_yet)
         self._listener = Listener(app, connections=self.bounds.connections, head_seconds=self.bounds.head_seconds)
 
     async def listen(self, sock: socket.socket) -> None:
@@ -247,7 +250,7 @@ class Gateway:
     @staticmethod
     def _answered(response: responses.Response) -> web.Response:
         if isinstance(response, responses.Error) and response.code == errors.InternalError.code:
-            return Gateway._fault(response.message)
+            return HttpGateway._fault(response.message)
         return web.Response(body=response.to_bytes(), content_type=_JSON)
 
     # Streams, and what has no request -------------------------------------------------------------------------

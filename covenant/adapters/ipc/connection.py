@@ -17,7 +17,7 @@ from covenant.wire import requests, responses, streams
 from policy import errors
 
 if TYPE_CHECKING:
-    from covenant.adapters.ipc.limits import Bounds, Peer
+    from covenant.adapters.ipc.limits import IpcBounds, Peer
     from covenant.handlers.access.auth_failures import Refusals
     from covenant.handlers.server import Server
 
@@ -34,7 +34,7 @@ class ConnectionOwner(Protocol):
 
     server: Server
     group: anyio.abc.TaskGroup
-    bounds: Bounds
+    bounds: IpcBounds
     refusals: Refusals
 
     def admits(self, one: Connection) -> bool:
@@ -129,7 +129,7 @@ class Connection(Channel):
                 return await authentication.admit(self._gateway.server, request.token_b58, "ipc")
             if not isinstance(request, requests.ProtocolInfo):
                 raise errors.AuthenticationError(f"the first request was `{request.kind}`")
-            self._say(responses.ProtocolInfo())
+            self._say(responses.ProtocolDescription())
         return None
 
     async def _converse(self, caller: Caller) -> None:

@@ -15,7 +15,7 @@ from covenant.wire import frames, responses
 from policy import errors
 
 if TYPE_CHECKING:
-    from covenant.adapters.ipc.limits import Bounds
+    from covenant.adapters.ipc.limits import IpcBounds
 
 # The most bytes that are queued and written together.
 _TOGETHER_BYTES: Final = 64 * 1024
@@ -24,7 +24,7 @@ _TOGETHER_BYTES: Final = 64 * 1024
 class Channel(asyncio.Protocol):
     """One client's frames in both directions. Until ``widen`` a frame is limited to the length of a handshake."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: IpcBounds) -> None:
         self._bounds = bounds
         self._splitter = frames.Splitter(most=bounds.handshake_bytes)
         self._transport: asyncio.Transport

@@ -17,7 +17,7 @@ import anyio
 import anyio.abc
 
 from covenant.adapters.ipc.connection import Connection
-from covenant.adapters.ipc.limits import Bounds, Peer
+from covenant.adapters.ipc.limits import IpcBounds, Peer
 from covenant.handlers.access import auth_failures
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
@@ -28,12 +28,12 @@ _LOG = logging.getLogger(__name__)
 _PAUSE_SECONDS: Final = 0.1
 
 
-class Gateway:
+class IpcGateway:
     """The server of one socket."""
 
-    def __init__(self, server: Server, group: anyio.abc.TaskGroup, *, bounds: Bounds | None = None) -> None:
+    def __init__(self, server: Server, group: anyio.abc.TaskGroup, *, bounds: IpcBounds | None = None) -> None:
         self.server = server
-        self.bounds = bounds or Bounds()
+        self.bounds = bounds or IpcBounds()
         self.refusals = auth_failures.Refusals(
             server, "ipc", group, most=self.bounds.refusals, seconds=self.bounds.refusal_seconds
         )

@@ -9,7 +9,7 @@ import anyio.abc
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class IpcBounds:
     """The limits of clients.
 
     At most ``strangers`` connections are unauthenticated: beyond that the oldest is closed. One peer has at most

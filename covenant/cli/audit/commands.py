@@ -127,7 +127,7 @@ def started_policies() -> dict[str, str]:
     raise errors.LedgerError("the supervisor has no log here", hint="set COVENANT_HOME or COVENANT_STATE")
 
 
-def _print_report(log: read_logs.Log, report: dict[str, Any]) -> None:
+def _print_report(log: read_logs.LogBytes, report: dict[str, Any]) -> None:
     word = "holds" if report["valid"] else "DOES NOT HOLD"
     counts = f"{report['events']} events, {report['anchors']} chain entries, root {report['root_hash_hex']}"
     common.say(f"{log.name} log {common.visible(str(log.path))}: {word} ({counts})")
@@ -143,7 +143,7 @@ def _print_report(log: read_logs.Log, report: dict[str, Any]) -> None:
         common.say(f"  note: unacknowledged bytes of a writer that died are in {common.visible(name)}")
 
 
-def _last(log: read_logs.Log, limit: int) -> Iterable[dict[str, Any]]:
+def _last(log: read_logs.LogBytes, limit: int) -> Iterable[dict[str, Any]]:
     """The last records, each with its origin; a line that is no event is shown as such, not dropped."""
     lines = log.events.rsplit(b"\n", limit + 1)
     # What follows the last newline was never acknowledged; what precedes the limit is one long rest.

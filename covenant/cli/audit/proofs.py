@@ -21,7 +21,7 @@ from covenant.cli.daemon import client
 from policy import errors
 
 if TYPE_CHECKING:
-    from covenant.cli.audit.read_logs import Log
+    from covenant.cli.audit.read_logs import LogBytes
     from policy.audit_log import merkle, note
     from policy.audit_log import verify as check
 
@@ -32,23 +32,18 @@ def register(group: click.Group) -> None:
         group.add_command(command)
 
 
-def report(log: Log) -> check.Report:
+def report(log: LogBytes) -> check.Report:
     """Verify a log that was read, with its checkpoints."""
     from dataclasses import replace
 
     from policy.audit_log import chain as audit_log_chain
     from policy.audit_log import verify as check
-    from policy.audit_log import write_ahead
 
     key = None if log.public_key is None else audit_log_chain.read_public_key(log.public_key)
-    events, chain, head = log.events, log.chain, log.head
-    found = write_ahead.replay(log.pending, key) if log.pending and key is not None else None
-    if found is not None:
-        events, chain, head = write_ahead.caught_up(events, chain, head or b"", found)
-    done = check.verify(events, chain, head, key)
-    wrong = [] if log.checkpoints is None else _wrong_checkpoints(log, events)
-    wrong += _missing_checkpoints(log, events)
-    if log.refused is not None and done.valid:  # a tail without a line's end, too long for one of ours
+    done = check.verify(log.events, log.chain, log.head, key)
+    wrong = [] if log.checkpoints is None else _wrong_checkpoints(log)
+    wrong += _missing_checkpoints(log)
+    if log.refused is not None and done.valid:  # for example a tail that is longer than a writer of ours leaves
         wrong.append(check.Failure("head_mismatch", "both", log.refused))
     notes = (*done.notes, *log.unacknowledged)
     return replace(done, valid=done.valid and not wrong, failures=(*done.failures, *wrong), notes=notes)
@@ -154,7 +149,7 @@ def cosigned(file: Any, witnesses: tuple[str, ...]) -> None:
     shown(kept)
 
 
-def _cosigned_by(signatures: list[note.Signature], known: list[note.Verifier]) -> note.Note:
+def _cosigned_by(signatures: list[note.NoteSignature], known: list[note.Verifier]) -> note.Note:
     """The newest checkpoint of the log's that these cosignatures are of: rows may have come since it was shown."""
     from policy.audit_log import note
 
@@ -233,7 +228,7 @@ def _tree_of(lines: list[bytes]) -> merkle.Tree:
     return tree
 
 
-def _wrong_checkpoints(log: Log, events: bytes) -> list[check.Failure]:
+def _wrong_checkpoints(log: LogBytes) -> list[check.Failure]:
     """Checkpoints that the log signed, and that its rows do not lead to."""
     from policy.audit_log import note
     from policy.audit_log import verify as check
@@ -248,7 +243,7 @@ def _wrong_checkpoints(log: Log, events: bytes) -> list[check.Failure]:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, errors.NoteError) as e:
             wrong.append(check.Failure("checkpoint_invalid", "head", f"a stored checkpoint is none: {e}"))
             continue
-        tree = tree or _tree_of(events.split(b"\n")[:-1])
+        tree = tree or _tree_of(log.events.split(b"\n")[:-1])
         if given.size > tree.size:
             message = f"a checkpoint of {given.size} rows was signed, the log had {tree.size}"
         elif 0 < given.size < tree.cut or tree.root(given.size) == given.root:
@@ -259,7 +254,7 @@ def _wrong_checkpoints(log: Log, events: bytes) -> list[check.Failure]:
     return wrong
 
 
-def _missing_checkpoints(log: Log, events: bytes) -> list[check.Failure]:
+def _missing_checkpoints(log: LogBytes) -> list[check.Failure]:
     """Checkpoints and cosignatures that rows of the log tell of, and that `checkpoints.jsonl` lacks.
 
     The store writes the row after the file, so a row without its checkpoint means that the file was changed. The head
@@ -269,7 +264,7 @@ def _missing_checkpoints(log: Log, events: bytes) -> list[check.Failure]:
 
     stored = _stored_checkpoints(log)
     missing = []
-    for index, line in enumerate(events.split(b"\n")[:-1]):
+    for index, line in enumerate(log.events.split(b"\n")[:-1]):
         if b'"audit_checkpoint' not in line or (row := _checkpoint_row(line)) is None:
             continue
         event_id, size, kind = row
@@ -285,7 +280,7 @@ def _missing_checkpoints(log: Log, events: bytes) -> list[check.Failure]:
     return missing
 
 
-def _stored_checkpoints(log: Log) -> dict[int, tuple[str, note.Note]]:
+def _stored_checkpoints(log: LogBytes) -> dict[int, tuple[str, note.Note]]:
     """By size: the root in hexadecimal and the note, the last line of each size. Lines that are none are left out."""
     from policy.audit_log import note
 

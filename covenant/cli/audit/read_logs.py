@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 
 _LOCK_SECONDS = 10.0
 _TRIES = 10
+_TOGETHER = "put back the newest copies of audit and audit-head together, or keep both as evidence"
 _NAMES = ("events.jsonl", "events.chain.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
-    """The contents of one log: raw bytes of the existing files, read under the writers' lock."""
+class LogBytes:
+    """The contents of one log, read under the writers' lock: both files and the head as the next opening leaves them.
+
+    Where that refuses them they are as they are, and ``refused`` is the reason or the verification finds it.
+    """
 
     name: str
     path: Path
@@ -34,14 +38,13 @@ class Log:
     head: bytes | None
     public_key: bytes | None
     set_aside: tuple[str, ...]
-    pending: bytes | None = None
     checkpoints: bytes | None = None
     # Messages about bytes beyond that in the files, which the next start sets aside or refuses.
     unacknowledged: tuple[str, ...] = ()
     refused: str | None = None
 
 
-def read_logs() -> list[Log]:
+def read_logs() -> list[LogBytes]:
     """Read every existing log.
 
     Raises:
@@ -71,7 +74,7 @@ def _places() -> list[tuple[str, Path]]:
     ]
 
 
-def _read(name: str, path: Path) -> Log | None:
+def _read(name: str, path: Path) -> LogBytes | None:
     try:
         return _snapshot(name, path)
     except PermissionError as e:
@@ -82,8 +85,9 @@ def _read(name: str, path: Path) -> Log | None:
         raise errors.LedgerError(f"the {name} log cannot be read: {e.strerror}", where=str(path)) from e
 
 
-def _snapshot(name: str, path: Path) -> Log | None:
+def _snapshot(name: str, path: Path) -> LogBytes | None:
     from policy.audit_log import chain as audit_log_chain
+    from policy.audit_log import write_ahead
     from sandbox.storage import atomic_file
 
     head_folder = path.with_name("audit-head")
@@ -98,14 +102,20 @@ def _snapshot(name: str, path: Path) -> Log | None:
             head, key = _content(head_folder / "head.json"), _content(head_folder / "ledger.pub")
             # An old version of the supervisor's log had this file as well; it no longer has a meaning.
             pending = _content(head_folder / "pending") if name == "daemon" else None
-            daemons = (pending, _content(path / "checkpoints.jsonl"))
+            # The files of a cut that the next opening completes.
+            new = [_open(path / (one + write_ahead.NEW)) for one in _NAMES] if name == "daemon" else []
+            for fd in new:
+                if fd is not None:
+                    stack.callback(os.close, fd)
+            checkpoints = _content(path / "checkpoints.jsonl")
             if all(content is None for content in (*sizes, head, key)):
                 return None
             aside = sorted(entry for entry in os.listdir(path) if ".aside-" in entry) if path.is_dir() else []
-            signed = None
-            if head is not None and key is not None:
+            signed = public = None
+            if key is not None:
                 with contextlib.suppress(errors.LedgerError):  # an invalid key is reported by the verification
-                    signed = audit_log_chain.read_head(head, audit_log_chain.read_public_key(key))
+                    public = audit_log_chain.read_public_key(key)
+                    signed = audit_log_chain.read_head(head or b"", public)
             ends, beyond, refused = [size or 0 for size in sizes], list[str](), None
             if log is not None and chain is not None and signed is not None and name == "supervisor":
                 ends, beyond, refused = _acknowledged(log, chain, signed, ends, path)
@@ -113,9 +123,20 @@ def _snapshot(name: str, path: Path) -> Log | None:
                 # INVARIANT: apart from bytes beyond the head, which the next opening removes, the files only grow, and
                 # a replacement has other descriptors: so the writer need not wait longer.
                 fcntl.flock(log, fcntl.LOCK_UN)
-        events, entries = (_first(fd, end) for fd, end in zip((log, chain), ends, strict=True))
-        events, entries = audit_log_chain.completed(events, entries, signed)
-        return Log(name, path, events, entries, head, key, tuple(aside), *daemons, tuple(beyond), refused)
+        # Not under the lock: a full file takes 0.1 s.
+        found = write_ahead.replay(pending, public) if pending and public is not None else None
+        is_behind = found is not None and write_ahead.is_behind(found, signed)
+        files = list(zip((log, chain), ends, strict=True))
+        if found is not None and found.replaced and not is_behind:
+            files = [_whole(fd) if fd is not None else old for fd, old in zip(new, files, strict=True)]
+        events, entries = (_first(fd, end) for fd, end in files)
+        if found is None:
+            events, entries = audit_log_chain.completed(events, entries, signed)
+        elif is_behind:
+            refused = f"{write_ahead.BEHIND}: {_TOGETHER}"
+        else:
+            events, entries, head = write_ahead.caught_up(events, entries, head or b"", found)
+        return LogBytes(name, path, events, entries, head, key, tuple(aside), checkpoints, tuple(beyond), refused)
 
 
 def _acknowledged(
@@ -137,6 +158,10 @@ def _acknowledged(
         if tail
     ]
     return [size - len(tail) for size, tail in zip(sizes, tails, strict=True)], said, None
+
+
+def _whole(fd: int) -> tuple[int, int]:
+    return fd, os.fstat(fd).st_size
 
 
 def _first(fd: int | None, size: int) -> bytes:

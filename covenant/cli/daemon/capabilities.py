@@ -129,7 +129,7 @@ def revoke(ctx: click.Context, signature: str, as_json: bool) -> None:
     Status 1 where no grant that holds is meant.
     """
     with client.daemon() as daemon:
-        response = daemon.ask("revoke_capability", signature_b58=_whole_signature(daemon, signature))
+        response = daemon.ask("revoke_capability", signature_b58=whole_signature(daemon, signature))
     if as_json:
         common.emit(client.envelope("capability_revoked", response))
     else:
@@ -138,7 +138,7 @@ def revoke(ctx: click.Context, signature: str, as_json: bool) -> None:
         ctx.exit(common.EXIT_FAILED)
 
 
-def _whole_signature(daemon: Any, begins: str) -> str:
+def whole_signature(daemon: Any, begins: str) -> str:
     """Return the signature of the only grant with this prefix; a prefix that is too short or unknown is returned
     unchanged.
 

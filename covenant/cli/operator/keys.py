@@ -10,7 +10,7 @@ import click
 from covenant.cli import common
 
 if TYPE_CHECKING:
-    from covenant.keys.ssh_agent import Identity
+    from covenant.keys.ssh_agent import AgentKey
 
 
 @click.group()
@@ -61,7 +61,7 @@ def list_keys(as_json: bool) -> None:
         common.say("no keys: covenant keys new NAME", err=True)
 
 
-def _agent_keys() -> tuple[Identity, ...]:
+def _agent_keys() -> tuple[AgentKey, ...]:
     """Those of the agent that SSH_AUTH_SOCK names; one that does not answer is no reason to hide the key files."""
     if not os.environ.get("SSH_AUTH_SOCK"):
         return ()

@@ -63,13 +63,14 @@ def new(directory: Path, runtime: str, agent_id: str | None, binary: Path | None
 @_PACKAGE
 @_JSON
 def check(package: Path, as_json: bool) -> None:
-    """Check PACKAGE's files and agent.toml, without looking at signatures."""
+    """Check PACKAGE's files and agent.toml, and say what `run` would refuse here. Signatures are not looked at."""
+    from covenant.cli.policy import artefact_view
     from policy import data
     from policy.manifest import names
 
     read, parsed = _read(package)
     names.check(parsed, profiles=data.profile_names(), syscalls=data.syscall_names())
-    notes = told.notes(read, parsed)
+    notes, refusals = told.notes(read, parsed), artefact_view.judged(read, parsed)
     if as_json:
         common.emit(
             {
@@ -81,6 +82,7 @@ def check(package: Path, as_json: bool) -> None:
                 "defaults": told.defaults(parsed),
                 "unknown_sections": list(parsed.unknown_sections),
                 "notes": notes,
+                "refusals": [refusal.to_json() for refusal in refusals],
             }
         )
         return
@@ -89,6 +91,7 @@ def check(package: Path, as_json: bool) -> None:
     told.say_defaults(parsed)
     for note in notes:
         common.say(f"note: {common.visible(note)}", err=True)
+    artefact_view.say_errors(refusals)
 
 
 @manifest.command(

@@ -21,6 +21,8 @@ def notes(read: Package, parsed: Manifest) -> list[str]:
     from policy import package as packages
     from policy.manifest import names, parse
     from policy.manifest.tools import checks
+    from policy.why import hints
+    from sandbox.rootfs import closure
 
     notes = [f"unknown section [{name}] means nothing here" for name in parsed.unknown_sections]
     notes += [f"`{path}` was left by a program; sign refuses it" for path in packages.droppings(read.files)]
@@ -36,6 +38,9 @@ def notes(read: Package, parsed: Manifest) -> list[str]:
     if role := names.unknown_role(parsed, data.roles().by_name):
         notes.append(role)
     notes += checks.notes(read, parsed)
+    notes += hints.of(read.files, parsed)
+    if parsed.agent.runtime in closure.RUNTIMES:
+        notes += [f"`{name}` cannot be loaded: {reason}" for name, reason in closure.unloadable(read.files)]
     return notes
 
 

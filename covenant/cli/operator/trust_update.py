@@ -16,7 +16,7 @@ from covenant.cli.operator import trust_update_steps
 from policy import errors
 
 if TYPE_CHECKING:
-    from covenant.keys.signers import Door
+    from covenant.keys.signers import Signer
     from covenant.keys.trust_root import Held
     from policy.signing.envelope import Envelope, PublicKey
     from policy.signing.proposal import Proposal
@@ -280,7 +280,7 @@ def _one_of(given: dict[str, Any]) -> str:
 
 def _new_key(
     name: str | None, public: str | None, agent: str | None, passphrase_file: str | None, *, named: bool = True
-) -> tuple[PublicKey, Door | None, str]:
+) -> tuple[PublicKey, Signer | None, str]:
     """Return a key to list, its door if it is ours, and its name in the root."""
     from policy.signing import envelope
 
@@ -324,7 +324,7 @@ def _payload_digest(package: Path, held: Held) -> str:
         )
     try:
         said = statement.parse(signed.payload)
-    except strict_json.MalformedError as e:
+    except strict_json.MalformedJsonError as e:
         raise errors.SignatureError(f"the statement is malformed: {e}", where=str(package)) from None
     common.say(f"note: that is serial {said.serial} of agent `{said.agent_id}`, signed by {', '.join(by)}", err=True)
     return hashlib.sha256(signed.payload).hexdigest()
@@ -346,7 +346,7 @@ def _envelope(package: Path) -> Envelope:
         raise errors.PackageError(f"`{where}` cannot be read: {e.strerror}", where=str(where)) from e
     try:
         signed = envelope.decode(raw)
-    except strict_json.MalformedError as e:
+    except strict_json.MalformedJsonError as e:
         raise errors.SignatureError(f"the envelope is malformed: {e}", where=str(where)) from None
     if signed.payload_type != envelope.IN_TOTO_PAYLOAD_TYPE:
         raise errors.SignatureError("the envelope is not that of a package", where=str(where))

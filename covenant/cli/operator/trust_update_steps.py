@@ -16,7 +16,7 @@ from covenant.cli import common, times
 from policy import errors
 
 if TYPE_CHECKING:
-    from covenant.keys.signers import Door
+    from covenant.keys.signers import Signer
     from covenant.keys.trust_root import Held, Outcome
     from policy.signing.proposal import Proposal, Side
     from policy.signing.root import TrustRoot
@@ -40,7 +40,7 @@ class Signing:
     passphrase_file: str | None
     discard: bool
 
-    def doors(self) -> list[Door]:
+    def doors(self) -> list[Signer]:
         """Return the doors, without unlocking any."""
         found = [common.door(name, None, self.passphrase_file) for name in self.names]
         return found + [common.door(None, agent, None) for agent in self.agents]
@@ -113,7 +113,7 @@ def step(
     build: Callable[[Held, Path, int], Proposal],
     options: dict[str, Any],
     *,
-    spare: Callable[[], Sequence[Door]] = tuple,
+    spare: Callable[[], Sequence[Signer]] = tuple,
 ) -> None:
     """Build version N + 1, sign it, install or keep it, and say which; ``options`` are those of ``signing``."""
     from covenant.keys import trust_root

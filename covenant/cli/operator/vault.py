@@ -21,7 +21,7 @@ from policy import errors
 
 if TYPE_CHECKING:
     from sandbox.config import Config
-    from sandbox.vault.backend import Backend, Entry
+    from sandbox.vault.backend import Backend, SecretEntry
     from sandbox.vault.embedded import FileVault
     from sandbox.vault.keys import Key
 
@@ -57,7 +57,7 @@ def init(key_file: Path | None, new_passphrase: bool, new_passphrase_file: str |
 
     Runs open it by that file alone; a passphrase is for this command.
     """
-    config = _config()
+    config = vault_config()
     with contextlib.ExitStack() as stack:
         made = _embedded(config, lambda: _opener(config, None))
         key_file = key_file or _configured_file(config, unless=new_passphrase or bool(new_passphrase_file))
@@ -78,7 +78,7 @@ def rekey(
     as_json: bool,
 ) -> None:
     """Have other keys open the vault, and those of before no more. Give every one that shall."""
-    config = _config()
+    config = vault_config()
     with contextlib.ExitStack() as stack:
         found = _embedded(config, lambda: _opener(config, passphrase_file))
         keys = _keys(stack, key_file, new_passphrase, new_passphrase_file)
@@ -111,9 +111,9 @@ def rotate(agent: str, name: str, fd: int | None, passphrase_file: str | None, a
 def _keep(
     how: Literal["put", "rotate"], agent: str, name: str, fd: int | None, passphrase_file: str | None, as_json: bool
 ) -> None:
-    config = _config()
+    config = vault_config()
     with _value(fd, passphrase_file) as value:
-        found = _opened(config, passphrase_file)
+        found = opened_vault(config, passphrase_file)
         keep = found.put if how == "put" else found.rotate
         entry = keep(agent, name, value, before=vault_log.writer(config, found.name))
     _say_entry(as_json, "secret_put" if how == "put" else "secret_rotated", entry)
@@ -126,8 +126,8 @@ def _keep(
 @_JSON
 def rm(agent: str, name: str, passphrase_file: str | None, as_json: bool) -> None:
     """Remove secret NAME of agent id AGENT, with its older versions; who asks next is refused."""
-    config = _config()
-    found = _opened(config, passphrase_file)
+    config = vault_config()
+    found = opened_vault(config, passphrase_file)
     entry = found.remove(agent, name, before=vault_log.writer(config, found.name))
     _say_entry(as_json, "secret_removed", entry)
 
@@ -138,8 +138,8 @@ def rm(agent: str, name: str, passphrase_file: str | None, as_json: bool) -> Non
 @_JSON
 def list_secrets(agent: str | None, passphrase_file: str | None, as_json: bool) -> None:
     """List the secrets of AGENT, or all, by name; and say where the log disagrees with the vault."""
-    config = _config()
-    found = _opened(config, passphrase_file)
+    config = vault_config()
+    found = opened_vault(config, passphrase_file)
     entries = found.entries(agent)
     notes = vault_log.disagreements(found.name, entries, agent)
     if as_json:
@@ -172,13 +172,15 @@ def grant_log(agent: str | None, as_json: bool) -> None:
 # --- what opens it ------------------------------------------------------------------------------------------------
 
 
-def _config() -> Config:
+def vault_config() -> Config:
+    """Return the configuration of this state."""
     from sandbox import config
 
     return config.load(common.state())
 
 
-def _opened(config: Config, passphrase_file: str | None) -> Backend:
+def opened_vault(config: Config, passphrase_file: str | None) -> Backend:
+    """Open the vault of this configuration."""
     from sandbox.vault import open as vault_open
 
     return vault_open.configured(config, lambda: _opener(config, passphrase_file))
@@ -264,7 +266,7 @@ def _value(fd: int | None, passphrase_file: str | None) -> Iterator[memoryview]:
         yield value
 
 
-def _words(entry: Entry) -> dict[str, Any]:
+def _words(entry: SecretEntry) -> dict[str, Any]:
     return {
         "agent_id": entry.agent_id,
         "name": entry.name,
@@ -274,7 +276,7 @@ def _words(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _say_entry(as_json: bool, kind: str, entry: Entry) -> None:
+def _say_entry(as_json: bool, kind: str, entry: SecretEntry) -> None:
     document = {"kind": kind, **_words(entry)}
     _say(as_json, document, f"{kind.replace('_', ' ')}: {entry.agent_id} {entry.name} version {entry.version}")
 

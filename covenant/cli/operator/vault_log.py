@@ -13,7 +13,7 @@ from policy import errors
 
 if TYPE_CHECKING:
     from sandbox.config import Config
-    from sandbox.vault.backend import Change, Entry
+    from sandbox.vault.backend import Change, SecretEntry
 
 _ROWS = ("credential_granted", "denied", "vault_changed")
 
@@ -86,7 +86,7 @@ def line(row: dict[str, Any]) -> str:
     return f"{at}  {row['what']}{whose}{name}" + "".join(f"  {one}" for one in more if one)
 
 
-def disagreements(backend: str, entries: list[Entry], agent: str | None) -> list[str]:
+def disagreements(backend: str, entries: list[SecretEntry], agent: str | None) -> list[str]:
     """Return the secrets whose version in the log differs from the vault's.
 
     Causes: an older vault was restored, a change was interrupted after its row, or the server was changed by other

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from policy import errors
     from policy.compile.artefacts import Artefacts
     from policy.grants.effective import Effective
-    from policy.host import Closure
+    from policy.host import HostFacts
     from policy.manifest.agent import Manifest
+    from policy.package import Package
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +32,17 @@ class Looked:
 class LookedPackage(Looked):
     """Artefacts of a package, with its context.
 
-    ``files`` are the package's; ``closures`` those of its runtime and programs; ``refusals`` are the errors that
-    ``run`` would raise; ``never`` the trees that are never granted on this host.
+    ``files`` are the package's; ``host`` is what this host has for it; ``refusals`` are the errors that ``run`` would
+    raise; ``never`` the trees that are never granted on this host; ``hints``
+    what the package will want and is not granted.
     """
 
     manifest: Manifest
     files: tuple[str, ...]
-    closures: tuple[Closure, ...]
-    refusals: tuple[errors.MachineError, ...]
+    host: HostFacts
+    refusals: tuple[errors.CovenantError, ...]
     never: Mapping[str, str]
+    hints: tuple[str, ...] = ()
 
 
 def look(path: Path, *, parent: Path | None = None) -> Looked:
@@ -61,35 +64,64 @@ def package(path: Path, *, parent: Path | None = None) -> LookedPackage:
     """
     from policy import data, decide
     from policy.rules import nine
-    from sandbox import config
-    from sandbox.host import facts as host_facts
+    from policy.why import hints
     from sandbox.storage import package_reader as packages
 
     read = packages.read(path)
     manifest = decide.manifest_of(read)
-    settings = config.load(common.readable_state())
-    # Never grantable, even if the state is not ours.
-    own = (str(common.home()), os.path.abspath(os.environ.get("COVENANT_STATE") or settings.state))
     ceiling = None if parent is None else child_ceiling(package(parent).effective)
-    facts = host_facts.for_manifest(
-        host_facts.probe(settings),
-        manifest,
-        config=settings,
-        package=read.files,
-        extra_never=own,
-        effective=None if ceiling is None else ceiling.meet(nine.requested(manifest, roles=data.roles())),
-    )
-    decision = decide.compile_unsigned(read, manifest, host=facts, ceiling=ceiling)
+    narrowed = None if ceiling is None else ceiling.meet(nine.requested(manifest, roles=data.roles()))
+    facts, never = host_of(read, manifest, narrowed)
+    decision = decide.compile_unsigned(read, manifest, host=facts, ceiling=ceiling, extra_never=never)
     return LookedPackage(
         path,
         decision.artefacts,
         decision.effective,
         manifest,
         tuple(read.files),
-        (*facts.runtimes.values(), *facts.executables.values()),
+        facts,
         decision.refusals,
-        host_facts.never_granted(settings, own),
+        never,
+        tuple(hints.of(read.files, manifest)),
     )
+
+
+def host_of(read: Package, manifest: Manifest, effective: Effective | None) -> tuple[HostFacts, Mapping[str, str]]:
+    """Return what this host has for a package, and the trees that are never granted here.
+
+    Raises:
+        errors.CovenantError: a granted path or program is refused, or the configuration cannot be read.
+    """
+    from sandbox import config
+    from sandbox.host import facts as host_facts
+
+    settings = config.load(common.readable_state())
+    # Never grantable, even if the state is not ours.
+    own = (str(common.home()), os.path.abspath(os.environ.get("COVENANT_STATE") or settings.state))
+    probed = host_facts.probe(settings)
+    facts = host_facts.for_manifest(
+        probed, manifest, config=settings, package=read.files, extra_never=own, effective=effective
+    )
+    return facts, host_facts.never_granted(settings, own)
+
+
+def judged(read: Package, manifest: Manifest) -> tuple[errors.CovenantError, ...]:
+    """Return the errors that ``run`` would raise on this host for a signed package.
+
+    An agent without a sandbox is judged by the rules alone; one of another program (hermes) by none.
+    """
+    from policy import decide, errors
+    from policy.rules import unsigned
+
+    if manifest.agent.runtime == "hermes":
+        return ()
+    try:
+        facts, never = host_of(read, manifest, None)
+    except errors.CovenantError as e:
+        return (e,)
+    if manifest.sandbox.backend == "linux-gvisor":
+        return decide.judged(read, manifest, facts, extra_never=never)
+    return tuple(unsigned.refusals(read, manifest, facts, extra_never=never))
 
 
 def child_ceiling(effective: Effective) -> Effective:
@@ -115,7 +147,12 @@ def say_head(looked: Looked) -> None:
 
 def say_refusals(looked: Looked) -> None:
     """Print the errors that ``run`` would raise, as notes."""
-    for refusal in looked.refusals if isinstance(looked, LookedPackage) else ():
+    say_errors(looked.refusals if isinstance(looked, LookedPackage) else ())
+
+
+def say_errors(refusals: Iterable[errors.CovenantError]) -> None:
+    """Print errors that ``run`` would raise, as notes."""
+    for refusal in refusals:
         common.say(f"note: run refuses this: {common.visible(str(refusal))} [{refusal.code}]", err=True)
 
 

@@ -6,6 +6,7 @@ It reads the supervisor's audit log, and no data of the agent. ``audit verify`` 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ _SHOWN = 5
 
 
 @dataclass
-class Told:
+class DenialSummary:
     """One run in the log: its agent, and the count of each denial, in order of first occurrence."""
 
     run_id: str
@@ -54,15 +55,17 @@ def denials(subject: str, package: Path | None, parent: Path | None, as_json: bo
     """
     told, looked = _subject(subject, package)
     sight = None if looked is None else _sight(looked, parent)
-    listed = [_explained(denial, count, sight) for denial, count in told.counts.items()]
+    listed = [_on_this_host(_explained(denial, count, sight)) for denial, count in told.counts.items()]
     if as_json:
         head = {"run_id": told.run_id, "agent_id": told.agent_id, "package": told.package or None}
-        common.emit({"kind": "denials", **head, "denials": listed})
+        common.emit({"kind": "denials", **head, "denials": listed, "hints": list(looked.hints) if looked else []})
         return
     total = "nothing was refused" if not listed else f"{len(listed)} denials"
     common.say(common.visible(f"run {told.run_id} of {told.agent_id}: {total}"))
     for one in listed:
         _say(one)
+    for hint in looked.hints if looked else ():
+        common.say(f"not told: {common.visible(hint)}")
     if listed and sight is None:
         common.say("note: the package is not where it was; --package PACKAGE says what to write", err=True)
 
@@ -84,7 +87,7 @@ def remark(rows: Sequence[Row], run_id: str) -> None:
         common.say(f"  explained by: covenant denials {run_id}", err=True)
 
 
-def _subject(subject: str, package: Path | None) -> tuple[Told, LookedPackage | None]:
+def _subject(subject: str, package: Path | None) -> tuple[DenialSummary, LookedPackage | None]:
     from covenant.cli.policy import artefact_view
 
     if (Path(subject) / "agent.toml").exists():
@@ -109,6 +112,18 @@ def _explained(denial: Denial, count: int, sight: Sight | None) -> dict[str, Any
     if sight is None:
         return {**denied.words(denial), "count": count, "meaning": denied.meaning(denial)}
     return {**denied.explain(denial, sight).document(), "count": count}
+
+
+def _on_this_host(one: dict[str, Any]) -> dict[str, Any]:
+    """Take the lines of a path back that this host has not: a run with them would be refused."""
+    if one["layer"] == "path" and one["code"] == "not_granted" and one.get("add"):
+        try:
+            os.lstat(one["target"])
+        except (FileNotFoundError, NotADirectoryError):
+            return {**one, "add": [], "note": "this host has no such path either: make it there, and grant it"}
+        except OSError:
+            return one  # the caller may not look there
+    return one
 
 
 def _say(one: dict[str, Any]) -> None:
@@ -138,7 +153,7 @@ def _words(layer: str, target: str, code: str, count: int) -> str:
 # --- the log ---------------------------------------------------------------------------------------------------
 
 
-def _latest(agent_id: str) -> Told:
+def _latest(agent_id: str) -> DenialSummary:
     """Return the latest run of an agent.
 
     Raises:
@@ -150,7 +165,7 @@ def _latest(agent_id: str) -> Told:
     return _collect(str(runs[-1]))
 
 
-def _named(text: str) -> Told:
+def _named(text: str) -> DenialSummary:
     """Return the run whose id begins with ``text``.
 
     Raises:
@@ -164,10 +179,10 @@ def _named(text: str) -> Told:
     return _collect(found.pop())
 
 
-def _collect(run_id: str) -> Told:
+def _collect(run_id: str) -> DenialSummary:
     from policy.denials import Denial
 
-    told = Told(run_id, "")
+    told = DenialSummary(run_id, "")
     for event in _events(run_id.encode()):
         if event.get("run_id") != run_id:
             continue

@@ -242,19 +242,16 @@ def _destination(text: str) -> tuple[str, int]:
 def sight(looked: LookedPackage, parent: Path | None) -> Sight:
     """Return the data for questions: a package's artefacts, and the ceilings of its role and of a parent."""
     from covenant.cli.policy import artefact_view
-    from policy import data
-    from policy.decompile import read
     from policy.manifest import text
-    from policy.why import ask
+    from policy.why import sight as sights
 
-    bounds: dict[str, Effective] = {}
-    role = looked.manifest.agent.role
-    if role is not None and role in data.roles().by_name:
-        bounds[f"role {text.quote(role)}"] = data.roles().ceiling(role)
+    above: dict[str, Effective] = {}
     if parent is not None:
-        above = artefact_view.package(parent)
-        bounds[f"parent {text.quote(above.manifest.agent.id)}"] = artefact_view.child_ceiling(above.effective)
-    return ask.Sight(read.read(looked.artefacts.files), looked.files, looked.closures, bounds, looked.never)
+        found = artefact_view.package(parent)
+        above[f"parent {text.quote(found.manifest.agent.id)}"] = artefact_view.child_ceiling(found.effective)
+    return sights.of(
+        looked.artefacts, looked.manifest, files=looked.files, host=looked.host, never=looked.never, above=above
+    )
 
 
 def _cause(looked: LookedPackage, answer: Answer) -> tuple[str, str]:

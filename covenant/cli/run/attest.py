@@ -10,7 +10,7 @@ from covenant.cli import common
 from policy import errors
 
 if TYPE_CHECKING:
-    from sandbox.attest.live_runs import Answer
+    from sandbox.attest.live_runs import RunAttestation
 
 
 @click.command(epilog=common.examples("covenant attest 6f1f64c0", "covenant attest --all --json"))
@@ -36,7 +36,7 @@ def attest(run: str | None, every: bool, as_json: bool) -> int:
     state = common.state()
     ids = _chosen(live_runs.live(state / "runs"), run)
     started = commands.started_policies() if ids else {}
-    answers = list[live_runs.Answer]()
+    answers = list[live_runs.RunAttestation]()
     with spinner.shown("reading the log", quiet=as_json), progress.step("reading the kernel back") as further:
         for number, one in enumerate(ids, 1):
             further(f"reading the kernel back: run {number} of {len(ids)}")
@@ -65,7 +65,7 @@ def _chosen(live: list[str], run: str | None) -> list[str]:
     return chosen
 
 
-def _print(found: Answer) -> None:
+def _print(found: RunAttestation) -> None:
     verdict = "held within its manifest" if found.holds else "NOT HELD within its manifest"
     common.say(f"{found.run_id} {common.visible(found.agent_id)}: {verdict} (policy {found.policy_digest[:16]})")
     for layer in found.layers:

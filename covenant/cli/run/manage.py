@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import socket
     from pathlib import Path
 
-    from sandbox.control.manager import Operation, Requester
+    from sandbox.control.manager import Operation, Requester, Stream
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _TREE = click.option("--tree", is_flag=True, help="The run and everything below it.")
@@ -92,19 +92,25 @@ def kill(run: str, tree: bool, reason: str, as_json: bool) -> None:
     _operate("kill", run, tree=tree, reason=reason, as_json=as_json)
 
 
-@click.command(epilog=common.examples("covenant logs 6f1f64c0", "covenant logs 6f1f64c0 --follow"))
+@click.command(
+    epilog=common.examples(
+        "covenant logs 6f1f64c0", "covenant logs 6f1f64c0 --follow", "covenant logs 6f1f64c0 --stdout"
+    )
+)
 @_RUN
 @click.option("--follow", is_flag=True, help="Go on until the run has ended.")
+@click.option("--stdout", is_flag=True, help="Show the end of stdout instead, of a run that failed.")
 @_JSON
-def logs(run: str, follow: bool, as_json: bool) -> None:
+def logs(run: str, follow: bool, stdout: bool, as_json: bool) -> None:
     """Show what RUN's agent wrote to stderr: of a live run, or the end of it of one that ended."""
+    stream: Stream = "stdout" if stdout else "stderr"
     if follow and as_json:
         raise errors.UsageError("--follow prints no document", hint="leave --json out")
     if as_json:
-        common.emit({"kind": "logs", **_whole(run)})
+        common.emit({"kind": "logs", **_whole(run, stream)})
         return
     ended_line = True
-    for piece in _pieces(run, follow=follow):
+    for piece in _pieces(run, stream, follow=follow):
         if piece["begins"] > piece["asked"]:
             common.say(f"[{piece['begins'] - piece['asked']} bytes dropped]", err=True)
         if piece["text"]:
@@ -184,10 +190,10 @@ def _here_operate(
     return {"runs": manager.operate(state, requester, operation, run, reason=reason, tree=tree)}
 
 
-def _here_logs(state: Path, requester: Requester, *, run: str, offset: int) -> dict[str, Any]:
+def _here_logs(state: Path, requester: Requester, *, run: str, offset: int, stream: Stream) -> dict[str, Any]:
     from sandbox.control import manager
 
-    return manager.logs(state, requester, run, offset)
+    return manager.logs(state, requester, run, offset, stream=stream)
 
 
 def _here_wait(state: Path, requester: Requester, *, run: str) -> dict[str, Any]:
@@ -209,11 +215,11 @@ _HERE: dict[str, Callable[..., dict[str, Any]]] = {
 # --- logs -------------------------------------------------------------------------------------------------------
 
 
-def _pieces(run: str, *, follow: bool) -> Iterator[dict[str, Any]]:
-    """A run's stderr piece by piece; ``asked`` is from where it was asked for."""
+def _pieces(run: str, stream: Stream, *, follow: bool) -> Iterator[dict[str, Any]]:
+    """A run's stderr, or stdout, piece by piece; ``asked`` is from where it was asked for."""
     offset = 0
     while True:
-        piece = _asked("logs", run=run, offset=offset)
+        piece = _asked("logs", run=run, offset=offset, stream=stream)
         yield {**piece, "asked": offset}
         # The rest of it is asked for by its whole id: another may begin alike by then.
         run, got = piece["run_id"], piece["next"] > offset
@@ -227,8 +233,8 @@ def _pieces(run: str, *, follow: bool) -> Iterator[dict[str, Any]]:
             return
 
 
-def _whole(run: str) -> dict[str, Any]:
-    pieces = list(_pieces(run, follow=False))
+def _whole(run: str, stream: Stream) -> dict[str, Any]:
+    pieces = list(_pieces(run, stream, follow=False))
     dropped = sum(piece["begins"] - piece["asked"] for piece in pieces)
     text = "".join(piece["text"] for piece in pieces)
     return {"run_id": pieces[0]["run_id"], "live": pieces[-1]["live"], "dropped_bytes": dropped, "text": text}

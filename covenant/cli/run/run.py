@@ -14,20 +14,37 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from covenant.cli import common, spinner
+from covenant.cli.run import detach_keys as keys
 from covenant.cli.run import supervisor_client
+from covenant.cli.run.how import How
+from covenant.cli.run.stderr import ShownStderr
 from policy import errors
 
 if TYPE_CHECKING:
     import socket
 
+    from covenant.cli.run import streams
     from policy.package import Package
-    from sandbox.serve.api import client
-    from sandbox.supervisor import RunResult, Supervisor
+    from sandbox.run_result import RunResult
+    from sandbox.supervisor import Supervisor
 
 # A year is longer than any other timeout of a run; infinity has no value in milliseconds.
 _TIMEOUT = click.option(
     "--timeout", type=click.FloatRange(0.001, 365 * 86_400), metavar="SECONDS", help="Wait at most this long."
 )
+
+_RAW = click.option("--raw", is_flag=True, help="In a terminal: pass on clipboard and title-report sequences too.")
+_RECORD = click.option(
+    "--record",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="In a terminal: record what the agent shows as an asciicast.",
+)
+
+_KEEP = click.option(
+    "--keep", is_flag=True, help="In a terminal: let the session go on when this command ends or is killed."
+)
+_DETACH = click.option("--detach", is_flag=True, help="Start a session with a terminal, print its id, and leave it.")
 
 _AT_WORK: Final = "the agent is at work"
 
@@ -38,64 +55,165 @@ _AT_WORK: Final = "the agent is at work"
     )
 )
 @click.argument("package", type=click.Path(path_type=Path))
-@click.argument("text")
+@click.argument("text", required=False)
 @_TIMEOUT
 @click.option("--as", "user", metavar="USER", help="trusted-local only: the user to drop to.")
+@_RAW
+@_RECORD
+@_DETACH
+@_KEEP
+@keys.OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def run(package: Path, text: str, timeout: float | None, user: str | None, as_json: bool) -> int:
-    """Run the signed PACKAGE with the intent TEXT (``-`` reads it from stdin) and print its answer."""
-    return _run(package, text, timeout, user, as_json=as_json, dev=False)
+def run(
+    package: Path,
+    text: str | None,
+    timeout: float | None,
+    user: str | None,
+    raw: bool,
+    record: Path | None,
+    detach: bool,
+    keep: bool,
+    detach_keys: str,
+    as_json: bool,
+) -> int:
+    """Run the signed PACKAGE with the intent TEXT (``-`` reads it from stdin) and print its answer.
+
+    A package with the contract `stdio` or `terminal` takes no TEXT: it is connected to stdin, stdout and stderr, or to
+    the terminal, and its exit status is passed on.
+    """
+    if detach and (text is not None or keep or record is not None or as_json or user is not None):
+        raise errors.UsageError(
+            "--detach starts a session, which has no TEXT, --keep, --record, --json or --as",
+            hint="leave the others out",
+        )
+    if detach:
+        from covenant.cli.run import session as sessions
+
+        return sessions.start_detached(package, _milliseconds(timeout))
+    how = How(raw=raw, record=record, keys=keys.parse(detach_keys), keep=keep)
+    return _run(package, text, timeout, user, how=how, as_json=as_json, dev=False)
 
 
 @click.command(epilog=common.examples('covenant dev mine "good morning"'))
 @click.argument("package", type=click.Path(path_type=Path))
-@click.argument("text")
+@click.argument("text", required=False)
 @_TIMEOUT
+@_RAW
+@_RECORD
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def dev(package: Path, text: str, timeout: float | None, as_json: bool) -> int:
+def dev(package: Path, text: str | None, timeout: float | None, raw: bool, record: Path | None, as_json: bool) -> int:
     """Sign PACKAGE with a local key that holds for this agent id on this host only, then run it."""
-    return _run(package, text, timeout, None, as_json=as_json, dev=True)
+    how = How(raw=raw, record=record)
+    return _run(package, text, timeout, None, how=how, as_json=as_json, dev=True)
 
 
-def _run(path: Path, text: str, timeout: float | None, user: str | None, *, as_json: bool, dev: bool) -> int:
+@click.command(epilog=common.examples("covenant stdio mine", "covenant stdio mine --timeout 3600"))
+@click.argument("package", type=click.Path(path_type=Path))
+@_TIMEOUT
+def stdio(package: Path, timeout: float | None) -> int:
+    """Connect stdin, stdout and stderr to the signed PACKAGE, for an editor or an MCP client.
+
+    Nothing but the agent's bytes comes on stdout, and its exit status is passed on; 125 is a refusal.
+    """
+    return connect(package, _milliseconds(timeout), how=How(quiet=True))
+
+
+def _milliseconds(timeout: float | None) -> int | None:
     # NaN passes every range comparison.
     if timeout is not None and math.isnan(timeout):
         raise errors.UsageError("--timeout `nan` is no number of seconds")
-    timeout_ms = None if timeout is None else int(timeout * 1000)
+    return None if timeout is None else int(timeout * 1000)
+
+
+def connect(path: Path, timeout_ms: int | None, *, dev: bool = False, how: How, name: str = "") -> int:
+    """Connect this process's streams to the package at ``path``. Returns its exit status, or 125 for a refusal.
+
+    ``name`` is that of a command that was typed. It replaces the path in listings, and packages of one agent id and one
+    name run beside each other (rule 8).
+    """
+    from covenant.cli.run import session as sessions
+
+    def here(connection: streams.SessionPipes) -> RunResult:
+        return _here(path, "", timeout_ms, None, dev=dev, as_json=how.quiet, connection=connection, name=name)
+
+    return sessions.status_of(path, timeout_ms, here, supervised=not dev, how=how)
+
+
+def _run(
+    path: Path,
+    text: str | None,
+    timeout: float | None,
+    user: str | None,
+    *,
+    how: How,
+    as_json: bool,
+    dev: bool,
+) -> int:
+    timeout_ms = _milliseconds(timeout)
+    if text is None:
+        from covenant.cli.run import session as sessions
+
+        if sessions.stream_of(path) is None:
+            raise errors.UsageError("there is no intent", hint="covenant run PACKAGE TEXT; `-` reads TEXT from stdin")
+        if as_json or user is not None:
+            raise errors.UsageError(
+                "a session has no --json and no --as: its stdout is the agent's", hint="leave the option out"
+            )
+        return connect(path, timeout_ms, dev=dev, how=how)
+    if how.raw or how.keep or how.record is not None:
+        raise errors.UsageError(
+            "--raw, --record and --keep are for a session with a terminal",
+            hint="leave the option out, or leave TEXT out",
+        )
+    shown = ShownStderr()
     if not dev:  # dev signs with root's local key, which is not available over a socket
         with supervisor_client.supervisor() as sock:
             if sock is not None:
-                return _report(_asked(sock, path, _text(text), timeout_ms, user, as_json=as_json), as_json=as_json)
-    return _report(_here(path, text, timeout_ms, user, dev=dev, as_json=as_json), as_json=as_json)
+                answer = _asked(sock, path, _text(text), timeout_ms, user, shown, as_json=as_json)
+                return _report(answer, shown, as_json=as_json)
+    return _report(_here(path, text, timeout_ms, user, dev=dev, as_json=as_json, shown=shown), shown, as_json=as_json)
 
 
 def _asked(
-    sock: socket.socket, path: Path, text: str, timeout_ms: int | None, user: str | None, *, as_json: bool
-) -> client.Answer:
+    sock: socket.socket,
+    path: Path,
+    text: str,
+    timeout_ms: int | None,
+    user: str | None,
+    shown: ShownStderr,
+    *,
+    as_json: bool,
+) -> RunResult:
     """Request the run from a supervisor, which reads the package through our descriptor."""
     from sandbox.serve.api import client
 
+    directory = supervisor_client.open_package(path)
     try:
-        # Opened as by the package reader: only a directory, and no symlink.
-        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as e:
-        reason = "it is a symlink" if os.path.islink(path) else e.strerror
-        raise errors.PackageError(f"package `{path}` cannot be read: {reason}", where=str(path)) from e
-    try:
-        with ExitStack() as stack:
+        with shown.waiting as stack:
 
             def said(state: Mapping[str, Any]) -> None:
                 supervisor_client.say_whose(state)
                 if state.get("state") == "accepted":
                     stack.enter_context(spinner.shown(_AT_WORK, quiet=as_json))
 
-            return client.run(sock, directory, text, timeout_ms=timeout_ms, user=user, said=said)
+            return client.run(sock, directory, text, timeout_ms=timeout_ms, user=user, stderr=shown.show, said=said)
     finally:
         os.close(directory)
 
 
-def _here(path: Path, text: str, timeout_ms: int | None, user: str | None, *, dev: bool, as_json: bool) -> RunResult:
-    """Run the agent with the supervisor's code in this process."""
+def _here(
+    path: Path,
+    text: str,
+    timeout_ms: int | None,
+    user: str | None,
+    *,
+    dev: bool,
+    as_json: bool,
+    connection: streams.SessionPipes | None = None,
+    name: str = "",
+    shown: ShownStderr | None = None,
+) -> RunResult:
+    """Run the agent with the supervisor's code in this process. A session has a ``connection`` and no intent."""
     from covenant.keys import identity
     from sandbox.storage import package_reader as packages
     from sandbox.supervisor import Request, Supervisor
@@ -105,10 +223,15 @@ def _here(path: Path, text: str, timeout_ms: int | None, user: str | None, *, de
     opening = Supervisor(state, never_granted=(str(home),))
     intent, issuer = _text(text), identity.issuer(home)
     with opening as supervisor:
-        _say_whose(home, supervisor)
+        if connection is None or not as_json:
+            _say_whose(home, supervisor)
         with supervisor.logged(issuer):
             package, dev_id = _signed_for_dev(path, supervisor) if dev else (packages.read(path), "")
-        with packages.beside(path) as children, spinner.shown(_AT_WORK, quiet=as_json):
+        waiting = ExitStack() if shown is None else shown.waiting
+        with packages.beside(path) as children, waiting:
+            waiting.enter_context(spinner.shown(_AT_WORK, quiet=as_json or connection is not None))
+            if connection is not None:
+                connection.begin()
             return supervisor.run(
                 Request(
                     package=package,
@@ -117,8 +240,11 @@ def _here(path: Path, text: str, timeout_ms: int | None, user: str | None, *, de
                     timeout_ms=timeout_ms,
                     user=user,
                     dev=dev_id,
-                    package_name=str(path.resolve()),
+                    typed=bool(name),
+                    package_name=name or str(path.resolve()),
                     children=children,
+                    caller=None if connection is None else connection.streams,
+                    live=None if shown is None else shown.show,
                 )
             )
 
@@ -148,6 +274,11 @@ def _signed_for_dev(path: Path, supervisor: Supervisor) -> tuple[Package, str]:
 
 
 def _text(text: str) -> str:
+    """Return the intent's text, for ``-`` all of stdin.
+
+    Raises:
+        errors.UsageError: stdin is not there, too long or not UTF-8.
+    """
     from policy import contract
 
     if text != "-":
@@ -161,12 +292,12 @@ def _text(text: str) -> str:
         raise errors.UsageError("the intent on stdin is not UTF-8") from e
 
 
-def _report(answer: RunResult | client.Answer, *, as_json: bool) -> int:
+def _report(answer: RunResult, shown: ShownStderr, *, as_json: bool) -> int:
+    shown.show_rest(answer.stderr)
     for name in answer.unknown_sections:
         common.say(f"note: section [{common.visible(name)}] of agent.toml is not known and grants nothing", err=True)
     for line in answer.not_enforced:
         common.say(f"not enforced: {common.visible(line)}", err=True)
-    common.remark_stderr(answer.stderr)
     if answer.denials:
         from covenant.cli.policy import denials
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from covenant.cli import common
@@ -49,6 +50,19 @@ def say_whose(state: Mapping[str, Any]) -> None:
         version = state.get("trust_root")
         trust = f"trust root version {version}" if version else "no trust root"
         common.say(f"supervisor of {common.visible(str(state.get('supervisor_state')))}, {trust}", err=True)
+
+
+def open_package(path: Path) -> int:
+    """Open a package as its reader does: only a directory, and no symlink. The caller closes the descriptor.
+
+    Raises:
+        errors.PackageError: Raised when it cannot be opened.
+    """
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as e:
+        reason = "it is a symlink" if os.path.islink(path) else e.strerror
+        raise errors.PackageError(f"package `{path}` cannot be read: {reason}", where=str(path)) from e
 
 
 def _state() -> tuple[str, bool]:

@@ -35,19 +35,19 @@ def top(once: bool, seconds: float, as_json: bool) -> None:
 
     Off a terminal it shows it once. CPU% is of one core, since the last look.
     """
-    look = _looker()
+    look = looker()
     if as_json:
         common.emit({"kind": "top", "runs": look()})
         return
     if once or not sys.stdout.isatty():
-        common.say("\n".join([*_table(look(), {}, 0.0), *_not_ready()]))
+        common.say("\n".join([*table(look(), {}, 0.0), *not_ready()]))
         return
     before: dict[str, int] = {}
     then = time.monotonic()
     try:
         while True:
             runs, now = look(), time.monotonic()
-            lines = [*_table(runs, before, now - then), *_not_ready()]
+            lines = [*table(runs, before, now - then), *not_ready()]
             before, then = {one["run_id"]: one["cpu_ms"] or 0 for one in runs}, now
             size = shutil.get_terminal_size()
             common.say(_CLEAR + "\n".join(line[: size.columns] for line in lines[: max(2, size.lines - 1)]))
@@ -71,7 +71,7 @@ def metrics() -> None:
     common.write(numbers.text(numbers.live(state, counted), counted))
 
 
-def _looker() -> Callable[[], list[dict[str, Any]]]:
+def looker() -> Callable[[], list[dict[str, Any]]]:
     """Return a function that lists the runs: from the supervisor, or by reading the state in this process."""
     from covenant.cli.run import supervisor_client
 
@@ -109,14 +109,15 @@ def _as_root() -> Path:
     return common.state()
 
 
-def _table(runs: list[dict[str, Any]], before: dict[str, int], seconds: float) -> list[str]:
+def table(runs: list[dict[str, Any]], before: dict[str, int], seconds: float) -> list[str]:
+    """Return the lines of the table of live runs."""
     rows = [_row(one, before, seconds) for one in runs]
     total = sum(one["memory_bytes"] or 0 for one in runs)
     lines = terminal.table(_HEADS, rows, width=terminal.width(), right=_HEADS[2:-1])
-    return [f"{len(runs)} runs, {_size(total)} in all", *lines]
+    return [f"{len(runs)} runs, {short_size(total)} in all", *lines]
 
 
-def _not_ready() -> list[str]:
+def not_ready() -> list[str]:
     """Return, for root, the agents that the supervisor does not prewarm at the moment."""
     if os.geteuid() != 0:
         return []
@@ -135,17 +136,18 @@ def _row(one: dict[str, Any], before: dict[str, int], seconds: float) -> tuple[s
         one["state"],
         f"{max(0, cpu - before[run_id]) / seconds / 10:.0f}" if known else "-",
         "-" if cpu is None else f"{cpu / 1000:.2f}s",
-        _size(one["memory_bytes"]),
+        short_size(one["memory_bytes"]),
         f"{one['memory_mb']}M",
         "-" if one["processes"] is None else str(one["processes"]),
-        _size(one["received_bytes"]),
-        _size(one["sent_bytes"]),
+        short_size(one["received_bytes"]),
+        short_size(one["sent_bytes"]),
         str(one["denied"]),
         "  " * one["depth"] + one["agent_id"],
     )
 
 
-def _size(number: int | None) -> str:
+def short_size(number: int | None) -> str:
+    """Return a number of bytes in at most five characters."""
     if number is None:
         return "-"
     for unit in ("B", "K", "M", "G"):

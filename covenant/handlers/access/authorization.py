@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from covenant.stores.audit.interface import Entry
+from covenant.stores.audit.interface import AuditEntry
 from covenant.wire.types import SignedCapability
 from policy import errors
 from policy.capabilities import actions, scopes
-from policy.capabilities.facts import NONE, Facts
+from policy.capabilities.facts import NONE, RequestFacts
 
 if TYPE_CHECKING:
     from covenant.handlers.caller import Caller
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NONE",
     "Decision",
-    "Facts",
+    "RequestFacts",
     "admits_record",
     "consume",
     "decide",
@@ -46,7 +46,7 @@ class Decision:
     reason: str | None = None
 
 
-def decide(capabilities: Capabilities, pubkey: str, action: str, facts: Facts, now_ms: int) -> Decision:
+def decide(capabilities: Capabilities, pubkey: str, action: str, facts: RequestFacts, now_ms: int) -> Decision:
     """Find a live grant of the action, or of one that implies it, that admits the request. No I/O.
 
     The first that admits the request is taken. A used-up grant is taken only where there is no other.
@@ -65,7 +65,7 @@ def decide(capabilities: Capabilities, pubkey: str, action: str, facts: Facts, n
     return Decision(action, spent, None if spent is not None else reason)
 
 
-def holds(server: Server, caller: Caller, action: str, facts: Facts = NONE) -> bool:
+def holds(server: Server, caller: Caller, action: str, facts: RequestFacts = NONE) -> bool:
     """Whether the caller has a live grant now that admits the request, without a row and without a wait.
 
     The grant may have been revoked while a row was written, and the revoking caller have its answer.
@@ -74,7 +74,7 @@ def holds(server: Server, caller: Caller, action: str, facts: Facts = NONE) -> b
 
 
 async def require(
-    server: Server, caller: Caller, action: str, *, agent_id: str, facts: Facts = NONE, hidden: bool = False
+    server: Server, caller: Caller, action: str, *, agent_id: str, facts: RequestFacts = NONE, hidden: bool = False
 ) -> SignedCapability:
     """The caller's grant for one action that admits the request; written down either way.
 
@@ -89,7 +89,9 @@ async def require(
     return signed
 
 
-async def still_holds(server: Server, caller: Caller, action: str, *, agent_id: str, facts: Facts = NONE) -> None:
+async def still_holds(
+    server: Server, caller: Caller, action: str, *, agent_id: str, facts: RequestFacts = NONE
+) -> None:
     """As ``require``, once more, where the grant may have been taken back while rows or its use were written: when this
     returns it is held, and nothing was waited for since.
 
@@ -106,7 +108,7 @@ async def require_all(
     required: Sequence[str],
     *,
     agent_id: str,
-    facts: Facts = NONE,
+    facts: RequestFacts = NONE,
     hidden: bool = False,
     concealed: bool = False,
 ) -> list[SignedCapability]:
@@ -132,10 +134,10 @@ async def require_all(
         "authorized_by": [_authorised(grant) for grant in grants],
     }
     issuer = server.identity.agent if concealed or (hidden and not passed) else caller.agent
-    rows = [Entry("capability_check", check, issuer)]
+    rows = [AuditEntry("capability_check", check, issuer)]
     for one in bounded:
         rejected = {"agent_id": agent_id, "action": one.action, "reason": one.reason}
-        rows.append(Entry("capability_scope_rejected", rejected, issuer))
+        rows.append(AuditEntry("capability_scope_rejected", rejected, issuer))
     if passed:
         await server.audit.append_all(rows)
         return [grant.signed for grant in grants]
@@ -150,7 +152,7 @@ async def require_all(
         error = errors.CapabilityScopeError(f"`{bounded[0].action}`: {bounded[0].reason}")
     # A name in an action may be as long as a frame, and stands in the rows.
     size = sum(map(len, required))
-    await server.floods.write(server.audit, caller, server.now_ms, rows, (error.code, error.message), size=size)
+    await server.refusals.write(server.audit, caller, server.now_ms, rows, (error.code, error.message), size=size)
     raise error
 
 
@@ -167,7 +169,7 @@ async def consume(server: Server, grants: Sequence[SignedCapability]) -> None:
         raise
     if uses:
         holder = grants[0].capability.subject
-        await server.audit.append_all([Entry("capability_used", _counted(use), holder) for use in uses])
+        await server.audit.append_all([AuditEntry("capability_used", _counted(use), holder) for use in uses])
 
 
 async def require_left(server: Server, grants: Sequence[SignedCapability]) -> None:
@@ -208,7 +210,7 @@ def admits_record(signed: SignedCapability, *, tier: str, record_id: str, create
     return scopes.admits_record(scope, tier=tier, record_id=record_id, created_at=created_at)
 
 
-def _refused(capabilities: Capabilities, grant: Grant, action: str, facts: Facts) -> str | None:
+def _refused(capabilities: Capabilities, grant: Grant, action: str, facts: RequestFacts) -> str | None:
     """Why the grant does not admit the request. Those above it are asked too: they are wider, and cost little."""
     refused = scopes.admits(action, grant.token.scope, facts)
     if refused is None and grant.parent is not None:

@@ -11,7 +11,7 @@ from covenant.handlers.server import Handler, Server
 from covenant.providers.secrets_file import SECRET_NAME
 from covenant.wire import requests, responses
 from policy import errors
-from policy.capabilities.facts import Facts
+from policy.capabilities.facts import RequestFacts
 
 ACTION: Final = "secret.access"
 
@@ -33,7 +33,7 @@ async def get_secret(server: Server, caller: Caller, asked: requests.GetSecret) 
             caller,
             [_action(server, caller, asked.name) if named else ACTION],
             agent_id=caller.agent.display,
-            facts=Facts(secret_name=asked.name),
+            facts=RequestFacts(secret_name=asked.name),
             hidden=True,
             concealed=value is None,
         )
@@ -47,7 +47,9 @@ async def get_secret(server: Server, caller: Caller, asked: requests.GetSecret) 
     await server.audit.append("secret_access_granted", row, issuer=caller.agent)
     # INVARIANT: nothing waits from here on. Rows were written since the decision: the grant may have been revoked
     # meanwhile, and the revoking caller have its answer.
-    if not authorization.holds(server, caller, _action(server, caller, asked.name), Facts(secret_name=asked.name)):
+    if not authorization.holds(
+        server, caller, _action(server, caller, asked.name), RequestFacts(secret_name=asked.name)
+    ):
         await _denied(server, caller, asked.name, "the grant was taken back, or ended, while its rows were written")
         raise _refusal()
     return responses.Secret(name=asked.name, value=value)

@@ -7,7 +7,7 @@ stream shows what the same request would show at that moment.
 from __future__ import annotations
 
 from covenant.handlers.access import authorization
-from covenant.handlers.access.authorization import Facts
+from covenant.handlers.access.authorization import RequestFacts
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
 from covenant.handlers.state.intent_progress import IntentEvent
@@ -40,6 +40,6 @@ def may_follow(caller: Caller, event: IntentEvent) -> bool:
 
 
 def _grant(server: Server, caller: Caller, asked: requests.RecentMemory) -> SignedCapability | None:
-    facts = Facts(tier=asked.tier, apply=False, filtered=True)
+    facts = RequestFacts(tier=asked.tier, apply=False, filtered=True)
     found = authorization.decide(server.capabilities, caller.agent.pubkey, "memory.read", facts, server.now_ms())
     return found.grant.signed if found.grant is not None and found.reason is None else None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from covenant.handlers import paging
 from covenant.handlers.access import authorization
-from covenant.handlers.access.authorization import Facts
+from covenant.handlers.access.authorization import RequestFacts
 from covenant.handlers.audit import integrity
 from covenant.wire import parts, requests, responses
 from policy import errors
@@ -64,7 +64,7 @@ async def verify_audit_integrity(
 
 async def purge_audit(server: Server, caller: Caller, asked: requests.PurgeAudit) -> responses.AuditPurged:
     """Cut what is older, under a grant of ``audit.purge`` whose scope reaches as far."""
-    facts = Facts(before_ms=asked.before_ms)
+    facts = RequestFacts(before_ms=asked.before_ms)
     await authorization.require(server, caller, "audit.purge", agent_id="audit:purge", facts=facts)
     done = await server.audit.purge(asked.before_ms)
     row = {

@@ -13,19 +13,19 @@ from typing import Any, Final, NamedTuple
 
 from covenant.handlers import paging
 from covenant.handlers.access import authorization
-from covenant.handlers.access.authorization import Facts
+from covenant.handlers.access.authorization import RequestFacts
 from covenant.handlers.caller import Caller
 from covenant.handlers.grants import grant_revocation
 from covenant.handlers.intents import agent_selection
 from covenant.handlers.server import Handler, Server
-from covenant.stores.audit.interface import Entry
+from covenant.stores.audit.interface import AuditEntry
 from covenant.stores.capabilities.book import used_up
 from covenant.stores.capabilities.interface import Grant, to_wire
 from covenant.wire import parts, requests, responses
 from covenant.wire.types import AgentId, SignedCapability
 from policy import errors
 from policy.capabilities import actions, chain, scopes
-from policy.capabilities.token import MalformedError, Token, key_bytes, normal_scope
+from policy.capabilities.token import MalformedTokenError, Token, key_bytes, normal_scope
 
 MOST_SHOWN: Final = 1000
 
@@ -40,19 +40,19 @@ class _Asked(NamedTuple):
 
 async def recent_capabilities(
     server: Server, caller: Caller, asked: requests.RecentCapabilities
-) -> responses.Capabilities:
+) -> responses.CapabilityListing:
     """The newest grants to or by the caller, and those that narrow one of its own."""
     found = server.capabilities.recent(min(asked.limit, MOST_SHOWN), caller.agent.pubkey)
-    return responses.Capabilities(capabilities=paging.that_fit(grant.signed for grant in found))
+    return responses.CapabilityListing(capabilities=paging.that_fit(grant.signed for grant in found))
 
 
 async def capability_usage(
     server: Server, caller: Caller, asked: requests.CapabilityUsage
-) -> responses.CapabilityUsage:
+) -> responses.CapabilityUsageListing:
     """The caller's grants, those that were taken back too, and what is left of each."""
     now_ms = server.now_ms()
     found = server.capabilities.usage(min(asked.limit, MOST_SHOWN), caller.agent.pubkey)
-    return responses.CapabilityUsage(grants=paging.that_fit(_usage(server, grant, now_ms) for grant in found))
+    return responses.CapabilityUsageListing(grants=paging.that_fit(_usage(server, grant, now_ms) for grant in found))
 
 
 async def grant_capability(
@@ -90,9 +90,9 @@ async def give(server: Server, giver: AgentId, signed: SignedCapability, parent:
         "granted_by_display": giver.display,
         "signature_b58": signed.signature,
     }
-    rows = [Entry("capability_granted", row, giver)]
+    rows = [AuditEntry("capability_granted", row, giver)]
     if parent is not None:
-        rows.append(Entry("capability_attenuated", row | {"parent_signature_b58": parent.signature}, giver))
+        rows.append(AuditEntry("capability_attenuated", row | {"parent_signature_b58": parent.signature}, giver))
     await server.audit.append_all(rows)
     try:
         grant: Grant = await server.capabilities.grant(signed, server.now_ms())
@@ -139,7 +139,7 @@ async def revoke_capability(
     ended = await server.capabilities.revoke(signature, server.now_ms())
     # INVARIANT: nothing waits here. After the revocation both are done, also when the caller leaves.
     told = [(one, True) for one in ended] or [(grant, False)]
-    rows = [Entry("capability_revoked", _revoked(one, removed=removed), caller.agent) for one, removed in told]
+    rows = [AuditEntry("capability_revoked", _revoked(one, removed=removed), caller.agent) for one, removed in told]
     await grant_revocation.enforce(server, lacked, functools.partial(server.audit.append_all, rows))
     return responses.CapabilityRevoked(signature_b58=signature, removed=bool(ended))
 
@@ -148,7 +148,7 @@ async def purge_capabilities(
     server: Server, caller: Caller, asked: requests.PurgeCapabilities
 ) -> responses.CapabilitiesPurged:
     """Forget what was revoked or ended before, under a grant of ``capabilities.purge``."""
-    facts = Facts(before_ms=asked.before_ms)
+    facts = RequestFacts(before_ms=asked.before_ms)
     await authorization.require(server, caller, "capabilities.purge", agent_id="capabilities:purge", facts=facts)
     purged = await server.capabilities.purge(asked.before_ms, server.now_ms())
     row = {"before_ms": asked.before_ms, "purged": purged}
@@ -192,7 +192,7 @@ def _token(server: Server, subject: AgentId, action: str, scope: Any, expires_at
     try:
         key_bytes(subject.pubkey)
         normal = normal_scope(scope)
-    except MalformedError as e:
+    except MalformedTokenError as e:
         raise errors.GrantRefusedError(str(e)) from None
     reason = scopes.check(action, normal)
     if reason is not None:
@@ -232,7 +232,7 @@ def _somebody(server: Server, caller: Caller, subject: str) -> AgentId:
     if "@" not in subject:
         try:
             key_bytes(subject)
-        except MalformedError as e:
+        except MalformedTokenError as e:
             raise errors.GrantRefusedError(f"the subject: {e}") from None
         known = [entry.agent_id for entry in server.peers.of(subject)]
         return known[0] if known else AgentId(display=f"key-{subject[:8]}@peer", pubkey=subject)

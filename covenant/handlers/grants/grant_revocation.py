@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from covenant.handlers.intents import agent_selection
-from covenant.runtime.runner import Live
+from covenant.runtime.runner import LiveIntent
 from policy import errors
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ async def enforce(server: Server, lacked: Container[str], write: Callable[[], Aw
     Raises:
         errors.CovenantError: what ``write`` raised, once they have ended.
     """
-    ending: list[Live] = []
+    ending: list[LiveIntent] = []
     for intent_id, action in agent_selection.lacking(server).items():
         live = server.runners.live[intent_id]
         if intent_id not in lacked and not live.withdrawn:
@@ -52,7 +52,7 @@ async def enforce(server: Server, lacked: Container[str], write: Callable[[], Aw
         raise unwritten
 
 
-async def _end(server: Server, live: Live) -> None:
+async def _end(server: Server, live: LiveIntent) -> None:
     try:
         await server.runners.withdraw(live)
     except errors.CovenantError as e:

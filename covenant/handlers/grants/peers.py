@@ -13,15 +13,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from covenant.handlers import billing
 from covenant.handlers.access import authorization
-from covenant.handlers.access.authorization import Facts
+from covenant.handlers.access.authorization import RequestFacts
 from covenant.handlers.caller import Caller
 from covenant.handlers.grants import capabilities
 from covenant.handlers.server import Handler, Server
-from covenant.stores.peers.interface import Entry
+from covenant.stores.peers.interface import PeerToken
 from covenant.wire import parts, requests, responses
 from covenant.wire.types import AgentId, SignedCapability
 from policy import base58, errors
-from policy.capabilities.token import MalformedError, key_bytes
+from policy.capabilities.token import MalformedTokenError, key_bytes
 
 MOST_SHOWN: Final = 1000
 MATCHES_SHOWN: Final = 20
@@ -37,7 +37,7 @@ async def list_peers(server: Server, caller: Caller, asked: requests.ListPeers) 
         errors.CapabilityMissingError: the caller may not.
     """
     if not caller.operator:
-        facts = Facts(peer_pubkey_b58=asked.pubkey_prefix)
+        facts = RequestFacts(peer_pubkey_b58=asked.pubkey_prefix)
         await _delegated(server, caller, "peers.list", facts, "operator_peers_list_rejected")
     await note_expired(server)
     found = server.peers.listing(min(asked.limit, MOST_SHOWN), asked.pubkey_prefix, asked.status_filter)
@@ -132,7 +132,7 @@ async def enroll_peer(server: Server, caller: Caller, asked: requests.EnrollPeer
 
 async def purge_peers(server: Server, caller: Caller, asked: requests.PurgePeers) -> responses.PeersPurged:
     """Forget the peers that were revoked or ended before, under a grant of ``peers.purge``."""
-    facts = Facts(before_ms=asked.before_ms)
+    facts = RequestFacts(before_ms=asked.before_ms)
     await authorization.require(server, caller, "peers.purge", agent_id="peers:purge", facts=facts, hidden=True)
     await note_expired(server)
     purged = await server.peers.purge(asked.before_ms)
@@ -151,7 +151,7 @@ async def note_expired(server: Server) -> None:
 # --- listing and revoking -------------------------------------------------------------------------------------
 
 
-async def _delegated(server: Server, caller: Caller, action: str, facts: Facts, rejected: str) -> None:
+async def _delegated(server: Server, caller: Caller, action: str, facts: RequestFacts, rejected: str) -> None:
     try:
         await authorization.require(server, caller, action, agent_id=action.replace(".", ":"), facts=facts, hidden=True)
     except (errors.CapabilityMissingError, errors.CapabilityScopeError):
@@ -160,9 +160,9 @@ async def _delegated(server: Server, caller: Caller, action: str, facts: Facts, 
 
 
 async def _may_revoke(
-    server: Server, caller: Caller, asked: requests.RevokePeer, target: Entry | None, *, own: bool
+    server: Server, caller: Caller, asked: requests.RevokePeer, target: PeerToken | None, *, own: bool
 ) -> None:
-    facts = Facts(
+    facts = RequestFacts(
         token_prefix=asked.token_prefix,
         peer_pubkey_b58=None if target is None else target.agent_id.pubkey,
         self_revoke=own,
@@ -176,7 +176,7 @@ async def _may_revoke(
         raise errors.OperatorOnlyError("only the operator may revoke the operator's token")
 
 
-def _unmoved(found: Sequence[Entry], live: Sequence[Entry], limit: int) -> parts.PeerRevokeOutcome:
+def _unmoved(found: Sequence[PeerToken], live: Sequence[PeerToken], limit: int) -> parts.PeerRevokeOutcome:
     if live:
         shown = tuple(entry.summary() for entry in live[: min(limit, MOST_SHOWN)])
         return parts.PeerRevokeOutcome(type="ambiguous", matches=shown, truncated=len(live) > len(shown))
@@ -195,7 +195,7 @@ def _peer(agent: AgentId) -> dict[str, Any]:
 def _check_enrolment(server: Server, agent: AgentId, asked: requests.EnrollPeer) -> None:
     try:
         key_bytes(agent.pubkey)
-    except MalformedError as e:
+    except MalformedTokenError as e:
         raise errors.PeerRefusedError(str(e)) from None
     operator = server.identity.agent
     if operator.pubkey == agent.pubkey or operator.display == agent.display:

@@ -70,7 +70,7 @@ def foreseen(server: Server, caller: Caller, text: str, agent: str | None) -> er
             )
         if one.grant is None:
             return errors.CapabilityScopeError(f"`{one.action}`: {one.reason}")
-    said = None if card is None else server.floods.why_unstartable(caller, card.digest)
+    said = None if card is None else server.refusals.why_unstartable(caller, card.digest)
     if card is not None and said is not None:
         return errors.restored(
             {
@@ -94,6 +94,6 @@ def foreseen(server: Server, caller: Caller, text: str, agent: str | None) -> er
 
 
 def _decided(server: Server, agent: AgentId, card: Card | None) -> list[authorization.Decision]:
-    now_ms, working = server.now_ms(), authorization.Facts(tier=Tier.WORKING)
+    now_ms, working = server.now_ms(), authorization.RequestFacts(tier=Tier.WORKING)
     asked = [(WRITE, working), *((action, authorization.NONE) for action in others(card))]
     return [authorization.decide(server.capabilities, agent.pubkey, one, facts, now_ms) for one, facts in asked]

@@ -11,19 +11,19 @@ from covenant.handlers.caller import Caller
 from covenant.handlers.server import Handler, Server
 from covenant.runtime.agents import Change
 from covenant.runtime.packages import Listed
-from covenant.stores.audit.interface import Entry
+from covenant.stores.audit.interface import AuditEntry
 from covenant.wire import parts, requests, responses
 
 Cause = Literal["start", "request", "inotify"]
 
 
-async def list_agents(server: Server, caller: Caller, asked: requests.ListAgents) -> responses.Agents:
+async def list_agents(server: Server, caller: Caller, asked: requests.ListAgents) -> responses.AgentDirectory:
     """Every package, with its error where it cannot be routed to; as many as an answer takes, and whether more are."""
     shown, truncated = paging.cut(map(_shown, server.agents.listing()))
-    return responses.Agents(agents=shown, truncated=truncated)
+    return responses.AgentDirectory(agents=shown, truncated=truncated)
 
 
-async def reload_agents(server: Server, caller: Caller, asked: requests.ReloadAgents) -> responses.Agents:
+async def reload_agents(server: Server, caller: Caller, asked: requests.ReloadAgents) -> responses.AgentDirectory:
     """Read the agents again; for the operator alone, since it walks through the home.
 
     Raises:
@@ -43,7 +43,7 @@ async def noted(server: Server, change: Change, cause: Cause, caller: Caller | N
         "removed": list(change.removed),
         "refused": [{"directory": d, "code": code} for d, code in change.refused],
     }
-    await server.audit.append_all([Entry("agents_reloaded", fields, None if caller is None else caller.agent)])
+    await server.audit.append_all([AuditEntry("agents_reloaded", fields, None if caller is None else caller.agent)])
 
 
 def _shown(one: Listed) -> parts.AgentListing:

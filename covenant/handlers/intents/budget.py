@@ -36,9 +36,9 @@ async def recent_debits(server: Server, caller: Caller, asked: requests.RecentDe
     return responses.Debits(debits=paging.that_fit(found))
 
 
-async def compact(server: Server, before_ms: int) -> interface.Compacted:
+async def compact(server: Server, before_ms: int) -> interface.BudgetCompaction:
     """Put buckets in the place of the rows before ``before_ms``, and drop the checkpoints that were used."""
-    outcome: interface.Compacted = await server.budget.compact(before_ms)
+    outcome: interface.BudgetCompaction = await server.budget.compact(before_ms)
     await server.checkpoints.compact()
     if outcome.dropped:
         row = {"before_ms": before_ms, "dropped": outcome.dropped}

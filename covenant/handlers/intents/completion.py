@@ -23,7 +23,7 @@ from covenant.handlers.memory import records
 from covenant.handlers.server import Server
 from covenant.runtime.packages import Card
 from covenant.runtime.runner import RunResult, Spent
-from covenant.stores.audit.interface import Entry
+from covenant.stores.audit.interface import AuditEntry
 from covenant.wire import responses
 from covenant.wire.types import MemoryRecord, SettlementReceipt, Tier
 from policy import errors
@@ -47,7 +47,7 @@ def writing() -> anyio.CancelScope:
 
 
 @dataclass
-class End:
+class Completion:
     """The writes that complete an intent. ``reserved`` once it has its reservation."""
 
     server: Server
@@ -59,7 +59,7 @@ class End:
     _did: dict[str, Any] = field(default_factory=dict)
     _cut: set[str] = field(default_factory=set)
 
-    async def kept(self, write: Callable[[], Awaitable[T]]) -> T:
+    async def retry_until_written(self, write: Callable[[], Awaitable[T]]) -> T:
         """Write the end of the intent. What cannot be written is kept until it can, once a reservation is to be closed:
         an agent may have run, and is neither paid for nor given back until it is written (``respond.unfinished``). The
         same of a write that was cut off.
@@ -86,7 +86,7 @@ class End:
                 self.server.unfinished.keep(self.intent_id, write)
             raise
 
-    async def step(
+    async def once(
         self, name: str, act: Callable[[], Awaitable[T]], there: Callable[[], Awaitable[T | None]] | None = None
     ) -> T:
         """Do one step of an end once: where a later one fails, all are asked for again. ``there`` finds what the step
@@ -111,7 +111,7 @@ class End:
         Raises:
             errors.CovenantError: it could not be written; asked again, it goes on there.
         """
-        rows, receipt = list[Entry](), None
+        rows, receipt = list[AuditEntry](), None
         if card is not None:
             took = Spent(ran.usage, ran.run_id, ran.policy_digest, ran.denials, ran.told)
             receipt = await self.receipt(took)
@@ -120,7 +120,7 @@ class End:
             rows += [self.used(card, took, "ok", receipt), billing.receipt_row(receipt, self.intent_id)]
             rows += denials.rows(took, card.id, self.caller)
         remember = functools.partial(self._remember, card, ran)
-        stored, of_memory = await self.step("memory", remember, functools.partial(self._remembered, ran))
+        stored, of_memory = await self.once("memory", remember, functools.partial(self._remembered, ran))
         if card is None and self.key is not None:
             # By this it is known that it was done, also where memory does not say so, or no longer.
             receipt = await self.receipt(None)
@@ -154,32 +154,32 @@ class End:
             return await self.server.receipts.get(self.intent_id)
 
         write = functools.partial(billing.receipt_of_run, self.server, self.caller, self.intent_id, took)
-        return await self.step("receipt", write, there)
+        return await self.once("receipt", write, there)
 
-    async def written(self, rows: list[Entry]) -> None:
+    async def written(self, rows: list[AuditEntry]) -> None:
         """Write the rows that say how it ended."""
 
         async def append() -> bool:
             await self.server.audit.append_all(rows)
             return True
 
-        await self.step("rows", append, self._is_told)
+        await self.once("rows", append, self._is_told)
 
     async def settle(self, receipt: SettlementReceipt | None) -> None:
         """Close the reservation by what the run cost."""
         reserved = self.reserved
         if reserved is not None:
             close = functools.partial(billing.settle, self.server, reserved, self.intent_id, receipt)
-            await self.step("settled", functools.partial(_done, close), self._is_closed)
+            await self.once("settled", functools.partial(_done, close), self._is_closed)
 
     async def release(self) -> None:
         """Give the reservation back."""
         reserved = self.reserved
         if reserved is not None:
             close = functools.partial(billing.release, self.server, self.caller, reserved, self.intent_id)
-            await self.step("settled", functools.partial(_done, close), self._is_closed)
+            await self.once("settled", functools.partial(_done, close), self._is_closed)
 
-    def used(self, card: Card, took: Spent, status: str, receipt: SettlementReceipt) -> Entry:
+    def used(self, card: Card, took: Spent, status: str, receipt: SettlementReceipt) -> AuditEntry:
         """The row of what a run used."""
         usage = took.usage
         hermes = card.manifest.agent.runtime == "hermes"
@@ -196,9 +196,9 @@ class End:
         }
         return self.row("run_usage", about)
 
-    def row(self, kind: str, fields: Mapping[str, Any]) -> Entry:
+    def row(self, kind: str, fields: Mapping[str, Any]) -> AuditEntry:
         """Return a row of this intent, issued by its caller."""
-        return Entry(kind, {"intent_id": self.intent_id, **fields}, self.caller.agent)
+        return AuditEntry(kind, {"intent_id": self.intent_id, **fields}, self.caller.agent)
 
     def _of_done(self, *, kept: bool) -> str:
         """The text as the row of what was done has it: its beginning where it cost nothing and memory has no room for
@@ -206,7 +206,7 @@ class End:
         paid = self.reserved is not None and self.reserved.credits > 0
         return self.text if kept or paid or self.caller.operator else self.text[:MOST_OF_IGNORED]
 
-    async def _remember(self, card: Card | None, ran: RunResult) -> tuple[SettlementReceipt | None, list[Entry]]:
+    async def _remember(self, card: Card | None, ran: RunResult) -> tuple[SettlementReceipt | None, list[AuditEntry]]:
         """Keep the answer in working memory; the receipt of that, None where it was not kept, and their rows."""
         # What it names as its sources is kept beside it.
         ignore = self.server.ignore
@@ -214,7 +214,7 @@ class End:
         pattern = await ignore.find(ran.text, of_answer=True) or await ignore.find(sources, of_answer=True)
         if pattern is not None:
             ignored = {"memory_id": self.intent_id, "matched_pattern": pattern}
-            return None, [Entry("memory_write_ignored", ignored, self.caller.agent)]
+            return None, [AuditEntry("memory_write_ignored", ignored, self.caller.agent)]
         record = MemoryRecord(
             id=self.intent_id,
             tier=Tier.WORKING,
@@ -245,7 +245,7 @@ class End:
             return None, [self.row("intent_failed", {**failed, "code": e.code, "message": e.message})]
         return receipt, [records.written(record, "intent"), billing.receipt_row(receipt, self.intent_id)]
 
-    async def _remembered(self, ran: RunResult) -> tuple[SettlementReceipt | None, list[Entry]] | None:
+    async def _remembered(self, ran: RunResult) -> tuple[SettlementReceipt | None, list[AuditEntry]] | None:
         """As ``_remember`` says it, of a record that is there already."""
         record = await self.server.memory.get(self.intent_id)
         if record is None:
@@ -264,7 +264,7 @@ class End:
             return None
         # What a disk that hangs was given is not to be seen yet, and comes all the same.
         await self.server.audit.caught_up()
-        return bool(await recovery.told(self.server, {self.intent_id: since_ms})) or None
+        return bool(await recovery.written_ends(self.server, {self.intent_id: since_ms})) or None
 
     async def _is_closed(self) -> bool | None:
         return None if self._open() else True

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from covenant.handlers import paging
 from covenant.runtime.runner import Spent
-from covenant.stores.audit.interface import Entry
+from covenant.stores.audit.interface import AuditEntry
 from covenant.wire import parts, requests, responses
 
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 MOST: Final = 1000
 
 
-def rows(took: Spent, agent_id: str, caller: Caller) -> list[Entry]:
+def rows(took: Spent, agent_id: str, caller: Caller) -> list[AuditEntry]:
     """The rows of what the supervisor said was denied to a run, in the shape that its own log has."""
     about = {"run_id": took.run_id or "", "agent_id": agent_id, "operator": None}
     return [
-        Entry(
+        AuditEntry(
             "denied",
             {
                 **about,

@@ -36,7 +36,7 @@ from covenant.handlers.server import Server
 from covenant.handlers.state import intent_progress
 from covenant.runtime.packages import Card
 from covenant.runtime.runner import Intent, RunResult
-from covenant.stores.audit.interface import Entry
+from covenant.stores.audit.interface import AuditEntry
 from covenant.wire import responses
 from covenant.wire.types import BudgetPauseCheckpoint, Priority, SignedCapability, Tier
 from policy import budget, contract, errors
@@ -68,7 +68,7 @@ _PASSING: Final = (errors.BusyError, errors.StoreError, errors.LedgerError)
 
 
 @dataclass
-class Dispatch:
+class IntentPipeline:
     """One intent on its way. ``agent`` names who is to do it; ``resumes`` is the checkpoint that it comes from."""
 
     server: Server
@@ -79,13 +79,13 @@ class Dispatch:
     resumes: BudgetPauseCheckpoint | None = None
     key: str | None = None
     # What else has to hold of whom it is for, asked at the last moment; it does not wait where it holds.
-    still: Callable[[Card | None], Awaitable[None]] | None = None
+    precondition: Callable[[Card | None], Awaitable[None]] | None = None
     # The action of it that is held no more, asked while the agent works.
-    lacks: Callable[[Card], str | None] = lambda card: None
+    missing_grant: Callable[[Card], str | None] = lambda card: None
     intent_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     _stage: str = "router"
     _metered: list[SignedCapability] = field(default_factory=list)
-    _end: completion.End = field(init=False)
+    _end: completion.Completion = field(init=False)
 
     async def go(self) -> responses.IntentResult:
         """(1) to (9).
@@ -93,7 +93,7 @@ class Dispatch:
         Raises:
             errors.CovenantError: refused, or failed; either is in the log.
         """
-        self._end = completion.End(self.server, self.caller, self.intent_id, self.text, self.key)
+        self._end = completion.Completion(self.server, self.caller, self.intent_id, self.text, self.key)
         self._say("submitted")
         try:
             result = await self._go()
@@ -113,7 +113,7 @@ class Dispatch:
         if pattern is not None:
             await self._ignored(pattern)
             return responses.IntentResult(intent_id=self.intent_id, status="ignored", text="")
-        if self.server.floods.full(self.caller):
+        if self.server.refusals.full(self.caller):
             self._refuse_foreseen()
         self._admit()
         card: Card | None = None
@@ -125,7 +125,7 @@ class Dispatch:
             ran = await self._run(card)  # (5)
         except errors.CovenantError as e:
             with completion.writing() as scope:
-                await self._end.kept(functools.partial(self._failed, card, e))
+                await self._end.retry_until_written(functools.partial(self._failed, card, e))
             if scope.cancelled_caught:
                 # As with the answer of one that was done: what is told is written down.
                 raise errors.StoreError("what became of the intent could not be written in time") from e
@@ -133,19 +133,19 @@ class Dispatch:
         except BaseException as e:
             # With any cause, the run ended with this task.
             with completion.writing():
-                await self._end.kept(functools.partial(self._failed, card, _cut(e)))
+                await self._end.retry_until_written(functools.partial(self._failed, card, _cut(e)))
             raise
         with completion.writing() as scope:
-            result = await self._end.kept(functools.partial(self._end.finish, card, ran))  # (6) to (9)
+            result = await self._end.retry_until_written(functools.partial(self._end.finish, card, ran))  # (6) to (9)
         if scope.cancelled_caught:
             raise errors.StoreError("the answer could not be written in time")
         return result
 
     async def _ignored(self, pattern: str) -> None:
-        floods, text = self.server.floods, self._of_ignored()
+        refusals, text = self.server.refusals, self._of_ignored()
         row = self._end.row("intent_ignored", {"intent_text": text, "matched_pattern": pattern})
         why = ("text_ignored", f"the text matches `{pattern}`")
-        await floods.write(self.server.audit, self.caller, self.server.now_ms, [row], why, size=len(text.encode()))
+        await refusals.write(self.server.audit, self.caller, self.server.now_ms, [row], why, size=len(text.encode()))
 
     def _refuse_foreseen(self) -> None:
         """Count a refusal without a row, for a caller that was refused often of late.
@@ -155,29 +155,29 @@ class Dispatch:
         """
         error = agent_selection.foreseen(self.server, self.caller, self.text, self.agent)
         if error is not None:
-            self.server.floods.count(self.caller, self.server.now_ms(), error.code, error.message)
+            self.server.refusals.suppress(self.caller, self.server.now_ms(), error.code, error.message)
             raise error
 
     def _admit(self) -> None:
         """Bound the rate of intents that cost no credits.
 
-        A task of the mailbox, which has ``still``, was admitted when it was sent.
+        A task of the mailbox, which has ``precondition``, was admitted when it was sent.
 
         Raises:
             errors.BusyError: the caller sent too many; the refusal is counted.
         """
-        if self.caller.operator or self.still is not None:
+        if self.caller.operator or self.precondition is not None:
             return
         try:
             card, _ = agent_selection.find(self.server, self.text, self.agent)
         except errors.CovenantError:
             return  # it is refused, with its row
         if card is None or not card.manifest.settlement.budget_credits_per_hour:
-            self.server.rates.admit(self.caller, self.server.floods, self.server.now_ms())
+            self.server.rates.admit(self.caller, self.server.refusals, self.server.now_ms())
 
     def _of_ignored(self) -> str:
         """Return the text for the log. Of a text that may not be kept elsewhere this is its beginning."""
-        facts = authorization.Facts(tier=Tier.WORKING)
+        facts = authorization.RequestFacts(tier=Tier.WORKING)
         decided = authorization.decide(
             self.server.capabilities, self.caller.agent.pubkey, _WRITE, facts, self.server.now_ms()
         )
@@ -194,7 +194,7 @@ class Dispatch:
     async def _check(self, card: Card | None) -> None:
         self._stage = "capability"
         server, caller = self.server, self.caller
-        facts = authorization.Facts(tier=Tier.WORKING)
+        facts = authorization.RequestFacts(tier=Tier.WORKING)
         await authorization.require(server, caller, _WRITE, agent_id="memory:write", facts=facts)
         if card is not None:
             self._metered = await authorization.require_all(
@@ -241,18 +241,18 @@ class Dispatch:
 
         Raises:
             errors.StaleAgentError: the agent is not the one that was asked about.
-            errors.CovenantError: as ``_check``, and what ``still`` raises.
+            errors.CovenantError: as ``_check``, and what ``precondition`` raises.
         """
         self._stage = "capability"
-        server, facts = self.server, authorization.Facts(tier=Tier.WORKING)
+        server, facts = self.server, authorization.RequestFacts(tier=Tier.WORKING)
         # Again, where rows were written meanwhile: of those that found a grant another may have been taken back.
         while agent_selection.missing(server, self.caller, card):
             # Of a refusal there is a row, as of the one before.
             await authorization.require(server, self.caller, _WRITE, agent_id="memory:write", facts=facts)
             agent_id = "" if card is None else card.id
             await authorization.require_all(server, self.caller, agent_selection.others(card), agent_id=agent_id)
-        if self.still is not None:
-            await self.still(card)
+        if self.precondition is not None:
+            await self.precondition(card)
         if card is not None and server.agents.find(card.id).digest != card.digest:
             raise errors.StaleAgentError(
                 f"the manifest of agent `{card.id}` was changed", hint="ask again", where=card.where
@@ -266,16 +266,16 @@ class Dispatch:
         priority = Priority(wanted) if self.priority is None else min(Priority(wanted), self.priority, key=_RANK.index)
         intent = Intent(self.intent_id, self.text, self.server.now_ms(), priority)
         self._say("running", agent_id=card.id)
-        lacks = functools.partial(self.lacks, card)
+        lacks = functools.partial(self.missing_grant, card)
         ran: RunResult = await self.server.runners.run(card, intent, caller=self.caller.agent, lacks=lacks)
-        self.server.floods.unstartable(self.caller, card.digest, None)
+        self.server.refusals.unstartable(self.caller, card.digest, None)
         return ran
 
     # --- what a failure leaves ----------------------------------------------------------------------------------
 
     async def _failed(self, card: Card | None, error: errors.CovenantError) -> None:
         """Settle what was used and give back what was not, and write both down."""
-        server, took, rows, receipt = self.server, supervisor_events.took(error), list[Entry](), None
+        server, took, rows, receipt = self.server, supervisor_events.took(error), list[AuditEntry](), None
         agent_id = None if card is None else card.id
         if card is not None and self._stage == "run":
             sandboxed = card.manifest.agent.runtime != "hermes"
@@ -300,9 +300,9 @@ class Dispatch:
         never_began = self._stage == "run" and took is None and not unseen
         if self._stage in _BEFORE or never_began:
             size = len(self.text.encode()) if isinstance(error, errors.BudgetExhaustedError) else 0
-            server.floods.note(self.caller, server.now_ms(), size=size)
+            server.refusals.record(self.caller, server.now_ms(), size=size)
         if never_began and card is not None and not isinstance(error, _PASSING):
-            server.floods.unstartable(self.caller, card.digest, error)
+            server.refusals.unstartable(self.caller, card.digest, error)
         if receipt is not None or unseen:
             # A run that may have begun, with unknown use, is billed its reservation.
             await self._end.settle(receipt)

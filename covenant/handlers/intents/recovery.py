@@ -17,7 +17,7 @@ from typing import Any, Final
 from covenant.handlers import billing
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
-from covenant.stores.audit.interface import Entry
+from covenant.stores.audit.interface import AuditEntry
 from covenant.stores.budget.interface import Reservation
 from covenant.wire import parts
 from covenant.wire.types import MemoryRecord
@@ -28,7 +28,7 @@ _MOST_RECEIPTS: Final = 100_000
 _ENDS: Final = frozenset({"intent_dispatched", "intent_failed"})
 
 
-async def look(server: Server) -> None:
+async def recover_open_intents(server: Server) -> None:
     """At the start: write the outcome of each intent that was not settled, and settle it by its receipt.
 
     Raises:
@@ -37,7 +37,7 @@ async def look(server: Server) -> None:
     waiting = server.budget.unsettled()
     if not waiting:
         return
-    ended = await told(server, {one.paired_receipt: one.at_ms for one in waiting})
+    ended = await written_ends(server, {one.paired_receipt: one.at_ms for one in waiting})
     for one in waiting:
         receipt = await server.receipts.get(one.paired_receipt)
         if one.paired_receipt not in ended:
@@ -49,7 +49,7 @@ async def look(server: Server) -> None:
         await billing.settle(server, reserved, one.paired_receipt, receipt)
 
 
-async def finish(server: Server, record: MemoryRecord, rows: Collection[Entry] = ()) -> bool:
+async def finish(server: Server, record: MemoryRecord, rows: Collection[AuditEntry] = ()) -> bool:
     """Write the rows that a daemon left out when it died between writing an answer's record and its row.
 
     Returns False without any effect if the record is not the answer of an intent.
@@ -77,13 +77,13 @@ async def finish(server: Server, record: MemoryRecord, rows: Collection[Entry] =
             "result_hash_hex": hashlib.sha256(record.text.encode()).hexdigest(),
             "status": "ok",
         }
-        missing.append(Entry("intent_dispatched", dispatched, record.owner))
+        missing.append(AuditEntry("intent_dispatched", dispatched, record.owner))
     if missing:
         await server.audit.append_all(missing)
     return True
 
 
-async def told(server: Server, since_ms: Mapping[str, int]) -> set[str]:
+async def written_ends(server: Server, since_ms: Mapping[str, int]) -> set[str]:
     """Return the intents that have a final row since their reservation: an earlier try under the same key may have
     failed.
 
@@ -107,7 +107,7 @@ async def told(server: Server, since_ms: Mapping[str, int]) -> set[str]:
     return ended
 
 
-def _failed(server: Server, one: Reservation) -> Entry:
+def _failed(server: Server, one: Reservation) -> AuditEntry:
     by_nobody = one.agent.pubkey == server.identity.agent.pubkey
     row = {
         "intent_id": one.paired_receipt,
@@ -117,4 +117,4 @@ def _failed(server: Server, one: Reservation) -> Entry:
         "code": errors.CutOffError.code,
         "message": "the daemon ended while it ran",
     }
-    return Entry("intent_failed", row, one.submitter)
+    return AuditEntry("intent_failed", row, one.submitter)

@@ -12,7 +12,7 @@ import anyio
 
 from covenant.handlers.caller import Caller
 from covenant.handlers.intents import pipeline, recovery
-from covenant.handlers.intents.pipeline import KEY, KEY_WORD, SUBMITTER, Dispatch
+from covenant.handlers.intents.pipeline import KEY, KEY_WORD, SUBMITTER, IntentPipeline
 from covenant.handlers.server import Handler, Server
 from covenant.runtime.packages import Card
 from covenant.wire import parts, requests, responses
@@ -24,7 +24,7 @@ _KEYED: Final = uuid.UUID("6f0c3c2e-5f4b-5d0a-9a54-1c1f6e0f7a11")
 # The most times that a key is tried again after its intent failed.
 _MOST_TRIES: Final = 16
 # The most intents whose complete end is remembered.
-_MOST_WHOLE: Final = 16_384
+MOST_WHOLE: Final = 16_384
 
 
 async def submit_intent(
@@ -32,13 +32,20 @@ async def submit_intent(
     caller: Caller,
     asked: requests.SubmitIntent,
     *,
-    still: Callable[[Card | None], Awaitable[None]] | None = None,
-    lacks: Callable[[Card], str | None] = lambda card: None,
+    precondition: Callable[[Card | None], Awaitable[None]] | None = None,
+    missing_grant: Callable[[Card], str | None] = lambda card: None,
 ) -> responses.IntentResult:
     """Execute the text; see ``covenant.handlers.intents.pipeline``."""
     key = asked.idempotency_key
-    one = Dispatch(
-        server, caller, asked.text, agent=asked.agent, priority=asked.priority, key=key, still=still, lacks=lacks
+    one = IntentPipeline(
+        server,
+        caller,
+        asked.text,
+        agent=asked.agent,
+        priority=asked.priority,
+        key=key,
+        precondition=precondition,
+        missing_grant=missing_grant,
     )
     return await one.go() if key is None else await _once(one, key)
 
@@ -63,7 +70,7 @@ async def resume_intent(server: Server, caller: Caller, asked: requests.ResumeIn
             hint="try again later",
         )
     state = found.resume_state
-    one = Dispatch(
+    one = IntentPipeline(
         server,
         caller,
         state["intent_text"],
@@ -82,7 +89,7 @@ async def resume_intent(server: Server, caller: Caller, asked: requests.ResumeIn
     return result
 
 
-async def _once(one: Dispatch, key: str) -> responses.IntentResult:
+async def _once(one: IntentPipeline, key: str) -> responses.IntentResult:
     """Return the stored answer of this key if its intent succeeded, else run it. Concurrent requests wait.
 
     The stored answer is the record in memory, so it lasts as long as the record and survives a restart.
@@ -114,9 +121,9 @@ async def _once(one: Dispatch, key: str) -> responses.IntentResult:
                 _note_whole(server, one.intent_id)
                 return result
             if one.intent_id not in failed:
-                if one.still is None:
+                if one.precondition is None:
                     # The search costs time, and no credits.
-                    server.rates.admit(one.caller, server.floods, server.now_ms())
+                    server.rates.admit(one.caller, server.refusals, server.now_ms())
                 # One scan for all ids: it reads the log from there to its end.
                 failed = await _failed(server, one.caller, ids, receipt.settled_at)
             if one.intent_id not in failed:
@@ -132,7 +139,7 @@ async def _once(one: Dispatch, key: str) -> responses.IntentResult:
     raise errors.MemoryConflictError(f"the intent with this key failed {_MOST_TRIES} times", hint="use another key")
 
 
-async def _echoed(one: Dispatch, receipt: SettlementReceipt) -> responses.IntentResult | None:
+async def _echoed(one: IntentPipeline, receipt: SettlementReceipt) -> responses.IntentResult | None:
     """Rebuild the answer of an intent without an agent that memory had no room for. It depends on the text alone; its
     row has the hash. Returns None if an agent did the intent.
 
@@ -171,20 +178,20 @@ async def _failed(server: Server, caller: Caller, ids: Collection[str], since_ms
 
 
 def _note_whole(server: Server, intent_id: str) -> None:
-    if len(server.whole) >= _MOST_WHOLE:
+    if len(server.whole) >= MOST_WHOLE:
         del server.whole[next(iter(server.whole))]
     server.whole[intent_id] = None
 
 
-async def _again(one: Dispatch, record: MemoryRecord) -> responses.IntentResult:
+async def _again(one: IntentPipeline, record: MemoryRecord) -> responses.IntentResult:
     known = record.metadata if isinstance(record.metadata, dict) else {}
     if known.get("intent_text") != one.text or one.agent not in {None, known.get("agent_id")}:
         raise errors.MemoryConflictError("another intent had this idempotency key", hint="one key, one intent")
     server = one.server
     if record.id not in server.whole:
-        if one.still is None:
+        if one.precondition is None:
             # The check reads the log from there on, and costs the caller no credits.
-            server.rates.admit(one.caller, server.floods, server.now_ms())
+            server.rates.admit(one.caller, server.refusals, server.now_ms())
         with anyio.CancelScope(shield=True):
             await recovery.finish(server, record)
         _note_whole(server, record.id)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from covenant.runtime import supervisor_report
 from covenant.runtime.runner import Spent, Usage, spent
-from covenant.runtime.supervisor_report import Family, Row, Told
-from covenant.stores.audit.interface import Entry
+from covenant.runtime.supervisor_report import Family, ReportRow, SupervisorReport
+from covenant.stores.audit.interface import AuditEntry
 from policy import errors
 
 if TYPE_CHECKING:
@@ -17,26 +17,28 @@ if TYPE_CHECKING:
 _UNTOLD: Final = (errors.KilledError, errors.ServiceError, errors.InternalError)
 
 
-def entries(found: Told, intent_id: str, caller: Caller, *, run_id: str | None = None) -> list[Entry]:
+def entries(found: SupervisorReport, intent_id: str, caller: Caller, *, run_id: str | None = None) -> list[AuditEntry]:
     """Return one row for each supervisor row, one if some are missing, and one for the usage of a family of runs."""
-    made = [Entry("supervisor_row", _copied(one, found.origin or "", intent_id), caller.agent) for one in found.rows]
+    made = [
+        AuditEntry("supervisor_row", _copied(one, found.origin or "", intent_id), caller.agent) for one in found.rows
+    ]
     if found.missing:
         made.append(_missing(intent_id, caller, found.missing, found=found, run_id=run_id))
     family = found.family
     if family is not None and (family.runs > 1 or family.unended or family.uncounted):
         used = {name: getattr(family, name) for name in Family.__slots__}
-        made.append(Entry("family_usage", {"intent_id": intent_id, "run_id": run_id, **used}, caller.agent))
+        made.append(AuditEntry("family_usage", {"intent_id": intent_id, "run_id": run_id, **used}, caller.agent))
     return made
 
 
-def of_failed(error: errors.CovenantError, intent_id: str, caller: Caller, *, sandboxed: bool) -> list[Entry]:
+def of_failed(error: errors.CovenantError, intent_id: str, caller: Caller, *, sandboxed: bool) -> list[AuditEntry]:
     """Return the rows for a run that failed with this error; ``sandboxed``: the supervisor was asked."""
     found, known = supervisor_report.of(error), took(error)
     if found is not None:
         return entries(found, intent_id, caller, run_id=None if known is None else known.run_id)
     if sandboxed and isinstance(error, _UNTOLD):
         # The rows exist only in the supervisor's log.
-        return [_missing(intent_id, caller, error.message, found=Told(left_out=None), run_id=None)]
+        return [_missing(intent_id, caller, error.message, found=SupervisorReport(left_out=None), run_id=None)]
     return []
 
 
@@ -50,7 +52,7 @@ def took(error: errors.CovenantError) -> Spent | None:
     return Spent(Usage(None, None, None), root, told=found)
 
 
-def _copied(row: Row, origin: str, intent_id: str) -> dict[str, Any]:
+def _copied(row: ReportRow, origin: str, intent_id: str) -> dict[str, Any]:
     anchor = row.anchor
     return {
         "intent_id": intent_id,
@@ -65,7 +67,7 @@ def _copied(row: Row, origin: str, intent_id: str) -> dict[str, Any]:
     }
 
 
-def _missing(intent_id: str, caller: Caller, reason: str, *, found: Told, run_id: str | None) -> Entry:
+def _missing(intent_id: str, caller: Caller, reason: str, *, found: SupervisorReport, run_id: str | None) -> AuditEntry:
     fields = {
         "intent_id": intent_id,
         "run_id": run_id,
@@ -74,4 +76,4 @@ def _missing(intent_id: str, caller: Caller, reason: str, *, found: Told, run_id
         "left_out": found.left_out,
         "reason": reason,
     }
-    return Entry("supervisor_rows_missing", fields, caller.agent)
+    return AuditEntry("supervisor_rows_missing", fields, caller.agent)

@@ -31,7 +31,7 @@ from covenant.handlers.mailbox import repair
 from covenant.handlers.mailbox import requests as mailbox_requests
 from covenant.handlers.server import Server
 from covenant.runtime.packages import Card
-from covenant.stores.mailbox.interface import ATTEMPTS_EXHAUSTED, Entry
+from covenant.stores.mailbox.interface import ATTEMPTS_EXHAUSTED, TaskEntry
 from covenant.wire import parts, requests, responses
 from covenant.wire.types import A2ATask, A2ATaskResult, AgentId
 from policy import errors
@@ -44,8 +44,8 @@ SHOWN_OUT: Final = "its sender is let in no more"
 # Events after which a peer may no longer be admitted.
 _SHOWS_OUT: Final = frozenset({"peer_revoked", "peer_expired", "peers_purged"})
 # The longest wait between checks; due work is done sooner.
-_LONGEST_WAIT: Final = 30.0
-_AFTER_A_FAILURE: Final = 1.0
+LONGEST_WAIT: Final = 30.0
+AFTER_A_FAILURE: Final = 1.0
 _HALF: Final = 0.5
 _COMPACT_EVERY_MS: Final = 3600 * 1000
 # The time of a run outside its own clock: starting the sandbox and writing the answer.
@@ -88,7 +88,7 @@ class Delivery:
                     except errors.CovenantError as e:
                         # A full disk, for example: due work stays due.
                         _LOG.error("the mailbox could not be tended: %s", e)
-                        await anyio.sleep(_AFTER_A_FAILURE)
+                        await anyio.sleep(AFTER_A_FAILURE)
                         self._changed.set()
                     with anyio.move_on_after(self._until_due()):
                         await self._changed.wait()
@@ -124,7 +124,7 @@ class Delivery:
     def _let_in(self, sender: AgentId) -> bool:
         return sender.pubkey == self._server.identity.agent.pubkey or bool(self._server.peers.of(sender.pubkey))
 
-    async def _cancel(self, entry: Entry) -> None:
+    async def _cancel(self, entry: TaskEntry) -> None:
         try:
             await self._server.mailbox.cancel(entry.task.id, reason=SHOWN_OUT)
         except errors.TaskStateError:
@@ -146,7 +146,7 @@ class Delivery:
 
     def _until_due(self) -> float:
         due_ms = self._server.mailbox.next_due_ms()
-        return _LONGEST_WAIT if due_ms is None else min(_LONGEST_WAIT, max(0, due_ms - self._server.now_ms()) / 1000)
+        return LONGEST_WAIT if due_ms is None else min(LONGEST_WAIT, max(0, due_ms - self._server.now_ms()) / 1000)
 
     async def _recover(self) -> None:
         """Take back the tasks that agents of this host had leased: no process works on them any more."""
@@ -169,7 +169,7 @@ class Delivery:
                 after = await server.mailbox.requeue(entry.task.id, duplicate_risk=None, reason=reason, by="restart")
                 await repair.write_repair(server, after, "requeue", reason, None, lease_id=held)
 
-    def _heard(self, entry: Entry) -> None:
+    def _heard(self, entry: TaskEntry) -> None:
         """Called with each changed entry: a task may be ready to lease, or a run to end."""
         agent = mailbox_requests.local_agent(entry.task.recipient)
         if agent is not None:
@@ -228,7 +228,7 @@ class Delivery:
             return int(shortest)
         return int(max(shortest, card.manifest.resources.cpu_ms_per_task + _AROUND_MS))
 
-    async def _deliver(self, entry: Entry, agent: str, scope: anyio.CancelScope) -> None:
+    async def _deliver(self, entry: TaskEntry, agent: str, scope: anyio.CancelScope) -> None:
         task, server = entry.task, self._server
         assert entry.lease is not None
         with self._running(task), scope:
@@ -279,7 +279,7 @@ async def retry_on_schedule(server: Server, policy: parts.RetryPolicy, *, interv
             _LOG.error("a look for stale tasks is not in the log: %s", e)
 
 
-async def _done(server: Server, entry: Entry, agent: str) -> A2ATaskResult:
+async def _done(server: Server, entry: TaskEntry, agent: str) -> A2ATaskResult:
     """Execute a task as an intent of its sender, and return the result. The intent's key is derived from the task's id,
     so a daemon that dies between the run and the answer does not run it again."""
     task, name = entry.task_of(entry.task.sender.pubkey), entry.task.id
@@ -291,17 +291,19 @@ async def _done(server: Server, entry: Entry, agent: str) -> A2ATaskResult:
     )
     asked = requests.SubmitIntent(text=task.intent_text, agent=agent, idempotency_key=_key(task.id))
 
-    async def still(card: Card | None) -> None:
+    async def precondition(card: Card | None) -> None:
         # The intent may be routed to another agent than a moment ago.
         await mailbox_requests.require_still(server, sender, task, None if card is None else card.digest)
 
-    def lacks(card: Card) -> str | None:
+    def missing_grant(card: Card) -> str | None:
         return mailbox_requests.lacks_send(server, sender, task, card.digest)
 
     try:
         # The task may have waited long: check that its grant still holds, and for the agent that is installed now.
         await mailbox_requests.require_send(server, sender, task)
-        answer = await submit.submit_intent(server, sender, asked, still=still, lacks=lacks)
+        answer = await submit.submit_intent(
+            server, sender, asked, precondition=precondition, missing_grant=missing_grant
+        )
     except errors.CovenantError as e:
         return A2ATaskResult(task_id=name, status="error", error_message=f"{e.code}: {e.message}")
     except Exception:

@@ -9,7 +9,7 @@ from covenant.handlers.access import authorization
 from covenant.handlers.caller import Caller
 from covenant.handlers.mailbox import requests as mailbox_requests
 from covenant.handlers.server import Handler, Server
-from covenant.stores.mailbox.interface import Entry, RetryRules
+from covenant.stores.mailbox.interface import RetryRules, TaskEntry
 from covenant.wire import parts, requests, responses
 from covenant.wire.types import AgentId
 from policy import errors
@@ -25,7 +25,7 @@ async def repair_a2_a_task(server: Server, caller: Caller, asked: requests.Repai
     entry = mailbox_requests.seen(server, caller, order.task_id)
     other = entry.task.recipient if entry.task.sender.pubkey == caller.agent.pubkey else entry.task.sender
     risk = command.duplicate_risk.replace("_", "-") if isinstance(command, parts.Requeue) else None
-    facts = authorization.Facts(
+    facts = authorization.RequestFacts(
         peer_pubkey_b58=other.pubkey, task_id=order.task_id, lease_id=command.lease_id, duplicate_risk=risk
     )
     await authorization.require(
@@ -52,7 +52,7 @@ async def retry_a2_a_stale(server: Server, caller: Caller, asked: requests.Retry
     """Put stale leases back, for the operator; unless the policy is enabled, only report them."""
     await authorization.require_operator(server, caller, None, "retry stale tasks")
     if asked.policy.enabled:
-        facts = authorization.Facts(duplicate_risk="idempotent")
+        facts = authorization.RequestFacts(duplicate_risk="idempotent")
         await authorization.require(
             server, caller, "a2a.repair.requeue", agent_id=mailbox_requests.AUTHORITY, facts=facts
         )
@@ -88,7 +88,7 @@ async def compact_a2_a(server: Server, caller: Caller, asked: requests.CompactA2
 
 async def write_repair(
     server: Server,
-    entry: Entry,
+    entry: TaskEntry,
     action: str,
     reason: str,
     issuer: AgentId | None,

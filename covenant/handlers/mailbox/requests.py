@@ -16,8 +16,8 @@ from covenant.handlers import billing, paging
 from covenant.handlers.access import authorization
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Handler, Server
-from covenant.stores.audit.interface import Entry as Row
-from covenant.stores.mailbox.interface import Entry
+from covenant.stores.audit.interface import AuditEntry as Row
+from covenant.stores.mailbox.interface import TaskEntry
 from covenant.wire import requests, responses
 from covenant.wire.types import A2ATask, A2ATaskResult, AgentId
 from policy import errors
@@ -127,7 +127,7 @@ async def post_a2_a_result(server: Server, caller: Caller, asked: requests.PostA
         raise errors.TaskStateError(f"task `{result.task_id}` has its result already")
     # (2)
     sender = entry.task.sender
-    facts = authorization.Facts(peer_pubkey_b58=sender.pubkey, task_id=result.task_id)
+    facts = authorization.RequestFacts(peer_pubkey_b58=sender.pubkey, task_id=result.task_id)
     await _require_peer(server, caller, "respond", sender, facts)
     # (3)
     try:
@@ -161,14 +161,14 @@ async def recent_a2_a_results(server: Server, caller: Caller, asked: requests.Re
     return responses.A2AResults(results=paging.that_fit(_results(entries, pubkey)))
 
 
-async def a2_a_queue(server: Server, caller: Caller, asked: requests.A2AQueue) -> responses.A2AQueue:
+async def a2_a_queue(server: Server, caller: Caller, asked: requests.A2AQueue) -> responses.A2AQueueListing:
     """Return the open tasks, oldest first, and the answers that wait for the caller."""
     pubkey = None if caller.operator else caller.agent.pubkey
     now_ms = server.now_ms()
     entries = (one for one in server.mailbox.open_entries(pubkey) if _concerns(caller, one))
     found = [one.to_wire(caller.agent.pubkey) for one in entries if _matches(one, asked, now_ms)]
     waiting = server.mailbox.unfetched(caller.agent.pubkey)
-    return responses.A2AQueue(
+    return responses.A2AQueueListing(
         tasks=paging.that_fit(found[: asked.limit], _HALF_OF_AN_ANSWER),
         results=paging.that_fit(_results(waiting[: asked.limit], caller.agent.pubkey), _HALF_OF_AN_ANSWER),
     )
@@ -177,7 +177,7 @@ async def a2_a_queue(server: Server, caller: Caller, asked: requests.A2AQueue) -
 # Rows that the agents' own work writes as well --------------------------------------------------------------------
 
 
-async def write_lease(server: Server, entry: Entry, issuer: AgentId | None, *, task_id: str | None = None) -> None:
+async def write_lease(server: Server, entry: TaskEntry, issuer: AgentId | None, *, task_id: str | None = None) -> None:
     """Write the row of a lease, under the id that its issuer uses for the task; default: the mailbox's name."""
     assert entry.lease is not None
     row = {
@@ -239,16 +239,20 @@ def lacks_send(server: Server, caller: Caller, task: A2ATask, manifest_sha256: s
     return None if _first_held(server, caller.agent.pubkey, forms, facts) is not None else forms[1]
 
 
-def _facts_of_send(task: A2ATask, manifest_sha256: str | None) -> authorization.Facts:
-    return authorization.Facts(peer_pubkey_b58=task.recipient.pubkey, task_id=task.id, manifest_sha256=manifest_sha256)
+def _facts_of_send(task: A2ATask, manifest_sha256: str | None) -> authorization.RequestFacts:
+    return authorization.RequestFacts(
+        peer_pubkey_b58=task.recipient.pubkey, task_id=task.id, manifest_sha256=manifest_sha256
+    )
 
 
-async def _require_peer(server: Server, caller: Caller, verb: str, peer: AgentId, facts: authorization.Facts) -> None:
+async def _require_peer(
+    server: Server, caller: Caller, verb: str, peer: AgentId, facts: authorization.RequestFacts
+) -> None:
     action = _first_held(server, caller.agent.pubkey, _forms(verb, peer), facts) or _forms(verb, peer)[1]
     await authorization.require(server, caller, action, agent_id=AUTHORITY, facts=facts)
 
 
-def _first_held(server: Server, pubkey: str, forms: Iterable[str], facts: authorization.Facts) -> str | None:
+def _first_held(server: Server, pubkey: str, forms: Iterable[str], facts: authorization.RequestFacts) -> str | None:
     now_ms = server.now_ms()
     decided = (authorization.decide(server.capabilities, pubkey, action, facts, now_ms) for action in forms)
     return next((one.action for one in decided if one.grant is not None), None)
@@ -269,7 +273,7 @@ async def _check_recipient(server: Server, caller: Caller, task: A2ATask) -> Non
     if sender == recipient or (agent is not None and caller.operator):
         return
     answers = server.identity.agent.pubkey if agent is not None else recipient.pubkey
-    facts = authorization.Facts(peer_pubkey_b58=sender.pubkey, task_id=task.id)
+    facts = authorization.RequestFacts(peer_pubkey_b58=sender.pubkey, task_id=task.id)
     now_ms = server.now_ms()
     for action in _forms("recv", sender):
         grant = authorization.decide(server.capabilities, answers, action, facts, now_ms).grant
@@ -292,20 +296,20 @@ async def _check_recipient(server: Server, caller: Caller, task: A2ATask) -> Non
 async def _refused(
     server: Server, caller: Caller, kind: str, row: Mapping[str, object], error: errors.CovenantError
 ) -> None:
-    await server.floods.write(
+    await server.refusals.write(
         server.audit, caller, server.now_ms, [Row(kind, row, caller.agent)], (error.code, error.message)
     )
 
 
-def _parties(entry: Entry) -> tuple[str, str]:
+def _parties(entry: TaskEntry) -> tuple[str, str]:
     return entry.task.sender.pubkey, entry.task.recipient.pubkey
 
 
-def _concerns(caller: Caller, entry: Entry) -> bool:
+def _concerns(caller: Caller, entry: TaskEntry) -> bool:
     return caller.agent.pubkey in _parties(entry) or (caller.operator and local_agent(entry.task.recipient) is not None)
 
 
-def seen(server: Server, caller: Caller, task_id: str) -> Entry:
+def seen(server: Server, caller: Caller, task_id: str) -> TaskEntry:
     """Return a task that the caller sent or is to receive under this id; for the operator also an agent's task, by the
     mailbox's name.
 
@@ -313,7 +317,7 @@ def seen(server: Server, caller: Caller, task_id: str) -> Entry:
         errors.NoTaskError: there is none, or it is between others.
     """
     box, pubkey = server.mailbox, caller.agent.pubkey
-    entry: Entry | None = box.sent(pubkey, task_id) or box.given(pubkey, task_id)
+    entry: TaskEntry | None = box.sent(pubkey, task_id) or box.given(pubkey, task_id)
     if entry is None and caller.operator:
         entry = box.get(task_id)
     if entry is None or not _concerns(caller, entry):
@@ -330,10 +334,12 @@ async def _reject(server: Server, caller: Caller, result: A2ATaskResult, reason:
     # Any peer may name a task that does not exist, in a text as long as a frame.
     row = {"task_id": result.task_id[:_SHOWN_ID], "reason": reason[:MOST_REASON]}
     rejected = Row("a2_a_result_rejected", row, caller.agent)
-    await server.floods.write(server.audit, caller, server.now_ms, [rejected], ("a2_a_result_rejected", row["reason"]))
+    await server.refusals.write(
+        server.audit, caller, server.now_ms, [rejected], ("a2_a_result_rejected", row["reason"])
+    )
 
 
-def _matches(entry: Entry, asked: requests.A2AQueue, now_ms: int) -> bool:
+def _matches(entry: TaskEntry, asked: requests.A2AQueue, now_ms: int) -> bool:
     if asked.state_filter is not None and entry.state != asked.state_filter:
         return False
     if asked.min_lease_age_ms is not None and (
@@ -344,7 +350,7 @@ def _matches(entry: Entry, asked: requests.A2AQueue, now_ms: int) -> bool:
     return asked.deadline_within_ms is None or (deadline is not None and deadline - now_ms <= asked.deadline_within_ms)
 
 
-def _results(entries: Iterable[Entry], pubkey: str) -> Iterator[A2ATaskResult]:
+def _results(entries: Iterable[TaskEntry], pubkey: str) -> Iterator[A2ATaskResult]:
     return (result for entry in entries if (result := entry.result_of(pubkey)) is not None)
 
 

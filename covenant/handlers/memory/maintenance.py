@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from covenant.handlers import paging
 from covenant.handlers.access import authorization
-from covenant.handlers.access.authorization import Facts
+from covenant.handlers.access.authorization import RequestFacts
 from covenant.handlers.memory import records
-from covenant.stores.audit.interface import Entry
+from covenant.stores.audit.interface import AuditEntry
 from covenant.stores.memory import interface as stores
 from covenant.wire import parts, requests, responses
 from covenant.wire.types import MemoryRecord, Tier
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 MAX_REASON: Final = 4096
 # Of each list, so that a row stays far below what one may have.
-_IDS_IN_A_ROW: Final = 20_000
+IDS_IN_A_ROW: Final = 20_000
 
 
 async def purge_memory(server: Server, caller: Caller, asked: requests.PurgeMemory) -> responses.MemoryPurged:
     """Delete what was made before a moment, of one tier or of all."""
-    facts = Facts(tier=asked.tier, before_ms=asked.before_ms, apply=True)
+    facts = RequestFacts(tier=asked.tier, before_ms=asked.before_ms, apply=True)
     await authorization.require(server, caller, "memory.purge", agent_id="memory:purge", facts=facts)
     purged = await server.memory.purge(asked.tier, asked.before_ms, owner=records.whose(caller))
     tier = None if asked.tier is None else str(asked.tier)
@@ -55,7 +55,7 @@ async def repair_memory(server: Server, caller: Caller, asked: requests.RepairMe
     order = asked.request
     reason = _reason(order.reason)
     found = await records.seen(server, caller, order.command.id)
-    facts = Facts(
+    facts = RequestFacts(
         tier=None if found is None else found.tier,
         record_id=order.command.id,
         created_at=None if found is None else found.created_at,
@@ -90,11 +90,11 @@ async def repair_memory(server: Server, caller: Caller, asked: requests.RepairMe
 def _command(command: parts.MemoryCommand) -> stores.Repair:
     match command:
         case parts.DetachParent(id=record_id, expected_parent=expected):
-            return stores.DetachParent(record_id, expected)
+            return stores.ParentDetachment(record_id, expected)
         case parts.DeleteRecord(id=record_id):
-            return stores.DeleteRecord(record_id)
+            return stores.RecordDeletion(record_id)
         case parts.BackfillProvenance(id=record_id, provenance=provenance):
-            return stores.BackfillProvenance(record_id, provenance)
+            return stores.ProvenanceBackfill(record_id, provenance)
 
 
 def _both(done: stores.Repaired) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
@@ -120,7 +120,7 @@ async def compact_memory(server: Server, caller: Caller, asked: requests.Compact
     """
     order = asked.request
     reason = _reason(order.reason)
-    policy = stores.CompactionPolicy(**order.policy.model_dump())
+    policy = stores.CompactionCutoffs(**order.policy.model_dump())
     if policy.empty:
         raise errors.MemoryInvalidError("the policy asks for nothing", hint="name a cut-off, or detach_stale_parents")
     apply = order.mode == "apply"
@@ -132,10 +132,12 @@ async def compact_memory(server: Server, caller: Caller, asked: requests.Compact
     tiers = tuple(tier for tier, cut in cuts.items() if cut is not None)
     given = [cut for cut in cuts.values() if cut is not None]
     # A parent may dangle in any tier.
-    facts = Facts(tiers=tuple(Tier) if policy.detach_stale_parents else tiers, before_ms=max(given, default=None))
+    facts = RequestFacts(
+        tiers=tuple(Tier) if policy.detach_stale_parents else tiers, before_ms=max(given, default=None)
+    )
     action = f"memory.compact.{order.mode}"
     await authorization.require(server, caller, action, agent_id="memory:compact", facts=facts)
-    plan: stores.Compacted = await server.memory.compact(
+    plan: stores.MemoryCompaction = await server.memory.compact(
         policy, reason=reason, now_ms=server.now_ms(), apply=apply, owner=records.whose(caller)
     )
     lists = {"deleted": plan.deleted, "stale_marked": plan.stale_marked, "parents_detached": plan.parents_detached}
@@ -143,12 +145,12 @@ async def compact_memory(server: Server, caller: Caller, asked: requests.Compact
     about = {"mode": order.mode, "changed": changed, "reason": reason}
     longest = max(map(len, lists.values()))
     rows = [
-        Entry(
+        AuditEntry(
             "memory_compaction_applied",
-            about | {name: list(ids[start : start + _IDS_IN_A_ROW]) for name, ids in lists.items()},
+            about | {name: list(ids[start : start + IDS_IN_A_ROW]) for name, ids in lists.items()},
             caller.agent,
         )
-        for start in range(0, max(longest, 1), _IDS_IN_A_ROW)
+        for start in range(0, max(longest, 1), IDS_IN_A_ROW)
     ]
     await server.audit.append_all(rows)
     # Each row above names all of them; an answer takes what it takes.
@@ -176,7 +178,7 @@ async def backfill_memory_records(
     if asked.scope_pubkey is not None:
         raise errors.MemoryInvalidError("`scope_pubkey` is not taken: receipts and records are correlated as a whole")
     action = "memory.backfill.dry_run" if asked.dry_run else "memory.backfill.apply"
-    facts = Facts(apply=not asked.dry_run)
+    facts = RequestFacts(apply=not asked.dry_run)
     await authorization.require(server, caller, action, agent_id="memory:backfill", facts=facts)
     receipts = await server.receipts.recent(2**32, keep=lambda receipt: receipt.resource == "memory")
     found = await server.memory.backfill(receipts, apply=not asked.dry_run)

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from covenant.handlers import billing, paging
 from covenant.handlers.access import authorization
-from covenant.handlers.access.authorization import Facts
-from covenant.stores.audit.interface import Entry
+from covenant.handlers.access.authorization import RequestFacts
+from covenant.stores.audit.interface import AuditEntry
 from covenant.stores.memory.interface import Room
 from covenant.wire import requests, responses
 from covenant.wire.types import MemoryRecord, SignedCapability, Tier
@@ -100,7 +100,7 @@ async def search_memory(server: Server, caller: Caller, asked: requests.SearchMe
 
 
 async def _may_read(server: Server, caller: Caller, tier: Tier | None) -> SignedCapability:
-    facts = Facts(tier=tier, apply=False, filtered=True)
+    facts = RequestFacts(tier=tier, apply=False, filtered=True)
     return await authorization.require(server, caller, "memory.read", agent_id="memory:read", facts=facts)
 
 
@@ -135,7 +135,7 @@ async def put_memory(server: Server, caller: Caller, asked: requests.PutMemory) 
     """
     now_ms = server.now_ms()
     record_id = str(uuid.uuid4())
-    facts = Facts(tier=asked.tier, record_id=record_id, created_at=now_ms, apply=True)
+    facts = RequestFacts(tier=asked.tier, record_id=record_id, created_at=now_ms, apply=True)
     await authorization.require(server, caller, "memory.write", agent_id="memory:write", facts=facts)
     if not asked.text.strip() or len(asked.text.encode("utf-8", "surrogatepass")) > MAX_TEXT_BYTES:
         raise errors.MemoryInvalidError(f"text is empty, or longer than {MAX_TEXT_BYTES} bytes")
@@ -177,11 +177,11 @@ def check_size(record: MemoryRecord, *, more: Any = None) -> None:
         )
 
 
-def written(record: MemoryRecord, reason: str) -> Entry:
+def written(record: MemoryRecord, reason: str) -> AuditEntry:
     """Return the row of a stored record, with a hash of its text."""
     digest = hashlib.sha256(record.text.encode()).hexdigest()
     about = {"memory_id": record.id, "tier": str(record.tier), "reason": reason, "text_hash_hex": digest}
-    return Entry("memory_written", about, record.owner)
+    return AuditEntry("memory_written", about, record.owner)
 
 
 async def _refuse_ignored(server: Server, caller: Caller, record_id: str, asked: requests.PutMemory) -> None:
@@ -206,7 +206,7 @@ async def promote_memory(server: Server, caller: Caller, asked: requests.Promote
         errors.MemoryConflictError: it is in a higher tier already.
     """
     found = await seen(server, caller, asked.id)
-    facts = Facts(
+    facts = RequestFacts(
         tiers=(asked.tier,) if found is None else (found.tier, asked.tier),
         record_id=asked.id,
         created_at=None if found is None else found.created_at,

@@ -47,7 +47,7 @@ _HEADER: Final = """\
 _PATH: Final = 4096
 _SHOWN: Final = 80
 # Longer texts would block the loop too long, so they go to a thread; this many are searched at once.
-_AT_ONCE: Final = 16 * 1024
+AT_ONCE: Final = 16 * 1024
 _MOST_LONG: Final = 2
 # A text with this many matches of a rule is ignored, even if a later `!` would remove them.
 MOST_PLACES: Final = 250_000
@@ -227,7 +227,7 @@ class IgnoreSet:
         ``of_answer``: the text is a run's answer, which must be written in time. Those have their own limiter, because
         any peer may ask about any number of texts.
         """
-        if len(text) <= _AT_ONCE:
+        if len(text) <= AT_ONCE:
             return self.match(text)
         return await anyio.to_thread.run_sync(self.match, text, limiter=self._done if of_answer else self._long)
 

@@ -54,7 +54,7 @@ class _Living:
     events: deque[IntentEvent] = field(default_factory=lambda: deque(maxlen=EVENTS))
 
 
-class Live:
+class RunningIntents:
     """The running intents. One per daemon."""
 
     def __init__(self, feed: Feed) -> None:

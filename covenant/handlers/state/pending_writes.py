@@ -24,7 +24,7 @@ _AGAIN_SECONDS: Final = 30.0
 _WRITING_SECONDS: Final = 60.0
 
 
-class Unfinished:
+class PendingWrites:
     """The unwritten ends of intents, by intent. One per daemon."""
 
     def __init__(self) -> None:

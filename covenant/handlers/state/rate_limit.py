@@ -18,7 +18,7 @@ from policy import errors
 
 if TYPE_CHECKING:
     from covenant.handlers.caller import Caller
-    from covenant.handlers.state.refusal_summary import Floods
+    from covenant.handlers.state.refusal_summary import RefusalSummary
     from covenant.settings import PeerRate
 
 # These write no row when allowed (tests/unit/covenant/handlers/state/test_rate_limit.py) or, for intents, are admitted
@@ -28,7 +28,7 @@ FREE: Final = frozenset(
     | {"list_agents", "list_tools", "recent_audit", "recent_debits", "recent_denials", "list_approvals"}
 )
 # The number of buckets above which full ones are dropped.
-_MOST_IDLE: Final = 1024
+MOST_IDLE: Final = 1024
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Rates:
         self._rate, self._clock = rate, clock
         self._buckets: dict[str, _Bucket] = {}
 
-    def admit(self, caller: Caller, refused: Floods, now_ms: int) -> None:
+    def admit(self, caller: Caller, refused: RefusalSummary, now_ms: int) -> None:
         """Take a token of the caller.
 
         Raises:
@@ -61,14 +61,14 @@ class Rates:
             hint=f"ask again in {math.ceil((1 - bucket.tokens) / self._rate.requests_per_second)} s; "
             "COVENANT_PEER_REQUESTS_PER_SECOND and _BURST say how many may be",
         )
-        refused.count(caller, now_ms, error.code, error.message)
+        refused.suppress(caller, now_ms, error.code, error.message)
         raise error
 
     def _filled(self, pubkey: str) -> _Bucket:
         now, most = self._clock(), float(self._rate.burst)
         bucket = self._buckets.get(pubkey)
         if bucket is None:
-            if len(self._buckets) >= _MOST_IDLE:
+            if len(self._buckets) >= MOST_IDLE:
                 self._forget(now)
             bucket = self._buckets[pubkey] = _Bucket(most, now)
         bucket.tokens = self._at(bucket, now)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import anyio
 
-from covenant.stores.audit.interface import Entry
+from covenant.stores.audit.interface import AuditEntry
 from policy import errors
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class _Window:
     unstartable: dict[str, Said] = field(default_factory=dict)
 
 
-class Floods:
+class RefusalSummary:
     """Recent refusals by peer. One per daemon; ``clock`` gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -81,13 +81,13 @@ class Floods:
         late = window.unwritten > 0 and self._over(window)
         return late or window.written >= MOST or window.size >= MOST_BYTES
 
-    def note(self, caller: Caller, now_ms: int, *, size: int = 0) -> None:
+    def record(self, caller: Caller, now_ms: int, *, size: int = 0) -> None:
         """Record that a refusal of this caller was written, with ``size`` bytes of its words."""
         window = self._window(caller, now_ms)
         window.written += 1
         window.size += size
 
-    def count(self, caller: Caller, now_ms: int, code: str, message: str) -> None:
+    def suppress(self, caller: Caller, now_ms: int, code: str, message: str) -> None:
         """Count a refusal of this caller that was not written."""
         window = self._window(caller, now_ms)
         window.unwritten += 1
@@ -118,7 +118,7 @@ class Floods:
         audit: AuditLog,
         caller: Caller,
         now_ms: Callable[[], int],
-        rows: Sequence[Entry],
+        rows: Sequence[AuditEntry],
         why: tuple[str, str],
         *,
         size: int = 0,
@@ -129,10 +129,10 @@ class Floods:
             errors.CovenantError: it cannot be written.
         """
         if self.full(caller):
-            self.count(caller, now_ms(), *why)
+            self.suppress(caller, now_ms(), *why)
             return
         await audit.append_all(rows)
-        self.note(caller, now_ms(), size=size)
+        self.record(caller, now_ms(), size=size)
 
     async def sum_up(self, audit: AuditLog, *, all_: bool = False) -> None:
         """Write a summary row for each peer whose time is over.

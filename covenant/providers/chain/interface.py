@@ -29,7 +29,7 @@ class Config:
 class Chain(Protocol):
     """A chain that stores roots."""
 
-    def status(self) -> parts.ChainStatus:
+    def status(self) -> parts.ChainConfiguration:
         """Return the configuration, and the settings that are missing for anchoring."""
         ...
 
@@ -49,12 +49,14 @@ class OffChain:
     def __init__(self, config: Config | None = None) -> None:
         self._config = config or Config()
 
-    def status(self) -> parts.ChainStatus:
+    def status(self) -> parts.ChainConfiguration:
         """As ``Chain.status``. A signer is always missing: this daemon holds no key that may sign for a chain."""
         named = {name: getattr(self._config, name) for name in ("cluster", "rpc_url", "program_id", "covnt_mint")}
         missing = [name for name, value in named.items() if value is None]
         missing += ["signer"] if installed() else ["signer", "extra settlement"]
-        return parts.ChainStatus(chain=CHAIN, ws_url=self._config.ws_url, ready=False, missing=tuple(missing), **named)
+        return parts.ChainConfiguration(
+            chain=CHAIN, ws_url=self._config.ws_url, ready=False, missing=tuple(missing), **named
+        )
 
     async def anchor(self, batch: Batch, *, now_ms: int) -> Anchor:
         """As ``Chain.anchor``: always refused."""

@@ -28,9 +28,9 @@ class LocalVm:
         interface.require_installed()
         self._seed = seed
 
-    def status(self) -> parts.ChainStatus:
+    def status(self) -> parts.ChainConfiguration:
         """As ``Chain.status``: always ready."""
-        return parts.ChainStatus(
+        return parts.ChainConfiguration(
             chain=interface.CHAIN, cluster=CLUSTER, program_id=transactions.MEMO_PROGRAM, ready=True
         )
 

@@ -102,8 +102,8 @@ def _folded(at: paths.Places, rows_of: BinaryIO, chain: BinaryIO) -> tuple[audit
 _SHORT: Final = "is not in its chain, which is shorter"
 
 
-def _batch(at: paths.Places, lines: Iterator[bytes], first: int) -> list[audit_log_chain.Row]:
-    made: list[audit_log_chain.Row] = []
+def _batch(at: paths.Places, lines: Iterator[bytes], first: int) -> list[audit_log_chain.ChainRow]:
+    made: list[audit_log_chain.ChainRow] = []
     size = 0
     for index in itertools.count(first):
         line = next(lines, None) if size < _BATCH_BYTES else None
@@ -119,7 +119,7 @@ def _batch(at: paths.Places, lines: Iterator[bytes], first: int) -> list[audit_l
                 hint="keep audit and audit-head aside as evidence before starting a new log",
                 where=str(at.home / "audit"),
             )
-        made.append(audit_log_chain.Row(line, opening.event_id, opening.timestamp_ms))
+        made.append(audit_log_chain.ChainRow(line, opening.event_id, opening.timestamp_ms))
         size += len(line)
     return made
 

@@ -42,7 +42,7 @@ class _Cut:
 
 
 _Item = tuple[_New, ...] | _Cut
-_Answer = list[chain.Row] | interface.Purged
+_Answer = list[chain.ChainRow] | interface.Purged
 
 
 class DurableAudit:
@@ -62,11 +62,11 @@ class DurableAudit:
         self._issuer = issuer
         self._now_ms = now_ms
         self._rows = rows.Rows(of)
-        self._prover = proofs.Prover(reading.Source(of), notes, of.key.public_key())
+        self._prover = proofs.Prover(reading.LogFiles(of), notes, of.key.public_key())
         self._listeners: list[interface.Listener] = []
         last = rows.opening(files.last_line(of.events, of.head.events_bytes)) if of.head.count else None
         self._last_ms = last.timestamp_ms if last else 0
-        self._turns: group_commit.Turns[_Item, _Answer] = group_commit.Turns(
+        self._turns: group_commit.GroupCommit[_Item, _Answer] = group_commit.GroupCommit(
             self._write, what=_WHAT, most=_MOST_AT_ONCE, told=self._publish
         )
         self._shape = reading.Shape()
@@ -131,7 +131,7 @@ class DurableAudit:
         assert isinstance(written, list)
         return written[0].event_id
 
-    async def append_all(self, entries: Sequence[interface.Entry]) -> list[str]:
+    async def append_all(self, entries: Sequence[interface.AuditEntry]) -> list[str]:
         """As the interface says."""
         if not entries:
             return []
@@ -175,11 +175,11 @@ class DurableAudit:
         if done.rebase_id is not None and newest is not None:
             # The cut may have removed the rows of the newest checkpoint and of its cosignatures; without a row a
             # missing one goes unnoticed.
-            row = interface.Entry("audit_checkpoint", event_text.checkpoint_fields(newest[0]))
+            row = interface.AuditEntry("audit_checkpoint", event_text.checkpoint_fields(newest[0]))
             await self.append_all([row, *cosigned])
         return done
 
-    async def _cosigned_rows(self, checkpoint: note.Checkpoint, signed: note.Note) -> list[interface.Entry]:
+    async def _cosigned_rows(self, checkpoint: note.Checkpoint, signed: note.Note) -> list[interface.AuditEntry]:
         """Return the entries of a checkpoint's cosignatures, as the log has them."""
         count = len(signed.signatures) - 1  # the log's own
         if count < 1:
@@ -190,7 +190,7 @@ class DurableAudit:
 
         found = await self._reading(lambda: event_text.scanned(self._back(None), about_it, count, None))
         fields = ({name: value for name, value in row.kind.items() if name != "type"} for row in found.events)
-        return [interface.Entry("audit_checkpoint_cosigned", one) for one in fields]
+        return [interface.AuditEntry("audit_checkpoint_cosigned", one) for one in fields]
 
     async def prove(self, event_id: str) -> interface.Proof | None:
         """As the interface says."""
@@ -293,7 +293,7 @@ class DurableAudit:
         new = [one for item in items for one in item]
         ids = event_text.event_ids(len(new))
         lines = events.lines(ids, now, [body for body, _ in new])
-        made = list(map(chain.Row, lines, ids, itertools.repeat(now)))
+        made = list(map(chain.ChainRow, lines, ids, itertools.repeat(now)))
         begin = self._files.head.events_bytes
         try:
             self._files.append(made)

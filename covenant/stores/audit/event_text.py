@@ -92,7 +92,7 @@ def checkpoint_fields(checkpoint: note.Checkpoint) -> dict[str, Any]:
     return {"origin": checkpoint.origin, "tree_size": checkpoint.size, "root_hash_hex": checkpoint.root.hex()}
 
 
-def cosigned_entry(checkpoint: note.Checkpoint, one: note.Verified) -> interface.Entry:
+def cosigned_entry(checkpoint: note.Checkpoint, one: note.Verified) -> interface.AuditEntry:
     """Return the entry for a cosignature."""
     about = {"origin": checkpoint.origin, "tree_size": checkpoint.size, "timestamp_s": one.time_s or 0}
-    return interface.Entry("audit_checkpoint_cosigned", {**about, "witness": one.verifier.text})
+    return interface.AuditEntry("audit_checkpoint_cosigned", {**about, "witness": one.verifier.text})

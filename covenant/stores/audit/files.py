@@ -32,7 +32,6 @@ from sandbox.storage import atomic_file
 PENDING_BYTES: Final = 4 * 1024 * 1024
 LOCK_SECONDS: Final = 1.0
 _POLL_SECONDS: Final = 0.002
-NEW: Final = ".new"
 
 _CHUNK_BYTES: Final = 1 << 20
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -41,7 +40,7 @@ _HINT: Final = "run `covenant audit verify`; keep audit and audit-head aside as 
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class AuditSnapshot:
     """The acknowledged head, the bytes of ``head.json``, and the lengths of the files."""
 
     head: chain.Head
@@ -82,7 +81,7 @@ class Files:
             self._identify()
             self._stack = stack.pop_all()
 
-    def append(self, rows: Sequence[chain.Row]) -> None:
+    def append(self, rows: Sequence[chain.ChainRow]) -> None:
         """Acknowledge rows: they are durable when this returns.
 
         Raises:
@@ -97,13 +96,13 @@ class Files:
             if self._end + len(record) > PENDING_BYTES:
                 self._settle()
             try:
-                _write(self._pending, record, self._end)
+                write_bytes(self._pending, record, self._end)
                 # This starts the write to disk without waiting, while the other files are written. It is only advice
                 # that a file system may ignore; the sync below returns any error.
                 with contextlib.suppress(OSError):
                     os.posix_fadvise(self._pending, self._end, len(record), os.POSIX_FADV_DONTNEED)
-                _write(self.events, lines, self.head.events_bytes)
-                _write(self.chain, entries, self.head.chain_bytes)
+                write_bytes(self.events, lines, self.head.events_bytes)
+                write_bytes(self.chain, entries, self.head.chain_bytes)
                 shown = self._slots(head, before)
                 os.fdatasync(self._pending)
             except OSError as e:
@@ -113,7 +112,7 @@ class Files:
                 raise self._full(f"the audit log could not take {len(rows)} rows", e) from e
             self.head, self._before = head, before
             self._end += len(record)
-            _write(self._head_fd, shown, 0)
+            write_bytes(self._head_fd, shown, 0)
 
     def settle(self) -> None:
         """Sync the files, so that they need no row of ``pending``."""
@@ -128,8 +127,9 @@ class Files:
         with self._turn():
             self._settle()
             # The commit: a crash before it leaves the old log; after it the next opening completes the replacement.
-            record = write_ahead.opening(self._signed(before), self._signed(head), rebased=True)
-            _write(self._pending, record, 0)
+            replaced = self._signed(self._before), self._signed(self.head)
+            record = write_ahead.opening(self._signed(before), self._signed(head), replaced=replaced)
+            write_bytes(self._pending, record, 0)
             os.fdatasync(self._pending)
             self._rename(head)
             self.head, self._before = head, before
@@ -145,11 +145,11 @@ class Files:
         """Yield the acknowledged lines of the chain with their offsets."""
         return _lines(self.chain, 0, self.head.chain_bytes)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> AuditSnapshot:
         """Return the state of the files between two writes."""
         with self._writing:
             sizes = (os.fstat(fd).st_size for fd in (self.events, self.chain))
-            return Snapshot(self.head, os.pread(self._head_fd, chain.HEAD_BYTES, 0), *sizes)
+            return AuditSnapshot(self.head, os.pread(self._head_fd, chain.HEAD_BYTES, 0), *sizes)
 
     def close(self) -> None:
         """Sync and close the files. After a failed write only close them."""
@@ -172,7 +172,7 @@ class Files:
 
         (1) Find the acknowledged head: in `pending` if it begins with a head that verifies, else the newest in
         `head.json`.
-        (2) Complete a cut that was committed.
+        (2) Refuse a `pending` that is older than `head.json`. Complete a cut that was committed.
         (3) Write the rows of `pending` again, even those that are present; set bytes beyond them aside.
         (4) The last record must be the one that the head signs.
         (5) Sync the files and `head.json`.
@@ -192,15 +192,15 @@ class Files:
         # INVARIANT: this comes before a file changes or `head.json` names its rows. A killed daemon may have left
         # `pending` unsynced.
         _hear_of_refusals(self._pending)
-        _write(self._pending, raw[: found.end], 0)
+        write_bytes(self._pending, raw[: found.end], 0)
         os.fdatasync(self._pending)
         # (2)
-        if found.rebased:
+        if write_ahead.is_behind(found, shown):
+            self._broken(write_ahead.BEHIND)
+        if found.replaced:
             self._rename(found.base)
         else:
             self._discard_new()
-            if shown is not None and shown.count > found.head.count:
-                self._broken("the head names rows that `pending` does not hold")
         # (3)
         _hear_of_refusals(self.events, self.chain, self._head_fd)
         base, head = found.base, found.head
@@ -225,7 +225,7 @@ class Files:
             self.recovered.append(f"`{name}` got {len(lines)} acknowledged bytes that it lacked or held otherwise")
         # INVARIANT: rewrite the rows even if they are present. The page cache shows data that the disk refused as if it
         # were written, and the error went to a daemon that is gone.
-        _write(fd, lines, base)
+        write_bytes(fd, lines, base)
         if size > end:
             self._aside(name, os.pread(fd, size - end, end), head.count)
             os.ftruncate(fd, end)
@@ -255,7 +255,7 @@ class Files:
         return last[1]
 
     def _show_again(self) -> None:
-        _write(self._head_fd, self._slots(self.head, self._before), 0)
+        write_bytes(self._head_fd, self._slots(self.head, self._before), 0)
 
     def _slots(self, head: chain.Head, before: chain.Head) -> bytes:
         """Return the bytes of ``head.json``: both heads signed, each in its slot; a slot without a head is blank."""
@@ -278,7 +278,7 @@ class Files:
             self._end = PENDING_BYTES
             try:
                 os.ftruncate(self._pending, 0)
-                _write(self._pending, record + bytes(PENDING_BYTES - len(record)), 0)
+                write_bytes(self._pending, record + bytes(PENDING_BYTES - len(record)), 0)
                 os.fsync(self._pending)
             except OSError as e:
                 if e.errno not in _FULL:
@@ -287,7 +287,7 @@ class Files:
                 raise self._full("the audit log has no room for the rows that come", e) from e
         else:
             # The zero byte after the record ends the contents of an earlier use.
-            _write(self._pending, record + b"\0", 0)
+            write_bytes(self._pending, record + b"\0", 0)
             # INVARIANT: sync the opening before rows follow it. A power cut may keep any subset of the pages of one
             # sync: new rows after the old opening would not be read as rows, and the log would end before its head.
             os.fdatasync(self._pending)
@@ -299,7 +299,7 @@ class Files:
         os.ftruncate(self.chain, self.head.chain_bytes)
         if os.fstat(self._pending).st_size > PENDING_BYTES:
             os.ftruncate(self._pending, max(PENDING_BYTES, self._end))
-        _write(self._pending, b"\0", self._end)
+        write_bytes(self._pending, b"\0", self._end)
         os.fdatasync(self._pending)
 
     def _rename(self, head: chain.Head) -> None:
@@ -307,13 +307,13 @@ class Files:
         try:
             for name, size in ((paths.EVENTS, head.events_bytes), (paths.CHAIN, head.chain_bytes)):
                 with contextlib.suppress(FileNotFoundError):
-                    self._check_size(name + NEW, size)
+                    self._check_size(name + write_ahead.NEW, size)
                     if name == paths.EVENTS:
                         # INVARIANT: a reader that opens the new file by its name finds it locked: its chain is renamed
                         # later.
-                        held = self.at.file(name + NEW, folder=self.at.log)
+                        held = self.at.file(name + write_ahead.NEW, folder=self.at.log)
                         fcntl.flock(held, fcntl.LOCK_EX)
-                    os.rename(name + NEW, name, src_dir_fd=self.at.log, dst_dir_fd=self.at.log)
+                    os.rename(name + write_ahead.NEW, name, src_dir_fd=self.at.log, dst_dir_fd=self.at.log)
             os.fsync(self.at.log)
             if held is not None:
                 # A reader that waited for the lock of the old file checks again which file has the name (covenant
@@ -350,7 +350,7 @@ class Files:
     def _discard_new(self) -> None:
         for name in (paths.EVENTS, paths.CHAIN):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(name + NEW, dir_fd=self.at.log)
+                os.unlink(name + write_ahead.NEW, dir_fd=self.at.log)
 
     def _check_names(self) -> None:
         """Check that the open files are still those under their names, with the sizes we wrote. Any difference is not
@@ -437,7 +437,8 @@ def _lines(fd: int, start: int, end: int) -> Iterator[tuple[int, bytes]]:
             offset += len(line) + 1
 
 
-def _write(fd: int, data: bytes, offset: int) -> None:
+def write_bytes(fd: int, data: bytes, offset: int) -> None:
+    """Write all bytes at an offset."""
     view = memoryview(data)
     while view:
         done = os.pwrite(fd, view, offset)

@@ -16,7 +16,7 @@ Listener = Callable[[parts.AuditEvent], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class AuditEntry:
     """A row to write. Without an issuer, the daemon is the issuer."""
 
     kind: str
@@ -81,7 +81,7 @@ class AuditLog(Protocol):
             errors.StoreError: the disk failed; the log takes no more rows.
         """
 
-    async def append_all(self, entries: Sequence[Entry]) -> list[str]:
+    async def append_all(self, entries: Sequence[AuditEntry]) -> list[str]:
         """Write several rows in sequence, otherwise as ``append``; after a crash the log has all of them or none."""
 
     async def caught_up(self) -> None:

@@ -25,7 +25,7 @@ NOTE_KEY, NOTE_PUBLIC = "checkpoint.key", "checkpoint.vkey"
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _KEY_BYTES: Final = 32
 # How long ``open`` waits for a daemon that is ending.
-_LOCK_SECONDS: Final = 10.0
+LOCK_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class Places:
                     opened.callback(os.close, fd)
                     found.append(fd)
                 # INVARIANT: one writer. A daemon that was killed holds the lock until its last write has ended.
-                if not atomic_file.take(found[1], _LOCK_SECONDS):
+                if not atomic_file.take(found[1], LOCK_SECONDS):
                     raise errors.LedgerError(
-                        f"another process has had the log open for {_LOCK_SECONDS:.0f} seconds",
+                        f"another process has had the log open for {LOCK_SECONDS:.0f} seconds",
                         hint="end what writes it; one that hangs in a disk ends with its write",
                         where=str(home / "audit"),
                     )

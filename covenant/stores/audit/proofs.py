@@ -16,7 +16,7 @@ from policy.audit_log import chain, merkle, note, truncation
 Keep = Callable[[note.Note], None]
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """Source of the log's rows."""
 
     @property
@@ -33,7 +33,7 @@ class Source(Protocol):
 class Prover:
     """Builds the tree on first use and extends it later, so a log without proofs has no cost for it."""
 
-    def __init__(self, source: Source, notes: checkpoints.Notary, public_key: Ed25519PublicKey) -> None:
+    def __init__(self, source: RowSource, notes: checkpoints.Notary, public_key: Ed25519PublicKey) -> None:
         self._source = source
         self._notes = notes
         self._public_key = public_key

@@ -12,7 +12,7 @@ from typing import Final
 from covenant.stores.audit import files, paths, rows
 from policy import errors
 from policy.audit_log import chain as audit_log_chain
-from policy.audit_log import events, merkle, truncation
+from policy.audit_log import events, merkle, truncation, write_ahead
 
 _BATCH: Final = 4096
 
@@ -31,8 +31,8 @@ class _Found:
 
     offset: int = 0
     count: int = 0
-    first: audit_log_chain.Row | None = None
-    last: audit_log_chain.Row | None = None
+    first: audit_log_chain.ChainRow | None = None
+    last: audit_log_chain.ChainRow | None = None
     previous_rebase: bytes | None = None
 
 
@@ -60,7 +60,7 @@ def cut(of: files.Files, before_ms: int, *, issuer: str, now_ms: int) -> Done:
     )
     event_id = str(uuid.uuid4())
     line = events.assembled(event_id, now_ms, issuer, events.kind_text(truncation.KIND, fields))
-    heads = _write(of, audit_log_chain.Row(line, event_id, now_ms), before.offset)
+    heads = _write(of, audit_log_chain.ChainRow(line, event_id, now_ms), before.offset)
     of.replace(*heads)
     return Done(before.count, event_id)
 
@@ -92,15 +92,15 @@ def _found(of: files.Files, before_ms: int) -> tuple[_Found, merkle.Frontier, me
 
 
 def _write(
-    of: files.Files, first: audit_log_chain.Row, kept_from: int
+    of: files.Files, first: audit_log_chain.ChainRow, kept_from: int
 ) -> tuple[audit_log_chain.Head, audit_log_chain.Head]:
     """Write and sync the new files. Returns their last head but one and their last."""
     with contextlib.ExitStack() as stack:
         made = []
         for name in (paths.EVENTS, paths.CHAIN):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(name + files.NEW, dir_fd=of.at.log)
-            fd = of.at.file(name + files.NEW, folder=of.at.log)
+                os.unlink(name + write_ahead.NEW, dir_fd=of.at.log)
+            fd = of.at.file(name + write_ahead.NEW, folder=of.at.log)
             made.append(stack.enter_context(os.fdopen(fd, "wb")))
         log, chain = made
         before = head = audit_log_chain.Head()
@@ -115,7 +115,9 @@ def _write(
     return before, head
 
 
-def _groups(of: files.Files, first: audit_log_chain.Row, kept_from: int) -> Iterator[list[audit_log_chain.Row]]:
+def _groups(
+    of: files.Files, first: audit_log_chain.ChainRow, kept_from: int
+) -> Iterator[list[audit_log_chain.ChainRow]]:
     group = [first]
     for _, line in of.lines(kept_from):
         group.append(_row(line))
@@ -126,8 +128,8 @@ def _groups(of: files.Files, first: audit_log_chain.Row, kept_from: int) -> Iter
         yield group
 
 
-def _row(line: bytes) -> audit_log_chain.Row:
+def _row(line: bytes) -> audit_log_chain.ChainRow:
     found = rows.opening(line)
     if found is None:
         raise errors.LedgerError("a line of the log is no event", hint="run `covenant audit verify`")
-    return audit_log_chain.Row(line, found.event_id, found.timestamp_ms)
+    return audit_log_chain.ChainRow(line, found.event_id, found.timestamp_ms)

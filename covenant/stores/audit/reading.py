@@ -50,8 +50,8 @@ class Shape:
                 self._turn.notify_all()
 
 
-class Source:
-    """The files, with the interface ``proofs.Source``."""
+class LogFiles:
+    """The files, with the interface ``proofs.RowSource``."""
 
     def __init__(self, of: files.Files) -> None:
         self._files = of

@@ -13,7 +13,7 @@ from policy.audit_log import verify as audit_log_verify
 _BATCH: Final = 4096
 
 
-def verify(of: files.Files, now: files.Snapshot) -> audit_log_verify.Report:
+def verify(of: files.Files, now: files.AuditSnapshot) -> audit_log_verify.Report:
     """Verify the files and return the findings. An intact log is never read whole into memory."""
     key = of.key.public_key()
     head = now.head

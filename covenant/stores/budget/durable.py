@@ -42,9 +42,9 @@ class DurableBudgetLedger(in_memory.InMemoryBudgetLedger):
         """Messages about data set aside at the opening, as ``Journal.recovered``."""
         return self._journal.recovered
 
-    async def compact(self, before_ms: int) -> interface.Compacted:
+    async def compact(self, before_ms: int) -> interface.BudgetCompaction:
         """As ``interface.BudgetLedger.compact``. Selects the rows to drop from the file between two writes."""
-        outcome = interface.Compacted(0, 0)
+        outcome = interface.BudgetCompaction(0, 0)
 
         def select(lines: list[bytes]) -> list[bytes]:
             nonlocal outcome

@@ -163,14 +163,14 @@ class InMemoryBudgetLedger:
             for row in self._state.open.values()
         )
 
-    async def compact(self, before_ms: int) -> interface.Compacted:
+    async def compact(self, before_ms: int) -> interface.BudgetCompaction:
         """As ``interface.BudgetLedger.compact``. Drops only debits: this ledger has no other rows."""
         await anyio.lowlevel.checkpoint()
         kept = [row for row in self._state.debits if row.at_ms >= before_ms]
         dropped = len(self._state.debits) - len(kept)
         self._state.debits.clear()
         self._state.debits.extend(kept)
-        return interface.Compacted(dropped, len(self._state.buckets))
+        return interface.BudgetCompaction(dropped, len(self._state.buckets))
 
     async def close(self) -> None:
         """As ``interface.BudgetLedger.close``."""

@@ -18,7 +18,7 @@ MOST_RECENT: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
+class BudgetCompaction:
     """The result of a compaction: the number of dropped rows, and of agents whose bucket replaces them."""
 
     dropped: int
@@ -105,7 +105,7 @@ class BudgetLedger(Protocol):
         """Return the open reservations; after a start, those of runs that the last daemon did not see end."""
         ...
 
-    async def compact(self, before_ms: int) -> Compacted:
+    async def compact(self, before_ms: int) -> BudgetCompaction:
         """Replace the rows before ``before_ms`` by each bucket's state.
 
         Raises:

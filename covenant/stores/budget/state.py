@@ -103,7 +103,7 @@ class LedgerState:
 
 def cut(
     ledger: Iterable[rows.LedgerRow], before_ms: int
-) -> tuple[list[rows.Snapshot | rows.Debit], int, interface.Compacted]:
+) -> tuple[list[rows.Snapshot | rows.Debit], int, interface.BudgetCompaction]:
     """Fold the rows before ``before_ms`` into snapshots. Returns these, the number of rows folded and the outcome.
 
     Only the beginning of the file is folded, and no row after it is read. Version 1 may have written an earlier time
@@ -119,4 +119,4 @@ def cut(
         taken += 1
         dropped += not isinstance(row, rows.Snapshot)
     snapshots, open_ = before.snapshots(), before.without_bucket()
-    return [*snapshots, *open_], taken, interface.Compacted(dropped - len(open_), len(snapshots))
+    return [*snapshots, *open_], taken, interface.BudgetCompaction(dropped - len(open_), len(snapshots))

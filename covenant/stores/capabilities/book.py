@@ -17,7 +17,7 @@ MAX_PER_ACTION = 64
 MAX_BELOW = 1024
 
 
-class Book:
+class GrantBook:
     """Grants indexed by signature, by subject and action, by concerned key, and by the grant that they narrow."""
 
     def __init__(self, root: str) -> None:

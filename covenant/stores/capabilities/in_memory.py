@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from covenant.stores.capabilities import interface
-from covenant.stores.capabilities.book import Book
+from covenant.stores.capabilities.book import GrantBook
 from covenant.stores.capabilities.interface import Grant, Use
 from covenant.wire.types import SignedCapability
 
@@ -14,7 +14,7 @@ class InMemoryCapabilities:
     """``interface.Capabilities`` without a file. ``root`` is the daemon's key."""
 
     def __init__(self, root: str) -> None:
-        self._book = Book(root)
+        self._book = GrantBook(root)
 
     def find(self, pubkey: str, action: str, now_ms: int) -> SignedCapability | None:
         """See ``interface.Capabilities``."""

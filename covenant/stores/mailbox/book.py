@@ -11,12 +11,12 @@ from typing import assert_never
 
 from covenant.stores.mailbox import events
 from covenant.stores.mailbox.answers import Answers, Cached
-from covenant.stores.mailbox.interface import Entry, Lease, Limits, State
+from covenant.stores.mailbox.interface import Lease, Limits, State, TaskEntry
 from covenant.stores.mailbox.queue import Key, Shelf
 from covenant.wire.types import A2ATask, A2ATaskResult
 
 
-class Book(Shelf):
+class TaskBook(Shelf):
     """Every stored task, with its state and result."""
 
     def __init__(self, limits: Limits) -> None:
@@ -32,7 +32,7 @@ class Book(Shelf):
 
     # --- units of work ----------------------------------------------------------------------------------
 
-    def emit(self, event: events.Event) -> Entry | None:
+    def emit(self, event: events.Event) -> TaskEntry | None:
         """Apply an event that is to be written. Returns the changed entry."""
         self._fresh.append(event)
         return self.apply(event)
@@ -42,7 +42,7 @@ class Book(Shelf):
         fresh, self._fresh = self._fresh, []
         return fresh
 
-    def settle(self) -> list[Entry]:
+    def settle(self) -> list[TaskEntry]:
         """Drop the undo steps: all events are durable. Returns the entries that changed."""
         self._undo.clear()
         touched, self._touched = self._touched, {}
@@ -57,7 +57,7 @@ class Book(Shelf):
 
     # --- events -----------------------------------------------------------------------------------------
 
-    def apply(self, event: events.Event) -> Entry | None:
+    def apply(self, event: events.Event) -> TaskEntry | None:
         """Apply an event. Returns the changed entry; None if no task matches, or the task's state does not fit."""
         match event:
             case events.TaskSent(task=task):
@@ -87,8 +87,8 @@ class Book(Shelf):
             case _ as never:
                 assert_never(never)
 
-    def _sent(self, event: events.TaskSent) -> Entry:
-        entry = Entry(
+    def _sent(self, event: events.TaskSent) -> TaskEntry:
+        entry = TaskEntry(
             task=event.task,
             state=State.QUEUED,
             sent_at_ms=event.at_ms,
@@ -101,7 +101,7 @@ class Book(Shelf):
         )
         return self._change(event.task.id, entry)
 
-    def _leased(self, name: str, lease_id: str, at_ms: int, expires_at_ms: int | None) -> Entry | None:
+    def _leased(self, name: str, lease_id: str, at_ms: int, expires_at_ms: int | None) -> TaskEntry | None:
         entry = self.entries.get(name)
         if entry is None or entry.state is not State.QUEUED:
             return self._stray()
@@ -110,7 +110,7 @@ class Book(Shelf):
         lease = Lease(lease_id, entry.task.recipient, at_ms, end)
         return self._change(name, replace(entry, state=State.IN_FLIGHT, lease=lease, attempt=entry.attempt + 1))
 
-    def _again(self, name: str, *, requeues: int) -> Entry | None:
+    def _again(self, name: str, *, requeues: int) -> TaskEntry | None:
         entry = self.entries.get(name)
         if entry is None or entry.state is not State.IN_FLIGHT:
             return self._stray()
@@ -118,7 +118,7 @@ class Book(Shelf):
         queued = replace(entry, state=State.QUEUED, lease=None, turn=self._next(), requeues=entry.requeues + requeues)
         return self._change(name, queued)
 
-    def _ended(self, result: A2ATaskResult, at_ms: int, state: State = State.RESULT_PENDING) -> Entry | None:
+    def _ended(self, result: A2ATaskResult, at_ms: int, state: State = State.RESULT_PENDING) -> TaskEntry | None:
         entry = self.entries.get(result.task_id)
         if entry is None or not entry.open:
             return self._stray()
@@ -126,7 +126,7 @@ class Book(Shelf):
         ended = replace(entry, state=state, lease=None, result=result, ended_at_ms=at_ms, turn=self._next(), size=size)
         return self._change(result.task_id, ended)
 
-    def _fetched(self, name: str) -> Entry | None:
+    def _fetched(self, name: str) -> TaskEntry | None:
         entry = self.entries.get(name)
         if entry is None or entry.state is not State.RESULT_PENDING:
             return self._stray()
@@ -149,7 +149,7 @@ class Book(Shelf):
 
     # --- what can be taken back -------------------------------------------------------------------------
 
-    def _change(self, name: str, new: Entry | None) -> Entry:
+    def _change(self, name: str, new: TaskEntry | None) -> TaskEntry:
         old = self.entries.get(name)
         self._undo.append(lambda: self.put(name, old))
         self._touched[name] = None
@@ -165,7 +165,7 @@ class Book(Shelf):
         self._turn += 1
         return self._turn
 
-    def _stray(self) -> Entry | None:
+    def _stray(self) -> TaskEntry | None:
         self.strays += 1
         return None
 

@@ -41,7 +41,7 @@ class DurableMailbox(InMemoryMailbox):
         super().__init__(now_ms=now_ms, limits=limits)
         self.recovered: list[str] = list(kept.recovered)
         self._journal = kept
-        self._turns: group_commit.LoopTurns[_Act, Any] = group_commit.LoopTurns(
+        self._turns: group_commit.LoopGroupCommit[_Act, Any] = group_commit.LoopGroupCommit(
             self._write, what="the mailbox", most=_MOST_AT_ONCE
         )
 

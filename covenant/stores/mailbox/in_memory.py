@@ -8,8 +8,8 @@ from functools import partial
 from typing import TypeVar
 
 from covenant.stores.mailbox import transitions
-from covenant.stores.mailbox.book import Book
-from covenant.stores.mailbox.interface import Ended, Entry, Limits, Retried, RetryRules, Sent, State
+from covenant.stores.mailbox.book import TaskBook
+from covenant.stores.mailbox.interface import Ended, Limits, Retried, RetryRules, Sent, State, TaskEntry
 from covenant.wire.types import A2ATask, A2ATaskResult
 
 T = TypeVar("T")
@@ -22,9 +22,9 @@ class InMemoryMailbox:
         self.limits = limits or Limits()
         self.running: set[str] = set()
         self._now = now_ms
-        self._book = Book(self.limits)
+        self._book = TaskBook(self.limits)
         self._ended: list[Ended] = []
-        self._watchers: list[Callable[[Entry], None]] = []
+        self._watchers: list[Callable[[TaskEntry], None]] = []
 
     async def _do(self, act: Callable[[], T]) -> T:
         """Expire due tasks and leases, then run one act."""
@@ -42,7 +42,7 @@ class InMemoryMailbox:
         """Settle the emitted events, and notify the watchers."""
         self._tell(self._book.settle())
 
-    def _tell(self, entries: Sequence[Entry]) -> None:
+    def _tell(self, entries: Sequence[TaskEntry]) -> None:
         for entry in entries:
             for called in list(self._watchers):
                 called(entry)
@@ -54,7 +54,7 @@ class InMemoryMailbox:
 
     async def lease(
         self, recipient: str, *, lease_ms: int | None = None, of: Callable[[str], bool] = transitions.anybody
-    ) -> Entry | None:
+    ) -> TaskEntry | None:
         """Lease the longest waiting task."""
         length = self.limits.lease_ms if lease_ms is None else lease_ms
         name = str(uuid.uuid4())
@@ -62,7 +62,7 @@ class InMemoryMailbox:
             lambda: transitions.lease(self._book, recipient, self._now(), lease_id=name, lease_ms=length, of=of)
         )
 
-    async def post(self, result: A2ATaskResult, *, lease_id: str | None = None) -> Entry:
+    async def post(self, result: A2ATaskResult, *, lease_id: str | None = None) -> TaskEntry:
         """Answer an open task."""
         return await self._do(lambda: transitions.post(self._book, result, self._now(), lease_id=lease_id))
 
@@ -72,17 +72,17 @@ class InMemoryMailbox:
 
     async def requeue(
         self, task_id: str, *, lease_id: str | None = None, duplicate_risk: str | None, reason: str, by: str = "repair"
-    ) -> Entry:
+    ) -> TaskEntry:
         """Put a leased task back."""
         act = partial(transitions.requeue, lease_id=lease_id, duplicate_risk=duplicate_risk, reason=reason, by=by)
         return await self._do(lambda: act(self._book, task_id, self._now()))
 
-    async def force_error(self, task_id: str, *, lease_id: str | None = None, message: str, reason: str) -> Entry:
+    async def force_error(self, task_id: str, *, lease_id: str | None = None, message: str, reason: str) -> TaskEntry:
         """End an open task with an error."""
         act = partial(transitions.force_error, lease_id=lease_id, message=message, reason=reason)
         return await self._do(lambda: act(self._book, task_id, self._now()))
 
-    async def cancel(self, task_id: str, *, reason: str) -> Entry:
+    async def cancel(self, task_id: str, *, reason: str) -> TaskEntry:
         """Cancel an open task."""
         return await self._do(lambda: transitions.cancel(self._book, task_id, self._now(), reason=reason))
 
@@ -101,33 +101,33 @@ class InMemoryMailbox:
         """Remove finished tasks."""
         return len(await self._do(lambda: transitions.compact(self._book, self._now())))
 
-    def get(self, task_id: str) -> Entry | None:
+    def get(self, task_id: str) -> TaskEntry | None:
         """Return the entry of a task."""
         return self._book.entries.get(task_id)
 
-    def sent(self, pubkey: str, task_id: str) -> Entry | None:
+    def sent(self, pubkey: str, task_id: str) -> TaskEntry | None:
         """Return the entry that the key sent under this id."""
         return self._book.sent(pubkey, task_id)
 
-    def given(self, pubkey: str, task_id: str) -> Entry | None:
+    def given(self, pubkey: str, task_id: str) -> TaskEntry | None:
         """Return the entry that the key receives under this id."""
         return self._book.given(pubkey, task_id)
 
-    def recent(self, pubkey: str, limit: int) -> list[Entry]:
+    def recent(self, pubkey: str, limit: int) -> list[TaskEntry]:
         """Return the newest entries of a key, newest first."""
         return [entry for entry, _ in zip(self._book.newest_of(pubkey), range(limit), strict=False)]
 
-    def answered(self, pubkey: str, limit: int) -> list[Entry]:
+    def answered(self, pubkey: str, limit: int) -> list[TaskEntry]:
         """Return the newest answers of a key, newest first."""
         ended = [entry for entry in self._book.newest_of(pubkey) if entry.result is not None]
         return sorted(ended, key=lambda entry: -entry.turn)[:limit]
 
-    def open_entries(self, pubkey: str | None = None) -> list[Entry]:
+    def open_entries(self, pubkey: str | None = None) -> list[TaskEntry]:
         """Return the open entries, oldest first."""
         entries = self._book.entries.values() if pubkey is None else self._book.newest_of(pubkey)
         return sorted((entry for entry in entries if entry.open), key=lambda entry: entry.turn)
 
-    def unfetched(self, pubkey: str) -> list[Entry]:
+    def unfetched(self, pubkey: str) -> list[TaskEntry]:
         """Return the answers that wait for the sender, oldest first."""
         mine = (entry for entry in self._book.newest_of(pubkey) if entry.task.sender.pubkey == pubkey)
         return sorted((one for one in mine if one.state is State.RESULT_PENDING), key=lambda entry: entry.turn)
@@ -143,7 +143,7 @@ class InMemoryMailbox:
         """Return the time at which ``expire`` next has work."""
         return self._book.next_due_ms()
 
-    def watch(self, called: Callable[[Entry], None]) -> Callable[[], None]:
+    def watch(self, called: Callable[[TaskEntry], None]) -> Callable[[], None]:
         """Call ``called`` with each changed entry, until the returned function is called."""
         self._watchers.append(called)
         return lambda: self._watchers.remove(called)

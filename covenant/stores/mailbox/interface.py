@@ -60,7 +60,7 @@ class Lease(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TaskEntry:
     """A task and its state. ``attempt`` counts its leases, ``requeues`` the leases that a retry ended, and ``size`` the
     bytes of the task and its result.
 
@@ -167,14 +167,14 @@ class Sent(NamedTuple):
     """An accepted task. ``outcome`` is ``known`` if the mailbox had it before, ``replayed`` if an earlier answer was
     copied."""
 
-    entry: Entry
+    entry: TaskEntry
     outcome: Literal["queued", "replayed", "known"]
 
 
 class Ended(NamedTuple):
     """An act of the mailbox itself: a lease that expired (``result`` None), or a task that ended with an error."""
 
-    entry: Entry
+    entry: TaskEntry
     lease_id: str | None
     reason: str
 
@@ -184,7 +184,7 @@ class Retried:
     """The result of a retry: the tasks that wait again, and the number of skipped ones for each reason."""
 
     considered: int = 0
-    requeued: Sequence[Entry] = ()
+    requeued: Sequence[TaskEntry] = ()
     skipped: Mapping[Skip, int] = field(default_factory=dict)
 
 
@@ -217,12 +217,12 @@ class Mailbox(Protocol):
 
     async def lease(
         self, recipient: str, *, lease_ms: int | None = None, of: Callable[[str], bool] = ...
-    ) -> Entry | None:
+    ) -> TaskEntry | None:
         """Lease to the recipient the task that has waited longest, of the senders whose key ``of`` accepts (default:
         all). Returns None if no task waits."""
         ...
 
-    async def post(self, result: A2ATaskResult, *, lease_id: str | None = None) -> Entry:
+    async def post(self, result: A2ATaskResult, *, lease_id: str | None = None) -> TaskEntry:
         """Answer an open task. A late answer to a task that waits again is accepted too, unless ``lease_id`` names an
         ended lease.
 
@@ -238,7 +238,7 @@ class Mailbox(Protocol):
 
     async def requeue(
         self, task_id: str, *, lease_id: str | None = None, duplicate_risk: str | None, reason: str, by: str = "repair"
-    ) -> Entry:
+    ) -> TaskEntry:
         """Put a leased task back. The risk ``idempotent`` is accepted only for a task that declared itself idempotent.
 
         Raises:
@@ -246,7 +246,7 @@ class Mailbox(Protocol):
         """
         ...
 
-    async def force_error(self, task_id: str, *, lease_id: str | None = None, message: str, reason: str) -> Entry:
+    async def force_error(self, task_id: str, *, lease_id: str | None = None, message: str, reason: str) -> TaskEntry:
         """End an open task with an error.
 
         Raises:
@@ -254,7 +254,7 @@ class Mailbox(Protocol):
         """
         ...
 
-    async def cancel(self, task_id: str, *, reason: str) -> Entry:
+    async def cancel(self, task_id: str, *, reason: str) -> TaskEntry:
         """Cancel an open task: it is resolved, and an answer of the lease holder is refused.
 
         Raises:
@@ -276,31 +276,31 @@ class Mailbox(Protocol):
         """Remove finished tasks, and old answers from the cache. Returns the number of removed tasks."""
         ...
 
-    def get(self, task_id: str) -> Entry | None:
+    def get(self, task_id: str) -> TaskEntry | None:
         """Return the entry of a task by the mailbox's name. All calls that act on one task use this name."""
         ...
 
-    def sent(self, pubkey: str, task_id: str) -> Entry | None:
+    def sent(self, pubkey: str, task_id: str) -> TaskEntry | None:
         """Return the entry that the public key sent under this id."""
         ...
 
-    def given(self, pubkey: str, task_id: str) -> Entry | None:
+    def given(self, pubkey: str, task_id: str) -> TaskEntry | None:
         """Return the entry that the public key receives under this id."""
         ...
 
-    def recent(self, pubkey: str, limit: int) -> list[Entry]:
+    def recent(self, pubkey: str, limit: int) -> list[TaskEntry]:
         """Return the newest entries that the public key sent or is to receive, newest first."""
         ...
 
-    def answered(self, pubkey: str, limit: int) -> list[Entry]:
+    def answered(self, pubkey: str, limit: int) -> list[TaskEntry]:
         """Return the newest answers to tasks that the public key sent or received, newest first."""
         ...
 
-    def open_entries(self, pubkey: str | None = None) -> list[Entry]:
+    def open_entries(self, pubkey: str | None = None) -> list[TaskEntry]:
         """Return the open entries, oldest first; with a key, only those that it sent or is to receive."""
         ...
 
-    def unfetched(self, pubkey: str) -> list[Entry]:
+    def unfetched(self, pubkey: str) -> list[TaskEntry]:
         """Return the answers that wait for the sender, oldest first."""
         ...
 
@@ -313,7 +313,7 @@ class Mailbox(Protocol):
         """Return the time at which ``expire`` next has work."""
         ...
 
-    def watch(self, called: Callable[[Entry], None]) -> Callable[[], None]:
+    def watch(self, called: Callable[[TaskEntry], None]) -> Callable[[], None]:
         """Call ``called`` with each changed entry once the change is durable. Call the returned function to stop."""
         ...
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
-from covenant.stores.mailbox.interface import Entry, State
+from covenant.stores.mailbox.interface import State, TaskEntry
 from covenant.wire.types import A2ATask
 
 K = TypeVar("K")
@@ -37,7 +37,7 @@ class Shelf:
     """Every stored task. Only ``put`` changes them."""
 
     def __init__(self) -> None:
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, TaskEntry] = {}
         # Bytes of all tasks and results.
         self.size = 0
         self._waiting: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
@@ -55,7 +55,7 @@ class Shelf:
         self._same: defaultdict[Key, dict[str, None]] = defaultdict(dict)
         self._due: list[tuple[int, str]] = []
 
-    def first_waiting(self, recipient: str, of: Callable[[str], bool]) -> Entry | None:
+    def first_waiting(self, recipient: str, of: Callable[[str], bool]) -> TaskEntry | None:
         """Return the recipient's task that has waited longest, of the senders whose public key ``of`` accepts."""
         first = self._first(self._waiting, recipient, State.QUEUED)
         if first is None or of(first.task.sender.pubkey):
@@ -63,7 +63,7 @@ class Shelf:
         waiting = ((turn, self._waits(turn, name)) for turn, name in sorted(self._waiting[recipient]))
         return next((one for _, one in waiting if one is not None and of(one.task.sender.pubkey)), None)
 
-    def first_unfetched(self, sender: str) -> Entry | None:
+    def first_unfetched(self, sender: str) -> TaskEntry | None:
         """Return the oldest answer that the sender has not fetched."""
         return self._first(self._unfetched, sender, State.RESULT_PENDING)
 
@@ -83,26 +83,26 @@ class Shelf:
         """Return the most tasks that any one sender has, and the most bytes."""
         return max(self._tasks_of.values(), default=0), max(self._size_of.values(), default=0)
 
-    def same(self, key: Key) -> list[Entry]:
+    def same(self, key: Key) -> list[TaskEntry]:
         """Return the open tasks with this key."""
         return [self.entries[name] for name in self._same.get(key, ())]
 
-    def sent(self, pubkey: str, task_id: str) -> Entry | None:
+    def sent(self, pubkey: str, task_id: str) -> TaskEntry | None:
         """Return the entry that the key sent under this id."""
         name = self._by_sender.get((pubkey, task_id))
         return None if name is None else self.entries[name]
 
-    def given(self, pubkey: str, task_id: str) -> Entry | None:
+    def given(self, pubkey: str, task_id: str) -> TaskEntry | None:
         """Return the entry that the key receives under this id."""
         name = self._by_recipient.get((pubkey, task_id))
         return None if name is None else self.entries[name]
 
-    def newest_of(self, pubkey: str) -> Iterator[Entry]:
+    def newest_of(self, pubkey: str) -> Iterator[TaskEntry]:
         """Yield the entries that the key sent or is to receive, newest first."""
         for name in reversed(self._peers.get(pubkey, {})):
             yield self.entries[name]
 
-    def due(self, now_ms: int) -> Iterator[Entry]:
+    def due(self, now_ms: int) -> Iterator[TaskEntry]:
         """Yield the open tasks whose deadline or lease is over. The caller must end each before it takes the next, or
         it returns at the next call only."""
         left = []
@@ -129,7 +129,7 @@ class Shelf:
 
     # --- the indices ------------------------------------------------------------------------------------
 
-    def put(self, name: str, new: Entry | None) -> None:
+    def put(self, name: str, new: TaskEntry | None) -> None:
         """Set the entry of that name; None removes it."""
         old = self.entries.get(name)
         grown = (new.size if new else 0) - (old.size if old else 0)
@@ -156,7 +156,7 @@ class Shelf:
         elif new.state is State.QUEUED:
             self._offer(new)
 
-    def _take_out(self, old: Entry) -> None:
+    def _take_out(self, old: TaskEntry) -> None:
         task = old.task
         del self.entries[task.id]
         del self._by_sender[task.sender.pubkey, old.id_of_sender]
@@ -167,7 +167,7 @@ class Shelf:
             if not self._peers[pubkey]:
                 del self._peers[pubkey]
 
-    def _count(self, task: A2ATask, old: Entry | None, new: Entry | None) -> None:
+    def _count(self, task: A2ATask, old: TaskEntry | None, new: TaskEntry | None) -> None:
         """Update the counts of open and in-flight tasks, and offer the next of equal tasks."""
         was, now = old is not None and old.open, new is not None and new.open
         _add(self._open, task.recipient.pubkey, now - was)
@@ -186,22 +186,22 @@ class Shelf:
         if first is not None:
             self._offer(first)
 
-    def _first_of(self, key: Key) -> Entry | None:
+    def _first_of(self, key: Key) -> TaskEntry | None:
         """Return the first open task with this key."""
         name = next(iter(self._same.get(key, ())), None)
         return None if name is None else self.entries.get(name)
 
-    def _offer(self, entry: Entry) -> None:
+    def _offer(self, entry: TaskEntry) -> None:
         """Make a waiting task available for a lease, if it may be leased."""
         if entry.state is State.QUEUED and self._may_go(entry):
             heapq.heappush(self._waiting[entry.task.recipient.pubkey], (entry.turn, entry.task.id))
 
-    def _may_go(self, entry: Entry) -> bool:
+    def _may_go(self, entry: TaskEntry) -> bool:
         """Whether a task may be leased: it is the first of its equals, and none of them is in flight."""
         key = Key.of(entry.task)
         return key is None or (key not in self._busy and self._first_of(key) is entry)
 
-    def _moment(self, entry: Entry) -> int | None:
+    def _moment(self, entry: TaskEntry) -> int | None:
         """Return the time at which an entry's deadline has passed or its lease may end; None if neither applies."""
         if not entry.open:
             return None
@@ -211,12 +211,12 @@ class Shelf:
             moments.append(entry.lease.expires_at_ms)
         return min(moments, default=None)
 
-    def _waits(self, turn: int, name: str) -> Entry | None:
+    def _waits(self, turn: int, name: str) -> TaskEntry | None:
         entry = self.entries.get(name)
         is_it = entry is not None and entry.state is State.QUEUED and entry.turn == turn
         return entry if entry is not None and is_it and self._may_go(entry) else None
 
-    def _first(self, heaps: dict[str, list[tuple[int, str]]], pubkey: str, state: State) -> Entry | None:
+    def _first(self, heaps: dict[str, list[tuple[int, str]]], pubkey: str, state: State) -> TaskEntry | None:
         heap = heaps.get(pubkey)
         while heap:
             turn, name = heap[0]
@@ -239,11 +239,11 @@ def _add(numbers: dict[K, int], key: K, by: int) -> None:
         numbers.pop(key, None)
 
 
-def _in_flight(entry: Entry | None) -> int:
+def _in_flight(entry: TaskEntry | None) -> int:
     return int(entry is not None and entry.state is State.IN_FLIGHT)
 
 
-def may_repeat(entry: Entry) -> bool:
+def may_repeat(entry: TaskEntry) -> bool:
     """Whether a task may be repeated without asking: not if its sender declared that unsafe."""
     declared = entry.task.idempotency
     return declared is None or declared.duplicate_safety != "unsafe"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container
 from functools import partial
 
 from covenant.stores.mailbox import events
-from covenant.stores.mailbox.book import Book, failure, size_of
+from covenant.stores.mailbox.book import TaskBook, failure, size_of
 from covenant.stores.mailbox.interface import (
     ATTEMPTS_EXHAUSTED,
     DEADLINE_EXCEEDED,
@@ -20,12 +20,12 @@ from covenant.stores.mailbox.interface import (
     NO_ROOM,
     UNDELIVERED,
     Ended,
-    Entry,
     Retried,
     RetryRules,
     Sent,
     Skip,
     State,
+    TaskEntry,
 )
 from covenant.stores.mailbox.queue import Key, may_repeat
 from covenant.wire.types import A2ATask, A2ATaskResult
@@ -36,7 +36,7 @@ _MAX_ID = 256
 _SHORT = 1024
 
 
-def send(book: Book, task: A2ATask, now_ms: int, *, other_id: str) -> Sent:
+def send(book: TaskBook, task: A2ATask, now_ms: int, *, other_id: str) -> Sent:
     """Accept a task: it is known, answered from the cache, or queued.
 
     ``other_id`` is its name if another sender's task has its id. It is unpredictable, and the sender does not learn it:
@@ -78,8 +78,8 @@ def anybody(sender: str) -> bool:
 
 
 def lease(
-    book: Book, recipient: str, now_ms: int, *, lease_id: str, lease_ms: int, of: Callable[[str], bool] = anybody
-) -> Entry | None:
+    book: TaskBook, recipient: str, now_ms: int, *, lease_id: str, lease_ms: int, of: Callable[[str], bool] = anybody
+) -> TaskEntry | None:
     """Lease the recipient its next task, of a sender that ``of`` accepts. Only one of several equal tasks is leased at
     a time."""
     while (entry := book.first_waiting(recipient, of)) is not None:
@@ -97,7 +97,7 @@ def lease(
     return None
 
 
-def post(book: Book, result: A2ATaskResult, now_ms: int, *, lease_id: str | None) -> Entry:
+def post(book: TaskBook, result: A2ATaskResult, now_ms: int, *, lease_id: str | None) -> TaskEntry:
     """Answer a task; an ok answer to an idempotent task also answers equal tasks, now and later.
 
     Raises:
@@ -135,7 +135,7 @@ def post(book: Book, result: A2ATaskResult, now_ms: int, *, lease_id: str | None
     return answered
 
 
-def take_result(book: Book, sender: str, now_ms: int) -> A2ATaskResult | None:
+def take_result(book: TaskBook, sender: str, now_ms: int) -> A2ATaskResult | None:
     """Return the sender's oldest unfetched answer, and mark it as fetched."""
     entry = book.first_unfetched(sender)
     if entry is None:
@@ -145,8 +145,8 @@ def take_result(book: Book, sender: str, now_ms: int) -> A2ATaskResult | None:
 
 
 def requeue(
-    book: Book, task_id: str, now_ms: int, *, lease_id: str | None, duplicate_risk: str | None, reason: str, by: str
-) -> Entry:
+    book: TaskBook, task_id: str, now_ms: int, *, lease_id: str | None, duplicate_risk: str | None, reason: str, by: str
+) -> TaskEntry:
     """Put a leased task back.
 
     Raises:
@@ -170,7 +170,9 @@ def requeue(
     return queued
 
 
-def force_error(book: Book, task_id: str, now_ms: int, *, lease_id: str | None, message: str, reason: str) -> Entry:
+def force_error(
+    book: TaskBook, task_id: str, now_ms: int, *, lease_id: str | None, message: str, reason: str
+) -> TaskEntry:
     """End an open task with an error.
 
     Raises:
@@ -197,7 +199,7 @@ def force_error(book: Book, task_id: str, now_ms: int, *, lease_id: str | None, 
     return ended
 
 
-def cancel(book: Book, task_id: str, now_ms: int, *, reason: str) -> Entry:
+def cancel(book: TaskBook, task_id: str, now_ms: int, *, reason: str) -> TaskEntry:
     """Cancel an open task."""
     _open(book, task_id)
     ended = book.emit(events.TaskCancelled(task_id=task_id, reason=reason, at_ms=now_ms))
@@ -205,7 +207,7 @@ def cancel(book: Book, task_id: str, now_ms: int, *, reason: str) -> Entry:
     return ended
 
 
-def expire(book: Book, now_ms: int) -> list[Ended]:
+def expire(book: TaskBook, now_ms: int) -> list[Ended]:
     """End tasks whose deadline has passed, and put tasks with an ended lease back, up to the maximum of attempts.
 
     A task that its sender declared unsafe to repeat is not put back: it may have been done. It stays leased until a
@@ -227,7 +229,7 @@ def expire(book: Book, now_ms: int) -> list[Ended]:
     return done
 
 
-def retry_stale(book: Book, rules: RetryRules, now_ms: int, *, apply: bool, running: Container[str]) -> Retried:
+def retry_stale(book: TaskBook, rules: RetryRules, now_ms: int, *, apply: bool, running: Container[str]) -> Retried:
     """End stale leases of tasks that declared themselves safe to repeat."""
     considered = sorted((entry for entry in book.entries.values() if entry.open), key=_age)[: rules.scan_limit]
     skipped: Counter[Skip] = Counter()
@@ -242,7 +244,7 @@ def retry_stale(book: Book, rules: RetryRules, now_ms: int, *, apply: bool, runn
     return Retried(len(considered), requeued, dict(skipped))
 
 
-def compact(book: Book, now_ms: int) -> list[str]:
+def compact(book: TaskBook, now_ms: int) -> list[str]:
     """Return the names of the removed tasks: resolved ones, and answers not fetched in time.
 
     Tasks without a deadline that were not answered in time are ended here; a later compaction removes them.
@@ -263,7 +265,7 @@ def compact(book: Book, now_ms: int) -> list[str]:
     return gone
 
 
-def restate(book: Book) -> list[events.Event]:
+def restate(book: TaskBook) -> list[events.Event]:
     """Return the events that produce the book's present state."""
     stated: list[events.Event] = [
         events.ResultCached(**key._asdict(), result=cached.result, at_ms=cached.at_ms)
@@ -300,7 +302,7 @@ def restate(book: Book) -> list[events.Event]:
     return stated
 
 
-def _replay(book: Book, entry: Entry, now_ms: int) -> Entry | None:
+def _replay(book: TaskBook, entry: TaskEntry, now_ms: int) -> TaskEntry | None:
     key = Key.of(entry.task)
     cached = book.cache.get(key) if key is not None else None
     if cached is None:
@@ -312,7 +314,7 @@ def _replay(book: Book, entry: Entry, now_ms: int) -> Entry | None:
     return book.emit(events.ResultReplayed(result=result, at_ms=now_ms))
 
 
-def _check_room(book: Book, task: A2ATask) -> None:
+def _check_room(book: TaskBook, task: A2ATask) -> None:
     limits, sender, recipient = book.limits, task.sender.pubkey, task.recipient.pubkey
     key = Key.of(task)
     cached = None if key is None else book.cache.get(key)
@@ -332,7 +334,7 @@ def _check_room(book: Book, task: A2ATask) -> None:
         )
 
 
-def _has_room(book: Book, sender: str, size: int) -> bool:
+def _has_room(book: TaskBook, sender: str, size: int) -> bool:
     """Whether this sender's tasks and answers may grow by that many bytes."""
     limits, (_, held) = book.limits, book.held_by(sender)
     return _may_have(limits.size_of_sender, limits.size, held, book.size, size)
@@ -357,7 +359,7 @@ def _check_task(task: A2ATask) -> None:
         raise errors.TaskInvalidError(f"a task may have {MAX_TASK_BYTES} bytes", where="task")
 
 
-def _open(book: Book, task_id: str) -> Entry:
+def _open(book: TaskBook, task_id: str) -> TaskEntry:
     # No error repeats the mailbox's name of a task: the caller may know it by another id.
     entry = book.entries.get(task_id)
     if entry is None:
@@ -367,17 +369,17 @@ def _open(book: Book, task_id: str) -> Entry:
     return entry
 
 
-def _check_lease(entry: Entry, lease_id: str | None) -> None:
+def _check_lease(entry: TaskEntry, lease_id: str | None) -> None:
     if lease_id is not None and (entry.lease is None or entry.lease.id != lease_id):
         raise errors.LeaseMismatchError(f"the task is not leased under `{lease_id}`")
 
 
-def _age(entry: Entry) -> tuple[bool, int]:
+def _age(entry: TaskEntry) -> tuple[bool, int]:
     """Sort leased tasks first, the oldest lease before the others."""
     return (entry.lease is None, entry.lease.at_ms if entry.lease else entry.turn)
 
 
-def _skip(entry: Entry, rules: RetryRules, now_ms: int, running: Container[str]) -> Skip | None:
+def _skip(entry: TaskEntry, rules: RetryRules, now_ms: int, running: Container[str]) -> Skip | None:
     task, held, declared = entry.task, entry.lease, entry.task.idempotency
     if held is None:
         return Skip.NOT_IN_FLIGHT

@@ -23,9 +23,9 @@ from covenant.stores.memory.interface import (
     BACKFILL_SAVEPOINT,
     COMPACT_SAVEPOINT,
     BadRow,
-    Compacted,
-    CompactionPolicy,
+    CompactionCutoffs,
     Hit,
+    MemoryCompaction,
     Repair,
     Repaired,
     Room,
@@ -144,8 +144,8 @@ class DurableMemory:
             return await maintenance.promote(under_way, record_id, tier, at_ms=at_ms, owner=owner)
 
     async def compact(
-        self, policy: CompactionPolicy, *, reason: str, now_ms: int, apply: bool, owner: str | None = None
-    ) -> Compacted:
+        self, policy: CompactionCutoffs, *, reason: str, now_ms: int, apply: bool, owner: str | None = None
+    ) -> MemoryCompaction:
         """Plan a compaction, and execute all of it or nothing if ``apply``."""
         async with self._writer.exclusive(COMPACT_SAVEPOINT) as under_way:
             return await maintenance.compact(under_way, policy, reason=reason, now_ms=now_ms, apply=apply, owner=owner)

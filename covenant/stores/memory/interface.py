@@ -35,7 +35,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class DetachParent:
+class ParentDetachment:
     """Remove a record's parent; with ``expected_parent``, only if that is the parent."""
 
     id: str
@@ -43,21 +43,21 @@ class DetachParent:
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteRecord:
+class RecordDeletion:
     """Delete a record."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
-class BackfillProvenance:
+class ProvenanceBackfill:
     """Write ``metadata.provenance``; metadata that is no object moves to ``previous_metadata``."""
 
     id: str
     provenance: Any
 
 
-Repair = DetachParent | DeleteRecord | BackfillProvenance
+Repair = ParentDetachment | RecordDeletion | ProvenanceBackfill
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Repaired:
 
 
 @dataclass(frozen=True, slots=True)
-class CompactionPolicy:
+class CompactionCutoffs:
     """The cut-offs for deleting and marking. They are exclusive: a record made at the cut-off stays."""
 
     delete_working_before_ms: int | None = None
@@ -104,7 +104,7 @@ class CompactionPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
+class MemoryCompaction:
     """Sorted lists of ids, so that the same store and policy give the same result in a dry run or applied."""
 
     deleted: tuple[str, ...] = ()
@@ -186,8 +186,8 @@ class Memory(Protocol):
         ...
 
     async def compact(
-        self, policy: CompactionPolicy, *, reason: str, now_ms: int, apply: bool, owner: str | None = None
-    ) -> Compacted:
+        self, policy: CompactionCutoffs, *, reason: str, now_ms: int, apply: bool, owner: str | None = None
+    ) -> MemoryCompaction:
         """Plan a compaction, and execute all of it or nothing if ``apply``."""
         ...
 

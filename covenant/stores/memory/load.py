@@ -20,7 +20,7 @@ from covenant.stores.memory.index.vectors import Block
 from covenant.wire.types import Tier
 
 # As many as numpy's copies of them stay in the processor's cache.
-_ROWS: Final = 1024
+ROWS: Final = 1024
 _SELECT: Final = (
     "SELECT id, tier, owner_pubkey, created_at, embedding FROM memories WHERE embedder IS ? AND length(embedding) > 0"
 )
@@ -49,7 +49,7 @@ def _asked(db: sqlite3.Connection, label: str | None) -> tuple[int, sqlite3.Curs
 
 def _next(cursor: sqlite3.Cursor) -> list[Block]:
     """The next blocks, none at the end."""
-    while found := cursor.fetchmany(_ROWS):
+    while found := cursor.fetchmany(ROWS):
         if blocks := _blocks([row for row in found if _is_whole(row)]):
             return blocks
     return []

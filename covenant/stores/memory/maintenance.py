@@ -10,7 +10,14 @@ from typing import Final
 
 from covenant.stores.memory import plans, read, sqlite
 from covenant.stores.memory.index.cache import Gone
-from covenant.stores.memory.interface import BadRow, Compacted, CompactionPolicy, DeleteRecord, Repair, Repaired
+from covenant.stores.memory.interface import (
+    BadRow,
+    CompactionCutoffs,
+    MemoryCompaction,
+    RecordDeletion,
+    Repair,
+    Repaired,
+)
 from covenant.stores.memory.write import Transaction
 from covenant.wire.types import SettlementReceipt, Tier
 
@@ -38,7 +45,7 @@ async def repair(under_way: Transaction, command: Repair, *, apply: bool, owner:
     before = await read.row(under_way.db, command.id)
     if isinstance(before, BadRow):
         # A bad row can only be deleted, and only by a caller that may see every row.
-        if owner is not None or not isinstance(command, DeleteRecord):
+        if owner is not None or not isinstance(command, RecordDeletion):
             return None
         after = None
     elif before is None or owner not in (None, before.owner.pubkey):
@@ -71,8 +78,8 @@ async def promote(
 
 
 async def compact(
-    under_way: Transaction, policy: CompactionPolicy, *, reason: str, now_ms: int, apply: bool, owner: str | None
-) -> Compacted:
+    under_way: Transaction, policy: CompactionCutoffs, *, reason: str, now_ms: int, apply: bool, owner: str | None
+) -> MemoryCompaction:
     """Plan a compaction, and execute it if ``apply``."""
     marked_at_ms = now_ms if policy.marked_at_ms is None else policy.marked_at_ms
     lines, ids = await _lines(under_way, policy)
@@ -89,7 +96,7 @@ async def compact(
     return plan
 
 
-async def _lines(under_way: Transaction, policy: CompactionPolicy) -> tuple[list[plans.Line], list[str]]:
+async def _lines(under_way: Transaction, policy: CompactionCutoffs) -> tuple[list[plans.Line], list[str]]:
     """Return the input of the plan, and the ids of bad rows. Reads a whole row only if it may be marked."""
     lines, bad = [], []
     select = "SELECT rowid, id, tier, owner_pubkey, created_at, parent FROM memories"

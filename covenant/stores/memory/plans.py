@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Final, assert_never
 
 from covenant.stores.memory.interface import (
-    BackfillProvenance,
-    Compacted,
-    CompactionPolicy,
-    DeleteRecord,
-    DetachParent,
+    CompactionCutoffs,
+    MemoryCompaction,
+    ParentDetachment,
     Payable,
+    ProvenanceBackfill,
+    RecordDeletion,
     Repair,
 )
 from covenant.wire.types import MemoryRecord, SettlementReceipt, Tier
@@ -32,15 +32,15 @@ def repaired(record: MemoryRecord, command: Repair) -> MemoryRecord | None:
         errors.MemoryConflictError: its parent is not the one that the command expects.
     """
     match command:
-        case DetachParent(expected_parent=expected):
+        case ParentDetachment(expected_parent=expected):
             if expected is not None and record.parent != expected:
                 raise errors.MemoryConflictError(
                     f"parent of `{record.id}` is `{record.parent}`, not `{expected}`", where=record.id
                 )
             return record.model_copy(update={"parent": None})
-        case DeleteRecord():
+        case RecordDeletion():
             return None
-        case BackfillProvenance(provenance=provenance):
+        case ProvenanceBackfill(provenance=provenance):
             return _with_metadata(record, provenance=provenance)
         case _:
             assert_never(command)
@@ -101,8 +101,8 @@ def line(record: MemoryRecord) -> Line:
 
 
 def compaction(
-    lines: Iterable[Line], policy: CompactionPolicy, *, ids: Iterable[str] = (), owner: str | None = None
-) -> Compacted:
+    lines: Iterable[Line], policy: CompactionCutoffs, *, ids: Iterable[str] = (), owner: str | None = None
+) -> MemoryCompaction:
     """Plan a compaction over all records. A parent is stale if no remaining record of any owner has its id.
 
     ``ids`` are those of bad rows: a parent that is one of them is not stale.
@@ -121,7 +121,7 @@ def compaction(
     if policy.detach_stale_parents:
         left = ({line.id for line in known} | set(ids)) - deleted
         detached = {line.id for line in mine if line.parent is not None and line.parent not in left} - deleted
-    return Compacted(tuple(sorted(deleted)), tuple(sorted(marked)), tuple(sorted(detached)))
+    return MemoryCompaction(tuple(sorted(deleted)), tuple(sorted(marked)), tuple(sorted(detached)))
 
 
 def payable(record: MemoryRecord) -> Payable:

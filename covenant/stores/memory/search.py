@@ -29,7 +29,7 @@ _OWNED: Final = "+f.rowid IN (SELECT rowid FROM memories WHERE owner_pubkey = ?)
 # The most words whose number of records is cached.
 _MOST_COUNTED: Final = 4096
 # Words are counted this far beyond the limit of common words, so that as many changes need no new count.
-_BEYOND: Final = 256
+BEYOND: Final = 256
 
 
 # The creation times of the records with the words, best first; None if there are no words.
@@ -105,7 +105,7 @@ class Searcher:
         while order and len(hits) < asked.limit and room > 0:
             count = min(asked.limit - len(hits), sqlite.PAGE)
             page, order = order[:count], order[count:]
-            known = _records(self._records, [record_id for record_id, _ in page])
+            known = records(self._records, [record_id for record_id, _ in page])
             hits += [
                 Hit(known[record_id], score)
                 for record_id, score in page
@@ -208,14 +208,14 @@ class WordIndex:
                 held = f"{held} AND {_OWNED}" if self._is_common(term) else one_by_one
                 values.append(owner)
             statements.append(f"SELECT count(*) FROM (SELECT 1 FROM {held} LIMIT ?)")  # noqa: S608
-            values.append(ranking.COMMON + _BEYOND + 1)
+            values.append(ranking.COMMON + BEYOND + 1)
         if statements:
             found = self._db.execute(" UNION ALL ".join(statements), values).fetchall()
             counts = (_Count(int(row[0]), now) for row in found)
             self._holders.update(zip(((owner, term) for term in terms), counts, strict=True))
 
 
-def _records(db: sqlite3.Connection, ids: Sequence[str]) -> dict[str, MemoryRecord]:
+def records(db: sqlite3.Connection, ids: Sequence[str]) -> dict[str, MemoryRecord]:
     """Return the records that still exist. ``ids`` has at most ``sqlite.PAGE`` items."""
     sayable = [one for one in ids if sqlite.sayable(one)]
     marks = ", ".join("?" * len(sayable))

@@ -11,7 +11,7 @@ import anyio
 
 from covenant.stores.memory import rows
 from covenant.stores.memory.index.cache import Cache, Change, Gone, Moved, Put
-from covenant.stores.memory.index.vectors import Entry
+from covenant.stores.memory.index.vectors import RecordVectors
 from covenant.stores.memory.interface import Room
 from covenant.stores.memory.quotas import Tallies, size_of
 from covenant.wire.types import MemoryRecord, Tier
@@ -45,7 +45,7 @@ class Transaction:
         self.changes.append(
             Gone(record.id)
             if vector is None
-            else Put(Entry(record.id, record.tier, record.owner.pubkey, record.created_at, vector))
+            else Put(RecordVectors(record.id, record.tier, record.owner.pubkey, record.created_at, vector))
         )
 
     async def delete(self, record_id: str) -> None:

@@ -7,24 +7,24 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from covenant.stores.peers.interface import PREFIX_LENGTH, Entry, Listing, Random, Status, digest, mint
+from covenant.stores.peers.interface import PREFIX_LENGTH, Listing, PeerToken, Random, Status, digest, mint
 
 _TRIES = 1000
 
 
-class Book:
+class TokenBook:
     """Entries by the digest of their token, the newest last."""
 
     def __init__(self) -> None:
-        self._entries: dict[bytes, Entry] = {}
+        self._entries: dict[bytes, PeerToken] = {}
         # Several entries of one prefix occur only in version 1's registries.
-        self._named: defaultdict[str, list[Entry]] = defaultdict(list)
+        self._named: defaultdict[str, list[PeerToken]] = defaultdict(list)
         self._noted_ms = 0
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[PeerToken]:
         return iter(self._entries.values())
 
-    def lookup(self, token: str, now_ms: int) -> Entry | None:
+    def lookup(self, token: str, now_ms: int) -> PeerToken | None:
         """Return the live entry of a token.
 
         Compares digests of secrets with 256 random bits, so its duration reveals nothing about a secret.
@@ -35,7 +35,7 @@ class Book:
             return None
         return entry if entry.live(now_ms) else None
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: PeerToken) -> None:
         """Add an entry; an existing one stays unchanged."""
         if entry.digest not in self._entries:
             self._entries[entry.digest] = entry
@@ -47,15 +47,15 @@ class Book:
         if entry is not None and entry.revoked_at_ms is None:
             entry.revoked_at_ms = revoked_at_ms
 
-    def newest(self) -> Iterator[Entry]:
+    def newest(self) -> Iterator[PeerToken]:
         """Iterate over all entries, the last registered first."""
         return reversed(self._entries.values())
 
-    def of_prefix(self, token_prefix: str) -> Sequence[Entry]:
+    def of_prefix(self, token_prefix: str) -> Sequence[PeerToken]:
         """Return the entries with exactly this prefix."""
         return self._named.get(token_prefix, ())
 
-    def matching(self, prefix: str) -> list[Entry]:
+    def matching(self, prefix: str) -> list[PeerToken]:
         """See ``interface.Peers``."""
         if len(prefix) > PREFIX_LENGTH:
             found = self._entries.get(digest(prefix))
@@ -72,7 +72,7 @@ class Book:
         found = list(itertools.islice(asked, limit + 1))
         return Listing(found[:limit], len(found) > limit)
 
-    def newly_expired(self, now_ms: int) -> list[Entry]:
+    def newly_expired(self, now_ms: int) -> list[PeerToken]:
         """See ``interface.Peers``."""
         since, self._noted_ms = self._noted_ms, max(now_ms, self._noted_ms)
         return [
@@ -83,7 +83,7 @@ class Book:
             and since <= entry.expires_at_ms < self._noted_ms
         ]
 
-    def over(self, before_ms: int, now_ms: int) -> list[Entry]:
+    def over(self, before_ms: int, now_ms: int) -> list[PeerToken]:
         """Return the entries that were revoked or expired before ``before_ms``."""
         return [
             entry
@@ -93,7 +93,7 @@ class Book:
             or (entry.expires_at_ms is not None and entry.expires_at_ms < before_ms and entry.expired(now_ms))
         ]
 
-    def drop(self, entries: Sequence[Entry]) -> None:
+    def drop(self, entries: Sequence[PeerToken]) -> None:
         """Remove entries."""
         for entry in entries:
             self._entries.pop(entry.digest, None)
@@ -107,7 +107,7 @@ class Book:
         return next(token for token in made if token[:PREFIX_LENGTH] not in self._named)
 
 
-def _has(entry: Entry, status: Status | None, now_ms: int) -> bool:
+def _has(entry: PeerToken, status: Status | None, now_ms: int) -> bool:
     if status == "revoked":
         return entry.revoked_at_ms is not None
     return status is None or entry.live(now_ms)

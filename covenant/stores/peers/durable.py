@@ -18,9 +18,9 @@ import anyio.to_thread
 
 from covenant.stores.journal import Journal
 from covenant.stores.peers import rows
-from covenant.stores.peers.book import Book
+from covenant.stores.peers.book import TokenBook
 from covenant.stores.peers.in_memory import InMemoryPeers
-from covenant.stores.peers.interface import PREFIX_LENGTH, Clock, Enrolled, Entry, Random, Rotation
+from covenant.stores.peers.interface import PREFIX_LENGTH, Clock, Enrolled, PeerToken, Random, Rotation
 from covenant.wire.types import AgentId
 from policy import errors
 from sandbox.storage import atomic_file
@@ -44,7 +44,7 @@ class DurablePeers(InMemoryPeers):
         self._operator = operator
         self._now_ms = now_ms
         self._random = random
-        self._book = Book()
+        self._book = TokenBook()
         self._directory = directory
         self._journal = journal
         self._changing = anyio.Lock()
@@ -82,7 +82,7 @@ class DurablePeers(InMemoryPeers):
             await self._revoke_operator_but(made.entry)
             return Rotation(made.token, (old or "")[:PREFIX_LENGTH], made.entry.token_prefix)
 
-    async def revoke(self, entry: Entry) -> None:
+    async def revoke(self, entry: PeerToken) -> None:
         """See ``interface.Peers``."""
         async with self._change():
             await self._revoke(entry)
@@ -114,7 +114,7 @@ class DurablePeers(InMemoryPeers):
         self._book.add(entry)
         return Enrolled(token, entry)
 
-    async def _revoke(self, entry: Entry) -> None:
+    async def _revoke(self, entry: PeerToken) -> None:
         now_ms = self._now_ms()
         await self._journal.append(rows.line(rows.Revoked(entry.digest, now_ms)))
         self._book.bury(entry.digest, now_ms)
@@ -143,7 +143,7 @@ class DurablePeers(InMemoryPeers):
         self.operator_token = made.token
         return made
 
-    async def _revoke_operator_but(self, kept: Entry) -> int:
+    async def _revoke_operator_but(self, kept: PeerToken) -> int:
         others = [entry for entry in self.of(self._operator.pubkey) if entry is not kept]
         for entry in others:
             await self._revoke(entry)
@@ -180,12 +180,12 @@ class DurablePeers(InMemoryPeers):
         if any(row.clear for row in found):
             await self._migrate(found)
         for row in found:
-            if isinstance(row.what, Entry):
+            if isinstance(row.what, PeerToken):
                 self._book.add(row.what)
             else:
                 self._book.bury(row.what.digest, row.what.at_ms)
 
-    async def _migrate(self, found: list[rows.Row]) -> None:
+    async def _migrate(self, found: list[rows.PeerRow]) -> None:
         """Replace version 1's clear tokens by digests, and keep a copy of its file."""
         lines = [line async for line in self._journal]
         name = await anyio.to_thread.run_sync(self._back_up, b"".join(line + b"\n" for line in lines))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from covenant.stores.peers.book import Book
+from covenant.stores.peers.book import TokenBook
 from covenant.stores.peers.interface import (
     PREFIX_LENGTH,
     Clock,
     Enrolled,
-    Entry,
     Listing,
+    PeerToken,
     Random,
     Rotation,
     Status,
@@ -27,7 +27,7 @@ class InMemoryPeers:
         self._operator = operator
         self._now_ms = now_ms
         self._random = random
-        self._book = Book()
+        self._book = TokenBook()
         self.operator_token = self._book.mint(random)
         self._book.add(self._entry(self.operator_token, operator, None))
 
@@ -41,17 +41,17 @@ class InMemoryPeers:
         named, now_ms = self._book.of_prefix(token_prefix), self._now_ms()
         return any(entry.agent_id.pubkey == pubkey and entry.live(now_ms) for entry in named)
 
-    def named(self, display: str) -> Sequence[Entry]:
+    def named(self, display: str) -> Sequence[PeerToken]:
         """See ``interface.Peers``."""
         now_ms = self._now_ms()
         return [entry for entry in self._book if entry.agent_id.display == display and entry.live(now_ms)]
 
-    def of(self, pubkey: str) -> Sequence[Entry]:
+    def of(self, pubkey: str) -> Sequence[PeerToken]:
         """See ``interface.Peers``."""
         now_ms = self._now_ms()
         return [entry for entry in self._book if entry.agent_id.pubkey == pubkey and entry.live(now_ms)]
 
-    def matching(self, prefix: str) -> Sequence[Entry]:
+    def matching(self, prefix: str) -> Sequence[PeerToken]:
         """See ``interface.Peers``."""
         return self._book.matching(prefix)
 
@@ -59,7 +59,7 @@ class InMemoryPeers:
         """See ``interface.Peers``."""
         return self._book.listing(limit, pubkey_prefix, status, self._now_ms())
 
-    def newly_expired(self) -> Sequence[Entry]:
+    def newly_expired(self) -> Sequence[PeerToken]:
         """See ``interface.Peers``."""
         return self._book.newly_expired(self._now_ms())
 
@@ -78,7 +78,7 @@ class InMemoryPeers:
         self._book.bury(digest(old), self._now_ms())
         return Rotation(new, old[:PREFIX_LENGTH], new[:PREFIX_LENGTH])
 
-    async def revoke(self, entry: Entry) -> None:
+    async def revoke(self, entry: PeerToken) -> None:
         """See ``interface.Peers``."""
         self._book.bury(entry.digest, self._now_ms())
 
@@ -91,5 +91,5 @@ class InMemoryPeers:
     async def close(self) -> None:
         """See ``interface.Peers``."""
 
-    def _entry(self, token: str, agent: AgentId, expires_at_ms: int | None) -> Entry:
-        return Entry(digest(token), token[:PREFIX_LENGTH], agent, self._now_ms(), expires_at_ms)
+    def _entry(self, token: str, agent: AgentId, expires_at_ms: int | None) -> PeerToken:
+        return PeerToken(digest(token), token[:PREFIX_LENGTH], agent, self._now_ms(), expires_at_ms)

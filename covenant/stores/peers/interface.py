@@ -20,7 +20,7 @@ Status = Literal["live", "revoked"]
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class PeerToken:
     """A token's digest, its owner and its lifetime. Only the store changes it."""
 
     digest: bytes
@@ -54,7 +54,7 @@ class Enrolled:
     """A new token, returned only once, and its entry."""
 
     token: str
-    entry: Entry
+    entry: PeerToken
 
     def __repr__(self) -> str:
         return f"Enrolled({self.entry.token_prefix}...)"
@@ -76,7 +76,7 @@ class Rotation:
 class Listing:
     """Some peers, newest first. ``truncated``: there are more."""
 
-    entries: Sequence[Entry]
+    entries: Sequence[PeerToken]
     truncated: bool
 
 
@@ -89,19 +89,19 @@ class Peers(Protocol):
     def admits(self, pubkey: str, token_prefix: str) -> bool:
         """Whether a token of this key with this prefix is still accepted."""
 
-    def named(self, display: str) -> Sequence[Entry]:
+    def named(self, display: str) -> Sequence[PeerToken]:
         """Return the live entries of a display name."""
 
-    def of(self, pubkey: str) -> Sequence[Entry]:
+    def of(self, pubkey: str) -> Sequence[PeerToken]:
         """Return the live entries of a key."""
 
-    def matching(self, prefix: str) -> Sequence[Entry]:
+    def matching(self, prefix: str) -> Sequence[PeerToken]:
         """Return the entries, newest first, whose token has this prefix; a longer text must be a whole token."""
 
     def listing(self, limit: int, pubkey_prefix: str | None, status: Status | None) -> Listing:
         """Return the newest entries with this prefix of the key and this status."""
 
-    def newly_expired(self) -> Sequence[Entry]:
+    def newly_expired(self) -> Sequence[PeerToken]:
         """Return the entries that expired since the last call."""
 
     async def enroll(self, agent: AgentId, expires_at_ms: int | None) -> Enrolled:
@@ -114,7 +114,7 @@ class Peers(Protocol):
             errors.StoreError: it could not be written; the token in the operator's file still works.
         """
 
-    async def revoke(self, entry: Entry) -> None:
+    async def revoke(self, entry: PeerToken) -> None:
         """Reject this token from now on."""
 
     async def purge(self, before_ms: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pydantic
 
-from covenant.stores.peers.interface import PREFIX_LENGTH, Entry, digest
+from covenant.stores.peers.interface import PREFIX_LENGTH, PeerToken, digest
 from covenant.wire import strict
 from covenant.wire.types import AgentId
 from policy import errors
@@ -32,14 +32,14 @@ class Revoked:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PeerRow:
     """A parsed line; ``clear``: it contained the token itself."""
 
-    what: Entry | Revoked
+    what: PeerToken | Revoked
     clear: bool
 
 
-def line(what: Entry | Revoked) -> bytes:
+def line(what: PeerToken | Revoked) -> bytes:
     """Return the line of an entry or of a revocation."""
     if isinstance(what, Revoked):
         return _dump({"type": "revoked", "token_sha256": what.digest.hex(), "revoked_at": what.at_ms})
@@ -56,7 +56,7 @@ def line(what: Entry | Revoked) -> bytes:
     )
 
 
-def read(raw: bytes) -> Row:
+def read(raw: bytes) -> PeerRow:
     """Parse a line.
 
     Raises:
@@ -66,18 +66,18 @@ def read(raw: bytes) -> Row:
         row = strict.read(raw, strict.MAX_STORED)
         token_digest, prefix, clear = _token(row)
         if row["type"] == "revoked":
-            return Row(Revoked(token_digest, _number(row["revoked_at"])), clear)
+            return PeerRow(Revoked(token_digest, _number(row["revoked_at"])), clear)
         if row["type"] != "registered":
             raise ValueError(row["type"])
         ends = row.get("expires_at")
-        entry = Entry(
+        entry = PeerToken(
             digest=token_digest,
             token_prefix=prefix,
             agent_id=AgentId.model_validate(row["agent_id"]),
             registered_at_ms=_number(row["registered_at"]),
             expires_at_ms=None if ends is None else _number(ends),
         )
-        return Row(entry, clear)
+        return PeerRow(entry, clear)
     except (errors.MalformedRequestError, pydantic.ValidationError, KeyError, TypeError, ValueError, AttributeError):
         raise errors.StoreError("a line of `registry.jsonl` is none of a registry of peers") from None
 

@@ -134,7 +134,7 @@ class InMemoryReceipts:
         oldest = (found.batch for found in self._batches.values() if found.batch.tx_sig is None)
         return tuple(itertools.islice(oldest, max(0, limit)))
 
-    async def prove(self, receipt_id: str) -> receipt_tree.Proof | None:
+    async def prove(self, receipt_id: str) -> receipt_tree.ReceiptProof | None:
         """As ``interface.Receipts.prove``."""
         await anyio.lowlevel.checkpoint()
         batch_id = self._read(receipt_id).batch_id if receipt_id in self._lines else None

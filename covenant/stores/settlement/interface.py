@@ -134,7 +134,7 @@ class Receipts(Protocol):
         """Return the batches that no chain has, oldest first."""
         ...
 
-    async def prove(self, receipt_id: str) -> receipt_tree.Proof | None:
+    async def prove(self, receipt_id: str) -> receipt_tree.ReceiptProof | None:
         """Prove that a receipt is in its batch; None while it is in none or does not exist.
 
         Raises:

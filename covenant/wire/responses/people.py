@@ -20,7 +20,7 @@ from covenant.wire.types import (
 
 
 # Capabilities, peers, identity, secrets -------------------------------------------------------------------------
-class Capabilities(Response):
+class CapabilityListing(Response):
     """To ``recent_capabilities``."""
 
     kind: Literal["capabilities"] = "capabilities"
@@ -51,7 +51,7 @@ class CapabilitiesPurged(Response):
     purged: U64
 
 
-class CapabilityUsage(Response):
+class CapabilityUsageListing(Response):
     """To ``capability_usage``."""
 
     kind: Literal["capability_usage"] = "capability_usage"
@@ -162,7 +162,7 @@ class A2AResults(Response):
     results: tuple[A2ATaskResult, ...]
 
 
-class A2AQueue(Response):
+class A2AQueueListing(Response):
     """To ``a2_a_queue``."""
 
     kind: Literal["a2_a_queue"] = "a2_a_queue"

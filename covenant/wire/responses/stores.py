@@ -84,7 +84,7 @@ class IgnoreReport(Response):
 # Settlement -----------------------------------------------------------------------------------------------------
 
 
-class Receipts(Response):
+class ReceiptListing(Response):
     """To ``recent_receipts``."""
 
     kind: Literal["receipts"] = "receipts"
@@ -100,11 +100,11 @@ class SettlementReceiptsBackfilled(Response):
     dry_run: bool
 
 
-class ChainStatus(Response):
+class ChainStatusReport(Response):
     """To ``chain_status``."""
 
     kind: Literal["chain_status"] = "chain_status"
-    status: parts.ChainStatus
+    status: parts.ChainConfiguration
 
 
 class ReceiptBatchFlushed(Response):
@@ -115,7 +115,7 @@ class ReceiptBatchFlushed(Response):
     receipts_updated: U64
 
 
-class ReceiptBatches(Response):
+class ReceiptBatchListing(Response):
     """To ``receipt_batches``."""
 
     kind: Literal["receipt_batches"] = "receipt_batches"

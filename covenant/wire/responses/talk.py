@@ -25,7 +25,7 @@ class Info(Wire):
     max_supported: U64 = 2
 
 
-class ProtocolInfo(Response):
+class ProtocolDescription(Response):
     """To ``protocol_info``."""
 
     kind: Literal["protocol_info"] = "protocol_info"
@@ -91,7 +91,7 @@ class ToolResult(Response):
 # Agents: ours ---------------------------------------------------------------------------------------------------
 
 
-class Agents(Response):
+class AgentDirectory(Response):
     """Ours, to ``list_agents`` and ``reload_agents``. ``truncated``: there are more than one answer takes."""
 
     kind: Literal["agents"] = "agents"

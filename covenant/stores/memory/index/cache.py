@@ -12,20 +12,20 @@ import anyio
 import anyio.to_thread
 
 from covenant.stores.memory.index.threads import Thread
-from covenant.stores.memory.index.vectors import Block, Entry, Matrices
+from covenant.stores.memory.index.vectors import Block, Matrices, RecordVectors
 from covenant.wire.types import Tier
 
 T = TypeVar("T")
 
 # Queued changes are applied before they hold more than this many vectors.
-_MOST_PENDING: Final = 4096
+MOST_PENDING: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
     """A record was written."""
 
-    entry: Entry
+    entry: RecordVectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Cache:
 
     async def settle(self) -> None:
         """Apply the queued changes if there are many."""
-        if len(self._pending) >= _MOST_PENDING and self._matrices is not None:
+        if len(self._pending) >= MOST_PENDING and self._matrices is not None:
             await self.use(lambda matrices: None)
 
     async def warm(self, most_bytes: int) -> bool:

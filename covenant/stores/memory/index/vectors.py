@@ -75,7 +75,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RecordVectors:
     """Matrix data of one record."""
 
     id: str
@@ -154,7 +154,7 @@ class Matrix:
         self.ids += ids
         self._places.update(zip(ids, range(start, end), strict=True))
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: RecordVectors) -> None:
         """Add or replace a row; a row without a direction is removed."""
         unit = normalised(entry.vector)
         if unit is None:
@@ -310,7 +310,7 @@ class Matrices:
         self._of(dimensions).add_new(block)
         self._dimensions.update(dict.fromkeys(block.ids, dimensions))
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: RecordVectors) -> None:
         """Add or replace a record's row."""
         dimensions = len(entry.vector)
         if self._dimensions.get(entry.id, dimensions) != dimensions:

@@ -1,0 +1,269 @@
+"""``covenant exec``: make a manifest for a command, show what it grants, sign it with the local key, run it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from msgspec import Struct, structs
+
+from covenant.cli import common
+from covenant.cli.run import run as running
+from covenant.cli.run import session, streams
+from covenant.cli.run.how import How
+from policy import errors
+
+if TYPE_CHECKING:
+    from covenant.session.package import Options
+    from covenant.session.profiles import Profile
+    from policy.layers import LayerRef
+    from policy.manifest.agent import Manifest
+    from policy.rules import items
+
+_SHOWN_DOMAINS = ("filesystem", "network", "executables", "credentials")
+
+
+class Typed(Struct, frozen=True):
+    """The words that a caller typed for one session. An empty ``profile`` is that of the command's name."""
+
+    command: tuple[str, ...]
+    profile: str
+    net: tuple[str, ...]
+    read: tuple[str, ...]
+    write: tuple[str, ...]
+    layers: tuple[str, ...]
+    secrets: tuple[str, ...]
+    env: tuple[str, ...]
+    role: str
+
+
+class Session(Struct, frozen=True):
+    """A session whose words were checked. ``name`` is its profile's."""
+
+    name: str
+    profile: Profile
+    options: Options
+    command: tuple[str, ...]
+
+    def text(self) -> str:
+        """Return the manifest."""
+        from covenant.session import package
+
+        return package.manifest(self.name, self.profile, self.options, self.command)
+
+
+@click.command(
+    "exec",
+    # An option after the command is the command's, and an unknown one before it is a mistake.
+    context_settings={"allow_interspersed_args": False},
+    epilog=common.examples(
+        "covenant exec -- sh -c 'id; uname -a'", "covenant exec --read /srv/docs -- grep -r draft /srv"
+    ),
+)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.option("--profile", metavar="NAME", help="Profile to start from; without it, the one of the command's name.")
+@click.option("--net", multiple=True, metavar="HOST[:PORT]", help="Reach this host, port 443 by TLS unless written.")
+@click.option("--read", multiple=True, metavar="PATH", help="See this path of the host, read-only.")
+@click.option("--write", multiple=True, metavar="VOLUME", help="Write to this directory with its own file system.")
+@click.option("--layer", "layers", multiple=True, metavar="NAME", help="Add a layer of the store over the base.")
+@click.option("--secret", "secrets", multiple=True, metavar="NAME[=VAR]", help="Grant a secret: a file, or VAR too.")
+@click.option("--env", multiple=True, metavar="NAME=VALUE", help="Set a variable; its value is in the manifest.")
+@click.option("--role", metavar="NAME", help="Hold the session to this role, and write it into the manifest.")
+@click.option("--save", type=click.Path(path_type=Path), metavar="DIR", help="Write the package there and run nothing.")
+@click.option("--tty/--no-tty", default=None, help="Give the command a terminal; without this, where there is one.")
+@click.option("--raw", is_flag=True, help="Pass on clipboard and title-report sequences too.")
+@click.option(
+    "--record", type=click.Path(path_type=Path), metavar="FILE", help="Record what the terminal shows as an asciicast."
+)
+@click.option("--quiet", is_flag=True, help="Do not show what is granted.")
+def exec_(
+    command: tuple[str, ...],
+    profile: str | None,
+    net: tuple[str, ...],
+    read: tuple[str, ...],
+    write: tuple[str, ...],
+    layers: tuple[str, ...],
+    secrets: tuple[str, ...],
+    env: tuple[str, ...],
+    role: str | None,
+    save: Path | None,
+    tty: bool | None,
+    raw: bool,
+    record: Path | None,
+    quiet: bool,
+) -> int:
+    """Run COMMAND with its arguments in a sandbox, with what a profile and these options grant, and nothing else.
+
+    The exit status is the command's, 128 + n for a signal; 125 is a refusal of ours.
+    """
+    words = Typed(command, profile or "", net, read, write, layers, secrets, env, role or "")
+    try:
+        terminal = _with_terminal(tty, saves=save is not None, record=record)
+        made = _checked(words, "terminal" if terminal else "stdio")
+        if not quiet:
+            _show(made)
+        if save is not None:
+            return _saved(save, made)
+    except errors.CovenantError as e:
+        common.report(e)
+        return session.EXIT_REFUSED
+    with tempfile.TemporaryDirectory(prefix="covenant-exec-") as directory:
+        (Path(directory) / "agent.toml").write_text(made.text())
+        how = How(quiet=quiet and not terminal, raw=raw, record=record)
+        name = f"covenant exec {os.path.basename(command[0])}"
+        return running.connect(Path(directory), None, dev=True, how=how, name=name)
+
+
+def _with_terminal(tty: bool | None, *, saves: bool, record: Path | None) -> bool:
+    """Whether the command gets a terminal.
+
+    Raises:
+        errors.UsageError: it is to have one, and the caller has none.
+    """
+    has = streams.has_terminal()
+    terminal = has if tty is None else tty
+    if terminal and not has and not saves:
+        raise errors.UsageError(
+            "--tty needs a terminal: stdin or stdout is none", hint="run it in a terminal, or leave --tty out"
+        )
+    if record is not None and (saves or not terminal):
+        raise errors.UsageError(
+            "--record is for a session with a terminal", hint="run it in a terminal, or leave --record out"
+        )
+    return terminal
+
+
+def _checked(words: Typed, contract: str) -> Session:
+    """Return the session of these words, with everything that it needs looked up.
+
+    Raises:
+        errors.CovenantError: one of them is refused, or this host lacks what it names.
+    """
+    from covenant.session import host, package, profiles, typed
+    from sandbox import config
+
+    typed.command(words.command)
+    env = tuple(map(typed.variable, words.env))
+    secrets = tuple(map(typed.secret, words.secrets))
+    typed.check_variables(env, secrets)
+    net = tuple(map(typed.destination, words.net))
+    name = words.profile or profiles.chosen(os.path.basename(words.command[0]))
+    profile = profiles.load(name)
+    if os.geteuid() != 0:
+        raise errors.PrivilegeError(
+            "a session needs root: layers and the local key are root's",
+            hint="run it with sudo, and give COVENANT_HOME; or have an operator sign a package that you run",
+        )
+    settings = config.load(common.state())
+    found = host.layers(settings.state, profile, words.layers)
+    refs: list[LayerRef] = [ref for ref, _ in found]
+    options = package.Options(
+        base=str(refs[0]),
+        layers=tuple(map(str, refs[1:])),
+        search=tuple(path for _, search in reversed(found) for path in search),
+        net=net,
+        read=tuple(map(host.readable, words.read)),
+        write=tuple(map(host.volume, words.write)),
+        secrets=secrets,
+        env=env,
+        role=words.role,
+        contract=contract,
+        cores=host.cores(),
+    )
+    host.check_program(settings, refs, options, profile, words.command[0])
+    host.check_secrets(settings, package.agent_id(words.command[0]), secrets)
+    made = Session(name, profile, options, words.command)
+    _parsed(made)
+    _check_role(made)
+    return made
+
+
+def _parsed(made: Session) -> Manifest:
+    """Parse a session's manifest. An error names the line itself, since the caller has no file to look it up in."""
+    from policy.manifest import parse
+
+    raw = made.text()
+    try:
+        return parse.parse(raw.encode())
+    except errors.ManifestError as e:
+        lines, number = raw.splitlines(), e.where.split(":")[1:2]
+        if number and number[0].isdecimal() and 0 < int(number[0]) <= len(lines):
+            e.where = f"in the session's manifest: {lines[int(number[0]) - 1]}"
+        raise
+
+
+def _check_role(made: Session) -> None:
+    """Check that the grants of a session are within its role, if it has one.
+
+    Raises:
+        errors.RoleViolation: they are not, or there is no such role.
+    """
+    from policy import data
+    from policy.manifest import text
+
+    role, names = made.options.role, tuple(data.roles().by_name)
+    if not role:
+        return
+    if role not in names:
+        near = text.nearest(role, names)
+        meant = f"did you mean `{near}`? " if near else ""
+        raise errors.RoleViolation(
+            f"--role {text.quote(role)} is not known", grant="agent.role", hint=f"{meant}known: {', '.join(names)}"
+        )
+    over = _excess(made, role)
+    if over:
+        fit = next((name for name in names if not _excess(made, name)), "")
+        lines = "; ".join(line for one in over for line in one.lines)
+        raise errors.RoleViolation(
+            f"profile `{made.name}` with these options asks for more than role `{role}`: {lines}",
+            grant=over[0].grant,
+            hint=f"{f'give --role {fit}, or ' if fit else ''}leave --role out",
+        )
+
+
+def _excess(made: Session, role: str) -> tuple[items.Excess, ...]:
+    """Return the grants that a session would have beyond this role, if it named it."""
+    from policy import data
+    from policy.rules import items, nine
+
+    manifest, roles = _parsed(structs.replace(made, options=structs.replace(made.options, role=role))), data.roles()
+    return items.excess(manifest, nine.requested(manifest, roles=roles), roles.ceiling(role))
+
+
+def _show(made: Session) -> None:
+    """Print the grants of a session on stderr."""
+    from covenant.session import profiles
+    from policy import data
+    from policy.rules import nine
+
+    manifest = _parsed(made)
+    found = nine.requested(manifest, roles=data.roles()).describe()
+    root = ", ".join(one.partition("@")[0] for one in (made.options.base, *made.options.layers))
+    common.say(f"exec: profile {made.name} (version {made.profile.version}), {root}", err=True)
+    for domain in _SHOWN_DOMAINS:
+        for line in found.get(domain, ()):
+            common.say(f"  {common.visible(line)}", err=True)
+    for secret in made.options.secrets:
+        if secret.variable:
+            common.say(
+                f"  {secret.variable} = secret {secret.name}: every process of the session can read it", err=True
+            )
+    for variable, one in sorted(made.profile.env.items()):
+        common.say(f"  {variable}={common.visible(profiles.value_of(made.profile, variable))}: {one.reason}", err=True)
+    if manifest.resources.network == "off":
+        common.say("  no network", err=True)
+
+
+def _saved(directory: Path, made: Session) -> int:
+    from covenant import scaffold
+
+    scaffold.write(directory, scaffold.Scaffold("exec", {"agent.toml": (made.text().encode(), 0o644)}))
+    place = shlex.quote(str(directory))
+    common.say(
+        f"saved: covenant manifest sign {common.visible(place)} --key NAME, then covenant run {common.visible(place)}"
+    )
+    return common.EXIT_DONE

@@ -1,0 +1,23 @@
+"""How a session is shown to its caller: the options of ``covenant run`` and ``covenant exec``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, NamedTuple
+
+
+class How(NamedTuple):
+    """How a session is shown: ``quiet`` without words of ours, ``raw`` without the filter of escape sequences.
+
+    ``record`` is the file of a recording. ``keys`` detach the terminal; with ``keep`` the session also goes on when the
+    command ends otherwise.
+    """
+
+    quiet: bool = False
+    raw: bool = False
+    record: Path | None = None
+    keys: bytes = b""
+    keep: bool = False
+
+
+PLAIN: Final = How()

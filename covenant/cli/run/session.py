@@ -1,0 +1,191 @@
+"""``covenant stdio``, and ``covenant run`` of a package with the contract `stdio` or `terminal`: the caller's streams
+or its terminal to an agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from covenant.cli import common
+from covenant.cli.run import streams, supervisor_client
+from covenant.cli.run.how import PLAIN, How
+from policy import contract, errors
+
+if TYPE_CHECKING:
+    from sandbox.run_result import RunResult
+
+# A refusal of ours, which no program's own status should look like (env(1), timeout(1)).
+EXIT_REFUSED: Final = 125
+_MANIFEST_BYTES = 1 << 20
+
+# Runs a package in this process, given the session's connection.
+Here = Callable[["streams.SessionPipes"], "RunResult"]
+
+
+# The size of a terminal without a caller, in columns and rows.
+_SIZE: Final = (80, 24)
+_FIX: Final = "start covenant-supervisor (docs/supervisor.md), or leave the option out"
+
+
+def stream_of(path: Path) -> str | None:
+    """Return the stream that the package says its agent speaks, None for an agent with an intent.
+
+    The run itself decides by the signed manifest.
+    """
+    try:
+        with open(path / "agent.toml", "rb") as file:
+            process = tomllib.loads(file.read(_MANIFEST_BYTES).decode()).get("process")
+    except (OSError, ValueError):
+        return None  # the run says what is wrong with it
+    named = process.get("contract") if isinstance(process, dict) else None
+    return named if named in contract.STREAMS else None
+
+
+def status_of(path: Path, timeout_ms: int | None, here: Here, *, supervised: bool = True, how: How = PLAIN) -> int:
+    """Run a session with this process's streams, and return the agent's exit status, or 125 for a refusal."""
+    if how.record is not None and (stream_of(path) != "terminal" or not streams.has_terminal()):
+        raise errors.UsageError(
+            "--record is for a session with a terminal",
+            hint='leave --record out, or run a package with contract = "terminal" in a terminal',
+        )
+    with_terminal = not how.quiet and stream_of(path) == "terminal" and streams.has_terminal()
+    if how.keep and (not with_terminal or how.record is not None):
+        raise errors.UsageError(
+            "--keep is for a session with a terminal, without --record", hint="leave --keep out, or use --detach"
+        )
+    run_ids: list[str] = []
+    try:
+        with (
+            streams.terminal(raw_output=how.raw, record=how.record, keep=how.keep)
+            if with_terminal
+            else streams.connected(raw_output=how.raw)
+        ) as connection:
+            answer = _answer(path, timeout_ms, here, connection, run_ids, supervised=supervised, how=how)
+    except errors.CovenantError as e:
+        common.report(e)
+        return EXIT_REFUSED
+    if answer is None:
+        return say_detached(run_ids[0])
+    if answer.denials and not how.quiet:
+        from covenant.cli.policy import denials
+
+        denials.remark(answer.denials, answer.run_id)
+    return _status(answer)
+
+
+def _status(answer: RunResult) -> int:
+    if answer.error is None or (isinstance(answer.error, errors.AgentFailedError) and answer.exit_status is not None):
+        return answer.exit_status or common.EXIT_DONE
+    common.report(answer.error)
+    return EXIT_REFUSED
+
+
+def start_detached(path: Path, timeout_ms: int | None) -> int:
+    """Start a session with a terminal and no caller. Returns when its agent runs."""
+    from sandbox.run_io import CallerStreams
+    from sandbox.serve.api import client
+
+    if stream_of(path) != "terminal":
+        raise errors.UsageError(
+            "--detach is for a session with a terminal",
+            hint='leave --detach out, or set contract = "terminal" in [process]',
+        )
+    columns, rows = os.get_terminal_size(1) if os.isatty(1) else _SIZE
+    with supervisor_client.supervisor() as sock:
+        if sock is None:
+            raise errors.UsageError(
+                "no supervisor listens, and without one nothing holds a detached session", hint=_FIX
+            )
+        directory = supervisor_client.open_package(path)
+
+        def said(state: Mapping[str, Any]) -> None:
+            supervisor_client.say_whose(state)
+            if state.get("state") == "started":
+                raise _StartedError(str(state.get("run_id")))
+
+        try:
+            caller = CallerStreams(-1, -1, size=(rows, columns), stays=True)
+            answer = client.session(sock, directory, caller, timeout_ms=timeout_ms, said=said)
+        except _StartedError as e:
+            common.say(e.run_id)
+            return common.EXIT_DONE
+        except errors.CovenantError as e:
+            common.report(e)
+            return EXIT_REFUSED
+        finally:
+            os.close(directory)
+    # It ended before it was seen to start.
+    return _status(answer)
+
+
+class _StartedError(Exception):
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+
+
+def say_detached(run_id: str) -> int:
+    """Say how to return to a session. Returns the exit status."""
+    common.say(f"detached: the session goes on; covenant attach {run_id[:8]}", err=True)
+    return common.EXIT_DONE
+
+
+def _answer(
+    path: Path,
+    timeout_ms: int | None,
+    here: Here,
+    connection: streams.SessionPipes,
+    run_ids: list[str],
+    *,
+    supervised: bool,
+    how: How,
+) -> RunResult | None:
+    """Return the answer; None if the user has detached. ``run_ids`` gets the id of the run."""
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(supervisor_client.supervisor()) if supervised else None
+        if sock is not None:
+            return _supervised(sock, path, timeout_ms, connection, run_ids, how)
+    if how.keep:
+        raise errors.UsageError("no supervisor listens, and without one nothing holds a detached session", hint=_FIX)
+    return here(connection)
+
+
+def _supervised(
+    sock: socket.socket,
+    path: Path,
+    timeout_ms: int | None,
+    connection: streams.SessionPipes,
+    run_ids: list[str],
+    how: How,
+) -> RunResult | None:
+    from sandbox.run_io import DETACH
+    from sandbox.serve.api import client
+
+    def leave() -> None:
+        with contextlib.suppress(OSError):  # the session has just ended
+            sock.send(DETACH)
+            sock.shutdown(socket.SHUT_RD)
+
+    def said(state: Mapping[str, Any]) -> None:
+        connection.release()
+        if not how.quiet:
+            supervisor_client.say_whose(state)
+        connection.begin()
+        if state.get("state") == "started":
+            run_ids.append(str(state.get("run_id")))
+            connection.detaches(how.keys if how.record is None else b"", leave)
+
+    directory = supervisor_client.open_package(path)
+    try:
+        return client.session(sock, directory, connection.streams, timeout_ms=timeout_ms, said=said)
+    except errors.ServiceError:
+        if not connection.detached:
+            raise
+        return None
+    finally:
+        os.close(directory)

@@ -1,0 +1,153 @@
+"""The package of a session: a manifest alone, made of a profile, the options of a caller and a command."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from covenant.session import profiles, typed
+from covenant.session.profiles import Profile
+from policy import errors
+from policy.compile.oci import SEARCH_PATH
+
+SHELL: Final = "/bin/sh"
+_ID = re.compile(r"[^A-Za-z0-9_.-]+")
+# Exact: a command substitution alone would drop newlines at the end of the secret.
+_FROM_FILE = (
+    '{variable}=$(/bin/cat "$CREDENTIALS_DIRECTORY/{name}" && echo .) || exit 125; '
+    'export {variable}="${{{variable}%.}}"'
+)
+
+
+class Volume(Struct, frozen=True):
+    """A directory with a file system of its own, of ``mb`` MiB, which a session may write to."""
+
+    path: str
+    mb: int
+
+
+class Options(Struct, frozen=True):
+    """The options of one session.
+
+    ``base`` and ``layers`` are references by digest, and ``search`` the layers' directories of programs, first on
+    PATH. ``read`` has host paths. ``cores`` is the number of this host's processors.
+    """
+
+    base: str
+    layers: tuple[str, ...] = ()
+    search: tuple[str, ...] = ()
+    net: tuple[typed.Destination, ...] = ()
+    read: tuple[str, ...] = ()
+    write: tuple[Volume, ...] = ()
+    secrets: tuple[typed.SecretWord, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    role: str = ""
+    contract: str = "stdio"
+    cwd: str = "/tmp"  # noqa: S108 - the agent's own
+    cores: int = 1
+
+
+def agent_id(command: str) -> str:
+    """Return the agent id of sessions of this program."""
+    name = _ID.sub("-", posixpath.basename(command)).strip("-.") or "command"
+    return f"exec-{name}"[:128]
+
+
+def manifest(name: str, profile: Profile, options: Options, command: Sequence[str]) -> str:
+    """Return the manifest of a session as TOML.
+
+    Raises:
+        errors.UsageError: there is no command.
+    """
+    if not command:
+        raise errors.UsageError("there is no command", hint="write it after `--`: covenant exec -- sh")
+    program, arguments = _started(options, command)
+    return "\n".join([
+        *_agent(name, options, command[0], program),
+        *_limits(profile, options),
+        *_permissions(profile, options),
+        *_process(profile, options, arguments),
+        "",
+    ])  # fmt: skip
+
+
+def variables(profile: Profile, options: Options) -> dict[str, str]:
+    """Return the environment variables of a session: the profile's, PATH with the layers' programs, the caller's."""
+    found = {name: profiles.value_of(profile, name) for name in profile.env}
+    if options.search:
+        found["PATH"] = ":".join((*options.search, SEARCH_PATH))
+    return {**found, **dict(options.env)}
+
+
+def _started(options: Options, command: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the program that the run starts, and its arguments: a shell, where a secret becomes a variable."""
+    sets = [_FROM_FILE.format(variable=one.variable, name=one.name) for one in options.secrets if one.variable]
+    if not sets:
+        return command[0], list(command[1:])
+    return SHELL, ["-c", "; ".join([*sets, 'exec "$@"']), "sh", *command]
+
+
+def _agent(name: str, options: Options, command: str, program: str) -> Iterator[str]:
+    yield "[agent]"
+    yield f"id = {_text(agent_id(command))}"
+    yield f"name = {_text(posixpath.basename(command) or command)}"
+    yield f"description = {_text(f'a session of the profile {name}')}"
+    yield 'version = "0"'
+    yield 'runtime = "command"'
+    yield f"entry = {_text(program)}"
+    if options.role:
+        yield f"role = {_text(options.role)}"
+
+
+def _limits(profile: Profile, options: Options) -> Iterator[str]:
+    mode = "off" if not options.net else "full"
+    if options.net and all(one.port == typed.HTTPS for one in options.net):
+        mode = "outbound-https-only"
+    yield "\n[resources]"
+    yield f"cpu_ms_per_task = {profile.seconds * 1000}"
+    yield f"memory_mb = {profile.memory_mb}"
+    yield f"disk_mb = {profile.disk_mb + sum(one.mb for one in options.write)}"
+    yield f"pids_max = {profile.pids_max}"
+    yield f"cpu_millis = {min(profile.cpu_millis, options.cores * 1000)}"
+    yield f"network = {_text(mode)}"
+    yield '\n[sandbox]\nrequired = true\nbackend = "linux-gvisor"'
+    yield f"filesystem = {_text('host' if options.write else 'ephemeral')}"
+    yield f"dev_shm_mb = {profile.dev_shm_mb}"
+
+
+def _permissions(profile: Profile, options: Options) -> Iterator[str]:
+    for one in options.net:
+        protocol = "tls" if one.port == typed.HTTPS else "tcp"
+        yield f"\n[[permissions.network]]\nhost = {_text(one.host)}\nports = [{one.port}]\nprotocol = {_text(protocol)}"
+    if options.read or options.write:
+        yield "\n[permissions.filesystem]"
+        yield f"read = {_texts(options.read)}"
+        yield f"write = {_texts([one.path for one in options.write])}"
+    if options.secrets:
+        names = sorted({one.name for one in options.secrets})
+        yield f"\n[permissions.credentials]\ngrants = {_texts(names)}\nfiles = true"
+    yield f"\n[permissions.executables]\nallow = {_texts(profile.programs)}"
+    yield f"\n[root]\nbase = {_text(options.base)}\nlayers = {_texts(options.layers)}"
+
+
+def _process(profile: Profile, options: Options, arguments: Sequence[str]) -> Iterator[str]:
+    pairs = [f"{json.dumps(name)} = {_text(value)}" for name, value in sorted(variables(profile, options).items())]
+    yield "\n[process]"
+    yield f"args = {_texts(arguments)}"
+    yield f"env = {{ {', '.join(pairs)} }}" if pairs else "env = {}"
+    yield f"cwd = {_text(options.cwd)}"
+    yield f"contract = {_text(options.contract)}"
+
+
+def _text(value: str) -> str:
+    """A TOML string. JSON escapes are TOML's, but for the surrogates, which no word of a session has."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _texts(values: Sequence[str]) -> str:
+    return f"[{', '.join(map(_text, values))}]"
