@@ -4,6 +4,7 @@ The folder decides what a test may do:
 
     tests/unit, tests/property, tests/golden    no network (only AF_UNIX sockets connect or bind)
     tests/kernel                                real runsc, as root; marked `kernel` by its folder
+    tests/agents                                the same, with agents of npm and pip; only by `make agents`
     tests/packaging, tests/house                read the tree, build a wheel, run set-up
 
 A kernel test that lacks root or a working runsc is skipped by name on a developer's machine. It fails where `CI` or
@@ -74,8 +75,10 @@ def _folder(path: pathlib.Path) -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if _folder(item.path) == "kernel":
+        if _folder(item.path) in {"kernel", "agents"}:
             item.add_marker(pytest.mark.kernel)
+        if _folder(item.path) == "agents":
+            item.add_marker(pytest.mark.agents)
 
 
 @functools.cache

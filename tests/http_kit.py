@@ -16,7 +16,7 @@ import aiohttp
 import anyio
 
 from covenant.adapters.http import listen
-from covenant.adapters.http.gateway import Bounds, Gateway
+from covenant.adapters.http.gateway import HttpBounds, HttpGateway
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Handler, Server
 from covenant.stores.capabilities.interface import Grant
@@ -109,10 +109,10 @@ class Echo(Mapping[str, Any]):
 
 
 @asynccontextmanager
-async def serving(server: Server, *, origins: Sequence[str] = (CONSOLE,), **bounds: Any) -> AsyncIterator[Gateway]:
+async def serving(server: Server, *, origins: Sequence[str] = (CONSOLE,), **bounds: Any) -> AsyncIterator[HttpGateway]:
     """The gateway of a server, on a free port."""
     async with anyio.create_task_group() as group:
-        gateway = Gateway(server, group, origins=origins, bounds=Bounds(**bounds))
+        gateway = HttpGateway(server, group, origins=origins, bounds=HttpBounds(**bounds))
         await gateway.listen(listen.bind("127.0.0.1", 0))
         try:
             yield gateway
@@ -122,7 +122,7 @@ async def serving(server: Server, *, origins: Sequence[str] = (CONSOLE,), **boun
 
 
 @asynccontextmanager
-async def client(gateway: Gateway, token: str | None = TOKEN) -> AsyncIterator[aiohttp.ClientSession]:
+async def client(gateway: HttpGateway, token: str | None = TOKEN) -> AsyncIterator[aiohttp.ClientSession]:
     """Yield an HTTP client of the gateway."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     timeout = aiohttp.ClientTimeout(total=20)
@@ -131,7 +131,7 @@ async def client(gateway: Gateway, token: str | None = TOKEN) -> AsyncIterator[a
         yield session
 
 
-async def raw(gateway: Gateway, data: bytes, *, until_end: bool = True, seconds: float = 10.0) -> bytes:
+async def raw(gateway: HttpGateway, data: bytes, *, until_end: bool = True, seconds: float = 10.0) -> bytes:
     """Send these bytes and return the answer: all of it up to the end of the connection, or only the first bytes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     found = b""
@@ -150,7 +150,7 @@ async def raw(gateway: Gateway, data: bytes, *, until_end: bool = True, seconds:
     return found
 
 
-def head(gateway: Gateway, line: str, *headers: str, token: str | None = TOKEN) -> bytes:
+def head(gateway: HttpGateway, line: str, *headers: str, token: str | None = TOKEN) -> bytes:
     """A request's head, with our Host, the token and the headers."""
     lines = [line, f"Host: 127.0.0.1:{gateway.port}"]
     if token is not None:

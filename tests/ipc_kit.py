@@ -90,7 +90,7 @@ def frame(document: Any) -> bytes:
 class Running:
     """An adapter that listens."""
 
-    def __init__(self, path: Path, gateway: ipc_gateway.Gateway, rows: Rows) -> None:
+    def __init__(self, path: Path, gateway: ipc_gateway.IpcGateway, rows: Rows) -> None:
         self.path, self.gateway, self.audit = path, gateway, rows
 
     @contextlib.asynccontextmanager
@@ -101,7 +101,7 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running(
-    home: Path, *, bounds: limits.Bounds | None = None, handlers: Mapping[str, Handler] | None = None
+    home: Path, *, bounds: limits.IpcBounds | None = None, handlers: Mapping[str, Handler] | None = None
 ) -> AsyncIterator[Running]:
     """The adapter with some handlers in the place of the daemon's."""
     rows = Rows()
@@ -117,7 +117,7 @@ async def running(
         sock.bind(str(home / "sock"))
         sock.listen(512)
         async with anyio.create_task_group() as group:
-            gateway = ipc_gateway.Gateway(server, group, bounds=bounds)
+            gateway = ipc_gateway.IpcGateway(server, group, bounds=bounds)
             group.start_soon(gateway.listen, sock)
             yield Running(home / "sock", gateway, rows)
             await gateway.stop(grace_seconds=5)

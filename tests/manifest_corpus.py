@@ -198,6 +198,47 @@ PERMISSIONS = (
     R("skill named mcp", "matrix://tool/chain/balance@1", "matrix://tool/mcp/balance@1", "tool URI", "alias"),
     R("side effect unknown", '["read", "chain"]', '["read", "delete"]', "`delete`", "shell", at="side_effects"),
 )
+PROCESS = (
+    R("argument with NUL", '"--verbose"', '"a\\u0000b"', "U+0000", "remove"),
+    R("argument with escape", '"--verbose"', '"\\u001b[2J"', "U+001B", "remove"),
+    R("argument too long", '"--verbose"', f'"{"x" * 16_385}"', "16385 characters", "16384"),
+    R("argument no string", '"--verbose"', "1", "`1` is an integer", "quotes", at="args ="),
+    R(
+        "intent without text",
+        '"--verbose"',
+        '"{intent}"',
+        "stands in an argument while",
+        'contract = "text"',
+        at="args =",
+    ),
+    R("env no table", 'env = { LOG_LEVEL = "debug", TZ = "UTC" }', 'env = ["A=b"]', "no table", "NAME"),
+    R("env odd name", "LOG_LEVEL", '"LOG LEVEL"', "`LOG LEVEL` is not accepted", "no digit", at="env ="),
+    R("env no string", '"UTC"', "1", "variable `TZ` is an integer", "NAME", at="env ="),
+    R("env preload", "LOG_LEVEL", "LD_PRELOAD", "`LD_PRELOAD` is not a manifest's", "take it out", at="env ="),
+    R("env of loader", "LOG_LEVEL", "PYTHONHOME", "`PYTHONHOME` is not a manifest's", 'contract = "text"', at="env ="),
+    R("env of secret", "LOG_LEVEL", "github-token", "is not accepted", "no digit", at="env ="),
+    R("cwd relative", 'cwd = "/workspace"', 'cwd = "src"', "`src` is not absolute", "begin it"),
+    R("contract unknown", 'contract = "line"', 'contract = "pipe"', "`pipe` is not known", "line"),
+    R(
+        "standby of stream",
+        'contract = "line"',
+        'contract = "stdio"',
+        "standby is `2` while",
+        "standby = 0",
+        at="standby",
+    ),
+    R("base unpinned", 'base = "closure"', 'base = "debian"', "base `debian` is not accepted", "covenant layer list"),
+    R("layer unpinned", '"tools@sha256:0123', '"tools:0123', "layer `tools:0123", "covenant layer list", at="layers ="),
+    R(
+        "tree of no layer",
+        '"/usr/bin/git',
+        '"layer:other", "/usr/bin/git',
+        "layer `other` is not in",
+        "tools",
+        at='allow = ["layer',
+    ),
+    R("shm of all", "dev_shm_mb = 16", "dev_shm_mb = 64", "dev_shm_mb is `64` of a disk_mb of `64`", "65"),
+)
 STRUCTURE = (
     R(
         "required while local",
@@ -254,4 +295,4 @@ UNKNOWN = (
     R("key outside", "[agent]", "id = 1\n[agent]", "`id` stands outside", "agent.id", at="id = 1"),
     R("array outside", "[agent]", "x = [1]\n[agent]", "`x` stands outside", "[section]", at="x = [1]"),
 )
-ALL = (*AGENT, *CAPABILITIES, *RESOURCES, *SECTIONS, *PERMISSIONS, *STRUCTURE, *UNKNOWN)
+ALL = (*AGENT, *CAPABILITIES, *RESOURCES, *SECTIONS, *PERMISSIONS, *PROCESS, *STRUCTURE, *UNKNOWN)

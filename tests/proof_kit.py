@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec import structs
 
 from policy import data, prove
 from policy.compile import plan
@@ -101,7 +103,7 @@ def host(**changes: Any) -> HostFacts:
     """The machine of the compilers' tests, with a pinned grep, node, a program of a package, and room at each path."""
     grep = Closure("/usr/bin/grep", "/usr/bin/grep", (ClosureFile("/usr/bin/grep", "file", 0o755, 9, PIN),))
     base = sample.host(room_mb=8)
-    facts = replace(
+    facts = structs.replace(
         base,
         executables={**base.executables, "/usr/bin/grep": grep},
         runtimes={
@@ -111,7 +113,7 @@ def host(**changes: Any) -> HostFacts:
         },
         granted={**base.granted, "/opt/file": GrantedPath("/opt/file", "file")},
     )
-    return replace(facts, **changes)
+    return structs.replace(facts, **changes)
 
 
 def case(manifest: Manifest, facts: HostFacts | None = None, *, ceiling: Effective | None = None) -> Case:

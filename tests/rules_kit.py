@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tomllib
 from collections.abc import Callable
 from typing import Any
+
+from msgspec import structs
 
 from policy import data, errors
 from policy import package as packages
@@ -138,7 +139,7 @@ def parent(document: str = PARENT_MANIFEST, **changes: Any) -> Parent:
 
 
 def ancestor(**changes: Any) -> Ancestor:
-    return dataclasses.replace(parent().ancestors[0], **changes)
+    return structs.replace(parent().ancestors[0], **changes)
 
 
 def refusals(of: Case) -> dict[int, errors.CovenantError]:

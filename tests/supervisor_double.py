@@ -46,6 +46,7 @@ def answer(request: Document, text: str, **fields: Any) -> dict[str, Any]:
         "denials": [],
         "timings": {},
         "usage": {"cpu_ms": 20, "memory_peak_bytes": 1 << 20, "wall_ms": 30},
+        "exit_status": None,
         **fields,
     }
 

@@ -318,7 +318,7 @@ class Foreign:
         ):
             place.mkdir(parents=True)
             self._paths.append(place)
-            process = subprocess.Popen(["sleep", "3600"])
+            process = subprocess.Popen(["sleep", "infinity"])
             self._processes.append(process)
             (place / "cgroup.procs").write_text(str(process.pid))
         return self

@@ -38,7 +38,7 @@ async def _rows(daemon: Daemon, kind: str) -> list[dict[str, Any]]:
     return [one for one in reversed(found) if one["type"] == kind]
 
 
-async def test_a_package_that_comes_is_an_agent_without_a_restart(covenant_home: Path) -> None:
+async def test_package_that_comes_is_agent_without_restart(covenant_home: Path) -> None:
     covenant_home.mkdir(mode=0o700)
     runtime_kit.package(covenant_home, "first")
     async with daemon_kit.running(covenant_home) as daemon:
@@ -61,7 +61,7 @@ async def test_a_package_that_comes_is_an_agent_without_a_restart(covenant_home:
         assert {row["cause"] for row in rows[1:]} == {"inotify"}
 
 
-async def test_the_operator_alone_has_the_daemon_look_again(covenant_home: Path) -> None:
+async def test_operator_alone_has_daemon_look_again(covenant_home: Path) -> None:
     async with daemon_kit.running(covenant_home) as daemon:
         peer = await daemon.ask("enroll_peer", display="guest@local", actions=["memory.write"])
         async with async_client.connected(covenant_home, token=peer["token_b58"]) as guest:
@@ -72,7 +72,7 @@ async def test_the_operator_alone_has_the_daemon_look_again(covenant_home: Path)
         assert (await daemon.ask("reload_agents"))["agents"] == []
 
 
-async def test_an_approval_goes_by_way_of_the_daemon_to_the_operator_and_back(covenant_home: Path) -> None:
+async def test_approval_goes_by_way_of_daemon_to_operator_and_back(covenant_home: Path) -> None:
     async def asks(run: Run) -> None:
         run.say("approval.request", command="rm -r x", description="removes x", choices=["once", "deny"])
         run.status = "waiting_for_approval"
@@ -105,9 +105,7 @@ async def test_an_approval_goes_by_way_of_the_daemon_to_the_operator_and_back(co
         assert (used["backend"], used["run_id"], used["cpu_ms"]) == ("hermes", "run_1", None)
 
 
-async def test_a_daemon_that_ends_says_so_of_what_it_was_at(
-    covenant_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_daemon_that_ends_says_so_of_what_it_was_at(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client gets its answer within the daemon's patience; this run takes longer."""
     monkeypatch.setattr(daemon_module, "STOP_SECONDS", 0.2)
     began = anyio.Event()

@@ -50,7 +50,7 @@ async def _poor(home: Path, clock: server_kit.Clock) -> tuple[Server, runtime_ki
     return server, acts
 
 
-async def test_an_intent_with_a_key_is_done_once_if_it_was_resumed_as_well(tmp_path: Path) -> None:
+async def test_intent_with_key_is_done_once_if_it_was_resumed_as_well(tmp_path: Path) -> None:
     clock = server_kit.Clock()
     server, _ = await _poor(tmp_path, clock)
     asked = requests.SubmitIntent(text="second", agent="a", idempotency_key="/k")
@@ -137,7 +137,7 @@ async def _hermes(home: Path, script: Script, policy: str) -> AsyncIterator[tupl
         yield run, one, log, double
 
 
-async def test_an_api_that_asks_for_approvals_without_end_is_stopped(tmp_path: Path) -> None:
+async def test_api_that_asks_for_approvals_without_end_is_stopped(tmp_path: Path) -> None:
     async def script(run: Run) -> None:
         run.status = "waiting_for_approval"
         for number in range(200):
@@ -151,9 +151,7 @@ async def test_an_api_that_asks_for_approvals_without_end_is_stopped(tmp_path: P
         assert next(iter(double.runs.values())).stopped == 1
 
 
-async def test_an_api_that_tells_of_tools_without_end_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_api_that_tells_of_tools_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hermes_module, "_MOST_ROWS", 20)
 
     async def script(run: Run) -> None:

@@ -24,7 +24,7 @@ from tests.daemon_kit import peer
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_name_that_is_no_utf8_stops_neither_the_daemon_nor_its_watch(
+async def test_name_no_utf8_stops_neither_daemon_nor_its_watch(
     covenant_home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with daemon_kit.running(covenant_home) as daemon:
@@ -50,7 +50,7 @@ async def test_a_name_that_is_no_utf8_stops_neither_the_daemon_nor_its_watch(
 
 
 @pytest.mark.parametrize("also", [(), ("!**/none.env",)])
-def test_of_a_text_full_of_places_no_more_are_counted_than_may_be(also: tuple[str, ...], monkeypatch: Any) -> None:
+def test_of_text_full_of_places_no_more_are_counted_than_may_be(also: tuple[str, ...], monkeypatch: Any) -> None:
     monkeypatch.setattr(ignore_rules, "MOST_PLACES", 50)
     looked: list[int] = []
     paths = ignore_rules.Rule._paths
@@ -68,7 +68,7 @@ def test_of_a_text_full_of_places_no_more_are_counted_than_may_be(also: tuple[st
     assert ignore_rules.matched(rules, "none.txt " * 10_000) is None
 
 
-async def test_a_peers_own_feed_does_not_say_whose_tasks_there_are(covenant_home: Path) -> None:
+async def test_peers_own_feed_does_not_say_whose_tasks_there_are(covenant_home: Path) -> None:
     async with (
         daemon_kit.running(covenant_home) as daemon,
         peer(daemon, ADA, f"a2a.send.{BOB.display}") as ada,
@@ -88,7 +88,7 @@ async def test_a_peers_own_feed_does_not_say_whose_tasks_there_are(covenant_home
         assert len({row["reason"] for row in rejected}) == 1
 
 
-async def test_nobody_is_let_in_by_the_key_of_an_agent(covenant_home: Path) -> None:
+async def test_nobody_is_let_in_by_key_of_agent(covenant_home: Path) -> None:
     covenant_home.mkdir(mode=0o700, parents=True, exist_ok=True)
     runtime_kit.package(covenant_home, "wordcount")
     # Two with one id: neither is routable, and the key is theirs all the same.
@@ -112,7 +112,7 @@ async def test_nobody_is_let_in_by_the_key_of_an_agent(covenant_home: Path) -> N
         assert (await daemon.ask("enroll_peer", display="eve@local"))["token_b58"]
 
 
-async def test_a_directory_of_agents_that_was_put_away_is_watched_again(
+async def test_directory_of_agents_that_was_put_away_is_watched_again(
     covenant_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime_agents, "_IDLE_MS", 200)

@@ -77,7 +77,7 @@ async def test_many_long_records_are_not_read_at_once(covenant_home: Path, monke
         assert len((await daemon.ask("search_memory", query="19", limit=1000))["records"]) <= 8
 
 
-async def test_a_mailbox_of_long_tasks_is_shown_as_far_as_an_answer_goes(covenant_home: Path) -> None:
+async def test_mailbox_of_long_tasks_is_shown_as_far_as_answer_goes(covenant_home: Path) -> None:
     async with daemon_kit.running(covenant_home) as daemon:
         tokens = {}
         for one, action in ((ADA, f"a2a.send.{BOB.display}"), (BOB, f"a2a.recv.{ADA.display}")):
@@ -131,7 +131,7 @@ async def test_short_records_before_long_ones_do_not_have_them_all_held(
         assert len(await store.search((), "common", None, 1000, None)) <= 8 + 8
 
 
-async def test_a_peer_that_fills_memory_fills_its_own_room_alone(
+async def test_peer_that_fills_memory_fills_its_own_room_alone(
     covenant_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "MAX_OWN", Room(records=3, bytes=10_000))

@@ -98,7 +98,7 @@ async def answered(client: AsyncClient, kind: str, fields: Mapping[str, Any]) ->
     return json.dumps(answer, sort_keys=True)
 
 
-async def test_no_request_tells_who_may_nothing_what_somebody_else_has(covenant_home: Path) -> None:
+async def test_no_request_tells_who_may_nothing_what_another_process_has(covenant_home: Path) -> None:
     async with lived(covenant_home) as (daemon, eve, theirs):
         nothing = Theirs.nothing()
         for kind in _KINDS:
@@ -119,7 +119,7 @@ async def test_no_request_tells_who_may_nothing_what_somebody_else_has(covenant_
         assert MARK in rows
 
 
-async def test_a_text_that_is_ignored_fills_no_log_for_who_may_write_nothing(covenant_home: Path) -> None:
+async def test_text_ignored_fills_no_log_for_who_may_write_nothing(covenant_home: Path) -> None:
     async with lived(covenant_home) as (daemon, eve, _):
         long = "x/.env " + "y" * (contract.INTENT_BYTES - 100)
         assert (await eve.ask("submit_intent", text=long))["status"] == "ignored"
@@ -128,7 +128,7 @@ async def test_a_text_that_is_ignored_fills_no_log_for_who_may_write_nothing(cov
         assert len(row["intent_text"]) == pipeline.MOST_OF_IGNORED
 
 
-async def test_who_may_keep_a_text_has_all_of_an_ignored_one_in_the_log(covenant_home: Path) -> None:
+async def test_who_may_keep_text_has_all_of_ignored_one_in_log(covenant_home: Path) -> None:
     long = "x/.env " + "y" * (pipeline.MOST_OF_IGNORED + 1)
     async with daemon_kit.running(covenant_home) as daemon:
         await daemon.grant("memory.write")

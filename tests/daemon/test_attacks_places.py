@@ -22,7 +22,7 @@ from tests.intents_kit import ALICE, rows
 pytestmark = pytest.mark.anyio
 
 
-async def test_strangers_at_the_port_hold_no_place_against_who_has_a_token(tmp_path: Path) -> None:
+async def test_strangers_at_port_hold_no_place_against_who_has_token(tmp_path: Path) -> None:
     server = server_kit.make(
         home=tmp_path, identity=http_kit.Identity(), peers=http_kit.Peers(), handlers=http_kit.Echo()
     )
@@ -69,7 +69,7 @@ async def _enrolled(daemon: Daemon, display: str) -> str:
     return token
 
 
-async def test_peers_together_do_not_keep_the_operator_out(covenant_home: Path) -> None:
+async def test_peers_together_do_not_keep_operator_out(covenant_home: Path) -> None:
     async with daemon_kit.running(covenant_home) as daemon, contextlib.AsyncExitStack() as stack:
         gateway = daemon.running.socket
         gateway.bounds = dataclasses.replace(gateway.bounds, connections=8, of_one_peer=4, of_others=5, strangers=2)
@@ -88,7 +88,7 @@ async def test_peers_together_do_not_keep_the_operator_out(covenant_home: Path) 
             assert (await peer.ask("ping"))["kind"] == "pong"
 
 
-async def test_sources_that_are_ignored_are_not_kept(tmp_path: Path) -> None:
+async def test_sources_ignored_are_not_kept(tmp_path: Path) -> None:
     async def named(card: Card, asked: Intent) -> RunResult:
         return RunResult(text="done", sources=("notes.md", "/home/u/secrets.toml"))
 

@@ -31,7 +31,7 @@ async def held(client: AsyncClient) -> set[str]:
     return {one["action"] for one in (await client.ask("capability_usage"))["grants"] if one["effective"]}
 
 
-async def test_a_peer_gets_nothing_by_asking(covenant_home: Path) -> None:
+async def test_peer_gets_nothing_by_asking(covenant_home: Path) -> None:
     async with daemon_kit.running(covenant_home) as daemon, peer(daemon, ADA, "memory.read") as ada:
         mine = (await ada.ask("recent_capabilities"))["capabilities"][0]
         for scope in (None, {}, {"version": 1}, {"version": 1, "parent_b58": mine["signature"]}):
@@ -74,7 +74,7 @@ async def test_a_peer_gets_nothing_by_asking(covenant_home: Path) -> None:
         "[" * 40 + "]" * 40,
     ],
 )
-async def test_a_scope_that_could_be_read_two_ways(covenant_home: Path, scope: str) -> None:
+async def test_scope_that_could_be_read_two_ways(covenant_home: Path, scope: str) -> None:
     async with daemon_kit.running(covenant_home) as daemon:
         before, after = b'{"kind":"grant_capability","action":"memory.read","scope":', b"}"
         await daemon.client.send_bytes(frames.encode(before + scope.encode() + after))
@@ -83,7 +83,7 @@ async def test_a_scope_that_could_be_read_two_ways(covenant_home: Path, scope: s
         assert await held(daemon.client) == set()
 
 
-async def test_a_chain_signed_by_its_holder_and_what_it_cannot_be_turned_into(covenant_home: Path) -> None:
+async def test_chain_signed_by_its_holder_and_what_it_cannot_be_turned_into(covenant_home: Path) -> None:
     async with (
         daemon_kit.running(covenant_home) as daemon,
         peer(daemon, ADA, "memory.read") as ada,
@@ -128,7 +128,7 @@ async def test_a_chain_signed_by_its_holder_and_what_it_cannot_be_turned_into(co
         assert await held(bob) == set()
 
 
-async def test_a_token_that_is_no_longer_good_opens_nothing(covenant_home: Path) -> None:
+async def test_token_no_longer_good_opens_nothing(covenant_home: Path) -> None:
     async with daemon_kit.running(covenant_home) as daemon:
         made = await daemon.ask("enroll_peer", display="ada@local", actions=[])
         old = (covenant_home / "peers" / "operator.token").read_text()
@@ -144,7 +144,7 @@ async def test_a_token_that_is_no_longer_good_opens_nothing(covenant_home: Path)
             assert (await again.ask("ping"))["kind"] == "pong"
 
 
-async def test_a_prober_does_not_see_that_it_was_seen(covenant_home: Path) -> None:
+async def test_prober_does_not_see_that_it_was_seen(covenant_home: Path) -> None:
     async with daemon_kit.running(covenant_home) as daemon, peer(daemon, ADA) as ada:
         for kind, fields in (
             ("list_peers", {}),
@@ -172,7 +172,7 @@ async def test_no_token_is_in_any_file_but_its_own(covenant_home: Path) -> None:
     assert json.loads((covenant_home / "peers" / "registry.jsonl").read_bytes().splitlines()[0])["token_sha256"]
 
 
-async def test_showing_a_peer_out_ends_its_open_connection(covenant_home: Path) -> None:
+async def test_showing_peer_out_ends_its_open_connection(covenant_home: Path) -> None:
     async with daemon_kit.running(covenant_home) as daemon:
         made = await daemon.ask("enroll_peer", display="ada@local", actions=["memory.read"])
         async with (

@@ -53,7 +53,7 @@ def verb(kind: str, *arguments: str, status: int = 0) -> dict[str, Any]:
     return document
 
 
-def test_an_agent_of_this_host_does_what_it_is_sent(daemon: Daemon) -> None:
+def test_agent_of_this_host_does_what_it_is_sent(daemon: Daemon) -> None:
     sent = verb("a2a_task_queued", "a2a", "send", "hello@agent", "say hello", "--wait", "--timeout", "20")
     assert sent["result"]["content"][0]["text"] == "SAY HELLO"
     assert verb("a2a_result", "a2a", "result")["result"]["task_id"] == sent["task_id"]
@@ -66,7 +66,7 @@ def test_an_agent_of_this_host_does_what_it_is_sent(daemon: Daemon) -> None:
     assert exit_status(call("a2a", "send", "hello@agent", "x", "--unsafe", "--idempotency-key", "k")) == 2
 
 
-def test_an_answer_is_found_behind_as_many_long_ones_as_no_listing_has_room_for(daemon: Daemon) -> None:
+def test_answer_is_found_behind_as_many_long_ones_as_no_listing_has_room_for(daemon: Daemon) -> None:
     daemon.runs.hold = anyio.Event()
     early = answered("a2a", "send", "hello@agent", "be early")["task_id"]
     answered("a2a", "force-error", early, "--reason", "a test", "--message", "the early one")
@@ -79,7 +79,7 @@ def test_an_answer_is_found_behind_as_many_long_ones_as_no_listing_has_room_for(
     assert answered(*again, status=1)["result"]["error_message"] == "the early one"
 
 
-def test_an_agent_that_fails_is_a_failure(daemon: Daemon) -> None:
+def test_agent_that_fails_is_failure(daemon: Daemon) -> None:
     sent = answered("a2a", "send", "hello@agent", "read /srv/.env", "--wait", "--timeout", "20", status=1)
     assert sent["result"]["error_message"].startswith("ignored: ")
     daemon.runs.hold = anyio.Event()
@@ -87,7 +87,7 @@ def test_an_agent_that_fails_is_a_failure(daemon: Daemon) -> None:
     assert late["code"] == "daemon_silent"
 
 
-def test_a_run_is_ended_with_its_task(daemon: Daemon) -> None:
+def test_run_is_ended_with_its_task(daemon: Daemon) -> None:
     daemon.runs.hold = anyio.Event()
     task = answered("a2a", "send", "hello@agent", "wait for me")["task_id"]
     cancelled = verb("a2a_cancelled", "a2a", "cancel", task, "--reason", "no need")
@@ -190,7 +190,7 @@ def test_letting_out_whom_one_must_not(daemon: Daemon) -> None:
     assert answered("ping")["ok"] is True
 
 
-def test_the_script_ends_with_the_status_and_one_document(daemon: Daemon) -> None:
+def test_script_ends_with_status_and_one_document(daemon: Daemon) -> None:
     def script(*arguments: str) -> subprocess.CompletedProcess[str]:
         program = "from covenant.cli.main import entry; entry()"
         command = [sys.executable, "-c", program, *arguments]

@@ -34,7 +34,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
         yield one
 
 
-def test_an_intent_that_waited_is_resumed_once(daemon: Daemon) -> None:
+def test_intent_that_waited_is_resumed_once(daemon: Daemon) -> None:
     bucket, ledger = billing.budget_of("poor"), daemon.server.budget
     daemon.portal.call(ledger.set_capacity, bucket, 1)
     # Another run has the only credit until it returns it.
@@ -69,7 +69,7 @@ def test_stores_that_disagree_are_status_3_and_each_is_named(daemon: Daemon) -> 
     assert f"memory_without_audit {stray.id}: " in shown.stdout
 
 
-def test_a_beginning_that_two_tokens_have_shows_nobody_out(daemon: Daemon) -> None:
+def test_beginning_that_two_tokens_have_shows_nobody_out(daemon: Daemon) -> None:
     def enrolled(number: int) -> Enrolled:
         return daemon.portal.call(daemon.server.peers.enroll, peer(f"peer{number}"), None)
 

@@ -45,7 +45,7 @@ def verb(kind: str, *arguments: str) -> dict[str, Any]:
     return document
 
 
-def test_there_is_somebody() -> None:
+def test_there_is_another() -> None:
     assert verb("daemon_ping", "ping")["ok"] is True
     assert verb("version", "version")["daemon"]["version"] == 1
     assert "answers" in done("ping")

@@ -99,7 +99,7 @@ HELD = (
 )
 
 
-def test_the_table_has_every_kind_that_is_served() -> None:
+def test_table_has_every_kind_served() -> None:
     served = {kind for kind, model in requests.KINDS.items() if model is not requests.Unsupported}
     assert set(ANSWERS) == served
 
@@ -131,7 +131,7 @@ async def test_what_is_not_served_says_so(covenant_home: Path) -> None:
             assert (await answered(daemon.client, kind))["code"] == "unsupported"
 
 
-async def test_a_client_of_version_1_sees_what_it_expects(covenant_home: Path) -> None:
+async def test_client_of_version_1_sees_what_it_expects(covenant_home: Path) -> None:
     """The bytes of a client that knows nothing of ours: bootstrap, an intent, its memory, its rows."""
     async with daemon_kit.running(covenant_home) as daemon:
         granted = await daemon.ask("grant_capability", action="memory.write", scope={})
@@ -149,7 +149,7 @@ async def test_a_client_of_version_1_sees_what_it_expects(covenant_home: Path) -
         assert (await daemon.ask("verify_audit_integrity"))["report"]["valid"] is True
 
 
-async def test_a_stream_of_an_intent_has_one_chunk(covenant_home: Path) -> None:
+async def test_stream_of_intent_has_one_chunk(covenant_home: Path) -> None:
     async with daemon_kit.running(covenant_home) as daemon:
         await daemon.grant("memory.write")
         await daemon.client.send("submit_intent", text="hello there", prefer_stream=True)

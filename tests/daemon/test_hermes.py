@@ -110,7 +110,7 @@ def _asks(*choices: str, request_id: str | None = None) -> Script:
     return script
 
 
-async def test_a_run_is_started_watched_and_answered(tmp_path: Path) -> None:
+async def test_run_is_started_watched_and_answered(tmp_path: Path) -> None:
     async with _bench(tmp_path) as bench:
         result = await bench.run("größe")
         assert (result.text, result.run_id) == ("You said: größe", "run_1")
@@ -126,7 +126,7 @@ async def test_a_run_is_started_watched_and_answered(tmp_path: Path) -> None:
     ("output", "fits"),
     [("\x01" * 690_000, True), ("\x01" * 700_000, False), ("ü" * 2_097_000, True), ("ü" * 2_098_000, False)],
 )
-async def test_an_output_counts_as_it_is_written_in_an_answer(tmp_path: Path, output: str, fits: bool) -> None:
+async def test_output_counts_as_it_is_written_in_answer(tmp_path: Path, output: str, fits: bool) -> None:
     async def script(run: Run) -> None:
         run.status, run.output = "completed", output
         run.say("run.completed")
@@ -140,7 +140,7 @@ async def test_an_output_counts_as_it_is_written_in_an_answer(tmp_path: Path, ou
                 await bench.run()
 
 
-async def test_what_the_run_does_is_in_the_log(tmp_path: Path) -> None:
+async def test_what_run_does_is_in_log(tmp_path: Path) -> None:
     async def script(run: Run) -> None:
         run.say("file.written", path="out.txt", bytes=12)
         await hermes_double.answers(run)
@@ -159,7 +159,7 @@ async def test_what_the_run_does_is_in_the_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tools", ["[]", '["read_file"]'])
-async def test_a_tool_that_is_not_allowed_stops_the_run(tmp_path: Path, tools: str) -> None:
+async def test_tool_not_allowed_stops_run(tmp_path: Path, tools: str) -> None:
     async def goes_on(run: Run) -> None:
         await run.until(lambda: run.stopped > 0)
 
@@ -173,7 +173,7 @@ async def test_a_tool_that_is_not_allowed_stops_the_run(tmp_path: Path, tools: s
         assert took.run_id == "run_1"
 
 
-async def test_a_run_that_ends_before_its_tools_were_judged_fails_all_the_same(tmp_path: Path) -> None:
+async def test_run_that_ends_before_its_tools_were_judged_fails_all_same(tmp_path: Path) -> None:
     """The status says completed at the first poll, and the stream is read behind it."""
     async with _bench(tmp_path, _tool("terminal"), tools="[]") as bench:
         with pytest.raises(errors.ToolRefusedError):
@@ -181,7 +181,7 @@ async def test_a_run_that_ends_before_its_tools_were_judged_fails_all_the_same(t
 
 
 @pytest.mark.parametrize(("policy", "choice"), [("auto-deny", "deny"), ("auto-once", "once")])
-async def test_the_policy_answers_and_nobody_is_asked(tmp_path: Path, policy: str, choice: str) -> None:
+async def test_policy_answers_and_nobody_is_asked(tmp_path: Path, policy: str, choice: str) -> None:
     async with _bench(tmp_path, _asks("once", "session", "always", "deny", request_id="r1"), policy=policy) as bench:
         await bench.run()
         assert bench.only.approvals == [{"choice": choice, "request_id": "r1"}]
@@ -192,7 +192,7 @@ async def test_the_policy_answers_and_nobody_is_asked(tmp_path: Path, policy: st
         ]
 
 
-async def test_an_approval_that_cannot_be_written_down_is_not_given(tmp_path: Path) -> None:
+async def test_approval_that_cannot_be_written_down_is_not_given(tmp_path: Path) -> None:
     async with _bench(tmp_path, _asks("once", "deny"), policy="auto-once") as bench:
         bench.log.fails = "hermes_approval_resolved"
         with pytest.raises(errors.StoreError):
@@ -202,7 +202,7 @@ async def test_an_approval_that_cannot_be_written_down_is_not_given(tmp_path: Pa
 
 
 @pytest.mark.parametrize("choice", ["once", "deny"])
-async def test_the_operator_is_asked_and_answers_once(tmp_path: Path, choice: str) -> None:
+async def test_operator_is_asked_and_answers_once(tmp_path: Path, choice: str) -> None:
     async with _bench(tmp_path, _asks("once", "deny")) as bench, anyio.create_task_group() as group:
         group.start_soon(bench.run)
         await _until(lambda: bool(bench.hermes.approvals()))
@@ -221,7 +221,7 @@ async def test_the_operator_is_asked_and_answers_once(tmp_path: Path, choice: st
         assert bench.hermes.approvals() == ()
 
 
-async def test_an_answer_that_somebody_else_gave_ends_a_run_whose_policy_was_to_answer(tmp_path: Path) -> None:
+async def test_answer_that_another_process_gave_ends_run_whose_policy_was_to_answer(tmp_path: Path) -> None:
     async def script(run: Run) -> None:
         run.say("approval.responded", choice="always", resolved=1)
         await run.until(lambda: run.stopped > 0)
@@ -231,7 +231,7 @@ async def test_an_answer_that_somebody_else_gave_ends_a_run_whose_policy_was_to_
             await bench.run()
 
 
-async def test_a_run_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
+async def test_run_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
     async def waits(run: Run) -> None:
         await anyio.sleep_forever()
 
@@ -246,7 +246,7 @@ async def test_a_run_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancelled", "ended"])
-async def test_a_run_that_nobody_wants_any_more_is_stopped(tmp_path: Path, how: str) -> None:
+async def test_run_that_nobody_wants_any_more_is_stopped(tmp_path: Path, how: str) -> None:
     async def waits(run: Run) -> None:
         await anyio.sleep_forever()
 
@@ -276,7 +276,7 @@ async def test_a_run_that_nobody_wants_any_more_is_stopped(tmp_path: Path, how: 
     ("status", "error", "message"),
     [("failed", "the model is gone", "failed: the model is gone"), ("cancelled", None, "cancelled: no reason given")],
 )
-async def test_a_run_that_fails_there_fails_here(tmp_path: Path, status: str, error: Any, message: str) -> None:
+async def test_run_that_fails_there_fails_here(tmp_path: Path, status: str, error: Any, message: str) -> None:
     async def script(run: Run) -> None:
         run.end(status, error=error)
 
@@ -285,7 +285,7 @@ async def test_a_run_that_fails_there_fails_here(tmp_path: Path, status: str, er
             await bench.run()
 
 
-async def test_a_stream_that_ends_before_its_run_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stream_that_ends_before_its_run_ends_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("covenant.runtime.hermes._LAST_SECONDS", 0.5)
 
     async def script(run: Run) -> None:
@@ -301,7 +301,7 @@ async def test_a_stream_that_ends_before_its_run_ends_the_run(tmp_path: Path, mo
 @pytest.mark.parametrize(
     "raw", [b"data: {nonsense\n\n", b"data: []\n\n", b"data: " + b"x" * (2 << 20), b'data: {"a": "\\ud800"}\n\n']
 )
-async def test_a_stream_of_nonsense_ends_the_run(tmp_path: Path, raw: bytes) -> None:
+async def test_stream_of_nonsense_ends_run(tmp_path: Path, raw: bytes) -> None:
     async def script(run: Run) -> None:
         run.raw(raw)
         await run.until(lambda: run.stopped > 0)
@@ -331,14 +331,14 @@ async def _body(body: bytes, status: int = 200, **headers: str) -> web.Response:
     ],
     ids=["list", "no id", "path", "dots", "no json", "too long", "status", "no features", "lacks"],
 )
-async def test_an_api_that_answers_otherwise_is_an_error(tmp_path: Path, path: str, body: bytes, status: int) -> None:
+async def test_api_that_answers_otherwise_is_error(tmp_path: Path, path: str, body: bytes, status: int) -> None:
     async with _bench(tmp_path) as bench:
         bench.double.instead[path] = lambda request: _body(body, status)
         with pytest.raises(errors.HermesError):
             await bench.run()
 
 
-async def test_no_redirect_is_followed_and_the_key_goes_nowhere_else(tmp_path: Path) -> None:
+async def test_no_redirect_is_followed_and_key_goes_nowhere_else(tmp_path: Path) -> None:
     async with hermes_double.serving() as other, _bench(tmp_path) as bench:
         bench.double.instead["/runs"] = lambda request: _body(b"", 307, Location=f"{other.url}/runs")
         with pytest.raises(errors.HermesError, match="status 307"):
@@ -346,7 +346,7 @@ async def test_no_redirect_is_followed_and_the_key_goes_nowhere_else(tmp_path: P
         assert other.requests == []
 
 
-async def test_a_lost_answer_starts_no_second_run(tmp_path: Path) -> None:
+async def test_lost_answer_starts_no_second_run(tmp_path: Path) -> None:
     async with _bench(tmp_path) as bench:
         lost = 0
 
@@ -364,7 +364,7 @@ async def test_a_lost_answer_starts_no_second_run(tmp_path: Path) -> None:
         assert len(bench.double.runs) == 1
 
 
-async def test_a_wrong_key_is_an_error_that_does_not_show_it(tmp_path: Path) -> None:
+async def test_wrong_key_is_error_that_does_not_show_it(tmp_path: Path) -> None:
     async with _bench(tmp_path, key="another-secret-key") as bench:
         with pytest.raises(errors.HermesError, match="status 401") as raised:
             await bench.run()
@@ -374,18 +374,18 @@ async def test_a_wrong_key_is_an_error_that_does_not_show_it(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "url", ["ftp://x/v1", "http://u:p@x/v1", "http://x/v1?a=b", "http://x/v1#f", "x", "http://", "http://x:bad/"]
 )
-def test_an_address_that_runs_may_not_be_sent_to(url: str) -> None:
+def test_address_that_runs_may_not_be_sent_to(url: str) -> None:
     with pytest.raises(errors.SettingError):
         HermesApi(url, None)
 
 
-async def test_without_an_address_a_hermes_agent_is_refused(tmp_path: Path) -> None:
+async def test_without_address_hermes_agent_is_refused(tmp_path: Path) -> None:
     async with Hermes(None, audit=Log(), verify=runtime_kit.trusting, now_ms=lambda: NOW_MS) as hermes:
         with pytest.raises(errors.HermesUnconfiguredError):
             await hermes.run(await _card(tmp_path), Intent("i", "x", NOW_MS), caller=runtime_kit.ALICE, deadline=None)
 
 
-async def test_an_agent_that_no_operator_signed_is_not_sent_anywhere(tmp_path: Path) -> None:
+async def test_agent_that_no_operator_signed_is_not_sent_anywhere(tmp_path: Path) -> None:
     """The same card runs once it is signed: what changed is the signature alone."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)

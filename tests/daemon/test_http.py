@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from covenant.adapters.http import listen, openapi, routes
-from covenant.adapters.http.gateway import Gateway
+from covenant.adapters.http.gateway import HttpGateway
 from covenant.adapters.http.routes import Route
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
@@ -32,7 +32,7 @@ JSON = {"Content-Type": "application/json"}
 @dataclass
 class World:
     server: Server
-    gateway: Gateway
+    gateway: HttpGateway
     peers: http_kit.Peers
     audit: http_kit.Rows
     echo: http_kit.Echo
@@ -115,7 +115,7 @@ async def test_everything_else_does(world: World, route: Route) -> None:
     assert world.echo.asked == []
 
 
-async def test_a_wrong_token_is_written_down_and_the_scheme_has_no_case(world: World) -> None:
+async def test_wrong_token_is_written_down_and_scheme_has_no_case(world: World) -> None:
     async with http_kit.client(world.gateway, token="1" * 43) as client, client.get("/tools") as answer:
         assert answer.status == 401
     assert world.audit.rows == [("authentication_failed", {"transport": "http", "reason": "the token is nobody's"})]
@@ -124,7 +124,7 @@ async def test_a_wrong_token_is_written_down_and_the_scheme_has_no_case(world: W
         assert answer.status == 200
 
 
-async def test_a_token_that_was_rotated_is_refused_on_a_connection_that_is_there(world: World) -> None:
+async def test_token_that_was_rotated_is_refused_on_connection_there(world: World) -> None:
     async with http_kit.client(world.gateway) as client:
         async with client.get("/tools") as answer:
             assert answer.status == 200
@@ -133,20 +133,20 @@ async def test_a_token_that_was_rotated_is_refused_on_a_connection_that_is_there
             assert answer.status == 401
 
 
-async def test_a_registry_that_cannot_be_read_lets_nobody_in(world: World) -> None:
+async def test_registry_that_cannot_be_read_lets_nobody_in(world: World) -> None:
     world.peers.broken = OSError(5, "Input/output error")
     async with http_kit.client(world.gateway) as client, client.get("/tools") as answer:
         assert (answer.status, (await answer.json())["kind"]) == (503, "error")
     assert world.echo.asked == []
 
 
-async def test_a_refusal_that_cannot_be_written_down_is_503(world: World) -> None:
+async def test_refusal_that_cannot_be_written_down_is_503(world: World) -> None:
     world.audit.broken = OSError(28, "No space left on device")
     async with http_kit.client(world.gateway, token="1" * 43) as client, client.get("/tools") as answer:
         assert (answer.status, (await answer.json())["kind"]) == (503, "error")
 
 
-async def test_tokens_that_are_tried_fill_no_disk_and_keep_nobody_out(world: World) -> None:
+async def test_tokens_tried_fill_no_disk_and_keep_nobody_out(world: World) -> None:
     found = []
     async with http_kit.client(world.gateway, token="1" * 43) as client:
         for _ in range(20):
@@ -158,7 +158,7 @@ async def test_tokens_that_are_tried_fill_no_disk_and_keep_nobody_out(world: Wor
         assert answer.status == 200
 
 
-async def test_what_has_no_row_of_its_own_is_a_number_in_the_log_and_for_the_operator(tmp_path: Path) -> None:
+async def test_what_has_no_row_of_its_own_is_number_in_log_and_for_operator(tmp_path: Path) -> None:
     audit = http_kit.Rows()
     server = server_kit.make(home=tmp_path, peers=http_kit.Peers(), audit=audit, identity=http_kit.Identity())
     async with http_kit.serving(server, wrong_tokens=2, wrong_seconds=3600.0) as gateway:
@@ -177,7 +177,7 @@ async def test_what_has_no_row_of_its_own_is_a_number_in_the_log_and_for_the_ope
     assert audit.rows[-1][1]["reason"].startswith("5 more were refused and not written one by one; the last: ")
 
 
-async def test_a_handlers_refusal_is_200_and_a_fault_500(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_handlers_refusal_is_200_and_fault_500(world: World, caplog: pytest.LogCaptureFixture) -> None:
     async def refuse(server: Server, caller: Caller, asked: requests.Request) -> responses.Response:
         raise errors.NoMemoryError("there is none", hint="look elsewhere")
 
@@ -201,7 +201,7 @@ async def test_a_handlers_refusal_is_200_and_a_fault_500(world: World, caplog: p
     ("method", "path", "status"),
     [
         *(("GET", "/nothing", 404), ("GET", "/intent", 405), ("POST", "/tools", 405), ("PUT", "/intent", 405)),
-        *(("DELETE", "/tools", 405), ("HEAD", "/tools", 405), ("TRACE", "/tools", 405), ("GET", "/tools/", 404)),
+        *(("DELETE", "/tools", 405), ("HEAD", "/intent", 405), ("TRACE", "/tools", 405), ("GET", "/tools/", 404)),
         *(
             ("GET", "/memory/search", 400),
             ("GET", "/memory/recent?limit=x", 400),
@@ -215,6 +215,14 @@ async def test_what_is_no_request(world: World, method: str, path: str, status: 
         if method != "HEAD":
             assert (await answer.json())["kind"] == "error"
     assert world.echo.asked == []
+
+
+async def test_head_is_answered_as_get_without_body(world: World) -> None:
+    async with http_kit.client(world.gateway) as client:
+        for path in ("/health", "/version", "/tools"):
+            async with client.get(path) as got, client.head(path) as answer:
+                assert (answer.status, await answer.read()) == (200, b"")
+                assert answer.headers["Content-Type"] == got.headers["Content-Type"]
 
 
 async def test_preflights_are_answered_to_listed_origins_alone(world: World) -> None:
@@ -266,7 +274,7 @@ async def test_numbers(world: World) -> None:
     assert found["process_open_fds"][""] > 3
 
 
-async def test_numbers_of_agents_are_for_the_operator(world: World) -> None:
+async def test_numbers_of_agents_are_for_operator(world: World) -> None:
     for agent, credits_ in ((http_kit.OTHER, 7), (http_kit.ME, 5)):
         await world.server.budget.set_capacity(agent, credits_)
     told = {}
@@ -280,7 +288,7 @@ async def test_numbers_of_agents_are_for_the_operator(world: World) -> None:
     assert "agent=" not in told[http_kit.OTHER_TOKEN]
 
 
-async def test_a_body_comes_whole_in_its_time(tmp_path: Path) -> None:
+async def test_body_comes_whole_in_its_time(tmp_path: Path) -> None:
     echo = http_kit.Echo()
     server = http_kit.server(tmp_path, echo)
     async with http_kit.serving(server, body_seconds=0.2) as gateway:
@@ -289,7 +297,7 @@ async def test_a_body_comes_whole_in_its_time(tmp_path: Path) -> None:
     assert echo.asked == []
 
 
-async def test_a_large_body_is_taken_and_a_larger_one_is_not(world: World) -> None:
+async def test_large_body_is_taken_and_larger_one_is_not(world: World) -> None:
     text = "x" * (8 * 1024 * 1024 - 20)
     async with http_kit.client(world.gateway) as client:
         async with client.post("/intent", data=io.BytesIO(b'{"text": "%s"}' % text.encode()), headers=JSON) as answer:
@@ -326,7 +334,7 @@ async def test_stopping_lets_what_has_begun_be_answered(tmp_path: Path) -> None:
             found.append(answer.status)
 
     async with anyio.create_task_group() as group:
-        gateway = Gateway(server, group)
+        gateway = HttpGateway(server, group)
         await gateway.listen(listen.bind("127.0.0.1", 0))
         group.start_soon(ask)
         await begun.wait()
@@ -340,12 +348,12 @@ async def test_stopping_lets_what_has_begun_be_answered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.1", "example.org", "", "127.0.0.1 ", "224.0.0.1"])
-async def test_only_the_loopback_is_bound(address: str) -> None:
+async def test_only_loopback_is_bound(address: str) -> None:
     with pytest.raises(errors.SettingError):
         listen.bind(address, 0)
 
 
-async def test_a_port_that_is_taken_is_said_so() -> None:
+async def test_port_taken_is_said_so() -> None:
     with listen.bind("localhost", 0) as first:
         port = first.getsockname()[1]
         with pytest.raises(errors.SettingError) as refused:
@@ -353,8 +361,8 @@ async def test_a_port_that_is_taken_is_said_so() -> None:
     assert str(port) in refused.value.message
 
 
-async def test_a_bad_origin_is_dropped_with_a_warning(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_bad_origin_is_dropped_with_warning(world: World, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         async with anyio.create_task_group() as group:
-            Gateway(world.server, group, origins=["*", "http://localhost:3000"])
+            HttpGateway(world.server, group, origins=["*", "http://localhost:3000"])
     assert "`*` is no origin" in caplog.text

@@ -12,7 +12,7 @@ from typing import cast
 import anyio
 import pytest
 
-from covenant.adapters.http.gateway import Gateway
+from covenant.adapters.http.gateway import HttpGateway
 from covenant.adapters.http.streams import Pace
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
@@ -27,14 +27,14 @@ ASK = b'{"text": "t"}'
 
 
 @pytest.fixture
-async def gateway(tmp_path: Path, echo: http_kit.Echo) -> AsyncIterator[Gateway]:
+async def gateway(tmp_path: Path, echo: http_kit.Echo) -> AsyncIterator[HttpGateway]:
     server = http_kit.server(tmp_path, echo)
     pace = Pace(write_seconds=2.0, idle_seconds=0.1)
     async with http_kit.serving(server, streams_of_one=4, head_seconds=3.0, pace=pace) as one:
         yield one
 
 
-async def alive(gateway: Gateway) -> bool:
+async def alive(gateway: HttpGateway) -> bool:
     """Whether the gateway answers another client."""
     return statuses(await raw(gateway, head(gateway, "GET /tools HTTP/1.1", "Connection: close"))) == [200]
 
@@ -46,7 +46,7 @@ async def until(done: Callable[[], bool]) -> None:
             await anyio.sleep(0.02)
 
 
-def post(gateway: Gateway, *headers: str, body: bytes = ASK, token: str | None = TOKEN) -> bytes:
+def post(gateway: HttpGateway, *headers: str, body: bytes = ASK, token: str | None = TOKEN) -> bytes:
     return head(gateway, "POST /intent HTTP/1.1", *headers, "Connection: close", token=token) + body
 
 
@@ -54,8 +54,8 @@ def post(gateway: Gateway, *headers: str, body: bytes = ASK, token: str | None =
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8421", "127.0.0.1", "127.0.0.1:1", "localhost"])
-async def test_a_name_that_was_bound_to_this_machine_is_not_its_name(
-    gateway: Gateway, echo: http_kit.Echo, host: str
+async def test_name_that_was_bound_to_this_machine_is_not_its_name(
+    gateway: HttpGateway, echo: http_kit.Echo, host: str
 ) -> None:
     data = f"GET /tools HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
     assert statuses(await raw(gateway, data)) == [421]
@@ -63,7 +63,7 @@ async def test_a_name_that_was_bound_to_this_machine_is_not_its_name(
     assert await alive(gateway)
 
 
-async def test_a_page_of_another_origin_does_nothing(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_page_of_another_origin_does_nothing(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     plain = "Content-Type: text/plain"
     length = f"Content-Length: {len(ASK)}"
     for headers, status in (
@@ -81,7 +81,7 @@ async def test_a_page_of_another_origin_does_nothing(gateway: Gateway, echo: htt
     assert statuses(await raw(gateway, post(gateway, JSON, length, "Origin: http://localhost:3000"))) == [200]
 
 
-async def test_a_get_with_effects_is_none_for_another_page(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_get_with_effects_is_none_for_another_page(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     line = "GET /a2a/tasks/next HTTP/1.1"
     for header in ("Origin: http://evil.example", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Site: same-site"):
         assert statuses(await raw(gateway, head(gateway, line, header))) == [403], header
@@ -89,8 +89,8 @@ async def test_a_get_with_effects_is_none_for_another_page(gateway: Gateway, ech
 
 
 @pytest.mark.parametrize("name", ["token", "access_token", "Authorization", "bearer"])
-async def test_a_token_in_the_query_is_refused_also_beside_a_good_one(
-    gateway: Gateway, echo: http_kit.Echo, name: str
+async def test_token_in_query_is_refused_also_beside_good_one(
+    gateway: HttpGateway, echo: http_kit.Echo, name: str
 ) -> None:
     for token in (None, TOKEN):
         data = head(gateway, f"GET /tools?{name}={TOKEN} HTTP/1.1", token=token)
@@ -112,12 +112,12 @@ async def test_a_token_in_the_query_is_refused_also_beside_a_good_one(
         *("/intents/" + "a" * 129 + "/result", "/audit/prove/..", "/tools;x=1", "/tools%3f", "\\tools"),
     ],
 )
-async def test_no_path_leads_anywhere_but_where_it_says(gateway: Gateway, echo: http_kit.Echo, path: str) -> None:
+async def test_no_path_leads_anywhere_but_where_it_says(gateway: HttpGateway, echo: http_kit.Echo, path: str) -> None:
     assert statuses(await raw(gateway, head(gateway, f"GET {path} HTTP/1.1"))) in ([400], [404])
     assert echo.asked == []
 
 
-async def test_an_id_is_what_it_is(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_id_is_what_it_is(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     line = "GET /intents/0b9f2f0a-5a3c-4c8e-9a51-8d1a4f0f2a11/result HTTP/1.1"
     assert statuses(await raw(gateway, head(gateway, line, "Connection: close"))) == [200]
     assert echo.asked[0][1] == requests.GetIntentResult(intent_id="0b9f2f0a-5a3c-4c8e-9a51-8d1a4f0f2a11")
@@ -130,8 +130,8 @@ async def test_an_id_is_what_it_is(gateway: Gateway, echo: http_kit.Echo) -> Non
         *("Host: evil.example", "Authorization: Bearer x", "Origin: http://localhost:3000\r\nOrigin: null"),
     ],
 )
-async def test_a_header_that_two_would_read_differently_is_refused(
-    gateway: Gateway, echo: http_kit.Echo, header: str
+async def test_header_that_two_would_read_differently_is_refused(
+    gateway: HttpGateway, echo: http_kit.Echo, header: str
 ) -> None:
     data = head(gateway, "GET /tools HTTP/1.1", header)
     answer = await raw(gateway, data)
@@ -140,7 +140,7 @@ async def test_a_header_that_two_would_read_differently_is_refused(
     assert echo.asked == []
 
 
-async def test_nothing_of_a_request_comes_back_as_a_header(gateway: Gateway) -> None:
+async def test_nothing_of_request_comes_back_as_header(gateway: HttpGateway) -> None:
     for path in (
         "/nothing%0d%0aInjected:%20yes",
         "/tools?x=%0d%0aInjected:%20yes",
@@ -176,7 +176,7 @@ SMUGGLED = b"POST /peers/rotate HTTP/1.1\r\nHost: x\r\n\r\n"
         ("Transfer-Encoding:\x0bchunked",),
     ],
 )
-async def test_a_body_has_one_end(gateway: Gateway, echo: http_kit.Echo, framing: tuple[str, ...]) -> None:
+async def test_body_has_one_end(gateway: HttpGateway, echo: http_kit.Echo, framing: tuple[str, ...]) -> None:
     data = head(gateway, "POST /peers/rotate HTTP/1.1", JSON, *framing) + b"0\r\n\r\n" + SMUGGLED
     answer = await raw(gateway, data)
     assert 200 not in statuses(answer)
@@ -188,7 +188,7 @@ async def test_a_body_has_one_end(gateway: Gateway, echo: http_kit.Echo, framing
 @pytest.mark.parametrize(
     "chunk", ['5;x="\r\n', "0x5\r\n", "-1\r\n", "ffffffffffffffffff\r\n", "5\n", "5 \r\n", "+5\r\n"]
 )
-async def test_a_chunk_says_its_length_one_way(gateway: Gateway, echo: http_kit.Echo, chunk: str) -> None:
+async def test_chunk_says_its_length_one_way(gateway: HttpGateway, echo: http_kit.Echo, chunk: str) -> None:
     data = head(gateway, "POST /intent HTTP/1.1", JSON, "Transfer-Encoding: chunked", "Connection: close")
     answer = await raw(gateway, data + chunk.encode() + b"hello\r\n0\r\n\r\n" + SMUGGLED)
     assert statuses(answer) in ([], [400])
@@ -196,7 +196,7 @@ async def test_a_chunk_says_its_length_one_way(gateway: Gateway, echo: http_kit.
     assert await alive(gateway)
 
 
-async def test_a_body_that_is_not_wanted_is_not_the_next_request(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_body_not_wanted_is_not_next_request(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     """The classic: the server refuses by the head and goes on reading where the body begins."""
     for line in (
         "POST /nothing HTTP/1.1",
@@ -212,20 +212,20 @@ async def test_a_body_that_is_not_wanted_is_not_the_next_request(gateway: Gatewa
 @pytest.mark.parametrize(
     "line", ["GET http://evil.example/tools HTTP/1.1", "OPTIONS * HTTP/1.1", "CONNECT a:1 HTTP/1.1"]
 )
-async def test_a_target_is_a_path_here(gateway: Gateway, echo: http_kit.Echo, line: str) -> None:
+async def test_target_is_path_here(gateway: HttpGateway, echo: http_kit.Echo, line: str) -> None:
     assert statuses(await raw(gateway, head(gateway, line)))[0] in (400, 404, 405)
     assert echo.asked == []
 
 
 @pytest.mark.parametrize("line", ["GET /tools", "GET /tools HTTP/9.9", "\x16\x03\x01", "PRI * HTTP/2.0"])
-async def test_what_is_not_http_ends(gateway: Gateway, echo: http_kit.Echo, line: str) -> None:
+async def test_what_is_not_http_ends(gateway: HttpGateway, echo: http_kit.Echo, line: str) -> None:
     answer = await raw(gateway, head(gateway, line))
     assert 200 not in statuses(answer)
     assert echo.asked == []
     assert await alive(gateway)
 
 
-async def test_another_protocol_is_not_switched_to(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_another_protocol_is_not_switched_to(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     upgrade = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Key: x", "Sec-WebSocket-Version: 13")
     answer = await raw(gateway, head(gateway, "GET /tools HTTP/1.1", *upgrade) + SMUGGLED)
     assert statuses(answer) == [400]
@@ -235,7 +235,7 @@ async def test_another_protocol_is_not_switched_to(gateway: Gateway, echo: http_
 # Huge, slow and many ------------------------------------------------------------------------------------------------
 
 
-async def test_heads_have_an_end(gateway: Gateway) -> None:
+async def test_heads_have_end(gateway: HttpGateway) -> None:
     for data in (
         head(gateway, "GET /" + "a" * 20_000 + " HTTP/1.1"),
         head(gateway, "GET /tools HTTP/1.1", "X: " + "a" * 20_000),
@@ -246,7 +246,7 @@ async def test_heads_have_an_end(gateway: Gateway) -> None:
     assert await alive(gateway)
 
 
-async def test_a_head_that_never_ends_ends_its_connection(gateway: Gateway) -> None:
+async def test_head_that_never_ends_ends_its_connection(gateway: HttpGateway) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     try:
         writer.write(b"GET /tools HTTP/1.1\r\n")
@@ -263,14 +263,14 @@ async def test_a_head_that_never_ends_ends_its_connection(gateway: Gateway) -> N
     assert await alive(gateway)
 
 
-async def test_who_is_nobody_is_not_listened_to(gateway: Gateway) -> None:
+async def test_who_is_nobody_is_not_listened_to(gateway: HttpGateway) -> None:
     """A body is read after its token: strangers cannot make the daemon hold megabytes."""
     begun = post(gateway, JSON, "Content-Length: 8000000", body=b"{", token=None)
     assert statuses(await raw(gateway, begun)) == [401]
 
 
-async def test_a_client_that_asks_first_is_told_to_go_on_when_it_is_let_in(
-    gateway: Gateway, echo: http_kit.Echo
+async def test_client_that_asks_first_is_told_to_go_on_when_it_is_let_in(
+    gateway: HttpGateway, echo: http_kit.Echo
 ) -> None:
     headers = (JSON, f"Content-Length: {len(ASK)}", "Expect: 100-continue")
     assert statuses(await raw(gateway, post(gateway, *headers, body=b"", token=None))) == [401]
@@ -279,7 +279,7 @@ async def test_a_client_that_asks_first_is_told_to_go_on_when_it_is_let_in(
     assert len(echo.asked) == 1
 
 
-async def test_an_answer_that_nobody_reads_is_let_go(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_answer_that_nobody_reads_is_let_go(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     async def much(server: Server, caller: Caller, asked: requests.Request) -> responses.Response:
         return responses.Error(message="x" * (32 * 1024 * 1024))
 
@@ -324,7 +324,7 @@ async def test_more_connections_than_there_may_be_go_at_once_and_others_come_aga
                 await anyio.sleep(0.02)
 
 
-async def test_a_flood_of_streams_leaves_a_place_for_others(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_flood_of_streams_leaves_place_for_others(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     echo.answers["recent_audit"] = responses.AuditEvents(events=())
     follow = head(gateway, "GET /audit/recent HTTP/1.1", "Accept: text/event-stream")
     held = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(6)]
@@ -344,7 +344,7 @@ async def test_a_flood_of_streams_leaves_a_place_for_others(gateway: Gateway, ec
     await until(lambda: not gateway.server.feed.subscribers)
 
 
-async def test_a_stream_that_nobody_reads_holds_up_nobody(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_stream_that_nobody_reads_holds_up_nobody(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     echo.answers["recent_audit"] = responses.AuditEvents(events=())
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     try:
@@ -365,8 +365,8 @@ async def test_a_stream_that_nobody_reads_holds_up_nobody(gateway: Gateway, echo
 # Tokens -------------------------------------------------------------------------------------------------------------
 
 
-async def test_no_token_is_ever_in_a_log(
-    gateway: Gateway, echo: http_kit.Echo, caplog: pytest.LogCaptureFixture
+async def test_no_token_is_ever_in_log(
+    gateway: HttpGateway, echo: http_kit.Echo, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail(server: Server, caller: Caller, asked: requests.Request) -> responses.Response:
         raise ZeroDivisionError

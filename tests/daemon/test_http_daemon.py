@@ -44,7 +44,7 @@ async def until(stream: AsyncIterator[http_kit.Event], wanted: Any) -> http_kit.
     raise AssertionError("the stream ended")
 
 
-async def test_an_intent_is_seen_in_every_stream_and_asked_for_later(covenant_home: Path) -> None:
+async def test_intent_is_seen_in_every_stream_and_asked_for_later(covenant_home: Path) -> None:
     async with daemon_kit.running(covenant_home, http_port=0) as daemon:
         await daemon.grant("memory.write", "memory.read")
         async with client(daemon) as session:
@@ -85,7 +85,7 @@ def _kind(one: http_kit.Event) -> dict[str, Any]:
     return kind
 
 
-async def test_a_stream_of_an_intent_says_its_id_first(covenant_home: Path) -> None:
+async def test_stream_of_intent_says_its_id_first(covenant_home: Path) -> None:
     async with daemon_kit.running(covenant_home, http_port=0) as daemon:
         await daemon.grant("memory.write")
         async with client(daemon) as session, session.post("/intent", json={"text": "t"}, headers=STREAM) as answer:
@@ -94,7 +94,7 @@ async def test_a_stream_of_an_intent_says_its_id_first(covenant_home: Path) -> N
         assert chunk.data["chunk"]["text"].endswith("t")
 
 
-async def test_a_token_that_was_rotated_lets_nobody_in_and_ends_its_streams(covenant_home: Path) -> None:
+async def test_token_that_was_rotated_lets_nobody_in_and_ends_its_streams(covenant_home: Path) -> None:
     async with daemon_kit.running(covenant_home, http_port=0) as daemon, client(daemon) as old:  # noqa: SIM117
         async with old.get("/audit/recent", headers=STREAM) as answer:
             stream = http_kit.events(answer)
@@ -108,7 +108,7 @@ async def test_a_token_that_was_rotated_lets_nobody_in_and_ends_its_streams(cove
             assert last.event == "stream_error"
 
 
-async def test_a_peer_sees_its_own_and_is_refused_the_rest(covenant_home: Path) -> None:
+async def test_peer_sees_its_own_and_is_refused_rest(covenant_home: Path) -> None:
     async with daemon_kit.running(covenant_home, http_port=0) as daemon, client(daemon) as operator:
         body = {"display": "peer@local", "actions": ["memory.write", "memory.read"]}
         peer = await asked(operator, "POST", "/peers/enroll", **body)
@@ -124,7 +124,7 @@ async def test_a_peer_sees_its_own_and_is_refused_the_rest(covenant_home: Path) 
             assert (await asked(session, "GET", f"/intents/{others[0]}/result"))["code"] == "no_such_memory"
 
 
-async def test_what_cannot_be_let_in_is_in_the_log(covenant_home: Path) -> None:
+async def test_what_cannot_be_let_in_is_in_log(covenant_home: Path) -> None:
     async with daemon_kit.running(covenant_home, http_port=0) as daemon:
         async with client(daemon, "1" * 43) as session, session.get("/tools") as answer:
             assert answer.status == 401
@@ -143,7 +143,7 @@ async def test_numbers_of_both_doors(covenant_home: Path) -> None:
     assert found["covenant_events_total"]['topic="audit"'] > 0
 
 
-async def test_a_daemon_that_stops_ends_its_streams_and_leaves_its_port(covenant_home: Path) -> None:
+async def test_daemon_that_stops_ends_its_streams_and_leaves_its_port(covenant_home: Path) -> None:
     begun, found = anyio.Event(), list[http_kit.Event]()
 
     async def watch(daemon: Daemon) -> None:

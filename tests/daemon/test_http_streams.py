@@ -9,7 +9,7 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from covenant.adapters.http.gateway import Gateway
+from covenant.adapters.http.gateway import HttpGateway
 from covenant.adapters.http.streams import Pace
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
@@ -24,7 +24,7 @@ STREAM = {"Accept": "text/event-stream"}
 
 
 @pytest.fixture
-async def gateway(tmp_path: Path, echo: http_kit.Echo) -> AsyncIterator[Gateway]:
+async def gateway(tmp_path: Path, echo: http_kit.Echo) -> AsyncIterator[HttpGateway]:
     server = http_kit.server(tmp_path, echo)
     async with http_kit.serving(server, pace=Pace(write_seconds=5, idle_seconds=0.05)) as one:
         yield one
@@ -39,7 +39,7 @@ async def taken(stream: AsyncIterator[http_kit.Event], count: int) -> list[http_
         return [await anext(stream) for _ in range(count)]
 
 
-async def test_rows_that_were_and_rows_that_come(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_rows_that_were_and_rows_that_come(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     echo.answers["recent_audit"] = responses.AuditEvents(events=(event("b"), event("a")))
     async with http_kit.client(gateway) as client, client.get("/audit/recent?limit=2", headers=STREAM) as answer:
         assert answer.status == 200
@@ -61,7 +61,7 @@ async def test_rows_that_were_and_rows_that_come(gateway: Gateway, echo: http_ki
         assert (new.id, new.data["sequence"], new.data["chunk"]["kind"]["text"]) == ("c", 2, "line\nbreak")
 
 
-async def test_nothing_falls_between_what_was_and_what_comes(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_nothing_falls_between_what_was_and_what_comes(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     async def recent(server: Server, caller: Caller, asked: requests.RecentAudit) -> responses.AuditEvents:
         found = responses.AuditEvents(events=(event("a"),))
         # Written after the look and before the answer is on its way.
@@ -74,7 +74,7 @@ async def test_nothing_falls_between_what_was_and_what_comes(gateway: Gateway, e
         assert [one.id for one in found] == ["", "a", "b"]
 
 
-async def test_who_comes_again_gets_what_is_newer(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_who_comes_again_gets_what_is_newer(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     echo.answers["recent_audit"] = responses.AuditEvents(events=(event("c"), event("b"), event("a")))
     path = "/audit/recent?follow=false"
     async with http_kit.client(gateway) as client:
@@ -85,7 +85,7 @@ async def test_who_comes_again_gets_what_is_newer(gateway: Gateway, echo: http_k
             assert found[-1].data == {"kind": "stream_end", "stream_id": 0, "summary": {"count": len(wanted)}}
 
 
-async def test_records_that_the_request_and_its_grant_admit(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_records_that_request_and_its_grant_admit(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     echo.answers["recent_memory"] = responses.Memories(records=())
     held = http_kit.Grants()
     gateway.server.capabilities = cast("Any", held)
@@ -105,7 +105,7 @@ async def test_records_that_the_request_and_its_grant_admit(gateway: Gateway, ec
             assert last.event == "stream_error"
 
 
-async def test_the_operator_sees_everybodys_records(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_operator_sees_everybodys_records(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     echo.answers["recent_memory"] = responses.Memories(records=())
     held = http_kit.Grants()
     gateway.server.capabilities = cast("Any", held)
@@ -118,13 +118,13 @@ async def test_the_operator_sees_everybodys_records(gateway: Gateway, echo: http
         assert new.id == "theirs"
 
 
-async def test_a_refusal_is_the_answer_of_version_1(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_refusal_is_answer_of_version_1(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     echo.answers["recent_memory"] = responses.Error(message="no grant")
     async with http_kit.client(gateway) as client, client.get("/memory/recent", headers=STREAM) as answer:
         assert (answer.status, await answer.json()) == (200, {"kind": "error", "message": "no grant"})
 
 
-async def test_a_token_that_ends_ends_its_streams(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_token_that_ends_ends_its_streams(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     echo.answers["recent_audit"] = responses.AuditEvents(events=())
     async with http_kit.client(gateway) as client, client.get("/audit/recent", headers=STREAM) as answer:
         stream = http_kit.events(answer)
@@ -136,7 +136,7 @@ async def test_a_token_that_ends_ends_its_streams(gateway: Gateway, echo: http_k
         assert [one async for one in stream] == []
 
 
-async def test_who_falls_behind_is_told(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_who_falls_behind_is_told(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     echo.answers["recent_audit"] = responses.AuditEvents(events=())
     async with http_kit.client(gateway) as client, client.get("/audit/recent", headers=STREAM) as answer:
         stream = http_kit.events(answer)
@@ -152,7 +152,7 @@ async def test_who_falls_behind_is_told(gateway: Gateway, echo: http_kit.Echo) -
     assert (found[-1].event, found[-1].data["message"]) == ("stream_error", "this stream fell behind and was ended")
 
 
-async def test_a_daemon_that_stops_says_so(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_daemon_that_stops_says_so(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     echo.answers["recent_audit"] = responses.AuditEvents(events=())
     async with http_kit.client(gateway) as client, client.get("/audit/recent", headers=STREAM) as answer:
         stream = http_kit.events(answer)
@@ -163,7 +163,7 @@ async def test_a_daemon_that_stops_says_so(gateway: Gateway, echo: http_kit.Echo
         assert last.data == {"kind": "stream_end", "stream_id": 0, "summary": {"reason": "the daemon stops"}}
 
 
-async def test_an_intent_is_one_chunk_and_its_end(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_intent_is_one_chunk_and_its_end(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     go_on = anyio.Event()
 
     async def submit(server: Server, caller: Caller, asked: requests.SubmitIntent) -> responses.IntentResult:
@@ -201,7 +201,7 @@ async def test_an_intent_is_one_chunk_and_its_end(gateway: Gateway, echo: http_k
             assert [one async for one in stream] == []
 
 
-async def test_an_intent_that_is_refused_ends_its_stream_with_that(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_intent_refused_ends_its_stream_with_that(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     echo.answers["submit_intent"] = responses.Error(message="no grant for memory.write")
     body = {"text": "t"}
     async with http_kit.client(gateway) as client, client.post("/intent", json=body, headers=STREAM) as answer:
@@ -212,7 +212,7 @@ async def test_an_intent_that_is_refused_ends_its_stream_with_that(gateway: Gate
     ]
 
 
-async def test_an_intent_goes_on_when_its_client_leaves(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_intent_goes_on_when_its_client_leaves(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     begun, go_on, ended = anyio.Event(), anyio.Event(), anyio.Event()
 
     async def submit(server: Server, caller: Caller, asked: requests.SubmitIntent) -> responses.IntentResult:
@@ -242,7 +242,7 @@ async def _post_and_leave(client: Any, headers: dict[str, str]) -> None:
         await answer.read()
 
 
-async def test_what_an_intent_does_is_for_whoever_submitted_it(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_what_intent_does_is_for_whoever_submitted_it(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     echo.answers["get_intent_result"] = responses.Error(message="no result of an intent `i-2` is kept")
     gateway.server.live.say("i-2", http_kit.OTHER.pubkey, "submitted", 1)
     gateway.server.live.say("i-3", http_kit.ME.pubkey, "submitted", 1)
@@ -262,7 +262,7 @@ async def test_what_an_intent_does_is_for_whoever_submitted_it(gateway: Gateway,
         assert len(await taken(http_kit.events(answer), 4)) == 4
 
 
-async def test_an_intent_that_has_ended_has_only_an_end(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_intent_that_has_ended_has_only_end(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     echo.answers["get_intent_result"] = responses.IntentResult(intent_id="i-1", status="ok", text="done")
     async with http_kit.client(gateway) as client, client.get("/intents/i-1/events", headers=STREAM) as answer:
         found = [one async for one in http_kit.events(answer)]
@@ -270,7 +270,7 @@ async def test_an_intent_that_has_ended_has_only_an_end(gateway: Gateway, echo: 
     assert found[1].data["summary"] == {"intent_id": "i-1", "status": "ok"}
 
 
-async def test_how_it_is_followed_is_yes_or_no(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_how_it_is_followed_is_yes_or_no(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     async with http_kit.client(gateway) as client:
         for word, headers in (("x", STREAM), ("x", {}), ("true&follow=false", STREAM)):
             async with client.get(f"/audit/recent?follow={word}", headers=headers) as answer:

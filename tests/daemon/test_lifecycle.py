@@ -98,7 +98,7 @@ def rows(home: pathlib.Path, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_in_order(covenant_home: pathlib.Path, clone: pathlib.Path, number: int) -> None:
+def test_signal_ends_it_in_order(covenant_home: pathlib.Path, clone: pathlib.Path, number: int) -> None:
     with process(covenant_home, clone) as one:
         status, said = one.end(number)
     assert status == 0, said
@@ -107,7 +107,7 @@ def test_a_signal_ends_it_in_order(covenant_home: pathlib.Path, clone: pathlib.P
     assert len(rows(covenant_home, "daemon_started")) == 1
 
 
-def test_a_second_one_is_refused_and_the_first_goes_on(covenant_home: pathlib.Path, clone: pathlib.Path) -> None:
+def test_second_one_is_refused_and_first_goes_on(covenant_home: pathlib.Path, clone: pathlib.Path) -> None:
     with process(covenant_home, clone) as one:
         second = run(clone, env=environment(covenant_home))
         assert second.returncode == 1
@@ -117,7 +117,7 @@ def test_a_second_one_is_refused_and_the_first_goes_on(covenant_home: pathlib.Pa
         assert one.end()[0] == 0
 
 
-def test_what_a_killed_one_left_is_replaced(covenant_home: pathlib.Path, clone: pathlib.Path) -> None:
+def test_what_killed_one_left_is_replaced(covenant_home: pathlib.Path, clone: pathlib.Path) -> None:
     with process(covenant_home, clone) as one:
         one.popen.kill()
         one.popen.wait(SECONDS)
@@ -127,7 +127,7 @@ def test_what_a_killed_one_left_is_replaced(covenant_home: pathlib.Path, clone: 
     assert len(rows(covenant_home, "daemon_started")) == 2
 
 
-def test_a_socket_at_which_somebody_listens_is_left_alone(covenant_home: pathlib.Path, clone: pathlib.Path) -> None:
+def test_socket_at_which_another_listens_is_left_alone(covenant_home: pathlib.Path, clone: pathlib.Path) -> None:
     covenant_home.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(covenant_home / "sock"))
@@ -158,7 +158,7 @@ def test_what_is_no_socket_is_left_alone(covenant_home: pathlib.Path, clone: pat
         ({"COVENANT_LIVE_TRACE": "maybe"}, "`maybe` is no value of COVENANT_LIVE_TRACE"),
     ],
 )
-def test_a_setting_that_cannot_be_used_ends_the_start(
+def test_setting_that_cannot_be_used_ends_start(
     covenant_home: pathlib.Path, clone: pathlib.Path, more: dict[str, str], said: str
 ) -> None:
     done = run(clone, env=environment(covenant_home, **more))
@@ -184,7 +184,7 @@ def test_it_does_not_run_as_root_unless_it_is_told_to(
     assert not covenant_home.exists()
 
 
-def test_a_home_that_others_can_reach_into_is_refused(covenant_home: pathlib.Path, clone: pathlib.Path) -> None:
+def test_home_that_others_can_reach_into_is_refused(covenant_home: pathlib.Path, clone: pathlib.Path) -> None:
     covenant_home.mkdir(mode=0o755)
     done = run(clone, env=environment(covenant_home))
     assert (done.returncode, "[home_unsafe]" in done.stderr) == (1, True)
@@ -223,13 +223,13 @@ def test_systemd_is_told_and_its_socket_is_served(covenant_home: pathlib.Path, c
     assert (covenant_home / "sock").exists()
 
 
-def test_a_client_of_a_home_without_a_daemon_is_told_how_to_start_one(covenant_home: pathlib.Path) -> None:
+def test_client_of_home_without_daemon_is_told_how_to_start_one(covenant_home: pathlib.Path) -> None:
     with pytest.raises(errors.DaemonSilentError) as caught, client.connected(covenant_home):
         pass
     assert "covenantd" in caught.value.hint
 
 
-async def test_the_home_is_laid_out_as_the_seed_says(covenant_home: pathlib.Path) -> None:
+async def test_home_is_laid_out_as_seed_says(covenant_home: pathlib.Path) -> None:
     async with daemon_kit.running(covenant_home) as one:
         assert await one.ask("ping") == {"kind": "pong"}
         there = {str(path.relative_to(covenant_home)) for path in covenant_home.rglob("*")}
@@ -255,7 +255,7 @@ async def test_the_home_is_laid_out_as_the_seed_says(covenant_home: pathlib.Path
         assert open_to_others == []
 
 
-async def test_a_daemon_can_be_started_again_in_one_process(covenant_home: pathlib.Path) -> None:
+async def test_daemon_can_be_started_again_in_one_process(covenant_home: pathlib.Path) -> None:
     for _ in range(2):
         async with daemon_kit.running(covenant_home) as one:
             report = await one.ask("verify_audit_integrity")
@@ -263,7 +263,7 @@ async def test_a_daemon_can_be_started_again_in_one_process(covenant_home: pathl
     assert len(rows(covenant_home, "daemon_started")) == 2
 
 
-async def test_a_start_that_fails_at_the_last_leaves_nothing_open(covenant_home: pathlib.Path) -> None:
+async def test_start_that_fails_at_last_leaves_nothing_open(covenant_home: pathlib.Path) -> None:
     covenant_home.mkdir(mode=0o700)
     (covenant_home / "sock").write_text("mine")
     with pytest.raises(BaseExceptionGroup) as caught:
@@ -275,7 +275,7 @@ async def test_a_start_that_fails_at_the_last_leaves_nothing_open(covenant_home:
         assert await one.ask("ping") == {"kind": "pong"}
 
 
-async def test_the_old_token_lets_nobody_in_and_the_connection_lives_on(covenant_home: pathlib.Path) -> None:
+async def test_old_token_lets_nobody_in_and_connection_lives_on(covenant_home: pathlib.Path) -> None:
     async with daemon_kit.running(covenant_home) as one:
         old = client.operator_token(covenant_home)
         new = (await one.ask("rotate_operator_token"))["token_b58"]

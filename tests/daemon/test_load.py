@@ -15,5 +15,5 @@ async def test_of_many_intents_at_once_none_is_lost_and_none_is_doubled(tmp_path
     assert await harness.storm(tmp_path, intents=200, clients=64) > 0
 
 
-async def test_what_was_acknowledged_before_a_kill_is_there_after_it(tmp_path: Path) -> None:
+async def test_what_was_acknowledged_before_kill_is_there_after_it(tmp_path: Path) -> None:
     assert await harness.kill(tmp_path, intents=200, clients=64) >= 100

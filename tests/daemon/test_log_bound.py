@@ -37,7 +37,7 @@ def sent(address: tuple[str, int] | str, data: bytes) -> bytes:
     return b""
 
 
-def test_bad_heads_write_few_lines_and_a_number(covenant_home: pathlib.Path, clone: pathlib.Path) -> None:
+def test_bad_heads_write_few_lines_and_number(covenant_home: pathlib.Path, clone: pathlib.Path) -> None:
     with process(covenant_home, clone) as one:
         port = http_port(one)
         for _ in range(FLOOD):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 ACTIONS = ("memory.read", "memory.write", "memory.purge", "memory.repair.apply", "memory.compact.apply")
 
 
-async def test_what_was_put_is_found_again_after_a_restart_and_nothing_drifts(covenant_home: Path) -> None:
+async def test_what_was_put_is_found_again_after_restart_and_nothing_drifts(covenant_home: Path) -> None:
     async with daemon_kit.running(covenant_home) as daemon:
         await daemon.grant(*ACTIONS)
         texts = ("The database connection failed", "Recipe for apple pie", "Quarterly revenue report")
@@ -58,7 +58,7 @@ async def test_vectors_are_read_once_it_serves_and_before_anybody_searches(
 
 
 @pytest.mark.parametrize("ends", [True, False])
-async def test_a_daemon_serves_and_ends_whatever_becomes_of_its_reading_ahead(
+async def test_daemon_serves_and_ends_whatever_becomes_of_its_reading_ahead(
     covenant_home: Path, monkeypatch: pytest.MonkeyPatch, *, ends: bool
 ) -> None:
     begun = anyio.Event()

@@ -71,7 +71,7 @@ async def embedding(endpoint: str, model: str = "nomic-embed-text") -> AsyncIter
         await embedder.close()
 
 
-async def test_a_text_goes_out_and_its_vector_comes_back() -> None:
+async def test_text_goes_out_and_its_vector_comes_back() -> None:
     answer = said({"model": "nomic-embed-text", "embeddings": [[0.25, -1, 3e-5]], "total_duration": 1})
     async with serving(tags=said(TAGS), embed=answer) as (endpoint, asked), embedding(endpoint + "/") as embedder:
         await embedder.probe()
@@ -84,7 +84,7 @@ async def test_a_text_goes_out_and_its_vector_comes_back() -> None:
         assert asked == [("tags", None), ("embed", {"model": "nomic-embed-text", "input": "a text"})]
 
 
-async def test_an_older_server_is_asked_at_its_own_route() -> None:
+async def test_older_server_is_asked_at_its_own_route() -> None:
     async with (
         serving(embeddings=said({"embedding": [1.0, 2.0]})) as (endpoint, asked),
         embedding(endpoint) as embedder,
@@ -94,7 +94,7 @@ async def test_an_older_server_is_asked_at_its_own_route() -> None:
         assert asked == [("embeddings", {"model": "nomic-embed-text", "prompt": "t"})] * 2
 
 
-async def test_only_so_much_of_a_text_is_sent() -> None:
+async def test_only_so_much_of_text_is_sent() -> None:
     answer = said({"embeddings": [[1.0]]})
     async with serving(embed=answer) as (endpoint, asked), embedding(endpoint) as embedder:
         await embedder.embed("é" * 100_000)
@@ -142,7 +142,7 @@ async def test_vectors_of_other_dimensions_are_refused() -> None:
             await embedder.embed("t")
 
 
-async def test_a_redirect_is_not_followed() -> None:
+async def test_redirect_is_not_followed() -> None:
     async def elsewhere(_: web.Request) -> web.StreamResponse:
         raise web.HTTPTemporaryRedirect("/api/other")
 
@@ -173,7 +173,7 @@ async def test_who_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyP
     ("tags", "reason"),
     [(said({"models": []}), "no model"), (said({}), "status 200"), (said({"models": [1]}), "no model")],
 )
-async def test_a_probe_that_fails_is_a_warning_and_the_embedder_stays(tags: Answer, reason: str) -> None:
+async def test_probe_that_fails_is_warning_and_embedder_stays(tags: Answer, reason: str) -> None:
     async with serving(tags=tags, embed=said({"embeddings": [[1.0]]})) as (endpoint, _):
         picked = await pick.pick(EmbedSettings(provider="ollama", endpoint=endpoint))
         assert reason in picked.warning
@@ -183,7 +183,7 @@ async def test_a_probe_that_fails_is_a_warning_and_the_embedder_stays(tags: Answ
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:1", "nonsense", "http://"])
-async def test_nobody_there_is_an_error_of_ours(endpoint: str) -> None:
+async def test_nobody_there_is_error_of_ours(endpoint: str) -> None:
     async with embedding(endpoint) as embedder:
         with pytest.raises(errors.EmbedderError, match="cannot be reached"):
             await embedder.embed("t")
@@ -192,7 +192,7 @@ async def test_nobody_there_is_an_error_of_ours(endpoint: str) -> None:
     await picked.embedder.close()
 
 
-async def test_a_probe_that_succeeds_warns_of_nothing() -> None:
+async def test_probe_that_succeeds_warns_of_nothing() -> None:
     async with serving(tags=said(TAGS)) as (endpoint, _):
         picked = await pick.pick(EmbedSettings(provider="ollama", endpoint=endpoint))
         assert picked.warning == ""

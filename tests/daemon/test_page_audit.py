@@ -17,7 +17,7 @@ from tests.cli_kit import call, done
 from tests.house.test_docs import commands
 
 
-def test_the_page_can_be_followed(clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_can_be_followed(clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     monkeypatch.setenv("COVENANT_HOME", str(home))
@@ -49,7 +49,7 @@ def test_the_page_can_be_followed(clone: Path, tmp_path: Path, monkeypatch: pyte
     assert report["valid"]
 
 
-def test_it_names_the_kinds_of_version_1_that_nothing_writes(clone: Path) -> None:
+def test_it_names_kinds_of_version_1_that_nothing_writes(clone: Path) -> None:
     section = (
         (clone / "docs" / "audit.md")
         .read_text()

@@ -47,7 +47,7 @@ def steps(page: str) -> Iterator[tuple[str, list[str]]]:
         yield command, shown
 
 
-def test_the_page_can_be_followed(clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_can_be_followed(clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     monkeypatch.setenv("COVENANT_HOME", str(home))
@@ -69,7 +69,7 @@ def test_the_page_can_be_followed(clone: Path, tmp_path: Path, monkeypatch: pyte
     assert ran >= 25
 
 
-def test_the_daemon_of_the_page_is_started_reached_and_stopped(covenant_home: Path, clone: Path) -> None:
+def test_daemon_of_page_is_started_reached_and_stopped(covenant_home: Path, clone: Path) -> None:
     line = "covenant daemon"
     assert line in commands((clone / "docs/command-line.md").read_text())
     program, *words = shlex.split(line)
@@ -103,7 +103,7 @@ def verbs() -> set[str]:
     return found - _ELSEWHERE
 
 
-def test_the_table_is_every_verb(clone: Path) -> None:
+def test_table_is_every_verb(clone: Path) -> None:
     rows = _ROW.findall((clone / "docs/command-line.md").read_text())
     named = {re.sub(r" [A-Z@]+\b.*| bash$", "", verb): (kind, text) for verb, kind, text in rows}
     assert set(named) == verbs()

@@ -55,7 +55,7 @@ def test_it_names_every_variable() -> None:
     assert missing == set()
 
 
-def test_its_defaults_are_those_of_the_code() -> None:
+def test_its_defaults_are_those_of_code() -> None:
     settings = covenant_settings.read({"COVENANT_HOME": os.environ["COVENANT_HOME"]})
     for value in (
         settings.http_port,
@@ -68,8 +68,8 @@ def test_its_defaults_are_those_of_the_code() -> None:
         assert re.search(rf"(?<![0-9A-Za-z]){re.escape(str(value))}(?![0-9A-Za-z])", PAGE), value
 
 
-def test_its_bounds_are_those_of_the_code() -> None:
-    bounds = limits.Bounds()
+def test_its_bounds_are_those_of_code() -> None:
+    bounds = limits.IpcBounds()
     for text in (
         f"| {bounds.connections}, {bounds.of_one_peer}, {bounds.of_others} |",
         f"| {bounds.strangers}; of more",

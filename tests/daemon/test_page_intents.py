@@ -29,7 +29,7 @@ class Waits:
         return 1
 
 
-def test_the_page_can_be_followed(clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_can_be_followed(clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     monkeypatch.setenv("COVENANT_HOME", str(home))

@@ -13,7 +13,7 @@ from tests.capability_kit import ADA
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_secret_is_for_who_was_granted_it(covenant_home: Path) -> None:
+async def test_secret_is_for_who_was_granted_it(covenant_home: Path) -> None:
     covenant_home.mkdir(mode=0o700)
     (covenant_home / "secrets.toml").touch(0o600)
     (covenant_home / "secrets.toml").write_text('[secrets]\nmail = "hunter2"\nother = "swordfish"\n')

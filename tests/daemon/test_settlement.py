@@ -14,7 +14,7 @@ from tests import daemon_kit
 pytestmark = pytest.mark.anyio
 
 
-async def test_an_intent_is_receipted_settled_and_proved_over_a_restart(covenant_home: Path) -> None:
+async def test_intent_is_receipted_settled_and_proved_over_restart(covenant_home: Path) -> None:
     async with daemon_kit.running(covenant_home) as daemon:
         await daemon.grant("memory.write", "chain.receipts", "chain.flush", "chain.batches")
         await daemon.grant("settlement.backfill.dry_run")
@@ -41,7 +41,7 @@ async def test_an_intent_is_receipted_settled_and_proved_over_a_restart(covenant
         assert (await daemon.ask("verify"))["drift"] == []
 
 
-async def test_with_a_chain_the_same_flush_is_anchored(covenant_home: Path) -> None:
+async def test_with_chain_same_flush_is_anchored(covenant_home: Path) -> None:
     covenant_home.mkdir(mode=0o700)
     (covenant_home / "secrets.toml").touch(0o600)
     (covenant_home / "secrets.toml").write_text('[settlement]\nchain = "litesvm"\n')

@@ -108,9 +108,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         (DurableBudgetLedger, "open", "budget"),
         (DurableCheckpoints, "open", "checkpoints"),
         (agents.Agents, "reload", "packages"),
-        (recovery, "look", "runs that were left"),
+        (recovery, "recover_open_intents", "runs that were left"),
         (delivery.Delivery, "__init__", "deliveries"),
-        (budget_preemption.Projection, "__init__", "projection"),
+        (budget_preemption.BudgetPreemption, "__init__", "projection"),
     ):
         one.call(owner, name, lambda *args, step=step: step)
     told = {"daemon_started", "daemon_stopped"}
@@ -120,7 +120,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return one
 
 
-async def test_a_daemon_starts_in_order_and_ends_in_the_other(covenant_home: Path, seen: Seen) -> None:
+async def test_daemon_starts_in_order_and_ends_in_other(covenant_home: Path, seen: Seen) -> None:
     async with daemon_kit.running(covenant_home, http_port=0) as one:
         assert await one.ask("ping") == {"kind": "pong"}
         assert seen.steps == START

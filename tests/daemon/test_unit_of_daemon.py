@@ -44,7 +44,7 @@ def test_systemd_takes_every_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changed", [("ProtectSystem=strict", "ProtectSystem=perhaps"), ("UMask=", "Umsk="), ("SocketMode=", "SocketMod=")]
 )
-def test_a_line_that_it_does_not_know_is_seen(changed: tuple[str, str], tmp_path: Path) -> None:
+def test_line_that_it_does_not_know_is_seen(changed: tuple[str, str], tmp_path: Path) -> None:
     assert ": " in _verified(tmp_path, changed=changed)
 
 
@@ -61,12 +61,12 @@ def test_systemd_calls_it_well_confined(tmp_path: Path) -> None:
     assert float(found[1]) <= 2.0
 
 
-def test_the_socket_is_where_clients_look() -> None:
+def test_socket_is_where_clients_look() -> None:
     assert f"ListenStream={HOME}/{client.SOCKET}\n" in _unit("covenantd.socket")
     assert f"COVENANT_HOME={HOME} " in _unit("covenantd.service")
 
 
-def test_nothing_of_the_daemons_directory_is_given_away_by_root() -> None:
+def test_nothing_of_daemons_directory_is_given_away_by_root() -> None:
     """systemd gives a socket to a user by its path: where that lies in the user's own directory, it may be a link."""
     text = _unit("covenantd.socket")
     assert not re.search(r"(?m)^Socket(User|Group)=", text)
@@ -77,7 +77,7 @@ def test_nothing_of_the_daemons_directory_is_given_away_by_root() -> None:
     assert "StateDirectoryMode=0700\n" in _unit("covenantd.service")
 
 
-def test_systemd_waits_for_the_end_longer_than_the_daemon_takes() -> None:
+def test_systemd_waits_for_end_longer_than_daemon_takes() -> None:
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read_string(_unit("covenantd.service"))

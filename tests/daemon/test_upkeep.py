@@ -60,7 +60,7 @@ async def test_nobody_looks_for_stale_leases_unasked(covenant_home: Path) -> Non
     assert "a2_a_auto_retry_scheduler_scan" not in kinds
 
 
-async def test_whose_token_has_ended_has_a_row_although_nobody_looks(
+async def test_whose_token_has_ended_has_row_although_nobody_looks(
     covenant_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon, "_PEERS_SECONDS", 0.02)
@@ -75,7 +75,7 @@ async def test_whose_token_has_ended_has_a_row_although_nobody_looks(
         assert row["peer_display"] == ADA.display
 
 
-async def test_old_debits_leave_the_ledger_at_the_start(covenant_home: Path) -> None:
+async def test_old_debits_leave_ledger_at_start(covenant_home: Path) -> None:
     covenant_home.mkdir(mode=0o700)
     long_ago = daemon_stores.now_ms() - budget.KEPT_MS - 1000
     ledger = await DurableBudgetLedger.open(covenant_home / "budget" / "ledger.jsonl", lambda: long_ago)
@@ -89,7 +89,7 @@ async def test_old_debits_leave_the_ledger_at_the_start(covenant_home: Path) -> 
         assert one.server.budget.tokens(ADA) == 10
 
 
-async def test_refusals_that_were_only_counted_are_in_the_log_at_the_end(
+async def test_refusals_that_were_only_counted_are_in_log_at_end(
     covenant_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(refusal_summary, "MOST", 1)
@@ -123,7 +123,7 @@ async def test_what_no_disk_took_is_written_again_although_nobody_asks(
         assert len(tried) == 2
 
 
-async def test_how_often_a_peer_may_ask_is_what_was_set(covenant_home: Path) -> None:
+async def test_how_often_peer_may_ask_is_what_was_set(covenant_home: Path) -> None:
     rate = PeerRate(requests_per_second=7, burst=9)
     async with daemon_kit.running(covenant_home, peer_rate=rate) as one:
         assert one.server.rates._rate == rate

@@ -57,14 +57,14 @@ class InMemoryAudit:
 
     async def append(self, kind: str, fields: Mapping[str, Any], issuer: AgentId | None = None) -> str:
         """As the interface says."""
-        return (await self.append_all([interface.Entry(kind, fields, issuer)]))[0]
+        return (await self.append_all([interface.AuditEntry(kind, fields, issuer)]))[0]
 
-    async def append_all(self, entries: Sequence[interface.Entry]) -> list[str]:
+    async def append_all(self, entries: Sequence[interface.AuditEntry]) -> list[str]:
         """As the interface says."""
         bodies = [event_text.body_text(one.kind, one.fields, one.issuer or self._issuer) for one in entries]
         now, ids = self._tick(), [str(uuid.uuid4()) for _ in entries]
         lines = events.lines(ids, now, bodies)
-        written = [chain.Row(line, event_id, now) for line, event_id in zip(lines, ids, strict=True)]
+        written = [chain.ChainRow(line, event_id, now) for line, event_id in zip(lines, ids, strict=True)]
         self._write(written)
         for row in written:
             event = rows.event(row.line)
@@ -131,7 +131,7 @@ class InMemoryAudit:
             event_id, now, issuer, events.kind_text(truncation.KIND, truncation.fields(cut, self._key))
         )
         self._lines, self._chain, self._before, self._head = [], b"", chain.Head(), chain.Head()
-        self._write([chain.Row(line, event_id, now), *there[stay:]])
+        self._write([chain.ChainRow(line, event_id, now), *there[stay:]])
         self._prover.forget()
         return interface.Purged(stay - first, root, self._head.chain_hash_hex, event_id)
 
@@ -181,7 +181,7 @@ class InMemoryAudit:
             self._notes.keep(one)
             await self.append("audit_checkpoint", event_text.checkpoint_fields(note.Checkpoint.parse(one.text)))
 
-    def _write(self, written: Sequence[chain.Row]) -> None:
+    def _write(self, written: Sequence[chain.ChainRow]) -> None:
         entries, before, head = chain.extend(self._head, written)
         self._lines += [row.line for row in written]
         self._chain += entries
@@ -196,9 +196,9 @@ class InMemoryAudit:
         return self._last_ms
 
 
-def _row(line: bytes) -> chain.Row:
+def _row(line: bytes) -> chain.ChainRow:
     found = rows.opening(line)
-    return chain.Row(line, found.event_id if found else "", found.timestamp_ms if found else 0)
+    return chain.ChainRow(line, found.event_id if found else "", found.timestamp_ms if found else 0)
 
 
 def _pubkey(line: bytes) -> str | None:

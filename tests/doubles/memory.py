@@ -12,12 +12,12 @@ import numpy as np
 
 from covenant.stores.memory import interface, plans, quotas, rows
 from covenant.stores.memory.index import ranking, vectors
-from covenant.stores.memory.index.vectors import Entry, Matrices, Near
+from covenant.stores.memory.index.vectors import Matrices, Near, RecordVectors
 from covenant.stores.memory.interface import (
     BadRow,
-    Compacted,
-    CompactionPolicy,
+    CompactionCutoffs,
     Hit,
+    MemoryCompaction,
     Repair,
     Repaired,
     Room,
@@ -66,7 +66,7 @@ class InMemory:
         self._words[record.id] = Counter(_terms(record.text))
         if read.embedding:
             vector = np.asarray(read.embedding, dtype=np.float32)
-            self._matrices.put(Entry(read.id, read.tier, read.owner.pubkey, read.created_at, vector))
+            self._matrices.put(RecordVectors(read.id, read.tier, read.owner.pubkey, read.created_at, vector))
         else:
             self._matrices.discard(read.id)
 
@@ -186,8 +186,8 @@ class InMemory:
         return Repaired(before, after, after != before)
 
     async def compact(
-        self, policy: CompactionPolicy, *, reason: str, now_ms: int, apply: bool, owner: str | None = None
-    ) -> Compacted:
+        self, policy: CompactionCutoffs, *, reason: str, now_ms: int, apply: bool, owner: str | None = None
+    ) -> MemoryCompaction:
         """Return the result of the policy, and apply it if ``apply``."""
         marked_at_ms = now_ms if policy.marked_at_ms is None else policy.marked_at_ms
         plan = plans.compaction(map(plans.line, self._records.values()), policy, owner=owner)

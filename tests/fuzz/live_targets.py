@@ -13,6 +13,7 @@ from typing import Any
 from policy import errors
 from policy.compile import bundle
 from policy.compile.artefacts import Artefacts
+from policy.compile.mounts import host_flags
 from policy.decompile.live import Readout
 from policy.decompile.network import live_nft, nft
 from policy.grants.sets import addresses
@@ -88,7 +89,7 @@ def configuration(raw: bytes) -> str:
         cgroup_version=2,
         limits={entry["file"]: entry["value"] for entry in files.json("cgroup.json")["v2"]},
         mounts={"/": ("ro", "nosuid", "nodev")}
-        | {m["destination"]: tuple(m["options"]) for m in mounts if m["type"] == "bind"},
+        | {m["destination"]: host_flags(m["source"], m["options"]) for m in mounts if m["type"] == "bind"},
     )
     layers = live.compare(files, found)
     assert all(layer.holds for layer in layers if layer.name != "bundle")

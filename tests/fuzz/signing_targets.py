@@ -114,7 +114,7 @@ def _keys() -> list[bytes]:
     return [keyfile.plain(kit.key(1)), sealed]
 
 
-_MALFORMED = (strict_json.MalformedError, errors.CovenantError)
+_MALFORMED = (strict_json.MalformedJsonError, errors.CovenantError)
 
 TARGETS = (
     Target(

@@ -26,6 +26,8 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec import structs
+
 from policy import data, decide, errors, package, prove
 from policy.compile import plan
 from policy.compile.artefacts import NAMES
@@ -95,7 +97,7 @@ def _refusal(refusal: errors.CovenantError) -> dict[str, Any]:
 
 
 def _allowed(inputs: dict[str, Any]) -> dict[str, Any]:
-    host = dataclasses.replace(HOSTS[inputs["host"]], **inputs.get("host_changes", {}))
+    host = structs.replace(HOSTS[inputs["host"]], **inputs.get("host_changes", {}))
     made = _package(inputs)
     now_ms = kit.NOW + _signature(inputs).get("now_days", 0) * kit.DAY
     trusted = _trusted(inputs, made, now_ms)

@@ -26,7 +26,7 @@ CODES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_case_is_decided_as_recorded(name: str) -> None:
+def test_case_is_decided_as_recorded(name: str) -> None:
     assert kit.written(CASES[name]["inputs"]) == (kit.HERE / f"{name}.json").read_text(), "see `make golden`"
 
 
@@ -47,7 +47,7 @@ def test_each_rule_refuses_and_is_met(rule: int) -> None:
     assert rule in (1, 7) or [o for o in mine if o["verdict"] == "allowed"]
 
 
-def test_each_refusal_of_the_deciding_half_is_there() -> None:
+def test_each_refusal_of_deciding_half_is_there() -> None:
     seen = {o["code"] for o in outputs("refused")}
     assert seen == CODES
     assert set(errors.TABLE) >= CODES
@@ -61,7 +61,7 @@ def test_each_domain_each_mode_and_each_host_is_there() -> None:
     assert {case["inputs"]["host"] for case in CASES.values()} == set(kit.HOSTS)
 
 
-def test_a_parent_refuses_and_narrows_and_says_what_it_took() -> None:
+def test_parent_refuses_and_narrows_and_says_what_it_took() -> None:
     reject, narrow = CASES["rule4-reject"], CASES["rule4-narrow"]
     assert reject["inputs"] == {
         **{key: value for key, value in narrow["inputs"].items() if key != "on_excess"},

@@ -16,11 +16,11 @@ from covenant.cli import main
 from policy import errors
 
 
-def test_the_page_is_the_table(clone: pathlib.Path) -> None:
+def test_page_is_table(clone: pathlib.Path) -> None:
     assert (clone / "docs" / "errors.md").read_text() == help_command.page(), "regenerate docs/errors.md (see above)"
 
 
-def test_every_code_is_on_the_page_and_explained() -> None:
+def test_every_code_is_on_page_and_explained() -> None:
     page = help_command.page()
     for code, cls in errors.TABLE.items():
         assert f"| `{code}` |" in page
@@ -60,6 +60,6 @@ def test_help_explains_each_code(code: str) -> None:
     assert "who must act: " in done.output
 
 
-def test_help_refuses_an_unknown_code() -> None:
+def test_help_refuses_unknown_code() -> None:
     done = click.testing.CliRunner().invoke(main.cli, ["help", "no_such\x1b[31m"])
     assert isinstance(done.exception, errors.UsageError)

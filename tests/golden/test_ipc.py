@@ -43,7 +43,7 @@ def test_every_kind_has_one_vector(family: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ipc_kit.REQUESTS)
-def test_a_request_is_read_whole(kind: str) -> None:
+def test_request_is_read_whole(kind: str) -> None:
     """Nothing of a vector is lost or changed, but for the requests that are not served, which are only known."""
     given = document("requests", kind)
     read = requests.parse(json.dumps(given).encode())
@@ -55,20 +55,20 @@ def test_a_request_is_read_whole(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ipc_kit.RESPONSES)
-def test_a_response_is_written_as_its_vector(kind: str) -> None:
+def test_response_is_written_as_its_vector(kind: str) -> None:
     given = document("responses", kind)
     assert json.loads(responses.parse(json.dumps(given).encode()).to_bytes()) == given
 
 
 @pytest.mark.parametrize("kind", ipc_kit.STREAMS)
-def test_a_part_of_a_stream_is_written_as_its_vector(kind: str) -> None:
+def test_part_of_stream_is_written_as_its_vector(kind: str) -> None:
     given = document("streams", kind)
     envelope = streams.KINDS[kind].model_validate_json(json.dumps(given))
     assert json.loads(envelope.to_bytes()) == given
 
 
 @pytest.mark.parametrize("kind", sorted(set(requests.KINDS)))
-def test_a_field_that_nobody_knows_is_ignored(kind: str) -> None:
+def test_field_that_nobody_knows_is_ignored(kind: str) -> None:
     given = {**document("requests", kind), "a_field_of_tomorrow": [1]}
     assert requests.parse(json.dumps(given).encode()) == requests.parse(json.dumps(document("requests", kind)).encode())
 

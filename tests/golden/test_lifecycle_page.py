@@ -12,7 +12,7 @@ from policy import lifecycle
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "lifecycle.md"
 
 
-def test_page_is_the_table() -> None:
+def test_page_is_table() -> None:
     assert PAGE.read_text() == lifecycle.page(), "regenerate docs/lifecycle.md (see above)"
 
 

@@ -33,7 +33,7 @@ def test_manifest_reads_as_recorded(name: str) -> None:
     assert read_out(name) == (HERE / f"{name}.json").read_text()
 
 
-def test_the_seed_example_has_the_values_of_the_seed() -> None:
+def test_seed_example_has_values_of_seed() -> None:
     m = parse.parse((HERE / "seed.toml").read_bytes())
     assert (m.agent.id, m.agent.runtime, m.agent.entry) == ("research", "rust-bin", "research")
     assert (m.capabilities.required, m.capabilities.optional) == (("tool.web_search",), ("memory.write",))

@@ -14,11 +14,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "manifest.md"
 
 
-def test_page_is_what_the_models_say() -> None:
+def test_page_is_what_models_say() -> None:
     assert PAGE.read_text() == manifest_page.page(), "regenerate docs/manifest.md (see above)"
 
 
-def test_page_names_every_key_of_the_full_manifest() -> None:
+def test_page_names_every_key_of_full_manifest() -> None:
     document = tomllib.loads((ROOT / "tests" / "golden" / "manifest" / "full.toml").read_text())
     document |= {f"permissions.{name}": table for name, table in document.pop("permissions").items()}
     for name, table in document.items():

@@ -10,7 +10,7 @@ import re
 from tests.mutants import page
 
 
-def test_the_page_says_that_all_is_well() -> None:
+def test_page_says_that_all_is_well() -> None:
     text = page.PAGE.read_text()
     found = re.search(r"^Drawn (\d+) of (\d+); (\d+\.\d) % killed\.$", text, re.MULTILINE)
     assert found
@@ -20,7 +20,7 @@ def test_the_page_says_that_all_is_well() -> None:
     assert page.NO_REASON not in text
 
 
-def test_each_reason_is_that_of_a_survivor_and_says_something() -> None:
+def test_each_reason_is_that_of_survivor_and_says_something() -> None:
     listed = set(re.findall(r"^\| `([0-9a-f]{10})` \|", page.PAGE.read_text(), re.MULTILINE))
     why = page.reasons()
     assert set(why) == listed

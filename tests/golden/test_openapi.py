@@ -63,17 +63,17 @@ def references(value: Any) -> Iterator[str]:
             yield from references(each)
 
 
-def test_the_document_is_what_the_routes_and_models_say() -> None:
+def test_document_is_what_routes_and_models_say() -> None:
     assert PATH.read_text() == openapi.text(), "regenerate docs/schema/openapi.json (see above)"
 
 
-def test_the_page_has_every_route_with_its_fields() -> None:
+def test_page_has_every_route_with_its_fields() -> None:
     text = PAGE.read_text()
     assert text.count(_HEAD) == 2
     assert text == page(text), "regenerate docs/http.md (see above)"
 
 
-def test_it_is_valid_by_the_published_schema() -> None:
+def test_it_is_valid_by_published_schema() -> None:
     """https://spec.openapis.org/oas/3.1/schema/2022-10-07, as schemathesis has it."""
     document = json.loads(PATH.read_text())
     assert [str(error) for error in OPENAPI_31_VALIDATOR.iter_errors(document)] == []
@@ -81,7 +81,7 @@ def test_it_is_valid_by_the_published_schema() -> None:
     assert not OPENAPI_31_VALIDATOR.is_valid({**document, "info": {}})
 
 
-def test_everything_that_it_refers_to_is_there_and_the_other_way_round() -> None:
+def test_everything_that_it_refers_to_is_there_and_other_way_round() -> None:
     document = openapi.document()
     named = {f"#/components/{kind}/{name}" for kind, all_of_it in document["components"].items() for name in all_of_it}
     used = set(references(document))
@@ -89,7 +89,7 @@ def test_everything_that_it_refers_to_is_there_and_the_other_way_round() -> None
     assert {name for name in named - used if not name.startswith("#/components/securitySchemes/")} == set()
 
 
-def test_every_operation_has_a_name_of_its_own_and_says_when_it_needs_no_token() -> None:
+def test_every_operation_has_name_of_its_own_and_says_when_it_needs_no_token() -> None:
     document = openapi.document()
     operations = [one for path in document["paths"].values() for one in path.values()]
     names = [one["operationId"] for one in operations]

@@ -113,11 +113,11 @@ def _size(artefacts: Artefacts) -> int:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_policy_compiles_as_recorded(name: str) -> None:
+def test_policy_compiles_as_recorded(name: str) -> None:
     assert read_out(name) == (HERE / f"{name}.json").read_text()
 
 
-def test_nothing_of_the_process_reaches_the_bytes() -> None:
+def test_nothing_of_process_reaches_bytes() -> None:
     code = "from tests.golden.test_policy import CASES\nprint([make().digest for make in CASES.values()])"
     said = set()
     for seed, zone, locale in (("0", "UTC", "C"), ("1", "Asia/Tokyo", "C.UTF-8"), ("77", "America/Lima", "POSIX")):
@@ -127,7 +127,7 @@ def test_nothing_of_the_process_reaches_the_bytes() -> None:
     assert len(said) == 1
 
 
-def test_the_order_of_sections_and_keys_is_nothing() -> None:
+def test_order_of_sections_and_keys_is_nothing() -> None:
     sections = [part.strip() for part in sample.TOML.partition("{more}")[0].split("\n[")] + [
         part.strip() for part in GRANTS.split("\n[") if part.strip()
     ]

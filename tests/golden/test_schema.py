@@ -37,17 +37,17 @@ def check(*arguments: str | pathlib.Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", list(FILES))
-def test_schema_is_what_the_models_say(name: str) -> None:
+def test_schema_is_what_models_say(name: str) -> None:
     assert path(name).read_text() == json_schema.text(FILES[name]()), "regenerate docs/schema (see above)"
 
 
 @pytest.mark.parametrize(("name", "options"), [("agent", []), ("statement", ["--statement"]), ("tools", ["--tools"])])
-def test_the_command_prints_it(name: str, options: list[str]) -> None:
+def test_command_prints_it(name: str, options: list[str]) -> None:
     done = CliRunner().invoke(cli, ["manifest", "schema", *options])
     assert (done.exit_code, done.stdout) == (0, path(name).read_text())
 
 
-def test_the_schemas_hold_to_the_metaschema() -> None:
+def test_schemas_hold_to_metaschema() -> None:
     done = check("--check-metaschema", *map(path, FILES))
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -58,12 +58,12 @@ def test_another_program_accepts_every_manifest_that_we_publish() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_another_program_accepts_the_seeds_tool_manifest() -> None:
+def test_another_program_accepts_seeds_tool_manifest() -> None:
     done = check("--schemafile", path("tools"), ROOT / "tests/golden/tools/seed.json")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_another_program_refuses_a_slip(tmp_path: pathlib.Path) -> None:
+def test_another_program_refuses_slip(tmp_path: pathlib.Path) -> None:
     """The control: the same program, the same schema, one letter."""
     spelt = tmp_path / "agent.toml"
     spelt.write_text((ROOT / "agents/hello/agent.toml").read_text().replace("memory_mb", "memory_md", 1))
@@ -72,7 +72,7 @@ def test_another_program_refuses_a_slip(tmp_path: pathlib.Path) -> None:
     assert "memory_md" in done.stdout
 
 
-def test_the_files_are_ascii_with_ids_that_nobody_owns() -> None:
+def test_files_are_ascii_with_ids_that_nobody_owns() -> None:
     for name in FILES:
         document = json.loads(path(name).read_bytes().decode("ascii"))
         assert document["$id"] == f"https://covenant.invalid/schema/{name}.schema.json"

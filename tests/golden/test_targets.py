@@ -58,11 +58,11 @@ def read_out(name: str, target: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "target"), CASES)
-def test_a_package_compiles_for_a_target_as_recorded(name: str, target: str) -> None:
+def test_package_compiles_for_target_as_recorded(name: str, target: str) -> None:
     assert read_out(name, target) == (HERE / f"{name}-{target}.json").read_text()
 
 
-def test_nothing_of_the_process_reaches_the_bytes() -> None:
+def test_nothing_of_process_reaches_bytes() -> None:
     code = (
         "from tests.golden.test_targets import CASES, read_out\nfor case in CASES:\n    print(read_out(*case), end='')"
     )

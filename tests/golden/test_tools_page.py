@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "tools.md"
 
 
-def test_page_is_what_the_models_say() -> None:
+def test_page_is_what_models_say() -> None:
     assert PAGE.read_text() == tools_page.page(), "regenerate docs/tools.md (see above)"
 
 
@@ -28,7 +28,7 @@ def test_page_names_every_key_and_code() -> None:
     assert [code for code in checks.CODES if f"| `{code}` |" not in text] == []
 
 
-def test_the_digest_is_what_the_page_computes(tmp_path: pathlib.Path) -> None:
+def test_digest_is_what_page_computes(tmp_path: pathlib.Path) -> None:
     """The command of the page, run as it is printed."""
     (line,) = re.findall(r"^cd tools/fs && (find .*)$", PAGE.read_text(), re.MULTILINE)
     files = {**tools_kit.SERVER_FILES, "tools/fs/a b/ü": b"x", "tools/fs/Z": b"", "tools/fs/a-c": b"y"}

@@ -1,24 +1,20 @@
 """Find prose that breaks the rules of writing: docstrings, comments, class names and commit subjects.
 
-`python -m tests.house.prose` writes tests/house/prose_allowed.json anew. The file holds the findings that today's code
-still has, counted by file and rule. A count there may fall and never rise.
+`python -m tests.house.prose` prints each finding with its place.
 """
 
 from __future__ import annotations
 
 import ast
 import io
-import json
 import pathlib
 import re
 import subprocess
 import sys
 import tokenize
-from collections import Counter
 from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-ALLOWED = pathlib.Path(__file__).with_name("prose_allowed.json")
 ROOMS = ("policy", "sandbox", "covenant")
 FOLDERS = (*ROOMS, "agents", "benchmarks", "scripts", "tests", "vagrant")
 
@@ -70,14 +66,14 @@ def findings(source: str) -> list[tuple[int, str, str]]:
     return sorted(found)
 
 
-def counts() -> dict[str, dict[str, int]]:
-    """Return the findings of every module that has some, counted by rule."""
-    found = {}
-    for folder in FOLDERS:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            if rules := Counter(rule for _, rule, _ in findings(path.read_text())):
-                found[str(path.relative_to(ROOT))] = dict(sorted(rules.items()))
-    return found
+def all_findings() -> list[str]:
+    """Return each finding of the project as ``file:line: rule: words``."""
+    return [
+        f"{path.relative_to(ROOT)}:{line}: {rule}: {words}"
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line, rule, words in findings(path.read_text())
+    ]
 
 
 def twins(sources: dict[str, str]) -> dict[str, list[str]]:
@@ -90,10 +86,10 @@ def twins(sources: dict[str, str]) -> dict[str, list[str]]:
     return {name: modules for name, modules in places.items() if len(modules) > 1}
 
 
-def twins_of(room: str) -> dict[str, int]:
-    """Return each public class name that a room defines more than once, with how often."""
+def twins_of(room: str) -> dict[str, list[str]]:
+    """Return each public class name that a room defines more than once, with the modules."""
     sources = {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / room).rglob("*.py"))}
-    return {name: len(modules) for name, modules in sorted(twins(sources).items())}
+    return twins(sources)
 
 
 def wrong_subjects(subjects: list[str]) -> list[str]:
@@ -113,25 +109,14 @@ def subjects_since_the_rules() -> list[str]:
     return done.stdout.splitlines() if done.returncode == 0 else []
 
 
-def allowed() -> dict[str, dict[str, dict[str, int]]]:
-    """Return the allow-list: `prose` by file and rule, `classes` by room and name."""
-    document: dict[str, dict[str, dict[str, int]]] = json.loads(ALLOWED.read_text())
-    return document
-
-
 def main() -> int:
-    """Write today's findings; refuse where one is more than the list allows."""
-    found = {"classes": {room: twins_of(room) for room in ROOMS}, "prose": counts()}
-    if ALLOWED.exists() and "--anew" not in sys.argv:
-        before = allowed()
-        for section, groups in found.items():
-            for group, numbers in groups.items():
-                for name, number in numbers.items():
-                    if number > before[section].get(group, {}).get(name, 0):
-                        print(f"{section} {group} {name}: {number}, more than the list allows", file=sys.stderr)
-                        return 1
-    ALLOWED.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
-    return 0
+    """Print the findings. Returns 1 where there is one."""
+    found = [
+        *all_findings(),
+        *(f"{room}: class {name}: {twins_of(room)[name]}" for room in ROOMS for name in twins_of(room)),
+    ]
+    print(*found, sep="\n")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def test_ruff_finds_nothing(clone: pathlib.Path) -> None:
     _tool(clone, "ruff", "check", "--quiet", ".")
 
 
-def test_the_code_is_formatted(clone: pathlib.Path) -> None:
+def test_code_is_formatted(clone: pathlib.Path) -> None:
     _tool(clone, "ruff", "format", "--check", "--quiet", ".")
 
 
@@ -55,7 +55,7 @@ def test_modules_keep_their_size(clone: pathlib.Path) -> None:
     assert too_long == []
 
 
-def test_functions_fit_a_screen(clone: pathlib.Path) -> None:
+def test_functions_fit_screen(clone: pathlib.Path) -> None:
     too_long = []
     for path in _sources(clone, *ROOMS, "scripts"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -90,7 +90,7 @@ def test_policy_calls_nothing_impure(clone: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["open('x')", "print(1)", "datetime.datetime.now()", "__import__('os')"])
-def test_the_purity_check_sees(source: str) -> None:
+def test_purity_check_sees(source: str) -> None:
     assert _impurities(source)
 
 
@@ -126,7 +126,7 @@ def test_processes_are_forked_in_five_places(clone: pathlib.Path) -> None:
     "source",
     ["os.fork()", "x = os.posix_spawn", "run(a, preexec_fn=b)", "import multiprocessing", "from os import fork"],
 )
-def test_the_look_for_forks_sees(source: str) -> None:
+def test_look_for_forks_sees(source: str) -> None:
     assert _forks(source)
 
 
@@ -139,7 +139,7 @@ def test_public_modules_say_what_they_are(clone: pathlib.Path) -> None:
     assert silent == []
 
 
-def test_no_property_hangs_on_how_busy_the_machine_is(request: pytest.FixtureRequest) -> None:
+def test_no_property_hangs_on_how_busy_machine_is(request: pytest.FixtureRequest) -> None:
     """Check the settings of all tests collected with this one, and the inherited profile.
 
     A run of the whole suite checks all.

@@ -24,7 +24,7 @@ def _broken(output: str) -> set[str]:
     return set(re.findall(r"^(\S.*?) BROKEN\b", output, re.MULTILINE))
 
 
-def test_the_contracts_hold(clone: pathlib.Path) -> None:
+def test_contracts_hold(clone: pathlib.Path) -> None:
     done = _lint(clone)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(r" KEPT\b", done.stdout, re.MULTILINE)) == 8
@@ -54,7 +54,7 @@ def test_the_contracts_hold(clone: pathlib.Path) -> None:
         ("covenant/cli/common.py", "import covenant.handlers.server", "the command line knows"),
     ],
 )
-def test_a_wrong_arrow_breaks_its_contract(
+def test_wrong_arrow_breaks_its_contract(
     clone: pathlib.Path, tmp_path: pathlib.Path, file: str, line: str, contract: str
 ) -> None:
     for room in ROOMS:

@@ -19,7 +19,9 @@ _FENCE = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _PAGES = ("README.md", "SECURITY.md", "CHANGELOG.md", "docs")
 
 # Programs of the system that a page may show; anything else in a fence is a mistake of the page.
-_SYSTEM = frozenset({"export", "git", "sudo", "cd", "apt-get", "rm", "sha512sum", "install"})
+_SYSTEM = frozenset({"export", "git", "sudo", "cd", "apt-get", "rm", "sha512sum", "install", "npm"})
+# Programs of the system by their paths, and one that the page before made.
+_PATHS = frozenset({"/usr/bin/python3", "/opt/llm/bin/pip"})
 
 
 def commands(text: str) -> list[str]:
@@ -54,7 +56,9 @@ def check(line: str, clone: pathlib.Path) -> None:
     elif program in ("covenant", ".venv/bin/covenant"):
         check_verb(arguments)
     else:
-        assert program in _SYSTEM or program.startswith(".venv/bin/"), f"unknown program `{program}`"
+        assert program in _SYSTEM or program in _PATHS or program.startswith(".venv/bin/"), (
+            f"unknown program `{program}`"
+        )
 
 
 def check_verb(arguments: list[str]) -> None:
@@ -91,7 +95,7 @@ def test_every_command_of_every_page_exists(clone: pathlib.Path) -> None:
         "curl example.org",
     ],
 )
-def test_the_check_sees(clone: pathlib.Path, line: str) -> None:
+def test_check_sees(clone: pathlib.Path, line: str) -> None:
     with pytest.raises((AssertionError, OSError, click.ClickException)):
         check(line, clone)
 

@@ -55,7 +55,7 @@ def test_whoever_refuses_says_so(room: str) -> None:
     assert {str(p.relative_to(ROOT)): names for p in paths if (names := silent(p.read_text()))} == {}
 
 
-def test_a_refusal_that_is_not_said_is_seen() -> None:
+def test_refusal_not_said_is_seen() -> None:
     body = "    if x:\n        raise errors.UsageError('no')\n"
     assert silent(f"def f(x):\n    '''Does it.'''\n{body}") == ["f"]
     assert silent(f"def f(x):\n    '''Does it.\n\n    Raises:\n        it.\n    '''\n{body}") == []

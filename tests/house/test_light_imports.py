@@ -66,14 +66,14 @@ def test_help_imports_nothing_heavy() -> None:
     assert sorted(_modules("--help").intersection(HEAVY)) == []
 
 
-def test_the_list_is_alive() -> None:
+def test_list_is_alive() -> None:
     """The control: a command that needs a manifest does import what the list names."""
     command = [sys.executable, "-c", "import sys, policy.manifest.parse; print(*sys.modules)"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "pydantic" in done.stdout.split(), done.stderr
 
 
-def test_what_asks_the_supervisor_is_light() -> None:
+def test_what_asks_supervisor_is_light() -> None:
     """The command's own half of a run that the supervisor does: sockets and what `--help` has."""
     names = "covenant.cli.run.run, covenant.cli.run.supervisor_client, sandbox.serve.api.client"
     code = f"import sys, {names}; print(*sys.modules)"
@@ -82,7 +82,7 @@ def test_what_asks_the_supervisor_is_light() -> None:
     assert sorted(set(done.stdout.split()).intersection(HEAVY) - {"socket"}) == []
 
 
-def test_services_start_without_what_only_an_answer_needs() -> None:
+def test_services_start_without_what_only_answer_needs() -> None:
     names = "sandbox.serve.main, sandbox.serve.metrics_worker, covenant.daemon, sandbox.control.prometheus as p"
     code = f"import sys, {names}; "
     alone = code + "print(*sys.modules)"

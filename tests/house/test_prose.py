@@ -8,16 +8,14 @@ import pytest
 
 from tests.house import prose
 
-AGAIN = "python -m tests.house.prose"
-
 
 def test_docstrings_and_comments_name_their_subject() -> None:
-    assert prose.counts() == prose.allowed()["prose"], f"fewer: {AGAIN}; more: rewrite the sentence"
+    assert prose.all_findings() == []
 
 
 @pytest.mark.parametrize("room", prose.ROOMS)
-def test_a_room_has_one_class_of_a_name(room: str) -> None:
-    assert prose.twins_of(room) == prose.allowed()["classes"][room], f"fewer: {AGAIN}; more: rename the class"
+def test_room_has_one_class_of_name(room: str) -> None:
+    assert prose.twins_of(room) == {}
 
 
 def test_commit_subjects_have_area_and_imperative() -> None:
@@ -53,7 +51,7 @@ TERMS = (
         ('"""Whatever it is."""', [(1, "vague", "Whatever")]),
     ],
 )
-def test_each_rule_finds_a_planted_fault(source: str, expected: list[tuple[int, str, str]]) -> None:
+def test_each_rule_finds_planted_fault(source: str, expected: list[tuple[int, str, str]]) -> None:
     assert prose.findings(source) == expected
 
 
@@ -76,7 +74,7 @@ def test_wrong_subjects_are_found(subject: str, wrong: bool) -> None:
     assert bool(prose.wrong_subjects([subject])) == wrong
 
 
-def test_the_rules_begin_at_a_commit_of_this_history() -> None:
+def test_rules_begin_at_commit_of_this_history() -> None:
     shallow = subprocess.run(
         ["git", "-c", "safe.directory=*", "rev-parse", "--is-shallow-repository"],
         cwd=prose.ROOT,

@@ -45,7 +45,7 @@ def test_no_modules_import_each_other() -> None:
     assert circles(imports) == []
 
 
-def test_a_planted_circle_is_found() -> None:
+def test_planted_circle_is_found() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
     assert circles({"a": {"b"}, "b": set()}) == []
 

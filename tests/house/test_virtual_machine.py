@@ -64,7 +64,7 @@ def test_every_step_runs_in_make_vm(clone: pathlib.Path) -> None:
     assert ran == _steps(clone)
 
 
-def test_the_other_two_ways_run_the_same_steps(clone: pathlib.Path) -> None:
+def test_other_two_ways_run_same_steps(clone: pathlib.Path) -> None:
     script = (clone / "vagrant/provision.sh").read_text()
     whole = re.search(r"= all \]; then steps=\((.*)\)", script)
     assert whole
@@ -79,13 +79,13 @@ def test_the_other_two_ways_run_the_same_steps(clone: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["provision.sh", "guest.sh", "changed.sh", "newest_runsc.sh"])
-def test_the_scripts_parse_and_can_be_run(clone: pathlib.Path, name: str) -> None:
+def test_scripts_parse_and_can_be_run(clone: pathlib.Path, name: str) -> None:
     path = clone / "vagrant" / name
     assert os.access(path, os.X_OK)
     assert subprocess.run(["/bin/bash", "-n", str(path)], capture_output=True).stderr == b""
 
 
-def test_the_parts_of_the_lock_are_whole(clone: pathlib.Path) -> None:
+def test_parts_of_lock_are_whole(clone: pathlib.Path) -> None:
     """Each name in provision.sh is in the lock, and the needs of pytest and hatchling are named."""
     text = (clone / "vagrant/provision.sh").read_text()
     pinned = set(re.findall(r"^([a-z0-9-]+)==", (clone / "locks/dev.txt").read_text(), re.MULTILINE))
@@ -140,7 +140,7 @@ def _collected(clone: pathlib.Path, gone: set[str], *words: str) -> subprocess.C
     )
 
 
-def test_the_suite_needs_no_more_than_the_machine_has(clone: pathlib.Path) -> None:
+def test_suite_needs_no_more_than_machine_has(clone: pathlib.Path) -> None:
     """Its tests are collected without the other packages of a developer's machine."""
     lines = re.findall(r"^CHECKED\+?=\((.*)\)$", (clone / "vagrant/provision.sh").read_text(), re.MULTILINE)
     words = subprocess.run(
@@ -159,7 +159,7 @@ def test_the_suite_needs_no_more_than_the_machine_has(clone: pathlib.Path) -> No
 # --- the image
 
 
-def test_the_image_gets_the_machines_own_mirror_and_keys() -> None:
+def test_image_gets_machines_own_mirror_and_keys() -> None:
     assert recipe.origin(FILES, "bookworm") == sources.Entry(
         "http://mirror.example/debian", "bookworm", "/usr/share/keyrings/some.gpg"
     )
@@ -171,7 +171,7 @@ def test_the_image_gets_the_machines_own_mirror_and_keys() -> None:
         recipe.origin(FILES, "trixie")
 
 
-def test_a_machine_that_no_image_is_made_from_is_told_so(clone: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_machine_that_no_image_is_made_from_is_told_so(clone: pathlib.Path, tmp_path: pathlib.Path) -> None:
     with pytest.raises(SetupError, match="bookworm or trixie"):
         image.provide(where.Machine(clone, Record(tmp_path), "Ubuntu 24.04", "noble", root=True))
 
@@ -192,7 +192,7 @@ def test_another_recipe_is_another_image(clone: pathlib.Path, tmp_path: pathlib.
     assert recipe.digest(same) != recipe.digest(machine)
 
 
-def test_the_payload_is_the_clone_without_what_is_ignored(clone: pathlib.Path) -> None:
+def test_payload_is_clone_without_what_is_ignored(clone: pathlib.Path) -> None:
     names = {str(path) for path in payload.files(clone)}
     assert {"vagrant/guest.sh", "agents/hello/main.py", "pyproject.toml"} <= names
     assert [
@@ -203,7 +203,7 @@ def test_the_payload_is_the_clone_without_what_is_ignored(clone: pathlib.Path) -
 # --- the machine
 
 
-def test_the_machine_has_no_network_no_kvm_and_writes_to_nothing_that_stays(
+def test_machine_has_no_network_no_kvm_and_writes_to_nothing_that_stays(
     clone: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     words = guest.command(_machine(clone, tmp_path), tmp_path, tmp_path / "payload", tmp_path)
@@ -229,7 +229,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_machine_ends_in_any_case(
+def test_machine_ends_in_any_case(
     clone: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
     script, status, problem = ENDINGS[ending]
@@ -247,7 +247,7 @@ def test_a_machine_ends_in_any_case(
 # --- the hosted runner
 
 
-def test_a_change_that_a_real_machine_has_to_see_is_seen(clone: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_change_that_real_machine_has_to_see_is_seen(clone: pathlib.Path, tmp_path: pathlib.Path) -> None:
     (tmp_path / "vagrant").mkdir()
     (tmp_path / "vagrant/changed.sh").write_bytes((clone / "vagrant/changed.sh").read_bytes())
     (tmp_path / "vagrant/changed.sh").chmod(0o755)
@@ -280,7 +280,7 @@ def test_a_change_that_a_real_machine_has_to_see_is_seen(clone: pathlib.Path, tm
     assert answer("") == answer("0" * 40) == "machine=yes"
 
 
-def test_the_required_checks_are_jobs_of_the_workflows(clone: pathlib.Path) -> None:
+def test_required_checks_are_jobs_of_workflows(clone: pathlib.Path) -> None:
     ruleset = json.loads((clone / ".github/rulesets/main.json").read_text())
     assert (ruleset["target"], ruleset["enforcement"], ruleset["bypass_actors"]) == ("branch", "active", [])
     assert ruleset["conditions"]["ref_name"] == {"include": ["~DEFAULT_BRANCH"], "exclude": []}
@@ -299,9 +299,7 @@ def test_the_required_checks_are_jobs_of_the_workflows(clone: pathlib.Path) -> N
     assert all(jobs.count(name) == 1 for name in required)
 
 
-def test_undo_removes_the_images_that_the_record_speaks_of(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_undo_removes_images_that_record_speaks_of(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     clone = tmp_path / "clone"
     (clone / recipe.WORK).mkdir(parents=True)

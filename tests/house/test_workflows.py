@@ -33,12 +33,12 @@ def test_zizmor_finds_nothing(clone: pathlib.Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_workflow_schema_holds(clone: pathlib.Path) -> None:
+def test_workflow_schema_holds(clone: pathlib.Path) -> None:
     done = _schema(*_workflows(clone))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_linters_see(clone: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_linters_see(clone: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """The control: an action by tag is found by zizmor, a misspelt key by the schema."""
     text = _workflows(clone)[0].read_text()
     bad = tmp_path / ".github/workflows/bad.yml"
@@ -68,5 +68,5 @@ def test_no_permissions_and_only_digests(clone: pathlib.Path) -> None:
         (".ci/run", "./scripts/vm"),
     ],
 )
-def test_everybody_runs_the_same_scripts(clone: pathlib.Path, file: str, text: str) -> None:
+def test_everybody_runs_same_scripts(clone: pathlib.Path, file: str, text: str) -> None:
     assert text in (clone / file).read_text()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from sandbox.kernel import libc
+from tests.kernel import injected
 from tests.kernel import planted_bpf as bpf
 from tests.kernel.hands import (
     Change,
@@ -183,6 +184,21 @@ def _poked(pid: int) -> None:
         os.close(fd)
 
 
+# A number that no process of a run uses.
+_ASIDE: Final = 900
+
+
+def _stdin_replaced(pid: int) -> None:
+    """Put the agent's stdout in the place of its stdin: the sandbox has them under 256 and 257."""
+    injected.call(pid, injected.DUP3, 256, _ASIDE, os.O_CLOEXEC)
+    injected.call(pid, injected.DUP3, 257, 256, os.O_CLOEXEC)
+
+
+def _stdin_put_back(pid: int) -> None:
+    injected.call(pid, injected.DUP3, _ASIDE, 256, os.O_CLOEXEC)
+    injected.call(pid, injected.CLOSE, _ASIDE)
+
+
 def _nothing(pid: int) -> None:
     del pid
 
@@ -232,6 +248,9 @@ PROCESSES: Final[dict[str, Change]] = {
     ),
     "the gofer stopped": stands(process("gofer", stopped, gone_on), LESS),
     "a gate stopped": stands(process("gate", stopped, gone_on), "Nothing passes it meanwhile"),
+    "another file in the place of the agent's stdin": caught(
+        process("sandbox", _stdin_replaced, _stdin_put_back), "streams"
+    ),
     "memory of the sandbox written": stands(process("sandbox", _poked, _nothing), MEMORY),
     "memory of a gate written": stands(process("gate", _poked, _nothing), MEMORY),
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sandbox import config
+from sandbox.host import erofs_roots, facts
 from tests.kernel.world import World
 
 
@@ -41,6 +42,11 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A machine without node runs the tests that need none.
     for agent in ("hello", *(["wordcount"] if config.Config().node.exists() else [])):
         assert made.run(made.sign(made.copy(agent))).error is None
+    # Whether runsc reads EROFS roots is found out here once, and not by each world with layers.
+    settings, program = config.load(made.state), erofs_roots.program()
+    if program is not None:
+        runsc = facts.runsc_facts(settings)
+        assert erofs_roots.fault(settings, runsc, os.uname().release, program, deadline_seconds=60) == ""
     return made.state
 
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 from sandbox.network.gate import main
 
 
-def serve(gate: main.Gate) -> NoReturn:
+def serve(gate: main.GateInput) -> NoReturn:
     """Answer each datagram on ``agent``: ``die`` ends it, ``report`` reports, anything else is a name of a probe."""
     status = os.open("/proc/self/status", os.O_RDONLY)
     gate.seal()
@@ -25,7 +25,7 @@ def serve(gate: main.Gate) -> NoReturn:
         os.write(gate.fds["agent"], _probe(asked, status, gate).encode())
 
 
-def _probe(asked: str, status: int, gate: main.Gate) -> str:
+def _probe(asked: str, status: int, gate: main.GateInput) -> str:
     if asked == "status":
         return os.read(status, 4096).decode()
     if asked in ("flood", "nonsense"):

@@ -47,7 +47,7 @@ class Live:
         found: Family = until(lambda: processes.family(self.made.runner))
         return found
 
-    def report(self) -> verifier.Report:
+    def report(self) -> verifier.Examination:
         """Return the report of an examination by another process."""
         policy = artefact_reader.read(self.directory / rundir_directory.POLICY)
         return verifier.examine(self.made, policy, verifier.VerifierCache(), state=self.world.state)

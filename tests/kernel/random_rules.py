@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from policy import errors
 from policy.decompile.network import nft, packets
-from policy.decompile.network.flows import Flow, Kind
+from policy.decompile.network.flows import Flow, PacketKind
 
 SETS = """\
 \tset s1 {
@@ -104,7 +104,7 @@ def sent(place: str, port: int) -> bool:
 def answers(text: str) -> Iterator[tuple[str, int, bool, bool, bool]]:
     """Place, port, and what the kernel, the reading packet by packet and the reading of all at once say."""
     rules = nft.parse(text.encode())
-    flow = Flow.of(rules, Kind("output", "udp", oif="lo", uid=0))
+    flow = Flow.of(rules, PacketKind("output", "udp", oif="lo", uid=0))
     for place in PLACES:
         point = int(ipaddress.ip_address(place)) + (nft.BASE_V6 if ":" in place else 0)
         held = frozenset({"s3"} if place in HELD else ())

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from sandbox import unix_wire
+from sandbox.run_result import RunResult
 from sandbox.serve import filter_reader, worker_pool
 from sandbox.serve.api import client
 from tests.kernel.world import ROOT, SLOWNESS, World
@@ -123,7 +124,7 @@ class Served:
             assert sock is not None, self.log()
             yield sock
 
-    def run(self, package: Path, text: str = "hi", **request: Any) -> client.Answer:
+    def run(self, package: Path, text: str = "hi", **request: Any) -> RunResult:
         """Run a package as root."""
         with self.connected() as sock, opened(package) as directory:
             return client.run(sock, directory, text, **request)

@@ -19,8 +19,8 @@ import pytest
 from sandbox.attest import processes, reference, verifier
 from sandbox.kernel.cgroup.cgroup import Hierarchies, Leaf
 from sandbox.lifecycle.types import Request
+from sandbox.run_result import RunResult
 from sandbox.rundir.registry import Entry
-from sandbox.serve.api import client
 from sandbox.storage import package_reader as packages
 from sandbox.supervisor import Supervisor
 from tests.kernel import serving
@@ -65,7 +65,7 @@ def _suspended(served: Served, entry: Entry) -> Leaf:
 
 def _said(sock: socket.socket) -> str:
     """Return the code of the error that the client gets."""
-    answer = client.answer_of(_answer(sock))
+    answer = RunResult.from_json(_answer(sock))
     assert answer.error is not None
     return answer.error.code
 
@@ -76,7 +76,7 @@ def _killed(served: Served, entry: Entry, sock: socket.socket) -> None:
     assert _said(sock) == "stopped"
 
 
-def test_a_run_that_outlived_its_supervisor_is_attested_under_the_next(world: World) -> None:
+def test_run_that_outlived_its_supervisor_is_attested_under_next(world: World) -> None:
     with (
         Served(world, on_supervisor_exit="continue", on_drift="alarm") as served,
         at_work(served) as (entry, sock),
@@ -103,7 +103,7 @@ STAYS = HEAD + "import time\nif intent['text'] == 'stay':\n    time.sleep(60)\na
 
 
 @pytest.mark.parametrize("first", ["served", "alone"])
-def test_a_runsc_is_held_to_the_same_filters_under_a_supervisor_and_without_one(world: World, first: str) -> None:
+def test_runsc_is_held_to_same_filters_under_supervisor_and_without_one(world: World, first: str) -> None:
     """A supervisor's own filter lies beneath the one that runsc is started under, and is remembered as none of its."""
     package = world.sign(world.package({"main.py": STAYS}, id="long", cpu_ms=60_000 * SLOWNESS))
     (world.state / "closures" / verifier.FILTERS).unlink(missing_ok=True)
@@ -133,7 +133,7 @@ def test_a_runsc_is_held_to_the_same_filters_under_a_supervisor_and_without_one(
     assert leftovers(world) == []
 
 
-def test_what_was_suspended_stands_under_the_next_supervisor_until_it_is_resumed(world: World) -> None:
+def test_what_was_suspended_stands_under_next_supervisor_until_it_is_resumed(world: World) -> None:
     with Served(world, on_supervisor_exit="continue") as served, at_work(served) as (entry, sock):
         leaf = _suspended(served, entry)
         served.kill()

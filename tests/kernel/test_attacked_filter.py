@@ -131,7 +131,7 @@ def _after(monkeypatch: pytest.MonkeyPatch, request: int, act: Callable[[], obje
     monkeypatch.setattr(dump, "_ptrace", ptrace)
 
 
-def test_a_signal_that_comes_while_it_is_looked_at_is_not_lost(one: Filtered, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_that_comes_while_it_is_looked_at_is_not_lost(one: Filtered, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stops whom it comes to before we do, and the kernel forgets it when they are let go without it."""
 
     def comes() -> None:
@@ -145,7 +145,7 @@ def test_a_signal_that_comes_while_it_is_looked_at_is_not_lost(one: Filtered, mo
     assert one.says() == b"SIGUSR1"
 
 
-def test_who_stands_by_a_signal_is_read_and_goes_on_standing(one: Filtered) -> None:
+def test_who_stands_by_signal_is_read_and_goes_on_standing(one: Filtered) -> None:
     os.kill(one.pid, signal.SIGSTOP)
     one.becomes("T")
     assert dump.digests(one.pid) == DIGESTS
@@ -153,7 +153,7 @@ def test_who_stands_by_a_signal_is_read_and_goes_on_standing(one: Filtered) -> N
     os.kill(one.pid, signal.SIGCONT)
 
 
-def test_a_stop_that_comes_while_it_is_looked_at_is_one(one: Filtered, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_that_comes_while_it_is_looked_at_is_one(one: Filtered, monkeypatch: pytest.MonkeyPatch) -> None:
     def comes() -> None:
         os.kill(one.pid, signal.SIGSTOP)
         one.becomes("t")
@@ -164,7 +164,7 @@ def test_a_stop_that_comes_while_it_is_looked_at_is_one(one: Filtered, monkeypat
     os.kill(one.pid, signal.SIGCONT)
 
 
-def test_filters_that_a_tracer_may_have_put_out_of_force_are_not_taken_for_read(
+def test_filters_that_tracer_may_have_put_out_of_force_are_not_taken_for_read(
     one: Filtered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """/proc shows the filters as before; the tracer is the only visible sign."""
@@ -195,7 +195,7 @@ def test_one_more_who_only_looks_is_waited_for(one: Filtered, monkeypatch: pytes
         assert over.is_set(), "the control: it was in the way"
 
 
-def test_who_dies_under_the_look_is_gone_and_was_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_dies_under_look_is_gone_and_was_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for request in (dump.PTRACE_SEIZE, dump.PTRACE_INTERRUPT):
         with subprocess.Popen(["/usr/bin/cat"], stdin=subprocess.PIPE) as popen, monkeypatch.context() as patch:
             _after(patch, request, popen.kill)
@@ -203,7 +203,7 @@ def test_who_dies_under_the_look_is_gone_and_was_not_read(monkeypatch: pytest.Mo
                 assert dump.digests(popen.pid) is None
 
 
-def test_who_is_under_a_filter_reads_none_and_leaves_nobody_standing(one: Filtered) -> None:
+def test_who_is_under_filter_reads_none_and_leaves_nobody_standing(one: Filtered) -> None:
     """The kernel's word (seccomp_get_filter: EACCES), and so of every supervisor that has given up its rights."""
     reader = os.fork()
     if not reader:
@@ -216,7 +216,7 @@ def test_who_is_under_a_filter_reads_none_and_leaves_nobody_standing(one: Filter
     assert procfs.tracer(one.pid) == 0
 
 
-def test_a_run_that_somebody_traces_does_not_hold_and_each_of_its_threads_is_under_gvisors_filter(
+def test_run_that_another_traces_does_not_hold_and_each_of_its_threads_is_under_gvisors_filter(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Attestation counts those of each process's first thread: gVisor loads them for all of them at once (TSYNC)."""

@@ -55,7 +55,7 @@ def exited(pidfd: int) -> bool:
 # --- where it cannot read --------------------------------------------------------------------------
 
 
-def test_under_the_unit_that_is_shipped_it_is_under_no_filter_either(tmp_path: Path) -> None:
+def test_under_unit_shipped_it_is_under_no_filter_either(tmp_path: Path) -> None:
     """systemd makes filters of some of a unit's keys (SystemCallArchitectures= among them).
 
     A process that is started under a filter reads none. Each answer would be that nothing can be read, which is no
@@ -69,7 +69,7 @@ def test_under_the_unit_that_is_shipped_it_is_under_no_filter_either(tmp_path: P
         assert serving.status(serving.reader_of(main))["Seccomp"] == "0"
 
 
-def test_without_a_thread_it_says_what_whoever_reads_by_themselves_is_told(
+def test_without_thread_it_says_what_whoever_reads_by_themselves_is_told(
     filtered: int,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -141,7 +141,7 @@ def test_who_is_told_to_end_with_its_reader_has_not_failed(world: World) -> None
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGINT])
-def test_a_terminal_tells_it_nothing(number: int, reads: process.Shim) -> None:  # noqa: F811
+def test_terminal_tells_it_nothing(number: int, reads: process.Shim) -> None:  # noqa: F811
     """Signals of a terminal go to a group: it has one of its own, and a session."""
     live_runs.until(lambda: serving.status(reads.pid)["NoNewPrivs"] == "1")
     assert os.getsid(reads.pid) == os.getpgid(reads.pid) == reads.pid
@@ -153,7 +153,7 @@ def test_a_terminal_tells_it_nothing(number: int, reads: process.Shim) -> None: 
 
 
 @pytest.mark.parametrize("wait_seconds", [0.0, 0.05, 0.15, 0.4])
-def test_a_supervisor_that_is_killed_as_it_starts_leaves_no_reader(world: World, wait_seconds: float) -> None:
+def test_supervisor_killed_as_it_starts_leaves_no_reader(world: World, wait_seconds: float) -> None:
     with Served(world) as served:
         served.stop()
         served.start(wait=False)
@@ -175,7 +175,7 @@ def _reading(pid: int) -> int:
     return 0
 
 
-def test_a_second_supervisor_of_one_state_leaves_no_reader_and_harms_no_first(world: World) -> None:
+def test_second_supervisor_of_one_state_leaves_no_reader_and_harms_no_first(world: World) -> None:
     package = world.sign(world.copy("hello"))
     with Served(world) as served:
         first, reading = served.process, serving.reader_of(served.pid)
@@ -205,7 +205,7 @@ def _readers(world: World) -> list[int]:
 # --- who has the way to it -------------------------------------------------------------------------
 
 
-def test_nothing_that_is_executed_has_the_way_to_it(world: World) -> None:
+def test_nothing_executed_has_way_to_it(world: World) -> None:
     """A holder of the socket can stop any process of the machine for a moment, and end the supervisor (shutdown(2))."""
     package = world.sign(world.package({"main.py": LONG}, id="long", cpu_ms=60_000 * SLOWNESS))
     with socket.socket() as free:
@@ -290,7 +290,7 @@ def test_who_only_closes_what_was_refused_does_not_keep_it(
             closer.close()
 
 
-def test_a_reader_that_stands_still_holds_up_nobody_but_who_asks_it(world: World) -> None:
+def test_reader_that_stands_still_holds_up_nobody_but_who_asks_it(world: World) -> None:
     """The main loop asks it nothing, and a waiting client is answered once the reader goes on."""
     package = world.sign(world.copy("hello"))
     with Served(world) as served:
@@ -312,7 +312,7 @@ def test_a_reader_that_stands_still_holds_up_nobody_but_who_asks_it(world: World
         assert answers[0].error is None
 
 
-def test_a_reader_that_traces_as_it_is_killed_lets_go() -> None:
+def test_reader_that_traces_as_it_is_killed_lets_go() -> None:
     """The kernel lets go of whom a tracer that ended had stopped: no agent stands still for good."""
     with sleeping() as pid, filter_reader.forked() as child:
         live_runs.until(lambda: serving.status(child.pid)["NoNewPrivs"] == "1")
@@ -333,7 +333,7 @@ def test_a_reader_that_traces_as_it_is_killed_lets_go() -> None:
         live_runs.until(lambda: serving.status(pid)["State"][0] == "S" and serving.status(pid)["TracerPid"] == "0")
 
 
-def test_the_bounding_set_of_the_unit_has_what_it_keeps() -> None:
+def test_bounding_set_of_unit_has_what_it_keeps() -> None:
     """Else it would end at once, and the supervisor with it."""
     unit = (Path(__file__).parents[2] / "packaging/systemd/covenant-supervisor.service").read_text()
     lines = [line.partition("=")[2] for line in unit.splitlines() if line.startswith("CapabilityBoundingSet=")]

@@ -44,7 +44,7 @@ GRANTS: Final = internet.entries(("93.184.216.34", "[80]", "tcp"), ("api.example
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tracer that stays is drift sooner."""
-    monkeypatch.setattr(attest_tracers, "_PASSING_SECONDS", 0.2)
+    monkeypatch.setattr(attest_tracers, "PASSING_SECONDS", 0.2)
 
 
 @contextlib.contextmanager
@@ -82,12 +82,12 @@ def kinds(one: live_runs.Live) -> list[tuple[str, int]]:
     ]
 
 
-def layers(report: verifier.Report) -> list[tuple[str, Standing, str, str]]:
+def layers(report: verifier.Examination) -> list[tuple[str, Standing, str, str]]:
     """The layers that do not hold."""
     return [(one.name, one.standing, one.expected, one.found) for one in report.layers if not one.holds]
 
 
-def test_a_traced_thread_of_each_process_is_drift(tmp_path: Path, warm: Path) -> None:
+def test_traced_thread_of_each_process_is_drift(tmp_path: Path, warm: Path) -> None:
     with internet.made() as net:
         world = internet.configured(
             internet.NetworkedWorld(tmp_path, warm=warm), net, attest_seconds=1, on_drift="alarm"
@@ -110,7 +110,7 @@ def test_a_traced_thread_of_each_process_is_drift(tmp_path: Path, warm: Path) ->
             assert not one.answers, "an alarm ends nothing"
 
 
-def test_a_traced_thread_ends_the_run(world: World) -> None:
+def test_traced_thread_ends_run(world: World) -> None:
     world.configure(attest_seconds=1)
     with live_runs.live(world) as one:
         time.sleep(1.5)
@@ -122,12 +122,12 @@ def test_a_traced_thread_ends_the_run(world: World) -> None:
 
 
 @pytest.mark.parametrize("tracing", [False, True])
-def test_a_run_traced_at_its_start_gets_no_intent(
+def test_run_traced_at_its_start_gets_no_intent(
     world: World, monkeypatch: pytest.MonkeyPatch, *, tracing: bool
 ) -> None:
     examine = verifier.examine
 
-    def look(made: reference.ReferenceValues, *rest: Any, **more: Any) -> verifier.Report:
+    def look(made: reference.ReferenceValues, *rest: Any, **more: Any) -> verifier.Examination:
         shim = attest_tracers.shim(made.runner)
         assert shim is not None
         gofer = live_runs.until(
@@ -152,9 +152,9 @@ def test_a_run_traced_at_its_start_gets_no_intent(
         assert answer.error.details["layer"] == "process"
 
 
-def test_a_tracer_that_lets_go_is_no_drift(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracer_that_lets_go_is_no_drift(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a second process that reads filters."""
-    monkeypatch.setattr(attest_tracers, "_PASSING_SECONDS", live_runs.WAIT_SECONDS)
+    monkeypatch.setattr(attest_tracers, "PASSING_SECONDS", live_runs.WAIT_SECONDS)
     with live_runs.live(world) as one:
         with contextlib.ExitStack() as stack:
             sandbox = one.family().sandbox.name.pid
@@ -200,7 +200,7 @@ def test_gvisor_may_trace_its_own_stubs(world: World) -> None:
             assert layers(one.report()) == []
 
 
-def test_a_stub_that_the_shim_traces_is_drift(world: World) -> None:
+def test_stub_that_shim_traces_is_drift(world: World) -> None:
     """The exception holds for gVisor's kernel alone: this process is the shim of the run."""
     with live_runs.live(world) as one:
         for _ in range(10):

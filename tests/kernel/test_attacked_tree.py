@@ -87,7 +87,7 @@ def _family(world: World, elder: Path, number: int = 1) -> Iterator[tuple[revoki
 
 def test_nobody_lets_go_on_what_is_just_being_marked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A resume between the stop and the mark finds no mark: the gate holds it back."""
-    monkeypatch.setattr(tree_kill, "_GATE_SECONDS", 0.0)
+    monkeypatch.setattr(tree_kill, "GATE_SECONDS", 0.0)
     mark, said = tree_kill.mark_stopped, list[Any]()
 
     def resume(entry: registry.Entry) -> str:
@@ -112,7 +112,7 @@ def test_nobody_lets_go_on_what_is_just_being_marked(world: World, monkeypatch: 
 
 
 @pytest.mark.parametrize("backend", ["linux-gvisor", "trusted-local"])
-def test_a_disk_that_takes_no_mark_keeps_nobody_alive_whom_no_cgroup_shows(
+def test_disk_that_takes_no_mark_keeps_nobody_alive_whom_no_cgroup_shows(
     world: World, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     """One has no cgroup yet when all that can be seen is killed, and one never has: its keeper is asked."""
@@ -181,7 +181,7 @@ def _marks_one_and_dies(world: World, run_id: str, reason: str) -> None:
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
 
 
-def test_no_words_keep_what_is_below_from_ending_with_a_tree_that_is_half_ended(world: World) -> None:
+def test_no_words_keep_what_is_below_from_ending_with_tree_half_ended(world: World) -> None:
     """The keeper of the one that is marked asks those below it in these words; they end some seconds later."""
     elder = _elder(world)
     with contextlib.ExitStack() as stack:
@@ -191,6 +191,8 @@ def test_no_words_keep_what_is_below_from_ending_with_a_tree_that_is_half_ended(
         assert {run.document()["code"] for run, _ in families.values()} == {"stopped"}
         until(lambda: not _live(world))
     ids = {one.run_id for _, tree in families.values() for one in tree}
+    # A run is seen no more a moment before its end is in the log.
+    until(lambda: len(_ends(world)) == len(ids))
     assert _ends(world) == dict.fromkeys(ids, "stopped")
     for run_id in ids:
         # It is written after the row of its end.
@@ -204,11 +206,11 @@ def test_no_words_keep_what_is_below_from_ending_with_a_tree_that_is_half_ended(
     assert not [line for line in shown.stderr.splitlines() if line.startswith(b"{")]
 
 
-def test_a_locale_in_which_the_reason_cannot_be_written_keeps_nobody_alive(
+def test_locale_in_which_reason_cannot_be_written_keeps_nobody_alive(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that enforces a root has another locale than the one that wrote the reason in it."""
-    monkeypatch.setattr(revocation_watch, "_VERSION_EVERY", 10**9)  # the shim does not find it by itself
+    monkeypatch.setattr(revocation_watch, "VERSION_EVERY", 10**9)  # the shim does not find it by itself
     with live(world, SLEEPS) as one:
         (entry,) = _live(world)
         raw = revoking.next_root(
@@ -234,7 +236,7 @@ def test_a_locale_in_which_the_reason_cannot_be_written_keeps_nobody_alive(
         assert error == "the signed manifest was revoked: der Schlüssel ist fort – 鍵"
 
 
-def test_a_keeper_that_dies_as_its_tree_is_ended_leaves_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keeper_that_dies_as_its_tree_is_ended_leaves_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its children would see that it is gone, and go on without it."""
     together = tree_kill.end_together
 
@@ -255,7 +257,7 @@ def test_a_keeper_that_dies_as_its_tree_is_ended_leaves_nobody(world: World, mon
     assert leftovers(world) == []
 
 
-def test_a_keeper_that_hangs_keeps_none_of_its_tree_alive(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keeper_that_hangs_keeps_none_of_its_tree_alive(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client is told that the shim is still there; none of its agents is."""
     with _family(world, _elder(world)) as (run, tree):
         os.kill(run.entry.keeper, signal.SIGSTOP)
@@ -271,7 +273,7 @@ def test_a_keeper_that_hangs_keeps_none_of_its_tree_alive(world: World, monkeypa
     assert _ends(world) == dict.fromkeys((one.run_id for one in tree), "stopped")
 
 
-def test_of_two_who_end_a_tree_at_once_while_others_resume_it_each_is_right(world: World) -> None:
+def test_of_two_who_end_tree_at_once_while_others_resume_it_each_is_right(world: World) -> None:
     with _family(world, _elder(world, 2), 2) as (run, tree):
         begin, done = threading.Barrier(4), threading.Event()
         ended: dict[str, list[str]] = {}

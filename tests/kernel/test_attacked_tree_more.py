@@ -26,7 +26,7 @@ pytestmark = pytest.mark.kernel
 ASKER = manager.Requester("operator@local", root=True)
 
 
-def test_a_run_that_has_answered_as_it_was_marked_is_ended_and_not_answered(
+def test_run_that_has_answered_as_it_was_marked_is_ended_and_not_answered(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its keeper has looked for the mark for the last time, and its label can still be seen: who ends the tree says
@@ -56,9 +56,7 @@ def test_a_run_that_has_answered_as_it_was_marked_is_ended_and_not_answered(
     assert [row["code"] for row in rows if row["type"] == "run_ended"] == ["stopped"]
 
 
-def test_a_child_that_is_shown_late_is_ended_where_the_log_takes_no_row(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_child_shown_late_is_ended_where_log_takes_no_row(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parent's shim was just starting the child, which is there when the parent is gone.
 
     The failure to log the parent's end is reported afterwards, and the manager still looks once more.

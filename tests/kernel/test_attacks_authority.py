@@ -76,7 +76,7 @@ def _operators(world: World) -> list[tuple[str, str | None]]:
     return [(row["kind"]["type"], row["kind"]["operator"]) for row in world.rows()]
 
 
-def test_an_operator_who_did_not_sign_is_named_in_no_row(two: World) -> None:
+def test_operator_who_did_not_sign_is_named_in_no_row(two: World) -> None:
     path = _sign_by(two, _package(two, operator="tester", role="reader"), BOB)
     with pytest.raises(errors.SignatureError, match="who did not sign"):
         two.run(path)
@@ -84,7 +84,7 @@ def test_an_operator_who_did_not_sign_is_named_in_no_row(two: World) -> None:
     assert _operators(two)[-1][0] == "manifest_rejected"
 
 
-def test_a_signer_whose_signature_does_not_count_is_named_in_no_row(two: World) -> None:
+def test_signer_whose_signature_does_not_count_is_named_in_no_row(two: World) -> None:
     # bob comes first in the root and may not sign a manifest without a role: the run is the tester's alone.
     assert two.run(_sign_by(two, _package(two), BOB, two.key)).error is None
     rows = two.rows()
@@ -92,7 +92,7 @@ def test_a_signer_whose_signature_does_not_count_is_named_in_no_row(two: World) 
     assert [row["kind"]["signers"] for row in rows if row["kind"]["type"] == "run_started"] == [["tester"]]
 
 
-def test_control_an_operator_who_signed_is_named_in_every_row(two: World) -> None:
+def test_control_operator_who_signed_is_named_in_every_row(two: World) -> None:
     assert two.run(_sign_by(two, _package(two, role="reader"), BOB)).error is None
     assert {row["kind"]["operator"] for row in two.rows()} == {"bob"}
     assert two.run(_sign_by(two, _package(two, role="reader", operator="tester"), BOB, two.key)).error is None
@@ -100,7 +100,7 @@ def test_control_an_operator_who_signed_is_named_in_every_row(two: World) -> Non
     assert [(one["operator"], one["signers"]) for one in started] == [("bob", ["bob"]), ("tester", ["bob", "tester"])]
 
 
-def test_what_was_revoked_starts_no_more_and_a_row_says_why(two: World) -> None:
+def test_what_was_revoked_starts_no_more_and_row_says_why(two: World) -> None:
     by_bob = _sign_by(two, _package(two, role="reader"), BOB)
     assert two.run(by_bob).error is None
     with State(two.state) as state:
@@ -155,7 +155,7 @@ def test_what_dev_signed_runs_under_no_other_authority(two: World) -> None:
         supervisor.run(Request(operators, "hi", two.issuer, dev="probe"))
 
 
-def test_a_key_for_roles_signs_nothing_that_no_role_bounds(two: World) -> None:
+def test_key_for_roles_signs_nothing_that_no_role_bounds(two: World) -> None:
     # Without a sandbox no role is held, so a key that is bound to roles cannot sign it with one or without.
     local = {"backend": "trusted-local", "required": "false"}
     for role, refusal in ((None, errors.UnknownKeyError), ("reader", errors.BackendError)):

@@ -61,7 +61,7 @@ def backend(request: pytest.FixtureRequest) -> dict[str, Any]:
 # --- the terminal of an ordinary user under sudo ------------------------------------------------------------
 
 
-def test_the_terminal_cannot_stop_the_clock(world: World, backend: dict[str, Any]) -> None:
+def test_terminal_cannot_stop_clock(world: World, backend: dict[str, Any]) -> None:
     control = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], process_group=0)
     package = world.sign(world.package({"main.py": sleeper(60)}, cpu_ms=2000, **backend))
     process = covenant(world, package)
@@ -78,7 +78,7 @@ def test_the_terminal_cannot_stop_the_clock(world: World, backend: dict[str, Any
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM])
-def test_whatever_ends_the_supervisor_ends_the_run_with_a_row(
+def test_whatever_ends_supervisor_ends_run_with_row(
     world: World, backend: dict[str, Any], number: signal.Signals
 ) -> None:
     package = world.sign(world.package({"main.py": sleeper(60)}, cpu_ms=60000, **backend))
@@ -94,9 +94,7 @@ def test_whatever_ends_the_supervisor_ends_the_run_with_a_row(
     assert leftovers(world) == []
 
 
-def test_a_run_whose_supervisor_was_killed_has_its_last_row_at_the_next_start(
-    world: World, backend: dict[str, Any]
-) -> None:
+def test_run_whose_supervisor_was_killed_has_its_last_row_at_next_start(world: World, backend: dict[str, Any]) -> None:
     package = world.sign(world.package({"main.py": sleeper(60)}, cpu_ms=60000, **backend))
     process = covenant(world, package)
     wait(lambda: list((world.state / "runs").glob("*/label.json")))
@@ -113,18 +111,21 @@ def test_a_run_whose_supervisor_was_killed_has_its_last_row_at_the_next_start(
     ]
 
 
-def test_closed_descriptors_of_the_caller_do_not_become_the_logs(world: World, backend: dict[str, Any]) -> None:
+def test_closed_descriptors_of_caller_do_not_become_logs(world: World, backend: dict[str, Any]) -> None:
     package = world.sign(world.package({"main.py": HEAD + "answer = 1" + TAIL}, **backend))
-    process = covenant(world, package, "/bin/sh", "-c", '"$@" <&- >&- 2>&-', "sh")
+    process = covenant(world, package, "/bin/sh", "-c", '"$@" <&- 2>&-', "sh")
     process.communicate(timeout=60)
     assert process.returncode == 0
     assert [row["status"] for row in ends(world)] == ["ok"]
+    # Without stdout the answer would be lost: nothing runs.
+    process = covenant(world, package, "/bin/sh", "-c", '"$@" <&- >&- 2>&-', "sh")
+    process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert len(ends(world)) == 1
     assert verified(world)
 
 
-def test_a_caller_that_ignores_its_children_does_not_hide_how_the_agent_ended(
-    world: World, backend: dict[str, Any]
-) -> None:
+def test_caller_that_ignores_its_children_does_not_hide_how_agent_ended(world: World, backend: dict[str, Any]) -> None:
     package = world.sign(world.package({"main.py": HEAD + 'print(\'{"text": ""}\')\nsys.exit(3)'}, **backend))
     ignoring = (
         "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
@@ -145,7 +146,7 @@ def verified(world: World) -> bool:
 
 
 @pytest.mark.parametrize(("status", "row"), [(3, (3, None)), (200, (200, None)), (255, (255, None)), (137, (None, 9))])
-def test_an_exit_status_that_no_signal_has_is_not_logged_as_one(
+def test_exit_status_that_no_signal_has_is_not_logged_as_one(
     world: World, backend: dict[str, Any], status: int, row: tuple[int | None, int | None]
 ) -> None:
     answer = world.run_code(HEAD + f"os._exit({status})", **backend)
@@ -153,7 +154,7 @@ def test_an_exit_status_that_no_signal_has_is_not_logged_as_one(
     assert (ends(world)[-1]["exit_status"], ends(world)[-1]["exit_signal"]) == row
 
 
-def test_a_live_trusted_local_run_holds_its_agents_id(world: World) -> None:
+def test_live_trusted_local_run_holds_its_agents_id(world: World) -> None:
     """Rule 8 for the backend that has no sandbox: packages of two operators are never live under one id."""
     second = revoking.second_operator(world)
     package = world.sign(world.package({"main.py": sleeper(4)}, **LOCAL))
@@ -219,21 +220,21 @@ answer = [held, libc.msgget(0, 0o1600), libc.semget(0, 1, 0o1600)]
 """
 
 
-def test_memory_that_belongs_to_no_process_is_not_to_be_had_without_a_cgroup(world: World) -> None:
+def test_memory_that_belongs_to_no_process_is_not_to_be_had_without_cgroup(world: World) -> None:
     bare = f"import json\n{SHARED}\nprint(json.dumps(answer))"
     control = subprocess.run(["unshare", "--ipc", sys.executable, "-c", bare], capture_output=True, check=True)
     assert control.stdout == b"[192, 0, 0]\n"
     assert world.ask(SHARED, **LOCAL, memory_mb=64) == [0, -1, -1]
 
 
-def test_in_the_sandbox_the_cgroup_bounds_it(world: World) -> None:
+def test_in_sandbox_cgroup_bounds_it(world: World) -> None:
     allow = '[permissions.syscalls]\nallow = ["shmget", "shmat", "shmdt", "msgget", "semget"]\n'
     assert world.ask(SHARED, memory_mb=512, more=allow)[0] == 192
     answer = world.run_code(HEAD + SHARED.replace("range(12)", "range(64)") + TAIL, memory_mb=64, more=allow)
     refused(errors.OutOfMemoryError, answer.error)
 
 
-def test_a_grant_gives_what_everybody_may_read_and_no_more(world: World, granted: Path) -> None:
+def test_grant_gives_what_everybody_may_read_and_no_more(world: World, granted: Path) -> None:
     """The gofer could read it all; a file that is its owner's alone stays so, and a link leads nowhere outside."""
     code = f"""
 answer = {{}}
@@ -263,7 +264,7 @@ except OSError as e: answer["write"] = e.errno
     assert got["pipe"] in {1, 6, 30}, "a pipe of the host is a channel"
 
 
-def test_the_only_writable_place_is_the_bounded_one(world: World) -> None:
+def test_only_writable_place_is_bounded_one(world: World) -> None:
     code = """
 answer = []
 for folder, folders, _ in os.walk("/"):
@@ -286,7 +287,7 @@ def granted() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def test_a_swapped_component_is_not_followed(world: World, granted: Path) -> None:
+def test_swapped_component_is_not_followed(world: World, granted: Path) -> None:
     """Between two looks at a name an owner of a directory above could put another tree there."""
     (granted / "real").mkdir()
     (granted / "real" / "f").write_text("mine")
@@ -301,8 +302,16 @@ def test_a_swapped_component_is_not_followed(world: World, granted: Path) -> Non
         granted.chmod(0o777)
     granted.chmod(0o755)
     (granted / "real").rename(granted / "moved")
-    (granted / "real").symlink_to("/etc")
+    # A link of root is followed (ADR 0074), to where a grant may lead. A link of another user is not.
+    link = granted / "real"
+    link.symlink_to(granted / "moved")
+    assert world.ask(code, more=grant) == "mine"
+    os.lchown(link, 12345, -1)
     with pytest.raises(errors.GrantedPathError, match="symlink"):
+        world.ask(code, more=grant)
+    link.unlink()
+    link.symlink_to("/etc")
+    with pytest.raises(errors.NeverGrantableError, match="leads to `/etc`"):
         world.ask(code, more=grant)
 
 

@@ -18,7 +18,7 @@ from sandbox.broker.vault_process import Fetcher
 from sandbox.kernel.fs import secret_files
 from sandbox.kernel.proc import spawn as proc_spawn
 from sandbox.kernel.proc.secret_memory import Locked
-from sandbox.vault.backend import MAX_VALUE_BYTES, Backend, Opened
+from sandbox.vault.backend import MAX_VALUE_BYTES, Backend, OpenedSecret
 from tests.kernel import serving
 from tests.kernel.families import BIG, SMALL, member, spawn
 from tests.kernel.live_runs import until
@@ -39,7 +39,7 @@ def keyed(world: World) -> World:
     return world
 
 
-def test_what_is_revoked_while_the_vault_is_asked_is_not_started(keyed: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_revoked_while_vault_is_asked_is_not_started(keyed: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A revocation waits some seconds for shims that are about to start their runs; a vault may take longer."""
     package = keyed.sign(keyed.package({"main.py": ANSWERS}, more=FILES))
     signed = envelopes.decode((package / "agent.dsse.json").read_bytes())
@@ -71,7 +71,7 @@ class Late:
     name = "late"
 
     @contextlib.contextmanager
-    def opened(self, agent_id: str, name: str) -> Iterator[Opened | None]:
+    def opened(self, agent_id: str, name: str) -> Iterator[OpenedSecret | None]:
         if not name:
             yield None
             return
@@ -79,14 +79,14 @@ class Late:
             time.sleep(2)
         with Locked(len(name)) as value:
             value.view[:] = name.encode()
-            yield Opened(1, value)
+            yield OpenedSecret(1, value)
 
 
-def test_a_late_answer_is_no_answer_to_the_next_question() -> None:
+def test_late_answer_is_no_answer_to_next_question() -> None:
     said: list[str] = []
 
-    def heard(found: Opened | errors.VaultError | None) -> None:
-        said.append(bytes(found.value.view).decode() if isinstance(found, Opened) else type(found).__name__)
+    def heard(found: OpenedSecret | errors.VaultError | None) -> None:
+        said.append(bytes(found.value.view).decode() if isinstance(found, OpenedSecret) else type(found).__name__)
 
     with Fetcher(lambda: cast("Backend", Late()), "a", seconds=1) as fetcher:
         fetcher.ask("a", "fast", heard)
@@ -100,7 +100,7 @@ def test_a_late_answer_is_no_answer_to_the_next_question() -> None:
     assert said == ["fast", "VaultError", "VaultError"]
 
 
-def test_as_many_and_as_large_as_a_manifest_can_grant_fit() -> None:
+def test_as_many_and_as_large_as_manifest_can_grant_fit() -> None:
     value = memoryview(bytes(MAX_VALUE_BYTES))
     with secret_files.SecretFiles(64_321) as made:
         for number in range(256):
@@ -109,7 +109,7 @@ def test_as_many_and_as_large_as_a_manifest_can_grant_fit() -> None:
         assert len(list(Path(f"/proc/self/fd/{made.fd}").iterdir())) == 256
 
 
-def test_no_child_and_no_process_beside_the_run_holds_what_holds_its_secrets(warm: Path) -> None:
+def test_no_child_and_no_process_beside_run_holds_what_holds_its_secrets(warm: Path) -> None:
     """A child's keeper is forked while its parent's holds the file system; a gate would be started beside it."""
     with serving.open_place() as base:
         world = World(base, warm=warm)

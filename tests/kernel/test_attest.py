@@ -51,7 +51,7 @@ def attempt(pid: int, code: str) -> str:
     return done.stderr if done.returncode else ""
 
 
-READ_ONLY = libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC
+READ_ONLY = libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NODEV
 
 
 @contextlib.contextmanager
@@ -87,6 +87,17 @@ def covered_package(one: Live) -> Iterator[None]:
         yield
     finally:
         within(gofer, "libc.umount2('/workspace', libc.MNT_DETACH)")
+
+
+@contextlib.contextmanager
+def package_with_noexec(one: Live) -> Iterator[None]:
+    """The package's mount gets a flag by which its libraries can no longer be mapped."""
+    gofer, flags = one.family().gofer.name.pid, libc.MS_REMOUNT | libc.MS_BIND | READ_ONLY
+    within(gofer, f"libc.mount('none', '/workspace', flags={flags | libc.MS_NOEXEC})")
+    try:
+        yield
+    finally:
+        within(gofer, f"libc.mount('none', '/workspace', flags={flags})")
 
 
 @contextlib.contextmanager
@@ -157,6 +168,7 @@ TAMPERS: dict[str, tuple[Tamper, str, str]] = {
     ),
     "a mount more": (another_mount, "mounts", "a mount that nobody made"),
     "another package": (covered_package, "mounts", "one over another"),
+    "a package that cannot be mapped": (package_with_noexec, "mounts", "noexec is not set on the host"),
     "out of the cgroup": (moved_out, "cgroup", "it is in"),
     "a stranger": (a_stranger, "cgroup", "process"),
     "another configuration": (
@@ -169,7 +181,7 @@ ON_VERSION_1: dict[str, tuple[Tamper, str, str]] = {
 }
 
 
-def test_every_tamper_is_found_within_a_period_and_told(tmp_path: Path, warm: Path) -> None:
+def test_every_tamper_is_found_within_period_and_told(tmp_path: Path, warm: Path) -> None:
     """One run whose operator is only told: each tamper is found, undone, and the run is as it was made again."""
     world = World(tmp_path, warm=warm)
     world.configure(attest_seconds=1, on_drift="alarm")
@@ -196,7 +208,7 @@ def test_every_tamper_is_found_within_a_period_and_told(tmp_path: Path, warm: Pa
 
 
 @pytest.mark.parametrize("name", ["processor doubled", "a mount more"])
-def test_drift_ends_the_agent_and_its_row_comes_first(world: World, name: str) -> None:
+def test_drift_ends_agent_and_its_row_comes_first(world: World, name: str) -> None:
     world.configure(attest_seconds=1)
     tamper, layer, _ = TAMPERS[name]
     # What was tampered with is gone when the hand wants to put it back.
@@ -210,7 +222,7 @@ def test_drift_ends_the_agent_and_its_row_comes_first(world: World, name: str) -
     assert not any("on_drift" in line for line in one.rows("run_started")[0]["not_enforced"])
 
 
-def test_what_is_changed_before_the_agent_is_told_anything_is_found_at_the_start(world: World) -> None:
+def test_what_is_changed_before_agent_is_told_anything_is_found_at_start(world: World) -> None:
     """A period that never ends: the look at the start is every run's own."""
     world.configure(attest_seconds=3600)
     assert world.ask("answer = 1") == 1
@@ -223,13 +235,11 @@ def test_what_is_changed_before_the_agent_is_told_anything_is_found_at_the_start
 
 
 @pytest.mark.parametrize("what", ["nothing", "written", "removed"])
-def test_a_run_of_which_a_part_is_gone_is_given_no_intent(
-    world: World, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_run_of_which_part_is_gone_is_given_no_intent(world: World, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """A missing file is no reason to say that the run is gone while its sandbox exists."""
     examine, looks = verifier.examine, []
 
-    def look(made: reference.ReferenceValues, *rest: Any, **more: Any) -> verifier.Report:
+    def look(made: reference.ReferenceValues, *rest: Any, **more: Any) -> verifier.Examination:
         monkeypatch.setattr(monitor, "examine", examine)
         config = Path(made.directory, "bundle", "config.json")
         if what == "written":
@@ -246,11 +256,11 @@ def test_a_run_of_which_a_part_is_gone_is_given_no_intent(
     assert what == "nothing" or isinstance(answer.error, errors.DriftError)
 
 
-def test_a_look_at_a_run_that_is_being_ended_is_left_at_its_next_part(world: World) -> None:
+def test_look_at_run_being_ended_is_left_at_its_next_part(world: World) -> None:
     with live(world) as one:
         policy, asked = artefact_reader.read(one.directory / directory.POLICY), [0]
 
-        def look(most: int) -> verifier.Report:
+        def look(most: int) -> verifier.Examination:
             asked[0] = 0
 
             def over() -> bool:
@@ -264,22 +274,22 @@ def test_a_look_at_a_run_that_is_being_ended_is_left_at_its_next_part(world: Wor
         parts = asked[0]
         assert parts > 4
         for most in range(parts):
-            assert look(most) == verifier.Report(one.made.run_id, (), gone=True)
+            assert look(most) == verifier.Examination(one.made.run_id, (), gone=True)
             assert asked[0] == most + 1
 
 
-def test_the_kernel_lets_not_even_root_take_a_flag_from_a_mount_of_the_gofer(world: World) -> None:
+def test_kernel_lets_not_even_root_take_flag_from_mount_of_gofer(world: World) -> None:
     """Its mounts came to it through a user namespace, which locks their flags: that tamper cannot be made."""
     with live(world) as one:
         gofer = one.family().gofer.name.pid
         flags = libc.MS_REMOUNT | libc.MS_BIND | READ_ONLY
         assert attempt(gofer, f"libc.mount('none', '/workspace', flags={flags})") == "", "control: the same flags"
-        for taken in (libc.MS_RDONLY, libc.MS_NOSUID, libc.MS_NODEV, libc.MS_NOEXEC):
+        for taken in (libc.MS_RDONLY, libc.MS_NOSUID, libc.MS_NODEV):
             refused = attempt(gofer, f"libc.mount('none', '/workspace', flags={flags & ~taken})")
             assert "Operation not permitted" in refused
 
 
-def test_the_command_says_layer_by_layer_and_answers_with_3_when_it_does_not_hold(tmp_path: Path, warm: Path) -> None:
+def test_command_says_layer_by_layer_and_answers_with_3_when_it_does_not_hold(tmp_path: Path, warm: Path) -> None:
     """From another process, as an operator; then the run's own record is forged, and the signed log knows better."""
     world = World(tmp_path, warm=warm)
     world.configure(attest_seconds=3600)

@@ -24,7 +24,7 @@ def leaf() -> Iterator[Path]:
     path.rmdir()
 
 
-def test_bpf_program_at_a_cgroup_is_told(leaf: Path) -> None:
+def test_bpf_program_at_cgroup_is_told(leaf: Path) -> None:
     fd = os.open(leaf, os.O_RDONLY | os.O_DIRECTORY)
     try:
         assert list(cgroups.judge([str(leaf)], "the run")) == [], "control"

@@ -89,7 +89,7 @@ def found(one: Live) -> list[tuple[str, str]]:
     return [(layer.name, layer.found) for layer in one.report().layers if not layer.holds]
 
 
-def test_an_entry_that_lets_a_flow_pass_is_drift(tmp_path: Path, warm: Path, net: Internet) -> None:
+def test_entry_that_lets_flow_pass_is_drift(tmp_path: Path, warm: Path, net: Internet) -> None:
     with running(tmp_path, warm, net, ASKS) as hand:
         one, place = hand.one, place_of(hand.one)
         server = net.listen("world", "9.9.9.9", 9999, udp=True)
@@ -108,7 +108,7 @@ def test_an_entry_that_lets_a_flow_pass_is_drift(tmp_path: Path, warm: Path, net
         assert (server.received, found(one)) == (got, []), "control: without the entry it is refused again"
 
 
-def test_a_host_entry_that_redirects_is_drift(tmp_path: Path, warm: Path, net: Internet) -> None:
+def test_host_entry_that_redirects_is_drift(tmp_path: Path, warm: Path, net: Internet) -> None:
     with running(tmp_path, warm, net, ASKS) as hand:
         one = hand.one
         elsewhere = net.listen("world", "10.8.8.8", 7777, udp=True)
@@ -144,7 +144,7 @@ def _by_nft(hand: Hand) -> contextlib.AbstractContextManager[None]:
 
 
 @pytest.mark.parametrize("make", [_by_nft, old_nat("9.9.9.9/32")], ids=["nft", "iptables"])
-def test_a_host_rule_that_redirects_is_drift(tmp_path: Path, warm: Path, net: Internet, make: Tamper) -> None:
+def test_host_rule_that_redirects_is_drift(tmp_path: Path, warm: Path, net: Internet, make: Tamper) -> None:
     with running(tmp_path, warm, net, ASKS) as hand:
         one, place = hand.one, place_of(hand.one)
         elsewhere = net.listen("world", "10.8.8.8", 123, udp=True, name="elsewhere")
@@ -239,7 +239,7 @@ def test_every_entry_that_no_rule_lets_begin_is_drift(tmp_path: Path, warm: Path
         inside(hand, "gateway")(lambda: planted.expected(TCP, helped, ends("93.184.216.34", 1, own, 5000)))
         network, state = one.made.network, one.world.state
         assert network is not None
-        view = attest_network.view(network, network_view.Seen(), state=state)
+        view = attest_network.view(network, network_view.ListingCache(), state=state)
         rules = (one.directory / "policy" / "firewall.nft").read_bytes()
         layers = attest_network.judge(network, view, rules, state=state, family=set())
         assert view.gateway.expected == 1

@@ -272,7 +272,7 @@ def _in_turn() -> list[str]:
     return [name for row in itertools.zip_longest(*by_layer.values()) for name in row if name is not None]
 
 
-def test_every_tamper_with_the_network_is_found_and_told(tmp_path: Path, warm: Path, net: Internet) -> None:
+def test_every_tamper_with_network_is_found_and_told(tmp_path: Path, warm: Path, net: Internet) -> None:
     world = internet.configured(NetworkedWorld(tmp_path, warm=warm), net, attest_seconds=1, on_drift="alarm")
     with live(world, network="full", more=GRANTS) as one:
         hand = Hand(one, net)
@@ -308,7 +308,7 @@ def test_every_tamper_with_the_network_is_found_and_told(tmp_path: Path, warm: P
     assert net.leftovers() == []
 
 
-def test_a_rule_deleted_by_hand_ends_the_agent(tmp_path: Path, warm: Path, net: Internet) -> None:
+def test_rule_deleted_by_hand_ends_agent(tmp_path: Path, warm: Path, net: Internet) -> None:
     world = internet.configured(NetworkedWorld(tmp_path, warm=warm), net, attest_seconds=1)
     with live(world, network="full", more=GRANTS) as one:
         hand = Hand(one, net)
@@ -321,7 +321,7 @@ def test_a_rule_deleted_by_hand_ends_the_agent(tmp_path: Path, warm: Path, net: 
     assert net.leftovers() == []
 
 
-def test_what_was_made_is_put_down_when_the_kernel_has_settled() -> None:
+def test_what_was_made_is_put_down_when_kernel_has_settled() -> None:
     """The kernel adds the routes of an IPv6 address in its own time: one that came later was taken for drift."""
 
     def once() -> tuple[int, int]:

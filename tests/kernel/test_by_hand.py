@@ -42,7 +42,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_change_is_found_or_stands_as_the_table_says(hand: Hand, name: str) -> None:
+def test_change_is_found_or_stands_as_table_says(hand: Hand, name: str) -> None:
     change: Change = CHANGES[name]
     assert [layer for layer in hand.one.report().layers if not layer.holds] == [], "control: before"
     with change.make(hand):
@@ -51,10 +51,10 @@ def test_change_is_found_or_stands_as_the_table_says(hand: Hand, name: str) -> N
     assert [layer for layer in hand.one.report().layers if not layer.holds] == [], "control: after"
 
 
-def test_table_names_enough_and_gives_a_reason_for_each() -> None:
+def test_table_names_enough_and_gives_reason_for_each() -> None:
     assert len(CHANGES) >= 82
     assert all(one.layers or one.why for one in CHANGES.values())
 
 
-def test_page_has_the_table() -> None:
+def test_page_has_table() -> None:
     assert by_hand.page() in by_hand.PAGE.read_text()

@@ -27,7 +27,7 @@ def self_tests(world: World) -> list[tuple[bool, str]]:
     return [(r["passed"], r["detail"]) for r in rows if r["type"] == "self_test" and r["name"] == "canaries"]
 
 
-def test_each_policy_is_tried_once_a_day_and_after_any_change(world: World) -> None:
+def test_each_policy_is_tried_once_day_and_after_any_change(world: World) -> None:
     world.configure(self_test=True)
     path = world.sign(world.package({"main.py": GOOD}))
     for _ in range(2):
@@ -63,7 +63,7 @@ def test_without_it_each_run_says_so(world: World) -> None:
     assert started[1]["not_enforced"] == []
 
 
-def test_a_sandbox_that_is_wider_than_its_policy_runs_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandbox_wider_than_its_policy_runs_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The self-test tries acts that a narrower policy forbids: a write, a program and a call."""
     strict: list[Artefacts] = []
     job = gvisor.run
@@ -102,7 +102,7 @@ def net() -> Iterator[Internet]:
         yield made
 
 
-def test_with_a_network_a_connection_and_a_name_are_tried(
+def test_with_network_connection_and_name_are_tried(
     tmp_path: Path, warm: Path, net: Internet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = internet.configured(NetworkedWorld(tmp_path, warm=warm), net, self_test=True)

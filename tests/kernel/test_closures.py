@@ -79,7 +79,7 @@ def test_python_starts_with_its_standard_library_and_nothing_else(config: Config
     _check_modes(root)
 
 
-def test_python_takes_the_byte_code_of_the_copy(config: Config, store: skeleton.Skeletons) -> None:
+def test_python_takes_byte_code_of_copy(config: Config, store: skeleton.Skeletons) -> None:
     """A copy with other mtimes would compile its standard library at every start."""
     found = closure.of_runtime("python3", config)
     done = skeleton_runsc.run(skeleton_runsc.skeleton(store, found), [found.entry, "-v", "-c", "import json"])
@@ -90,7 +90,7 @@ def test_python_takes_the_byte_code_of_the_copy(config: Config, store: skeleton.
     assert (f"matches {source}" in log) == (f"matches {source}" in host)
 
 
-def test_python_s_root_holds_no_package_of_the_distribution(config: Config, store: skeleton.Skeletons) -> None:
+def test_python_s_root_holds_no_package_of_distribution(config: Config, store: skeleton.Skeletons) -> None:
     found = closure.of_runtime("python3", config)
     root = skeleton_runsc.skeleton(store, found)
     probe = "import os, sys; print(sorted(os.listdir('/')), sorted(os.listdir('/usr')), sorted(os.listdir('/usr/bin')))"
@@ -150,7 +150,7 @@ int main(int argc, char **argv) {
 
 
 @pytest.mark.parametrize("flags", [["-static"], ["-static-pie"], [], ["-no-pie"]], ids=" ".join)
-def test_a_compiled_program_starts_static_and_dynamic(
+def test_compiled_program_starts_static_and_dynamic(
     config: Config, store: skeleton.Skeletons, tmp_path: Path, flags: list[str]
 ) -> None:
     (tmp_path / "main.c").write_text(C_SOURCE)
@@ -169,7 +169,7 @@ def test_a_compiled_program_starts_static_and_dynamic(
     assert bool(found.files) != static
 
 
-def test_runsc_leaves_the_root_as_it_was(config: Config, store: skeleton.Skeletons) -> None:
+def test_runsc_leaves_root_as_it_was(config: Config, store: skeleton.Skeletons) -> None:
     """runsc makes mount points that are missing in the root and leaves them; none may be missing."""
     found = closure.of_runtime("node", config)
     root = skeleton_runsc.skeleton(store, found, also=[("/srv/docs", "dir"), ("/srv/page", "file")])
@@ -192,7 +192,7 @@ def test_runsc_leaves_the_root_as_it_was(config: Config, store: skeleton.Skeleto
     assert listing() == before
 
 
-def test_a_granted_executable_joins_the_runtime_s_root(config: Config, store: skeleton.Skeletons) -> None:
+def test_granted_executable_joins_runtime_s_root(config: Config, store: skeleton.Skeletons) -> None:
     python = closure.of_runtime("python3", config)
     granted = closure.of_elf(Path("/usr/bin/sort"), config)
     root = skeleton_runsc.skeleton(store, python, granted)

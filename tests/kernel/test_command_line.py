@@ -140,7 +140,7 @@ def test_every_verb_answers_with_one_document_and_its_status(world: World, home:
     assert wrong == []
 
 
-def test_the_first_trust_root_is_in_the_log_before_it_holds(world: World, home: Path) -> None:
+def test_first_trust_root_is_in_log_before_it_holds(world: World, home: Path) -> None:
     (row,) = [row["kind"] for row in world.rows() if row["kind"]["type"] == "trust_changed"]
     installed = next((world.state / "trust").iterdir()).read_bytes()
     assert (row["version_from"], row["version_to"], row["operator"], row["signers"]) == (None, 1, "ann", ["ann"])
@@ -165,7 +165,7 @@ def test_audit_verify_answers_no_with_status_3(world: World, home: Path) -> None
 # --- run and dev ----------------------------------------------------------------------------------------
 
 
-def test_the_intent_may_come_from_stdin(world: World) -> None:
+def test_intent_may_come_from_stdin(world: World) -> None:
     path = world.sign(world.package(GOOD))
     text = "zwei Zeilen\nund ß"
     assert json.loads(document(call(world.home, "run", path, "-", "--json", stdin=text.encode()))["text"]) == text
@@ -208,7 +208,7 @@ def test_run_names_home_state_and_trust_root_and_each_unknown_section_once(world
             assert said.count("[elsewhere]") == 1
 
 
-def test_trusted_local_says_what_it_does_not_enforce_whatever_the_end(world: World) -> None:
+def test_trusted_local_says_what_it_does_not_enforce_whatever_end(world: World) -> None:
     fields = {"required": "false", "backend": "trusted-local"}
     for name, code, status in (("good", GOOD["main.py"], 0), ("bad", "print('no result')", 1)):
         path = world.sign(world.package({"main.py": code}, name=name, id=name, **fields))
@@ -222,7 +222,7 @@ def test_trusted_local_says_what_it_does_not_enforce_whatever_the_end(world: Wor
 
 
 @pytest.mark.parametrize("linked", ["static", "dynamic"])
-def test_a_compiled_agent_answers_through_the_supervisor(world: World, linked: str) -> None:
+def test_compiled_agent_answers_through_supervisor(world: World, linked: str) -> None:
     program = world.base / "checksum"
     build = [sys.executable, str(ROOT / "scripts" / "build_agents"), "--dynamic", str(program)]
     subprocess.run(build, check=True, capture_output=True)
@@ -237,7 +237,7 @@ def test_a_compiled_agent_answers_through_the_supervisor(world: World, linked: s
 # --- what is refused is in the log ----------------------------------------------------------------------
 
 
-def test_a_refusal_is_in_the_log_with_rule_grant_and_place(world: World) -> None:
+def test_refusal_is_in_log_with_rule_grant_and_place(world: World) -> None:
     linked, changed = world.sign(world.package(GOOD, name="linked")), world.sign(world.package(GOOD, name="changed"))
     (linked / "data").symlink_to("/etc/passwd")
     (changed / "main.py").write_text("pass")
@@ -299,10 +299,11 @@ def test_looking_takes_no_root(world: World, plain: tuple[Path, Path]) -> None:
         shutil.copytree(world.state / name, log / name)
     for path in (log, *log.rglob("*")):
         os.chown(path, NOBODY, NOBODY)
-    assert document(call(home, "audit", "verify", "--json", uid=NOBODY))["valid"] is True
+    verified = document(call(home, "audit", "verify", "--json", uid=NOBODY))
+    assert verified.get("valid") is True, verified
 
 
-def test_looking_takes_no_right_to_the_supervisors_state(world: World, plain: tuple[Path, Path]) -> None:
+def test_looking_takes_no_right_to_supervisors_state(world: World, plain: tuple[Path, Path]) -> None:
     home, package = plain
     env = {"COVENANT_STATE": str(world.state)}
     for verb in ("check", "show"):
@@ -323,7 +324,7 @@ def test_acting_takes_root_and_makes_nothing_without_it(plain: tuple[Path, Path]
     assert {p.name for p in home.rglob("*")} <= {"supervisor"}
 
 
-def test_under_sudo_the_home_must_be_given(world: World) -> None:
+def test_under_sudo_home_must_be_given(world: World) -> None:
     path = world.sign(world.package(GOOD))
     env = {"SUDO_UID": "1000", "COVENANT_HOME": ""}
     for line in (f"run {path} hi", f"dev {path} hi", "keys list", "audit verify", "doctor"):
@@ -346,7 +347,7 @@ def _linked(path: Path) -> None:
 @pytest.mark.parametrize(
     "place", ["", "identity", "identity/local.key", "supervisor", "supervisor/trust", "supervisor/audit"]
 )
-def test_a_home_that_others_reach_into_is_refused(world: World, place: str, spoil: Any) -> None:
+def test_home_that_others_reach_into_is_refused(world: World, place: str, spoil: Any) -> None:
     path = world.sign(world.package(GOOD))
     assert call(world.home, "run", path, "hi").returncode == 0
     spoil(world.home / place)
@@ -360,7 +361,7 @@ def test_a_home_that_others_reach_into_is_refused(world: World, place: str, spoi
 EVIL = "\x1b[31m\u202e\x9b\u200b"
 
 
-def test_no_verb_lets_a_terminal_be_steered(world: World, home: Path) -> None:
+def test_no_verb_lets_terminal_be_steered(world: World, home: Path) -> None:
     agent = {
         "main.py": "import json, sys\nsys.stdin.readline()\n"
         f"sys.stderr.write({EVIL!r})\nprint(json.dumps({{'text': {EVIL!r}, 'sources': [{EVIL!r}]}}))"

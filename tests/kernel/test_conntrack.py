@@ -58,7 +58,7 @@ def _remembered(net: Internet, place: str) -> int:
     return len([line for line in lines if f"src={place} " in line])
 
 
-def test_text_and_netlink_list_the_same_connections(net: Internet) -> None:
+def test_text_and_netlink_list_same_connections(net: Internet) -> None:
     artefacts = sample.compiled(sample.manifest(network="full", more=sample.entries(*ENTRIES)))
     with Opened(net, artefacts) as one, contextlib.ExitStack() as stack:
 
@@ -76,7 +76,7 @@ def test_text_and_netlink_list_the_same_connections(net: Internet) -> None:
         assert count == len(by_text) == 60
 
 
-def test_a_text_that_misses_an_entry_is_not_believed(net: Internet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_misses_entry_is_not_believed(net: Internet, monkeypatch: pytest.MonkeyPatch) -> None:
     artefacts = sample.compiled(sample.manifest(network="full", more=sample.entries(*ENTRIES)))
     with (
         Opened(net, artefacts) as one,

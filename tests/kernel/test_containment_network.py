@@ -24,17 +24,17 @@ def suite(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Iterator[Suit
 
 
 @pytest.mark.parametrize("package", combinations.PACKAGES)
-def test_without_a_rule_every_probe_gets_out(suite: Suite, package: str) -> None:
+def test_without_rule_every_probe_gets_out(suite: Suite, package: str) -> None:
     assert suite.control(package) == {}
 
 
 @pytest.mark.parametrize("combination", COMBINATIONS, ids=[one.name for one in COMBINATIONS])
-def test_nothing_gets_out_that_is_not_granted(suite: Suite, combination: Combination) -> None:
+def test_nothing_gets_out_not_granted(suite: Suite, combination: Combination) -> None:
     assert suite.covenant(combination) == {}
     assert leftovers(suite.world) == []
 
 
-def test_a_sandbox_with_every_right_does_not_pass_the_gateway(suite: Suite) -> None:
+def test_sandbox_with_every_right_does_not_pass_gateway(suite: Suite) -> None:
     assert suite.walls() == {}
     links = suite.spaces.run("host", "ip", "-o", "link")
     assert "cv-" not in links

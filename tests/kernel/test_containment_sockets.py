@@ -82,7 +82,7 @@ def _answer(listener: socket.socket) -> None:
             connection.sendall(b"reached")
 
 
-def test_a_read_grant_opens_no_socket_that_lies_there(world: World, granted: Path) -> None:
+def test_read_grant_opens_no_socket_that_lies_there(world: World, granted: Path) -> None:
     control = plain_runsc.run(
         ["/usr/bin/python3", "-c", CODE + "import json; print(json.dumps(answer))"],
         mounts=[plain_runsc.Mount("/srv/sockets", granted)],

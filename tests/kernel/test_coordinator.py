@@ -10,7 +10,7 @@ from tests.kernel.world import World
 from tests.unit import agent_modules
 
 
-def test_it_splits_a_question_and_joins_what_its_librarians_found(world: World) -> None:
+def test_it_splits_question_and_joins_what_its_librarians_found(world: World) -> None:
     shelf = Path("/usr/share/doc")
     names = [name for name in ("dpkg", "tar", "bash", "grep") if (shelf / name / "copyright").is_file()][:2]
     assert len(names) == 2, "a machine of Debian's has these"

@@ -46,7 +46,7 @@ def refused(path: str, point: str) -> list[str]:
     ]
 
 
-def test_a_path_with_a_covered_part_is_refused(found: dict[str, Any]) -> None:
+def test_path_with_covered_part_is_refused(found: dict[str, Any]) -> None:
     got = found["before"]
     assert got["plain"] == pages("docs", "docs"), "control"
     assert got["a file over a file"] == refused("/srv/docs", "/srv/docs/page")
@@ -54,7 +54,7 @@ def test_a_path_with_a_covered_part_is_refused(found: dict[str, Any]) -> None:
     assert got["in a mount over the path"] == refused("/srv/docs", "/srv/docs/page")
 
 
-def test_both_fixes_of_the_refusal_work(found: dict[str, Any]) -> None:
+def test_both_fixes_of_refusal_work(found: dict[str, Any]) -> None:
     got = found["before"]
     assert got["taken away"] == pages("docs", "docs")
     # Granted in its place, while the mount is there.
@@ -62,19 +62,19 @@ def test_both_fixes_of_the_refusal_work(found: dict[str, Any]) -> None:
     assert got["that file alone"] == pages("other", GONE), "as the host shows it"
 
 
-def test_a_mount_over_the_whole_path_is_granted(found: dict[str, Any]) -> None:
+def test_mount_over_whole_path_is_granted(found: dict[str, Any]) -> None:
     got = found["before"]
     assert got["over the path itself"] == pages("other", "other")
     assert got["elsewhere over the same file"] == pages("docs", "docs"), "a mount elsewhere covers nothing here"
 
 
-def test_a_written_path_may_lie_in_a_read_one(found: dict[str, Any]) -> None:
+def test_written_path_may_lie_in_read_one(found: dict[str, Any]) -> None:
     got = found["writing"]
     assert got["read alone"] == refused("/srv/docs", "/srv/docs/room")
     assert got["read and written"] == pages("docs", "docs", "room")
 
 
-def test_a_written_path_with_a_covered_part(found: dict[str, Any]) -> None:
+def test_written_path_with_covered_part(found: dict[str, Any]) -> None:
     got = found["writing"]
     wrong = refused("/srv/docs/room", "/srv/docs/room/below")
     assert got["covered for writing"] == got["covered for writing, read around it"] == wrong
@@ -82,7 +82,7 @@ def test_a_written_path_with_a_covered_part(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("when", ["before the copy", "after the copy"])
-def test_a_mount_after_the_check_is_refused(found: dict[str, Any], when: str) -> None:
+def test_mount_after_check_is_refused(found: dict[str, Any], when: str) -> None:
     assert found["racing"][when] == refused("/srv/docs", "/srv/docs/page")
     assert found["racing"]["nobody came"] == pages("docs", "docs"), "control"
 
@@ -91,26 +91,26 @@ def test_a_mount_after_the_check_is_refused(found: dict[str, Any], when: str) ->
     ("where", "point"),
     [("over a file", "/srv/docs/page"), ("over the path", "/srv/docs"), ("above the path", "/srv")],
 )
-def test_a_mount_during_the_run_is_drift(found: dict[str, Any], where: str, point: str) -> None:
+def test_mount_during_run_is_drift(found: dict[str, Any], where: str, point: str) -> None:
     got, drift = found["lasting"], ["mounts", f"one at {point}"]
     assert got["at first"] == [[], []], "control"
     assert got[where] == [[drift], drift]
     assert got[f"{where}, taken away"] == []
 
 
-def test_mount_in_a_renamed_directory_is_drift(found: dict[str, Any]) -> None:
+def test_mount_in_renamed_directory_is_drift(found: dict[str, Any]) -> None:
     got = found["lasting"]
     assert got["renamed"] == got["named as before"] == [], "control"
     assert got["over a file, renamed"] == [["mounts", "one at /srv/renamed/page"]]
 
 
-def test_a_mount_during_the_run_ends_it(found: dict[str, Any]) -> None:
+def test_mount_during_run_ends_it(found: dict[str, Any]) -> None:
     code, message, _ = found["lasting"]["ended"]
     assert code == "drift"
     assert "mounts is not as it was made: one at /srv/docs/page" in message
 
 
-def test_a_package_with_a_covered_file_is_refused(found: dict[str, Any]) -> None:
+def test_package_with_covered_file_is_refused(found: dict[str, Any]) -> None:
     got = found["packaged"]
     assert got["plain"] is got["mounted itself"] is got["taken away"] is None, "control, and the fix"
     assert got["a file in it covered"] == [

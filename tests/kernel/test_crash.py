@@ -33,7 +33,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("name", POINTS)
-def test_a_run_that_is_killed_anywhere_leaves_nothing_after_the_next_start(
+def test_run_killed_anywhere_leaves_nothing_after_next_start(
     name: str, tmp_path: Path, warm: Path, server: Server
 ) -> None:
     tally, chance = Tally(), random.Random(SEED)
@@ -67,7 +67,7 @@ def _fired(tally: Tally) -> int:
     return sum(count for kind, count in tally.tried.items() if "over before" not in kind)
 
 
-def test_a_vault_that_is_killed_anywhere_has_what_was_acknowledged_and_goes_on(tmp_path: Path, server: Server) -> None:
+def test_vault_killed_anywhere_has_what_was_acknowledged_and_goes_on(tmp_path: Path, server: Server) -> None:
     tally, chance = Tally(), random.Random(SEED)
     with vaults.made(tmp_path / "vault", server, tally) as campaign:
         # The first ones are those of the key and of the empty vault.
@@ -117,7 +117,7 @@ def test_what_has_no_name_is_looked_for_in_whoever_could_hold_it(name: str, tmp_
     assert traces.held(tmp_path) == before
 
 
-def test_a_detached_file_system_of_credentials_is_found_and_a_mounted_directory_is_none(tmp_path: Path) -> None:
+def test_detached_file_system_of_credentials_is_found_and_mounted_directory_is_none(tmp_path: Path) -> None:
     before = traces.held(tmp_path)
     directory = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     assert traces.held(tmp_path) == before
@@ -129,7 +129,7 @@ def test_a_detached_file_system_of_credentials_is_found_and_a_mounted_directory_
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_whoever_left_its_parents_is_looked_at_where_it_has_something_of_the_home(tmp_path: Path, ours: bool) -> None:
+def test_whoever_left_its_parents_is_looked_at_where_it_has_something_of_home(tmp_path: Path, ours: bool) -> None:
     """As a keeper whose supervisor was killed; a stranger's namespace is none of ours."""
     before = traces.held(tmp_path)
     with open(tmp_path / "lock", "w") as lock:

@@ -73,7 +73,7 @@ def _with_vault(world: World) -> None:
         stream.write(f'[vault]\nkey = "{world.base}/vault.key"\n')
 
 
-def test_what_is_granted_and_there_is_a_file_and_nothing_else(keyed: World) -> None:
+def test_what_is_granted_and_there_is_file_and_nothing_else(keyed: World) -> None:
     answer, rows = run(keyed, LOOK + CODE, more=FILES)
     assert answer == {
         "place": "/run/credentials",
@@ -85,7 +85,7 @@ def test_what_is_granted_and_there_is_a_file_and_nothing_else(keyed: World) -> N
         "chmod": "OSError 30",
         "make": "PermissionError 13",
         "remove": "PermissionError 13",
-        "run": ["credentials"],
+        "run": ["covenant", "credentials"],
         "broker": PLANTED,
     }
     given = [row for row in rows if row["type"] == "credential_granted"]
@@ -98,15 +98,13 @@ def test_what_is_granted_and_there_is_a_file_and_nothing_else(keyed: World) -> N
     assert ("missing", "absent") in denied
 
 
-def test_without_the_word_there_is_no_file(keyed: World) -> None:
+def test_without_word_there_is_no_file(keyed: World) -> None:
     """The control: the same grant without `files`."""
-    answer, _ = run(
-        keyed, LOOK + "answer = [place, os.path.exists('/run')]\n", more=FILES.replace("files = true\n", "")
-    )
-    assert answer == [None, False]
+    answer, _ = run(keyed, LOOK + "answer = [place, os.listdir('/run')]\n", more=FILES.replace("files = true\n", ""))
+    assert answer == [None, ["covenant"]]
 
 
-def test_the_secret_lies_nowhere_on_the_host(keyed: World) -> None:
+def test_secret_lies_nowhere_on_host(keyed: World) -> None:
     """Neither in a file below the state, nor in a mount of the host's, while the agent reads it and afterwards."""
     secret = PLANTED.split()[0].encode()
     with live(keyed, more=FILES) as one:
@@ -133,7 +131,7 @@ def _mounts(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
 
 
-def test_a_served_run_has_them_as_well(keyed: World) -> None:
+def test_served_run_has_them_as_well(keyed: World) -> None:
     """Under the supervisor's own filter and bounded rights."""
     package = keyed.sign(keyed.package({"main.py": _main("answer = open(place + '/db').read()")}, more=FILES))
     ready = serving.Served(keyed)
@@ -171,9 +169,7 @@ class Slow:
         yield None
 
 
-def test_a_vault_that_takes_its_time_keeps_nobody_from_ending_the_run(
-    keyed: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vault_that_takes_its_time_keeps_nobody_from_ending_run(keyed: World, monkeypatch: pytest.MonkeyPatch) -> None:
     config = keyed.state / "config.toml"
     before = config.read_text()
     monkeypatch.setattr(credentials, "configured", lambda config: Slow())
@@ -215,7 +211,7 @@ def _heard(directory: Path) -> dict[str, object] | None:
         return None
 
 
-def test_a_file_system_is_the_users_own_and_sealed() -> None:
+def test_file_system_is_users_own_and_sealed() -> None:
     with SecretFiles(64_321) as made:
         made.put("one", memoryview(b"secret"))
         made.seal()

@@ -96,7 +96,7 @@ def run(world: World, code: str, *, more: str = GRANTS, **fields: Any) -> tuple[
     return json.loads(answer.result.text), [row["kind"] for row in world.rows()[before:]]
 
 
-def test_a_granted_secret_and_nothing_else(keyed: World) -> None:
+def test_granted_secret_and_nothing_else(keyed: World) -> None:
     code = """
 first = ask(kind="token")
 token = first["ok"]["token"]
@@ -241,7 +241,7 @@ def lying(base: Path, needles: Sequence[bytes]) -> list[str]:
     return found
 
 
-def test_a_secret_is_with_the_agent_and_nowhere_else(keyed: World) -> None:
+def test_secret_is_with_agent_and_nowhere_else(keyed: World) -> None:
     secret = f"planted-{os.urandom(12).hex()}"
     vault(keyed, "put", "seen", "db", secret=secret)
     needles = [secret.encode(), secret.encode().hex().encode(), base64.b64encode(secret.encode())]
@@ -281,7 +281,7 @@ def test_what_is_removed_is_refused_at_once(keyed: World) -> None:
     assert [row for row in keyed.rows() if row["kind"].get("code") == "absent" and row["kind"]["agent_id"] == "cut"]
 
 
-def test_a_run_without_a_grant_has_no_broker_and_one_by_dev_no_secret(keyed: World) -> None:
+def test_run_without_grant_has_no_broker_and_one_by_dev_no_secret(keyed: World) -> None:
     found, _ = run(keyed, "answer = 'unreached'", more=GRANTS)
     assert found == "unreached"
     code = """
@@ -297,7 +297,7 @@ except OSError as e:
     assert "given no secret" in json.loads(done.stdout)["message"]
 
 
-def test_a_broker_for_secrets_starts_no_agent(keyed: World) -> None:
+def test_broker_for_secrets_starts_no_agent(keyed: World) -> None:
     """It is there by the grant of a secret, and answers nothing of what another grant is for."""
     families.member(keyed, "leaf", "answer = 1", **families.SMALL)
     code = """
@@ -316,7 +316,7 @@ answer = [ask("credential", name="db", token=token), child("leaf"), ask("wait", 
     assert (secret["ok"]["value"], leaf["ok"]["text"], none["error"]["code"]) == (PLANTED, "1", "unknown_run")
 
 
-def test_a_vault_that_cannot_be_opened_starts_nothing(keyed: World) -> None:
+def test_vault_that_cannot_be_opened_starts_nothing(keyed: World) -> None:
     key = keyed.base / "vault.key"
     key.chmod(0o640)
     try:
@@ -333,7 +333,7 @@ def test_a_vault_that_cannot_be_opened_starts_nothing(keyed: World) -> None:
 # --- the second backend ------------------------------------------------------------------------------------------
 
 
-def test_openbao_gives_an_agent_its_secrets_and_never_hears_of_it(keyed: World, tmp_path: Path) -> None:
+def test_openbao_gives_agent_its_secrets_and_never_hears_of_it(keyed: World, tmp_path: Path) -> None:
     """The agent has no network at all; the supervisor's token may only read."""
     text = (keyed.state / "config.toml").read_text()
     with openbao_server.running(tmp_path) as server:
@@ -373,7 +373,7 @@ answer = ask(kind="credential", name="db", token=token)
 """
 
 
-def test_a_supervisor_that_gave_its_rights_up_hands_out_secrets_too(warm: Path) -> None:
+def test_supervisor_that_gave_its_rights_up_hands_out_secrets_too(warm: Path) -> None:
     """By a credential of its unit, and then by OpenBao, for which its keepers alone return to the host's network."""
     with serving.open_place() as base, contextlib.ExitStack() as stack:
         world = World(base, warm=warm)
@@ -412,7 +412,7 @@ def secret_of(answer: Any) -> str:
 # --- children ----------------------------------------------------------------------------------------------------
 
 
-def test_a_child_has_the_names_of_both_and_its_own_secrets_under_them(keyed: World) -> None:
+def test_child_has_names_of_both_and_its_own_secrets_under_them(keyed: World) -> None:
     """And neither has the other's token."""
     for agent, name in (
         ("boss", "db"),

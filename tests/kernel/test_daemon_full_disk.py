@@ -342,7 +342,7 @@ def test_with_no_descriptors_left_reads_go_on_and_who_comes_next_is_served_later
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_full_disk_is_told_and_loses_nothing(name: str, disk: Disk) -> None:
+def test_full_disk_is_told_and_loses_nothing(name: str, disk: Disk) -> None:
     case = CASES[name]
     known: set[str] = set()
     with client.connected(disk.home) as one:

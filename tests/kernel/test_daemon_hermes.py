@@ -84,7 +84,7 @@ async def _refused(daemon: Daemon, agent_id: str) -> str:
     return raised.value.code
 
 
-async def test_the_supervisor_s_trust_decides_what_is_sent_to_hermes(served: Served, home: Path) -> None:
+async def test_supervisor_s_trust_decides_what_is_sent_to_hermes(served: Served, home: Path) -> None:
     async with hermes_double.serving() as double:
         async with _daemon(home, double, state=home / "elsewhere", socket=served.path) as daemon:
             result = await daemon.ask("submit_intent", text="hi", agent="signed")
@@ -105,7 +105,7 @@ async def test_the_supervisor_s_trust_decides_what_is_sent_to_hermes(served: Ser
         assert len(double.runs) == 1
 
 
-async def test_only_where_there_never_was_a_supervisor_the_daemon_s_own_copy_decides(home: Path) -> None:
+async def test_only_where_there_never_was_supervisor_daemon_s_own_copy_decides(home: Path) -> None:
     """The control: by itself the daemon sends the very package that the supervisor refuses, and not the other."""
     async with hermes_double.serving() as double, _daemon(home, double, state=home / "elsewhere") as daemon:
         assert (await daemon.ask("submit_intent", text="hi", agent="strange"))["status"] == "ok"

@@ -246,9 +246,7 @@ def _streamed(body: bytes, case: Case) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["steering", "fails"])
 @pytest.mark.parametrize("more", [(), ("--json",), ("--stream",)])
-def test_the_command_line_shows_nothing_that_steers_a_terminal(
-    name: str, more: tuple[str, ...], daemon: Process
-) -> None:
+def test_command_line_shows_nothing_that_steers_terminal(name: str, more: tuple[str, ...], daemon: Process) -> None:
     done = subprocess.run(
         serving.covenant_command("intent", "--agent", name, *more, "go"),
         env={"PATH": "/usr/bin:/bin", "COVENANT_HOME": str(daemon.home)},

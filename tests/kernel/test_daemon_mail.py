@@ -89,7 +89,7 @@ async def _answer(client: AsyncClient) -> dict[str, Any]:
     return dict(result)
 
 
-async def test_a_killed_daemons_task_is_done_by_the_next(served: Served, home: Path) -> None:
+async def test_killed_daemons_task_is_done_by_next(served: Served, home: Path) -> None:
     before = len(_started(served, "slow"))
     with Process(served, home) as first:
         async with async_client.connected(home) as client:
@@ -110,7 +110,7 @@ async def test_a_killed_daemons_task_is_done_by_the_next(served: Served, home: P
     assert len(_started(served, "slow")) == before + 3
 
 
-async def test_who_takes_a_task_back_ends_its_sandbox(served: Served, home: Path) -> None:
+async def test_who_takes_task_back_ends_its_sandbox(served: Served, home: Path) -> None:
     for path in (home, *home.rglob("*")):
         os.chown(path, 0, 0)
     before = len(_started(served, "burns"))

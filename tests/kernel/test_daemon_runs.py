@@ -91,7 +91,7 @@ async def _rows(daemon: Daemon, intent_id: str) -> list[dict[str, Any]]:
     return [one for one in rows if one["type"] != "supervisor_row"]
 
 
-async def test_every_runtime_answers_through_the_daemon(served: Served, home: Path) -> None:
+async def test_every_runtime_answers_through_daemon(served: Served, home: Path) -> None:
     async with _running(served, home) as daemon:
         for agent_id, runtime, text in SAMPLES:
             result = await daemon.ask("submit_intent", text="one two", agent=agent_id)
@@ -127,7 +127,7 @@ async def test_every_runtime_answers_through_the_daemon(served: Served, home: Pa
         assert (await daemon.ask("verify_audit_integrity"))["report"]["valid"] is True
 
 
-async def test_the_router_finds_an_agent_by_its_words(served: Served, home: Path) -> None:
+async def test_router_finds_agent_by_its_words(served: Served, home: Path) -> None:
     async with _running(served, home) as daemon:
         result = await daemon.ask("submit_intent", text="checksum of this")
         assert result["agent_id"] == "checksum"
@@ -144,7 +144,7 @@ async def test_what_no_operator_signed_is_not_run_and_costs_nothing(served: Serv
         assert daemon.server.budget.tokens(billing.budget_of("unsigned")) == 9
 
 
-async def test_a_run_that_fails_pays_for_what_it_used(served: Served, home: Path) -> None:
+async def test_run_that_fails_pays_for_what_it_used(served: Served, home: Path) -> None:
     async with _running(served, home) as daemon:
         with pytest.raises(errors.CovenantError, match="agent `fails` failed") as raised:
             await daemon.ask("submit_intent", text="x", agent="fails")
@@ -156,7 +156,7 @@ async def test_a_run_that_fails_pays_for_what_it_used(served: Served, home: Path
         assert events[0]["run_id"] == events[2]["run_id"]
 
 
-async def test_without_its_supervisor_the_daemon_runs_nothing(served: Served, home: Path) -> None:
+async def test_without_its_supervisor_daemon_runs_nothing(served: Served, home: Path) -> None:
     async with daemon_kit.running(home, socket=served.world.base / "nobody.sock") as daemon:
         await daemon.grant("memory.write")
         with pytest.raises(errors.CovenantError) as raised:
@@ -164,7 +164,7 @@ async def test_without_its_supervisor_the_daemon_runs_nothing(served: Served, ho
         assert raised.value.code == errors.NoSupervisorError.code
 
 
-async def test_a_run_past_its_budget_is_ended_and_its_intent_waits(served: Served, home: Path) -> None:
+async def test_run_past_its_budget_is_ended_and_its_intent_waits(served: Served, home: Path) -> None:
     """The policy `none` would leave it be: three credits are less than what it burns within seconds."""
     linear = Projection(tick_ms=100, policy="linear", min_window_ms=300, min_samples=3, preempt_grace_ms=500)
     async with _running(served, home, projection=linear) as daemon:
@@ -245,7 +245,7 @@ def theirs(served: Served, home: Path) -> Path:
     return copied
 
 
-async def test_a_daemon_without_rights_has_its_agents_run_in_sandboxes(served: Served, theirs: Path) -> None:
+async def test_daemon_without_rights_has_its_agents_run_in_sandboxes(served: Served, theirs: Path) -> None:
     with Process(served, theirs):
         async with async_client.connected(theirs) as client:
             await client.ask("grant_capability", action="memory.write", scope={})
@@ -255,9 +255,7 @@ async def test_a_daemon_without_rights_has_its_agents_run_in_sandboxes(served: S
     assert {row["issuer"]["display"] for row in started} == {f"uid{CALLER}@local"}
 
 
-async def test_a_daemon_that_is_killed_takes_its_runs_along_and_says_so_when_it_is_back(
-    served: Served, theirs: Path
-) -> None:
+async def test_daemon_killed_takes_its_runs_along_and_says_so_when_it_is_back(served: Served, theirs: Path) -> None:
     with Process(served, theirs) as daemon:
         async with async_client.connected(theirs) as client:
             await client.ask("grant_capability", action="memory.write", scope={})

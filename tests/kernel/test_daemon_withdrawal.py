@@ -33,7 +33,7 @@ def _ended(world: World) -> dict[str, Any]:
     return {row["agent_id"]: row["code"] for row in rows}
 
 
-async def test_what_works_under_a_grant_ends_with_it_and_all_that_it_started(warm: Path) -> None:
+async def test_what_works_under_grant_ends_with_it_and_all_that_it_started(warm: Path) -> None:
     with serving.open_place() as base:
         world = World(base, warm=warm)
         home = base / "daemon"

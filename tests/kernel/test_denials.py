@@ -76,7 +76,7 @@ def test_memory_is_one_denial_and_its_line_mends_it(world: World, monkeypatch: p
     assert world.ask(FILL, memory_mb=512) == 1
 
 
-def test_a_deadline_is_one_denial_and_names_its_clock(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deadline_is_one_denial_and_names_its_clock(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = world.run_code(HEAD + BUSY + TAIL, cpu_ms=700)
     refused(errors.DeadlineError, answer.error)
     (row,) = denied(world, answer.run_id)
@@ -92,7 +92,7 @@ def test_a_deadline_is_one_denial_and_names_its_clock(world: World, monkeypatch:
     assert "--timeout" in one["note"]
 
 
-def test_a_run_in_which_nothing_was_refused_has_no_row(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_in_which_nothing_was_refused_has_no_row(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = world.run_code(HEAD + "answer = 1" + TAIL)
     assert (answer.denials, denied(world, answer.run_id)) == ((), [])
     assert explained(world, answer.run_id, monkeypatch) == {}
@@ -133,7 +133,7 @@ def tried(networked: NetworkedWorld, more: str) -> tuple[Any, Any]:
     return answer, dict(zip(PROBES, rest, strict=True))
 
 
-def test_each_refusal_of_the_network_is_one_denial_whose_line_mends_it(
+def test_each_refusal_of_network_is_one_denial_whose_line_mends_it(
     networked: NetworkedWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer, found = tried(networked, internet.entries(*GRANTED))
@@ -169,7 +169,7 @@ answer = sent
 """
 
 
-def test_a_flood_of_refused_packets_is_few_rows(networked: NetworkedWorld) -> None:
+def test_flood_of_refused_packets_is_few_rows(networked: NetworkedWorld) -> None:
     code = HEAD + internet.PROBES + FLOOD + TAIL
     answer = networked.run_code(code, network="full", more=internet.entries(*GRANTED), cpu_ms=100_000)
     assert answer.error is None, (answer.error, answer.stderr)

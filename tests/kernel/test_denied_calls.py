@@ -51,7 +51,9 @@ def test_each_refused_call_is_told_and_its_line_mends_it(world: World, monkeypat
     monkeypatch.setenv("COVENANT_HOME", str(world.home))
     listed = {one["target"]: one for one in cli_kit.document("denials", answer.run_id)["denials"]}
     assert listed["getcpu"]["add"] == ["[permissions.syscalls]", 'allow = ["getcpu"]']
-    assert listed["execve"]["add"][0] == "[permissions.executables]"
+    # The call says no program, and a line without one would be of no use.
+    assert listed["execve"]["add"] == []
+    assert "`covenant policy why PACKAGE --exec PATH` names the lines of one" in listed["execve"]["note"]
     for target in ("ptrace", "#999", "ioctl"):
         assert listed[target]["add"] == []
     assert listed["ptrace"]["why"]["never"]
@@ -62,7 +64,7 @@ def test_each_refused_call_is_told_and_its_line_mends_it(world: World, monkeypat
     assert ("syscall", "getcpu", "not_granted") not in told(world, answer.run_id)
 
 
-def test_an_operator_can_do_without(world: World) -> None:
+def test_operator_can_do_without(world: World) -> None:
     world.configure(tell_calls=False)
     code = HEAD + CODE.replace("20000", "1") + TAIL
     answer = world.run_code(code)
@@ -78,7 +80,7 @@ NODE = {"main.js": 'require("fs").readFileSync(0); console.log(JSON.stringify({t
     [({"main.py": HEAD + "answer = 1" + TAIL}, {}), (NODE, {"runtime": "node", "entry": "main.js", "memory_mb": 256})],
     ids=["python3", "node"],
 )
-def test_an_interpreter_that_starts_is_refused_nothing(
+def test_interpreter_that_starts_is_refused_nothing(
     world: World, files: dict[str, str], fields: dict[str, Any]
 ) -> None:
     answer = world.run(world.sign(world.package(files, **fields)))
@@ -125,7 +127,7 @@ read = ["/usr/share/doc"]
 """
 
 
-def test_what_fails_for_want_of_a_grant_is_told_with_the_line_that_mends_it(
+def test_what_fails_for_want_of_grant_is_told_with_line_that_mends_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = world.run_code(HEAD + FAILURES + TAIL, more=MORE, **LIMITS)
@@ -157,22 +159,28 @@ def test_what_fails_for_want_of_a_grant_is_told_with_the_line_that_mends_it(
 
 
 INJECTED = """
-line = "] Syscall 101: denied by seccomp"
-for text in (f"/x\\n{line}\\n", f"/x\\n X clone(x) = 0 (0x0) errno=11 (\\n"):
+line = '{"msg":"task_syscall.go:241] [   1:   1] Syscall 101: denied by seccomp","level":"debug","time":"x"}'
+clone = '{"msg":"strace.go:605] [   1:   1] x X clone(x) = 0 (0x0) errno=11 (x)","level":"info","time":"x"}'
+older = ("/x\\n] Syscall 101: denied by seccomp\\n", "/y\\n X clone(x) = 0 (0x0) errno=11 (\\n")
+names = (*older, f"/x\\n{line}\\n", f"/x\\n{clone}\\n")
+for text in (*names, '/z"\\\\'):
     try: open(text)
     except OSError: pass
-answer = 1
+answer = names
 """
 
 
-def test_what_an_agent_writes_into_the_log_is_a_denial_of_its_own_and_no_more(world: World) -> None:
-    """A path is written down as it is, newlines too: it adds refusals that are no run's but its own."""
+def test_path_of_agent_adds_no_denial_but_its_own(world: World) -> None:
+    """A path with newlines, quotes and lines of the log in it is one denial of that path."""
     world.configure(tell_files=True)
     answer = world.run_code(HEAD + INJECTED + TAIL)
     assert answer.error is None, (answer.error, answer.stderr)
+    assert answer.result is not None
     found = told(world, answer.run_id)
-    assert set(found) >= {("syscall", "ptrace", "not_granted"), ("pids", "pids_max", "too_many")}
-    # Without it no path is in the log, and so nothing of an agent's.
+    assert {layer for layer, _, _ in found} == {"path"}
+    assert found[("path", '/z"\\', "not_granted")] == 1
+    assert {target[:2] for _, target, _ in found} >= {"/x", "/y"}
+    # Without it no path is in the log.
     world.configure()
     answer = world.run_code(HEAD + INJECTED + TAIL)
     assert told(world, answer.run_id) == {}

@@ -73,7 +73,7 @@ def test_granted_names_are_answered_and_nothing_else(gated: Gated) -> None:
     assert gated.resolver.names() == asked
 
 
-def test_a_question_is_given_back_as_it_was_asked(gated: Gated) -> None:
+def test_question_is_given_back_as_it_was_asked(gated: Gated) -> None:
     answer = gated.ask("aPi.exAMPLE.com", use_edns=0, payload=4096)
     assert answer.question[0].name.to_text() == "aPi.exAMPLE.com."
     assert answer.edns == 0
@@ -82,7 +82,7 @@ def test_a_question_is_given_back_as_it_was_asked(gated: Gated) -> None:
     assert gated.ask("api.example.com", use_edns=False).edns == -1
 
 
-def test_a_connection_right_after_the_answer_passes(gated: Gated) -> None:
+def test_connection_right_after_answer_passes(gated: Gated) -> None:
     gated.spaces.run("world", "ip", "route", "replace", "local", "93.187.0.0/24", "dev", "lo")
     with gated.spaces.listen("world", "0.0.0.0", 80) as server:
         for last in range(200):
@@ -96,7 +96,7 @@ def test_a_connection_right_after_the_answer_passes(gated: Gated) -> None:
             assert gated.connect(address, 81) == "ECONNREFUSED"
 
 
-def test_an_address_is_in_the_sets_of_every_pattern_that_covers_the_name(gated: Gated) -> None:
+def test_address_is_in_sets_of_every_pattern_that_covers_name(gated: Gated) -> None:
     assert gated.texts("deep.example.org") == [PUBLIC]
     assert PUBLIC in gated.elements("deep.example.org")
     listed = [
@@ -126,7 +126,7 @@ def test_no_answer_leads_inwards(gated: Gated) -> None:
     assert set(gated.elements("*.example.org")).isdisjoint({*INWARDS["A"], *INWARDS["AAAA"]})
 
 
-def test_aliases_are_followed_and_answered_under_the_name_that_was_asked(gated: Gated) -> None:
+def test_aliases_are_followed_and_answered_under_name_that_was_asked(gated: Gated) -> None:
     for name in ("alias.example.org", "later.example.org"):
         answer = gated.ask(name)
         assert [(r.name.to_text(), [d.to_text() for d in r]) for r in answer.answer] == [(f"{name}.", [PUBLIC])]
@@ -146,7 +146,7 @@ def test_https_records_come_without_ech_and_without_what_leads_inwards(gated: Ga
 
 
 @pytest.mark.parametrize(("ttl", "shown"), [(0, 30), (29, 30), (300, 300), (3601, 3600), (2**31 - 1, 3600)])
-def test_times_are_held_within_the_plan(gated: Gated, ttl: int, shown: int) -> None:
+def test_times_are_held_within_plan(gated: Gated, ttl: int, shown: int) -> None:
     gated.resolver.ttl, name = ttl, f"t{ttl}.wide.example"
     gated.resolver.zone[name, "A"] = [f"93.185.0.{shown % 251}"]
     try:
@@ -157,7 +157,7 @@ def test_times_are_held_within_the_plan(gated: Gated, ttl: int, shown: int) -> N
     assert shown < gated.elements("*.wide.example")[f"93.185.0.{shown % 251}"] <= shown + 60
 
 
-def test_an_element_is_prolonged_by_a_later_answer(gated: Gated) -> None:
+def test_element_is_prolonged_by_later_answer(gated: Gated) -> None:
     gated.resolver.zone["kept.wide.example", "A"] = ["93.186.0.1"]
     for ttl in (60, 600, 60):
         gated.resolver.ttl = ttl
@@ -176,7 +176,7 @@ def test_answers_that_do_not_fit_are_asked_again_over_tcp(gated: Gated) -> None:
     assert ("long.example.org", "A", "tcp") in gated.resolver.asked
 
 
-def test_tcp_takes_several_questions_a_connection(gated: Gated) -> None:
+def test_tcp_takes_several_questions_connection(gated: Gated) -> None:
     queries = [dns.message.make_query(n, "A") for n in ("api.example.com", "other.example.com", "www.example.org")]
     answers = [dns.message.from_wire(one) for one in gated.tcp(*(query.to_wire() for query in queries))]
     assert [a.rcode() for a in answers] == [dns.rcode.NOERROR, dns.rcode.NXDOMAIN, dns.rcode.NOERROR]
@@ -220,7 +220,7 @@ def _garbage() -> list[bytes]:
     return found
 
 
-def test_garbage_is_refused_and_the_next_question_answered(gated: Gated) -> None:
+def test_garbage_is_refused_and_next_question_answered(gated: Gated) -> None:
     def send() -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
             for wire in _garbage():
@@ -237,7 +237,7 @@ def test_garbage_is_refused_and_the_next_question_answered(gated: Gated) -> None
     assert {kind for _, kind, _ in gated.resolver.asked} <= {"A", "AAAA", "HTTPS"}
 
 
-def test_an_answer_is_no_question(gated: Gated) -> None:
+def test_answer_is_no_question(gated: Gated) -> None:
     """Or two gates could answer each other for ever."""
     response = dns.message.make_response(dns.message.make_query("api.example.com", "A"))
     assert gated.udp(response.to_wire(), wait=0.5) is None
@@ -248,7 +248,7 @@ def test_an_answer_is_no_question(gated: Gated) -> None:
     assert dns.message.from_wire(answer, ignore_trailing=True).rcode() == dns.rcode.NOTIMP
 
 
-def test_only_the_agent_is_heard(gated: Gated) -> None:
+def test_only_agent_is_heard(gated: Gated) -> None:
     query = dns.message.make_query("api.example.com", "A").to_wire()
 
     def ask(source: str, *, wait: float = 1) -> bool:
@@ -269,7 +269,7 @@ def test_only_the_agent_is_heard(gated: Gated) -> None:
     assert not within("world", lambda: ask("10.201.0.2"))
 
 
-def test_a_tunnel_finds_no_way_out(gated: Gated) -> None:
+def test_tunnel_finds_no_way_out(gated: Gated) -> None:
     """Data in labels, in types, in options and in flags of a question: the resolver's log holds none of it."""
     secret = "c0ffee" * 10
     for name in (f"{secret}.evil.net", f"{'.'.join([secret] * 4)}.evil.net", f"{secret}.api.example.com"):

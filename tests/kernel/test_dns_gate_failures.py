@@ -108,7 +108,7 @@ def _hints(params: Mapping[int, Any]) -> list[str]:
     return [address for key in (4, 6) if key in params for address in params[key].addresses]
 
 
-def test_a_full_set_is_a_failure_that_is_told(spaces: Namespaces, artefacts: Artefacts) -> None:
+def test_full_set_is_failure_told(spaces: Namespaces, artefacts: Artefacts) -> None:
     with gated_names.opened(spaces, artefacts, Resolver(zone()), **MANY) as gated:
         answers = [gated.texts(f"n{index}.wide.example") for index in range(40)]
         served = [one for one in answers if one != ["SERVFAIL"]]
@@ -118,7 +118,7 @@ def test_a_full_set_is_a_failure_that_is_told(spaces: Namespaces, artefacts: Art
         assert gated.texts("api.example.com") == [PUBLIC]
 
 
-def test_a_flood_is_held_to_the_rate(spaces: Namespaces, artefacts: Artefacts) -> None:
+def test_flood_is_held_to_rate(spaces: Namespaces, artefacts: Artefacts) -> None:
     with gated_names.opened(spaces, artefacts, Resolver(zone())) as gated:
         query = dns.message.make_query("api.example.com", "A").to_wire()
 
@@ -148,11 +148,20 @@ def test_a_flood_is_held_to_the_rate(spaces: Namespaces, artefacts: Artefacts) -
         assert gated.error is None
 
 
-def test_a_killed_gate_closes_the_network_and_ends_the_run(spaces: Namespaces, artefacts: Artefacts) -> None:
+def test_killed_gate_closes_network_and_ends_run(spaces: Namespaces, artefacts: Artefacts) -> None:
     with gated_names.opened(spaces, artefacts, Resolver(zone()), **MANY) as gated:
         assert gated.texts("api.example.com") == [PUBLIC]
         signal.pidfd_send_signal(gated.gate.process.pidfd, signal.SIGKILL)
         assert gated.ended.wait(30)
         assert isinstance(gated.error, errors.GateError)
-        with pytest.raises(ConnectionRefusedError):
-            gated.udp(dns.message.make_query("api.example.com", "A").to_wire())
+        # The kernel answers some datagrams a second, for all of the machine; the others bring nothing.
+        assert any(_is_refused(gated) for _ in range(30))
+
+
+def _is_refused(gated: gated_names.Gated) -> bool:
+    try:
+        found = gated.udp(dns.message.make_query("api.example.com", "A").to_wire(), wait=1)
+    except ConnectionRefusedError:
+        return True
+    assert found is None, "a gate that was killed answers"
+    return False

@@ -113,7 +113,7 @@ BROKEN: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.parametrize(("name", "body", "fault"), BROKEN)
-def test_a_broken_runsc_is_named_in_bounded_time(
+def test_broken_runsc_is_named_in_bounded_time(
     config: Config, tmp_path: Path, name: str, body: str, fault: str
 ) -> None:
     fake = tmp_path / "runsc"
@@ -143,7 +143,7 @@ def test_one_that_stands_before_it_is_executed_hangs_no_doctor(config: Config, m
     assert "runsc hangs" in runsc_probe.alive(config, config.runsc, deadline_seconds=0.2).fault
 
 
-def test_a_runsc_that_ignores_the_filter_is_found_out(config: Config, tmp_path: Path) -> None:
+def test_runsc_that_ignores_filter_is_found_out(config: Config, tmp_path: Path) -> None:
     """A wrapper that drops --oci-seccomp: everything starts, and nothing is denied."""
     fake = tmp_path / "runsc"
     fake.write_text(
@@ -163,7 +163,7 @@ def test_a_runsc_that_ignores_the_filter_is_found_out(config: Config, tmp_path: 
         ("exit 3", "missing", "status 3"),
     ],
 )
-def test_an_old_or_strange_runsc_is_named(config: Config, tmp_path: Path, script: str, status: str, words: str) -> None:
+def test_old_or_strange_runsc_is_named(config: Config, tmp_path: Path, script: str, status: str, words: str) -> None:
     fake = tmp_path / "runsc"
     fake.write_text(f'#!/bin/sh\n[ "$1" = --version ] || exit 1\n{script}\n')
     fake.chmod(0o755)
@@ -172,7 +172,7 @@ def test_an_old_or_strange_runsc_is_named(config: Config, tmp_path: Path, script
     assert found.mend
 
 
-def test_a_runsc_that_others_may_replace_is_not_started(config: Config, tmp_path: Path) -> None:
+def test_runsc_that_others_may_replace_is_not_started(config: Config, tmp_path: Path) -> None:
     fake = tmp_path / "runsc"
     fake.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
     fake.chmod(0o777)
@@ -193,7 +193,7 @@ def _old_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("arrange", "name"), [(_no_cgroups, "cgroup limits"), (_old_kernel, "kernel")])
-def test_a_host_that_lacks_something_required_cannot_enforce(
+def test_host_that_lacks_something_required_cannot_enforce(
     config: Config, monkeypatch: pytest.MonkeyPatch, arrange: Callable[[pytest.MonkeyPatch], None], name: str
 ) -> None:
     arrange(monkeypatch)

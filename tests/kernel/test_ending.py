@@ -94,7 +94,7 @@ def test_it_needs_no_descriptor_to_know_that_all_are_gone(monkeypatch: pytest.Mo
         assert process.wait(60) == -9
 
 
-def test_many_at_once_leave_descriptors_for_the_files_of_their_cgroups() -> None:
+def test_many_at_once_leave_descriptors_for_files_of_their_cgroups() -> None:
     """Without one no leaf is thawed, so that none who was killed in it dies, and none of its lists is read."""
     many = JOIN + f"for _ in range({MANY}):\n    if not os.fork():\n        time.sleep(600)\nprint('in', flush=True)\n"
     with (
@@ -116,7 +116,7 @@ def test_many_at_once_leave_descriptors_for_the_files_of_their_cgroups() -> None
         assert process.wait(60) == -9
 
 
-def test_without_a_descriptor_to_look_with_nobody_is_said_to_be_gone() -> None:
+def test_without_descriptor_to_look_with_nobody_is_said_to_be_gone() -> None:
     with leaf() as place, inside(place, SLEEPS) as process:
         started(process)
         before = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -47,11 +47,11 @@ def _ask(world: World, code: str, **fields: Any) -> Any:
     return world.ask(START + code, **{**GRANT, **fields})
 
 
-def test_the_granted_program_starts(world: World) -> None:
+def test_granted_program_starts(world: World) -> None:
     assert _ask(world, "answer = control") == [0, "a\nb\n"]
 
 
-def test_without_the_grant_it_does_not_exist_and_nothing_starts(world: World) -> None:
+def test_without_grant_it_does_not_exist_and_nothing_starts(world: World) -> None:
     code = "answer = [control, start('/usr/bin/python3'), os.path.exists('/usr/bin/sort')]"
     assert _ask(world, code, more="") == [[99, "EPERM"], [99, "EPERM"], False]
 
@@ -100,7 +100,7 @@ answer = [control, answer, start("/usr/bin/sort", "/tmp/lines", through=descript
     assert descriptor[0] == 99, "execveat is denied: fexecve of the granted program itself"
 
 
-def test_the_digest_in_the_manifest_is_held(world: World) -> None:
+def test_digest_in_manifest_is_held(world: World) -> None:
     import hashlib
 
     from policy import errors

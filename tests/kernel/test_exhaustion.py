@@ -81,7 +81,7 @@ def test_what_runs_out_at_any_moment_is_said_and_nothing_is_lost(small: Campaign
     assert seen - {""}
 
 
-def test_a_start_on_a_full_disk_ends_what_a_killed_run_left_before_it_says_so(small: Campaign) -> None:
+def test_start_on_full_disk_ends_what_killed_run_left_before_it_says_so(small: Campaign) -> None:
     (last,) = (last for _, kind, _, _, last in small.calm.rows if kind == "run_started")
     killed = small.subject("run", Target(0, last + 300))
     assert killed.status == -9
@@ -95,7 +95,7 @@ def test_a_start_on_a_full_disk_ends_what_a_killed_run_left_before_it_says_so(sm
     assert small.problems(killed, ids) == []
 
 
-def test_the_command_says_what_ran_out_with_its_own_code(small: Campaign) -> None:
+def test_command_says_what_ran_out_with_its_own_code(small: Campaign) -> None:
     ballast = Path(f"{small.server.root}{small.scene.ballast}")
     FAULTS["disk"](str(ballast))
     try:
@@ -109,7 +109,7 @@ def test_the_command_says_what_ran_out_with_its_own_code(small: Campaign) -> Non
     assert (control[0], control[1]["kind"]) == (0, "intent_result"), control
 
 
-def test_a_runsc_that_hangs_is_an_error_within_its_deadline(
+def test_runsc_that_hangs_is_error_within_its_deadline(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First one that never answers what it is, then one that never starts the sandbox."""
@@ -133,7 +133,7 @@ def test_a_runsc_that_hangs_is_an_error_within_its_deadline(
     assert world.run(path).error is None
 
 
-def test_a_clock_that_jumps_back_revives_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_that_jumps_back_revives_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time is an argument of every decision; where the supervisor reads it, it is set here."""
     code = {"main.py": HEAD + "answer = 1" + TAIL}
     short = world.sign(world.package(code), lifetime_ms=3_600_000)
@@ -170,7 +170,7 @@ def _said(one: Live, word: str) -> bool:
 
 
 @pytest.mark.parametrize("days", [2, -2])
-def test_a_clock_that_jumps_while_a_run_lives_moves_none_of_its_clocks(
+def test_clock_that_jumps_while_run_lives_moves_none_of_its_clocks(
     world: World, monkeypatch: pytest.MonkeyPatch, days: int
 ) -> None:
     """Neither its token's end, nor its ttl, nor what is written of how long it took; and it is no drift."""

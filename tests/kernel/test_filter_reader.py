@@ -120,13 +120,13 @@ def asking() -> socket.socket:
 # --- the process -----------------------------------------------------------------------------------
 
 
-def test_who_is_under_a_filter_reads_none_and_is_answered(filtered: int, reads: process.Shim) -> None:
+def test_who_is_under_filter_reads_none_and_is_answered(filtered: int, reads: process.Shim) -> None:
     assert under_a_filter(lambda: dump.digests(filtered)) is None, "the control: the kernel shows none"
     assert under_a_filter(lambda: seccomp_reader.digests(filtered)) == list(DIGESTS)
     assert dump.digests(filtered) == DIGESTS, "and it is what is there"
 
 
-def test_a_process_without_filters_and_one_that_is_gone(reads: process.Shim) -> None:
+def test_process_without_filters_and_one_gone(reads: process.Shim) -> None:
     with sleeping() as pid:
         assert seccomp_reader.digests(pid) is dump.digests(pid) is None
     for digests in (dump.digests, seccomp_reader.digests):
@@ -148,7 +148,7 @@ def test_it_has_what_it_needs_and_no_more(reads: process.Shim) -> None:
     assert opened.pop().startswith("socket:")
 
 
-def test_it_ends_with_the_last_that_could_ask(filtered: int) -> None:
+def test_it_ends_with_last_that_could_ask(filtered: int) -> None:
     read, write = os.pipe2(os.O_CLOEXEC)
     with filter_reader.forked() as child:
         kept = process.Shim(child.pid, os.pidfd_open(child.pid))
@@ -172,7 +172,7 @@ def test_without_it_nothing_is_taken_for_read(filtered: int, reads: process.Shim
         seccomp_reader.digests(filtered)
 
 
-def test_one_that_is_stopped_is_not_waited_for_without_end(
+def test_one_stopped_is_not_waited_for_without_end(
     filtered: int, reads: process.Shim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seccomp_reader, "ANSWER_SECONDS", 0.3)
@@ -230,7 +230,7 @@ def test_nonsense_is_answered_by_nothing_and_harms_nobody(filtered: int, reads: 
 
 
 @pytest.mark.parametrize("pid", [0, 2**31, 2**32 - 1, 1 << 22])
-def test_a_number_that_is_no_process(pid: int, filtered: int, reads: process.Shim) -> None:
+def test_number_no_process(pid: int, filtered: int, reads: process.Shim) -> None:
     with pytest.raises(OSError):  # noqa: PT011 - which one is the kernel's matter
         seccomp_reader.digests(pid)
     assert seccomp_reader.digests(filtered) == DIGESTS
@@ -241,7 +241,7 @@ def test_it_does_not_read_itself(filtered: int, reads: process.Shim) -> None:
     assert seccomp_reader.digests(filtered) == DIGESTS
 
 
-def test_who_asks_of_somebody_that_is_traced_holds_up_nobody(filtered: int, reads: process.Shim) -> None:
+def test_who_asks_of_another_traced_holds_up_nobody(filtered: int, reads: process.Shim) -> None:
     found: list[int | None] = []
     begun, over = threading.Event(), threading.Event()
     with sleeping() as other:
@@ -284,7 +284,7 @@ def test_more_than_are_answered_at_once(filtered: int, reads: process.Shim) -> N
     assert found == [DIGESTS] * len(askers)
 
 
-def test_the_end_that_one_says_for_all_is_the_end(filtered: int, reads: process.Shim) -> None:
+def test_end_that_one_says_for_all_is_end(filtered: int, reads: process.Shim) -> None:
     """And is not looked at again and again, for good."""
     with asking() as sock:
         sock.shutdown(socket.SHUT_WR)
@@ -296,7 +296,7 @@ def test_the_end_that_one_says_for_all_is_the_end(filtered: int, reads: process.
 # --- the supervisor --------------------------------------------------------------------------------
 
 
-def test_the_filters_of_a_run_under_a_supervisor_are_held_to_those_before(world: World) -> None:
+def test_filters_of_run_under_supervisor_are_held_to_those_before(world: World) -> None:
     package = world.sign(world.copy("hello"))
     path = world.state / "closures" / verifier.FILTERS
     path.unlink(missing_ok=True)  # and not written over: its file is every test's
@@ -317,7 +317,7 @@ def test_the_filters_of_a_run_under_a_supervisor_are_held_to_those_before(world:
         assert "filter is not as it was made" in answer.error.message
 
 
-def test_who_is_nice_is_held_to_what_the_nice_are_under(world: World) -> None:
+def test_who_is_nice_is_held_to_what_nice_are_under(world: World) -> None:
     """runsc's filter names its niceness; what was seen at another says nothing of it."""
     package = world.sign(world.copy("hello"))
     path = world.state / "closures" / verifier.FILTERS
@@ -337,7 +337,7 @@ def test_who_is_nice_is_held_to_what_the_nice_are_under(world: World) -> None:
     path.unlink()  # its file is every test's
 
 
-def test_a_supervisor_that_cannot_read_any_more_says_so_and_ends(world: World) -> None:
+def test_supervisor_that_cannot_read_any_more_says_so_and_ends(world: World) -> None:
     package = world.sign(world.copy("hello"))
     with Served(world) as served:
         assert served.run(package).error is None
@@ -350,7 +350,7 @@ def test_a_supervisor_that_cannot_read_any_more_says_so_and_ends(world: World) -
 
 
 @pytest.mark.parametrize("under", [False, True])
-def test_a_supervisor_that_is_started_under_a_filter_says_that_it_compares_none(world: World, *, under: bool) -> None:
+def test_supervisor_started_under_filter_says_that_it_compares_none(world: World, *, under: bool) -> None:
     """As in a container: runs are what they were, and root is told what is missing."""
     program = OWN.hex()
     before = [sys.executable, "-c", _FILTERED, str(ROOT), program] if under else []
@@ -385,7 +385,7 @@ def test_no_reader_outlives_its_supervisor_for_nobody(world: World, number: int)
         os.close(fd)
 
 
-def test_a_run_that_outlives_its_supervisor_is_still_attested(world: World) -> None:
+def test_run_that_outlives_its_supervisor_is_still_attested(world: World) -> None:
     """Also when its reader ends too: what was read of a process once is known of it."""
     with Served(world, on_supervisor_exit="continue", attest_seconds=1) as served, at_work(served) as (entry, sock):
         reading = serving.reader_of(served.pid)

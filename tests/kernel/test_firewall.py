@@ -66,7 +66,7 @@ CASES: dict[str, Callable[[], Manifest]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_kernel_holds_exactly_what_was_compiled(case: str, tmp_path: Path) -> None:
+def test_kernel_holds_exactly_what_was_compiled(case: str, tmp_path: Path) -> None:
     ruleset = sample.compiled(CASES[case]()).files["firewall.nft"]
     done = load(ruleset, tmp_path / "firewall.nft")
     assert done.returncode == 0, done.stderr.decode()[:2000]
@@ -74,7 +74,7 @@ def test_the_kernel_holds_exactly_what_was_compiled(case: str, tmp_path: Path) -
     assert live_nft.read(done.stdout) == live_nft.Listing(ruleset, b"[]\n"), "attestation reads the same text back"
 
 
-def test_control_the_kernel_refuses_what_the_highest_rate_is_held_below(tmp_path: Path) -> None:
+def test_control_kernel_refuses_what_highest_rate_is_held_below(tmp_path: Path) -> None:
     ruleset = sample.compiled(_full(("192.0.2.7", "[80]", "tcp"), resources="net_bps = 20_000_000_000")).files[
         "firewall.nft"
     ]
@@ -84,7 +84,7 @@ def test_control_the_kernel_refuses_what_the_highest_rate_is_held_below(tmp_path
     assert b"Value too large" in load(higher, tmp_path / "firewall.nft").stderr
 
 
-def test_control_a_changed_ruleset_reads_back_as_another(tmp_path: Path) -> None:
+def test_control_changed_ruleset_reads_back_as_another(tmp_path: Path) -> None:
     ruleset = sample.compiled(CASES["names and addresses"]()).files["firewall.nft"]
     for old, new in ((b"{ 22 }", b"{ 23 }"), (b"10.0.0.0-10.255.255.255", b"10.0.0.0-10.255.255.254")):
         assert old in ruleset

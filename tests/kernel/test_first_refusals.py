@@ -56,7 +56,7 @@ def test_first_refused_call_is_told(world: World, *, self_test: bool) -> None:
 
 def test_attested_from_first_moment_is_no_drift(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attest as soon as the run's record is there, before its sandbox is complete."""
-    monkeypatch.setattr(attest_live_runs, "_PATIENCE_SECONDS", live_runs.WAIT_SECONDS)
+    monkeypatch.setattr(attest_live_runs, "PATIENCE_SECONDS", live_runs.WAIT_SECONDS)
     world.configure(self_test=True)
     package = world.sign(world.package({"main.py": STAYS}))
     answers: list[RunResult] = []
@@ -105,19 +105,36 @@ def _crashed(one: Live) -> None:
     os.kill(one.family().sandbox.name.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    ("act", "kind"), [(_killed, errors.KilledError), (_crashed, errors.SandboxCrashedError)], ids=["killed", "crashed"]
-)
-def test_run_ended_at_its_start_says_why(
-    world: World, act: Callable[[Live], None], kind: type[errors.RunError]
-) -> None:
+def test_run_killed_at_its_start_says_why(world: World) -> None:
     world.configure(self_test=True)
+    answer = _ended_by(world, _killed)
+    refused(errors.KilledError, answer.error)
+    assert _last_code(world) == errors.KilledError.code
+
+
+def test_sandbox_crashed_at_its_start_says_why(world: World) -> None:
+    """An agent that began before the kill is told otherwise: repeat until a kill comes first."""
+    world.configure(self_test=True)
+    for _ in range(8):
+        answer = _ended_by(world, _crashed)
+        assert answer.error is not None
+        if type(answer.error) is errors.SandboxCrashedError:
+            assert _last_code(world) == errors.SandboxCrashedError.code
+            return
+        assert "the agent or its sandbox was killed by SIGKILL" in refused(errors.AgentFailedError, answer.error)
+        assert _last_code(world) == errors.AgentFailedError.code
+    raise AssertionError("every kill came after the agent's start")
+
+
+def _ended_by(world: World, act: Callable[[Live], None]) -> RunResult:
     with live_runs.live(world, GETCPU + live_runs.SLEEPS) as one:
         act(one)
-        answer = one.wait()
-    refused(kind, answer.error)
+        return one.wait()
+
+
+def _last_code(world: World) -> str:
     *_, row = [row["kind"] for row in world.rows() if row["kind"]["type"] == "run_ended"]
-    assert row["code"] == kind.code
+    return str(row["code"])
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ def older_comes(monkeypatch: pytest.MonkeyPatch, start: Callable[[], None]) -> A
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["control: a serial is known", "the first serial"])
-def test_older_admitted_meanwhile_is_ended_by_the_start(
+def test_older_admitted_meanwhile_is_ended_by_start(
     world: World,
     monkeypatch: pytest.MonkeyPatch,
     known: bool,
@@ -94,7 +94,7 @@ def test_refused_package_leaves_no_serial_and_ends_nothing(
 
 
 @pytest.mark.parametrize("serial", [1, 0], ids=["control: serial 1", "serial 0"])
-def test_newer_serial_ends_a_run_of_any_serial(world: World, serial: int) -> None:
+def test_newer_serial_ends_run_of_any_serial(world: World, serial: int) -> None:
     made = world.package({"main.py": SLEEPS}, name="old", id="agent", **LONG)
     older, newer = world.sign(made, serial=serial), signed(world, "new", NEW)
     with revoking.running(world, older) as old:

@@ -101,19 +101,18 @@ def test_what_is_frozen_takes_no_processor_and_what_is_thawed_does(
         assert _used_in(leaf, 0.1) == 0
         leaf.thaw()
         assert not leaf.frozen()
-        assert _used_in(leaf, 0.1) > 0  # the control: it is the freezer that stops it
+        # The control: it is the freezer that stops it. On a busy machine its turn comes later.
+        assert any(_used_in(leaf, 0.1) > 0 for _ in range(100))
 
 
-def test_the_frozen_die_at_once_and_leave_a_leaf_that_is_not_frozen(
-    leaf: cgroup.Leaf, busy: subprocess.Popen[bytes]
-) -> None:
+def test_frozen_die_at_once_and_leave_leaf_not_frozen(leaf: cgroup.Leaf, busy: subprocess.Popen[bytes]) -> None:
     leaf.freeze()
     leaf.kill()
     assert busy.wait(60) == -9
     assert leaf.pids() == []
 
 
-def test_an_empty_leaf_freezes_and_what_joins_it_then_stands(leaf: cgroup.Leaf) -> None:
+def test_empty_leaf_freezes_and_what_joins_it_then_stands(leaf: cgroup.Leaf) -> None:
     leaf.freeze()
     assert leaf.frozen()
     child = subprocess.Popen(["/bin/sleep", "60"])
@@ -128,7 +127,7 @@ def test_an_empty_leaf_freezes_and_what_joins_it_then_stands(leaf: cgroup.Leaf) 
         child.wait()
 
 
-def test_one_that_is_to_thaw_quickly_thaws_and_goes_with_all_that_was_made_for_it(leaf: cgroup.Leaf) -> None:
+def test_one_to_thaw_quickly_thaws_and_goes_with_all_that_was_made_for_it(leaf: cgroup.Leaf) -> None:
     leaf.freeze()
     leaf.keep_frozen()
     assert leaf.frozen()

@@ -49,7 +49,7 @@ def _own() -> cgroup.Leaf:
     return gate_cgroup.of(cgroup.Leaf(cgroup.Hierarchies.read(), f"test-{uuid.uuid4()}"))
 
 
-def test_both_gates_of_a_run_are_in_it_and_the_agent_is_not(networked: NetworkedWorld) -> None:
+def test_both_gates_of_run_are_in_it_and_agent_is_not(networked: NetworkedWorld) -> None:
     with live(networked, SLEEPS, network="full", more=GRANTS) as one:
         noted = rundir_directory.cgroups_of(one.directory)
         gates = gate_cgroup.of(cgroup.Leaf(cgroup.Hierarchies.read(), one.directory.name))
@@ -84,7 +84,7 @@ def test_what_takes_more_memory_in_it_is_killed() -> None:
             assert leaf.oom_kills() == (0 if good else 1)
 
 
-def test_what_a_killed_keeper_left_of_it_is_emptied_and_removed(tmp_path: Path) -> None:
+def test_what_killed_keeper_left_of_it_is_emptied_and_removed(tmp_path: Path) -> None:
     """Recovery knows it by what was noted with the run's own cgroup."""
     run_id = str(uuid.uuid4())
     leaf = cgroup.Leaf(cgroup.Hierarchies.read(), run_id)

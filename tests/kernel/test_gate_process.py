@@ -76,7 +76,7 @@ def test_it_can_do_nothing_but_serve(echo: _Echo) -> None:
     assert (echo.ask("flags"), echo.ask("send")) == ("done", "done")
 
 
-def test_the_same_is_possible_without_the_seal() -> None:
+def test_same_is_possible_without_seal() -> None:
     """The control: each of these probes succeeds in an ordinary process (exec and fork are ordinary enough)."""
     os.close(os.open("/etc/passwd", os.O_RDONLY))
     socket.socket().close()
@@ -95,7 +95,7 @@ def test_what_it_refuses_is_told(echo: _Echo) -> None:
     assert told == [denials.Denial("dns", "name.example", "refused")]
 
 
-def test_what_it_refuses_in_the_last_moment_is_told() -> None:
+def test_what_it_refuses_in_last_moment_is_told() -> None:
     told: list[denials.Denial] = []
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, process.start(_gate(theirs.fileno())) as started:
@@ -106,7 +106,7 @@ def test_what_it_refuses_in_the_last_moment_is_told() -> None:
     assert told == [denials.Denial("dns", "name.example", "refused")]
 
 
-def test_its_end_is_an_error(echo: _Echo) -> None:
+def test_its_end_is_error(echo: _Echo) -> None:
     watches = echo.started.watches(lambda _: None)
     echo.line.send(b"die")
     assert select.select([echo.started.pidfd], [], [], 30)[0]
@@ -115,20 +115,20 @@ def test_its_end_is_an_error(echo: _Echo) -> None:
     assert str(error) == "the dns gate ended: told to"
 
 
-def test_a_gate_that_cannot_start_says_why() -> None:
+def test_gate_that_cannot_start_says_why() -> None:
     gate = process.start(_gate(0, "tests.kernel.there_is_none"))
     with gate as started, pytest.raises(errors.KernelError, match=r"did not start: .*there_is_none"):
         started.ready(60)
 
 
-def test_it_ends_with_the_block(echo: _Echo) -> None:
+def test_it_ends_with_block(echo: _Echo) -> None:
     with process.start(_gate(echo.line.fileno())) as started:
         started.ready(60)
         pid = started.pid
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_gate_that_reports_without_end_is_ended(echo: _Echo) -> None:
+def test_gate_that_reports_without_end_is_ended(echo: _Echo) -> None:
     told: list[denials.Denial] = []
     watches = dict(echo.started.watches(told.append))
     (reports,) = watches.keys() - {echo.started.pidfd}
@@ -145,7 +145,7 @@ def test_a_gate_that_reports_without_end_is_ended(echo: _Echo) -> None:
     assert len(told) < 5000
 
 
-def test_a_gate_that_reports_nonsense_is_ended(echo: _Echo) -> None:
+def test_gate_that_reports_nonsense_is_ended(echo: _Echo) -> None:
     watches = dict(echo.started.watches(lambda _: None))
     (reports,) = watches.keys() - {echo.started.pidfd}
     echo.ask("nonsense")

@@ -117,7 +117,7 @@ def open_gateway(spaces: Namespaces, artefacts: Artefacts) -> Gateway:
     return Gateway(spaces, artefacts)
 
 
-def test_control_without_the_ruleset_everything_connects(open_gateway: Gateway) -> None:
+def test_control_without_ruleset_everything_connects(open_gateway: Gateway) -> None:
     for host in (*WORLD, *WORLD6):
         for port in TCP_PORTS:
             assert open_gateway.connect(host, port) == "connected", (host, port)
@@ -130,14 +130,14 @@ def test_control_without_the_ruleset_everything_connects(open_gateway: Gateway) 
         assert open_gateway.connect(GATEWAY, TLS_PORT) == "connected"
 
 
-def test_a_granted_address_connects_and_its_neighbours_are_refused_at_once(gateway: Gateway) -> None:
+def test_granted_address_connects_and_its_neighbours_are_refused_at_once(gateway: Gateway) -> None:
     assert gateway.connect("10.9.9.9", 5432) == "connected"
     assert gateway.connect("fd00:9::9", 5432) == "connected"
     for host, port in (("10.9.9.9", 80), ("10.9.9.9", 443), ("9.9.9.9", 5432), ("fd00:9::9", 80), (V6, 5432)):
         assert gateway.connect(host, port) == "ECONNREFUSED", (host, port)
 
 
-def test_a_granted_datagram_is_answered_and_others_meet_an_unreachable_port(gateway: Gateway) -> None:
+def test_granted_datagram_is_answered_and_others_meet_unreachable_port(gateway: Gateway) -> None:
     for host, port, expected in (
         ("203.0.113.5", 123, "answered"),
         ("203.0.113.5", 124, "ECONNREFUSED"),
@@ -148,7 +148,7 @@ def test_a_granted_datagram_is_answered_and_others_meet_an_unreachable_port(gate
             assert gateway.ask(server, host, port) == expected, (host, port)
 
 
-def test_a_name_connects_once_its_answer_is_in_the_set(gateway: Gateway) -> None:
+def test_name_connects_once_its_answer_is_in_set(gateway: Gateway) -> None:
     for address in (PUBLIC, V6):
         assert gateway.connect(address, 80) == "ECONNREFUSED"
         gateway.fill("api.example.com", address)
@@ -156,7 +156,7 @@ def test_a_name_connects_once_its_answer_is_in_the_set(gateway: Gateway) -> None
         assert gateway.connect(address, 5432) == "ECONNREFUSED"
 
 
-def test_an_answer_with_a_private_address_gives_nothing(gateway: Gateway) -> None:
+def test_answer_with_private_address_gives_nothing(gateway: Gateway) -> None:
     for private, public in ((PRIVATE, PUBLIC), ("fd00:9::9", V6)):
         for address in (private, public):
             gateway.fill("api.example.com", address)
@@ -164,7 +164,7 @@ def test_an_answer_with_a_private_address_gives_nothing(gateway: Gateway) -> Non
         assert gateway.connect(public, 80) == "connected"
 
 
-def test_tls_lands_on_the_gate_and_on_nothing_else(gateway: Gateway) -> None:
+def test_tls_lands_on_gate_and_on_nothing_else(gateway: Gateway) -> None:
     for address in (PUBLIC, V6):
         gateway.fill("secure.example.com", address)
     # Without the gate there is no way round it.
@@ -183,7 +183,7 @@ def test_tls_lands_on_the_gate_and_on_nothing_else(gateway: Gateway) -> None:
         assert gateway.connect(GATEWAY6, TLS_PORT) == "ECONNREFUSED"
 
 
-def test_tls_to_a_private_address_of_a_name_meets_no_gate(gateway: Gateway) -> None:
+def test_tls_to_private_address_of_name_meets_no_gate(gateway: Gateway) -> None:
     gateway.fill("secure.example.com", PRIVATE)
     with gateway.spaces.listen("gateway", "0.0.0.0", TLS_PORT) as gate:
         assert gateway.connect(PRIVATE, 443) == "ECONNREFUSED"
@@ -192,7 +192,7 @@ def test_tls_to_a_private_address_of_a_name_meets_no_gate(gateway: Gateway) -> N
         taken.close()
 
 
-def test_the_gate_reaches_what_tls_grants_name_and_the_gateway_nothing_else(gateway: Gateway) -> None:
+def test_gate_reaches_what_tls_grants_name_and_gateway_nothing_else(gateway: Gateway) -> None:
     for address in (PUBLIC, PRIVATE):
         gateway.fill("secure.example.com", address)
     gate = {"role": "gateway", "uid": GATE_UID}
@@ -207,13 +207,13 @@ def test_the_gate_reaches_what_tls_grants_name_and_the_gateway_nothing_else(gate
     assert gateway.connect("198.51.100.7", 443, role="gateway", uid=0, wait=0.3) == "silence"
 
 
-def test_the_world_begins_nothing(gateway: Gateway) -> None:
+def test_world_begins_nothing(gateway: Gateway) -> None:
     assert gateway.connect(AGENT, 80, role="world", wait=0.3) == "silence"
     with gateway.spaces.listen("gateway", "0.0.0.0", TLS_PORT):
         assert gateway.connect("10.201.0.1", TLS_PORT, role="world", wait=0.3) == "silence"
 
 
-def test_the_dns_gate_is_the_one_door_of_the_gateway(gateway: Gateway) -> None:
+def test_dns_gate_is_one_door_of_gateway(gateway: Gateway) -> None:
     with gateway.spaces.listen("gateway", GATEWAY, DNS_PORT, udp=True) as server:
         assert gateway.ask(server, GATEWAY, DNS_PORT) == "answered"
     with gateway.spaces.listen("gateway", GATEWAY, DNS_PORT):

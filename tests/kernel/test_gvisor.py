@@ -18,18 +18,18 @@ def test_sample_agents_answer(world: World, agent: str) -> None:
     assert "two" in answer.result.text
 
 
-def test_the_intent_line_holds_what_version_1_says(world: World) -> None:
+def test_intent_line_holds_what_version_1_says(world: World) -> None:
     intent = world.ask("answer = intent")
     assert set(intent) == {"id", "text", "issuer", "issued_at", "priority", "parent"}
     assert intent["issuer"]["display"] == "operator@local"
     assert intent["text"] == "hi"
 
 
-def test_the_agent_sees_its_own_root_and_nothing_else(world: World) -> None:
+def test_agent_sees_its_own_root_and_nothing_else(world: World) -> None:
     seen = world.ask(
         "answer = {'root': sorted(os.listdir('/')), 'cwd': os.getcwd(), 'env': sorted(os.environ),"
         " 'uid': os.getuid(), 'groups': os.getgroups(), 'host': os.uname().nodename,"
-        " 'sys': os.listdir('/sys'), 'shm': os.listdir('/dev/shm'),"
+        " 'sys': os.listdir('/sys'), 'shm': os.listdir('/dev/shm'), 'run': os.listdir('/run'),"
         " 'pids': [p for p in os.listdir('/proc') if p.isdigit()],"
         " 'fds': [fd for fd in range(3, 64) if os.path.exists(f'/proc/self/fd/{fd}')],"
         " 'status': open('/proc/self/status').read()}"
@@ -46,26 +46,28 @@ def test_the_agent_sees_its_own_root_and_nothing_else(world: World) -> None:
     assert "Seccomp:\t2" in seen["status"]
     for line in ("CapInh", "CapPrm", "CapEff", "CapBnd"):
         assert f"{line}:\t0000000000000000" in seen["status"]
-    assert set(seen["root"]) <= {"bin", "dev", "etc", "lib", "lib64", "proc", "sbin", "sys", "tmp", "usr", "workspace"}
+    of_system = {"bin", "dev", "etc", "lib", "lib64", "proc", "run", "sbin", "sys", "tmp", "usr"}
+    assert set(seen["root"]) <= {*of_system, "workspace"}
+    assert seen["run"] == ["covenant"]
 
 
-def test_each_live_run_has_a_uid_of_its_own(world: World) -> None:
+def test_each_live_run_has_uid_of_its_own(world: World) -> None:
     first, second = (world.ask("answer = os.getuid()") for _ in range(2))
     assert first == second, "a uid is free again when its run is gone"
 
 
-def test_fork_and_leave_ends_with_the_first_process(world: World) -> None:
+def test_fork_and_leave_ends_with_first_process(world: World) -> None:
     answer = world.run_code(HEAD + "answer = 1\nif os.fork() == 0:\n    import time; time.sleep(100)\n" + TAIL)
     assert answer.error is None
     assert answer.timings["sandbox"] < 20
 
 
-def test_an_agent_that_never_reads_stdin_gets_its_deadline(world: World) -> None:
+def test_agent_that_never_reads_stdin_gets_its_deadline(world: World) -> None:
     answer = world.run_code("import time; time.sleep(100)", text="x" * 500_000, cpu_ms=1000)
     assert "cpu_ms_per_task" in refused(errors.DeadlineError, answer.error)
 
 
-def test_a_closed_stdout_does_not_end_the_wait_early_or_late(world: World) -> None:
+def test_closed_stdout_does_not_end_wait_early_or_late(world: World) -> None:
     answer = world.run_code(HEAD + "import time\nprint('{}', flush=True)\nos.close(1)\ntime.sleep(100)", cpu_ms=1000)
     refused(errors.DeadlineError, answer.error)
     assert answer.timings["sandbox"] < 20
@@ -118,12 +120,12 @@ def test_stderr_is_bounded_and_names_no_host_path(world: World) -> None:
     assert str(world.base) not in answer.stderr
 
 
-def test_timeout_of_the_caller_is_the_clock_that_is_named(world: World) -> None:
+def test_timeout_of_caller_is_clock_named(world: World) -> None:
     answer = world.run_code("import time; time.sleep(100)", request={"timeout_ms": 700})
     assert "timeout" in refused(errors.DeadlineError, answer.error)
 
 
-def test_the_log_tells_the_run(world: World) -> None:
+def test_log_tells_run(world: World) -> None:
     answer = world.run_code(HEAD + "answer = 1" + TAIL)
     kinds = [row["kind"].get("state", row["kind"]["type"]) for row in world.rows()]
     assert kinds == [

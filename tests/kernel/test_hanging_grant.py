@@ -62,7 +62,7 @@ def world_reader(world: World, files: Hanging, *, before: str = "") -> Path:
     return world.sign(world.package({"main.py": code}, more=grant))
 
 
-def test_hanging_grant_is_named_before_a_run(served: Served, files: Hanging) -> None:
+def test_hanging_grant_is_named_before_run(served: Served, files: Hanging) -> None:
     package = reader(served, files)
     # The control: it is granted, and read.
     assert served.run(package).error is None
@@ -76,7 +76,7 @@ def test_hanging_grant_is_named_before_a_run(served: Served, files: Hanging) -> 
     await_true(lambda: bool(re.search(r"survives SIGKILL: .*granted path", served.log())))
 
 
-def test_agent_that_reads_a_hanging_grant_ends(served: Served, files: Hanging) -> None:
+def test_agent_that_reads_hanging_grant_ends(served: Served, files: Hanging) -> None:
     package = reader(served, files)
     files.hang("READ")
     begin = time.monotonic()
@@ -88,7 +88,7 @@ def test_agent_that_reads_a_hanging_grant_ends(served: Served, files: Hanging) -
     assert served.run(package).error is None
 
 
-def test_timeout_ends_a_hanging_run_in_one_process(world: World, files: Hanging) -> None:
+def test_timeout_ends_hanging_run_in_one_process(world: World, files: Hanging) -> None:
     files.hang("READ")
     begin = time.monotonic()
     with pytest.raises(errors.KernelError, match="survive SIGKILL"):

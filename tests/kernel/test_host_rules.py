@@ -125,7 +125,7 @@ def touching(space: int, text: str) -> frozenset[str]:
 
 
 @pytest.mark.parametrize(("chain", "rule"), TOUCHING)
-def test_rule_that_touches_the_run_is_told(space: int, chain: str, rule: str) -> None:
+def test_rule_that_touches_run_is_told(space: int, chain: str, rule: str) -> None:
     found = touching(space, TABLE.format(chain=chain, base=BASES[chain], rule=rule))
     assert [text.startswith("ip t ") for text in found] == [True]
 
@@ -135,7 +135,7 @@ def test_rule_about_others_is_not_told(space: int, chain: str, rule: str) -> Non
     assert touching(space, TABLE.format(chain=chain, base=BASES[chain], rule=rule)) == frozenset()
 
 
-def test_rule_of_a_service_map_is_told_by_its_address(space: int) -> None:
+def test_rule_of_service_map_is_told_by_its_address(space: int) -> None:
     table = TABLE.format(chain="pre", base=BASES["pre"], rule="ip daddr . meta l4proto . th dport vmap @services")
     element = "add element ip t services {{ {} . tcp . 80 : goto aside }}\n"
     assert touching(space, table + element.format("8.8.8.8")) == frozenset()
@@ -149,7 +149,7 @@ def test_rules_keep_their_text_when_counters_move(space: int) -> None:
     assert touching(space, rule.replace("packets 1", "packets 2")) == found
 
 
-def test_own_table_is_split_from_the_others(space: int) -> None:
+def test_own_table_is_split_from_others(space: int) -> None:
     table = TABLE.replace("ip t {{", "inet covenant_uplink {{").replace("dnat to", "dnat ip to")
     text = table.format(chain="pass", base=BASES["pass"], rule='iifname "cv-*" accept')
     assert touching(space, text) == frozenset()

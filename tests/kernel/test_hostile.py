@@ -74,7 +74,7 @@ def _count(kind: str) -> int:
     return sum(probe.control == kind for probe in PROBES)
 
 
-def test_the_table_is_what_the_issue_asks() -> None:
+def test_table_is_what_issue_asks() -> None:
     assert len(PROBES) >= 40
     assert _count("a") >= 30
     assert _count("a") + _count("b") + _count("c") == len(PROBES)

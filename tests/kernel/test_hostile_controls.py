@@ -89,17 +89,17 @@ def answers(granted_path: Path) -> dict[str, table.Row]:
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=IDS)
-def test_without_policy_the_probe_shows_what_it_tests(probe: table.Probe, outcomes: dict[str, table.Row]) -> None:
+def test_without_policy_probe_shows_what_it_tests(probe: table.Probe, outcomes: dict[str, table.Row]) -> None:
     wrong = table.wrong_in_plain(probe, outcomes[probe.id])
     assert wrong is None, wrong
 
 
 @pytest.mark.parametrize("act", GRANTED, ids=[act.id for act in GRANTED])
-def test_without_policy_the_granted_act_succeeds(act: table.Granted, outcomes: dict[str, table.Row]) -> None:
+def test_without_policy_granted_act_succeeds(act: table.Granted, outcomes: dict[str, table.Row]) -> None:
     assert outcomes[act.id].outcome == "succeeded", outcomes[act.id]
 
 
-def test_a_plain_sandbox_has_none_of_our_walls() -> None:
+def test_plain_sandbox_has_none_of_our_walls() -> None:
     """The controls mean something only while the harness stays plain: uid 0, every capability, no filter."""
     result = plain_runsc.run(["/usr/bin/cat", "/proc/self/status"])
     status = dict(line.split(":\t", 1) for line in result.stdout.decode().splitlines() if ":\t" in line)
@@ -109,7 +109,7 @@ def test_a_plain_sandbox_has_none_of_our_walls() -> None:
     assert status["Seccomp"] == "0"
 
 
-def test_the_harness_ends_a_sandbox_that_outlives_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_harness_ends_sandbox_that_outlives_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bomb without a working bound must not outlive the test, and nothing may be left of it."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seen: list[str] = []
@@ -127,7 +127,7 @@ def test_the_harness_ends_a_sandbox_that_outlives_its_deadline(tmp_path: Path, m
     assert real(seen[0]) == []
 
 
-def test_the_harness_bounds_what_it_reads() -> None:
+def test_harness_bounds_what_it_reads() -> None:
     result = plain_runsc.run(["/usr/bin/cat", "/dev/zero"], max_output_bytes=1 << 20)
     assert result.truncated
     assert len(result.stdout) < 4 << 20

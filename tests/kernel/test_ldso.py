@@ -64,41 +64,41 @@ def _spawn(root: Path, *argv: str, kind: str = "plain") -> list[str]:
     return done.stdout.decode().split("\n")[:-1]
 
 
-def test_a_program_starts_through_the_patched_loader(root: Path) -> None:
+def test_program_starts_through_patched_loader(root: Path) -> None:
     assert _spawn(root, "/usr/bin/env", "A=1", "/usr/bin/env", "-i", "B=2", "/usr/bin/env") == ["B=2", "0"]
 
 
-def test_the_loader_refuses_to_run_a_file_and_the_original_runs_it(root: Path, control_root: Path) -> None:
+def test_loader_refuses_to_run_file_and_original_runs_it(root: Path, control_root: Path) -> None:
     for loader in (LOADER, "/lib64/ld-linux-x86-64.so.2"):
         assert _spawn(root, loader, "/tmp/copy", "-i", "B=2", "/usr/bin/env", kind="copy") == ["126"]
     assert _spawn(control_root, LOADER, "/tmp/copy", "-i", "B=2", "/usr/bin/env", kind="copy") == ["B=2", "0"]
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["--list", "/usr/bin/env"], ["--verify", "/usr/bin/env"]])
-def test_the_loader_does_nothing_else_either(root: Path, control_root: Path, arguments: list[str]) -> None:
+def test_loader_does_nothing_else_either(root: Path, control_root: Path, arguments: list[str]) -> None:
     assert _spawn(root, LOADER, *arguments) == ["126"]
     assert _spawn(control_root, LOADER, *arguments)[-1] != "126"
 
 
-def test_libc_cannot_be_started_and_an_executable_libc_can(root: Path, control_root: Path) -> None:
+def test_libc_cannot_be_started_and_executable_libc_can(root: Path, control_root: Path) -> None:
     """libc.so.6 has an entry of its own; at 0644 the kernel does not start it."""
     assert _spawn(root, LIBC) == ["PermissionError", "99"]
     assert "GNU C Library" in _spawn(control_root, LIBC)[0]
 
 
-def test_a_written_file_starts_only_where_the_mount_allows_it(root: Path) -> None:
+def test_written_file_starts_only_where_mount_allows_it(root: Path) -> None:
     """The tmpfs of these tests is not noexec, so that the copy's own mode is what refuses."""
     assert _spawn(root, "/tmp/copy", kind="copy") == ["PermissionError", "99"]
 
 
-def test_the_loader_starts_the_first_process_of_a_sandbox(root: Path) -> None:
+def test_loader_starts_first_process_of_sandbox(root: Path) -> None:
     done = skeleton_runsc.run(root, ["/usr/bin/env"])
     assert b"HOME=/tmp" in done.stdout, done.stderr
     refused = skeleton_runsc.run(root, [LOADER, "/usr/bin/env"])
     assert (refused.returncode, refused.stdout) == (loader_patch.REFUSED_STATUS, b"")
 
 
-def test_the_host_s_kernel_agrees(tmp_path: Path) -> None:
+def test_host_s_kernel_agrees(tmp_path: Path) -> None:
     """Bare, with a harmless program: the same on Linux itself as under gVisor."""
     patched = tmp_path / "ld.so"
     patched.write_bytes(loader_patch.patch(Path(LOADER).read_bytes()))

@@ -24,7 +24,7 @@ from sandbox.control import manager, tree_kill
 from sandbox.kernel.cgroup import cgroup
 from sandbox.rundir import directory, marks, registry
 from sandbox.shim import control_socket
-from sandbox.shim.stdio import StdioSession
+from sandbox.shim.agent_loop import AgentLoop
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import Live, live, until
 from tests.kernel.world import HEAD, TAIL, World, refused
@@ -97,7 +97,7 @@ def entry(one: Live) -> registry.Entry:
     return found
 
 
-def test_a_run_is_suspended_with_its_sentry_goes_on_after_and_is_ended(world: World) -> None:
+def test_run_is_suspended_with_its_sentry_goes_on_after_and_is_ended(world: World) -> None:
     """The whole life of one run, asked by commands of other processes."""
     with live(world, COUNTS) as one:
         run_id = one.made.run_id
@@ -164,7 +164,7 @@ def test_a_run_is_suspended_with_its_sentry_goes_on_after_and_is_ended(world: Wo
     assert covenant(world, "wait", run_id, check=False)["code"] == "stopped"
 
 
-def test_a_deadline_ends_a_run_that_is_suspended(world: World) -> None:
+def test_deadline_ends_run_suspended(world: World) -> None:
     with live(world, COUNTS, cpu_ms=4000) as one:
         goes_on(one)
         manager.operate(world.state, ASKER, "suspend", one.made.run_id)
@@ -176,7 +176,7 @@ def test_a_deadline_ends_a_run_that_is_suspended(world: World) -> None:
 EXPIRES = '[lifetime]\nttl_seconds = 2\non_expiry = "suspend"'
 
 
-def test_a_ttl_suspends_and_one_more_ends(world: World) -> None:
+def test_ttl_suspends_and_one_more_ends(world: World) -> None:
     with live(world, COUNTS, more=EXPIRES.replace("2", "3")) as one:
         # The shim logs the state before it freezes the run, so a reader may see it early.
         until(lambda: entry(one).state == State.SUSPENDED and leaf(one).frozen())
@@ -185,7 +185,7 @@ def test_a_ttl_suspends_and_one_more_ends(world: World) -> None:
         assert states(one)[-4:] == ["Running", "Suspended", "Terminated", "Archived"]
 
 
-def test_a_run_whose_ttl_is_over_goes_on_when_it_is_resumed_and_ends_at_twice_its_ttl(world: World) -> None:
+def test_run_whose_ttl_is_over_goes_on_when_it_is_resumed_and_ends_at_twice_its_ttl(world: World) -> None:
     with live(world, COUNTS, more=EXPIRES.replace("2", "3")) as one:
         until(lambda: entry(one).state == State.SUSPENDED)
         manager.operate(world.state, ASKER, "resume", one.made.run_id)
@@ -194,7 +194,7 @@ def test_a_run_whose_ttl_is_over_goes_on_when_it_is_resumed_and_ends_at_twice_it
         assert states(one)[-5:] == ["Running", "Suspended", "Running", "Terminated", "Archived"]
 
 
-def test_an_answered_run_is_waited_for_and_its_record_holds_neither_intent_nor_result(world: World) -> None:
+def test_answered_run_is_waited_for_and_its_record_holds_neither_intent_nor_result(world: World) -> None:
     answer = world.run_code(
         HEAD + "print('a secret of its own', file=sys.stderr)\nanswer = 'the result 4711'" + TAIL, "the intent 0815"
     )
@@ -240,7 +240,7 @@ print(json.dumps({"text": json.dumps([found, tried])}))
 SOCKETS = '[permissions.syscalls]\nallow = ["socket", "connect", "bind", "listen"]'
 
 
-def test_an_agent_does_not_reach_its_own_control_socket(world: World) -> None:
+def test_agent_does_not_reach_its_own_control_socket(world: World) -> None:
     """Neither by a name of its own root nor by the host's, which it is told here."""
     answer = world.run_code(REACHES, f"{world.state}/runs", more=SOCKETS)
     assert answer.error is None, (answer.error, answer.stderr)
@@ -289,7 +289,7 @@ def test_self_tests_are_not_listed_and_leave_no_record(world: World) -> None:
     assert leftovers(world) == []
 
 
-def test_a_run_without_a_cgroup_is_ended_and_not_suspended(world: World) -> None:
+def test_run_without_cgroup_is_ended_and_not_suspended(world: World) -> None:
     answers: list[Any] = []
     fields: dict[str, Any] = {"backend": "trusted-local", "required": "false", "cpu_ms": 250_000}
     thread = threading.Thread(target=lambda: answers.append(world.run_code(COUNTS, **fields)))
@@ -312,7 +312,7 @@ def _holds_a_keeper(pid: int) -> bool:
     return False
 
 
-def test_who_waits_for_a_run_whose_keeper_is_killed_is_told_and_later_what_became_of_it(world: World) -> None:
+def test_who_waits_for_run_whose_keeper_is_killed_is_told_and_later_what_became_of_it(world: World) -> None:
     package = world.sign(world.package({"main.py": COUNTS}, cpu_ms=250_000))
     environment = {**os.environ, "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "covenant"]
@@ -360,7 +360,7 @@ def test_what_cannot_be_stopped_is_said_and_at_its_ttl_ended(world: World, broke
     assert set(itertools.pairwise(states(one))) <= {(move.source, move.target) for move in lifecycle.TRANSITIONS}
 
 
-def test_a_tree_is_stopped_marked_and_named_before_any_of_it_is_killed(
+def test_tree_is_stopped_marked_and_named_before_any_of_it_is_killed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[Any] = []
@@ -393,11 +393,9 @@ def test_a_tree_is_stopped_marked_and_named_before_any_of_it_is_killed(
 
 
 @pytest.mark.parametrize("seen", [State.RUNNING, State.ISOLATED])
-def test_a_sandbox_that_is_just_starting_ends_with_its_tree(
-    world: World, monkeypatch: pytest.MonkeyPatch, seen: State
-) -> None:
+def test_sandbox_just_starting_ends_with_its_tree(world: World, monkeypatch: pytest.MonkeyPatch, seen: State) -> None:
     """The agent may run already and take the processor from its shim, so it is killed with the others in any state."""
-    monkeypatch.setattr(StdioSession, "_give", lambda self: None)
+    monkeypatch.setattr(AgentLoop, "_give", lambda self: None)
     names: list[str] = []
     kill = tree_kill.end_together
 
@@ -416,7 +414,7 @@ def test_a_sandbox_that_is_just_starting_ends_with_its_tree(
     assert leftovers(world) == []
 
 
-def test_a_log_that_takes_no_row_keeps_no_tree_alive(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_that_takes_no_row_keeps_no_tree_alive(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client is told of it when all of the tree is gone."""
     append = Ledger.append
 

@@ -54,7 +54,7 @@ def said(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return document
 
 
-def test_a_caller_sees_and_ends_what_it_asked_for_and_nothing_else(served: Served) -> None:
+def test_caller_sees_and_ends_what_it_asked_for_and_nothing_else(served: Served) -> None:
     world = served.world
     package = world.sign(world.package({"main.py": COUNTS}, name="counts", id="counts", cpu_ms=250_000))
     own = subprocess.Popen(
@@ -113,7 +113,7 @@ time.sleep(600)
 """
 
 
-def test_a_tree_is_stopped_let_go_and_ended_as_one_and_shown_on_a_terminal(served: Served) -> None:
+def test_tree_is_stopped_let_go_and_ended_as_one_and_shown_on_terminal(served: Served) -> None:
     world = served.world
     for name in ("one", "two"):
         member(world, name, "import time\ntime.sleep(600)", more=spawn(1, 1), **SMALL)
@@ -155,7 +155,7 @@ BROOD = """while True:
 """
 
 
-def test_a_tree_that_never_stops_growing_is_ended_with_what_would_outlive_its_parent(served: Served) -> None:
+def test_tree_that_never_stops_growing_is_ended_with_what_would_outlive_its_parent(served: Served) -> None:
     """The closest attack on `kill --tree`: children that outlive their parent, asked for until its last moment."""
     world = served.world
     member(world, "clings", "import time\ntime.sleep(600)", more=spawn(1, 1, "adopt"), **SMALL)
@@ -201,13 +201,13 @@ def _watched(served: Served, word: str) -> int:
     return sum(word.encode() in frame for frame in frames)
 
 
-def test_without_a_terminal_there_is_nothing_to_watch(served: Served) -> None:
+def test_without_terminal_there_is_nothing_to_watch(served: Served) -> None:
     done = covenant("ps", "--watch", served=served)
     assert done.returncode == 2
     assert "--watch is for a terminal" in done.stderr
 
 
-def test_the_page_says_what_the_verbs_do(served: Served) -> None:
+def test_page_says_what_verbs_do(served: Served) -> None:
     """Each command of docs/lifecycle.md, in its order, on a run that is live."""
     world = served.world
     package = world.sign(world.package({"main.py": COUNTS}, name="counts", id="counts", cpu_ms=250_000))

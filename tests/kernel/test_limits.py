@@ -22,7 +22,7 @@ from tests.kernel.world import HEAD, TAIL, World, refused
 FILL = "block = bytearray({mb} << 20)\nfor i in range(0, len(block), 4096): block[i] = 1\nanswer = len(block)\n"
 
 
-def test_memory_over_the_limit_is_an_oom_and_under_it_is_not(world: World) -> None:
+def test_memory_over_limit_is_oom_and_under_it_is_not(world: World) -> None:
     assert world.ask(FILL.format(mb=100), memory_mb=128) == 100 << 20
     answer = world.run_code(HEAD + FILL.format(mb=400) + TAIL, memory_mb=128)
     refused(errors.OutOfMemoryError, answer.error)
@@ -30,7 +30,7 @@ def test_memory_over_the_limit_is_an_oom_and_under_it_is_not(world: World) -> No
     assert (ended["code"], ended["oom"]) == ("out_of_memory", True)
 
 
-def test_a_kill_for_memory_takes_the_agent_that_asked_for_it_and_nobody_else(world: World) -> None:
+def test_kill_for_memory_takes_agent_that_asked_for_it_and_no_other(world: World) -> None:
     path = world.sign(world.package({"main.py": HEAD + "import time; time.sleep(6)\nanswer = 7" + TAIL}, name="calm"))
     greedy = world.sign(world.package({"main.py": HEAD + FILL.format(mb=400) + TAIL}, name="greedy", id="greedy"))
     answers: list[Any] = []
@@ -58,13 +58,13 @@ def test_node_out_of_memory_ends_at_once_and_by_its_name(world: World) -> None:
     assert world.rows()[-1]["kind"]["oom"] is True
 
 
-def test_an_agents_own_exit_1_is_not_an_oom(world: World) -> None:
+def test_agents_own_exit_1_is_not_oom(world: World) -> None:
     answer = world.run_code("import sys; sys.exit(1)")
     refused(errors.AgentFailedError, answer.error)
     assert world.rows()[-1]["kind"]["oom"] is False
 
 
-def test_the_ceiling_of_one_agent_is_near_memory_mb(world: World) -> None:
+def test_ceiling_of_one_agent_is_near_memory_mb(world: World) -> None:
     """The sandbox's limit is memory_mb + scratch + the measured overhead; what an agent can fill lies between."""
     step = (
         "import mmap\nblocks = []\n"
@@ -79,7 +79,7 @@ def test_the_ceiling_of_one_agent_is_near_memory_mb(world: World) -> None:
     assert 128 <= held <= 128 + 16 + 96, held
 
 
-def test_the_overhead_holds_for_a_sandbox_full_of_idle_processes(world: World) -> None:
+def test_overhead_holds_for_sandbox_full_of_idle_processes(world: World) -> None:
     """Compiled processes that touch nothing: what they cost the host must fit into the overhead, not memory_mb."""
     source = world.base / "idle.c"
     source.write_text(
@@ -119,7 +119,7 @@ def test_pids_max_is_exact_for_processes_and_threads(world: World) -> None:
     assert world.ask(fork, resources="pids_max = 20") == [20, 11]
 
 
-def test_disk_mb_bounds_the_scratch(world: World) -> None:
+def test_disk_mb_bounds_scratch(world: World) -> None:
     code = (
         "written = 0\n"
         "try:\n"
@@ -147,7 +147,7 @@ def test_read_only_package_has_no_writable_place(world: World) -> None:
     assert world.ask(code, filesystem="ephemeral") == ["/tmp"]
 
 
-def test_a_file_that_this_kernel_has_not_is_reported_and_a_required_one_refused() -> None:
+def test_file_that_this_kernel_has_not_is_reported_and_required_one_refused() -> None:
     """A host without swap accounting lacks memory.memsw.*: that is reported, and no failure of every run."""
     with cgroup.Leaf(cgroup.Hierarchies.read(), "test-absent-file") as leaf:
         leaf.apply([cgroup.Limit("memory", "memory.no_such_file", "1", required=False)])
@@ -156,7 +156,7 @@ def test_a_file_that_this_kernel_has_not_is_reported_and_a_required_one_refused(
             leaf.apply([cgroup.Limit("memory", "memory.no_such_file", "1")])
 
 
-def test_cpu_millis_is_a_quota(world: World) -> None:
+def test_cpu_millis_is_quota(world: World) -> None:
     """By what the kernel counted and held back, and not by what got done: on a machine that has other work that is less
     than any quota."""
 
@@ -204,7 +204,7 @@ def test_cpu_time_ms_ends_whoever_uses_it_up_however_many_they_are(world: World)
     assert world.rows()[-1]["kind"]["code"] == "cpu_time"
 
 
-def test_limits_are_in_the_kernel_while_the_agent_runs(world: World) -> None:
+def test_limits_are_in_kernel_while_agent_runs(world: World) -> None:
     path = world.sign(
         world.package(
             {"main.py": HEAD + "import time; time.sleep(4)\nanswer = 1" + TAIL},

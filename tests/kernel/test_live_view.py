@@ -96,7 +96,7 @@ def scrape(served: Served, request: bytes = b"GET /metrics HTTP/1.1\r\nHost: x\r
     return head, body.decode()
 
 
-def test_top_shows_what_a_run_uses_whoever_answers(served: Served) -> None:
+def test_top_shows_what_run_uses_whoever_answers(served: Served) -> None:
     own = dict.fromkeys(("COVENANT_SOCKET",), "")
     for more in ({}, own):
         (run,) = json.loads(covenant(served, "top", "--json", **more))["runs"]
@@ -112,7 +112,7 @@ def test_top_shows_what_a_run_uses_whoever_answers(served: Served) -> None:
     assert lines[2].split()[-1] == "busy-one"
 
 
-def test_a_scraper_gets_numbers_and_no_words(served: Served) -> None:
+def test_scraper_gets_numbers_and_no_words(served: Served) -> None:
     head, body = scrape(served)
     assert head.startswith(b"HTTP/1.1 200 OK")
     assert b"text/plain; version=0.0.4" in head
@@ -145,7 +145,7 @@ def test_whoever_asks_for_something_else_gets_nothing_and_harms_nobody(served: S
     assert scrape(served)[0].startswith(b"HTTP/1.1 200 OK")
 
 
-def test_the_process_that_answers_has_no_rights(served: Served) -> None:
+def test_process_that_answers_has_no_rights(served: Served) -> None:
     found = [
         entry
         for entry in filter(str.isdigit, os.listdir("/proc"))
@@ -161,7 +161,7 @@ def test_the_process_that_answers_has_no_rights(served: Served) -> None:
     assert os.stat(f"{served.world.base}/numbers.sock").st_mode & 0o777 == 0o600
 
 
-def test_the_supervisor_says_each_step_of_a_run_with_its_id(served: Served) -> None:
+def test_supervisor_says_each_step_of_run_with_its_id(served: Served) -> None:
     def events() -> list[dict[str, Any]]:
         lines = [line for line in served.log().splitlines() if line.startswith("{")]
         return [json.loads(line) for line in lines]
@@ -175,7 +175,7 @@ def test_the_supervisor_says_each_step_of_a_run_with_its_id(served: Served) -> N
     assert "secret" not in served.log()
 
 
-def test_the_page_can_be_followed(served: Served) -> None:
+def test_page_can_be_followed(served: Served) -> None:
     page = (ROOT / "docs" / "operations.md").read_text()
     lines = [
         line

@@ -36,7 +36,7 @@ def _listens(port: int) -> set[str]:
         (socket.AF_INET6, "::1", "[::1]", "00000000000000000000000001000000"),
     ],
 )
-def test_numbers_are_served_at_the_loopbacks_address_and_at_no_other(
+def test_numbers_are_served_at_loopbacks_address_and_at_no_other(
     world: World, family: socket.AddressFamily, host: str, named: str, kernels: str
 ) -> None:
     port = _free(family, host)

@@ -82,7 +82,16 @@ def run(networked: NetworkedWorld, code: str, more: str, **fields: Any) -> tuple
     return json.loads(answer.result.text), denied
 
 
-def test_a_connection_by_name_passes_right_after_the_answer(networked: NetworkedWorld) -> None:
+def test_localhost_asks_no_resolver(networked: NetworkedWorld, net: Internet) -> None:
+    code = "answer = [resolve('localhost'), resolve('n1.many.example')]\n"
+    answer, denied = run(networked, code, internet.entries(("*.many.example", "[80]", "tcp")))
+    assert "127.0.0.1" in answer[0]
+    assert answer[1] == ["93.187.0.1"]
+    assert denied == set()
+    assert not [one for one in net.resolver.asked if "localhost" in str(one)]
+
+
+def test_connection_by_name_passes_right_after_answer(networked: NetworkedWorld) -> None:
     code = f"""
 answer = []
 for index in range({NAMES}):
@@ -99,7 +108,7 @@ for index in range({NAMES}):
     assert answer[10:] == [["", [0, 1], "connected", "ECONNREFUSED"]] * (NAMES - 10)
 
 
-def test_nothing_is_said_to_the_outside_by_asking(networked: NetworkedWorld) -> None:
+def test_nothing_is_said_to_outside_by_asking(networked: NetworkedWorld) -> None:
     secret = "c0ffee" * 10
     hidden = ".".join([secret] * 3)
     probes = {
@@ -137,7 +146,7 @@ def test_nothing_is_said_to_the_outside_by_asking(networked: NetworkedWorld) -> 
     } <= denied
 
 
-def test_a_flood_of_questions_is_held_to_the_rate_and_the_agent_goes_on(networked: NetworkedWorld) -> None:
+def test_flood_of_questions_is_held_to_rate_and_agent_goes_on(networked: NetworkedWorld) -> None:
     code = """
 sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 sender.connect(("192.0.0.1", 53))
@@ -162,7 +171,7 @@ answer = [sent, after]
     assert {code for _, code in denied} == {"rate"}
 
 
-def test_without_a_table_every_name_is_answered(networked: NetworkedWorld) -> None:
+def test_without_table_every_name_is_answered(networked: NetworkedWorld) -> None:
     probes = {
         "resolve('n1.many.example')": ["93.187.0.1"],
         "tcp('93.187.0.1', 80)": "connected",
@@ -189,7 +198,7 @@ def _gates() -> list[int]:
     return found
 
 
-def test_a_killed_gate_ends_the_run(networked: NetworkedWorld) -> None:
+def test_killed_gate_ends_run(networked: NetworkedWorld) -> None:
     killed: list[int] = []
 
     def kill() -> None:

@@ -23,7 +23,7 @@ def ip(namespace: int, *command: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_run_has_two_devices_with_what_was_asked_for_and_no_more() -> None:
+def test_run_has_two_devices_with_what_was_asked_for_and_no_more() -> None:
     with namespaces.made() as made:
         namespaces.connect(made)
         namespaces.open_link(made)
@@ -72,7 +72,7 @@ def test_what_is_there_twice_is_refused_in_words_and_with_its_errno() -> None:
         os.close(space)
 
 
-def test_a_namespace_is_gone_with_its_last_descriptor() -> None:
+def test_namespace_is_gone_with_its_last_descriptor() -> None:
     (space,) = spaces.make()
     outside = spaces.current()
     try:
@@ -86,7 +86,7 @@ def test_a_namespace_is_gone_with_its_last_descriptor() -> None:
         os.close(outside)
 
 
-def test_an_error_inside_a_namespace_is_raised_outside() -> None:
+def test_error_inside_namespace_is_raised_outside() -> None:
     (space,) = spaces.make()
 
     def fails() -> None:

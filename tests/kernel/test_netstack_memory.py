@@ -42,9 +42,7 @@ def net() -> Iterator[Internet]:
         yield made
 
 
-def test_buffers_of_connections_that_nobody_reads_are_the_agents_memory(
-    tmp_path: Path, warm: Path, net: Internet
-) -> None:
+def test_buffers_of_connections_that_nobody_reads_are_agents_memory(tmp_path: Path, warm: Path, net: Internet) -> None:
     world = internet.configured(NetworkedWorld(tmp_path, warm=warm), net)
     fields: dict[str, Any] = {"network": "full", "memory_mb": 64, "cpu_ms": 60_000 * SLOWNESS}
     fields["more"] = internet.entries(("93.184.216.34", f"[{PORT}]", "tcp"))

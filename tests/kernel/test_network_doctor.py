@@ -14,6 +14,7 @@ from sandbox import doctor_network
 from sandbox.config import Config
 from sandbox.host import facts as host_facts
 from sandbox.host import runsc_network
+from sandbox.kernel.net import dump
 from sandbox.kernel.net import netns as spaces
 from tests.kernel import internet
 from tests.kernel.internet import Internet
@@ -63,7 +64,7 @@ def _connects(opened: Opened, *, seconds: float = 20) -> bool:
     return spaces.within(opened.gateway.spaces.agent, probe)
 
 
-def test_the_uplink_is_named_looked_for_and_switched_back(net: Internet) -> None:
+def test_uplink_is_named_looked_for_and_switched_back(net: Internet) -> None:
     assert _look(net, doctor_network.interface)[0] == "missing"
     assert _look(net, doctor_network.interface, uplink="eth9")[0] == "missing"
     status, found, _ = _look(net, doctor_network.interface, uplink="eth0")
@@ -71,8 +72,23 @@ def test_the_uplink_is_named_looked_for_and_switched_back(net: Internet) -> None
     assert net.within("host", lambda: host_facts.network_facts(Config(uplink="eth0"))).lacks == ""
 
 
+def test_two_readers_of_netlink_agree(net: Internet, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _look(net, doctor_network.readers) == (
+        "ok",
+        "our reader of netlink and pyroute2 read the same here",
+        "",
+    )
+    # Control: a reader that leaves a line out is named with the line.
+    lines = dump.lines
+    monkeypatch.setattr(dump, "lines", lambda: frozenset(one for one in lines() if not one.startswith("address")))
+    status, found, mend = _look(net, doctor_network.readers)
+    assert status == "degraded"
+    assert found.startswith("our reader of netlink and pyroute2 differ: only by pyroute2: address")
+    assert "pyroute2" in mend
+
+
 @pytest.mark.parametrize(("rules", "owner"), [(DOCKER, "docker"), (PLAIN, "")])
-def test_rules_of_others_are_named_and_the_mend_works(net: Internet, rules: str, owner: str) -> None:
+def test_rules_of_others_are_named_and_mend_works(net: Internet, rules: str, owner: str) -> None:
     artefacts = sample.compiled(sample.manifest(network="full", more=sample.entries(("93.184.216.34", "[80]", "tcp"))))
     assert _look(net, doctor_network.others, uplink="eth0")[0] == "ok"
     with Opened(net, artefacts) as opened:
@@ -91,7 +107,7 @@ def test_rules_of_others_are_named_and_the_mend_works(net: Internet, rules: str,
         assert _connects(opened)
 
 
-def test_the_way_of_this_runsc_is_found_and_remembered(tmp_path: Path) -> None:
+def test_way_of_this_runsc_is_found_and_remembered(tmp_path: Path) -> None:
     config = Config(state=tmp_path)
     facts = host_facts.runsc_facts(config)
     status, found, mend = doctor_network.way(config, facts, 60)
@@ -103,7 +119,7 @@ def test_the_way_of_this_runsc_is_found_and_remembered(tmp_path: Path) -> None:
     assert runsc_network.known(config, sha256="0" * 64, kernel=host_facts.probe(config).kernel) is None
 
 
-def test_a_runsc_that_takes_no_network_is_said_to(tmp_path: Path) -> None:
+def test_runsc_that_takes_no_network_is_said_to(tmp_path: Path) -> None:
     fake = tmp_path / "runsc"
     fake.write_text("#!/bin/sh\necho 'cannot run with network enabled in root network namespace' >&2\nexit 128\n")
     fake.chmod(0o755)

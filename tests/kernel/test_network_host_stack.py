@@ -77,7 +77,7 @@ PROBES = {
 }
 
 
-def test_what_passes_and_what_does_not_is_the_same(networked: NetworkedWorld) -> None:
+def test_what_passes_and_what_does_not_is_same(networked: NetworkedWorld) -> None:
     answer = networked.ask(
         HAND.replace("def made", "import errno, socket\ndef made", 1) + internet.probes(list(PROBES)),
         network="full",
@@ -90,7 +90,7 @@ def test_what_passes_and_what_does_not_is_the_same(networked: NetworkedWorld) ->
     assert wrong == {}
 
 
-def test_the_stack_is_tried_and_told(networked: NetworkedWorld, net: Internet) -> None:
+def test_stack_is_tried_and_told(networked: NetworkedWorld, net: Internet) -> None:
     settled = config.load(networked.state)
     facts = host_facts.runsc_facts(settled)
     status, said, _ = net.within("host", lambda: doctor_network.way(settled, facts, 60.0 * SLOWNESS))

@@ -44,7 +44,7 @@ def _compare(networked: NetworkedWorld, expected: Mapping[str, object], **fields
     assert dict(zip(expected, answer, strict=True)) == expected
 
 
-def test_control_the_hosts_services_answer_others(net: Internet) -> None:
+def test_control_hosts_services_answer_others(net: Internet) -> None:
     for host, port, role in (
         (HOST, HOST_PORT, "world"),
         (HOST6, HOST_PORT, "world"),
@@ -85,7 +85,7 @@ def test_any_public_address_is_public_and_nothing_else(networked: NetworkedWorld
     )
 
 
-def test_an_entry_opens_a_private_address_and_never_the_host(networked: NetworkedWorld) -> None:
+def test_entry_opens_private_address_and_never_host(networked: NetworkedWorld) -> None:
     grants = internet.entries(
         ("10.0.0.0/8", "[80, 7002]", "tcp"),
         (METADATA, "[80]", "tcp"),

@@ -99,7 +99,7 @@ def _moved(world: NetworkedWorld, tcp: Server, udp: Server, resources: str) -> d
     return {**found, "upload": tcp.received - before[0], "flood": udp.received - before[1]}
 
 
-def test_a_rate_holds_in_both_directions_and_through_the_gate(tmp_path: Path, warm: Path, net: Internet) -> None:
+def test_rate_holds_in_both_directions_and_through_gate(tmp_path: Path, warm: Path, net: Internet) -> None:
     world = internet.configured(NetworkedWorld(tmp_path, warm=warm), net)
     tcp = net.listen("world", "93.184.216.34", TAKE)
     udp = net.listen("world", "93.184.216.34", TAKE, udp=True)

@@ -56,7 +56,7 @@ def networked(tmp_path: Path, warm: Path, net: Internet) -> NetworkedWorld:
     return internet.configured(NetworkedWorld(tmp_path, warm=warm), net)
 
 
-def test_a_killed_supervisor_leaves_no_device_table_or_setting(networked: NetworkedWorld) -> None:
+def test_killed_supervisor_leaves_no_device_table_or_setting(networked: NetworkedWorld) -> None:
     net = networked.internet
     sleeper = networked.sign(
         networked.package(
@@ -90,7 +90,7 @@ def test_a_killed_supervisor_leaves_no_device_table_or_setting(networked: Networ
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_what_is_left_of_a_network_when_the_answer_was_given(networked: NetworkedWorld, killed: bool) -> None:
+def test_what_is_left_of_network_when_answer_was_given(networked: NetworkedWorld, killed: bool) -> None:
     """It is no run any more, holds no place and can be killed over: the directory says what is to be taken away."""
     net, runs = networked.internet, networked.state / "runs"
     package = networked.sign(networked.package({"main.py": HEAD + "answer = 1" + TAIL}, network="full", more=GRANTS))
@@ -156,7 +156,7 @@ def _start(networked: NetworkedWorld) -> None:
 
 
 @pytest.mark.parametrize("when", ["at its end", "as it starts"])
-def test_a_table_that_could_not_be_taken_away_is_the_next_start_s(
+def test_table_that_could_not_be_taken_away_is_next_start_s(
     networked: NetworkedWorld, tmp_path: Path, when: str
 ) -> None:
     """It drops what it does not know on the uplink, and only the run's directory says that it is there."""
@@ -180,7 +180,7 @@ def test_a_table_that_could_not_be_taken_away_is_the_next_start_s(
     assert networked.run(package).error is None
 
 
-def test_an_nft_that_refuses_is_an_error_that_says_so_and_leaves_nothing(
+def test_nft_that_refuses_is_error_that_says_so_and_leaves_nothing(
     networked: NetworkedWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it does where the kernel has no memory for one more table."""
@@ -205,7 +205,7 @@ def test_an_nft_that_refuses_is_an_error_that_says_so_and_leaves_nothing(
     assert ended == ["ok", *["failed"] * len(REFUSALS), "ok"]
 
 
-def test_an_uplink_that_was_renamed_meanwhile_forwards_no_more_and_its_namesake_is_left_alone(net: Internet) -> None:
+def test_uplink_that_was_renamed_meanwhile_forwards_no_more_and_its_namesake_is_left_alone(net: Internet) -> None:
     def forwarding(device: str) -> str:
         return net.run("host", "sysctl", "-n", f"net.ipv4.conf.{device}.forwarding").strip()
 

@@ -25,7 +25,7 @@ def networked(tmp_path: Path, warm: Path, net: Internet) -> Iterator[NetworkedWo
     assert net.leftovers() == []
 
 
-def test_a_granted_address_connects_and_others_are_refused(networked: NetworkedWorld) -> None:
+def test_granted_address_connects_and_others_are_refused(networked: NetworkedWorld) -> None:
     grants = internet.entries(("93.184.216.34", "[80]", "tcp"), ("2606:4700::1111", "[80]", "tcp"))
     probes = [
         "tcp('93.184.216.34', 80)", "tcp('2606:4700::1111', 80)",

@@ -170,7 +170,7 @@ def test_frames_of_its_own_pass_and_forged_ones_meet_both_walls(opened: Opened, 
     opened.net.run("agent", "nft", "-f", "-", given=base_rules.AGENT.decode(), within=opened.gateway.spaces.agent)
 
 
-def test_arp_and_neighbours_are_answered_for_the_gateway_alone(opened: Opened, wire: socket.socket) -> None:
+def test_arp_and_neighbours_are_answered_for_gateway_alone(opened: Opened, wire: socket.socket) -> None:
     def asked(target: str) -> bool:
         wire.send(ethernet(arp(own.AGENT4, own.AGENT_MAC, target), _ETH_ARP, to="ff:ff:ff:ff:ff:ff"))
         until = time.monotonic() + 0.5
@@ -203,7 +203,7 @@ def test_fragments_are_put_together_before_they_are_judged(opened: Opened, wire:
     assert server.seen == []
 
 
-def test_an_echo_is_refused_and_an_error_about_a_granted_flow_comes_back(opened: Opened, wire: socket.socket) -> None:
+def test_echo_is_refused_and_error_about_granted_flow_comes_back(opened: Opened, wire: socket.socket) -> None:
     counter = ("gateway", "nft", "list", "counter", "inet", "covenant", "refused_other")
     before = opened.run(*counter)
     wire.send(ethernet(echo4(own.AGENT4, "93.184.216.34"), _ETH_IP))
@@ -223,7 +223,7 @@ def test_an_echo_is_refused_and_an_error_about_a_granted_flow_comes_back(opened:
     assert spaces.within(opened.gateway.spaces.agent, ask) == "refused"
 
 
-def test_a_run_holds_so_many_connections_and_no_more(opened: Opened) -> None:
+def test_run_holds_so_many_connections_and_no_more(opened: Opened) -> None:
     held: list[socket.socket] = []
 
     def connect() -> int:
@@ -251,7 +251,7 @@ def test_a_run_holds_so_many_connections_and_no_more(opened: Opened) -> None:
     assert refused >= 40
 
 
-def test_the_gateway_takes_no_settings_from_the_link(opened: Opened) -> None:
+def test_gateway_takes_no_settings_from_link(opened: Opened) -> None:
     expected = {
         "net.ipv4.conf.agent0.accept_redirects": "0", "net.ipv6.conf.agent0.accept_ra": "0",
         "net.ipv6.conf.agent0.accept_redirects": "0", "net.ipv4.conf.all.accept_source_route": "0",
@@ -261,7 +261,7 @@ def test_the_gateway_takes_no_settings_from_the_link(opened: Opened) -> None:
     assert dict(line.split(" = ") for line in found.splitlines()) == expected
 
 
-def test_a_second_gateway_has_another_place_and_the_last_takes_the_table(net: Internet, opened: Opened) -> None:
+def test_second_gateway_has_another_place_and_last_takes_table(net: Internet, opened: Opened) -> None:
     artefacts = sample.compiled(sample.manifest(network="full", more=sample.entries(*ENTRIES)))
     with Opened(net, artefacts) as second:
         assert second.place != opened.place
@@ -270,7 +270,7 @@ def test_a_second_gateway_has_another_place_and_the_last_takes_the_table(net: In
     assert "covenant_uplink" in net.run("host", "nft", "list", "tables")
 
 
-def test_a_place_that_is_taken_is_left_to_whose_it_is(net: Internet) -> None:
+def test_place_taken_is_left_to_whose_it_is(net: Internet) -> None:
     artefacts = sample.compiled(sample.manifest(network="full"))
     second = Opened(net, artefacts)
     wanted = own.uplink(zlib.crc32(second.run_id.encode()))
@@ -296,7 +296,7 @@ def test_two_interfaces_at_once_are_refused(net: Internet, opened: Opened) -> No
         net.run("host", "ip", "link", "del", "eth1")
 
 
-def test_the_host_forgets_the_connections_of_a_run_that_is_over(net: Internet) -> None:
+def test_host_forgets_connections_of_run_over(net: Internet) -> None:
     artefacts = sample.compiled(sample.manifest(network="full", more=sample.entries(*ENTRIES)))
 
     def remembered() -> list[str]:
@@ -315,7 +315,7 @@ def test_the_host_forgets_the_connections_of_a_run_that_is_over(net: Internet) -
     assert not remembered()
 
 
-def test_what_is_said_while_a_run_ends_is_forgotten_too(net: Internet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_said_while_run_ends_is_forgotten_too(net: Internet, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a gate does, which ends after the way out: it answers a server whose connection was forgotten a moment ago."""
     artefacts = sample.compiled(sample.manifest(network="full", more=sample.entries(*ENTRIES)))
     forget = conntrack.forget
@@ -337,7 +337,7 @@ def test_what_is_said_while_a_run_ends_is_forgotten_too(net: Internet, monkeypat
     assert not [line for line in lines if f"src={place}" in line]
 
 
-def test_what_is_remembered_of_a_run_is_bounded_whatever_it_opens_and_closes(net: Internet) -> None:
+def test_what_is_remembered_of_run_is_bounded_whatever_it_opens_and_closes(net: Internet) -> None:
     """The kernel would remember a closed connection for two minutes, and `ct count` leaves those out."""
     artefacts = sample.compiled(sample.manifest(network="full", more=sample.entries(*ENTRIES)))
     most = begun = 0
@@ -380,7 +380,7 @@ def test_what_is_remembered_of_a_run_is_bounded_whatever_it_opens_and_closes(net
         live_runs.until(taken_away)
 
 
-def test_without_ipv6_on_the_host_the_agent_hears_so_at_once(
+def test_without_ipv6_on_host_agent_hears_so_at_once(
     net: Internet, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Simulate the answer of a kernel before 6.17 that is no router."""
@@ -399,7 +399,7 @@ def test_without_ipv6_on_the_host_the_agent_hears_so_at_once(
         assert spaces.within(second.gateway.spaces.agent, connect) == errno.ENETUNREACH
 
 
-def test_a_host_that_became_a_router_meanwhile_is_left_one(net: Internet) -> None:
+def test_host_that_became_router_meanwhile_is_left_one(net: Internet) -> None:
     """As docker makes it one when it starts; `opened` of this module is not used, so that this run is the last."""
     with internet.made() as other:
         artefacts = sample.compiled(sample.manifest(network="full"))
@@ -412,7 +412,7 @@ def test_a_host_that_became_a_router_meanwhile_is_left_one(net: Internet) -> Non
         assert other.leftovers() == []
 
 
-def test_an_interface_that_is_not_there_is_refused_and_nothing_is_left(net: Internet, opened: Opened) -> None:
+def test_interface_not_there_is_refused_and_nothing_is_left(net: Internet, opened: Opened) -> None:
     artefacts = sample.compiled(sample.manifest(network="full", more=sample.entries(*ENTRIES)))
     before = net.leftovers()
     one = Opened(net, artefacts)
@@ -422,7 +422,7 @@ def test_an_interface_that_is_not_there_is_refused_and_nothing_is_left(net: Inte
     assert net.leftovers() == before
 
 
-def test_an_interface_that_goes_while_a_run_is_live_is_refused_to_the_next(net: Internet) -> None:
+def test_interface_that_goes_while_run_is_live_is_refused_to_next(net: Internet) -> None:
     with internet.made() as other:
         artefacts = sample.compiled(sample.manifest(network="full"))
         with Opened(other, artefacts):

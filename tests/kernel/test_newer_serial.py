@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from policy import errors
 from sandbox.control import manager
 from sandbox.kernel.cgroup import cgroup
-from sandbox.lifecycle import run as lifecycle_run
+from sandbox.lifecycle.context import RunContext
 from sandbox.rundir import marks, registry
 from sandbox.storage.trust_state import State
 from sandbox.supervisor import Supervisor
@@ -194,7 +194,7 @@ def test_newer_serial_in_same_place_ends_older(world: World) -> None:
 def test_older_that_was_just_starting_is_refused(world: World, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     older, newer = signed(world, "old", NEW), signed(world, "new", NEW)
     said: list[dict[str, Any]] = []
-    accept = lifecycle_run.Run._accept
+    accept = RunContext.accept
 
     def late(run: Any, trusted: Any) -> None:
         if when == "before it is accepted":
@@ -203,7 +203,7 @@ def test_older_that_was_just_starting_is_refused(world: World, monkeypatch: pyte
         if when == "before it is seen":
             said.append(cold(world, newer))
 
-    monkeypatch.setattr(lifecycle_run.Run, "_accept", late)
+    monkeypatch.setattr(RunContext, "accept", late)
     assert refusal(world, older) == "serial_rollback"
     assert [one["kind"] for one in said] == ["intent_result"]
     started = {row["kind"]["run_id"] for row in world.rows() if row["kind"]["type"] == "run_state"}
@@ -212,7 +212,7 @@ def test_older_that_was_just_starting_is_refused(world: World, monkeypatch: pyte
     assert len(running) == 1, "the older agent had no intent"
 
 
-def test_both_started_at_once_leave_the_newer(world: World) -> None:
+def test_both_started_at_once_leave_newer(world: World) -> None:
     environment = {"PATH": os.environ["PATH"], "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)}
     seen = set()
     for number in range(4):
@@ -269,7 +269,7 @@ with Supervisor(Path({str(world.state)!r})) as supervisor:
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("recovered", [True, False], ids=["recovery", "keeper"])
-def test_killed_over_it_the_older_run_ends(world: World, point: str, recovered: bool) -> None:
+def test_killed_over_it_older_run_ends(world: World, point: str, recovered: bool) -> None:
     older, newer = signed(world, "old", SLEEPS), signed(world, "new", NEW)
     with revoking.running(world, older) as old:
         until(lambda: is_running(world, old.entry.run_id))
@@ -289,7 +289,7 @@ def test_killed_over_it_the_older_run_ends(world: World, point: str, recovered: 
     assert named == ([] if point == "marked, not named" else [old.entry.run_id])
 
 
-def test_recovery_goes_by_the_setting(world: World) -> None:
+def test_recovery_goes_by_setting(world: World) -> None:
     """The serial alone ends nothing: an operator who changes the setting has the next start end the older run."""
     world.configure(on_newer_serial="finish")
     older, newer = signed(world, "old", SLEEPS), signed(world, "new", NEW)

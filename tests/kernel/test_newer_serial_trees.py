@@ -84,7 +84,7 @@ def test_spawned_newer_serial_ends_older_run(world: World) -> None:
 
 
 @pytest.mark.parametrize("by", ["the supervisor", "another process"])
-def test_newer_serial_ends_run_of_an_instance(warm: Path, by: str) -> None:
+def test_newer_serial_ends_run_of_instance(warm: Path, by: str) -> None:
     """An instance of standby that was given an intent, in a supervisor; and the instance that waits after it."""
     with open_place() as place:
         world = World(place, warm=warm)

@@ -102,7 +102,7 @@ def test_refused_packets_are_told_and_granted_ones_are_not(spaces: Namespaces, t
     ]
 
 
-def test_a_flood_is_told_within_the_rate_and_counted_whole(spaces: Namespaces, told: Told) -> None:
+def test_flood_is_told_within_rate_and_counted_whole(spaces: Namespaces, told: Told) -> None:
     def counted() -> int:
         text = spaces.run("gateway", "nft", "list", "counters", "table", "inet", "covenant")
         found = dict(re.findall(r"counter (\w+) \{\s+packets (\d+)", text))
@@ -129,7 +129,7 @@ def test_a_flood_is_told_within_the_rate_and_counted_whole(spaces: Namespaces, t
     assert 0 <= told.reader._heard - len(told.denials) < 20
 
 
-def test_a_group_has_one_reader(spaces: Namespaces, told: Told) -> None:
+def test_group_has_one_reader(spaces: Namespaces, told: Told) -> None:
     with pytest.raises(errors.KernelError, match="refused packets cannot be read"):
         spaces.within("gateway", lambda: RefusedPackets(told.told))
     # Another namespace has groups of its own.

@@ -25,7 +25,7 @@ def listed(rule: str) -> str:
     return done.stdout.splitlines()[2].strip()
 
 
-def test_a_reset_is_for_tcp_alone() -> None:
+def test_reset_is_for_tcp_alone() -> None:
     assert listed("reject with tcp reset") == "meta l4proto tcp reject with tcp reset"
     assert listed("limit rate over 9 bytes/second reject with tcp reset").startswith("meta l4proto tcp ")
 

@@ -54,7 +54,7 @@ def touching(space: int, *rules: bytes, chains: tuple[bytes, ...] = ()) -> froze
     return host_rules.touching(dumps({"nftables": listed(space)}), RUN)
 
 
-def test_namespace_without_a_table_has_no_rules(space: int) -> None:
+def test_namespace_without_table_has_no_rules(space: int) -> None:
     assert listed(space) == []
 
 
@@ -111,7 +111,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", TOUCHING)
-def test_old_rule_that_touches_the_run_is_told(space: int, name: str) -> None:
+def test_old_rule_that_touches_run_is_told(space: int, name: str) -> None:
     assert [text.startswith("ip nat (iptables) prerouting") for text in touching(space, TOUCHING[name])] == [True]
 
 
@@ -120,7 +120,7 @@ def test_old_rule_about_others_is_not_told(space: int, name: str) -> None:
     assert touching(space, OTHERS[name]) == frozenset()
 
 
-def test_another_target_of_a_rule_is_another_rule(space: int) -> None:
+def test_another_target_of_rule_is_another_rule(space: int) -> None:
     assert touching(space, ipt.rule(TO)) != touching(space, ipt.rule(ipt.dnat("10.8.8.9")))
 
 
@@ -135,13 +135,13 @@ def user_chain(name: str, *rules: bytes) -> tuple[bytes, ...]:
 
 
 @pytest.mark.parametrize("name", ["aside", "prerouting", "input"])
-def test_jump_into_a_users_chain_is_followed(space: int, name: str) -> None:
+def test_jump_into_users_chain_is_followed(space: int, name: str) -> None:
     jump = ipt.rule(ipt.verdict(JUMP + POLICIES + HEAD))
     found = touching(space, jump, chains=user_chain(name, ipt.rule(TO)))
     assert [text.startswith(f"ip nat (iptables) chain {name}: ") for text in found] == [True]
 
 
-def test_users_chain_named_like_a_hook_hides_no_rule(space: int) -> None:
+def test_users_chain_named_like_hook_hides_no_rule(space: int) -> None:
     found = touching(space, ipt.rule(TO), chains=user_chain("prerouting"))
     assert [text.startswith("ip nat (iptables) prerouting: ") for text in found] == [True]
 
@@ -150,13 +150,13 @@ def test_users_chain_that_nobody_calls_touches_nobody(space: int) -> None:
     assert touching(space, chains=user_chain("prerouting", ipt.rule(TO))) == frozenset()
 
 
-def test_rule_that_only_counts_leads_to_the_next(space: int) -> None:
+def test_rule_that_only_counts_leads_to_next(space: int) -> None:
     counts = ipt.rule(ipt.verdict(JUMP))
     assert len(touching(space, counts, ipt.rule(TO))) == 1
     assert touching(space, counts) == frozenset()
 
 
-def test_jump_into_the_middle_of_a_chain_is_refused(space: int) -> None:
+def test_jump_into_middle_of_chain_is_refused(space: int) -> None:
     jump = ipt.rule(ipt.verdict(JUMP + POLICIES + HEAD + JUMP))
     with pytest.raises(errors.KernelError, match="table nat of the older iptables"):
         touching(space, jump, chains=user_chain("aside", ipt.rule(ipt.verdict(-2)), ipt.rule(TO)))

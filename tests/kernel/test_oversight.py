@@ -16,7 +16,7 @@ MIDDLE = {"memory_mb": 512, "resources": "pids_max = 128\ncpu_millis = 1000\n"}
 
 
 @pytest.mark.parametrize("top_ends", [False, True])
-def test_what_ended_below_a_run_that_lives_is_still_its_callers(world: World, *, top_ends: bool) -> None:
+def test_what_ended_below_run_that_lives_is_still_its_callers(world: World, *, top_ends: bool) -> None:
     """Also where that run has outlived the one that they asked for themselves."""
     member(world, "leaf", "import sys\nprint('hello', file=sys.stderr)\nanswer = 1", **SMALL)
     member(world, "mid", "import time\nchild('leaf')\ntime.sleep(600)", more=spawn(2, 2, "adopt"), **MIDDLE)

@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_device_is_refused(folder: Path) -> None:
+def test_device_is_refused(folder: Path) -> None:
     assert package_reader.read(folder).manifest == b"manifest"
     # /dev/zero would never end.
     os.mknod(folder / "bad", 0o020666, os.makedev(1, 5))
@@ -51,7 +51,7 @@ def test_a_device_is_refused(folder: Path) -> None:
         package_reader.read(folder)
 
 
-def test_another_file_system_in_a_package_is_refused(folder: Path, clone: Path) -> None:
+def test_another_file_system_in_package_is_refused(folder: Path, clone: Path) -> None:
     command = [sys.executable, "-c", _WITH_A_MOUNT, str(folder)]
     done = subprocess.run(command, cwd=clone, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,7 @@ def blocks(language: str) -> list[str]:
     return [block for name, block in _FENCE.findall(text) if name == language]
 
 
-def test_the_page_can_be_followed(world: World, tmp_path: Path) -> None:
+def test_page_can_be_followed(world: World, tmp_path: Path) -> None:
     with (world.state / "config.toml").open("a") as stream:
         stream.write(blocks("toml")[1].replace("/etc/covenant", str(tmp_path)))
     (tmp_path / "secret").write_text("planted\n")

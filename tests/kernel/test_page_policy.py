@@ -14,7 +14,7 @@ _FENCE = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _STATUS = [0, 0, 0, 0, 0, 0, 0, 3, 3, 3, 3, 3, 3, 3, 0, 1]
 
 
-def test_the_page_can_be_followed(world: World, tmp_path: Path) -> None:
+def test_page_can_be_followed(world: World, tmp_path: Path) -> None:
     lines = [line for block in _FENCE.findall((ROOT / "docs" / "policy.md").read_text()) for line in block.splitlines()]
     found = []
     for line in lines:

@@ -11,7 +11,7 @@ from tests.kernel.test_command_line import call
 from tests.kernel.world import ROOT, World
 
 
-def test_the_session_can_be_followed(world: World, tmp_path: Path) -> None:
+def test_session_can_be_followed(world: World, tmp_path: Path) -> None:
     # The page begins with a home that is not there yet; this one has the closures alone.
     shutil.rmtree(world.state / "trust")
     section = (ROOT / "README.md").read_text().partition("## A session by hand\n")[2].partition("\n## ")[0]

@@ -16,7 +16,7 @@ from tests.kernel.world import ROOT, World
 PAGE = (ROOT / "docs" / "supervisor.md").read_text()
 
 
-def test_the_page_can_be_followed_by_a_caller(warm: Path) -> None:
+def test_page_can_be_followed_by_caller(warm: Path) -> None:
     lines = [
         line
         for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -35,7 +35,7 @@ def test_the_page_can_be_followed_by_a_caller(warm: Path) -> None:
     assert "hello there" in found[0][2]
 
 
-def test_its_tables_are_those_of_the_code() -> None:
+def test_its_tables_are_those_of_code() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", PAGE, re.MULTILINE)
     assert dict(rows) == dict(hardening.CAPABILITIES)
     (block,) = re.findall(r"((?:^    \w+ = .*\n)+)", PAGE, re.MULTILINE)

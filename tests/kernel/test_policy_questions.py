@@ -65,7 +65,7 @@ ASKED: list[tuple[str, bool]] = [
 ]
 
 
-def test_each_question_is_answered_and_a_no_is_status_three(world: World, granted: Path) -> None:
+def test_each_question_is_answered_and_no_is_status_three(world: World, granted: Path) -> None:
     wrong = []
     for line, allowed in ASKED:
         done = call(world.home, "policy", "why", granted, *line.split(), "--json")
@@ -93,11 +93,11 @@ def test_each_question_is_answered_and_a_no_is_status_three(world: World, grante
         ("--syscall opneat", "unknown_syscall"),
     ],
 )
-def test_a_question_that_is_none_is_refused(world: World, granted: Path, line: str, code: str) -> None:
+def test_question_none_is_refused(world: World, granted: Path, line: str, code: str) -> None:
     assert document(call(world.home, "policy", "why", granted, *line.split(), "--json"))["code"] == code
 
 
-def test_an_answer_names_its_line_its_mend_and_who_is_above(world: World, granted: Path) -> None:
+def test_answer_names_its_line_its_mend_and_who_is_above(world: World, granted: Path) -> None:
     small = world.package(GOOD, name="small", id="small", network="off")
     yes = call(world.home, "policy", "why", granted, "--open", "/usr/share/doc/x").stdout.decode()
     assert re.search(r"allowed, /usr/share/doc is mounted read-only  <- agent.toml:\d+", yes)
@@ -113,7 +113,7 @@ def test_an_answer_names_its_line_its_mend_and_who_is_above(world: World, grante
     assert "never grantable: " in home
 
 
-def test_what_run_refuses_is_a_note_and_not_an_error(world: World, granted: Path) -> None:
+def test_what_run_refuses_is_note_and_not_error(world: World, granted: Path) -> None:
     done = call(world.home, "policy", "compile", granted, "--out", world.base / "out")
     assert done.returncode == 0, done.stderr
     assert b"note: run refuses this: network `full`" in done.stderr
@@ -121,7 +121,7 @@ def test_what_run_refuses_is_a_note_and_not_an_error(world: World, granted: Path
     assert codes == {"not_enforceable"}
 
 
-def test_a_change_is_told_by_risk_and_widening_is_status_three(world: World, granted: Path) -> None:
+def test_change_is_told_by_risk_and_widening_is_status_three(world: World, granted: Path) -> None:
     small = world.package(GOOD, name="small", id="small", network="off")
     wider = call(world.home, "policy", "diff", small, granted)
     assert wider.returncode == 3
@@ -135,7 +135,7 @@ def test_a_change_is_told_by_risk_and_widening_is_status_three(world: World, gra
     assert (same.returncode, same.stdout) == (0, b"no difference\nit widens nothing\n")
 
 
-def test_a_package_is_compared_with_what_was_compiled_of_it(world: World, granted: Path) -> None:
+def test_package_is_compared_with_what_was_compiled_of_it(world: World, granted: Path) -> None:
     out = world.base / "out"
     assert call(world.home, "policy", "compile", granted, "--out", out).returncode == 0
     assert call(world.home, "policy", "diff", out, granted).returncode == 0
@@ -170,7 +170,7 @@ FAULTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_directory_that_was_changed_is_not_proved(world: World, granted: Path, fault: str) -> None:
+def test_directory_that_was_changed_is_not_proved(world: World, granted: Path, fault: str) -> None:
     out = world.base / "out"
     assert call(world.home, "policy", "compile", granted, "--out", out).returncode == 0
     FAULTS[fault](out)
@@ -178,7 +178,7 @@ def test_a_directory_that_was_changed_is_not_proved(world: World, granted: Path,
     assert (done.returncode, document(done)["kind"]) == (3, "policy_not_proved"), done.stdout
 
 
-def test_a_child_is_proved_to_lie_within_its_parent(world: World, granted: Path) -> None:
+def test_child_is_proved_to_lie_within_its_parent(world: World, granted: Path) -> None:
     child = world.package(
         GOOD,
         name="child",
@@ -199,7 +199,7 @@ def test_a_child_is_proved_to_lie_within_its_parent(world: World, granted: Path)
     assert "allow more than its parent's in resources" in document(done)["message"]
 
 
-def test_a_child_is_explained_under_its_parents_ceiling(world: World, granted: Path) -> None:
+def test_child_is_explained_under_its_parents_ceiling(world: World, granted: Path) -> None:
     child = world.package(
         GOOD,
         name="child",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -11,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from policy import errors
 from policy.compile.artefacts import Artefacts
 from policy.denials import Denial
 from sandbox.probes import preload
-from sandbox.probes.preload_object import Step, build
+from sandbox.probes.preload_object import ProbeStep, build
 from sandbox.probes.probe_program import Bytes, Call
 from sandbox.runner import start_gate
 from tests.kernel import internet, live_runs
@@ -55,7 +55,7 @@ console.log(JSON.stringify({text: JSON.stringify(seen)}));
 """
 
 
-def test_an_agent_sees_nothing_of_it_and_its_own_tries_are_its_own(world: World) -> None:
+def test_agent_sees_nothing_of_it_and_its_own_tries_are_its_own(world: World) -> None:
     found = []
     for self_test in (False, True):
         world.configure(self_test=self_test)
@@ -89,7 +89,7 @@ os.execv("/usr/bin/cat", ["cat", "/tmp/result"])
 """
 
 
-def test_other_programs_of_an_agent_try_nothing_even_in_its_own_process(world: World) -> None:
+def test_other_programs_of_agent_try_nothing_even_in_its_own_process(world: World) -> None:
     world.configure(self_test=True)
     more = '[permissions.executables]\nallow = ["/usr/bin/cat"]\n'
     answer = world.run_code(HEAD + EXEC, more=more)
@@ -108,26 +108,26 @@ Tampered = Callable[[Artefacts, preload.InProcessProbes], preload.InProcessProbe
 
 def _allowed(artefacts: Artefacts, made: preload.InProcessProbes) -> preload.InProcessProbes:
     """Tries to make a file where the policy lets it: a sandbox that refuses less than it should."""
-    step = Step(Call(257, (-100, Bytes(b"/tmp/there\0"), 0o301, 0o600)), -4095, -1)
+    step = ProbeStep(Call(257, (-100, Bytes(b"/tmp/there\0"), 0o301, 0o600)), -4095, -1)
     program = artefacts.json("config.json")["process"]["args"][0]
-    return dataclasses.replace(made, object=build(program, [step]))
+    return structs.replace(made, object=build(program, [step]))
 
 
 def _unheard(artefacts: Artefacts, made: preload.InProcessProbes) -> preload.InProcessProbes:
     """Wait for a refusal that is never reported."""
-    return dataclasses.replace(made, told=frozenset({Denial("packet", "192.0.2.1:9/tcp", "not_granted")}))
+    return structs.replace(made, told=frozenset({Denial("packet", "192.0.2.1:9/tcp", "not_granted")}))
 
 
 def _not_loaded(artefacts: Artefacts, made: preload.InProcessProbes) -> preload.InProcessProbes:
     """The loader takes no such file, says so and goes on without."""
-    return dataclasses.replace(made, object=b"no shared object")
+    return structs.replace(made, object=b"no shared object")
 
 
 @pytest.mark.parametrize(
     ("tampered", "says", "reached"),
     [(_allowed, "is not refused inside", False), (_unheard, "nobody has told of", True), (_not_loaded, "nobody", True)],
 )
-def test_a_try_that_is_not_refused_or_not_heard_of_ends_the_run(
+def test_try_not_refused_or_not_heard_of_ends_run(
     world: World, monkeypatch: pytest.MonkeyPatch, tampered: Tampered, says: str, reached: bool
 ) -> None:
     real = preload.tries
@@ -143,7 +143,7 @@ def test_a_try_that_is_not_refused_or_not_heard_of_ends_the_run(
 
 
 @pytest.mark.parametrize("whom", ["runsc", "sandbox"])
-def test_one_that_somebody_kills_before_it_was_heard_of_has_crashed_and_failed_no_test(
+def test_one_that_another_kills_before_it_was_heard_of_has_crashed_and_failed_no_test(
     world: World, monkeypatch: pytest.MonkeyPatch, whom: str
 ) -> None:
     real = preload.tries
@@ -177,7 +177,7 @@ def net() -> Iterator[Internet]:
         yield made
 
 
-def test_with_a_network_a_connection_and_a_name_are_heard_of(
+def test_with_network_connection_and_name_are_heard_of(
     tmp_path: Path, warm: Path, net: Internet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = internet.configured(NetworkedWorld(tmp_path, warm=warm), net, self_test=True)

@@ -61,7 +61,7 @@ THINGS = [
 
 
 @pytest.mark.parametrize(("make", "undo", "line"), THINGS, ids=[line for _, _, line in THINGS])
-def test_what_is_put_there_is_a_line_and_gone_when_it_is_gone(space: int, make: str, undo: str, line: str) -> None:
+def test_what_is_put_there_is_line_and_gone_when_it_is_gone(space: int, make: str, undo: str, line: str) -> None:
     before = netns.within(space, net_dump.lines)
     run(space, _program(make))
     more = netns.within(space, net_dump.lines) - before
@@ -87,7 +87,7 @@ def _attached(device: str) -> int | None:
     return link if link >= 0 else None
 
 
-def test_a_program_at_a_device_is_a_line_and_gone_when_it_is_gone(space: int) -> None:
+def test_program_at_device_is_line_and_gone_when_it_is_gone(space: int) -> None:
     """It sees frames before every rule and may send them elsewhere; `tc` and `ip` of this machine list none of it."""
     before = netns.within(space, net_dump.lines)
     link = netns.within(space, lambda: _attached("a0"))
@@ -99,7 +99,7 @@ def test_a_program_at_a_device_is_a_line_and_gone_when_it_is_gone(space: int) ->
     assert netns.within(space, net_dump.lines) == before
 
 
-def test_the_number_of_the_rules_moves_with_each_transaction_and_by_nothing_else(space: int) -> None:
+def test_number_of_rules_moves_with_each_transaction_and_by_nothing_else(space: int) -> None:
     first = netns.within(space, net_dump.generation)
     assert netns.within(space, net_dump.generation) == first
     run(space, f"{NFT} list ruleset")
@@ -132,7 +132,7 @@ ALLOW = struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000)
 LONGER = struct.pack("=HBBI", 0x20, 0, 0, 0) + ALLOW
 
 
-def test_filters_are_read_out_of_the_process_that_has_them_oldest_first() -> None:
+def test_filters_are_read_out_of_process_that_has_them_oldest_first() -> None:
     command = [sys.executable, "-c", FILTERED, ALLOW.hex(), LONGER.hex()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
         assert one.stdout is not None
@@ -166,7 +166,7 @@ def test_who_is_frozen_is_not_waited_for_and_read_once_it_goes_on(monkeypatch: p
     assert one.returncode == 0
 
 
-def test_a_process_without_a_filter_is_not_read_and_one_that_is_gone_says_so() -> None:
+def test_process_without_filter_is_not_read_and_one_gone_says_so() -> None:
     """The kernel says EINVAL for a process without one, as it does where it cannot say."""
     with subprocess.Popen(["/usr/bin/cat"], stdin=subprocess.PIPE) as one:
         assert dump.digests(one.pid) is None

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("after_ms", [0, 40, 120, 250, 500, 1200])
-def test_a_killed_supervisor_leaves_nothing_after_the_next_start(world: World, after_ms: int) -> None:
+def test_killed_supervisor_leaves_nothing_after_next_start(world: World, after_ms: int) -> None:
     sleeper = world.sign(world.package({"main.py": HEAD + "import time; time.sleep(60)\nanswer = 1" + TAIL}))
     environment = {**os.environ, "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "covenant", "run", str(sleeper), "hi"]

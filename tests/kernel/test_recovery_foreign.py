@@ -218,7 +218,7 @@ def base() -> Iterator[Path]:
         yield made
 
 
-def test_a_recovery_takes_its_own_orphans_and_touches_nothing_that_looks_like_them(
+def test_recovery_takes_its_own_orphans_and_touches_nothing_that_looks_like_them(
     base: Path, warm: Path, net: Internet
 ) -> None:
     for name in ("one", "two"):

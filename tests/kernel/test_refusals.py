@@ -66,7 +66,9 @@ def _reads(world: World, path: Path) -> Path:
 
 
 def _reads_link(world: World) -> Path:
-    (world.base / "link").symlink_to("/usr/share")
+    link = world.base / "link"
+    link.symlink_to("/usr/share")
+    os.lchown(link, 65_534, -1)  # its owner can change it
     return _reads(world, world.base / "link" / "doc")
 
 
@@ -93,7 +95,7 @@ CASES: dict[str, tuple[str, Callable[[World], Path]]] = {
     "reads the state": ("never_grantable", lambda world: _reads(world, world.state)),
     "reads what holds the state": ("never_grantable", lambda world: _reads(world, world.base)),
     "reads the keys": ("never_grantable", lambda world: _reads(world, world.home / "keys")),
-    "reads through a symlink": ("path_refused", _reads_link),
+    "reads through a user's symlink": ("path_refused", _reads_link),
     "reads /proc": ("never_grantable", _signed(more='[permissions.filesystem]\nread = ["/proc"]')),
 }
 
@@ -124,7 +126,7 @@ def _run(world: World, path: Path) -> tuple[int, dict[str, str]]:
     return done.returncode, json.loads(done.stdout)
 
 
-def test_an_expired_envelope_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_envelope_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     from policy import errors
 
     path = world.sign(world.package(GOOD), lifetime_ms=1000)
@@ -135,7 +137,7 @@ def test_an_expired_envelope_is_refused(world: World, monkeypatch: pytest.Monkey
         world.run(path)
 
 
-def test_the_package_that_ran_is_the_one_that_was_read(world: World) -> None:
+def test_package_that_ran_is_one_that_was_read(world: World) -> None:
     """Between reading and running, the source may change as it likes: the copy of the verified bytes runs."""
     from sandbox.storage import package_reader
     from sandbox.supervisor import Request, Supervisor

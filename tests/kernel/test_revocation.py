@@ -90,7 +90,7 @@ def _place(net: Internet, run_id: str) -> str:
     return net.run("host", "ip", "-o", "route", "show", "dev", _device(run_id)).split()[0]
 
 
-def test_a_tree_that_is_killed_loses_its_network_also_while_its_keeper_does_nothing(
+def test_tree_killed_loses_its_network_also_while_its_keeper_does_nothing(
     networked: NetworkedWorld, net: Internet, sink: Sink, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A revoked capability ends links and connections with the processes, under any caller."""
@@ -122,7 +122,7 @@ def test_a_tree_that_is_killed_loses_its_network_also_while_its_keeper_does_noth
     assert pair.leaks.document()["code"] == "stopped"
 
 
-def test_a_revoked_run_ends_at_once_with_its_connections_and_a_sibling_goes_on(
+def test_revoked_run_ends_at_once_with_its_connections_and_sibling_goes_on(
     networked: NetworkedWorld, net: Internet, sink: Sink, pair: Pair
 ) -> None:
     leaks, sibling = pair.leaks, pair.sibling

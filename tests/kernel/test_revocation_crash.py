@@ -60,7 +60,7 @@ def _leaf(one: registry.Entry) -> cgroup.Leaf:
     return leaf
 
 
-def test_nothing_that_is_revoked_runs_on_where_whoever_does_it_is_killed(world: World) -> None:
+def test_nothing_revoked_runs_on_where_whoever_does_it_is_killed(world: World) -> None:
     packages: dict[str, Path] = {}
     for number, point in enumerate(POINTS):
         fields: dict[str, Any] = {"name": f"crash-{number}", "id": f"crash-{number}", "cpu_ms": 250_000}

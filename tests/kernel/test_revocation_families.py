@@ -56,7 +56,7 @@ def test_what_is_below_ends_and_what_is_above_hears_of_it(world: World) -> None:
     assert {row["agent_id"]: row["code"] for row in ended} == dict.fromkeys(names, "revoked"), json.dumps(ended)
 
 
-def test_an_orphan_that_was_adopted_ends_with_its_dead_parents_manifest(world: World) -> None:
+def test_orphan_that_was_adopted_ends_with_its_dead_parents_manifest(world: World) -> None:
     member(world, "orphan", SLOW, more=spawn(1, 1, "adopt"), **SMALL)
     code = "answer = ask('spawn', agent='orphan', text='')"
     top = member(world, "top", code, more=spawn(fate="adopt"), **BIG)
@@ -69,7 +69,7 @@ def test_an_orphan_that_was_adopted_ends_with_its_dead_parents_manifest(world: W
         until(lambda: not registry.live(world.state / "runs"))
 
 
-def test_the_command_that_revokes_says_what_it_ended_and_an_operator_can_ask_again(world: World) -> None:
+def test_command_that_revokes_says_what_it_ended_and_operator_can_ask_again(world: World) -> None:
     shutil.rmtree(world.state / "trust")
     for words in ("keys new ann --no-passphrase", "trust init --key ann"):
         assert call(world.home, *words.split()).returncode == 0

@@ -71,7 +71,7 @@ def _ended(world: World) -> list[str | None]:
     return [row["kind"]["code"] for row in world.rows() if row["kind"]["type"] == "run_ended"]
 
 
-def test_what_was_verified_under_the_old_root_does_not_start(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_verified_under_old_root_does_not_start(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     package, digest = _signed(world)
     accept = State.accept
 
@@ -89,7 +89,7 @@ def test_what_was_verified_under_the_old_root_does_not_start(world: World, monke
     assert _ended(world) == ["trust_root"]
 
 
-def test_a_run_whose_cgroup_is_not_made_yet_makes_none_of_it_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_whose_cgroup_is_not_made_yet_makes_none_of_it_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     package, digest = _signed(world)
     operator = Revoking(world, digest)
     note = rundir_directory.RunDirectory.note_cgroups
@@ -107,9 +107,7 @@ def test_a_run_whose_cgroup_is_not_made_yet_makes_none_of_it_run(world: World, m
     assert _ended(world) == ["revoked"]
 
 
-def test_a_sandbox_that_is_just_being_started_stands_and_is_killed(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sandbox_just_being_started_stands_and_is_killed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     package, digest = _signed(world)
     operator = Revoking(world, digest)
     spawn, stopped = proc_spawn.spawn, threading.Event()
@@ -164,7 +162,7 @@ def test_what_is_revoked_while_its_start_is_looked_at_is_given_nothing(
     operator = Revoking(world, digest)
     examine, gone = verifier.examine, []
 
-    def revoke_then_look(*what: Any, over: Callable[[], bool], **more: Any) -> verifier.Report:
+    def revoke_then_look(*what: Any, over: Callable[[], bool], **more: Any) -> verifier.Examination:
         monkeypatch.setattr(monitor, "examine", examine)
         assert not over()
         operator.begun()
@@ -183,7 +181,7 @@ def test_what_is_revoked_while_its_start_is_looked_at_is_given_nothing(
     assert "Running" not in states
 
 
-def test_a_frozen_run_dies_without_an_instruction_of_its_own(world: World, sleeping: live_runs.Live) -> None:
+def test_frozen_run_dies_without_instruction_of_its_own(world: World, sleeping: live_runs.Live) -> None:
     leaf = _leaf(sleeping)
     leaf.freeze()
     operator = Revoking(world, _digest(sleeping))
@@ -195,8 +193,8 @@ def test_a_frozen_run_dies_without_an_instruction_of_its_own(world: World, sleep
 def test_nobody_lets_go_on_what_is_being_revoked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the freezer and the kill a client resumes the run, whose shim has not found the mark by itself yet."""
     operator = manager.Requester("operator@local", root=True)
-    kill, look, said = cgroup_kill.kill, revocation_watch.Watch.look, list[bool]()
-    monkeypatch.setattr(revocation_watch.Watch, "look", lambda watch: look(watch) if said else None)
+    kill, look, said = cgroup_kill.kill, revocation_watch.RevocationWatch.look, list[bool]()
+    monkeypatch.setattr(revocation_watch.RevocationWatch, "look", lambda watch: look(watch) if said else None)
 
     def resume_then_kill(leaves: Any, **more: Any) -> None:
         monkeypatch.setattr(cgroup_kill, "kill", kill)
@@ -220,7 +218,7 @@ def test_nobody_lets_go_on_what_is_being_revoked(world: World, monkeypatch: pyte
     ]  # fmt: skip
 
 
-def test_a_keeper_finds_the_root_by_itself_when_nobody_enforced_it(world: World, sleeping: live_runs.Live) -> None:
+def test_keeper_finds_root_by_itself_when_nobody_enforced_it(world: World, sleeping: live_runs.Live) -> None:
     """As after a command that was killed between the two."""
     raw = revoking.next_root(world, revoking.manifest_of(world, _digest(sleeping)))
     with State(world.state) as state:
@@ -229,7 +227,7 @@ def test_a_keeper_finds_the_root_by_itself_when_nobody_enforced_it(world: World,
     assert [row["kind"]["type"] for row in world.rows()].count("runs_revoked") == 1
 
 
-def test_a_key_that_is_taken_out_ends_nothing_and_one_that_is_revoked_does(world: World) -> None:
+def test_key_taken_out_ends_nothing_and_one_revoked_does(world: World) -> None:
     first, other = world.key, Ed25519PrivateKey.generate()
     public = envelopes.PublicKey.of(other)
 
@@ -251,7 +249,7 @@ def test_a_key_that_is_taken_out_ends_nothing_and_one_that_is_revoked_does(world
         _revoked(one.wait(), "the key of `other`, who signed, was revoked: stolen")
 
 
-def test_an_agent_that_only_its_uid_confines_ends_as_well(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_that_only_its_uid_confines_ends_as_well(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     identity = _somebody(monkeypatch)
     fields: dict[str, Any] = {"backend": "trusted-local", "required": "false", "memory_mb": 256, "cpu_ms": 60_000}
     package = world.sign(world.package({"main.py": SLEEPS}, **fields))
@@ -268,7 +266,7 @@ def test_an_agent_that_only_its_uid_confines_ends_as_well(world: World, monkeypa
     _revoked(answers[0])
 
 
-def test_a_root_that_comes_just_after_the_last_question_ends_one_that_only_its_uid_confines(
+def test_root_that_comes_just_after_last_question_ends_one_that_only_its_uid_confines(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that installed the root was killed before it enforced anything.
@@ -276,7 +274,7 @@ def test_a_root_that_comes_just_after_the_last_question_ends_one_that_only_its_u
     The shim compares with the root under which it was verified, not with the root that holds at its first look.
     """
     identity = _somebody(monkeypatch)
-    monkeypatch.setattr(revocation_watch, "_VERSION_EVERY", 1)
+    monkeypatch.setattr(revocation_watch, "VERSION_EVERY", 1)
     fields: dict[str, Any] = {"backend": "trusted-local", "required": "false", "memory_mb": 256, "cpu_ms": 60_000}
     package = world.sign(world.package({"main.py": SLEEPS}, **fields))
     listening = RunOperations.listening

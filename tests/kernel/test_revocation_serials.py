@@ -26,7 +26,7 @@ def _processes(run_id: str) -> list[int]:
     return leaf.pids()
 
 
-def test_an_agents_old_serials_end_and_its_newer_one_goes_on(world: World) -> None:
+def test_agents_old_serials_end_and_its_newer_one_goes_on(world: World) -> None:
     world.configure(on_newer_serial="finish")  # else the newer one would end the older by itself
     fields: dict[str, Any] = {"id": "leaks", "cpu_ms": 60_000}
     first, then = world.now_ms + 5000, world.now_ms + 6000

@@ -58,7 +58,7 @@ def _kinds(world: World, kind: str) -> list[dict[str, Any]]:
     return [row["kind"] for row in world.rows() if row["kind"]["type"] == kind]
 
 
-def test_a_tree_of_eight_under_the_supervisor_is_gone_and_each_of_it_has_its_rows(served: Served) -> None:
+def test_tree_of_eight_under_supervisor_is_gone_and_each_of_it_has_its_rows(served: Served) -> None:
     world = served.world
     member(world, "leaf", SLOW, **SMALL)
     starts = "for _ in range({}): send('spawn', agent='{}', text='')\n"
@@ -86,7 +86,7 @@ def test_a_tree_of_eight_under_the_supervisor_is_gone_and_each_of_it_has_its_row
         assert _enforced(served)["ended"] == []
 
 
-def test_what_waits_for_an_intent_goes_with_what_it_rests_on_and_is_not_made_again(served: Served) -> None:
+def test_what_waits_for_intent_goes_with_what_it_rests_on_and_is_not_made_again(served: Served) -> None:
     world = served.world
     path, ready = _warmed(served, "waits", standby=2)
     ids = {one.run_id for one in ready}

@@ -29,7 +29,7 @@ def space() -> Iterator[int]:
         os.close(fd)
 
 
-def test_what_the_kernel_refuses_changes_nothing_with_or_without_its_check(
+def test_what_kernel_refuses_changes_nothing_with_or_without_its_check(
     space: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checks: list[bool] = []

@@ -67,7 +67,7 @@ def refused(filter_: dict[str, Any]) -> None:
         oci_seccomp.read(filter_, ARCH, NUMBERS)
 
 
-def test_without_a_filter_the_calls_answer_otherwise() -> None:
+def test_without_filter_calls_answer_otherwise() -> None:
     calls = [(name, value, value) for name in FREE for value in (0, 7, TOP)]
     assert set(asked(None, *calls)) == {0}
     assert set(asked(document(), *calls)) == {EPERM}
@@ -77,7 +77,7 @@ def test_without_a_filter_the_calls_answer_otherwise() -> None:
 # --- what the reader takes ---------------------------------------------------------------------------
 
 
-def test_the_reader_agrees_with_runsc_on_any_rules() -> None:
+def test_reader_agrees_with_runsc_on_any_rules() -> None:
     """Random rules over every operator, read and run: each call at the edges of what its rules compare with."""
     chosen = random.Random(1)
     values = [0, 1, 2, 5, 2**31, 2**32 - 1, 2**32, 2**32 + 5, 5 << 32, 2**63, TOP - 1, TOP]
@@ -114,7 +114,7 @@ def test_the_reader_agrees_with_runsc_on_any_rules() -> None:
 
 
 @pytest.mark.parametrize("operator", ["EQ", "NE", "LT", "LE", "GE", "GT"])
-def test_an_operator_compares_all_64_bits_without_sign(operator: str) -> None:
+def test_operator_compares_all_64_bits_without_sign(operator: str) -> None:
     value = 5 << 32 | 7
     holds = {"EQ": int.__eq__, "NE": int.__ne__, "LT": int.__lt__, "LE": int.__le__, "GE": int.__ge__, "GT": int.__gt__}
     points = [0, 7, value - 1, value, value + 1, 6 << 32, 6 << 32 | 7, 4 << 32 | 9, 5 << 32, 1 << 63, TOP]
@@ -124,7 +124,7 @@ def test_an_operator_compares_all_64_bits_without_sign(operator: str) -> None:
     assert answers == [0 if holds[operator](point, value) else EPERM for point in points]
 
 
-def test_a_masked_comparison_has_its_mask_first_and_all_64_bits() -> None:
+def test_masked_comparison_has_its_mask_first_and_all_64_bits() -> None:
     mask, value = 0xF0_0000_00F0, 0x30_0000_0050
     entries = [
         entry("getppid", args=[check(0, "MASKED_EQ", mask, value)]),
@@ -140,7 +140,7 @@ def test_a_masked_comparison_has_its_mask_first_and_all_64_bits() -> None:
     refused(document(entries[2]))
 
 
-def test_a_masked_comparison_without_its_second_value_compares_with_0() -> None:
+def test_masked_comparison_without_its_second_value_compares_with_0() -> None:
     filter_ = document(entry("getppid", args=[check(0, "MASKED_EQ", 0xF0)]))
     assert asked(filter_, ("getppid", 0x0F), ("getppid", 0x50)) == [0, EPERM]
     refused(filter_)
@@ -184,7 +184,7 @@ def test_entries_of_one_call_add_up_where_they_allow() -> None:
         assert read == list(calls.values())
 
 
-def test_the_first_entry_that_matches_decides() -> None:
+def test_first_entry_that_matches_decides() -> None:
     """Why a call with two actions is refused: what it does would hang on the order."""
     narrow = [check(0, "EQ", 1)]
     pairs = [
@@ -201,7 +201,7 @@ def test_the_first_entry_that_matches_decides() -> None:
         refused(document(*pair))
 
 
-def test_a_traced_call_does_not_exist_and_others_are_refused() -> None:
+def test_traced_call_does_not_exist_and_others_are_refused() -> None:
     filter_ = document(entry("getppid", action=TRACE))
     assert asked(filter_, ("getppid",), ("getsid",), ("read", TOP)) == [ENOSYS, EPERM, 0]
     assert oci_seccomp.read(filter_, ARCH, NUMBERS).missing == {"getppid"}
@@ -227,7 +227,7 @@ def test_architectures_are_not_looked_at(architectures: list[str] | None) -> Non
     refused(filter_)
 
 
-def test_every_name_means_the_number_of_our_table() -> None:
+def test_every_name_means_number_of_our_table() -> None:
     # From Linux 6.14 on no filter of a guest sees these two (tests/kernel/test_seccomp.py).
     names = sorted(NUMBERS.keys() - {"uretprobe", "uprobe"})
     unknown = []
@@ -249,7 +249,7 @@ def test_every_name_means_the_number_of_our_table() -> None:
     assert set(unknown) < set(names)
 
 
-def test_a_name_that_runsc_does_not_know_allows_nothing() -> None:
+def test_name_that_runsc_does_not_know_allows_nothing() -> None:
     # map_shadow_stack is in our tables, and in no release of gVisor that we know.
     assert asked(None, ("map_shadow_stack",)) == [ENOSYS]
     assert asked(document(entry("map_shadow_stack", "getppid")), ("map_shadow_stack",), ("getppid",)) == [EPERM, 0]
@@ -274,7 +274,7 @@ def test_what_runsc_passes_over_is_refused(changes: dict[str, Any]) -> None:
     refused(filter_)
 
 
-def test_what_runsc_passes_over_in_an_entry_is_refused() -> None:
+def test_what_runsc_passes_over_in_entry_is_refused() -> None:
     passed_over = {
         "getppid": entry("getppid", includes={"arches": ["nope"]}, comment="x"),
         "getsid": entry("getsid", args=[{**check(0, "EQ", 0), "comment": "x"}]),
@@ -304,7 +304,7 @@ def test_keys_are_heeded_in_any_letters() -> None:
 
 
 @pytest.mark.parametrize("action", ["SCMP_ACT_KILL", "SCMP_ACT_TRAP"])
-def test_a_killing_action_kills_and_is_refused(action: str) -> None:
+def test_killing_action_kills_and_is_refused(action: str) -> None:
     for filter_ in (document(entry("getppid", action=action)), document(entry("getsid"), defaultAction=action)):
         done = filtered_runsc.run(
             ["/usr/bin/python3", "-I", "-c", f"import os; print(os.getsid(0), flush=True); os.{'getppid'}()"],
@@ -345,5 +345,5 @@ def test_what_runsc_does_not_start_with_is_refused(filter_: dict[str, Any]) -> N
     refused(filter_)
 
 
-def test_runsc_starts_with_the_same_filter_without_the_fault() -> None:
+def test_runsc_starts_with_same_filter_without_fault() -> None:
     assert filtered_runsc.run(["/usr/bin/true"], seccomp=document(_wrong())).status == 0

@@ -42,7 +42,7 @@ def told(program: str, *arguments: str, own: bytes) -> tuple[int, bytes, bytes]:
             return child.reap(), printed, error.read()
 
 
-def test_a_program_so_started_finds_no_such_call_and_every_other(way: str) -> None:
+def test_program_so_started_finds_no_such_call_and_every_other(way: str) -> None:
     status, printed, said = told(sys.executable, "-I", "-c", TELL, own=command.own_filter(ARCH))
     assert (status, json.loads(printed), said) == (0, [[-1, errno.ENOSYS]] * 2, b"")
     status, printed, said = told(sys.executable, "-I", "-c", TELL, own=b"")
@@ -52,14 +52,14 @@ def test_a_program_so_started_finds_no_such_call_and_every_other(way: str) -> No
     assert registered == [0, 0]
 
 
-def test_gvisor_goes_on_without_a_word() -> None:
+def test_gvisor_goes_on_without_word() -> None:
     """A warning of a failed call would go to its caller's output, and that is an agent's stderr."""
     status, printed, said = told(plain_runsc.find_runsc(), "--version", own=command.own_filter(ARCH))
     assert (status, said) == (0, b"")
     assert printed.startswith(b"runsc version")
 
 
-def test_an_agent_is_told_that_there_is_none(world: World) -> None:
+def test_agent_is_told_that_there_is_none(world: World) -> None:
     """A grant of the call is kept, and its answer is that of a kernel which can do nothing of it."""
     code = TELL.replace("print(", "print(json.dumps({'text': ").replace("answer))", "answer)}))")
     answer = world.run_code("import sys\nsys.stdin.readline()\n" + code)
@@ -78,7 +78,7 @@ def test_an_agent_is_told_that_there_is_none(world: World) -> None:
     assert registered == [0, 0]
 
 
-def test_every_process_of_a_run_is_under_it(world: World) -> None:
+def test_every_process_of_run_is_under_it(world: World) -> None:
     own = command.own_filter(ARCH)
     digest = f"{len(own) // 8}:{hashlib.sha256(own).hexdigest()}"
     with live_runs.live(world) as one:

@@ -54,7 +54,7 @@ def test_it_answers(name: str, argv: list[str], expected: str) -> None:
     assert _ask(AGENTS / name, argv, "one two") == {"text": expected, "sources": []}
 
 
-def test_the_librarian_quotes_the_machines_own_documents() -> None:
+def test_librarian_quotes_machines_own_documents() -> None:
     """Each source is a real file of the granted directory, and each quoted line stands in it at that number."""
     answer = _ask(AGENTS / "librarian", ["/usr/bin/python3", "main.py"], "which package has a license of Debian")
     assert answer["sources"]
@@ -77,14 +77,14 @@ def test_the_librarian_quotes_the_machines_own_documents() -> None:
 
 
 @pytest.mark.parametrize("package", ["python", "exec", "bombs"])
-def test_the_gate_opens_to_an_agent_without_rights(package: str) -> None:
+def test_gate_opens_to_agent_without_rights(package: str) -> None:
     """The signs of gVisor are read without privilege, so that the same gate stands in a filtered sandbox."""
     answer = _ask(hostile_table.HOSTILE / package, ["/usr/bin/python3", "main.py"], "no_such_probe")
     row = hostile_table.rows(answer["text"])["no_such_probe"]
     assert (row.outcome, row.errno) == ("broken", None)
 
 
-def test_a_broken_probe_is_neither_blocked_nor_a_success() -> None:
+def test_broken_probe_is_neither_blocked_nor_success() -> None:
     probes, _ = hostile_table.load()
     row = hostile_table.Row(probes[0].id, "broken", None, "a bug")
     assert hostile_table.wrong_under_covenant(probes[0], row) is not None

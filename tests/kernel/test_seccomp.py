@@ -32,7 +32,7 @@ GETPPID = [[NUMBERS["getppid"]]]
 # --- facts about runsc that the product rests on: a new runsc must not change them in silence --------
 
 
-def test_runsc_ignores_the_filter_without_its_flag() -> None:
+def test_runsc_ignores_filter_without_its_flag() -> None:
     filter_ = python_without("getppid")
     ignored = filtered_runsc.call(GETPPID, filter_, oci_seccomp=False)
     assert ignored == ([0], ["Seccomp:\t0"])
@@ -49,13 +49,13 @@ def test_runsc_ignores_errno_ret() -> None:
     assert filtered_runsc.errnos([*GETPPID, [NUMBERS["getsid"], 0]], filter_) == [errno.EPERM, errno.EPERM]
 
 
-def test_runsc_skips_a_name_that_it_does_not_know() -> None:
+def test_runsc_skips_name_that_it_does_not_know() -> None:
     filter_ = python_without("getppid")
     filter_["syscalls"][0]["names"].append("a_call_of_tomorrow")
     assert filtered_runsc.errnos([*GETPPID, [NUMBERS["getpid"]]], filter_) == [errno.EPERM, 0]
 
 
-def test_a_traced_call_without_tracer_does_not_exist() -> None:
+def test_traced_call_without_tracer_does_not_exist() -> None:
     # Without this, no thread could be started: libc falls back from clone3 on ENOSYS alone.
     clone3 = [[NUMBERS["clone3"], 0, 0]]
     assert filtered_runsc.errnos(clone3, python_without()) == [errno.ENOSYS]
@@ -108,7 +108,7 @@ def test_clone_makes_no_namespace() -> None:
 
 
 @pytest.mark.parametrize("profile", ["python3", "node", "static"])
-def test_every_call_outside_the_profile_is_refused(profile: str) -> None:
+def test_every_call_outside_profile_is_refused(profile: str) -> None:
     granted = data.profile(profile).names
     # The caller itself is python, so it runs under the union; what is asked is what neither has.
     names = granted | data.profile("python3").names
@@ -125,7 +125,7 @@ def test_every_call_outside_the_profile_is_refused(profile: str) -> None:
     assert {number: error for number, error in refused.items() if error != errno.EPERM} == {}
 
 
-def test_the_denied_calls_answer_otherwise_without_the_filter() -> None:
+def test_denied_calls_answer_otherwise_without_filter() -> None:
     # The control of the test above, on calls that do nothing with these arguments even where they are allowed.
     bad = 0xFFFFFFFFFFFFFFFF
     harmless = {
@@ -167,7 +167,7 @@ def _with(addition: str) -> frozenset[str]:
     return data.profile("python3").names | (data.addition(addition).names if addition else frozenset())
 
 
-def test_a_program_starts_only_with_its_grant() -> None:
+def test_program_starts_only_with_its_grant() -> None:
     program = "import os; os.execv('/usr/bin/echo', ['echo', 'started'])"
     for executables, expected in ((False, b""), (True, b"started\n")):
         names = _with("executables" if executables else "")
@@ -189,7 +189,7 @@ def profile_filter(name: str) -> dict[str, Any]:
     ("python3", ["/usr/bin/python3", "-I", "-B"], "python3.py"),
     ("node", ["/usr/bin/node"], "node.js"),
 ])  # fmt: skip
-def test_the_workload_runs_within_its_profile(profile: str, program: list[str], script: str) -> None:
+def test_workload_runs_within_its_profile(profile: str, program: list[str], script: str) -> None:
     planted = {f"/{script}": (WORKLOADS / script).read_bytes()}
     done = filtered_runsc.run([*program, f"/{script}"], seccomp=profile_filter(profile), files=planted, stdin=b"line\n")
     assert (done.status, done.stdout.split()[-1:]) == (0, [b"done"]), (done.stdout + done.stderr).decode()[-3000:]
@@ -216,7 +216,7 @@ def test_compiled_programs_run_within_static(argv: list[str]) -> None:
     ("wordcount", "node", ["/usr/bin/node", "main.js"]),
     ("checksum", "static", ["./bin/checksum"]),
 ])  # fmt: skip
-def test_the_sample_agents_run_within_their_profiles(agent: str, profile: str, argv: list[str]) -> None:
+def test_sample_agents_run_within_their_profiles(agent: str, profile: str, argv: list[str]) -> None:
     line = json.dumps({"intent_id": "i", "text": "which package mentions seccomp"}).encode() + b"\n"
     package = plain_runsc.Mount("/workspace", AGENTS / agent)
     done = filtered_runsc.run(argv, seccomp=profile_filter(profile), mounts=[package], cwd="/workspace", stdin=line)

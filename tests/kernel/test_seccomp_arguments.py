@@ -69,17 +69,17 @@ def test_no_probe_stands_there_twice_and_each_rule_has_both_kinds() -> None:
 
 
 @pytest.mark.parametrize("network", [False, True])
-def test_the_rules_hold_in_gvisor(network: bool) -> None:
+def test_rules_hold_in_gvisor(network: bool) -> None:
     assert wrong(in_gvisor(None), in_gvisor(network), network=network) == {}
 
 
 @pytest.mark.parametrize("network", [False, True])
-def test_the_rules_hold_in_the_hosts_kernel(network: bool) -> None:
+def test_rules_hold_in_hosts_kernel(network: bool) -> None:
     answers = on_the_host(network)
     assert wrong(answers["before"], answers["after"], network=network) == {}
 
 
-def test_what_is_refused_would_say_something_else_without_the_filter() -> None:
+def test_what_is_refused_would_say_something_else_without_filter() -> None:
     # A kernel that refuses by itself would prove nothing about the filter. In gVisor the caller has no capability, so
     # there raw and packet sockets and PR_SET_MM are refused twice; the host's kernel, as root, is their control.
     twice = [probe.id for probe in PROBES if in_gvisor(None)[probe.id] == errno.EPERM]
@@ -117,7 +117,7 @@ def getppid(*arguments: list[int]) -> list[list[int]]:
     return [[NUMBERS["getppid"], *each] for each in arguments]
 
 
-def test_runsc_ors_the_entries_of_one_name() -> None:
+def test_runsc_ors_entries_of_one_name() -> None:
     filter_ = with_rules(*({"index": index, "value": 5, "op": "SCMP_CMP_EQ"} for index in (0, 1)))
     calls = getppid([5, 0], [0, 5], [5, 5], [4, 6], [6, 4])
     assert filtered_runsc.errnos(calls, filter_) == [0, 0, 0, errno.EPERM, errno.EPERM]
@@ -146,7 +146,7 @@ def workload(profile: str, name: str, *additions: str) -> plain_runsc.Result:
     )
 
 
-def test_python_resolves_and_talks_within_the_rules_and_without_netlink() -> None:
+def test_python_resolves_and_talks_within_rules_and_without_netlink() -> None:
     done = workload("python3", "network.py", "network")
     assert done.stdout.decode().splitlines() == [
         "1 ['127.0.0.1']", "3 ['127.0.0.1', '127.0.0.2', '127.0.0.3']", "3 ['127.0.0.1', '127.0.0.2', '127.0.0.3']",
@@ -154,13 +154,13 @@ def test_python_resolves_and_talks_within_the_rules_and_without_netlink() -> Non
     ], done.stderr.decode()[-2000:]  # fmt: skip
 
 
-def test_node_resolves_and_talks_within_the_rules() -> None:
+def test_node_resolves_and_talks_within_rules() -> None:
     done = workload("node", "network.js", "network")
     assert done.stdout.split() == [b"3", b"ECONNREFUSED", b"hello", b"done"], done.stderr.decode()[-2000:]
 
 
 @pytest.mark.parametrize(("profile", "name"), [("python3", "programs.py"), ("node", "programs.js")])
-def test_programs_start_within_the_rules(profile: str, name: str) -> None:
+def test_programs_start_within_rules(profile: str, name: str) -> None:
     assert workload(profile, name, "executables").stdout.split() == [b"one", b"two", b"done"]
     assert b"one" not in workload(profile, name).stdout
 
@@ -169,7 +169,7 @@ def test_programs_start_within_the_rules(profile: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("sample", traced_runsc.AGENT_SAMPLES, ids=lambda sample: sample.name)
-def test_the_sample_agents_ask_for_nothing_that_their_profile_refuses(sample: traced_runsc.Sample) -> None:
+def test_sample_agents_ask_for_nothing_that_their_profile_refuses(sample: traced_runsc.Sample) -> None:
     traced_runsc.build_agents()
     trace = sample.trace()
     assert len(trace.calls) > 10

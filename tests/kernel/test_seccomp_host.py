@@ -39,7 +39,7 @@ def harmless(*names: str) -> dict[str, list[int]]:
     return {name: [NUMBERS[name], *arguments[name]] for name in names}
 
 
-def test_the_emitted_bpf_loads_and_holds() -> None:
+def test_emitted_bpf_loads_and_holds() -> None:
     names = data.profile("python3").names - {"uname"} | {"execve", "vfork"}
     calls = harmless("uname", "getppid", "clone3", "memfd_create", "execveat", "unshare", "bpf", "keyctl")
     answer = host_filter.in_a_child(calls, bpf=seccomp.compile(names, arch=ARCH).bpf)
@@ -56,7 +56,7 @@ def test_the_emitted_bpf_loads_and_holds() -> None:
 
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
 @pytest.mark.parametrize("profile", ["python3", "node", "static"])
-def test_the_kernel_takes_every_profile(arch: str, profile: str) -> None:
+def test_kernel_takes_every_profile(arch: str, profile: str) -> None:
     # Loading checks the program (jumps, length, last instruction) without regard to what it allows. The other
     # architecture's filter then refuses even the exit, so it is loaded where nothing has to work afterwards.
     program = seccomp.compile(data.profile(profile).names, arch=arch).bpf
@@ -70,7 +70,7 @@ def test_the_kernel_takes_every_profile(arch: str, profile: str) -> None:
     assert done.returncode == -11
 
 
-def test_an_x32_call_is_refused() -> None:
+def test_x32_call_is_refused() -> None:
     # On aarch64 it is a number that no call has; it must be refused by the filter all the same.
     calls = {"x32 getpid": [X32 + NUMBERS["getpid"]], "getpid": [NUMBERS["getpid"]]}
     for program in (b"", seccomp.compile(data.profile("python3").names, arch=ARCH).bpf):
@@ -79,7 +79,7 @@ def test_an_x32_call_is_refused() -> None:
         assert answer["after"] == {"x32 getpid": errno.EPERM, "getpid": 0}
 
 
-def test_the_deny_list_loads_and_holds() -> None:
+def test_deny_list_loads_and_holds() -> None:
     refused = ("memfd_create", "execveat", "unshare", "keyctl", "bpf", "io_uring_setup", "swapoff", "setns",
                "umount2", "init_module", "ptrace", "clock_settime")  # fmt: skip
     answer = host_filter.in_a_child(harmless(*refused, "getpid", "uname", "clone3"))
@@ -101,7 +101,7 @@ DENIED = {
 
 
 @pytest.mark.parametrize("which", DENIED)
-def test_the_kernel_holds_the_program_that_was_exported(which: str) -> None:
+def test_kernel_holds_program_that_was_exported(which: str) -> None:
     prepared = load.prepare(DENIED[which])
     exported = load.export(prepared)
     ready, tell = os.pipe()
@@ -128,7 +128,7 @@ def test_the_kernel_holds_the_program_that_was_exported(which: str) -> None:
         assert bpf.decide(held, **asked) == bpf.decide(exported, **asked)  # type: ignore[arg-type]
 
 
-def test_a_child_of_trusted_local_gets_what_the_exported_program_says() -> None:
+def test_child_of_trusted_local_gets_what_exported_program_says() -> None:
     exported = load.export(load.prepare(DENIED["network off"]))
     probes = argument_probes.probes(ARCH)
     answer = host_filter.in_a_child({probe.id: probe.numbers(ARCH) for probe in probes})

@@ -27,7 +27,7 @@ def spaces() -> Iterator[namespaces.Spaces]:
 
 
 @pytest.mark.parametrize("place", ["agent", "gateway"])
-def test_both_readers_see_the_same(spaces: namespaces.Spaces, place: str) -> None:
+def test_both_readers_see_same(spaces: namespaces.Spaces, place: str) -> None:
     fd = getattr(spaces, place)
     theirs = netns.within(fd, second_reader.lines)
     assert {line.partition(" ")[0] for line in theirs} == {"device", "address", "neighbour", "route", "rule"}
@@ -72,7 +72,7 @@ def _answer(one: Live) -> Any:
     return found
 
 
-def test_attest_of_a_run_asks_both_readers(tmp_path: Path, warm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attest_of_run_asks_both_readers(tmp_path: Path, warm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with internet.made() as net:
         world = internet.configured(NetworkedWorld(tmp_path, warm=warm), net, attest_seconds=3600, on_drift="alarm")
         with live(world, network="full", more=GRANTS) as one:

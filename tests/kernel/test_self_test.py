@@ -27,7 +27,7 @@ def _wrapper(place: Path, body: str) -> Path:
 DROPS_THE_FILTER = 'for a; do shift; [ "$a" = --oci-seccomp=true ] || set -- "$@" "$a"; done\nexec /usr/bin/runsc "$@"'
 
 
-def test_a_runsc_that_drops_the_filter_runs_nothing(world: World) -> None:
+def test_runsc_that_drops_filter_runs_nothing(world: World) -> None:
     fake = _wrapper(Path("/usr/local/lib") / f"covenant-test-{os.getpid()}", DROPS_THE_FILTER)
     try:
         world.configure(runsc=str(fake))
@@ -46,7 +46,7 @@ def test_a_runsc_that_drops_the_filter_runs_nothing(world: World) -> None:
         fake.parent.rmdir()
 
 
-def test_the_proof_is_made_once_and_again_when_anything_of_it_changes(
+def test_proof_is_made_once_and_again_when_anything_of_it_changes(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The caller names no directory from which to start a program: TMPDIR is not used.

@@ -18,6 +18,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from policy import errors
+from sandbox.run_result import RunResult
 from sandbox.rundir import registry
 from sandbox.serve import hardening
 from sandbox.serve.api import client
@@ -83,7 +84,7 @@ def _answer(sock: socket.socket) -> dict[str, Any]:
     return document
 
 
-def test_a_package_with_another_manifest_than_was_seen_is_not_run(served: Served, hello: Path) -> None:
+def test_package_with_another_manifest_than_was_seen_is_not_run(served: Served, hello: Path) -> None:
     digest = hashlib.sha256((hello / "agent.toml").read_bytes()).hexdigest()
     with asked(served.path, hello, manifest_sha256=digest) as sock:
         assert _answer(sock)["error"] is None
@@ -101,7 +102,7 @@ def _checked(served: Served, package: Path, **fields: Any) -> dict[str, Any]:
         return client.ask(sock, "check_package", fds=[directory], **fields)
 
 
-def test_a_package_that_runs_elsewhere_is_verified_and_leaves_no_trace(served: Served) -> None:
+def test_package_that_runs_elsewhere_is_verified_and_leaves_no_trace(served: Served) -> None:
     world, before = served.world, len(served.world.rows())
     manifest = (
         '[agent]\nid = "far"\nname = "Far"\nversion = "1.0.0"\nruntime = "hermes"\n[resources]\nnetwork = "off"\n'
@@ -128,7 +129,7 @@ def test_a_package_that_runs_elsewhere_is_verified_and_leaves_no_trace(served: S
     assert len(world.rows()) == before
 
 
-def test_an_answer_comes_with_what_was_said_on_the_way(served: Served, hello: Path) -> None:
+def test_answer_comes_with_what_was_said_on_way(served: Served, hello: Path) -> None:
     said: list[dict[str, Any]] = []
     answer = served.run(hello, "there", said=lambda state: said.append(dict(state)))
     assert answer.error is None
@@ -160,7 +161,7 @@ class World_ledger:  # noqa: N801 - reads as a context at its one use
         return None
 
 
-def test_the_command_says_the_same_for_root_and_for_a_caller(served: Served, hello: Path) -> None:
+def test_command_says_same_for_root_and_for_caller(served: Served, hello: Path) -> None:
     answers = []
     for uid in (0, CALLER):
         done = covenant("run", str(hello), "you", "--json", served=served, uid=uid)
@@ -174,7 +175,7 @@ def test_the_command_says_the_same_for_root_and_for_a_caller(served: Served, hel
     assert row["issuer"]["display"] == f"uid{CALLER}@local"
 
 
-def test_without_a_supervisor_the_command_does_it_itself(served: Served, hello: Path, tmp_path: Path) -> None:
+def test_without_supervisor_command_does_it_itself(served: Served, hello: Path, tmp_path: Path) -> None:
     """The control: the same home and state, and no socket where the command looks."""
     environment = {"COVENANT_SOCKET": ""}
     done = covenant("run", str(hello), "you", "--json", served=served, environment=environment)
@@ -193,7 +194,7 @@ def test_who_is_no_caller_is_told_so_and_reaches_nothing(served: Served, hello: 
     assert len(served.world.rows()) == before
 
 
-def test_a_refusal_says_what_it_says_in_process(served: Served) -> None:
+def test_refusal_says_what_it_says_in_process(served: Served) -> None:
     unsigned = served.world.package({"main.py": "print(1)\n"}, name="unsigned", id="unsigned")
     with pytest.raises(errors.UnsignedError) as told:
         served.run(unsigned)
@@ -204,7 +205,7 @@ def test_a_refusal_says_what_it_says_in_process(served: Served) -> None:
     assert [row["code"] for row in rows[-2:]] == ["unsigned", "unsigned"]
 
 
-def test_an_unsigned_package_is_for_root_alone_even_where_it_is_allowed(warm: Path) -> None:
+def test_unsigned_package_is_for_root_alone_even_where_it_is_allowed(warm: Path) -> None:
     with serving.open_place() as base, Served(World(base, warm=warm), allow_unsigned_trusted_local=True) as served:
         world = served.world
         package = world.package(
@@ -254,7 +255,7 @@ def test_two_run_at_once(served: Served, long: Path, hello: Path) -> None:
     eventually(lambda: not live(served.world, "long"))
 
 
-def test_a_run_ends_with_whoever_asked_for_it(served: Served, long: Path) -> None:
+def test_run_ends_with_whoever_asked_for_it(served: Served, long: Path) -> None:
     with serving.asked(served.path, long):
         entry = running(served.world, "long")
     (row,) = eventually(lambda: ended(served.world, entry.run_id))
@@ -262,7 +263,7 @@ def test_a_run_ends_with_whoever_asked_for_it(served: Served, long: Path) -> Non
     served.quiet()
 
 
-def test_a_detached_run_goes_on_without(served: Served) -> None:
+def test_detached_run_goes_on_without(served: Served) -> None:
     code = HEAD + "import time\ntime.sleep(1)\nanswer = 'done'\n" + TAIL
     package = served.world.sign(served.world.package({"main.py": code}, name="detached", id="detached"))
     with serving.asked(served.path, package, detach=True):
@@ -271,7 +272,7 @@ def test_a_detached_run_goes_on_without(served: Served) -> None:
     assert (row["status"], row["code"]) == ("ok", None)
 
 
-def test_an_interrupted_command_ends_its_run(served: Served, long: Path) -> None:
+def test_interrupted_command_ends_its_run(served: Served, long: Path) -> None:
     with subprocess.Popen(
         serving.covenant_command("run", str(long), "x", "--json"),
         env=serving.environment_of(served, CALLER), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -286,7 +287,7 @@ def test_an_interrupted_command_ends_its_run(served: Served, long: Path) -> None
     served.quiet()
 
 
-def test_a_killed_keeper_takes_its_sandbox_along_and_leaves_nothing(served: Served, long: Path, hello: Path) -> None:
+def test_killed_keeper_takes_its_sandbox_along_and_leaves_nothing(served: Served, long: Path, hello: Path) -> None:
     with serving.asked(served.path, long) as sock:
         entry = running(served.world, "long")
         (keeper,) = eventually(lambda: (found := served.children())[1:] == [] and found)
@@ -317,7 +318,7 @@ def test_idle_worker_killed_takes_no_request_along(served: Served, hello: Path) 
     assert leftovers(served.world) == []
 
 
-def test_a_keeper_that_waits_knows_the_configuration_that_holds(served: Served, hello: Path) -> None:
+def test_keeper_that_waits_knows_configuration_that_holds(served: Served, hello: Path) -> None:
     settings = {"callers": [CALLER], "socket": str(served.path), "journal": False}
     says = "the self-test of the policy: off"
     for self_test in (True, False):  # the last is what the others here are served with
@@ -333,7 +334,7 @@ def test_a_keeper_that_waits_knows_the_configuration_that_holds(served: Served, 
         assert any(line.startswith(says) for line in answer.not_enforced) is not self_test
 
 
-def test_a_keeper_that_waits_ends_with_the_supervisor_however_that_ends(tmp_path: Path, warm: Path) -> None:
+def test_keeper_that_waits_ends_with_supervisor_however_that_ends(tmp_path: Path, warm: Path) -> None:
     for ending in ("stop", "kill"):
         base = tmp_path / ending
         base.mkdir()
@@ -357,7 +358,7 @@ def _until_gone(pid: int) -> None:
     eventually(gone)
 
 
-def test_the_process_holds_what_runs_need_and_no_more(served: Served, long: Path) -> None:
+def test_process_holds_what_runs_need_and_no_more(served: Served, long: Path) -> None:
     kept = sum(1 << number for number in hardening.kept())
     own = int(serving.status(os.getpid())["CapEff"], 16)
     assert own & ~kept  # the control: root has more
@@ -378,7 +379,7 @@ def test_the_process_holds_what_runs_need_and_no_more(served: Served, long: Path
     served.quiet()
 
 
-def test_a_second_one_is_refused_and_the_first_goes_on(served: Served, hello: Path) -> None:
+def test_second_one_is_refused_and_first_goes_on(served: Served, hello: Path) -> None:
     second = Served(served.world)
     second.start(wait=False)
     assert second.process is not None
@@ -406,7 +407,7 @@ def test_sighup_reads_who_may_ask_again(served: Served, hello: Path) -> None:
     assert json.loads(done.stdout)["code"] == "not_a_caller"
 
 
-def test_no_agent_is_a_caller(tmp_path: Path, warm: Path) -> None:
+def test_no_agent_is_caller(tmp_path: Path, warm: Path) -> None:
     """Neither by the range of the sandboxed (tests/unit/sandbox/test_config.py) nor as the user of trusted-local."""
     agents = Served(World(tmp_path, warm=warm), callers=[pwd.getpwnam("covenant-agent").pw_uid])
     agents.start(wait=False)
@@ -416,9 +417,7 @@ def test_no_agent_is_a_caller(tmp_path: Path, warm: Path) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["end", "continue"])
-def test_runs_end_with_a_killed_supervisor_or_go_on_as_the_operator_says(
-    wanted: str, tmp_path: Path, warm: Path
-) -> None:
+def test_runs_end_with_killed_supervisor_or_go_on_as_operator_says(wanted: str, tmp_path: Path, warm: Path) -> None:
     world = World(tmp_path, warm=warm)
     with Served(world, on_supervisor_exit=wanted) as served:
         package = world.sign(world.package({"main.py": LONG}, id="long", cpu_ms=60000 * SLOWNESS))
@@ -436,7 +435,7 @@ def test_runs_end_with_a_killed_supervisor_or_go_on_as_the_operator_says(
                 assert [one.run_id for one in live(world, "long")] == [entry.run_id]
                 with served.connected() as other:
                     client.ask(other, "operate", operation="kill", run=entry.run_id)
-                answer = client.answer_of(_answer(sock))
+                answer = RunResult.from_json(_answer(sock))
                 assert answer.error is not None
                 assert answer.error.code == "stopped"
         assert served.run(world.sign(world.copy("hello"))).error is None
@@ -445,7 +444,7 @@ def test_runs_end_with_a_killed_supervisor_or_go_on_as_the_operator_says(
     assert leftovers(world) == []
 
 
-def test_systemd_gives_the_socket_and_is_told_that_it_is_ready(tmp_path: Path, warm: Path) -> None:
+def test_systemd_gives_socket_and_is_told_that_it_is_ready(tmp_path: Path, warm: Path) -> None:
     world = World(tmp_path, warm=warm)
     with (
         socket.socket(socket.AF_UNIX) as listener,
@@ -473,7 +472,7 @@ def test_systemd_gives_the_socket_and_is_told_that_it_is_ready(tmp_path: Path, w
     assert leftovers(world) == []
 
 
-def test_an_agent_with_a_network_reaches_the_uplink_of_the_host(tmp_path: Path, warm: Path) -> None:
+def test_agent_with_network_reaches_uplink_of_host(tmp_path: Path, warm: Path) -> None:
     with internet.made() as net:
         world = internet.configured(internet.NetworkedWorld(tmp_path, warm=warm), net)
         grants = internet.entries(("93.184.216.34", "[80]", "tcp"), ("api.example.com", "[80]", "tcp"))

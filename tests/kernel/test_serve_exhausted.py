@@ -178,7 +178,7 @@ def _may_ask_twice_at_once(served: Served) -> bool:
 
 
 @pytest.mark.usefixtures("unharmed")
-def test_without_a_descriptor_whoever_asks_waits_or_is_told(served: Served) -> None:
+def test_without_descriptor_whoever_asks_waits_or_is_told(served: Served) -> None:
     with contextlib.ExitStack() as stack:
         before = served.descriptors()
         early, caller = (stack.enter_context(asking(served, b"", uid)) for uid in (0, CALLER))
@@ -198,7 +198,7 @@ def test_without_a_descriptor_whoever_asks_waits_or_is_told(served: Served) -> N
 
 
 @pytest.mark.usefixtures("unharmed")
-def test_without_a_process_whoever_asks_is_told(served: Served) -> None:
+def test_without_process_whoever_asks_is_told(served: Served) -> None:
     with contextlib.ExitStack() as stack:
         before = served.descriptors()
         early = stack.enter_context(asking(served, b"", CALLER))
@@ -234,7 +234,7 @@ def test_what_was_refused_keeps_no_descriptor_that_it_would_take_to_let_go_of_it
             assert word(sock) == "runs"
 
 
-def test_the_log_is_followed_again_as_soon_as_there_is_a_process(warm: Path) -> None:
+def test_log_is_followed_again_as_soon_as_there_is_process(warm: Path) -> None:
     with serving.open_place() as base, Served(World(base, warm=warm), journal=True) as made:
         # Beside the keeper that waits, which is among the children until it does.
         (follows,) = until(lambda: len(made.waiting()) == len(found := made.children()) == 1 and found)

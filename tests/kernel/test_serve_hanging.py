@@ -124,7 +124,7 @@ def test_slow_file_system_below_limit_is_served(served: Served, files: Hanging) 
     assert heard == [{"kind": "answer", "error": None}]
 
 
-def test_others_are_served_while_a_request_hangs(served: Served, files: Hanging) -> None:
+def test_others_are_served_while_request_hangs(served: Served, files: Hanging) -> None:
     files.hang("READ")
     with serving.opened(files.place) as directory, serving.opened(served.world.base / "packages" / "hello") as good:
         heard: list[dict[str, Any]] = []
@@ -167,7 +167,7 @@ def test_stop_waits_for_no_file_system(served: Served, files: Hanging, hang: str
     assert {serving.status(int(pid))["State"][0] for pid in left} <= {"D"}
 
 
-def test_stop_ends_an_access_before_its_time(warm: Path) -> None:
+def test_stop_ends_access_before_its_time(warm: Path) -> None:
     """A limit of ten minutes for a request is none for the end of the supervisor."""
     with (
         serving.open_place() as base,

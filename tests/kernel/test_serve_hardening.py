@@ -94,7 +94,7 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-def test_the_filter_refuses_what_the_kernel_would_have_answered(tried: dict[str, Any]) -> None:
+def test_filter_refuses_what_kernel_would_have_answered(tried: dict[str, Any]) -> None:
     calls = ("keyctl", "add_key", "userfaultfd", "perf_event_open", "io_uring_setup", "fanotify_init", "init_module",
              "open_by_handle_at", "kexec_load", "swapon", "clock_settime", "bpf map")  # fmt: skip
     assert {name: tried["after"][name] for name in calls} == dict.fromkeys(calls, "EPERM")
@@ -110,6 +110,6 @@ def test_what_runs_need_is_as_it_was(tried: dict[str, Any]) -> None:
     assert tried["returns"] is True
 
 
-def test_a_capability_that_no_run_needs_is_gone(tried: dict[str, Any]) -> None:
+def test_capability_that_no_run_needs_is_gone(tried: dict[str, Any]) -> None:
     assert (tried["before"]["sys_nice"], tried["after"]["sys_nice"]) == ("done", "EPERM")
     assert (tried["before"]["mknod"], tried["after"]["mknod"]) == ("done", "EPERM")

@@ -101,7 +101,7 @@ def test_what_is_no_request_is_refused_by_name(served: Served) -> None:
 
 
 @pytest.mark.usefixtures("unharmed")
-def test_a_request_of_too_many_values_is_answered(served: Served) -> None:
+def test_request_of_too_many_values_is_answered(served: Served) -> None:
     """The process of a request ended by SIGABRT, without an answer (RLIMIT_DATA, sandbox.serve.api.rlimits)."""
 
     def answer(raw: bytes) -> Any:
@@ -151,21 +151,21 @@ def test_descriptors_are_taken_for_what_their_holder_may_read(served: Served) ->
 
 
 @pytest.mark.usefixtures("unharmed")
-def test_a_package_that_changes_while_it_is_read_is_refused(served: Served) -> None:
+def test_package_that_changes_while_it_is_read_is_refused(served: Served) -> None:
     assert set(attacked(served, "moving")["moving"]) <= {
         "package_invalid", "package", "unsigned", "digest_mismatch", "manifest_invalid", "package_unreadable",
     }  # fmt: skip
 
 
 @pytest.mark.usefixtures("unharmed")
-def test_a_frame_that_does_not_come_is_not_waited_for(served: Served) -> None:
+def test_frame_that_does_not_come_is_not_waited_for(served: Served) -> None:
     begin = time.monotonic()
     assert attacked(served, "slow")["slow"] == "bad_request"
     assert time.monotonic() - begin > SECONDS - 1
 
 
 @pytest.mark.usefixtures("unharmed")
-def test_bytes_after_a_request_stay_with_its_worker(served: Served) -> None:
+def test_bytes_after_request_stay_with_its_worker(served: Served) -> None:
     before = served.alone()
     opened = len(os.listdir(f"/proc/{before}/fd"))
     heard = attacked(served, "again")["again"]
@@ -176,7 +176,7 @@ def test_bytes_after_a_request_stay_with_its_worker(served: Served) -> None:
 
 
 @pytest.mark.usefixtures("unharmed")
-def test_no_descriptor_of_a_client_s_sends_a_signal_to_whoever_serves(served: Served) -> None:
+def test_no_descriptor_of_client_s_sends_signal_to_whoever_serves(served: Served) -> None:
     waits, main = served.alone(), served.pid
     tried, child = attacked(served, "owned")["owned"]
     assert tried >= 2
@@ -187,7 +187,7 @@ def test_no_descriptor_of_a_client_s_sends_a_signal_to_whoever_serves(served: Se
 
 
 @pytest.mark.usefixtures("unharmed")
-def test_a_leased_package_is_waited_for_no_longer_than_any(served: Served) -> None:
+def test_leased_package_is_waited_for_no_longer_than_any(served: Served) -> None:
     said, seconds, control = attacked(served, "leased")["leased"]
     assert said[0] == "package_invalid"
     assert "cannot be read" in said[1]
@@ -196,7 +196,7 @@ def test_a_leased_package_is_waited_for_no_longer_than_any(served: Served) -> No
 
 
 @pytest.mark.usefixtures("unharmed")
-def test_a_flood_of_one_user_stops_no_other(served: Served) -> None:
+def test_flood_of_one_user_stops_no_other(served: Served) -> None:
     heard: dict[str, Any] = {}
     thread = threading.Thread(target=lambda: heard.update(attacked(served, "flood")["flood"]))
     thread.start()
@@ -215,7 +215,7 @@ def test_a_flood_of_one_user_stops_no_other(served: Served) -> None:
 
 
 @pytest.mark.usefixtures("unharmed")
-def test_a_stranger_gets_one_word_whatever_they_send(served: Served) -> None:
+def test_stranger_gets_one_word_whatever_they_send(served: Served) -> None:
     rows = len(served.world.rows())
     heard = attacked(served, "frames", "flood", uid=STRANGER)
     assert {said[0] for said in heard["frames"].values()} == {"not_a_caller"}

@@ -136,9 +136,7 @@ def test_whoever_waits_when_it_ends_is_told(tmp_path: Path, monkeypatch: pytest.
             late.connect(str(tmp_path / "s"))
 
 
-def test_whoever_waits_at_a_socket_of_another_is_left_to_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_waits_at_socket_of_another_is_left_to_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_ACCEPTS", 0)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -158,7 +156,7 @@ _WAITED = "supervisor_silent"
 
 
 @pytest.mark.parametrize("uid", [CALLER, 0])
-def test_a_user_asks_no_more_often_than_they_may_and_root_as_often_as_it_likes(
+def test_user_asks_no_more_often_than_they_may_and_root_as_often_as_it_likes(
     monkeypatch: pytest.MonkeyPatch, uid: int
 ) -> None:
     monkeypatch.setattr(server, "PER_SECOND", 0.0)  # however slow this machine is
@@ -177,7 +175,7 @@ def test_a_user_asks_no_more_often_than_they_may_and_root_as_often_as_it_likes(
         assert codes(clients) == {_WAITED: waited} | ({"too_many_requests": more} if uid else {})
 
 
-def test_whoever_asked_too_often_may_ask_again_after_a_moment() -> None:
+def test_whoever_asked_too_often_may_ask_again_after_moment() -> None:
     with contextlib.ExitStack() as stack:
         place, listener = stack.enter_context(listening())
         with serving(place, listener, callers=(CALLER,), caller_requests=1000):
@@ -212,7 +210,7 @@ def test_all_together_have_no_more_open_than_there_may_be(monkeypatch: pytest.Mo
         assert codes(clients[:most]) == {_WAITED: most}
 
 
-def test_a_watcher_that_lasted_is_replaced_however_many_did_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watcher_that_lasted_is_replaced_however_many_did_before(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     one = server.Server(cast("Any", None), cast("Any", None))
     monkeypatch.setattr(server.Server, "_watch", lambda self: made.append(1))

@@ -91,7 +91,7 @@ def _stopped(booted: BootedServices) -> int:
     return daemon
 
 
-def test_the_first_client_starts_it_and_an_intent_goes_through_both_and_back(booted: BootedServices) -> None:
+def test_first_client_starts_it_and_intent_goes_through_both_and_back(booted: BootedServices) -> None:
     assert (booted.main(), booted.main(SUPERVISOR)) == (0, 0)
     # There was no home, and there is no token before the first connection.
     assert "answers" in _said(booted, "ping")
@@ -118,7 +118,7 @@ def test_the_first_client_starts_it_and_an_intent_goes_through_both_and_back(boo
     assert booted.run("/usr/bin/python3", "-c", code).stdout == "200\n"
 
 
-def test_a_second_daemon_of_the_same_home_is_refused(booted: BootedServices) -> None:
+def test_second_daemon_of_same_home_is_refused(booted: BootedServices) -> None:
     assert _answers_first(booted)
     daemon = booted.main()
     second = booted.run("/opt/covenant/bin/covenantd", uid=UID)
@@ -135,7 +135,7 @@ def _answers_first(booted: BootedServices) -> bool:
     return _answers(booted)
 
 
-def test_it_ends_in_order_and_the_next_client_starts_it_again(booted: BootedServices) -> None:
+def test_it_ends_in_order_and_next_client_starts_it_again(booted: BootedServices) -> None:
     assert _answers_first(booted)
     _with_agents(booted)
     with ThreadPoolExecutor(1) as pool:
@@ -155,7 +155,7 @@ def test_it_ends_in_order_and_the_next_client_starts_it_again(booted: BootedServ
     assert (kinds.count("daemon_started"), kinds.count("daemon_stopped")) == (2, 1)
 
 
-def test_a_socket_that_somebody_left_there_is_replaced(booted: BootedServices) -> None:
+def test_socket_that_another_left_there_is_replaced(booted: BootedServices) -> None:
     assert _answers_first(booted)
     booted.systemctl("stop", "covenantd.socket", "covenantd.service")
     assert not (booted.home / client.SOCKET).exists()

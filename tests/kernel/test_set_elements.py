@@ -100,7 +100,7 @@ def test_elements_come_and_go_in_one_transaction(space: Space, netlink: socket.s
     assert "93.184" not in space.listed("n4_a")
 
 
-def test_a_transaction_that_fails_changes_nothing(space: Space, netlink: socket.socket) -> None:
+def test_transaction_that_fails_changes_nothing(space: Space, netlink: socket.socket) -> None:
     elements = nft_sets.Elements("covenant", netlink)
     nine = [Element(bytes([93, 184, 216, n]), 60) for n in range(9)]
     attempts: tuple[tuple[int, Callable[[], None]], ...] = (
@@ -117,7 +117,7 @@ def test_a_transaction_that_fails_changes_nothing(space: Space, netlink: socket.
     elements.add({"n4_a": nine[:8]})
 
 
-def test_an_element_ends_by_itself(space: Space, netlink: socket.socket) -> None:
+def test_element_ends_by_itself(space: Space, netlink: socket.socket) -> None:
     nft_sets.Elements("covenant", netlink).add({"n4_a": [Element(PUBLIC, 0.5), Element(OTHER, 600)]})
     until = time.monotonic() + 30
     while "93.184.216.34" in space.listed("n4_a"):
@@ -129,7 +129,7 @@ def test_an_element_ends_by_itself(space: Space, netlink: socket.socket) -> None
 class Asked:
     """A broker with the line that its gate would have."""
 
-    def __init__(self, made: broker.Broker) -> None:
+    def __init__(self, made: broker.SetBroker) -> None:
         self.broker = made
         self.line = socket.socket(fileno=os.dup(made.gate_end))
         self.line.setblocking(False)
@@ -150,14 +150,14 @@ class Asked:
 
 @pytest.fixture
 def asked(netlink: socket.socket) -> Iterator[Asked]:
-    made = broker.Broker(PLAN, netlink, ("127.0.0.1",))
+    made = broker.SetBroker(PLAN, netlink, ("127.0.0.1",))
     with contextlib.closing(made):
         one = Asked(made)
         with one.line:
             yield one
 
 
-def test_the_broker_fills_the_sets_of_the_patterns_that_are_named(space: Space, asked: Asked) -> None:
+def test_broker_fills_sets_of_patterns_named(space: Space, asked: Asked) -> None:
     assert asked.add(60, [0, 1], PUBLIC, V6) == broker_wire.DONE
     assert asked.add(60, [1], OTHER) == broker_wire.DONE
     assert "93.184.216.34 timeout 1m10s" in space.listed("n4_a")
@@ -171,7 +171,7 @@ def test_the_broker_fills_the_sets_of_the_patterns_that_are_named(space: Space, 
     assert "93.184.216.34 timeout 1m10s" in space.listed("n4_b")
 
 
-def test_an_element_that_has_ended_meanwhile_is_added_anew(space: Space, asked: Asked, netlink: socket.socket) -> None:
+def test_element_that_has_ended_meanwhile_is_added_anew(space: Space, asked: Asked, netlink: socket.socket) -> None:
     assert asked.add(60, [0], PUBLIC, OTHER) == broker_wire.DONE
     nft_sets.Elements("covenant", netlink).delete({"n4_a": [Element(PUBLIC)]})
     assert asked.add(600, [0], PUBLIC, OTHER) == broker_wire.DONE
@@ -179,7 +179,7 @@ def test_an_element_that_has_ended_meanwhile_is_added_anew(space: Space, asked: 
         assert f"{address} timeout 10m10s" in space.listed("n4_a")
 
 
-def test_a_full_set_is_said(space: Space, asked: Asked) -> None:
+def test_full_set_is_said(space: Space, asked: Asked) -> None:
     for last in range(8):
         assert asked.add(60, [0], bytes([93, 0, 0, last])) == broker_wire.DONE
     assert asked.add(60, [0], bytes([93, 0, 0, 8])) == broker_wire.FULL
@@ -214,13 +214,13 @@ def test_a_full_set_is_said(space: Space, asked: Asked) -> None:
         b"x" * 5000,
     ],
 )
-def test_what_an_honest_gate_would_not_ask_ends_the_run(space: Space, asked: Asked, message: bytes) -> None:
+def test_what_honest_gate_would_not_ask_ends_run(space: Space, asked: Asked, message: bytes) -> None:
     assert asked.add(60, [0], PUBLIC) == broker_wire.DONE  # the control
     assert asked.ask(message) is None
     assert space.listed("n4_a").count("timeout") == 2  # the flag, and the control
 
 
-def test_questions_go_to_the_resolver_and_are_few(asked: Asked, empty: Namespaces) -> None:
+def test_questions_go_to_resolver_and_are_few(asked: Asked, empty: Namespaces) -> None:
     answers = empty.within("it", lambda: [asked.ask(broker_wire.udp_request(n, 0, b"question")) for n in range(8)])
     given = [fds[0] for status, fds in filter(None, answers) if status == broker_wire.DONE]
     for fd in given:
@@ -228,9 +228,7 @@ def test_questions_go_to_the_resolver_and_are_few(asked: Asked, empty: Namespace
     assert len(given) == 4
 
 
-def test_a_socket_for_an_answer_can_say_nothing_to_anybody(
-    empty: Namespaces, netlink: socket.socket, space: Space
-) -> None:
+def test_socket_for_answer_can_say_nothing_to_anybody(empty: Namespaces, netlink: socket.socket, space: Space) -> None:
     """A connected UDP socket sends anywhere when sendto(2) names an address; the control shows it."""
 
     def work() -> None:
@@ -245,7 +243,7 @@ def test_a_socket_for_an_answer_can_say_nothing_to_anybody(
             control.sendto(b"control", other.getsockname())
             assert other.recv(64) == b"control"
             port = resolver.getsockname()[1]
-            made = stack.enter_context(contextlib.closing(broker.Broker(PLAN, netlink, ("127.0.0.1",), port=port)))
+            made = stack.enter_context(contextlib.closing(broker.SetBroker(PLAN, netlink, ("127.0.0.1",), port=port)))
             line = Asked(made)
             stack.enter_context(line.line)
             answer = line.ask(broker_wire.udp_request(1, 0, b"question"))
@@ -273,7 +271,7 @@ def test_a_socket_for_an_answer_can_say_nothing_to_anybody(
     empty.within("it", work)
 
 
-def test_a_gate_that_is_gone_ends_the_run(asked: Asked) -> None:
+def test_gate_gone_ends_run(asked: Asked) -> None:
     asked.broker.started()
     asked.line.close()
     assert select.select([asked.broker], [], [], 10)[0]

@@ -65,7 +65,7 @@ def places() -> Iterator[Path]:
     shutil.rmtree(base)
 
 
-def test_a_grandchild_never_reads_what_its_grandparent_lost(family_world: World, places: Path) -> None:
+def test_grandchild_never_reads_what_its_grandparent_lost(family_world: World, places: Path) -> None:
     """Four levels, and each manifest grants all three places but for one that lost one: none below has it again."""
     world, every = family_world, [str(places / name) for name in ("red", "green", "blue")]
     go = LOOK + "answer = [look(), child('NEXT', intent['text'], on_excess='narrow')]"
@@ -105,7 +105,7 @@ def test_a_grandchild_never_reads_what_its_grandparent_lost(family_world: World,
     assert issuers["third"] == f"second@{above[1]}"
 
 
-def test_what_exceeds_the_parent_is_refused_and_says_what(family_world: World, places: Path) -> None:
+def test_what_exceeds_parent_is_refused_and_says_what(family_world: World, places: Path) -> None:
     world = family_world
     more = reads(str(places / "red"), str(places / "blue"))
     member(world, "greedy", "answer = 1", more=more, **SMALL)
@@ -120,7 +120,7 @@ def test_what_exceeds_the_parent_is_refused_and_says_what(family_world: World, p
     assert [row["code"] for row in denied] == ["rule_4_parent"]
 
 
-def test_a_child_is_what_its_own_manifest_says(family_world: World) -> None:
+def test_child_is_what_its_own_manifest_says(family_world: World) -> None:
     """Its intent names who asks, it has no descriptor that it was not granted, and its clock is its parent's."""
     world = family_world
     code = """
@@ -140,7 +140,7 @@ def test_a_child_is_what_its_own_manifest_says(family_world: World) -> None:
     assert set(clocks) == {"parent"}
 
 
-def test_a_broker_is_there_exactly_where_something_is_granted_that_it_is_for(family_world: World) -> None:
+def test_broker_is_there_exactly_where_something_is_granted_that_it_is_for(family_world: World) -> None:
     look = """
     import json, os, stat
     found = []
@@ -156,7 +156,7 @@ def test_a_broker_is_there_exactly_where_something_is_granted_that_it_is_for(fam
     assert found == [[], [[3, True]]]
 
 
-def test_an_agent_hands_on_only_what_its_own_caller_had_to_hold(family_world: World) -> None:
+def test_agent_hands_on_only_what_its_own_caller_had_to_hold(family_world: World) -> None:
     world = family_world
     needs = '[capabilities]\nrequired = ["memory.read"]\n'
     member(world, "skilled", "answer = 1", more=needs, **SMALL)
@@ -167,7 +167,7 @@ def test_an_agent_hands_on_only_what_its_own_caller_had_to_hold(family_world: Wo
     assert [(row["passed"], row["missing_actions"]) for row in checks] == [(False, ["memory.read"]), (True, [])]
 
 
-def test_an_agent_of_node_has_the_same_broker(family_world: World) -> None:
+def test_agent_of_node_has_same_broker(family_world: World) -> None:
     world, node = family_world, {"runtime": "node", "entry": "main.js"}
     # Of its own runtime: one of another calls what its parent may not.
     leaf = {"main.js": "console.log(JSON.stringify({text: '1'}))"}
@@ -196,7 +196,7 @@ def test_an_agent_of_node_has_the_same_broker(family_world: World) -> None:
 # --- the budget ---------------------------------------------------------------------------------------------------
 
 
-def test_many_at_once_never_exceed_the_budget(world: World) -> None:
+def test_many_at_once_never_exceed_budget(world: World) -> None:
     """Two hundred ask through one broker at once for four places."""
     member(world, "leaf", "import time\ntime.sleep(600)", **SMALL)
     code = """
@@ -218,7 +218,7 @@ def test_many_at_once_never_exceed_the_budget(world: World) -> None:
     assert len(of(world, "run_ended", agent_id="leaf", code="parent_ended")) == 4
 
 
-def test_sums_are_the_parents_and_a_place_is_free_again(family_world: World) -> None:
+def test_sums_are_parents_and_place_is_free_again(family_world: World) -> None:
     world = family_world
     member(world, "half", "answer = 1", memory_mb=256, resources="pids_max = 16\ncpu_millis = 100\n")
     code = """
@@ -383,7 +383,7 @@ def running(world: World, package: Path, number: int) -> Iterator[list[registry.
 # --- an agent that wants more -------------------------------------------------------------------------------------
 
 
-def test_what_an_agent_says_of_itself_counts_for_nothing(family_world: World) -> None:
+def test_what_agent_says_of_itself_counts_for_nothing(family_world: World) -> None:
     """False claims of an agent: a foreign run as parent, a path as id, a sibling's package, an unsigned package."""
     world = family_world
     member(world, "leaf", "answer = 1", **SMALL)
@@ -435,7 +435,7 @@ def member_of(world: World, name: str, agent_id: str) -> Path:
     return world.sign(world.package({"main.py": "print(1)"}, name=name, id=agent_id, **SMALL))
 
 
-def test_an_agent_that_starts_itself_stops(family_world: World) -> None:
+def test_agent_that_starts_itself_stops(family_world: World) -> None:
     """A package that starts itself, until a budget says no: its own, or that of the first of them."""
     world = family_world
     code = """
@@ -487,7 +487,7 @@ def test_floods_and_silence_harm_nobody(family_world: World) -> None:
     assert answered(world, member(world, "flood", code, more=spawn(), **BIG)) == "alive"
 
 
-def test_a_parent_that_ends_while_its_children_start_leaves_none(world: World) -> None:
+def test_parent_that_ends_while_its_children_start_leaves_none(world: World) -> None:
     member(world, "leaf", "import time\ntime.sleep(600)", **SMALL)
     code = "for _ in range(6): send('spawn', agent='leaf', text='')\nanswer = 1"
     assert answered(world, member(world, "hasty", code, more=spawn(), **BIG)) == 1
@@ -498,7 +498,7 @@ def test_a_parent_that_ends_while_its_children_start_leaves_none(world: World) -
     assert {row["code"] for row in ended} <= {"parent_ended"}
 
 
-def test_a_child_whose_keeper_is_killed_is_said_to_be_gone_and_leaves_its_place(world: World) -> None:
+def test_child_whose_keeper_is_killed_is_said_to_be_gone_and_leaves_its_place(world: World) -> None:
     member(world, "slow", "import time\ntime.sleep(600)", **SMALL)
     member(world, "quick", "answer = 'there was a place'", **SMALL)
     code = "answer = [child('slow'), child('quick')]"

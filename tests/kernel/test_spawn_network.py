@@ -32,7 +32,7 @@ def networked(tmp_path: Path, warm: Path, net: Internet) -> Iterator[NetworkedWo
     assert net.leftovers() == []
 
 
-def test_a_childs_network_is_its_parents_or_less(networked: NetworkedWorld) -> None:
+def test_childs_network_is_its_parents_or_less(networked: NetworkedWorld) -> None:
     world, tries = networked, internet.probes(TRIES)
     asks = tries + "\nanswer = [answer, child('wide', on_excess='narrow'), child('none')]"
     wide = member(world, "wide", tries, network="full", more=internet.entries(*BOTH), **SMALL)

@@ -66,7 +66,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("code", CASES)
-def test_each_rule_is_asked_of_a_child(ruled: World, code: str) -> None:
+def test_each_rule_is_asked_of_child(ruled: World, code: str) -> None:
     case = CASES[code]
     faulty = case.faulty.get("id", "faulty")
     how = f"on_excess={'narrow' if case.narrowed else 'reject'!r}"
@@ -87,7 +87,7 @@ def test_each_rule_is_asked_of_a_child(ruled: World, code: str) -> None:
     assert (denied[-1]["layer"], denied[-1]["target"], denied[-1]["code"]) == ("spawn", faulty, code)
 
 
-def test_what_a_parent_was_left_bounds_its_child_and_not_what_its_manifest_says(ruled: World) -> None:
+def test_what_parent_was_left_bounds_its_child_and_not_what_its_manifest_says(ruled: World) -> None:
     ruled.configure()
     _child(ruled, "half", memory_mb=600)
     path = member(ruled, "less", "answer = child('half')", more=spawn(1), **MIDDLE)
@@ -98,7 +98,7 @@ def test_what_a_parent_was_left_bounds_its_child_and_not_what_its_manifest_says(
     assert answered(ruled, path)["ok"]["text"] == "1"
 
 
-def test_a_place_must_be_left_with_whoever_is_above_the_parent(ruled: World) -> None:
+def test_place_must_be_left_with_whoever_is_above_parent(ruled: World) -> None:
     """The asking agent has room for a child, and the run above it has none.
 
     Two live descendants are its limit.
@@ -116,7 +116,7 @@ def test_a_place_must_be_left_with_whoever_is_above_the_parent(ruled: World) -> 
     assert answered(ruled, path)["ok"]["text"] == "1"
 
 
-def test_how_long_a_row_is_is_not_for_a_parent_to_say(ruled: World) -> None:
+def test_how_long_row_is_is_not_for_parent_to_say(ruled: World) -> None:
     """The parent's limits for a child are quoted in a refusal, up to a bound.
 
     The child's text is whole in the log, at a limited rate. Half of a surrogate pair is no valid path.

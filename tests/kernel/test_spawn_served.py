@@ -17,7 +17,7 @@ from tests.kernel.serving import CALLER, Served
 from tests.kernel.world import World
 
 
-def test_a_callers_agent_starts_what_lies_beside_it(warm: Path) -> None:
+def test_callers_agent_starts_what_lies_beside_it(warm: Path) -> None:
     with serving.open_place() as base, Served(World(base, warm=warm), on_supervisor_exit="continue") as served:
         world = served.world
         member(world, "leaf", "answer = intent['issuer']['display']", **SMALL)
@@ -52,7 +52,7 @@ def test_a_callers_agent_starts_what_lies_beside_it(warm: Path) -> None:
         assert leftovers(world) == []
 
 
-def test_what_outlives_its_parent_ends_with_the_supervisor_where_runs_do(warm: Path) -> None:
+def test_what_outlives_its_parent_ends_with_supervisor_where_runs_do(warm: Path) -> None:
     """And when its keeper is killed, which is not one of the supervisor's own, it is cleaned up all the same."""
     with serving.open_place() as base, Served(World(base, warm=warm), on_supervisor_exit="end") as served:
         world = served.world

@@ -51,7 +51,7 @@ def test_who_is_asked_to_end_starts_no_child_that_outlives_it(world: World) -> N
 
 
 @pytest.mark.parametrize("when", ["while it is read", "once it runs"])
-def test_a_suspended_tree_stays_suspended(world: World, when: str) -> None:
+def test_suspended_tree_stays_suspended(world: World, when: str) -> None:
     """Suspend the tree while its child is being read; the control suspends it when the child already runs."""
     text = HEAD + KIT + STAYS + TAIL
     about = {"name": "slow", "id": "slow", "cpu_ms": 250_000, **SMALL}
@@ -72,7 +72,7 @@ def test_a_suspended_tree_stays_suspended(world: World, when: str) -> None:
     assert seen == {"Suspended"}
 
 
-def test_a_parent_that_was_suspended_for_a_moment_is_told_so_and_may_ask_again(world: World) -> None:
+def test_parent_that_was_suspended_for_moment_is_told_so_and_may_ask_again(world: World) -> None:
     about = {"name": "slow", "id": "slow", "cpu_ms": 250_000, **SMALL}
     world.sign(world.package({"main.py": HEAD + KIT + "answer = 1" + TAIL, "data": "x" * LARGE}, **about))
     asks = 'answer = [child("slow"), child("slow")]\nprint("SAID", answer, file=sys.stderr, flush=True)'

@@ -22,7 +22,9 @@ from sandbox import doctor
 from sandbox.host import facts
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.cgroup.cgroup import Leaf
+from sandbox.layers.store import LayerStore
 from sandbox.lifecycle.types import Request
+from sandbox.run_result import RunResult
 from sandbox.rundir import label, registry
 from sandbox.rundir.registry import Entry
 from sandbox.serve import standby_worker
@@ -112,7 +114,7 @@ def _warmed(served: Served, name: str, code: str = ECHO, **package: Any) -> tupl
     return path, _await(served, name, package.get("standby", 1))
 
 
-def _said(answer: client.Answer) -> dict[str, object]:
+def _said(answer: RunResult) -> dict[str, object]:
     assert answer.error is None, answer
     assert answer.result is not None
     said: dict[str, object] = json.loads(answer.result.text)
@@ -137,7 +139,7 @@ def _codes(world: World, run_id: str) -> list[str | None]:
     return [row["code"] for row in rows if row["run_id"] == run_id]
 
 
-def test_an_instance_answers_once_and_the_next_is_another(served: Served) -> None:
+def test_instance_answers_once_and_next_is_another(served: Served) -> None:
     path, _ = _warmed(served, "once")
     seen: set[str] = set()
     run_id = ""
@@ -163,7 +165,7 @@ def test_an_instance_answers_once_and_the_next_is_another(served: Served) -> Non
     assert {row["issuer"]["display"] for row in rows[3:]} == {"operator@local"}
 
 
-def test_what_is_frozen_takes_no_processor_and_what_somebody_thaws_is_not_used(served: Served) -> None:
+def test_what_is_frozen_takes_no_processor_and_what_another_thaws_is_not_used(served: Served) -> None:
     path, (instance,) = _warmed(served, "frozen")
     leaf = _leaf(instance)
     assert leaf.frozen()
@@ -182,7 +184,7 @@ def test_what_is_frozen_takes_no_processor_and_what_somebody_thaws_is_not_used(s
 
 def test_of_two_that_come_at_once_each_has_its_own(served: Served) -> None:
     path, _ = _warmed(served, "race")
-    answers: list[client.Answer] = []
+    answers: list[RunResult] = []
     threads = [threading.Thread(target=lambda: answers.append(served.run(path, "now"))) for _ in range(3)]
     for one in threads:
         one.start()
@@ -193,7 +195,7 @@ def test_of_two_that_come_at_once_each_has_its_own(served: Served) -> None:
     assert not any(one["used"] for one in said)
 
 
-def test_a_new_package_of_the_same_agent_takes_the_place_of_the_old(served: Served) -> None:
+def test_new_package_of_same_agent_takes_place_of_old(served: Served) -> None:
     path, (old,) = _warmed(served, "changed")
     new = _package(served.world, "changed", ECHO + "\n# another\n")
     assert new == path
@@ -204,7 +206,7 @@ def test_a_new_package_of_the_same_agent_takes_the_place_of_the_old(served: Serv
     assert _said(served.run(new, "again"))["run"] == fresh.run_id
 
 
-def test_a_granted_path_that_was_replaced_is_read_anew(served: Served) -> None:
+def test_granted_path_that_was_replaced_is_read_anew(served: Served) -> None:
     granted = Path(f"/srv/covenant-standby-{os.getpid()}")
     granted.mkdir(mode=0o755)
     try:
@@ -226,7 +228,27 @@ def test_a_granted_path_that_was_replaced_is_read_anew(served: Served) -> None:
                 place.rmdir()
 
 
-def test_what_is_revoked_is_not_kept_and_a_new_root_ends_what_rests_on_the_old(served: Served) -> None:
+def test_instance_of_changed_root_file_is_not_used(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "note").write_text("of the layer")
+    state = served.world.state
+    ref = LayerStore(state).pack_tree(tmp_path, "note", prefix="/srv/notes").ref
+    code = HEAD + "answer = open('/srv/notes/note').read()" + TAIL
+    path, (instance,) = _warmed(served, "layered", code=code, more=f'[root]\nlayers = ["{ref}"]')
+    used = served.run(path)
+    assert (used.run_id, json.loads(used.result.text if used.result else "")) == (instance.run_id, "of the layer")
+    (_,) = _await(served, "layered")
+    (file,) = [p for p in (state / "rootfs/images").glob("*/image.erofs") if b"of the layer" in p.read_bytes()]
+    raw = file.read_bytes()
+    file.write_bytes(raw.replace(b"of the layer", b"of another !"))
+    with pytest.raises(errors.LayerChangedError):
+        served.run(path)
+    file.write_bytes(raw)
+    again = served.run(path)
+    assert again.result is not None
+    assert json.loads(again.result.text) == "of the layer"
+
+
+def test_what_is_revoked_is_not_kept_and_new_root_ends_what_rests_on_old(served: Served) -> None:
     """A revocation acts at once; any other root is seen at the next request, or by the clock."""
     world = served.world
     kept, (stays,) = _warmed(served, "kept")
@@ -247,12 +269,12 @@ def test_what_is_revoked_is_not_kept_and_a_new_root_ends_what_rests_on_the_old(s
     assert not _ready(served, "revoked")
 
 
-def test_a_root_that_comes_while_it_is_asked_is_seen_before_the_start_is_written(served: Served) -> None:
+def test_root_that_comes_while_it_is_asked_is_seen_before_start_is_written(served: Served) -> None:
     world = served.world
     path, (instance,) = _warmed(served, "meanwhile")
     request = Request(packages.read(path), "x", world.issuer)
     root = next_root(world, manifest_of(world, "0" * 64))
-    (connection,) = dispatch._ready(world.state / "runs", dispatch._name(request.package))
+    (connection,) = dispatch._ready(world.state / "runs", dispatch.socket_name(request.package))
     with connection, State(world.state) as state:
         dispatch.send(connection, dispatch.order(request, configuration.load(served.world.state).digest))
         assert dispatch.receive(connection)["offer"] == instance.run_id
@@ -267,7 +289,7 @@ def test_a_root_that_comes_while_it_is_asked_is_seen_before_the_start_is_written
     assert _said(served.run(path, "y"))["run"] == fresh.run_id
 
 
-def test_a_root_s_file_that_was_written_again_is_read_anew(served: Served) -> None:
+def test_root_s_file_that_was_written_again_is_read_anew(served: Served) -> None:
     path, (instance,) = _warmed(served, "rewritten")
     place = max((served.world.state / "trust").glob("root-*.json"))
     os.utime(place)
@@ -275,7 +297,7 @@ def test_a_root_s_file_that_was_written_again_is_read_anew(served: Served) -> No
     _until(lambda: not instance.path.exists(), served)
 
 
-def test_one_that_was_made_before_the_supervisor_read_its_configuration_is_not_used_after(served: Served) -> None:
+def test_one_that_was_made_before_supervisor_read_its_configuration_is_not_used_after(served: Served) -> None:
     """It was made after the file was written, so that to itself nothing has changed since."""
     world = served.world
     config = world.state / "config.toml"
@@ -304,7 +326,7 @@ def test_one_that_was_made_before_the_supervisor_read_its_configuration_is_not_u
         read_again()
 
 
-def test_a_loosened_limit_is_seen_before_the_agent_is_told(served: Served) -> None:
+def test_loosened_limit_is_seen_before_agent_is_told(served: Served) -> None:
     path, (instance,) = _warmed(served, "limits")
     leaf = _leaf(instance)
     (leaf.paths["pids"] / "pids.max").write_text("max")
@@ -329,7 +351,7 @@ def test_one_that_was_killed_while_it_waited_is_replaced_and_nobody_waits_for_it
     ]
 
 
-def test_instances_of_a_package_have_one_holder_whose_death_is_theirs_alone(served: Served) -> None:
+def test_instances_of_package_have_one_holder_whose_death_is_theirs_alone(served: Served) -> None:
     other, (elsewhere,) = _warmed(served, "not-held")
     path, ready = _warmed(served, "held", standby=3)
     (pid,) = {one.keeper for one in ready}
@@ -357,7 +379,7 @@ def test_instances_of_a_package_have_one_holder_whose_death_is_theirs_alone(serv
     assert _said(served.run(other, "x"))["run"] == elsewhere.run_id
 
 
-def test_a_holder_that_is_told_to_end_ends_all_it_has_in_order(served: Served) -> None:
+def test_holder_told_to_end_ends_all_it_has_in_order(served: Served) -> None:
     path, ready = _warmed(served, "told", standby=2)
     os.kill(ready[0].keeper, signal.SIGTERM)
     _until(lambda: not any(one.path.exists() for one in ready), served)
@@ -368,7 +390,7 @@ def test_a_holder_that_is_told_to_end_ends_all_it_has_in_order(served: Served) -
     _await(served, "told", 2)
 
 
-def test_whoever_goes_away_ends_the_instance_that_worked_for_it(served: Served) -> None:
+def test_whoever_goes_away_ends_instance_that_worked_for_it(served: Served) -> None:
     path, (instance,) = _warmed(served, "left")
     with served.connected() as sock:
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -392,7 +414,7 @@ def _asked(sock: object, directory: int) -> None:
         client.run(sock, directory, "stay")  # type: ignore[arg-type]
 
 
-def test_who_speaks_without_an_intent_is_refused_also_when_it_was_made_ahead(served: Served) -> None:
+def test_who_speaks_without_intent_is_refused_also_when_it_was_made_ahead(served: Served) -> None:
     impatient = """
 import os, threading, time
 begin = time.monotonic()
@@ -438,7 +460,7 @@ def test_who_asks_and_gives_up_before_it_says_go_costs_no_instance_and_runs_noth
     request = Request(packages.read(path), "x", served.world.issuer, intent_id=left)
     runs = served.world.state / "runs"
     for says in (None, {"go": "another"}, {"nonsense": 1}):
-        (connection,) = dispatch._ready(runs, dispatch._name(request.package))
+        (connection,) = dispatch._ready(runs, dispatch.socket_name(request.package))
         with connection:
             dispatch.send(connection, dispatch.order(request, configuration.load(served.world.state).digest))
             assert dispatch.receive(connection)["offer"] == instance.run_id
@@ -450,14 +472,14 @@ def test_who_asks_and_gives_up_before_it_says_go_costs_no_instance_and_runs_noth
     assert answer.intent_id != left
 
 
-def test_an_intent_that_no_agent_can_be_told_costs_no_instance(served: Served) -> None:
+def test_intent_that_no_agent_can_be_told_costs_no_instance(served: Served) -> None:
     path, (instance,) = _warmed(served, "huge")
     with pytest.raises(errors.UsageError):
         served.run(path, "x" * (1 << 20))
     assert [one.run_id for one in _ready(served, "huge")] == [instance.run_id]
 
 
-def test_instances_are_counted_among_the_live_and_hold_no_agent_id(served: Served) -> None:
+def test_instances_are_counted_among_live_and_hold_no_agent_id(served: Served) -> None:
     path, ready = _warmed(served, "counted", standby=2)
     assert len(ready) == 2
     assert all(one.host_memory_mb > 64 for one in ready)
@@ -482,7 +504,7 @@ def test_one_whose_envelope_has_expired_is_gone_and_no_other_is_made(served: Ser
         served.run(path)
 
 
-def test_an_agent_of_node_waits_as_well_and_is_used_once(served: Served) -> None:
+def test_agent_of_node_waits_as_well_and_is_used_once(served: Served) -> None:
     code = """
 const lines = require("readline").createInterface({input: process.stdin});
 lines.once("line", (line) => {
@@ -498,7 +520,7 @@ lines.once("line", (line) => {
         assert not instance.path.exists()
 
 
-def test_who_only_waits_gives_way_to_a_run_that_needs_the_memory(warm: Path) -> None:
+def test_who_only_waits_gives_way_to_run_that_needs_memory(warm: Path) -> None:
     with open_place() as place:
         world = World(place, warm=warm)
         with Served(world, overcommit=0.05) as one:
@@ -535,7 +557,7 @@ sys.addaudithook(told)
 _AMONG_THREADS = {"launcher.py:start", "spawn.py:_fork", "idmap.py:namespace"}
 
 
-def test_instances_with_a_network_each_have_their_own_in_one_holder(
+def test_instances_with_network_each_have_their_own_in_one_holder(
     tmp_path: Path, warm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing is forked among its threads that goes on as Python, which Python itself warns of from 3.12 on."""
@@ -569,7 +591,7 @@ def test_instances_with_a_network_each_have_their_own_in_one_holder(
     assert {one[2] for one in told if one[1] > 1} <= _AMONG_THREADS
 
 
-def test_the_supervisor_s_death_takes_those_along_that_nobody_used(warm: Path) -> None:
+def test_supervisor_s_death_takes_those_along_that_nobody_used(warm: Path) -> None:
     with open_place() as place:
         world = World(place, warm=warm)
         with Served(world) as one:
@@ -583,7 +605,7 @@ def test_the_supervisor_s_death_takes_those_along_that_nobody_used(warm: Path) -
         assert leftovers(world) == []
 
 
-def test_the_page_can_be_followed(served: Served) -> None:
+def test_page_can_be_followed(served: Served) -> None:
     fences = re.findall(r"^```sh\n(.*?)^```", (ROOT / "docs" / "standby.md").read_text(), re.MULTILINE | re.DOTALL)
     (line,) = "".join(fences).splitlines()
     program, *words = shlex.split(line)
@@ -603,7 +625,7 @@ def test_what_cannot_be_compared_is_refused(served: Served) -> None:
     assert (done.returncode, json.loads(done.stdout)["code"]) == (2, "usage")
 
 
-def test_a_cold_run_says_that_nobody_keeps_instances(world: World) -> None:
+def test_cold_run_says_that_nobody_keeps_instances(world: World) -> None:
     answer = world.run(_package(world, "alone"))
     assert answer.error is None
     assert any(line.startswith("standby:") for line in answer.not_enforced)
@@ -612,8 +634,8 @@ def test_a_cold_run_says_that_nobody_keeps_instances(world: World) -> None:
 def test_client_orders_nothing_costs_no_instance(served: Served) -> None:
     path, (instance,) = _warmed(served, "reached")
     runs = served.world.state / "runs"
-    with dispatch._connected(instance.path, dispatch._name(packages.read(path))) as silent:
-        with dispatch._connected(instance.path, dispatch._name(packages.read(path))) as other:
+    with dispatch.connect(instance.path, dispatch.socket_name(packages.read(path))) as silent:
+        with dispatch.connect(instance.path, dispatch.socket_name(packages.read(path))) as other:
             dispatch.send(other, {"op": "run", "package": "another", "envelope": ""})
             assert dispatch.receive(other) == {"cold": "another package"}
         assert instance in registry.live(runs)

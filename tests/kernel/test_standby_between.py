@@ -74,7 +74,7 @@ def _go(served: Served, path: Path, one: Entry, act: Callable[..., None], late: 
     world = served.world
     request = Request(packages.read(path), "x", world.issuer, package_name=str(path))
     digest = configuration.load(world.state).digest
-    (connection,) = dispatch._ready(world.state / "runs", dispatch._name(request.package))
+    (connection,) = dispatch._ready(world.state / "runs", dispatch.socket_name(request.package))
     with connection:
         dispatch.send(connection, dispatch.order(request, digest))
         assert dispatch.receive(connection)["offer"] == one.run_id
@@ -110,7 +110,7 @@ def test_what_was_changed_between_offer_and_go_is_begun_by_nobody(served: Served
 
 
 @pytest.mark.parametrize("late", [0.0, LATE])
-def test_the_control_is_given_its_intent_however_late(served: Served, late: float) -> None:
+def test_control_is_given_its_intent_however_late(served: Served, late: float) -> None:
     path, (one,) = _warmed(served, f"control-{late > 0}")
     answer = _go(served, path, one, _nothing, late)["answer"]
     assert isinstance(answer, dict)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox.serve.api import client
+from sandbox.run_result import RunResult
 from tests.kernel import serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.serving import Served, open_place
@@ -41,6 +41,7 @@ def test_its_clocks_count_from_its_intent_and_not_from_when_it_was_made(
         for one in (cold, stays):
             assert isinstance(one.error, errors.DeadlineError), one
             assert "(clock: ttl_seconds)" in one.error.message
+            assert one.usage.wall_ms is not None
             assert seconds <= one.usage.wall_ms / 1000 < seconds + LATER_SECONDS
             stood = _seconds_until(world, one, "Suspended")
             assert len(stood) == (on_expiry == "suspend")
@@ -48,7 +49,7 @@ def test_its_clocks_count_from_its_intent_and_not_from_when_it_was_made(
         assert leftovers(world) == []
 
 
-def _seconds_until(world: World, answer: client.Answer, state: str) -> list[float]:
+def _seconds_until(world: World, answer: RunResult, state: str) -> list[float]:
     """How long after its intent a run was written down as in this state, each time that it was."""
     rows = _rows(world, answer.run_id)
     (given,) = (row["timestamp_ms"] for row in rows if row["kind"].get("state") == "Running")
@@ -70,7 +71,7 @@ canary.plan = widened
 """
 
 
-def test_none_is_kept_of_a_policy_that_fails_its_self_test(warm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_none_is_kept_of_policy_that_fails_its_self_test(warm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_place() as place:
         world, wider = World(place, warm=warm), place / "wider"
         monkeypatch.setattr(serving, "_MAIN", _WIDER.replace("PLACE", repr(str(wider))) + serving._MAIN)

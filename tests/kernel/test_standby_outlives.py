@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sandbox.kernel.cgroup import cgroup
+from sandbox.run_result import RunResult
 from sandbox.rundir import label, registry
 from sandbox.rundir.registry import Entry
 from sandbox.serve.api import client
@@ -91,7 +92,7 @@ def _package(world: World, shared: Path) -> Path:
 
 
 @pytest.mark.parametrize("wanted", ["continue", "end"])
-def test_an_instance_at_work_outlives_the_supervisor_as_any_run_and_one_that_waits_never_does(
+def test_instance_at_work_outlives_supervisor_as_any_run_and_one_that_waits_never_does(
     wanted: str, shared: Path, warm: Path
 ) -> None:
     with serving.open_place() as place:
@@ -137,8 +138,8 @@ def _goes_on(served: Served, used: Entry) -> None:
     assert not _frozen(used)
 
 
-def _answer(sock: socket.socket) -> client.Answer:
+def _answer(sock: socket.socket) -> RunResult:
     """Return the answer that the dead supervisor's client gets, after all state messages."""
     while (document := client._next(sock))["kind"] == "state":
         pass
-    return client.answer_of(document)
+    return RunResult.from_json(document)

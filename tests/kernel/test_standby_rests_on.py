@@ -45,7 +45,7 @@ def _policies(served: Served) -> dict[str, str]:
     return {row["run_id"]: row["policy_digest"] for row in started}
 
 
-def test_a_runsc_that_was_replaced_starts_the_next_and_ends_who_waits_under_the_old(warm: Path, binary: Path) -> None:
+def test_runsc_that_was_replaced_starts_next_and_ends_who_waits_under_old(warm: Path, binary: Path) -> None:
     with open_place() as place:
         world = World(place, warm=warm)
         with Served(world, runsc=str(binary)) as served:
@@ -67,7 +67,7 @@ def test_a_runsc_that_was_replaced_starts_the_next_and_ends_who_waits_under_the_
         assert leftovers(world) == []
 
 
-def test_one_whose_serial_was_revoked_is_ended_and_a_newer_one_waits_and_answers(warm: Path) -> None:
+def test_one_whose_serial_was_revoked_is_ended_and_newer_one_waits_and_answers(warm: Path) -> None:
     with open_place() as place:
         world = World(place, warm=warm)
         with Served(world) as served:
@@ -95,7 +95,7 @@ def test_one_whose_serial_was_revoked_is_ended_and_a_newer_one_waits_and_answers
         assert leftovers(world) == []
 
 
-def test_one_that_waits_under_an_older_serial_is_told_nothing_once_a_newer_one_was_accepted(warm: Path) -> None:
+def test_one_that_waits_under_older_serial_is_told_nothing_once_newer_one_was_accepted(warm: Path) -> None:
     with open_place() as place:
         world = World(place, warm=warm)
         with Served(world) as served:

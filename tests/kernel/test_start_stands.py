@@ -32,7 +32,7 @@ from tests.kernel.world import World
 pytestmark = pytest.mark.kernel
 
 
-def test_nothing_is_left_of_a_child_that_joins_a_stopped_cgroup() -> None:
+def test_nothing_is_left_of_child_that_joins_stopped_cgroup() -> None:
     with cgroup.Leaf(cgroup.Hierarchies.read(), f"test-{uuid.uuid4()}") as leaf:
         leaf.freeze()
         launch = proc_launch.Launch("/bin/sleep", ["sleep", "600"], {}, join_files=leaf.join_files())
@@ -54,7 +54,7 @@ def _ask(path: Path) -> None:
         pytest.param(None, errors.StartTimeoutError, id="its deadline"),
     ],
 )
-def test_a_keeper_whose_sandbox_stands_is_not_deaf(
+def test_keeper_whose_sandbox_stands_is_not_deaf(
     world: World, monkeypatch: pytest.MonkeyPatch, act: Callable[[Path], None] | None, ended: type[errors.RunError]
 ) -> None:
     package = world.sign(world.package({"main.py": ANSWERS}))
@@ -130,7 +130,7 @@ ENDS: dict[str, tuple[Callable[[Path], None], type[errors.RunError]]] = {
 
 
 @pytest.mark.parametrize("by", ["whoever asks", "a revocation"])
-def test_a_keeper_whose_gates_stand_is_not_deaf(
+def test_keeper_whose_gates_stand_is_not_deaf(
     networked: NetworkedWorld, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     (act, ended), grant = ENDS[by], internet.entries(("www.example.com", "[443]", "tls"))

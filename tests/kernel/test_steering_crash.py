@@ -51,7 +51,7 @@ match point:
     case "stopped, not answered": Leaf.freeze = act_then_die(Leaf.freeze)
     case "written down, not let go on": Leaf.thaw = die
     case "let go on, not answered": Leaf.thaw = act_then_die(Leaf.thaw)
-    case "to be ended, not answered": control.Server._send = die
+    case "to be ended, not answered": control.ControlServer._send = die
 sys.argv[0] = "covenant"
 runpy.run_module("covenant", run_name="__main__")
 """
@@ -83,7 +83,7 @@ def keepers(world: World) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
             one.wait()
 
 
-def test_whoever_asks_a_keeper_that_dies_of_it_is_told_and_nothing_of_it_stays(
+def test_whoever_asks_keeper_that_dies_of_it_is_told_and_nothing_of_it_stays(
     world: World, keepers: dict[str, subprocess.Popen[bytes]]
 ) -> None:
     def running() -> dict[int, str] | None:
@@ -118,10 +118,10 @@ MEMBER = """\
 import os, runpy, sys
 from sandbox.rundir import admission; from sandbox.shim import operations
 above, told = sys.argv.pop(1), sys.argv.pop(1)
-label, forsaken = admission.Claim.label, operations.RunOperations._forsaken
-operations._ENDING_SECONDS = 0.0
+label, forsaken = admission.AdmissionRequest.label, operations.RunOperations._forsaken
+operations.ENDING_SECONDS = 0.0
 more = {"parent": above, "ancestors": above, "depth": "1"} if above else {}
-admission.Claim.label = lambda self, **fields: label(self, **fields) | more
+admission.AdmissionRequest.label = lambda self, **fields: label(self, **fields) | more
 operations.RunOperations._forsaken = lambda self: forsaken(self) if os.path.exists(told) else None
 sys.argv[0] = "covenant"
 runpy.run_module("covenant", run_name="__main__")
@@ -159,7 +159,7 @@ def _stands(entry: registry.Entry) -> bool:
     return leaf.frozen()
 
 
-def test_a_tree_ends_whose_end_was_begun_by_somebody_who_is_killed(world: World) -> None:
+def test_tree_ends_whose_end_was_begun_by_another_who_is_killed(world: World) -> None:
     package = world.sign(world.package({"main.py": SLEEPS}, cpu_ms=250_000, memory_mb=64))
     environment = {**os.environ, "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)}
     told, processes = world.home / "told", list[subprocess.Popen[bytes]]()

@@ -58,7 +58,7 @@ ASKER = manager.Requester("operator@local", root=True)
 
 @pytest.mark.parametrize("backend", ["linux-gvisor", "trusted-local"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_stopped_run_leaves_nothing_but_what_it_said_and_used(
+def test_stopped_run_leaves_nothing_but_what_it_said_and_used(
     world: World, number: signal.Signals, backend: str
 ) -> None:
     code = {"main.py": HEAD + BURNS + TAIL}
@@ -83,7 +83,7 @@ def test_a_stopped_run_leaves_nothing_but_what_it_said_and_used(
 @pytest.mark.parametrize(
     ("owner", "name"), [(rundir_directory.RunDirectory, "__exit__"), (RunEvents, "run_ended"), (run_archive, "store")]
 )
-def test_a_signal_while_a_run_is_cleared_away_cuts_nothing_short(
+def test_signal_while_run_is_cleared_away_cuts_nothing_short(
     world: World, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, answers: bool
 ) -> None:
     """Nor while its end is written down. One that has answered has; of one that has not, nothing goes on that asked for
@@ -109,7 +109,7 @@ def test_a_signal_while_a_run_is_cleared_away_cuts_nothing_short(
     assert (ends, kinds[-1]["type"]) == ([None if answers else errors.AgentFailedError.code], "run_ended")
 
 
-def test_a_canary_that_is_interrupted_has_not_failed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_canary_interrupted_has_not_failed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next run tries it again, and is not refused for a fault that was not found."""
     world.configure(self_test=True)
     leave, signals = rundir_directory.RunDirectory.__exit__, [signal.SIGTERM]
@@ -127,7 +127,7 @@ def test_a_canary_that_is_interrupted_has_not_failed(world: World, monkeypatch: 
     assert world.run(path).error is None
 
 
-def test_a_run_that_was_told_to_outlive_its_terminal_does(world: World) -> None:
+def test_run_that_was_told_to_outlive_its_terminal_does(world: World) -> None:
     """nohup(1): who started it ignores SIGHUP, and so does the run."""
     path = world.sign(world.package({"main.py": HEAD + "import time; time.sleep(2)\nanswer = 1" + TAIL}))
     process = subprocess.Popen(
@@ -145,7 +145,7 @@ def test_a_run_that_was_told_to_outlive_its_terminal_does(world: World) -> None:
     assert json.loads(out)["kind"] == "intent_result"
 
 
-def test_a_run_that_the_supervisor_cannot_go_on_with_is_dead_before_what_surrounds_it_is_taken_away(
+def test_run_that_supervisor_cannot_go_on_with_is_dead_before_what_surrounds_it_is_taken_away(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its gateway gone and its last rows written, a living agent would act without a log."""

@@ -28,8 +28,8 @@ from sandbox.lifecycle import child_run
 from sandbox.lifecycle import run as lifecycle_run
 from sandbox.rootfs import skeleton
 from sandbox.rundir import directory, marks, registry
+from sandbox.shim import agent_loop, signals
 from sandbox.shim import process as shim_process
-from sandbox.shim import signals, stdio
 from sandbox.standby import wanted as standby_wanted
 from sandbox.storage import atomic_file, package_reader
 from sandbox.supervisor import Request, Supervisor
@@ -44,9 +44,7 @@ def _of(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [row["kind"] for row in rows if row["kind"]["type"] == kind]
 
 
-def test_a_start_that_is_durable_has_its_end_however_early_the_signal(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_start_durable_has_its_end_however_early_signal(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     path = world.sign(world.package({"main.py": HEAD + "answer = 1" + TAIL}))
     assert world.run(path).error is None
     real = Ledger.append_all
@@ -74,7 +72,7 @@ def test_a_start_that_is_durable_has_its_end_however_early_the_signal(
 
 
 @pytest.mark.parametrize("where", ["run_ended", "store"])
-def test_the_end_of_a_run_that_the_machine_failed_is_not_cut_short(
+def test_end_of_run_that_machine_failed_is_not_cut_short(
     world: World, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     path = world.sign(world.package({"main.py": HEAD + "answer = 1" + TAIL}))
@@ -102,7 +100,7 @@ def test_the_end_of_a_run_that_the_machine_failed_is_not_cut_short(
     assert record is not None
 
 
-def test_a_child_that_is_interrupted_is_billed(world: World) -> None:
+def test_child_interrupted_is_billed(world: World) -> None:
     burns = """
 import time
 end = time.process_time() + 3.0
@@ -135,9 +133,7 @@ answer = 1
     assert (answer.usage.cpu_ms or 0) >= ends["burns"]["cpu_ms"]
 
 
-def test_a_child_that_is_interrupted_when_it_has_answered_says_so(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_child_interrupted_when_it_has_answered_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its parent hears what it used as well: until it has, nothing cuts it short."""
     member(world, "heir", 'answer = "from below"', **SMALL)
     elder = member(world, "elder", 'answer = child("heir")', more=spawn(2, 4), **BIG)
@@ -156,9 +152,7 @@ def test_a_child_that_is_interrupted_when_it_has_answered_says_so(
     assert (answer.usage.cpu_ms or 0) >= below > 0
 
 
-def test_what_was_used_is_kept_where_the_last_row_cannot_be_written(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_used_is_kept_where_last_row_cannot_be_written(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that writes the row next keeps it, and for a parent its own shim."""
     burns = "import time\nwhile time.process_time() < 0.5: pass\nanswer = 1"
     path = world.sign(world.package({"main.py": HEAD + burns + TAIL}))
@@ -180,13 +174,16 @@ def test_what_was_used_is_kept_where_the_last_row_cannot_be_written(
             world.run(path)
     (run,) = runs
     assert run.used_ms > 100
-    run._rows.leave()  # as if its process had ended
+    run.context.rows.leave()  # as if its process had ended
     assert world.run(path).error is None
     ends = {one["run_id"]: one for one in _of(world.rows(), "run_ended")}
-    assert (ends[run.run_id]["code"], ends[run.run_id]["cpu_ms"]) == (errors.CutOffError.code, run.used_ms)
+    assert (ends[run.context.run_id]["code"], ends[run.context.run_id]["cpu_ms"]) == (
+        errors.CutOffError.code,
+        run.used_ms,
+    )
 
 
-def test_an_agent_is_dead_at_once_when_its_run_is_told_to_end(world: World) -> None:
+def test_agent_is_dead_at_once_when_its_run_is_told_to_end(world: World) -> None:
     """This holds also while another process has the log's lock."""
     path = world.sign(world.package({"main.py": HEAD + "import time; time.sleep(60)\nanswer = 1" + TAIL}))
     process = begun(world, path)
@@ -212,7 +209,7 @@ def test_an_agent_is_dead_at_once_when_its_run_is_told_to_end(world: World) -> N
     assert dead
 
 
-def test_an_instance_that_is_interrupted_is_archived(world: World) -> None:
+def test_instance_interrupted_is_archived(world: World) -> None:
     """As one that ends by itself before its intent (in a keeper of its own: a holder's threads have no signals)."""
     code = HEAD + "answer = 1" + TAIL
     path = world.sign(world.package({"main.py": code}, more="standby = 1"))
@@ -237,7 +234,7 @@ def test_an_instance_that_is_interrupted_is_archived(world: World) -> None:
 
 @pytest.mark.parametrize("backend", ["linux-gvisor", "trusted-local"])
 @pytest.mark.parametrize("what", ["signal", "disk"])
-def test_a_start_has_its_end_when_its_state_cannot_be_shown(
+def test_start_has_its_end_when_its_state_cannot_be_shown(
     world: World, monkeypatch: pytest.MonkeyPatch, what: str, backend: str
 ) -> None:
     """The directory in which it is shown goes before the last rows come."""
@@ -263,7 +260,7 @@ def test_a_start_has_its_end_when_its_state_cannot_be_shown(
 
 
 @pytest.mark.parametrize("where", ["made", "removed", "left"])
-def test_a_start_that_is_interrupted_leaves_nothing(world: World, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_start_interrupted_leaves_nothing(world: World, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """While its cgroups are made, while they are removed since it could not be started, and while its directory is."""
     path = world.sign(world.package({"main.py": HEAD + "import time; time.sleep(60)\nanswer = 1" + TAIL}))
     assert world.run(path, "warm", timeout_ms=1).error is not None
@@ -293,7 +290,7 @@ def test_a_start_that_is_interrupted_leaves_nothing(world: World, monkeypatch: p
     assert leftovers(world) == []
 
 
-def test_an_agent_is_dead_at_once_when_its_keeper_waits_for_the_log(world: World) -> None:
+def test_agent_is_dead_at_once_when_its_keeper_waits_for_log(world: World) -> None:
     """Another process has the log's lock, the run has a row to write, and then it is told to end."""
     path = world.sign(world.package({"main.py": HEAD + "import time; time.sleep(60)\nanswer = 1" + TAIL}))
     process = begun(world, path)
@@ -326,7 +323,7 @@ def test_an_agent_is_dead_at_once_when_its_keeper_waits_for_the_log(world: World
     assert leftovers(world) == []
 
 
-def test_a_canary_that_the_machine_fails_while_it_is_interrupted_has_not_failed(
+def test_canary_that_machine_fails_while_it_is_interrupted_has_not_failed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.configure(self_test=True)
@@ -345,7 +342,7 @@ def test_a_canary_that_the_machine_fails_while_it_is_interrupted_has_not_failed(
     assert world.run(path).error is None
 
 
-def test_a_canary_that_is_over_swallows_no_signal(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_canary_over_swallows_no_signal(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.configure(self_test=True)
     path = world.sign(world.package({"main.py": HEAD + "answer = 1" + TAIL}))
     hold = skeleton.Skeletons.hold
@@ -370,13 +367,13 @@ def test_what_had_ended_by_itself_did(world: World, monkeypatch: pytest.MonkeyPa
     """A signal while the last of its output is read does not say why."""
     code = {"main.py": HEAD + "sys.exit(3)" + TAIL}
     path = world.sign(world.package(code, backend=backend, required=str(backend == "linux-gvisor").lower()))
-    drain = stdio.StdioSession._drain
+    drain = agent_loop.AgentLoop._drain
 
-    def told(exchange: stdio.StdioSession) -> None:
+    def told(exchange: agent_loop.AgentLoop) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         drain(exchange)
 
-    monkeypatch.setattr(stdio.StdioSession, "_drain", told)
+    monkeypatch.setattr(agent_loop.AgentLoop, "_drain", told)
     with pytest.raises(KeyboardInterrupt):
         world.run(path)
     (end,) = _of(world.rows(), "run_ended")
@@ -384,15 +381,15 @@ def test_what_had_ended_by_itself_did(world: World, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("backend", ["linux-gvisor", "trusted-local"])
-def test_what_is_below_a_run_ends_with_it_whichever_is_seen_first(
+def test_what_is_below_run_ends_with_it_whichever_is_seen_first(
     world: World, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     """It is marked with its tree, told to end, and its exit is seen before the signal is."""
     code = {"main.py": HEAD + "import time; time.sleep(60)\nanswer = 1" + TAIL}
     path = world.sign(world.package(code, backend=backend, required=str(backend == "linux-gvisor").lower()))
-    below, give = list[tuple[Any, ...]](), stdio.StdioSession._give
+    below, give = list[tuple[Any, ...]](), agent_loop.AgentLoop._give
 
-    def told(exchange: stdio.StdioSession) -> None:
+    def told(exchange: agent_loop.AgentLoop) -> None:
         give(exchange)
         (run,) = registry.agents(registry.live(world.state / "runs"))
         marks.mark_stopped(run.path, "operator@local", "enough")
@@ -400,16 +397,14 @@ def test_what_is_below_a_run_ends_with_it_whichever_is_seen_first(
         until(lambda: pipes.readable(exchange.channel.pidfd, 0))
         exchange._on_exit()
 
-    monkeypatch.setattr(stdio.StdioSession, "_give", told)
+    monkeypatch.setattr(agent_loop.AgentLoop, "_give", told)
     monkeypatch.setattr(delegation, "end_below", lambda *what: below.append(what[-2:]))
     with pytest.raises(KeyboardInterrupt):
         world.run(path)
     assert below == [("operator@local", "enough")]
 
 
-def test_a_run_that_is_killed_while_it_is_stopped_is_not_said_to_go_on(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_killed_while_it_is_stopped_is_not_said_to_go_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     path = world.sign(world.package({"main.py": HEAD + "import time; time.sleep(60)\nanswer = 1" + TAIL}))
     says, once = cgroup.Leaf._freezer_says, [1]
 
@@ -436,9 +431,7 @@ def test_a_run_that_is_killed_while_it_is_stopped_is_not_said_to_go_on(
     assert [one["code"] for one in _of(world.rows(), "run_ended")] == ["interrupted"]
 
 
-def test_a_last_row_that_is_written_at_the_second_try_says_as_much(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_last_row_written_at_second_try_says_as_much(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import time\nwhile time.process_time() < 0.5: pass\nprint('SAID', file=sys.stderr)\nanswer = 1"
     path = world.sign(world.package({"main.py": HEAD + code + TAIL}))
     append, once = RunEvents._append, [1]

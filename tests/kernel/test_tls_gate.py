@@ -153,14 +153,14 @@ def _nothing_left_of_others(world: World) -> None:
     world.refusals()
 
 
-def test_a_granted_name_is_carried_to_its_server(world: World) -> None:
+def test_granted_name_is_carried_to_its_server(world: World) -> None:
     for host in (NAMED, NAMED6):
         assert world.asked(host, TLS, NAME) == NAME
         assert world.asked(host, TLS, WILD) == WILD
     assert world.refusals() == []
 
 
-def test_a_name_that_is_not_granted_is_reset_and_said(world: World) -> None:
+def test_name_not_granted_is_reset_and_said(world: World) -> None:
     for host in (NAMED, NAMED6):
         assert world.asked(host, TLS, OTHER) == "reset"
         # The wildcard is not its own parent, and has its own ports.
@@ -177,14 +177,14 @@ def test_a_name_that_is_not_granted_is_reset_and_said(world: World) -> None:
     )
 
 
-def test_a_granted_address_may_be_asked_for_any_name_and_for_none(world: World) -> None:
+def test_granted_address_may_be_asked_for_any_name_and_for_none(world: World) -> None:
     for host in (GRANTED, GRANTED6):
         assert world.asked(host, TLS, OTHER) == OTHER
         assert world.asked(host, TLS, None) == "None"
     assert world.refusals() == []
 
 
-def test_without_a_name_or_with_a_hidden_one_nothing_passes(world: World) -> None:
+def test_without_name_or_with_hidden_one_nothing_passes(world: World) -> None:
     before = world.servers[CLEAR].accepted
     twice = kit.body(kit.server_name(NAME.encode()), kit.server_name(OTHER.encode()))
     for hello, code in (
@@ -204,7 +204,7 @@ def test_without_a_name_or_with_a_hidden_one_nothing_passes(world: World) -> Non
     assert world.say(GRANTED, CLEAR, kit.hello(None)) == kit.server_hello()
 
 
-def test_a_hello_in_twenty_segments_and_many_records_is_one_hello(world: World) -> None:
+def test_hello_in_twenty_segments_and_many_records_is_one_hello(world: World) -> None:
     for name, answer in ((NAME, kit.server_hello()), (OTHER, "reset")):
         message = kit.message(kit.body(kit.server_name(name.encode()), kit.extension(21, b"\0" * 400)))
         data = kit.records(message, (1, 2, 3, 60, 5, 40, 80))
@@ -215,7 +215,7 @@ def test_a_hello_in_twenty_segments_and_many_records_is_one_hello(world: World) 
     assert world.refusals() == [(f"{OTHER}:444/tls", "sni_not_granted")]
 
 
-def test_the_longest_hello_passes_and_a_longer_one_does_not(world: World) -> None:
+def test_longest_hello_passes_and_longer_one_does_not(world: World) -> None:
     def padded(size: int) -> bytes:
         data = kit.message(kit.body(kit.server_name(NAME.encode()), kit.extension(21, b"")))
         data = kit.message(kit.body(kit.server_name(NAME.encode()), kit.extension(21, b"\0" * (size - len(data)))))
@@ -226,7 +226,7 @@ def test_the_longest_hello_passes_and_a_longer_one_does_not(world: World) -> Non
     assert world.refusals() == [(f"{NAMED}:444/tls", "hello_too_long")]
 
 
-def test_a_hello_that_does_not_come_is_refused(world: World) -> None:
+def test_hello_that_does_not_come_is_refused(world: World) -> None:
     # Two at once, so that the test waits once: nothing, and all but the last byte.
     with world.connected(NAMED, CLEAR) as silent, world.connected(NAMED6, CLEAR) as slow:
         slow.sendall(kit.hello(NAME)[:-1])
@@ -236,14 +236,14 @@ def test_a_hello_that_does_not_come_is_refused(world: World) -> None:
     assert sorted(world.refusals()) == [(f"{NAMED}:444/tls", "hello_timeout"), (f"[{NAMED6}]:444/tls", "hello_timeout")]
 
 
-def test_a_look_at_the_port_is_no_refusal(world: World) -> None:
+def test_look_at_port_is_no_refusal(world: World) -> None:
     with world.connected(NAMED, TLS) as made:
         made.shutdown(socket.SHUT_WR)
         assert made.recv(1) == b""
     assert world.refusals() == []
 
 
-def test_the_gate_has_no_door_of_its_own(world: World) -> None:
+def test_gate_has_no_door_of_its_own(world: World) -> None:
     for host in (GATEWAY, GATEWAY6):
         with pytest.raises(ConnectionRefusedError):
             world.connected(host, TLS_PORT)
@@ -262,7 +262,7 @@ def test_the_gate_has_no_door_of_its_own(world: World) -> None:
     assert world.spaces.within("gateway", straight) == "reset"
 
 
-def test_the_second_hello_is_judged_too(world: World) -> None:
+def test_second_hello_is_judged_too(world: World) -> None:
     # The control: a real client that is asked again goes through, and the server takes the name of the second hello.
     assert world.asked(NAMED, RETRY, NAME) == NAME
     assert world.servers[RETRY].names[-2:] == [NAME, NAME]
@@ -299,7 +299,7 @@ def _second_hello(world: World, change: Callable[[bytes], bytes]) -> str:
     return "answered"
 
 
-def test_nothing_but_hellos_passes_before_the_servers_answer(world: World) -> None:
+def test_nothing_but_hellos_passes_before_servers_answer(world: World) -> None:
     # A second hello that is sent along with the first is held until the server has said that it wants none.
     evil = kit.hello(OTHER)
     for host in (NAMED, NAMED6):
@@ -345,7 +345,7 @@ def test_much_is_carried_both_ways_at_once(world: World) -> None:
         assert up.recv(100) == str(size).encode()
 
 
-def test_a_hundred_connections_are_carried_at_once(world: World) -> None:
+def test_hundred_connections_are_carried_at_once(world: World) -> None:
     with contextlib.ExitStack() as stack:
         made = [stack.enter_context(world.connected(NAMED, CLEAR)) for _ in range(100)]
         for one in made:
@@ -364,7 +364,7 @@ def test_a_hundred_connections_are_carried_at_once(world: World) -> None:
     assert world.refusals() == []
 
 
-def test_more_connections_than_the_gate_holds_are_refused_at_once(world: World) -> None:
+def test_more_connections_than_gate_holds_are_refused_at_once(world: World) -> None:
     with contextlib.ExitStack() as stack:
         made = [stack.enter_context(world.connected(GRANTED, CLEAR)) for _ in range(256)]
         for one in made:
@@ -378,7 +378,7 @@ def test_more_connections_than_the_gate_holds_are_refused_at_once(world: World) 
         assert time.monotonic() < until
 
 
-def test_a_flood_of_refusals_leaves_the_gate_serving(world: World) -> None:
+def test_flood_of_refusals_leaves_gate_serving(world: World) -> None:
     def flood() -> None:
         for _ in range(400):
             reset = contextlib.suppress(ConnectionResetError, BrokenPipeError)
@@ -391,7 +391,7 @@ def test_a_flood_of_refusals_leaves_the_gate_serving(world: World) -> None:
     assert world.asked(NAMED, TLS, NAME) == NAME
 
 
-def test_a_server_that_is_not_there_resets_the_agent(world: World) -> None:
+def test_server_not_there_resets_agent(world: World) -> None:
     with world.connected(GRANTED6, TLS) as made:
         made.close()
     world.spaces.run("world", "ip", "address", "del", f"{GRANTED6}/128", "dev", "lo")
@@ -403,7 +403,7 @@ def test_a_server_that_is_not_there_resets_the_agent(world: World) -> None:
         world.spaces.run("world", "ip", "address", "add", f"{GRANTED6}/128", "dev", "lo")
 
 
-def test_the_gate_holds_no_right_and_nothing_of_ours(world: World) -> None:
+def test_gate_holds_no_right_and_nothing_of_ours(world: World) -> None:
     assert world.gate is not None
     pid = world.gate.process.pid
     status = dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line)
@@ -419,7 +419,7 @@ def test_the_gate_holds_no_right_and_nothing_of_ours(world: World) -> None:
     assert kinds <= {"socket", "pipe", "anon_inode"}
 
 
-def test_a_gate_that_ends_leaves_its_port_closed(artefacts: Artefacts, tmp_path: Path) -> None:
+def test_gate_that_ends_leaves_its_port_closed(artefacts: Artefacts, tmp_path: Path) -> None:
     with three_namespaces.made() as spaces:
         _load(spaces, artefacts, tmp_path)
         with spaces.listen("world", "0.0.0.0", TLS):

@@ -187,7 +187,7 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Internet]:
         yield made
 
 
-def test_what_the_gate_lets_through_and_what_it_resets(tmp_path: Path, warm: Path, net: Internet) -> None:
+def test_what_gate_lets_through_and_what_it_resets(tmp_path: Path, warm: Path, net: Internet) -> None:
     world = internet.configured(NetworkedWorld(tmp_path, warm=warm), net)
     files = {
         "ca.pem": net.certificate,

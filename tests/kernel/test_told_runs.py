@@ -17,7 +17,7 @@ import pytest
 
 from covenant.handlers import billing
 from covenant.runtime.runner import Usage
-from covenant.runtime.supervisor_report import Family, Told
+from covenant.runtime.supervisor_report import Family, SupervisorReport
 from policy import errors
 from policy.audit_log import chain as audit_log_chain
 from policy.audit_log import events, verify
@@ -89,7 +89,7 @@ def _ended(lines: list[tuple[bytes, bytes]]) -> list[dict[str, Any]]:
     return [kind for kind in kinds if kind["type"] == "run_ended"]
 
 
-def test_a_family_comes_byte_for_byte_as_the_log_has_it_and_with_what_it_used(served: Served) -> None:
+def test_family_comes_byte_for_byte_as_log_has_it_and_with_what_it_used(served: Served) -> None:
     limits = {"memory_mb": 512, "resources": "pids_max = 128\ncpu_millis = 1000\n"}
     families.member(served.world, "middle", "answer = child('works')", more=families.spawn(2, 2), **limits)
     top = _top(served.world, "told", "answer = child('middle')")
@@ -113,7 +113,7 @@ def test_a_family_comes_byte_for_byte_as_the_log_has_it_and_with_what_it_used(se
     assert _asked(served, top)[1] is None
 
 
-def test_a_refusal_and_a_failure_bring_their_rows_and_another_run_s_are_not_among_them(served: Served) -> None:
+def test_refusal_and_failure_bring_their_rows_and_another_run_s_are_not_among_them(served: Served) -> None:
     world = served.world
     unsigned = world.package({"main.py": HEAD + "answer = 1\n" + TAIL}, name="unsigned", id="unsigned")
     fails = world.sign(world.package({"main.py": HEAD + "sys.exit(3)\n"}, name="fails", id="fails"))
@@ -128,7 +128,7 @@ def test_a_refusal_and_a_failure_bring_their_rows_and_another_run_s_are_not_amon
         assert _lines(told) == _of(served, failed["run_id"])
 
 
-def test_whoever_is_not_root_is_told_of_a_refusal_that_has_no_run(served: Served) -> None:
+def test_whoever_is_not_root_hears_of_refusal_that_has_no_run(served: Served) -> None:
     world = served.world
     package = world.package({"main.py": HEAD + "answer = 1\n" + TAIL}, name="theirs", id="theirs")
     package.chmod(0o755)
@@ -151,7 +151,7 @@ def test_whoever_is_not_root_is_told_of_a_refusal_that_has_no_run(served: Served
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_a_child_whose_keeper_was_killed_has_its_end_and_its_use_among_the_rows(served: Served) -> None:
+def test_child_whose_keeper_was_killed_has_its_end_and_its_use_among_rows(served: Served) -> None:
     families.member(served.world, "burns", "while True: pass", **_SMALL)
     top = _top(served.world, "loses", "answer = child('burns')")
     told: list[Any] = []
@@ -212,7 +212,7 @@ def _whom(display: str = "ada@laptop") -> dict[str, str]:
     return {"pubkey_b58": KEY, "display": display}
 
 
-def test_an_agent_reads_for_whom_it_is_asked_and_the_log_names_both(served: Served) -> None:
+def test_agent_reads_for_whom_it_is_asked_and_log_names_both(served: Served) -> None:
     reads = served.world.base / "packages" / "reads"
     plain, _ = _asked(served, reads)
     assert json.loads(plain["result"]["text"])["display"] == "operator@local"
@@ -227,7 +227,7 @@ def test_an_agent_reads_for_whom_it_is_asked_and_the_log_names_both(served: Serv
         assert (started["kind"]["behalf_display"], started["kind"]["behalf_pubkey"]) == (display, KEY)
 
 
-def test_a_child_reads_its_parent_s_run_under_the_key_that_its_parent_reads(served: Served) -> None:
+def test_child_reads_its_parent_s_run_under_key_that_its_parent_reads(served: Served) -> None:
     top = _top(served.world, "asks", "answer = child('reads')")
     answer, told = _asked(served, top, rows=True, on_behalf_of=_whom())
     child = json.loads(json.loads(answer["result"]["text"])["ok"]["text"])
@@ -251,12 +251,12 @@ def test_a_child_reads_its_parent_s_run_under_the_key_that_its_parent_reads(serv
         "ada@laptop",
     ],
 )
-def test_for_whom_is_a_closed_and_bounded_field(served: Served, whom: Any) -> None:
+def test_for_whom_is_closed_and_bounded_field(served: Served, whom: Any) -> None:
     refused, _ = _asked(served, served.world.base / "packages" / "reads", on_behalf_of=whom)
     assert refused["code"] == errors.RequestError.code
 
 
-def test_of_an_instance_the_rows_of_its_making_are_told_too(served: Served) -> None:
+def test_of_instance_rows_of_its_making_are_told_too(served: Served) -> None:
     code = HEAD + "answer = 1\n" + TAIL
     ready = served.world.package({"main.py": code}, name="ready", id="ready")
     manifest = ready / "agent.toml"
@@ -292,7 +292,7 @@ def _home(served: Served, *packages: str) -> Path:
     return home
 
 
-async def test_the_daemons_log_has_the_supervisor_s_rows_byte_for_byte(served: Served) -> None:
+async def test_daemons_log_has_supervisor_s_rows_byte_for_byte(served: Served) -> None:
     _top(served.world, "spends", "answer = [child('works'), intent['issuer']]")
     home = _home(served, "spends", "works")
     async with daemon_kit.running(home, socket=served.path) as daemon:
@@ -326,7 +326,7 @@ async def test_the_daemons_log_has_the_supervisor_s_rows_byte_for_byte(served: S
     assert verify.verify(events_, chain, (home / "audit-head" / "head.json").read_bytes(), key).valid
 
 
-async def test_of_a_run_whose_keeper_was_killed_the_daemon_says_that_its_rows_are_missing(served: Served) -> None:
+async def test_of_run_whose_keeper_was_killed_daemon_says_that_its_rows_are_missing(served: Served) -> None:
     home = _home(served, "sleeps")
     async with daemon_kit.running(home, socket=served.path) as daemon:
         await daemon.grant("memory.write")
@@ -349,7 +349,7 @@ async def test_of_a_run_whose_keeper_was_killed_the_daemon_says_that_its_rows_ar
 def _cost_of(family: dict[str, Any]) -> int:
     """Return the cost of a family by its own row."""
     used = Family(**{name: family[name] for name in Family.__slots__})
-    return billing.cost(Usage(0, 0, 0), Told(family=used))
+    return billing.cost(Usage(0, 0, 0), SupervisorReport(family=used))
 
 
 async def _kinds(daemon: Daemon, kind: str) -> list[dict[str, Any]]:

@@ -67,7 +67,7 @@ def asked(served: Served, files: Hanging, descriptors: int) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("descriptors", [1, 3], ids=["control: one", "three"])
-def test_descriptors_of_a_hanging_file_system_are_answered_and_named(served: Served, descriptors: int) -> None:
+def test_descriptors_of_hanging_file_system_are_answered_and_named(served: Served, descriptors: int) -> None:
     source = served.world.sign(served.world.copy("hello"))
     with hanging_files.mounted(source, served.world.base / "hangs", uid=CALLER) as files:
         files.hang("FLUSH")

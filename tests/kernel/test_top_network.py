@@ -35,7 +35,7 @@ def net() -> Iterator[Internet]:
         yield made
 
 
-def test_top_says_what_a_live_run_sent_and_received(tmp_path: Path, warm: Path, net: Internet) -> None:
+def test_top_says_what_live_run_sent_and_received(tmp_path: Path, warm: Path, net: Internet) -> None:
     world = internet.configured(NetworkedWorld(tmp_path, warm=warm), net)
     grants = internet.entries(("93.184.216.34", "[80]", "tcp"))
     package = world.sign(world.package({"main.py": HEAD + SENDS + TAIL}, cpu_ms=250_000, network="full", more=grants))

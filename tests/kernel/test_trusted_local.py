@@ -7,7 +7,6 @@ Each denial is beside a control in which the same probe succeeds or fails differ
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from policy import contract, data, errors
 from policy.compile import seccomp
@@ -35,6 +35,7 @@ from sandbox.host import facts
 from sandbox.kernel.seccomp import load
 from sandbox.run_io import Limits, RunOutcome
 from sandbox.runner import trusted_local
+from tests.doubles.run_parts import Observer
 from tests.kernel.world import HEAD, TAIL, World
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,12 +93,12 @@ def manifest(**values: object) -> bytes:
     ).encode()
 
 
-def plan_of(raw: bytes, *, demand: local.Demand | None = None, **changes: Any) -> trusted_local.Plan:
+def plan_of(raw: bytes, *, demand: local.RefusedCalls | None = None, **changes: Any) -> trusted_local.Plan:
     found = parse.parse(raw)
     policy = compiler.compile(found, arch=facts.architecture(), signed=False)
     program = {"python3": "/usr/bin/python3", "node": "/usr/bin/node"}.get(policy.runtime, f"/mnt/{policy.entry}")
     demand = demand or local.demanded(found)
-    return trusted_local.Plan(dataclasses.replace(policy, **changes), AGENT, program, demand)
+    return trusted_local.Plan(structs.replace(policy, **changes), AGENT, program, demand)
 
 
 def run(
@@ -121,6 +122,7 @@ def run(
         limits=Limits(start_seconds=20, task_seconds=seconds, task_clock="timeout", grace_seconds=grace),
         state=state,
         hidden=hidden,
+        observer=Observer(),
     )
 
 
@@ -152,7 +154,7 @@ def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
 # --- who it is ------------------------------------------------------------------------------------------------
 
 
-def test_the_agent_is_a_plain_user_with_nothing_of_ours(state: Path) -> None:
+def test_agent_is_plain_user_with_nothing_of_ours(state: Path) -> None:
     leaked = os.open("/etc/hostname", os.O_RDONLY)
     os.set_inheritable(leaked, True)
     os.environ["COVENANT_TEST_SECRET"] = "x"
@@ -194,7 +196,7 @@ def test_the_agent_is_a_plain_user_with_nothing_of_ours(state: Path) -> None:
     assert seen["intent"] == INTENT.decode()
 
 
-def test_the_control_of_the_descriptor_leak_leaks() -> None:
+def test_control_of_descriptor_leak_leaks() -> None:
     """A child that marks nothing does inherit that descriptor: the test above would see one."""
     leaked = os.open("/etc/hostname", os.O_RDONLY)
     os.set_inheritable(leaked, True)
@@ -205,19 +207,19 @@ def test_the_control_of_the_descriptor_leak_leaks() -> None:
     assert str(leaked) in listed.stdout.split()
 
 
-def test_uid_or_gid_0_never_runs_even_if_a_plan_says_so(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uid_or_gid_0_never_runs_even_if_plan_says_so(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trusted_local, "_covers", lambda hidden, plan: [])
     for uid, gid in ((0, AGENT.gid), (AGENT.uid, 0)):
         root = trusted_local.Identity("r", uid, gid)
 
         def plan(raw: bytes, identity: trusted_local.Identity = root) -> trusted_local.Plan:
-            return dataclasses.replace(plan_of(raw), identity=identity)
+            return structs.replace(plan_of(raw), identity=identity)
 
         with pytest.raises(errors.KernelError, match="as root"):
             run(state, "answer(1)", plan=plan)
 
 
-def test_without_root_it_is_a_clear_refusal() -> None:
+def test_without_root_it_is_clear_refusal() -> None:
     program = (
         # Imported first: the clone may lie where an ordinary user cannot read it.
         "from sandbox.runner import trusted_local as t; from policy import errors\n"
@@ -269,14 +271,14 @@ def test_keys_and_log_cannot_be_read(state: Path, secrets: list[Path]) -> None:
         assert value(run(state, code, hidden=(str(home),))) == [["EACCES", None]] * 3
 
 
-def test_a_directory_of_the_agents_own_user_is_not_a_place_for_keys(state: Path) -> None:
+def test_directory_of_agents_own_user_is_not_place_for_keys(state: Path) -> None:
     os.chown(state, AGENT.uid, AGENT.gid)
     with pytest.raises(errors.HomeError, match="belongs to user"):
         run(state, "answer(1)")
 
 
 @pytest.mark.parametrize("path", ["/", "/usr", "/var", "/mnt"])
-def test_what_the_agent_needs_cannot_be_hidden(state: Path, path: str) -> None:
+def test_what_agent_needs_cannot_be_hidden(state: Path, path: str) -> None:
     with pytest.raises(errors.HomeError, match="cannot be hidden"):
         run(state, "answer(1)", hidden=(path,))
 
@@ -321,7 +323,7 @@ def test_another_runs_files_and_processes_are_out_of_reach(state: Path) -> None:
     assert b"mine" in first[0].stderr
 
 
-def test_the_host_is_read_only_and_scratch_is_thrown_away(state: Path) -> None:
+def test_host_is_read_only_and_scratch_is_thrown_away(state: Path) -> None:
     world = Path(f"/var/lib/covenant-test-world-{uuid.uuid4()}")
     world.mkdir()
     world.chmod(0o777)
@@ -348,7 +350,7 @@ def test_the_host_is_read_only_and_scratch_is_thrown_away(state: Path) -> None:
         shutil.rmtree(world)
 
 
-def test_the_package_is_the_bytes_that_were_verified(state: Path) -> None:
+def test_package_is_bytes_that_were_verified(state: Path) -> None:
     finished = run(
         state,
         """
@@ -377,7 +379,7 @@ CALLS: dict[str, tuple[list[int], str]] = {
 }
 
 
-def test_denied_calls_get_eperm_and_fail_otherwise_without_the_filter(state: Path) -> None:
+def test_denied_calls_get_eperm_and_fail_otherwise_without_filter(state: Path) -> None:
     numbers = data.syscalls(facts.architecture()).numbers
     calls = {name: (numbers[name], args) for name, (args, _) in CALLS.items()}
     code = f"""
@@ -388,7 +390,7 @@ def test_denied_calls_get_eperm_and_fail_otherwise_without_the_filter(state: Pat
         answer({{name: tried(lambda: call(number, *args))[0] for name, (number, args) in {calls!r}.items()}})
     """
     nothing = seccomp.DenyFilter(facts.architecture(), (), ())
-    without = value(run(state, code, plan=lambda raw: plan_of(raw, filter=nothing, demand=local.Demand())))
+    without = value(run(state, code, plan=lambda raw: plan_of(raw, filter=nothing, demand=local.RefusedCalls())))
     assert without == {name: outcome for name, (_, outcome) in CALLS.items()}
     assert value(run(state, code)) == dict.fromkeys(CALLS, "EPERM")
 
@@ -400,19 +402,19 @@ def lacking(rule: str) -> Callable[[bytes], trusted_local.Plan]:
         whole = plan_of(raw).policy.filter
         rules = tuple(kept for kept in whole.rules if kept.name != rule)
         assert len(rules) < len(whole.rules)
-        return plan_of(raw, filter=dataclasses.replace(whole, rules=rules))
+        return plan_of(raw, filter=structs.replace(whole, rules=rules))
 
     return plan
 
 
 @pytest.mark.parametrize("rule", ["bpf", "clone", "clone3", "socket"])
-def test_a_filter_that_lacks_a_rule_stops_the_run(state: Path, rule: str) -> None:
+def test_filter_that_lacks_rule_stops_run(state: Path, rule: str) -> None:
     with pytest.raises(errors.ProofError, match=f"`{rule}`"):
         run(state, 'open("/tmp/ran", "w"); answer(1)', plan=lacking(rule))
     assert list(state.iterdir()) == [], "not even the package was copied"
 
 
-def test_a_fault_of_libseccomp_stops_the_run(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_of_libseccomp_stops_run(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     honest, numbers = load.export, data.syscalls(facts.architecture()).numbers
 
     def faulty(prepared: Any) -> bytes:
@@ -429,13 +431,13 @@ def test_a_fault_of_libseccomp_stops_the_run(state: Path, monkeypatch: pytest.Mo
     assert value(run(state, "answer(1)")) == 1
 
 
-def test_a_failed_proof_is_told_and_logged(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_proof_is_told_and_logged(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = compiler.compile
 
     def faulty(*given: Any, **named: Any) -> compiler.LocalPolicy:
         policy = honest(*given, **named)
         rules = tuple(rule for rule in policy.filter.rules if rule.name != "unshare")
-        return dataclasses.replace(policy, filter=dataclasses.replace(policy.filter, rules=rules))
+        return structs.replace(policy, filter=structs.replace(policy.filter, rules=rules))
 
     fields: dict[str, Any] = {"backend": "trusted-local", "required": "false"}
     monkeypatch.setattr(compiler, "compile", faulty)
@@ -446,7 +448,7 @@ def test_a_failed_proof_is_told_and_logged(world: World, monkeypatch: pytest.Mon
     assert world.ask("answer = 1", **fields) == 1
 
 
-def test_the_manifests_own_deny_list_is_loaded(state: Path) -> None:
+def test_manifests_own_deny_list_is_loaded(state: Path) -> None:
     code = 'answer([tried(lambda: os.symlink("a", "/tmp/b")), tried(lambda: os.mkdir("/tmp/c"))])'
     deny = '[permissions.syscalls]\n        deny = ["symlink", "symlinkat"]'
     assert value(run(state, code)) == [["ok", None], ["ok", None]]
@@ -470,11 +472,11 @@ def without_sockets(raw: bytes) -> trusted_local.Plan:
     """The plan of `raw`, whose filter lacks the rules of socket and socketpair."""
     honest = plan_of(raw)
     rules = tuple(rule for rule in honest.policy.filter.rules if rule.name not in ("socket", "socketpair"))
-    demand = dataclasses.replace(
+    demand = structs.replace(
         honest.demand, only={n: c for n, c in honest.demand.only.items() if n not in ("socket", "socketpair")}
     )
-    policy = dataclasses.replace(honest.policy, filter=dataclasses.replace(honest.policy.filter, rules=rules))
-    return dataclasses.replace(honest, policy=policy, demand=demand)
+    policy = structs.replace(honest.policy, filter=structs.replace(honest.policy.filter, rules=rules))
+    return structs.replace(honest, policy=policy, demand=demand)
 
 
 def test_network_off_leaves_unix_sockets_and_nothing_else(state: Path) -> None:
@@ -549,7 +551,7 @@ def test_network_full_lets_node_resolve_and_connect(state: Path) -> None:
 # --- limits -----------------------------------------------------------------------------------------------------
 
 
-def test_a_crash_dumps_no_core(state: Path) -> None:
+def test_crash_dumps_no_core(state: Path) -> None:
     """The limit is 1, not 0: a handler of core_pattern gets no dump then (policy.core_dumps)."""
     code = """
         pid = os.fork()
@@ -563,13 +565,13 @@ def test_a_crash_dumps_no_core(state: Path) -> None:
     assert value(run(state, code)) == [signal.SIGABRT, False, [], 1, 1]
 
 
-def test_memory_mb_bounds_the_address_space(state: Path) -> None:
+def test_memory_mb_bounds_address_space(state: Path) -> None:
     code = "answer(tried(lambda: len(bytearray(200 * 1024 * 1024))))"
     assert value(run(state, code, memory_mb=128)) == ["MemoryError", None]
     assert value(run(state, code, memory_mb=512)) == ["ok", 200 * 1024 * 1024]
 
 
-def test_disk_mb_bounds_a_file_and_the_scratch_together(state: Path) -> None:
+def test_disk_mb_bounds_file_and_scratch_together(state: Path) -> None:
     code = """
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         def write(path, mib):
@@ -585,7 +587,7 @@ def test_disk_mb_bounds_a_file_and_the_scratch_together(state: Path) -> None:
     assert [s[0] for s in seen] == ["ok", "ok", "EFBIG"]
 
 
-def test_disk_mb_0_is_no_disk_and_not_an_endless_one(state: Path) -> None:
+def test_disk_mb_0_is_no_disk_and_not_endless_one(state: Path) -> None:
     code = 'answer(tried(lambda: open("/tmp/a", "w").write("x")))'
     seen = value(run(state, code, plan=lambda raw: plan_of(raw, scratch_bytes=0)))
     assert seen[0] in ("EROFS", "EACCES")
@@ -623,7 +625,7 @@ DAEMON = """
 """
 
 
-def test_a_daemon_of_the_agent_dies_with_it(state: Path) -> None:
+def test_daemon_of_agent_dies_with_it(state: Path) -> None:
     token = f"token-{uuid.uuid4()}"
     out: list[RunOutcome] = []
     code = textwrap.dedent(DAEMON.format(token=token)) + "time.sleep(1.5)\nanswer(1)\n"
@@ -635,7 +637,7 @@ def test_a_daemon_of_the_agent_dies_with_it(state: Path) -> None:
     assert alive(token) == []
 
 
-def test_an_agent_that_ignores_sigterm_ends_after_its_grace(state: Path) -> None:
+def test_agent_that_ignores_sigterm_ends_after_its_grace(state: Path) -> None:
     token = f"token-{uuid.uuid4()}"
     code = (
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -648,7 +650,7 @@ def test_an_agent_that_ignores_sigterm_ends_after_its_grace(state: Path) -> None
     assert alive(token) == []
 
 
-def test_an_agent_that_minds_sigterm_may_clean_up(state: Path) -> None:
+def test_agent_that_minds_sigterm_may_clean_up(state: Path) -> None:
     code = """
         def end(*_):
             print("cleaned up", file=sys.stderr, flush=True); sys.exit(3)
@@ -661,17 +663,17 @@ def test_an_agent_that_minds_sigterm_may_clean_up(state: Path) -> None:
     assert (finished.exit_status, finished.error.details) == (3, {"clock": "timeout"})
 
 
-def test_the_agent_cannot_end_or_signal_what_stands_above_it(state: Path) -> None:
+def test_agent_cannot_end_or_signal_what_stands_above_it(state: Path) -> None:
     seen = value(run(state, "answer([tried(lambda: os.kill(1, s))[0] for s in (signal.SIGKILL, signal.SIGUSR1, 0)])"))
     assert seen == ["EPERM"] * 3
 
 
-def test_a_stdout_flood_ends_and_is_named(state: Path) -> None:
+def test_stdout_flood_ends_and_is_named(state: Path) -> None:
     finished = run(state, 'while True: os.write(1, b"x" * 65536)')
     assert isinstance(finished.error, errors.OutputTooLargeError)
 
 
-def test_an_agents_own_failure_is_told_from_ours(state: Path) -> None:
+def test_agents_own_failure_is_told_from_ours(state: Path) -> None:
     finished = run(state, "sys.exit(5)")
     assert isinstance(finished.error, errors.AgentFailedError)
     assert finished.exit_status == 5
@@ -686,7 +688,7 @@ t.run(pathlib.Path({state!r}), {code!r}, seconds=60)
 """
 
 
-def test_a_killed_supervisor_leaves_no_agent(state: Path) -> None:
+def test_killed_supervisor_leaves_no_agent(state: Path) -> None:
     token = f"token-{uuid.uuid4()}"
     code = textwrap.dedent(DAEMON.format(token=token)) + "time.sleep(60)\n"
     script = SUPERVISOR.format(root=str(ROOT), here=str(Path(__file__).parent), state=str(state), code=code)
@@ -705,12 +707,12 @@ def test_a_killed_supervisor_leaves_no_agent(state: Path) -> None:
         ({"program": "/mnt/agent.toml"}, "execute /mnt/agent.toml: Permission denied"),
     ],
 )
-def test_a_failed_step_is_named_and_nothing_runs(state: Path, change: dict[str, Any], step: str) -> None:
+def test_failed_step_is_named_and_nothing_runs(state: Path, change: dict[str, Any], step: str) -> None:
     with pytest.raises(errors.KernelError, match=step):
-        run(state, "answer(1)", plan=lambda raw: dataclasses.replace(plan_of(raw), **change))
+        run(state, "answer(1)", plan=lambda raw: structs.replace(plan_of(raw), **change))
 
 
-def test_a_cover_that_cannot_be_mounted_stops_the_run(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cover_that_cannot_be_mounted_stops_run(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = state / "file"
     file.touch()
     monkeypatch.setattr(trusted_local, "_covers", lambda hidden, plan: [str(file)])
@@ -723,14 +725,14 @@ def _children() -> set[str]:
     return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
 
 
-def test_the_machine_is_as_it_was(state: Path) -> None:
+def test_machine_is_as_it_was(state: Path) -> None:
     before = Path("/proc/self/mountinfo").read_text(), sorted(os.listdir("/proc/self/fd"))
     # Another test of this process may have left one that is still to be waited for.
     children = _children()
     value(run(state, "answer(1)"))
     run(state, "time.sleep(60)", seconds=0.2, grace=0.1)
     with pytest.raises(errors.KernelError):
-        run(state, "answer(1)", plan=lambda raw: dataclasses.replace(plan_of(raw), program="/nonexistent"))
+        run(state, "answer(1)", plan=lambda raw: structs.replace(plan_of(raw), program="/nonexistent"))
     assert (Path("/proc/self/mountinfo").read_text(), sorted(os.listdir("/proc/self/fd"))) == before
     assert _children() <= children
 
@@ -738,14 +740,14 @@ def test_the_machine_is_as_it_was(state: Path) -> None:
 # --- the other runtimes -----------------------------------------------------------------------------------------
 
 
-def test_a_compiled_agent_runs_from_the_package(state: Path) -> None:
+def test_compiled_agent_runs_from_package(state: Path) -> None:
     """cat answers with the intent, which happens to be a result: an ELF file, executable in the package alone."""
     finished = run(state, "", runtime="rust-bin", entry="bin/agent", files={"bin/agent": Path("/bin/cat").read_bytes()})
     assert finished.error is None, finished.stderr
     assert contract.parse_result(finished.stdout).text == "what?"
 
 
-def test_a_node_agent_runs_with_room_for_its_address_space(state: Path) -> None:
+def test_node_agent_runs_with_room_for_its_address_space(state: Path) -> None:
     script = b"process.stdin.once('data', d => console.log(JSON.stringify({text: JSON.parse(d).text})))"
     finished = run(state, "", runtime="node", entry="main.js", memory_mb=4096, files={"main.js": script})
     assert finished.error is None, (finished.error, finished.stderr)

@@ -60,14 +60,14 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("agent", ["hello", "wordcount", "checksum"])
-def test_a_sample_agent_answers_through_the_socket(agent: str, tmp_path: Path) -> None:
+def test_sample_agent_answers_through_socket(agent: str, tmp_path: Path) -> None:
     with boot(ROOT / "agents" / agent, tmp_path) as booted:
         answers = [json.loads(booted.ask(b'{"text": "one two"}\n')) for _ in range(2)]
     assert answers[0] == answers[1]
     assert answers[0]["text"]
 
 
-def test_the_root_holds_what_was_bound_and_nothing_of_the_host(probed: dict[str, Any]) -> None:
+def test_root_holds_what_was_bound_and_nothing_of_host(probed: dict[str, Any]) -> None:
     assert set(probed["root"]) <= {
         "bin", "dev", "etc", "home", "lib", "lib64", "proc", "root", "run", "sys", "tmp", "usr", "var", "workspace",
     }  # fmt: skip
@@ -78,18 +78,18 @@ def test_the_root_holds_what_was_bound_and_nothing_of_the_host(probed: dict[str,
     assert probed["granted"] is True
 
 
-def test_only_the_scratch_is_writable_and_it_has_its_size(probed: dict[str, Any]) -> None:
+def test_only_scratch_is_writable_and_it_has_its_size(probed: dict[str, Any]) -> None:
     assert probed["writable"] == ["/tmp"]
     assert probed["fill"] == [3, "ENOSPC"]
     assert probed["granted_write"] == "EROFS"
 
 
-def test_what_is_mounted_below_a_granted_path_is_not_granted(probed: dict[str, Any]) -> None:
+def test_what_is_mounted_below_granted_path_is_not_granted(probed: dict[str, Any]) -> None:
     # As under linux-gvisor, which clones the mount of the path alone. below is there, and of the granted file system.
     assert probed["granted_below"] == []
 
 
-def test_a_fifo_below_a_granted_path_is_the_stated_loss(probed: dict[str, Any]) -> None:
+def test_fifo_below_granted_path_is_stated_loss(probed: dict[str, Any]) -> None:
     # systemd.read-sockets: the mount is read-only, and the kernel still fails only for the missing reader.
     assert probed["granted_fifo"] == "ENXIO"
 
@@ -100,7 +100,7 @@ def test_what_systemd_mounts_beside_is_hidden(probed: dict[str, Any]) -> None:
     assert probed["processes"] == 1
 
 
-def test_the_process_is_nobody_without_rights_and_under_a_filter(probed: dict[str, Any]) -> None:
+def test_process_is_nobody_without_rights_and_under_filter(probed: dict[str, Any]) -> None:
     assert probed["ids"] == [UID, UID, [UID]]
     none = "0000000000000000"
     assert probed["status"] == {
@@ -110,7 +110,7 @@ def test_the_process_is_nobody_without_rights_and_under_a_filter(probed: dict[st
     assert probed["limits"] == {"NPROC": 9, "FSIZE": 3 * 1024 * 1024, "CORE": 0}
 
 
-def test_no_program_of_the_agents_own_can_be_started(probed: dict[str, Any]) -> None:
+def test_no_program_of_agents_own_can_be_started(probed: dict[str, Any]) -> None:
     assert probed["start_shell"] == "ENOENT"
     started, linked = probed["start_copy"]
     assert started == "EACCES"
@@ -119,18 +119,18 @@ def test_no_program_of_the_agents_own_can_be_started(probed: dict[str, Any]) -> 
     assert probed["start_itself"] == 0
 
 
-def test_calls_outside_the_filter_get_eperm_and_threads_run(probed: dict[str, Any]) -> None:
+def test_calls_outside_filter_get_eperm_and_threads_run(probed: dict[str, Any]) -> None:
     assert {probed[name] for name in ("clone", "unshare", "memfd_create", "mount", "bpf", "ptrace")} == {"EPERM"}
     assert probed["clone3"] == "ENOSYS"
     assert probed["thread"] == "done"
     assert {probed[name] for name in ("AF_INET", "AF_INET6", "AF_NETLINK", "AF_PACKET")} == {"EPERM"}
 
 
-def test_the_number_of_processes_is_exact(probed: dict[str, Any]) -> None:
+def test_number_of_processes_is_exact(probed: dict[str, Any]) -> None:
     assert probed["children"] == [8, "EAGAIN"]
 
 
-def test_a_run_ends_at_its_deadline(tmp_path: Path) -> None:
+def test_run_ends_at_its_deadline(tmp_path: Path) -> None:
     code = "import sys, time\nsys.stdin.readline()\nprint('on', flush=True)\ntime.sleep(30)\nprint('late')\n"
     with boot(made(tmp_path, code, resources="cpu_ms_per_task = 1500"), tmp_path) as booted:
         began = time.monotonic()
@@ -138,7 +138,7 @@ def test_a_run_ends_at_its_deadline(tmp_path: Path) -> None:
         assert time.monotonic() - began < 20
 
 
-def test_with_a_network_there_are_its_families_and_no_unix_sockets(tmp_path: Path) -> None:
+def test_with_network_there_are_its_families_and_no_unix_sockets(tmp_path: Path) -> None:
     code = (
         "import json, socket, sys\nsys.stdin.readline()\nout = {}\n"
         "for name in ('AF_UNIX', 'AF_INET', 'AF_INET6', 'AF_PACKET'):\n"
@@ -152,7 +152,7 @@ def test_with_a_network_there_are_its_families_and_no_unix_sockets(tmp_path: Pat
     assert "done" not in (found["AF_UNIX"], found["AF_PACKET"])
 
 
-def test_with_a_network_only_granted_addresses_are_reached(tmp_path: Path) -> None:
+def test_with_network_only_granted_addresses_are_reached(tmp_path: Path) -> None:
     # Nothing listens there: where packets pass, the answer is a refusal; where they do not, there is none.
     code = (
         "import errno, json, socket, sys\nsys.stdin.readline()\nout = {}\n"
@@ -170,7 +170,7 @@ def test_with_a_network_only_granted_addresses_are_reached(tmp_path: Path) -> No
     assert found["127.0.0.3"] in ("silence", "EPERM")
 
 
-def test_the_root_would_be_the_hosts_with_a_tmpfs_in_its_place(tmp_path: Path) -> None:
+def test_root_would_be_hosts_with_tmpfs_in_its_place(tmp_path: Path) -> None:
     """The control, and why RootDirectory= is used: systemd drops TemporaryFileSystem=/ beside ProtectSystem=strict."""
     source = made(tmp_path, "import os, sys\nsys.stdin.readline()\nprint(os.path.exists('/etc/passwd'))\n")
     booted = boot(source, tmp_path)
@@ -184,7 +184,7 @@ def test_the_root_would_be_the_hosts_with_a_tmpfs_in_its_place(tmp_path: Path) -
         assert booted.ask(b"{}\n") == b"True\n"
 
 
-def test_the_setting_of_the_root_is_never_left_out() -> None:
+def test_setting_of_root_is_never_left_out() -> None:
     text = kit.compiled("systemd", kit.manifest()).files
     (unit,) = (raw.decode() for name, raw in text.items() if name.endswith(".service"))
     assert f"RootDirectory={systemd.ROOTS}/covenant-sample-" in unit

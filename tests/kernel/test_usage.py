@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import time
@@ -13,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from policy import errors
+from policy import contract, errors
 from sandbox import unix_wire
 from sandbox.kernel.cgroup.cgroup import Hierarchies, Leaf
+from sandbox.run_result import RunResult
 from sandbox.serve.api import client
 from tests.kernel import families, serving
 from tests.kernel.serving import Served, opened
@@ -40,19 +40,21 @@ def served(warm: Path) -> Iterator[Served]:
         yield made
 
 
-def _answer(served: Served, code: str, *, name: str, **fields: object) -> client.Answer:
+def _answer(served: Served, code: str, *, name: str, **fields: object) -> RunResult:
     package = served.world.package({"main.py": _HEAD + code + _ANSWER}, name=name, id=name, **fields)
     answer = served.run(served.world.sign(package))
     assert answer.error is None, (answer.error, answer.stderr)
     return answer
 
 
-def test_processor_time_is_of_the_task_and_not_of_the_clock(served: Served) -> None:
+def test_processor_time_is_of_task_and_not_of_clock(served: Served) -> None:
     """One agent computes, the other waits."""
     busy = _answer(served, _BURN, name="busy").usage
     idle = _answer(served, _SLEEP, name="idle").usage
     assert busy.cpu_ms is not None
     assert idle.cpu_ms is not None
+    assert busy.wall_ms is not None
+    assert idle.wall_ms is not None
     assert busy.cpu_ms >= _BURNT_MS
     assert busy.cpu_ms > idle.cpu_ms
     assert idle.wall_ms >= 500
@@ -60,7 +62,7 @@ def test_processor_time_is_of_the_task_and_not_of_the_clock(served: Served) -> N
     assert busy.cpu_ms <= busy.wall_ms * (os.cpu_count() or 1) + 100
 
 
-def test_the_most_memory_at_one_time(served: Served) -> None:
+def test_most_memory_at_one_time(served: Served) -> None:
     large = _answer(served, _HOLD, name="large", memory_mb=256).usage
     small = _answer(served, "", name="small", memory_mb=256).usage
     if large.memory_peak_bytes is None:  # version 2 before Linux 5.19 keeps none, and then none is told
@@ -71,7 +73,7 @@ def test_the_most_memory_at_one_time(served: Served) -> None:
     assert large.memory_peak_bytes - small.memory_peak_bytes > 80 * _MIB
 
 
-def test_a_run_that_fails_has_used_what_it_used(served: Served) -> None:
+def test_run_that_fails_has_used_what_it_used(served: Served) -> None:
     code = _BURN + "sys.exit(3)\n"
     package = served.world.sign(served.world.package({"main.py": _HEAD + code}, name="fails", id="fails"))
     answer = served.run(package)
@@ -89,12 +91,12 @@ def _below(code: str) -> str:
     return "".join(f"    {line}\n" for line in code.splitlines())
 
 
-def _local(world: World, code: str) -> client.Usage:
+def _local(world: World, code: str) -> contract.Usage:
     fields: dict[str, Any] = {"backend": "trusted-local", "required": "false"}
     package = world.sign(world.package({"main.py": _HEAD + code + _ANSWER}, **fields))
     answer = world.run(package, user="covenant-agent")
     assert answer.error is None, (answer.error, answer.stderr)
-    return client.Usage(**dataclasses.asdict(answer.usage))
+    return answer.usage
 
 
 def test_trusted_local_counts_what_was_waited_for_and_what_was_not_and_not_its_start(world: World) -> None:
@@ -120,10 +122,11 @@ def test_where_no_cgroup_can_be_made_trusted_local_counts_nothing_and_says_so(
     monkeypatch.setattr(Hierarchies, "read", lambda: Hierarchies(0, {}))
     used = _local(world, _CLOCK)
     assert (used.cpu_ms, used.memory_peak_bytes) == (None, None)
+    assert used.wall_ms is not None
     assert used.wall_ms >= 400
 
 
-def test_a_warm_instance_is_not_charged_for_its_start_and_its_waiting(served: Served) -> None:
+def test_warm_instance_is_not_charged_for_its_start_and_its_waiting(served: Served) -> None:
     """Its start costs far more than its task, and it is frozen while it waits."""
     first = _answer(served, "", name="warm", more="standby = 1")
     eventually(lambda: list((served.world.state / "runs").glob("*/standby-*")))
@@ -137,13 +140,13 @@ def test_a_warm_instance_is_not_charged_for_its_start_and_its_waiting(served: Se
     assert answer.usage.cpu_ms <= first.usage.cpu_ms + 100
 
 
-def test_the_intent_has_the_id_that_whoever_asks_gave_it(served: Served) -> None:
+def test_intent_has_id_that_whoever_asks_gave_it(served: Served) -> None:
     """By it the asker finds the run among those that live, and the agent its own intent."""
     package = served.world.sign(served.world.package({"main.py": _HEAD + _ANSWER}, name="named", id="named"))
     mine = str(uuid.uuid4())
     with served.connected() as sock, opened(package) as directory:
         document = client.ask(sock, "run", fds=[directory], text="hi", intent_id=mine, priority="low")
-    answer = client.answer_of(document)
+    answer = RunResult.from_json(document)
     assert answer.intent_id == mine
     assert answer.result is not None
     assert answer.result.text == f"{mine} low"
@@ -154,7 +157,7 @@ def test_the_intent_has_the_id_that_whoever_asks_gave_it(served: Served) -> None
         client.ask(sock, "run", fds=[directory], text="hi", intent_id="mine")
 
 
-def test_a_run_that_is_ended_gently_may_end_by_itself(served: Served) -> None:
+def test_run_ended_gently_may_end_by_itself(served: Served) -> None:
     """The control is the agent that does not: it is killed when its grace is over, and not before."""
     ends = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
     stays = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -184,7 +187,7 @@ def _run_of(served: Served, intent_id: str) -> str | None:
     return next((one["run_id"] for one in _ask(served, "ps")["runs"] if one["intent_id"] == intent_id), None)
 
 
-def test_what_is_left_to_a_child_is_billed_all_the_same(served: Served) -> None:
+def test_what_is_left_to_child_is_billed_all_same(served: Served) -> None:
     """An agent that lets others compute pays for them, and for theirs; the control is the same with nothing to do."""
     small = {**families.SMALL, "resources": "pids_max = 16\ncpu_millis = 500\n"}
     middle = {"memory_mb": 512, "resources": "pids_max = 128\ncpu_millis = 1000\n"}
@@ -204,7 +207,7 @@ def test_what_is_left_to_a_child_is_billed_all_the_same(served: Served) -> None:
     assert used["works"] - used["rests"] >= _BURNT_MS // 2
 
 
-def test_a_long_grace_keeps_nobody_from_ending_a_run_at_once(served: Served) -> None:
+def test_long_grace_keeps_nobody_from_ending_run_at_once(served: Served) -> None:
     """A gentle end gives 60 s, and an agent that stays would take them from root's kill as well."""
     code = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: print('asked', file=sys.stderr, flush=True))\n"
     waits = "print('here', file=sys.stderr, flush=True)\nwhile True: time.sleep(0.05)\n"

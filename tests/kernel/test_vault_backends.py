@@ -14,7 +14,7 @@ from sandbox.broker.vault_process import Fetcher
 from sandbox.config import VaultSettings
 from sandbox.kernel.proc.secret_memory import Locked
 from sandbox.vault import keys
-from sandbox.vault.backend import MAX_VALUE_BYTES, Backend, Change, Opened
+from sandbox.vault.backend import MAX_VALUE_BYTES, Backend, Change, OpenedSecret
 from sandbox.vault.embedded import FileVault
 from sandbox.vault.openbao import OpenBao
 from tests.kernel import openbao_raft
@@ -70,7 +70,7 @@ def read(vault: Backend, agent: str = "a", name: str = "n") -> tuple[int, str] |
 # --- the contract -----------------------------------------------------------------------------------------------
 
 
-def test_the_life_of_a_secret(vault: Backend) -> None:
+def test_life_of_secret(vault: Backend) -> None:
     log, before_ms = Log(), int(time.time() * 1000) - 2000
     first = vault.put("a", "n", value("one"), before=log)
     assert (first.agent_id, first.name, first.version) == ("a", "n", 1)
@@ -91,7 +91,7 @@ def test_the_life_of_a_secret(vault: Backend) -> None:
     ]
 
 
-def test_a_secret_is_its_agents(vault: Backend) -> None:
+def test_secret_is_its_agents(vault: Backend) -> None:
     places = [("a", "n"), ("a.b", "n"), ("a", "N"), ("A", "n"), ("a", "n.m"), ("a-n", "n"), ("data", "metadata")]
     for number, place in enumerate(places):
         vault.put(*place, value(f"value {number}"), before=Log())
@@ -159,7 +159,7 @@ def test_each_change_wants_what_it_changes(vault: Backend) -> None:
     assert (len(log.changes), read(vault)) == (1, (1, "x"))
 
 
-def test_a_log_that_takes_no_row_changes_nothing(vault: Backend) -> None:
+def test_log_that_takes_no_row_changes_nothing(vault: Backend) -> None:
     vault.put("a", "n", value("one"), before=Log())
     mute = Log(refuses=True)
     acts: list[Callable[[], object]] = [
@@ -173,7 +173,7 @@ def test_a_log_that_takes_no_row_changes_nothing(vault: Backend) -> None:
     assert ([(e.name, e.version) for e in vault.entries()], read(vault)) == ([("n", 1)], (1, "one"))
 
 
-def test_the_value_is_overwritten_when_the_context_ends(vault: Backend) -> None:
+def test_value_is_overwritten_when_context_ends(vault: Backend) -> None:
     vault.put("a", "n", value("one"), before=Log())
     with vault.opened("a", "n") as found:
         assert found is not None
@@ -189,7 +189,7 @@ def bao(server: Server, **changes: object) -> OpenBao:
     return OpenBao(server.settings.model_copy(update=changes))
 
 
-def test_a_token_that_may_only_read_hands_out_and_changes_nothing(server: Server) -> None:
+def test_token_that_may_only_read_hands_out_and_changes_nothing(server: Server) -> None:
     bao(server).put("reader", "n", value("one"), before=Log())
     reader = bao(server, token=server.token("reads", READ_ONLY))
     assert read(reader, "reader") == (1, "one")
@@ -204,7 +204,7 @@ def test_a_token_that_may_only_read_hands_out_and_changes_nothing(server: Server
             act()
 
 
-def test_what_somebody_else_did_there(server: Server) -> None:
+def test_what_another_process_did_there(server: Server) -> None:
     """A version that was deleted, one of another form, and a write in between."""
     vault, kv = bao(server), server.client().secrets.kv.v2
     vault.put("theirs", "gone", value("one"), before=Log())
@@ -223,7 +223,7 @@ def test_what_somebody_else_did_there(server: Server) -> None:
     assert read(vault, "theirs", "raced") == (1, "theirs")
 
 
-def test_a_server_that_is_not_the_one(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_not_one(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its authority it is not believed; the environment names neither server, token nor authority."""
     for name in ("VAULT_ADDR", "VAULT_TOKEN", "VAULT_CACERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "HTTPS_PROXY"):
         monkeypatch.setenv(name, str(server.settings.ca) if "CA" in name else "http://127.0.0.1:1")
@@ -240,7 +240,7 @@ def test_a_server_that_is_not_the_one(server: Server, tmp_path: Path, monkeypatc
         bao(server, mount="elsewhere").put("a", "n", value("x"), before=Log())
 
 
-def test_a_server_that_hangs_ends_in_its_time(server: Server) -> None:
+def test_server_that_hangs_ends_in_its_time(server: Server) -> None:
     vault = bao(server, timeout_seconds=1)
     server.stop()
     try:
@@ -251,7 +251,7 @@ def test_a_server_that_hangs_ends_in_its_time(server: Server) -> None:
     assert read(bao(server)) is None
 
 
-def test_what_was_acknowledged_is_there_after_the_server_was_killed(server: RaftServer) -> None:
+def test_what_was_acknowledged_is_there_after_server_was_killed(server: RaftServer) -> None:
     """And while it is sealed nothing is given, and nothing is taken for absent."""
     vault = bao(server)
     vault.put("kept", "n", value("one"), before=Log())
@@ -274,8 +274,8 @@ class Answers:
     def __init__(self) -> None:
         self.said: list[object] = []
 
-    def __call__(self, found: Opened | errors.VaultError | None) -> None:
-        if isinstance(found, Opened):
+    def __call__(self, found: OpenedSecret | errors.VaultError | None) -> None:
+        if isinstance(found, OpenedSecret):
             assert isinstance(found.value, Locked)
             self.said.append((found.version, bytes(found.value.view).decode()))
         else:
@@ -293,7 +293,7 @@ def collect(fetcher: Fetcher, answers: Answers, count: int) -> list[object]:
     return answers.said
 
 
-def test_a_fetcher_asks_without_its_keeper_waiting(server: Server) -> None:
+def test_fetcher_asks_without_its_keeper_waiting(server: Server) -> None:
     settings: VaultSettings = server.settings
     OpenBao(settings).put("fetched", "n", value("one"), before=Log())
     answers = Answers()
@@ -317,7 +317,7 @@ def test_a_fetcher_asks_without_its_keeper_waiting(server: Server) -> None:
         assert answers.said[6] is errors.VaultError
 
 
-def test_a_vault_that_cannot_be_used_is_said_before_anything_starts(server: Server, tmp_path: Path) -> None:
+def test_vault_that_cannot_be_used_is_said_before_anything_starts(server: Server, tmp_path: Path) -> None:
     wrong = server.settings.model_copy(update={"token": private(tmp_path / "wrong", "s.wrong")})
     with pytest.raises(errors.VaultError, match="does not take the token"):
         Fetcher(lambda: OpenBao(wrong), "a", seconds=20)

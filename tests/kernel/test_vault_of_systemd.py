@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import pytest
 
 from policy import errors
+from sandbox.run_result import RunResult
 from sandbox.serve.api import client
 from tests.kernel import serving
 from tests.kernel.booted_services import BootedServices
@@ -76,7 +77,7 @@ def _vault(booted: BootedServices, words: str, secret: str = "") -> dict[str, An
     return said
 
 
-def _run(booted: BootedServices) -> client.Answer:
+def _run(booted: BootedServices) -> RunResult:
     socket = str(booted.inside("run/covenant/supervisor.sock"))
     with client.connected(socket) as sock, opened(booted.world.base / "packages" / "probe") as directory:
         assert sock is not None
@@ -84,7 +85,7 @@ def _run(booted: BootedServices) -> client.Answer:
         return client.run(sock, directory, "hi")
 
 
-def test_a_key_that_the_host_encrypts_opens_the_vault_in_the_unit_and_nowhere_else(booted: BootedServices) -> None:
+def test_key_that_host_encrypts_opens_vault_in_unit_and_nowhere_else(booted: BootedServices) -> None:
     _encrypt(booted)
     assert _vault(booted, "init")["kind"] == "vault_created"
     assert _vault(booted, "put probe db", SECRET)["kind"] == "secret_put"

@@ -8,7 +8,7 @@ from tests.kernel import walked_run
 from tests.kernel.world import ROOT, World
 
 
-def test_architecture_page_tells_the_walk(world: World) -> None:
+def test_architecture_page_tells_walk(world: World) -> None:
     page = (ROOT / "docs/architecture.md").read_text()
     told = re.findall(r"^\d+\. `([^`]+)`", page.partition("<!-- walk -->")[2].partition("<!-- end")[0], re.MULTILINE)
     assert len(told) > 20

@@ -58,7 +58,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> dict[str, Any
     return whole
 
 
-def test_a_path_that_nothing_bounds_is_refused_with_what_it_lies_on(found: dict[str, Any]) -> None:
+def test_path_that_nothing_bounds_is_refused_with_what_it_lies_on(found: dict[str, Any]) -> None:
     assert "not_enforceable: write path `/srv/memory`" in found["memory"]
     assert "it lies on tmpfs" in found["memory"]
     assert "it is part of the file system that is mounted at `/srv/room`" in found["below"]
@@ -70,7 +70,7 @@ def test_a_path_that_nothing_bounds_is_refused_with_what_it_lies_on(found: dict[
     assert found["leftovers"] == []
 
 
-def test_the_agent_writes_as_the_owner_of_the_granted_path_and_as_nobody_else(found: dict[str, Any]) -> None:
+def test_agent_writes_as_owner_of_granted_path_and_as_no_other(found: dict[str, Any]) -> None:
     got = found["room"]
     assert (got["read"], got["change"], got["owners"], got["uid"]) == ("as it was", "done", "done", "mine")
     assert got["new"] == "done"
@@ -110,7 +110,7 @@ def test_input_and_output_is_as_slow_as_was_granted_or_refused(found: dict[str, 
 
 
 @pytest.mark.parametrize("what", ["nothing", "stopped", "killed"])
-def test_who_holds_the_user_namespace_of_a_mount_does_not_outlive_the_supervisor_nor_work_for_it(
+def test_who_holds_user_namespace_of_mount_does_not_outlive_supervisor_nor_work_for_it(
     tmp_path: Path, what: str
 ) -> None:
     """It was forked with every lock of the supervisor's: a killed one left it asleep with them for good."""

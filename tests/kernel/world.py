@@ -125,7 +125,7 @@ class World:
         text: str = "hi",
         *,
         request: Mapping[str, Any] | None = None,
-        files: Mapping[str, str] | None = None,
+        files: Mapping[str, str | bytes] | None = None,
         **fields: Any,
     ) -> RunResult:
         """Write, sign and run a python agent with this code, and ``files`` beside it."""

@@ -19,7 +19,7 @@ from tests.mutants import inside, operators
 TESTS = ("tests/unit/policy", "tests/property", "tests/golden")
 # Tests that look at the tree or at other processes: no mutant reaches them, or each one does.
 LEFT_OUT = (
-    "tests/golden/test_policy.py::test_nothing_of_the_process_reaches_the_bytes",
+    "tests/golden/test_policy.py::test_nothing_of_process_reaches_bytes",
     "tests/golden/test_errors_page.py",
     # It runs every parser hundreds of times: what only it would notice, a test of its own should.
     "tests/property/test_fuzz_targets.py",

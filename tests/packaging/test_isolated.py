@@ -12,7 +12,7 @@ import pytest
 
 @pytest.mark.parametrize("program", ["covenant", "covenant-supervisor", "covenantd"])
 @pytest.mark.parametrize("variable", ["PYTHONPATH", "cwd"])
-def test_a_planted_module_is_not_imported(
+def test_planted_module_is_not_imported(
     clone: pathlib.Path, tmp_path: pathlib.Path, variable: str, program: str
 ) -> None:
     for name in ("click.py", "pydantic.py"):

@@ -47,7 +47,7 @@ def _derive(files: dict[str, str]) -> str | None:
     return sources.derive(files, "bookworm", "bookworm-backports", "main")
 
 
-def test_backports_come_from_the_machines_own_deb822_entry() -> None:
+def test_backports_come_from_machines_own_deb822_entry() -> None:
     assert _derive({"/etc/apt/sources.list.d/debian.sources": DEB822}) == BACKPORTS
 
 
@@ -58,17 +58,17 @@ def test_backports_come_from_the_machines_own_deb822_entry() -> None:
         f"deb [arch=amd64 signed-by={KEYRING}] http://mirror.example/debian bookworm main contrib # comment",
     ],
 )
-def test_backports_come_from_a_one_line_entry(line: str) -> None:
+def test_backports_come_from_one_line_entry(line: str) -> None:
     text = f"# a comment\n# deb http://other.example/debian bookworm main\n\n{line}\n"
     assert _derive({"/etc/apt/sources.list": text}) == BACKPORTS
 
 
-def test_a_one_line_entry_without_options_names_no_key() -> None:
+def test_one_line_entry_without_options_names_no_key() -> None:
     found = _derive({"/etc/apt/sources.list": "deb http://m.example/debian bookworm main"})
     assert found == "Types: deb\nURIs: http://m.example/debian\nSuites: bookworm-backports\nComponents: main\n"
 
 
-def test_an_embedded_key_is_kept() -> None:
+def test_embedded_key_is_kept() -> None:
     key = "Signed-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n abc\n -----END PGP PUBLIC KEY BLOCK-----"
     text = f"Types: deb\nURIs: http://m.example/d\nSuites: bookworm\nComponents: main\n{key}\n"
     found = _derive({"x.sources": text})
@@ -85,11 +85,11 @@ def test_an_embedded_key_is_kept() -> None:
         "",
     ],
 )
-def test_no_backports_without_a_live_entry_of_the_release(text: str) -> None:
+def test_no_backports_without_live_entry_of_release(text: str) -> None:
     assert _derive({"x.sources": text}) is None
 
 
-def test_a_source_that_is_there_already_is_seen() -> None:
+def test_source_there_already_is_seen() -> None:
     assert sources.names({"a.sources": BACKPORTS}, "bookworm-backports")
     assert not sources.names({"a.sources": DEB822}, "bookworm-backports")
 
@@ -114,7 +114,7 @@ def _refuse(command: Sequence[str], **options: object) -> str:
 
 
 @pytest.mark.usefixtures("absent")
-def test_without_root_the_missing_package_and_its_command_are_named(tmp_path: pathlib.Path) -> None:
+def test_without_root_missing_package_and_its_command_are_named(tmp_path: pathlib.Path) -> None:
     with pytest.raises(console.SetupError) as caught:
         steps._packages(_machine(tmp_path, root=False))
     assert "nftables" in str(caught.value)
@@ -122,7 +122,7 @@ def test_without_root_the_missing_package_and_its_command_are_named(tmp_path: pa
 
 
 @pytest.mark.usefixtures("absent")
-def test_on_an_unknown_system_nothing_is_installed(tmp_path: pathlib.Path) -> None:
+def test_on_unknown_system_nothing_is_installed(tmp_path: pathlib.Path) -> None:
     with pytest.raises(console.SetupError, match="Testix 1"):
         steps._packages(_machine(tmp_path, codename=None))
 
@@ -136,7 +136,7 @@ def test_on_an_unknown_system_nothing_is_installed(tmp_path: pathlib.Path) -> No
         (runsc.Probe(None, "there is no runsc"), True, "trixie", "offers 0.0~20221219.0-2"),
     ],
 )
-def test_without_a_runsc_that_works_the_mend_is_exact(
+def test_without_runsc_that_works_mend_is_exact(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     found: runsc.Probe,
@@ -198,7 +198,7 @@ Signed-By: /usr/share/keyrings/ubuntu-archive-keyring.gpg
 """
 
 
-def test_noble_gets_runsc_alone_from_a_later_release(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noble_gets_runsc_alone_from_later_release(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, pin = tmp_path / "covenant-runsc.sources", tmp_path / "covenant-runsc"
     installed: list[object] = []
 
@@ -224,7 +224,7 @@ def test_noble_gets_runsc_alone_from_a_later_release(tmp_path: pathlib.Path, mon
     assert machine.record.added.files == [str(pin), str(source)]
 
 
-def test_a_source_that_its_mirror_lacks_is_taken_back(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_that_its_mirror_lacks_is_taken_back(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone() -> None:
         assert (tmp_path / "covenant-runsc.sources").exists()
         raise console.SetupError("404 Not Found")
@@ -243,7 +243,7 @@ def test_a_source_that_its_mirror_lacks_is_taken_back(tmp_path: pathlib.Path, mo
     assert [path.name for path in tmp_path.iterdir()] == [".setup"]
 
 
-def test_a_source_file_that_somebody_else_made_is_not_overwritten(
+def test_source_file_that_another_process_made_is_not_overwritten(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "covenant-runsc.sources"
@@ -258,7 +258,7 @@ def test_a_source_file_that_somebody_else_made_is_not_overwritten(
     assert target.read_text() == "Enabled: no\n"
 
 
-def test_an_old_version_is_older_and_a_backport_is_not() -> None:
+def test_old_version_is_older_and_backport_is_not() -> None:
     assert not apt.at_least("0.0~20221219.0-2+b3", runsc.OLDEST)
     assert apt.at_least("0.0~20240729.0-4~bpo12+2", runsc.OLDEST)
     assert not apt.at_least(None, runsc.OLDEST)
@@ -267,7 +267,7 @@ def test_an_old_version_is_older_and_a_backport_is_not() -> None:
 # --- the environment
 
 
-def test_a_foreign_environment_is_left_alone(
+def test_foreign_environment_is_left_alone(
     tmp_path: pathlib.Path, clone: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment, "digest", lambda folder: "digest")
@@ -278,7 +278,7 @@ def test_a_foreign_environment_is_left_alone(
     assert (tmp_path / ".venv").exists()
 
 
-def test_the_environment_is_made_anew_when_the_lock_changes(tmp_path: pathlib.Path, clone: pathlib.Path) -> None:
+def test_environment_is_made_anew_when_lock_changes(tmp_path: pathlib.Path, clone: pathlib.Path) -> None:
     (tmp_path / "locks").mkdir()
     (tmp_path / "pyproject.toml").write_text((clone / "pyproject.toml").read_text())
     digests = []
@@ -307,7 +307,7 @@ def machine_calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return calls
 
 
-def test_undo_takes_back_the_record_and_nothing_else(
+def test_undo_takes_back_record_and_nothing_else(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, machine_calls: list[list[str]]
 ) -> None:
     ours, others = tmp_path / "covenant.sources", tmp_path / "others.sources"
@@ -344,7 +344,7 @@ def test_undo_keeps_what_others_need_now(
     assert Record(tmp_path).added.packages == ["nftables"]
 
 
-def test_undo_without_a_record_changes_nothing(tmp_path: pathlib.Path, machine_calls: list[list[str]]) -> None:
+def test_undo_without_record_changes_nothing(tmp_path: pathlib.Path, machine_calls: list[list[str]]) -> None:
     (tmp_path / ".venv").mkdir()
     takeback.take_back(tmp_path)
     assert machine_calls == []
@@ -352,9 +352,7 @@ def test_undo_without_a_record_changes_nothing(tmp_path: pathlib.Path, machine_c
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc", "a/../../b", ""])
-def test_undo_removes_nothing_outside_the_clone(
-    tmp_path: pathlib.Path, machine_calls: list[list[str]], name: str
-) -> None:
+def test_undo_removes_nothing_outside_clone(tmp_path: pathlib.Path, machine_calls: list[list[str]], name: str) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     clone = tmp_path / "clone"
@@ -365,7 +363,7 @@ def test_undo_removes_nothing_outside_the_clone(
     assert outside.exists()
 
 
-def test_a_record_names_each_thing_once_and_survives_reading(tmp_path: pathlib.Path) -> None:
+def test_record_names_each_thing_once_and_survives_reading(tmp_path: pathlib.Path) -> None:
     Record(tmp_path).add("packages", "a", "b")
     again = Record(tmp_path)
     again.add("packages", "b", "c")
@@ -373,5 +371,5 @@ def test_a_record_names_each_thing_once_and_survives_reading(tmp_path: pathlib.P
     assert Record(tmp_path).added.packages == ["b", "c"]
 
 
-def test_set_up_and_covenant_look_for_the_same_runsc() -> None:
+def test_set_up_and_covenant_look_for_same_runsc() -> None:
     assert config._DEFAULT_PATHS["runsc"] == runsc.PLACES

@@ -46,7 +46,7 @@ def _listing(*roots: pathlib.Path) -> dict[str, tuple[int, int, int, int]]:
 
 
 @pytest.mark.kernel
-def test_a_second_set_up_asks_no_network_and_changes_no_file(clone: pathlib.Path) -> None:
+def test_second_set_up_asks_no_network_and_changes_no_file(clone: pathlib.Path) -> None:
     # Without this a machine that was never set up would be changed by its own test.
     assert (clone / ".venv/covenant-lock.sha256").is_file(), "run scripts/setup first"
     roots = (clone, *(pathlib.Path(name) for name in MACHINE))
@@ -60,7 +60,7 @@ def test_a_second_set_up_asks_no_network_and_changes_no_file(clone: pathlib.Path
 
 
 @pytest.mark.kernel
-def test_the_packet_counter_sees_a_lookup_and_a_connect() -> None:
+def test_packet_counter_sees_lookup_and_connect() -> None:
     """The control: what set-up must not do is counted when something else does it."""
     for program in (
         "import socket; socket.socket().connect_ex(('192.0.2.1', 80))",

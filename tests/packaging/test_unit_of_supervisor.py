@@ -37,17 +37,17 @@ def test_systemd_takes_every_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changed", [("Delegate=yes", "Delegate=perhaps"), ("UMask=", "Umsk="), ("SocketMode=", "SocketMod=")]
 )
-def test_a_line_that_it_does_not_know_is_seen(changed: tuple[str, str], tmp_path: Path) -> None:
+def test_line_that_it_does_not_know_is_seen(changed: tuple[str, str], tmp_path: Path) -> None:
     assert ": " in _verified(tmp_path, changed=changed)
 
 
-def test_the_unit_leaves_what_the_process_keeps_and_no_more() -> None:
+def test_unit_leaves_what_process_keeps_and_no_more() -> None:
     text = (UNITS / NAMES[0]).read_text()
     given = {name for line in re.findall(r"^CapabilityBoundingSet=(.*)$", text, re.MULTILINE) for name in line.split()}
     assert given == {f"CAP_{name.upper()}" for name in hardening.CAPABILITIES}
 
 
-def test_the_socket_is_where_clients_look() -> None:
+def test_socket_is_where_clients_look() -> None:
     text = (UNITS / NAMES[1]).read_text()
     assert f"ListenStream={paths.SYSTEM_SOCKET}\n" in text
     # Open to root alone until the operator says otherwise.

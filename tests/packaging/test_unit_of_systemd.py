@@ -61,7 +61,7 @@ def written(found: Manifest, directory: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_systemd_takes_every_line_of_the_units(name: str, tmp_path: Path) -> None:
+def test_systemd_takes_every_line_of_units(name: str, tmp_path: Path) -> None:
     service = written(MANIFESTS[name], tmp_path)
     for unit in (service, *tmp_path.glob("*.socket")):
         done = analyze("verify", "--man=no", f"./{unit.name}", cwd=tmp_path)
@@ -72,7 +72,7 @@ def test_systemd_takes_every_line_of_the_units(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "line", ["NoNewPrivilegs=yes", "ProtectSystem=strictly", "SystemCallFilter=opennat", "RestrictNamespaces=perhaps"]
 )
-def test_a_line_that_systemd_does_not_know_is_seen(line: str, tmp_path: Path) -> None:
+def test_line_that_systemd_does_not_know_is_seen(line: str, tmp_path: Path) -> None:
     service = written(MANIFESTS["hello"], tmp_path)
     service.write_text(service.read_text().replace("UMask=0077", line))
     number = service.read_text().splitlines().index(line) + 1
@@ -87,7 +87,7 @@ def exposure(service: Path) -> float:
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_the_exposure_is_below_the_stated_number(name: str, tmp_path: Path) -> None:
+def test_exposure_is_below_stated_number(name: str, tmp_path: Path) -> None:
     kind = "off" if MANIFESTS[name].resources.network == "off" else "on"
     assert exposure(written(MANIFESTS[name], tmp_path)) <= MOST_EXPOSURE[kind]
 
@@ -99,7 +99,7 @@ def open_rows(service: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_the_review_finds_wanting_what_is_stated_and_nothing_else(name: str, tmp_path: Path) -> None:
+def test_review_finds_wanting_what_is_stated_and_nothing_else(name: str, tmp_path: Path) -> None:
     on = MANIFESTS[name].resources.network != "off"
     assert open_rows(written(MANIFESTS[name], tmp_path)) <= WANTING | (
         WANTING_ON if on else {"RestrictAddressFamilies=~AF_UNIX"}
@@ -136,7 +136,7 @@ REVIEWED = {
 }
 
 
-def test_the_review_sees_each_setting_that_is_taken_out(tmp_path: Path) -> None:
+def test_review_sees_each_setting_taken_out(tmp_path: Path) -> None:
     service = written(MANIFESTS["hello"], tmp_path)
     whole, text = open_rows(service), service.read_text()
     for setting, row in REVIEWED.items():
@@ -144,7 +144,7 @@ def test_the_review_sees_each_setting_that_is_taken_out(tmp_path: Path) -> None:
         assert row in open_rows(service) - whole, setting
 
 
-def test_the_calls_that_systemd_adds_to_every_list_are_those_of_the_table(tmp_path: Path) -> None:
+def test_calls_that_systemd_adds_to_every_list_are_those_of_table(tmp_path: Path) -> None:
     done = analyze("syscall-filter", "--no-pager", "@default", cwd=tmp_path)
     listed = {line.strip() for line in done.stdout.splitlines()} - {"@default"}
     ours = {name for name in listed if name in data.syscall_names()}
@@ -170,7 +170,7 @@ def complaints(lines: list[str], tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("setting", ["BindReadOnlyPaths", "ExecPaths", "InaccessiblePaths"])
-def test_systemd_reads_a_word_back_as_it_was(setting: str, tmp_path: Path) -> None:
+def test_systemd_reads_word_back_as_it_was(setting: str, tmp_path: Path) -> None:
     # A path that is not absolute is shown as it was read, which is how the parser's result can be seen. `r` keeps the
     # prefixes from being taken, which is why unit_quoting.path wants a slash. TemporaryFileSystem= reads backslashes
     # twice: it only ever gets paths of ours.
@@ -178,18 +178,18 @@ def test_systemd_reads_a_word_back_as_it_was(setting: str, tmp_path: Path) -> No
     assert complaints([f"{setting}={unit_quoting.word(word)}" for word in words], tmp_path) == words
 
 
-def test_systemd_reads_the_two_sides_of_a_bind_apart(tmp_path: Path) -> None:
+def test_systemd_reads_two_sides_of_bind_apart(tmp_path: Path) -> None:
     words = [f"r{text}" for text in samples(200)]
     lines = [f'BindReadOnlyPaths="/x":{unit_quoting.word(word)}' for word in words]
     assert complaints(lines, tmp_path) == words
 
 
-def test_systemd_reads_a_line_of_the_environment_back(tmp_path: Path) -> None:
+def test_systemd_reads_line_of_environment_back(tmp_path: Path) -> None:
     words = [f"1{text}" for text in samples(200)]  # no name of a variable begins with a digit
     assert complaints([f"Environment={unit_quoting.word(word)}" for word in words], tmp_path) == words
 
 
-def test_systemd_names_the_program_as_it_was(tmp_path: Path) -> None:
+def test_systemd_names_program_as_it_was(tmp_path: Path) -> None:
     for number, text in enumerate(samples(12)):
         name = f"/nowhere/x{text}"
         try:
@@ -208,12 +208,12 @@ def test_without_quotes_systemd_reads_something_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["ExecStart", "LoadCredentialEncrypted", "RootDirectory"])
-def test_the_settings_that_know_no_quotes_get_none(setting: str, tmp_path: Path) -> None:
+def test_settings_that_know_no_quotes_get_none(setting: str, tmp_path: Path) -> None:
     values = re.findall(rf"^{setting}=(.*)$", written(MANIFESTS["network"], tmp_path).read_text(), re.MULTILINE)
     assert values
     quoted = [value for value in values if '"' in value]
     assert bool(quoted) == (setting == "ExecStart")
 
 
-def test_the_packages_lie_where_the_supervisor_keeps_them() -> None:
+def test_packages_lie_where_supervisor_keeps_them() -> None:
     assert f"{config.Config().state}/packages" == systemd.PACKAGES

@@ -31,13 +31,13 @@ def _members(wheel: pathlib.Path) -> list[str]:
         return archive.namelist()
 
 
-def test_the_wheel_owns_exactly_three_names(wheel: pathlib.Path) -> None:
+def test_wheel_owns_exactly_three_names(wheel: pathlib.Path) -> None:
     tops = {name.split("/")[0] for name in _members(wheel)}
     assert {top for top in tops if not top.endswith(".dist-info")} == ROOMS
     assert [top for top in tops if top.endswith(".dist-info")] == ["covenant_supervisor-0.1.0.dist-info"]
 
 
-def test_every_source_and_data_file_is_in_the_wheel(clone: pathlib.Path, wheel: pathlib.Path) -> None:
+def test_every_source_and_data_file_is_in_wheel(clone: pathlib.Path, wheel: pathlib.Path) -> None:
     there = {
         str(path.relative_to(clone))
         for room in ROOMS
@@ -50,7 +50,7 @@ def test_every_source_and_data_file_is_in_the_wheel(clone: pathlib.Path, wheel: 
     assert any(name.startswith("policy/data/") and name.endswith(".toml") for name in packed)
 
 
-def test_the_starter_is_in_it_and_its_tag_names_the_platform(wheel: pathlib.Path) -> None:
+def test_starter_is_in_it_and_its_tag_names_platform(wheel: pathlib.Path) -> None:
     assert wheel.name.endswith(f"-py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}.whl")
     with zipfile.ZipFile(wheel) as archive:
         starter = archive.getinfo("sandbox/kernel/proc/covenant-start")
@@ -58,7 +58,7 @@ def test_the_starter_is_in_it_and_its_tag_names_the_platform(wheel: pathlib.Path
         assert archive.read(starter).startswith(b"\x7fELF")
 
 
-def test_without_a_compiler_it_is_a_wheel_of_pure_python(clone: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_without_compiler_it_is_wheel_of_pure_python(clone: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """From the source distribution, which has what the wheel is built from and no program."""
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path)]
     done = subprocess.run([*build, "--sdist", str(clone)], capture_output=True, text=True, timeout=300)
@@ -76,7 +76,7 @@ def test_without_a_compiler_it_is_a_wheel_of_pure_python(clone: pathlib.Path, tm
         assert ("sandbox/kernel/proc/covenant-start" in _members(wheel)) == (name == "linux")
 
 
-def test_licence_and_command_are_in_the_metadata(wheel: pathlib.Path) -> None:
+def test_licence_and_command_are_in_metadata(wheel: pathlib.Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         info = next(name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name)
         scripts = configparser.ConfigParser()
@@ -92,7 +92,7 @@ def test_licence_and_command_are_in_the_metadata(wheel: pathlib.Path) -> None:
     assert "Requires-Python: >=3.11\n" in metadata
 
 
-def test_the_installed_wheel_reads_its_own_data(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_installed_wheel_reads_its_own_data(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """From a folder of its own, not the clone: a data file that was left out would be missed here."""
     target = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:  # a wheel of pure Python is installed by unpacking it

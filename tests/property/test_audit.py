@@ -40,14 +40,14 @@ def orders(draw: st.DrawFn, part: int) -> bytes:
 
 
 @given(orders(0) | st.just(WHOLE[0]), orders(1) | st.just(WHOLE[1]))
-def test_only_the_log_that_was_signed_verifies(events_file: bytes, chain_file: bytes) -> None:
+def test_only_log_that_was_signed_verifies(events_file: bytes, chain_file: bytes) -> None:
     report = verify.verify(events_file, chain_file, WHOLE[2], KEY.public_key())
     assert report.valid == ((events_file, chain_file) == WHOLE[:2])
     assert report.valid == (not report.failures)
 
 
 @given(st.integers(0, 2), st.integers(0, 10_000), st.integers(1, 255))
-def test_no_flipped_bits_in_a_line_verify(which: int, at: int, mask: int) -> None:
+def test_no_flipped_bits_in_line_verify(which: int, at: int, mask: int) -> None:
     files = [bytearray(part) for part in WHOLE]
     used = len(files[which]) if which < 2 else len(WHOLE[2].rstrip())
     at = used - 1 - at % used if which == 2 else at % used
@@ -70,7 +70,7 @@ def test_differences_are_none_exactly_when_equal_and_name_real_places(have: list
 
 
 @given(st.integers(0, 200))
-def test_marks_stay_few_and_are_the_counts_with_low_bits_cleared(count: int) -> None:
+def test_marks_stay_few_and_are_counts_with_low_bits_cleared(count: int) -> None:
     head = chain.Head()
     for i in range(count):
         _, head = head.advance(b"%d" % i, event_id="e", timestamp_ms=0)

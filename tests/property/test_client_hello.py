@@ -39,7 +39,7 @@ def test_segments_change_nothing(hello: bytes, places: list[int], after: bytes) 
     assert read([hello + after])[1:] == (hello, after)
 
 
-def test_every_single_cut_of_a_real_hello_changes_nothing() -> None:
+def test_every_single_cut_of_real_hello_changes_nothing() -> None:
     for hello in _REAL:
         whole = read([hello])
         for place in range(len(hello) + 1):
@@ -56,7 +56,7 @@ def test_records_change_nothing(hello: bytes, sizes: list[int]) -> None:
 @given(
     _NAMES, st.lists(st.tuples(st.integers(44, 60000), st.binary(max_size=40)), max_size=5, unique_by=lambda e: e[0])
 )
-def test_a_granted_name_is_found_among_all_extensions(name: str, more: list[tuple[int, bytes]]) -> None:
+def test_granted_name_is_found_among_all_extensions(name: str, more: list[tuple[int, bytes]]) -> None:
     extensions = [kit.extension(*one) for one in more]
     for place in range(len(extensions) + 1):
         ordered = [*extensions[:place], kit.server_name(name.upper().encode() + b"."), *extensions[place:]]
@@ -66,14 +66,14 @@ def test_a_granted_name_is_found_among_all_extensions(name: str, more: list[tupl
 
 @given(st.binary(max_size=200))
 @example(b"\x16\x03\x01\x00\x00")
-def test_garbage_has_a_code_or_wants_more(data: bytes) -> None:
+def test_garbage_has_code_or_wants_more(data: bytes) -> None:
     found = read([data])[0]
     assert found is None or isinstance(found, Hello) or found in CODES
 
 
 @given(st.sampled_from(_REAL), st.data())
 @settings(max_examples=300)
-def test_a_changed_byte_never_hides_the_name(hello: bytes, data: st.DataObject) -> None:
+def test_changed_byte_never_hides_name(hello: bytes, data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(hello) - 1))
     changed = hello[:place] + bytes([data.draw(st.integers(0, 255))]) + hello[place + 1 :]
     found, raw, _ = read([changed])
@@ -84,7 +84,7 @@ def test_a_changed_byte_never_hides_the_name(hello: bytes, data: st.DataObject) 
 
 
 @given(st.booleans(), st.lists(st.integers(0, 200), max_size=6))
-def test_segments_of_an_answer_change_nothing(retry: bool, places: list[int]) -> None:
+def test_segments_of_answer_change_nothing(retry: bool, places: list[int]) -> None:
     data = kit.server_hello(retry=retry)
     reader, said = AnswerReader(), []
     for piece in cut(data, places):

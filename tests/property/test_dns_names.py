@@ -25,13 +25,13 @@ def covers(pattern: str, name: str) -> bool:
 
 
 @given(st.lists(_PATTERN, unique=True, max_size=8), _NAME)
-def test_a_name_is_covered_by_exactly_the_patterns_that_mean_it(patterns: list[str], name: str) -> None:
+def test_name_is_covered_by_exactly_patterns_that_mean_it(patterns: list[str], name: str) -> None:
     found = names.Patterns(patterns).covering(name)
     assert sorted(found) == [number for number, pattern in enumerate(patterns) if covers(pattern, name)]
 
 
 @given(st.lists(_PATTERN, unique=True, min_size=1, max_size=8), _NAME)
-def test_the_policy_gives_a_name_the_same_patterns(patterns: list[str], name: str) -> None:
+def test_policy_gives_name_same_patterns(patterns: list[str], name: str) -> None:
     chain = {name, *hostnames.above(name)}
     found = {patterns[number] for number in names.Patterns(patterns).covering(name)}
     assert found == chain.intersection(patterns)
@@ -44,7 +44,7 @@ def test_the_policy_gives_a_name_the_same_patterns(patterns: list[str], name: st
 @example(b"\xff" * 16)
 @example(b"\0" * 16)
 @example(b"\xff" * 4)
-def test_an_address_is_public_where_the_policy_says_so(packed: bytes) -> None:
+def test_address_is_public_where_policy_says_so(packed: bytes) -> None:
     address = ipaddress.ip_address(packed)
     blocks = addresses.NOT_PUBLIC_V4 if address.version == 4 else addresses.NOT_PUBLIC_V6
     public = not any(address in ipaddress.ip_network(block) for block in blocks)
@@ -54,7 +54,7 @@ def test_an_address_is_public_where_the_policy_says_so(packed: bytes) -> None:
 
 
 @given(st.lists(st.floats(0, 3), max_size=60), st.integers(1, 20), st.integers(1, 20))
-def test_a_bucket_gives_no_more_than_its_burst_and_its_rate(steps: list[float], rate: int, burst: int) -> None:
+def test_bucket_gives_no_more_than_its_burst_and_its_rate(steps: list[float], rate: int, burst: int) -> None:
     now, given_out = 100.0, 0
     tokens = Tokens(rate, burst, now)
     for step in steps:
@@ -64,7 +64,7 @@ def test_a_bucket_gives_no_more_than_its_burst_and_its_rate(steps: list[float], 
 
 
 @given(st.none() | st.integers(0, 2**31))
-def test_a_time_is_held_within_its_bounds(ttl: int | None) -> None:
+def test_time_is_held_within_its_bounds(ttl: int | None) -> None:
     held = names.clamp(ttl, (30, 3600))
     assert 30 <= held <= 3600
     assert ttl is None or not 30 <= ttl <= 3600 or held == ttl

@@ -25,7 +25,7 @@ def test_any_bytes(data: bytes) -> None:
 
 
 @hypothesis.given(st.lists(st.tuples(st.integers(0, len(GOOD) - 8), st.integers(0, 2**64 - 1)), min_size=1, max_size=4))
-def test_a_good_file_with_words_overwritten(changes: list[tuple[int, int]]) -> None:
+def test_good_file_with_words_overwritten(changes: list[tuple[int, int]]) -> None:
     data = bytearray(GOOD)
     for at, word in changes:
         struct.pack_into("<Q", data, at, word)
@@ -39,7 +39,7 @@ def test_a_good_file_with_words_overwritten(changes: list[tuple[int, int]]) -> N
 
 
 @hypothesis.given(st.integers(0, HEADERS_END - 8), st.integers(0, 2**64 - 1))
-def test_a_patch_changes_nothing_but_entry_size_and_padding(at: int, word: int) -> None:
+def test_patch_changes_nothing_but_entry_size_and_padding(at: int, word: int) -> None:
     data = bytearray(PADDED)
     struct.pack_into("<Q", data, at, word)
     try:

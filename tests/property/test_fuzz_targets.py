@@ -19,7 +19,7 @@ def test_nothing_breaks_and_nothing_false_is_accepted(target: drive.Target) -> N
     assert len(outcome.answers) >= (1 if outcome.accepted == outcome.inputs else 2)
 
 
-def test_a_target_has_one_name() -> None:
+def test_target_has_one_name() -> None:
     assert len({target.name for target in targets.ALL}) == len(targets.ALL)
 
 
@@ -34,7 +34,7 @@ def _broken(raw: bytes) -> str:
     return "yes"
 
 
-def test_the_driver_sees_what_is_wrong() -> None:
+def test_driver_sees_what_is_wrong() -> None:
     target = drive.Target("broken", _broken, lambda: (b"123456789", b"1"), (b"6", b"7", b"8", b"9"))
     found = drive.run(target, 500, "seed")
     assert {key.split(" ")[0] for key in found.finds} == {"KeyError", "AssertionError", "ManifestError:"}
@@ -43,7 +43,7 @@ def test_the_driver_sees_what_is_wrong() -> None:
     assert drive.run(target, 500, "seed").answers == found.answers
 
 
-def test_an_input_that_takes_for_ever_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_that_takes_for_ever_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def endless(raw: bytes) -> str:
         while raw:
             pass
@@ -55,7 +55,7 @@ def test_an_input_that_takes_for_ever_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("made", [Source, JsonSource])
-def test_inputs_are_the_same_each_time_and_differ(made: type[Source]) -> None:
+def test_inputs_are_same_each_time_and_differ(made: type[Source]) -> None:
     def first(seed: str) -> list[bytes]:
         source = made([b'{"a":[1,"x"]}'], [b"word"], seed)
         return [source.draw() for _ in range(200)]

@@ -17,7 +17,7 @@ _TEXTS = st.lists(_WORDS | st.just("the") | st.just("zebra"), max_size=8).map(" 
 
 
 @given(_TEXTS, _AGENTS, st.randoms())
-def test_the_order_in_which_agents_are_known_does_not_matter(
+def test_order_in_which_agents_are_known_does_not_matter(
     text: str, agents: dict[str, frozenset[str]], shuffle: random.Random
 ) -> None:
     known = list(agents.items())
@@ -26,7 +26,7 @@ def test_the_order_in_which_agents_are_known_does_not_matter(
 
 
 @given(_TEXTS, _AGENTS)
-def test_case_and_the_number_of_a_word_do_not_matter(text: str, agents: dict[str, frozenset[str]]) -> None:
+def test_case_and_number_of_word_do_not_matter(text: str, agents: dict[str, frozenset[str]]) -> None:
     known = list(agents.items())
     match = text_router.route(text, known)
     assert text_router.route(text.upper(), known) == match
@@ -34,7 +34,7 @@ def test_case_and_the_number_of_a_word_do_not_matter(text: str, agents: dict[str
 
 
 @given(_TEXTS, _AGENTS)
-def test_the_best_is_taken_and_of_equals_the_first_by_id(text: str, agents: dict[str, frozenset[str]]) -> None:
+def test_best_is_taken_and_of_equals_first_by_id(text: str, agents: dict[str, frozenset[str]]) -> None:
     match = text_router.route(text, agents.items())
     scores = {agent_id: len(own & text_router.words(text)) for agent_id, own in agents.items()}
     if match is None:
@@ -45,7 +45,7 @@ def test_the_best_is_taken_and_of_equals_the_first_by_id(text: str, agents: dict
 
 
 @given(_TEXTS, _AGENTS, st.frozensets(_WORDS, min_size=1, max_size=3))
-def test_another_agent_takes_an_intent_only_by_words_of_its_own(
+def test_another_agent_takes_intent_only_by_words_of_its_own(
     text: str, agents: dict[str, frozenset[str]], more: frozenset[str]
 ) -> None:
     before = text_router.route(text, agents.items())

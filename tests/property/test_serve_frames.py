@@ -53,7 +53,7 @@ def _cut(data: bytes, places: list[int]) -> list[bytes]:
 
 @given(document=st.dictionaries(st.text(max_size=8), _JSON, max_size=5), places=st.lists(st.integers(0), max_size=6))
 @settings(max_examples=60, deadline=None)
-def test_a_frame_in_any_pieces_is_the_frame(document: dict[str, Any], places: list[int]) -> None:
+def test_frame_in_any_pieces_is_frame(document: dict[str, Any], places: list[int]) -> None:
     frame = unix_wire.encode(document)
     heard = _heard(_cut(frame, places), max_bytes=len(frame))
     assert heard is not None
@@ -62,7 +62,7 @@ def test_a_frame_in_any_pieces_is_the_frame(document: dict[str, Any], places: li
 
 @given(data=st.binary(max_size=64), places=st.lists(st.integers(0), max_size=3))
 @settings(max_examples=100, deadline=None)
-def test_any_bytes_are_a_frame_or_refused(data: bytes, places: list[int]) -> None:
+def test_any_bytes_are_frame_or_refused(data: bytes, places: list[int]) -> None:
     refusal = ""
     heard = None
     try:
@@ -77,7 +77,7 @@ def test_any_bytes_are_a_frame_or_refused(data: bytes, places: list[int]) -> Non
 
 
 @given(data=st.binary(max_size=200))
-def test_any_body_is_a_request_or_refused(data: bytes) -> None:
+def test_any_body_is_request_or_refused(data: bytes) -> None:
     _parse(data)
 
 
@@ -88,7 +88,7 @@ _FIELDS = ["text", "timeout_ms", "user", "detach", "run", "rows", "on_behalf_of"
     kind=st.sampled_from(sorted(protocol.KINDS)),
     fields=st.dictionaries(st.sampled_from(_FIELDS), _JSON, max_size=5),
 )
-def test_any_fields_are_those_of_the_kind_or_refused(kind: str, fields: dict[str, Any]) -> None:
+def test_any_fields_are_those_of_kind_or_refused(kind: str, fields: dict[str, Any]) -> None:
     asked = _parse(json.dumps({"kind": kind, **fields}).encode())
     if asked is not None:
         assert asked.kind == kind
@@ -104,13 +104,13 @@ _SIDES = st.text("AZaz09_.-@ \n\u00e9", max_size=12) | st.just("x" * 257)
     key=_JSON | st.integers(31, 33).flatmap(lambda n: st.binary(min_size=n, max_size=n)).map(base58.encode),
     more=st.dictionaries(st.text(max_size=8), _JSON, max_size=1),
 )
-def test_for_whom_one_asks_is_a_display_and_a_key_or_refused(display: Any, key: Any, more: dict[str, Any]) -> None:
+def test_for_whom_one_asks_is_display_and_key_or_refused(display: Any, key: Any, more: dict[str, Any]) -> None:
     """An accepted value never shows an agent the operator at the command line or a run as the asker."""
     whom = {**more, "display": display, "pubkey_b58": key}
     asked = _parse(json.dumps({"kind": "run", "text": "", "on_behalf_of": whom}).encode())
     if asked is None:
         return
-    assert isinstance(asked, protocol.Run)
+    assert isinstance(asked, protocol.RunRequest)
     assert asked.on_behalf_of is not None
     assert set(whom) == {"display", "pubkey_b58"}
     assert re.fullmatch(r"[A-Za-z0-9_.-]{1,256}@[A-Za-z0-9_.-]{1,256}", display)
@@ -120,7 +120,7 @@ def test_for_whom_one_asks_is_a_display_and_a_key_or_refused(display: Any, key: 
     assert read.count("@") == 1
 
 
-def _parse(raw: bytes) -> protocol.Request | None:
+def _parse(raw: bytes) -> protocol.ServiceRequest | None:
     try:
         return protocol.parse(raw)
     except errors.RequestError as e:
@@ -132,7 +132,7 @@ def _parse(raw: bytes) -> protocol.Request | None:
 
 @given(count=st.integers(0, 12), size=st.integers(0, 9))
 @settings(max_examples=40, deadline=None)
-def test_descriptors_belong_to_the_owner(count: int, size: int) -> None:
+def test_descriptors_belong_to_owner(count: int, size: int) -> None:
     before = len(os.listdir("/proc/self/fd"))
     frame = unix_wire.encode({"kind": "x" * size})
     ours, theirs = socket.socketpair()

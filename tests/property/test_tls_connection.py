@@ -58,7 +58,7 @@ def _heard(far: socket.socket) -> bytes:
 
 @given(st.just([("agent", kit.hello(NAME), 1)]) | st.just([]), _SAYINGS)
 @settings(max_examples=300, deadline=None)
-def test_the_gate_carries_in_order_and_nothing_before_its_time(
+def test_gate_carries_in_order_and_nothing_before_its_time(
     first: list[tuple[str, bytes, int]], sayings: list[tuple[str, bytes, int]]
 ) -> None:
     pipes, refused = Pipes(2), []

@@ -48,13 +48,13 @@ def test_no_two_places_open_each_others_record(master: Locked, one: Place, other
 
 
 @given(PLACES, PLACES)
-def test_what_a_place_is_bound_to_is_its_own(one: Place, other: Place) -> None:
+def test_what_place_is_bound_to_is_its_own(one: Place, other: Place) -> None:
     bounds = {place.bound(purpose) for place in (one, other) for purpose in ("secret", "data-key")}
     assert len(bounds) == (2 if one == other else 4)
 
 
 @given(PLACES, VALUES, VALUES)
-def test_the_halves_of_two_records_of_one_place_do_not_fit(master: Locked, place: Place, a: bytes, b: bytes) -> None:
+def test_halves_of_two_records_of_one_place_do_not_fit(master: Locked, place: Place, a: bytes, b: bytes) -> None:
     """The value of an older version put beside the data key of a newer."""
     (wrapped_a, box_a), (wrapped_b, box_b) = sealed(master, place, a), sealed(master, place, b)
     assert opened(master, place, wrapped_a, box_b) is None
@@ -83,7 +83,7 @@ def test_what_is_cut_short_is_refused(master: Locked, place: Place, value: bytes
 
 @settings(max_examples=40)
 @given(PLACES, VALUES)
-def test_another_key_opens_nothing_until_the_record_is_rewrapped(master: Locked, place: Place, value: bytes) -> None:
+def test_another_key_opens_nothing_until_record_is_rewrapped(master: Locked, place: Place, value: bytes) -> None:
     wrapped, box = sealed(master, place, value)
     with Locked(sealing.KEY_BYTES) as other:
         other.fill_random()
@@ -94,6 +94,6 @@ def test_another_key_opens_nothing_until_the_record_is_rewrapped(master: Locked,
 
 
 @given(st.binary(max_size=60), st.binary(max_size=60), VAULTS, VAULTS)
-def test_a_seal_is_of_one_document_of_one_vault(master: Locked, a: bytes, b: bytes, one: str, other: str) -> None:
+def test_seal_is_of_one_document_of_one_vault(master: Locked, a: bytes, b: bytes, one: str, other: str) -> None:
     mac = sealing.seal(master, one, a)
     assert sealing.is_sealed(master, other, b, mac) == ((one, a) == (other, b))

@@ -102,7 +102,7 @@ def test_it_refuses_what_is_no_intent(binaries: list[Path], line: bytes) -> None
         assert re.fullmatch(rb"checksum: [a-z0-9A-Z ]+\n", done.stderr)
 
 
-def test_the_same_source_gives_the_same_bytes(binaries: list[Path], tmp_path: Path) -> None:
+def test_same_source_gives_same_bytes(binaries: list[Path], tmp_path: Path) -> None:
     again = tmp_path / "again"
     subprocess.run(
         [str(ROOT / "scripts" / "build_agents"), "--dynamic", str(again)], check=True, timeout=120, capture_output=True
@@ -110,7 +110,7 @@ def test_the_same_source_gives_the_same_bytes(binaries: list[Path], tmp_path: Pa
     assert again.read_bytes() == binaries[1].read_bytes()
 
 
-def test_a_second_build_changes_nothing(binaries: list[Path]) -> None:
+def test_second_build_changes_nothing(binaries: list[Path]) -> None:
     before = binaries[0].stat()
     done = subprocess.run([str(ROOT / "scripts" / "build_agents")], check=True, timeout=120, capture_output=True)
     after = binaries[0].stat()

@@ -28,11 +28,11 @@ def coordinator() -> ModuleType:
         ("the command standard", ["the command standard"]),
     ],
 )
-def test_a_question_is_cut_where_two_are_joined(coordinator: ModuleType, question: str, parts: list[str]) -> None:
+def test_question_is_cut_where_two_are_joined(coordinator: ModuleType, question: str, parts: list[str]) -> None:
     assert coordinator.parts_of(question) == parts
 
 
-def test_a_shelf_is_what_is_named_like_a_word(coordinator: ModuleType, tmp_path: Path) -> None:
+def test_shelf_is_what_is_named_like_word(coordinator: ModuleType, tmp_path: Path) -> None:
     for name in ("tar", "libtar0", "git-man", "digital", "guitar"):
         (tmp_path / name).mkdir()
     (tmp_path / "tar.txt").touch()
@@ -41,7 +41,7 @@ def test_a_shelf_is_what_is_named_like_a_word(coordinator: ModuleType, tmp_path:
     assert coordinator.shelves("something else", roots) == []
 
 
-def test_sources_stand_once_and_a_refusal_is_said(coordinator: ModuleType) -> None:
+def test_sources_stand_once_and_refusal_is_said(coordinator: ModuleType) -> None:
     answers = [
         {"ok": {"text": "a\nb", "sources": ["/x", "/y"]}},
         {"error": {"code": "rule_5_spawn_budget", "message": "full"}},

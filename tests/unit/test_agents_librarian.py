@@ -43,7 +43,7 @@ def _answer(librarian: ModuleType, question: str, *roots: Path) -> tuple[str, li
     return answer["text"], answer["sources"]
 
 
-def test_sources_are_real_files_with_the_best_first(librarian: ModuleType, shelf: Path) -> None:
+def test_sources_are_real_files_with_best_first(librarian: ModuleType, shelf: Path) -> None:
     text, sources = _answer(librarian, "which package mentions seccomp", shelf)
     assert sources == [str(shelf / name) for name in ("libseccomp2/copyright", "file/README.Debian", "bash/changelog")]
     assert "  3: seccomp support\n  4: built with seccomp" in text
@@ -57,7 +57,7 @@ def test_packed_files_are_read_and_cut_ones_too(librarian: ModuleType, shelf: Pa
     assert str(shelf / "cake/NEWS.gz") in _answer(librarian, "seccomp", shelf)[1]
 
 
-def test_a_small_file_that_unpacks_to_a_large_one_is_cut(librarian: ModuleType, shelf: Path) -> None:
+def test_small_file_that_unpacks_to_large_one_is_cut(librarian: ModuleType, shelf: Path) -> None:
     bomb = gzip.compress(b"\0" * (64 << 20) + b"seccomp")
     assert len(bomb) < librarian.FILE_BYTES
     assert len(librarian.unpack(bomb)) == librarian.UNPACKED_BYTES
@@ -88,7 +88,7 @@ def test_odd_entries_are_passed_over(librarian: ModuleType, shelf: Path) -> None
     assert librarian.read(str(shelf / "cake/fifo")) == b""
 
 
-def test_the_same_text_is_quoted_once_and_a_package_has_one_place(librarian: ModuleType, shelf: Path) -> None:
+def test_same_text_is_quoted_once_and_package_has_one_place(librarian: ModuleType, shelf: Path) -> None:
     (shelf / "file-dev").mkdir()
     (shelf / "file-dev/README.Debian").write_text((shelf / "file/README.Debian").read_text())
     (shelf / "file/NEWS").write_text("seccomp\n")
@@ -98,7 +98,7 @@ def test_the_same_text_is_quoted_once_and_a_package_has_one_place(librarian: Mod
     assert str(shelf / "file/NEWS") not in sources
 
 
-def test_time_that_is_up_gives_what_was_found_and_says_so(
+def test_time_up_gives_what_was_found_and_says_so(
     librarian: ModuleType, shelf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(100))
@@ -120,7 +120,7 @@ def test_time_that_is_up_gives_what_was_found_and_says_so(
         (" ".join(f"word{n}" for n in range(100)), [f"word{n}" for n in range(8)]),
     ],
 )
-def test_the_words_of_a_question(librarian: ModuleType, question: str, words: list[str]) -> None:
+def test_words_of_question(librarian: ModuleType, question: str, words: list[str]) -> None:
     assert librarian.words_of(question) == words
 
 
@@ -132,11 +132,11 @@ def test_without_words_or_without_finds_it_says_so(librarian: ModuleType, shelf:
     assert _answer(librarian, "xyzzy", shelf) == (f'Nothing mentions "xyzzy" in 4 files of {shelf}.', [])
 
 
-def test_a_root_that_is_missing_is_an_empty_one(librarian: ModuleType, shelf: Path, tmp_path: Path) -> None:
+def test_root_missing_is_empty_one(librarian: ModuleType, shelf: Path, tmp_path: Path) -> None:
     assert len(_answer(librarian, "seccomp", tmp_path / "none", shelf)[1]) == 3
 
 
-def test_long_lines_are_cut_around_the_word(librarian: ModuleType) -> None:
+def test_long_lines_are_cut_around_word(librarian: ModuleType) -> None:
     shown = librarian.shown("x" * 500 + " seccomp " + "y" * 500, ["seccomp"])
     assert "seccomp" in shown
     assert shown.startswith("...")

@@ -57,14 +57,14 @@ def _shape(document: Any, prefix: str = "") -> set[str]:
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=_name)
-def test_the_manifest_parses_and_names_a_file_of_the_package(package: Path) -> None:
+def test_manifest_parses_and_names_file_of_package(package: Path) -> None:
     manifest = parse.parse((package / "agent.toml").read_bytes())
     built = manifest.agent.entry.startswith("bin/")
     assert built or (package / manifest.agent.entry).is_file()
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=_name)
-def test_the_manifest_takes_the_safe_side(package: Path) -> None:
+def test_manifest_takes_safe_side(package: Path) -> None:
     manifest = parse.parse((package / "agent.toml").read_bytes())
     assert manifest.sandbox.required
     assert manifest.sandbox.backend == "linux-gvisor"
@@ -74,13 +74,13 @@ def test_the_manifest_takes_the_safe_side(package: Path) -> None:
     assert manifest.unknown_sections == ()
 
 
-def test_no_two_packages_share_an_id() -> None:
+def test_no_two_packages_share_id() -> None:
     ids = [parse.parse((package / "agent.toml").read_bytes()).agent.id for package in PACKAGES]
     assert len(ids) == len(set(ids)) == len(PACKAGES)
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=_name)
-def test_the_package_holds_only_plain_files_and_no_keys_or_init(package: Path) -> None:
+def test_package_holds_only_plain_files_and_no_keys_or_init(package: Path) -> None:
     for path in _committed(package):
         mode = path.lstat().st_mode
         assert stat.S_ISREG(mode) or stat.S_ISDIR(mode), path
@@ -100,22 +100,24 @@ def _models(model: Any, prefix: str = "") -> set[str]:
     return keys
 
 
-def test_hello_shows_every_key_that_a_manifest_can_have() -> None:
+def test_hello_shows_every_key_that_manifest_can_have() -> None:
     text = (AGENTS / "hello" / "agent.toml").read_text()
     # What is commented out is shown too: uncommented, the page must still be TOML with known keys.
     shown = "\n".join(
         line.removeprefix("# ")
-        if line.startswith(("# ", "# [[")) and ("=" in line or "[[" in line) and "key =" not in line
+        if line.startswith(("# ", "# [")) and ("=" in line or line.startswith("# [")) and "key =" not in line
         else line
         for line in text.splitlines()
     )
     document = tomllib.loads(shown)
     entries = document["permissions"].pop("network")
+    assert document["process"]["env"].pop("LOG_LEVEL")
+    document["process"]["env"] = ""  # a table of any names, and so one key
     assert _shape(document) == _models(Manifest) - {"permissions.network"}
     assert set(entries[0]) == set(NetworkEntry.model_fields)
 
 
-def test_hello_writes_one_key_a_line_and_no_field_that_cannot_be_enforced_yet() -> None:
+def test_hello_writes_one_key_line_and_no_field_that_cannot_be_enforced_yet() -> None:
     raw = (AGENTS / "hello" / "agent.toml").read_bytes()
     written = parse.parse(raw).written
     lines = [line for line in raw.decode().splitlines() if line.split("#")[0].strip() and not line.startswith("[")]
@@ -125,7 +127,7 @@ def test_hello_writes_one_key_a_line_and_no_field_that_cannot_be_enforced_yet() 
     assert "sandbox.standby" not in written
 
 
-def test_hello_writes_the_defaults_of_every_limit() -> None:
+def test_hello_writes_defaults_of_every_limit() -> None:
     bare = parse.parse(b'[agent]\nid = "x"\nname = "x"\nversion = "1"\nruntime = "python3"\nentry = "main.py"\n')
     hello = parse.parse((AGENTS / "hello" / "agent.toml").read_bytes())
     assert hello.resources.model_copy(update={"network": bare.resources.network}) == bare.resources
@@ -140,7 +142,7 @@ def _run(command: list[str], intent: object, cwd: Path) -> dict[str, Any]:
     return answer
 
 
-def test_hello_keeps_the_contract() -> None:
+def test_hello_keeps_contract() -> None:
     answer = _run(["/usr/bin/python3", "-B", "main.py"], {"id": "1", "text": 'say "hi"\n'}, AGENTS / "hello")
     assert answer == {"text": 'Hello! You said: say "hi"\n', "sources": []}
 
@@ -172,7 +174,7 @@ def test_copies_of_shared_modules_are_equal() -> None:
         assert (AGENTS.parent / copy).read_bytes() == (AGENTS.parent / source).read_bytes(), copy
 
 
-def test_copy_replaces_a_stale_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copy_replaces_stale_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(HOSTILE / "common", tmp_path / shared_modules.COMMON)
     for copy in shared_modules.copies():
         (tmp_path / copy).parent.mkdir(exist_ok=True)
@@ -196,7 +198,7 @@ def test_git_has_one_source_of_each_module() -> None:
 # --- the hostile packages: the gate
 
 
-def test_on_the_bare_host_the_one_for_node_refuses() -> None:
+def test_on_bare_host_one_for_node_refuses() -> None:
     done = subprocess.run(
         ["/usr/bin/node", "main.js"], input=b'{"text": "node_connect"}\n', capture_output=True, cwd=HOSTILE / "node"
     )
@@ -205,7 +207,7 @@ def test_on_the_bare_host_the_one_for_node_refuses() -> None:
     assert done.stderr.startswith(b"refused: this is hostile code and runs only under gVisor, but the kernel is `")
 
 
-def test_the_gate_for_node_looks_for_the_same_signs_and_is_the_first_thing_that_runs(gvisor_gate: ModuleType) -> None:
+def test_gate_for_node_looks_for_same_signs_and_is_first_thing_that_runs(gvisor_gate: ModuleType) -> None:
     gate = (HOSTILE / "node" / "gate.js").read_text()
     assert json.dumps(gvisor_gate._UNAME_VERSION) in gate
     assert json.dumps(list(gvisor_gate._LANDMARKS)) in gate
@@ -215,7 +217,7 @@ def test_the_gate_for_node_looks_for_the_same_signs_and_is_the_first_thing_that_
 
 
 @pytest.mark.parametrize("package", PYTHON_PACKAGES, ids=_name)
-def test_on_the_bare_host_it_refuses_and_touches_nothing(package: Path, tmp_path: Path) -> None:
+def test_on_bare_host_it_refuses_and_touches_nothing(package: Path, tmp_path: Path) -> None:
     """Run under an audit hook: nothing but reading of the gate's own files and of /proc may happen."""
     log = tmp_path / "events"
     script = tmp_path / "watch.py"
@@ -283,23 +285,23 @@ def gvisor_gate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return gate
 
 
-def test_the_gate_opens_when_every_sign_is_there(gvisor_gate: ModuleType) -> None:
+def test_gate_opens_when_every_sign_is_there(gvisor_gate: ModuleType) -> None:
     assert gvisor_gate.reason_to_refuse() is None
 
 
-def test_another_kernel_closes_the_gate(gvisor_gate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_kernel_closes_gate(gvisor_gate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     other = os.uname_result(("Linux", "h", "4.4.0", "#1 SMP Debian 4.4.0-1", "x86_64"))
     monkeypatch.setattr(gvisor_gate.os, "uname", lambda: other)
     assert gvisor_gate.reason_to_refuse() == "the kernel is `4.4.0 #1 SMP Debian 4.4.0-1`"
 
 
-def test_a_kernel_with_a_builder_closes_the_gate(gvisor_gate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_with_builder_closes_gate(gvisor_gate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     text = f"Linux version 4.4.0 (root@builder) (gcc) {gvisor_gate._UNAME_VERSION}\n"
     monkeypatch.setattr(gvisor_gate, "open", lambda *_, **__: io.StringIO(text), raising=False)
     assert str(gvisor_gate.reason_to_refuse()).startswith("/proc/version is ")
 
 
-def test_no_proc_closes_the_gate(gvisor_gate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_proc_closes_gate(gvisor_gate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object, **__: object) -> io.StringIO:
         raise FileNotFoundError(2, "No such file or directory")
 
@@ -307,16 +309,14 @@ def test_no_proc_closes_the_gate(gvisor_gate: ModuleType, monkeypatch: pytest.Mo
     assert str(gvisor_gate.reason_to_refuse()).startswith("/proc/version cannot be read")
 
 
-def test_each_landmark_of_a_real_kernel_closes_the_gate(
-    gvisor_gate: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_landmark_of_real_kernel_closes_gate(gvisor_gate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     for landmark in gvisor_gate._LANDMARKS:
         monkeypatch.setattr(gvisor_gate.os.path, "lexists", lambda path, one=landmark: path == one)
         assert gvisor_gate.reason_to_refuse() == f"{landmark} exists"
 
 
 @pytest.mark.parametrize("package", PYTHON_PACKAGES, ids=_name)
-def test_the_gate_is_the_first_thing_that_runs(package: Path) -> None:
+def test_gate_is_first_thing_that_runs(package: Path) -> None:
     body = ast.parse((package / "main.py").read_text()).body
     assert [ast.unparse(statement) for statement in body[1:5]] == [
         "import sys",
@@ -353,14 +353,14 @@ def _probes_in(package: Path) -> dict[str, bool]:
 
 
 @pytest.mark.parametrize("package", HOSTILE_PACKAGES, ids=_name)
-def test_the_table_and_the_code_name_the_same_probes(package: Path) -> None:
+def test_table_and_code_name_same_probes(package: Path) -> None:
     listed = {probe.id: probe.alone for probe in PROBES if probe.package == package.name}
     listed |= {act.id: False for act in GRANTED if act.package == package.name}
     listed |= {probe.id: False for probe in NETWORK_PROBES if probe.package == package.name}
     assert _probes_in(package) == listed
 
 
-def test_the_table_is_complete_and_every_probe_has_a_control() -> None:
+def test_table_is_complete_and_every_probe_has_control() -> None:
     ids = [probe.id for probe in PROBES]
     kinds = Counter(probe.control for probe in PROBES)
     assert len(ids) == len(set(ids))
@@ -377,7 +377,7 @@ def test_the_table_is_complete_and_every_probe_has_a_control() -> None:
         assert not probe.limit or probe.alone, probe.id
 
 
-def test_the_network_table_is_complete_and_every_probe_has_a_control() -> None:
+def test_network_table_is_complete_and_every_probe_has_control() -> None:
     ids = [probe.id for probe in NETWORK_PROBES]
     assert len(ids) == len(set(ids))
     assert not set(ids) & {probe.id for probe in PROBES}
@@ -392,7 +392,7 @@ def test_the_network_table_is_complete_and_every_probe_has_a_control() -> None:
 
 
 @pytest.mark.parametrize("package", HOSTILE_PACKAGES, ids=_name)
-def test_what_the_packages_share_is_the_same(package: Path) -> None:
+def test_what_packages_share_is_same(package: Path) -> None:
     """Each package is signed by itself, so each has its own copy; python/ has the first."""
     for path in package.glob("*.py"):
         first = HOSTILE / "python" / path.name

@@ -7,11 +7,11 @@ from tests.kernel import hostile_page, hostile_settings
 from tests.kernel import hostile_table as table
 
 
-def test_the_page_is_in_step_with_the_probes() -> None:
+def test_page_is_in_step_with_probes() -> None:
     assert hostile_page.PATH.read_text(encoding="utf-8") == hostile_page.page(), "run `make contain`"
 
 
-def test_every_setting_is_run_and_every_word_of_the_table_is_granted_somewhere() -> None:
+def test_every_setting_is_run_and_every_word_of_table_is_granted_somewhere() -> None:
     assert {one.setting for one in combinations.COMBINATIONS} == set(hostile_settings.SETTINGS)
     words = {word for one in hostile_settings.SETTINGS.values() for word in one.grants}
     assert {probe.grants for probe in combinations.PROBES} - {""} == words
@@ -25,6 +25,6 @@ def test_every_probe_is_blocked_in_some_combination_or_is_itself_what_is_granted
         assert any(probe.grants not in one.grants for one in settings), probe.id
 
 
-def test_there_are_as_many_probes_as_the_page_must_have() -> None:
+def test_there_are_as_many_probes_as_page_must_have() -> None:
     sandbox, _ = table.load()
     assert len(combinations.PROBES) + len(sandbox) >= 150

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import json
 import pathlib
 import time
@@ -11,6 +10,7 @@ import zlib
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec import structs
 
 from covenant.cli import times
 from policy import errors
@@ -24,13 +24,13 @@ PUBLIC = Ed25519PrivateKey.from_private_bytes(b"\x01" * 32).public_key()
 
 
 @pytest.mark.parametrize("index", [10**9, 2**62, 2**63, 10**40])
-def test_a_made_up_index_is_a_failure_and_no_cost(index: int) -> None:
+def test_made_up_index_is_failure_and_no_cost(index: int) -> None:
     """verify once enumerated all records up to a chain file's greatest index: it ran out of memory or overflowed."""
     line = json.dumps({"id": "e", "timestamp_ms": 1, "issuer": "x", "kind": {"type": "t"}}).encode()
     entry, _ = audit_log_chain.Head().advance(line, event_id="e", timestamp_ms=1)
     anchor = audit_log_chain.Anchor.parse(entry)
     assert anchor is not None
-    forged = dataclasses.replace(anchor, index=index).line()
+    forged = structs.replace(anchor, index=index).line()
     started = time.process_time()
     report = verify.verify(line + b"\n", entry + b"\n" + forged + b"\n", None, PUBLIC)
     assert not report.valid
@@ -51,7 +51,7 @@ def test_records_that_were_lost_are_still_listed_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("text", [b"grace_seconds = " + b"1" * 5000, b"a" * 5000 + b" = 1", b'"\\u001b[31m" = 1'])
-def test_a_configuration_that_is_no_toml_of_ours_is_refused_shortly(text: bytes) -> None:
+def test_configuration_no_toml_of_ours_is_refused_shortly(text: bytes) -> None:
     """An integer of thousands of digits is a plain ValueError of tomllib, which the reader once did not catch."""
     with pytest.raises(errors.ConfigError) as refused:
         config.parse(text, file="config.toml", state=pathlib.Path("/state"))
@@ -60,20 +60,20 @@ def test_a_configuration_that_is_no_toml_of_ours_is_refused_shortly(text: bytes)
 
 
 @pytest.mark.parametrize("raw", [b"00 " * 32, b"\t".join([b"00"] * 32), b"00" * 31 + b"0 0", b"00" * 33, b""])
-def test_the_key_of_the_log_has_one_spelling(raw: bytes) -> None:
+def test_key_of_log_has_one_spelling(raw: bytes) -> None:
     with pytest.raises(errors.LedgerError):
         audit_log_chain.read_public_key(raw)
     assert audit_log_chain.read_public_key(audit_log_chain.public_key_file(PUBLIC)) == PUBLIC
 
 
-def test_a_duration_is_quoted_without_its_control_characters() -> None:
+def test_duration_is_quoted_without_its_control_characters() -> None:
     with pytest.raises(errors.UsageError) as refused:
         times.duration_ms("1\x1b[31m" + "d" * 3000, option="--expires")
     assert refused.value.message.isprintable()
     assert len(refused.value.message) < 300
 
 
-def test_a_loader_whose_neighbour_lies_behind_the_end_of_the_file_has_no_room() -> None:
+def test_loader_whose_neighbour_lies_behind_end_of_file_has_no_room() -> None:
     """The trampoline was once written past the end of the file, which grew by it."""
     packed = (
         "c-pIX^>JfjWMqH=W(GS35U-Wd0nB$`zyuBq7C?0n08-0}CW}nBL5)VI83bVVF)*+I@e8Q%3p5*L&}f);CLm@5VpXVsDkG}C1Te`4"
@@ -84,7 +84,7 @@ def test_a_loader_whose_neighbour_lies_behind_the_end_of_the_file_has_no_room() 
         loader_patch.patch(zlib.decompress(base64.b85decode(packed)))
 
 
-def test_a_range_of_the_tls_gate_stands_once_and_in_order() -> None:
+def test_range_of_tls_gate_stands_once_and_in_order() -> None:
     """A repeated block was once accepted and proved equal to a single one."""
     blocks: list[dict[str, object]] = [
         {"first": f"192.0.2.{n}", "last": f"192.0.2.{n}", "ports": [[443, 443]]} for n in (7, 9)

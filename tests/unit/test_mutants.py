@@ -102,14 +102,14 @@ def test_what_is_for_people_is_left_alone() -> None:
         assert "raise ValueError(f'no {a + 1}')" in text or "pass" in text
 
 
-def test_a_name_stays_when_another_function_changes() -> None:
+def test_name_stays_when_another_function_changes() -> None:
     before = {site.key for site, _ in mutants().values() if site.scope == "items"}
     changed = SOURCE.replace("LIMIT = 3", "LIMIT = 30\nMORE = 1")
     after = {site.key for site in operators.sites("m", ast.parse(changed)) if site.scope == "items"}
     assert before == after
 
 
-def test_the_draw_is_the_same_each_time_and_follows_the_sources() -> None:
+def test_draw_is_same_each_time_and_follows_sources() -> None:
     sites = draw.all_sites(("rules",))
     chosen = draw.drawn(sites, 50)
     assert [s.key for s in chosen] == [s.key for s in draw.drawn(draw.all_sites(("rules",)), 50)]
@@ -124,7 +124,7 @@ def results(*outcomes: str) -> list[run.Result]:
     return [run.Result(site, outcome, 3, 0.1) for site, outcome in zip(sites, outcomes, strict=False)]
 
 
-def test_a_survivor_without_a_reason_fails_the_run() -> None:
+def test_survivor_without_reason_fails_run() -> None:
     some = results(*["killed"] * 9, "survived")
     alive = some[-1].site.key
     assert page.NO_REASON in page.page(some, 10, {})
@@ -133,7 +133,7 @@ def test_a_survivor_without_a_reason_fails_the_run() -> None:
     assert not any(alive in fault for fault in page.faults(some, {alive: "it means the same"}))
 
 
-def test_too_few_and_too_many_alive_fail_the_run() -> None:
+def test_too_few_and_too_many_alive_fail_run() -> None:
     few = results(*["killed"] * 10)
     assert any("at least 2000" in fault for fault in page.faults(few, {}))
     poor = results(*["killed"] * 84, *["no test"] * 16)

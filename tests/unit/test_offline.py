@@ -9,17 +9,17 @@ import socket
 import pytest
 
 
-def test_an_internet_socket_cannot_connect_in_a_unit_test() -> None:
+def test_internet_socket_cannot_connect_in_unit_test() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock, pytest.raises(AssertionError):
         sock.connect(("127.0.0.1", 9))
 
 
-def test_a_name_lookup_is_refused_in_a_unit_test() -> None:
+def test_name_lookup_is_refused_in_unit_test() -> None:
     with pytest.raises(AssertionError):
         socket.getaddrinfo("localhost", 80)
 
 
-def test_a_unix_socket_connects_in_a_unit_test(tmp_path: pathlib.Path) -> None:
+def test_unix_socket_connects_in_unit_test(tmp_path: pathlib.Path) -> None:
     """The control: the guard refuses the network, not sockets."""
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
@@ -29,7 +29,7 @@ def test_a_unix_socket_connects_in_a_unit_test(tmp_path: pathlib.Path) -> None:
         assert client.getpeername() == path
 
 
-def test_the_home_is_a_private_temporary_folder(covenant_home: pathlib.Path) -> None:
+def test_home_is_private_temporary_folder(covenant_home: pathlib.Path) -> None:
     assert os.environ["COVENANT_HOME"] == str(covenant_home)
     assert covenant_home.parent.stat().st_mode & 0o777 == 0o700
     assert "COVENANT_STATE" not in os.environ

@@ -65,7 +65,7 @@ GRANTS = st.builds(
 
 
 @given(GRANTS)
-def test_a_line_as_it_is_written_is_read_alike(grant: Grant) -> None:
+def test_line_as_it_is_written_is_read_alike(grant: Grant) -> None:
     try:
         line = rows.granted(grant)
     except ValueError:  # a scope with NaN, or half a character, has no line
@@ -73,7 +73,7 @@ def test_a_line_as_it_is_written_is_read_alike(grant: Grant) -> None:
     agrees(line)
 
 
-def test_a_plain_grant_is_read_without_its_json() -> None:
+def test_plain_grant_is_read_without_its_json() -> None:
     grant = Grant(Token(KEY, "memory.read", {"version": 1}, KEY, 7), SIGNATURE, "a@b", "c@d", 5, 2)
     line = rows.granted(grant)
     assert rows._PLAIN.fullmatch(line)
@@ -134,7 +134,7 @@ WHOLE = st.tuples(
 
 @settings(max_examples=500)
 @given(WHOLE | st.lists(PIECES, max_size=9).map(tuple))
-def test_no_line_says_more_to_the_one_reader_than_to_the_other(pieces: tuple[bytes, ...]) -> None:
+def test_no_line_says_more_to_one_reader_than_to_other(pieces: tuple[bytes, ...]) -> None:
     agrees(b"".join(pieces))
 
 

@@ -68,7 +68,7 @@ def test_glob_finds_what_any_path_finds(pieces: list[str], text: str, anchored: 
 
 @given(_pieces().filter(lambda piece: "*" in piece), _pieces().filter(bool), _TEXTS)
 @example("a*b*c", "z", "aabbacbczzcz")
-def test_place_begins_at_the_nearest_start(first: str, last: str, text: str) -> None:
+def test_place_begins_at_nearest_start(first: str, last: str, text: str) -> None:
     head, tail = re.compile(_re(first)), re.compile(_re(last))
     # For each end of the first piece the last start, found by trying all.
     nearest = {

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from covenant.stores.mailbox.durable import DurableMailbox
-from covenant.stores.mailbox.interface import Entry, Limits, RetryRules, State
+from covenant.stores.mailbox.interface import Limits, RetryRules, State, TaskEntry
 from covenant.wire.types import A2ATask, A2ATaskResult, AgentId, Idempotency
 from policy import errors
 
@@ -191,7 +191,7 @@ class Mailbox(RuleBasedStateMachine):
         self.attempt(name, may, self.box.post(result, lease_id=lease_id), result)
         self.look()
 
-    def attempt(self, name: str, may: bool, act: Coroutine[Any, Any, Entry], answer: A2ATaskResult | None) -> None:
+    def attempt(self, name: str, may: bool, act: Coroutine[Any, Any, TaskEntry], answer: A2ATaskResult | None) -> None:
         known = self.known[name]
         try:
             entry = self.do(act)

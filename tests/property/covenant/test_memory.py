@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from covenant.stores.memory import plans, rows
 from covenant.stores.memory.index import ranking, vectors
-from covenant.stores.memory.index.vectors import Block, Entry, Matrices, Matrix
-from covenant.stores.memory.interface import CompactionPolicy
+from covenant.stores.memory.index.vectors import Block, Matrices, Matrix, RecordVectors
+from covenant.stores.memory.interface import CompactionCutoffs
 from covenant.wire.types import MemoryRecord, Tier
 from tests.doubles.memory import InMemory
 from tests.memory_kit import ALICE, BOB, name, receipt, record
@@ -25,7 +25,7 @@ OWNERS = st.sampled_from([ALICE, BOB])
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[list[Entry], np.ndarray[Any, Any]]:
+def worlds(draw: st.DrawFn) -> tuple[list[RecordVectors], np.ndarray[Any, Any]]:
     """Rows and a query. Small integers make ties, and products that float32 holds exactly or nearly so."""
     dimensions = draw(st.integers(1, 24))
     numbers = draw(
@@ -35,13 +35,15 @@ def worlds(draw: st.DrawFn) -> tuple[list[Entry], np.ndarray[Any, Any]]:
     )
     rows = draw(st.lists(st.lists(numbers, min_size=dimensions, max_size=dimensions), max_size=40))
     entries = [
-        Entry(name(n), draw(TIERS), draw(OWNERS).pubkey, draw(st.integers(0, 3)), np.array(row, dtype=np.float32))
+        RecordVectors(
+            name(n), draw(TIERS), draw(OWNERS).pubkey, draw(st.integers(0, 3)), np.array(row, dtype=np.float32)
+        )
         for n, row in enumerate(rows)
     ]
     return entries, np.array(draw(st.lists(numbers, min_size=dimensions, max_size=dimensions)), dtype=np.float32)
 
 
-def block(entries: list[Entry]) -> Block:
+def block(entries: list[RecordVectors]) -> Block:
     """As many at once."""
     facts = zip(*((one.id, one.tier, one.owner, one.created_at) for one in entries), strict=True)
     ids, tiers, owners, times = (list(column) for column in facts)
@@ -50,8 +52,8 @@ def block(entries: list[Entry]) -> Block:
 
 @settings(max_examples=150)
 @given(worlds(), st.integers(1, 50), st.none() | TIERS, st.none() | OWNERS, st.sampled_from([0.0, 0.3, 1.0]))
-def test_search_is_the_plain_products_ranking(
-    world: tuple[list[Entry], np.ndarray[Any, Any]], count: int, tier: Tier | None, owner: Any, floor: float
+def test_search_is_plain_products_ranking(
+    world: tuple[list[RecordVectors], np.ndarray[Any, Any]], count: int, tier: Tier | None, owner: Any, floor: float
 ) -> None:
     entries, raw = world
     query = vectors.query_vector(raw.tolist())
@@ -88,12 +90,12 @@ def test_search_is_the_plain_products_ranking(
 
 
 @given(st.lists(st.sampled_from([(1.0, 0.0), (0.0, 1.0), (0.5, 0.5), (1.0, 1.0, 1.0), (0.0, 0.0), ()]), min_size=1))
-def test_a_matrix_that_was_kept_up_is_one_that_is_made_anew(history: list[tuple[float, ...]]) -> None:
+def test_matrix_that_was_kept_up_is_one_made_anew(history: list[tuple[float, ...]]) -> None:
     kept, now = Matrices(), {}
     for step, values in enumerate(history):
         record_id = name(step % 5)
         if values:
-            entry = Entry(record_id, Tier.WORKING, "o", step, np.array(values, dtype=np.float32))
+            entry = RecordVectors(record_id, Tier.WORKING, "o", step, np.array(values, dtype=np.float32))
             kept.put(entry)
             now[record_id] = entry
         else:
@@ -109,7 +111,7 @@ def test_a_matrix_that_was_kept_up_is_one_that_is_made_anew(history: list[tuple[
         assert answers[0] == answers[1]
 
 
-def test_a_row_scores_alike_wherever_it_lies() -> None:
+def test_row_scores_alike_wherever_it_lies() -> None:
     generator = np.random.default_rng(1)
     rows = generator.standard_normal((999, 384)).astype(np.float32)
     rows[500] = rows[3]
@@ -117,19 +119,19 @@ def test_a_row_scores_alike_wherever_it_lies() -> None:
     assert query is not None
     matrix = Matrix(384)
     for number, row in enumerate(rows):
-        matrix.put(Entry(name(number), Tier.WORKING, "o", 0, row))
+        matrix.put(RecordVectors(name(number), Tier.WORKING, "o", 0, row))
     assert [near.id for near in matrix.best(query, 2)] == [name(3), name(500)]
 
 
 @pytest.mark.parametrize("mine", [0, 1, 256, 257, 499, 500, 501, 1999])
-def test_a_part_of_the_rows_ranks_as_if_nothing_else_were_there(mine: int) -> None:
+def test_part_of_rows_ranks_as_if_nothing_else_were_there(mine: int) -> None:
     generator = np.random.default_rng(mine)
     whole = generator.standard_normal((2000, 24)).astype(np.float32)
     # Some are equal, wherever they lie.
     whole[generator.integers(0, 2000, 400)] = whole[7]
     owned = set(generator.permutation(2000)[:mine].tolist())
     owners = [(BOB if number in owned else ALICE).pubkey for number in range(2000)]
-    entries = [Entry(name(n), Tier.WORKING, owners[n], n % 3, row) for n, row in enumerate(whole)]
+    entries = [RecordVectors(name(n), Tier.WORKING, owners[n], n % 3, row) for n, row in enumerate(whole)]
     among, alone = Matrix(24), Matrix(24)
     among.add_new(block(entries))
     for entry in entries:
@@ -151,9 +153,7 @@ def test_a_part_of_the_rows_ranks_as_if_nothing_else_were_there(mine: int) -> No
     st.sampled_from([0, 3, 1000]),
     st.sampled_from([0.0, 1e-5, 0.1]),
 )
-def test_nobody_who_is_among_the_best_is_passed_over(
-    size: int, count: int, seed: int, different: int, lost: float
-) -> None:
+def test_nobody_who_is_among_best_is_passed_over(size: int, count: int, seed: int, different: int, lost: float) -> None:
     generator = np.random.default_rng(seed)
     products = generator.standard_normal(size).astype(np.float32)
     if different:
@@ -188,12 +188,12 @@ RECORDS = st.lists(
     unique_by=lambda r: r.id,
 )
 CUTS = st.none() | st.integers(0, 11)
-POLICIES = st.builds(CompactionPolicy, CUTS, CUTS, CUTS, st.booleans(), st.none() | st.integers(0, 99))
+POLICIES = st.builds(CompactionCutoffs, CUTS, CUTS, CUTS, st.booleans(), st.none() | st.integers(0, 99))
 
 
 @given(RECORDS, POLICIES, st.none() | OWNERS, st.randoms())
-def test_a_plan_is_the_same_dry_applied_and_in_any_order(
-    records: list[MemoryRecord], policy: CompactionPolicy, owner: Any, random: Any
+def test_plan_is_same_dry_applied_and_in_any_order(
+    records: list[MemoryRecord], policy: CompactionCutoffs, owner: Any, random: Any
 ) -> None:
     pubkey = None if owner is None else owner.pubkey
 
@@ -229,7 +229,7 @@ def test_a_plan_is_the_same_dry_applied_and_in_any_order(
     ),
     st.randoms(),
 )
-def test_a_receipt_pays_for_one_record_of_its_payer_and_is_found_once(
+def test_receipt_pays_for_one_record_of_its_payer_and_is_found_once(
     records: list[MemoryRecord], receipts: list[Any], random: Any
 ) -> None:
     by_id, paid = {r.id: r for r in records}, {r.id: r for r in receipts}
@@ -259,7 +259,7 @@ ANYTHING = (
 
 
 @given(st.dictionaries(st.sampled_from(rows.COLUMNS), ANYTHING, max_size=3))
-def test_any_row_is_a_record_or_says_why_not(odd: dict[str, Any]) -> None:
+def test_any_row_is_record_or_says_why_not(odd: dict[str, Any]) -> None:
     good = dict(zip(rows.COLUMNS, rows.encode(record(1, embedding=(1.0,), parent=name(2))), strict=True))
     row = (1, *{**good, **odd}.values())
     read = rows.parse(row)
@@ -299,7 +299,7 @@ def test_no_text_is_syntax(fts: Any, text: str) -> None:
 
 
 @given(st.lists(st.text(min_size=1, max_size=8), max_size=6))
-def test_quotes_in_a_term_stay_in_it(fts: Any, terms: list[str]) -> None:
+def test_quotes_in_term_stay_in_it(fts: Any, terms: list[str]) -> None:
     terms = [t.encode("utf-8", "ignore").decode() for t in terms]
     expression = ranking.match_expression([*terms, "nothing"])
     assert fts.execute("SELECT id FROM t WHERE t MATCH ?", (expression,)).fetchall() == [("secret",)]

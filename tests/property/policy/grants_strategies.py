@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from policy.grants.credentials import Credentials
+from policy.grants.credentials import CredentialSet
 from policy.grants.effective import DOMAINS, Effective
-from policy.grants.executables import Executables
+from policy.grants.executables import ExecutableSet
 from policy.grants.identity import Identity
-from policy.grants.lifetime import ON_EXPIRY, Lifetime
+from policy.grants.lifetime import ON_EXPIRY, LifetimeGrant
 from policy.grants.network import MODES as NETWORK_MODES
 from policy.grants.network import Network
 from policy.grants.paths import MODES as FILESYSTEM_MODES
-from policy.grants.paths import Filesystem, PathSet
-from policy.grants.resources import UNITS, Resources
+from policy.grants.paths import FilesystemGrants, PathSet
+from policy.grants.resources import UNITS, Ceilings
 from policy.grants.sets.access import PROTOCOLS
-from policy.grants.skills import SIDE_EFFECTS, Skills
+from policy.grants.skills import SIDE_EFFECTS, SkillSet
 from policy.grants.spawning import ON_PARENT_EXIT, Spawning
-from policy.grants.syscalls import Syscalls
+from policy.grants.syscalls import SyscallSet
 
 # `data` beside `data2` and `data-x`: by string one is a prefix of the others, by component none is.
 components = st.sampled_from(["data", "data2", "data-x", "a", "b", "é"])
@@ -41,22 +41,25 @@ networks = st.one_of(
     st.just(Network.top()),
 )
 modes = st.sampled_from(FILESYSTEM_MODES)
-filesystems = st.builds(Filesystem.of, modes, path_lists, path_lists) | st.just(Filesystem.top())
+filesystems = st.builds(FilesystemGrants.of, modes, path_lists, path_lists) | st.just(FilesystemGrants.top())
 
 calls = st.frozensets(st.sampled_from(["read", "write", "execve", "execveat", "memfd_create", "openat"]))
-syscalls = calls.map(Syscalls) | st.just(Syscalls.top())
+syscalls = calls.map(SyscallSet) | st.just(SyscallSet.top())
 
 digests = st.sampled_from([None, "a1" * 32, "b2" * 32])
-executables = st.lists(st.tuples(paths, digests), max_size=5).map(Executables.of) | st.just(Executables.top())
+trees = st.sets(st.sampled_from(["root", "layer:tools", "layer:node"]), max_size=3)
+executables = st.builds(ExecutableSet.of, st.lists(st.tuples(paths, digests), max_size=5), trees) | st.just(
+    ExecutableSet.top()
+)
 
 ceilings = st.none() | st.integers(0, 3)
-resources = st.tuples(*(ceilings for _ in UNITS)).map(lambda values: Resources(*values))
+resources = st.tuples(*(ceilings for _ in UNITS)).map(lambda values: Ceilings(*values))
 
 words = st.frozensets(st.sampled_from(["a", "b", "c"]))
-credentials = words.map(Credentials) | st.just(Credentials.top())
-skills = st.builds(Skills.of, words, st.frozensets(st.sampled_from(SIDE_EFFECTS))) | st.just(Skills.top())
+credentials = words.map(CredentialSet) | st.just(CredentialSet.top())
+skills = st.builds(SkillSet.of, words, st.frozensets(st.sampled_from(SIDE_EFFECTS))) | st.just(SkillSet.top())
 spawnings = st.builds(Spawning, ceilings, ceilings, st.sampled_from(ON_PARENT_EXIT))
-lifetimes = st.builds(Lifetime, ceilings, st.sampled_from(ON_EXPIRY))
+lifetimes = st.builds(LifetimeGrant, ceilings, st.sampled_from(ON_EXPIRY))
 
 # A small order of roles: low is below left and right, which are below high.
 BELOW = {

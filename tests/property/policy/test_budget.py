@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from fractions import Fraction
 
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from policy import budget
-from policy.budget import Bucket, Exhausted, Measured, Prices, Sample, Usage
+from policy.budget import Bucket, BudgetUsage, Exhausted, Measured, Prices, Sample
 
 U64 = st.integers(0, budget.U64_MAX)
 # Small ones meet often, great ones overflow elsewhere.
@@ -24,7 +24,7 @@ PRICES = st.builds(
     stored_bytes=st.integers(1, 4096),
 )
 USAGES = st.builds(
-    Usage, cpu_ms=st.integers(0, 10**7), memory_byte_ms=st.integers(0, 10**17), wall_ms=st.integers(0, 10**8)
+    BudgetUsage, cpu_ms=st.integers(0, 10**7), memory_byte_ms=st.integers(0, 10**17), wall_ms=st.integers(0, 10**8)
 )
 
 
@@ -39,7 +39,7 @@ def buckets(draw: st.DrawFn) -> Bucket:
 @given(bucket=buckets(), now=TIMES)
 def test_refill_never_panics(bucket: Bucket, now: int) -> None:
     after = budget.refill(bucket, now)
-    assert all(type(value) is int for value in dataclasses.astuple(after))
+    assert all(type(value) is int for value in structs.astuple(after))
     assert 0 <= after.owed < max(1, after.capacity)
 
 
@@ -62,7 +62,7 @@ def test_refill_clock_never_rewinds(bucket: Bucket, now: int) -> None:
 
 @given(bucket=buckets(), amount=st.integers(0, 100) | U64, now=TIMES)
 @example(bucket=Bucket(0, -1, 0), amount=0, now=1)  # a debt, and nothing that refills
-def test_refill_eta_never_schedules_in_the_past(bucket: Bucket, amount: int, now: int) -> None:
+def test_refill_eta_never_schedules_in_past(bucket: Bucket, amount: int, now: int) -> None:
     eta = budget.refill_eta_ms(bucket, amount, now)
     assert now <= eta <= budget.U64_MAX
     if eta < budget.U64_MAX:
@@ -74,14 +74,14 @@ def test_refill_eta_never_schedules_in_the_past(bucket: Bucket, amount: int, now
 
 
 @given(capacity=st.integers(1, 1000), now=st.integers(0, 10**9), needed=st.integers(1, 1000))
-def test_the_eta_from_an_empty_bucket_is_version_1s(capacity: int, now: int, needed: int) -> None:
+def test_eta_from_empty_bucket_is_version_1s(capacity: int, now: int, needed: int) -> None:
     eta = budget.refill_eta_ms(Bucket(capacity, 0, now), needed, now)
     v1 = now + -(-needed * 3_600_000 // capacity)
     assert eta == (v1 if needed <= capacity else budget.U64_MAX)
 
 
 @given(bucket=buckets(), stops=st.lists(st.integers(0, 10_000_000), max_size=30))
-def test_splitting_an_interval_never_gives_more_and_never_takes_any(bucket: Bucket, stops: list[int]) -> None:
+def test_splitting_interval_never_gives_more_and_never_takes_any(bucket: Bucket, stops: list[int]) -> None:
     stops.sort()
     end = bucket.last_refill_ms + (stops[-1] if stops else 0)
     split = bucket
@@ -97,7 +97,7 @@ def test_more_time_never_gives_less(bucket: Bucket, first: int, second: int) -> 
 
 
 @given(capacity=st.integers(1, 10**7), elapsed=st.integers(0, 3_599_999))
-def test_an_empty_bucket_gains_the_floor_of_what_time_made(capacity: int, elapsed: int) -> None:
+def test_empty_bucket_gains_floor_of_what_time_made(capacity: int, elapsed: int) -> None:
     assert budget.refill(Bucket(capacity, 0, 1000), 1000 + elapsed).balance == elapsed * capacity // 3_600_000
 
 
@@ -112,7 +112,7 @@ def test_another_capacity_gives_nothing(bucket: Bucket, capacity: int, now: int)
 
 
 @given(bucket=buckets(), amount=st.integers(0, 1000), now=TIMES)
-def test_a_debit_leaves_no_debt_and_a_charge_leaves_just_what_was_used(bucket: Bucket, amount: int, now: int) -> None:
+def test_debit_leaves_no_debt_and_charge_leaves_just_what_was_used(bucket: Bucket, amount: int, now: int) -> None:
     filled = budget.refill(bucket, now)
     after = budget.debit(bucket, amount, now)
     if isinstance(after, Exhausted):
@@ -127,7 +127,7 @@ def test_a_debit_leaves_no_debt_and_a_charge_leaves_just_what_was_used(bucket: B
 
 
 @given(usage=USAGES, prices=PRICES)
-def test_a_cost_is_the_exact_sum_rounded_up_once(usage: Usage, prices: Prices) -> None:
+def test_cost_is_exact_sum_rounded_up_once(usage: BudgetUsage, prices: Prices) -> None:
     exact = (
         Fraction(usage.cpu_ms, prices.cpu_ms)
         + Fraction(usage.memory_byte_ms, prices.memory_byte_ms)
@@ -138,7 +138,7 @@ def test_a_cost_is_the_exact_sum_rounded_up_once(usage: Usage, prices: Prices) -
 
 
 @given(size=st.integers(0, 10**9), prices=PRICES)
-def test_a_record_of_memory_costs_one_credit_for_each_part_begun(size: int, prices: Prices) -> None:
+def test_record_of_memory_costs_one_credit_for_each_part_begun(size: int, prices: Prices) -> None:
     paid = budget.storage_cost(size, prices)
     assert paid >= 1
     assert (paid - 1) * prices.stored_bytes <= max(0, size - 1) < paid * prices.stored_bytes
@@ -182,7 +182,7 @@ def measured(draw: st.DrawFn, run_id: str) -> Measured:
     samples = []
     for passed, used in steps:
         at, cpu = at + passed, cpu + used
-        samples.append(Sample(at, Usage(cpu_ms=cpu, wall_ms=at)))
+        samples.append(Sample(at, BudgetUsage(cpu_ms=cpu, wall_ms=at)))
     return Measured(run_id, draw(st.sampled_from("ab")), tuple(samples), draw(st.integers(1, 3)))
 
 
@@ -190,14 +190,14 @@ RUNS = st.integers(0, 6).flatmap(lambda n: st.tuples(*(measured(str(i)) for i in
 SMALL = Prices(version=1, cpu_ms=1000, memory_byte_ms=10**9, wall_ms=60_000, stored_bytes=1024)
 SMALL_BUCKETS = st.dictionaries(
     st.sampled_from("ab"), st.builds(Bucket, st.integers(0, 20), st.integers(-5, 20), st.just(0))
-).map(lambda found: {key: dataclasses.replace(b, balance=min(b.balance, b.capacity)) for key, b in found.items()})
+).map(lambda found: {key: structs.replace(b, balance=min(b.balance, b.capacity)) for key, b in found.items()})
 
 
 @given(runs=RUNS, there=SMALL_BUCKETS, min_window=st.integers(0, 3000), min_samples=st.integers(0, 5))
-def test_a_run_is_ended_only_for_what_it_will_cost_beyond_what_is_there(
+def test_run_is_ended_only_for_what_it_will_cost_beyond_what_is_there(
     runs: tuple[Measured, ...], there: dict[str, Bucket], min_window: int, min_samples: int
 ) -> None:
-    def asked(policy: budget.Policy, live: tuple[Measured, ...]) -> list[budget.Verdict]:
+    def asked(policy: budget.Policy, live: tuple[Measured, ...]) -> list[budget.BudgetVerdict]:
         return list(
             budget.verdicts(
                 live,

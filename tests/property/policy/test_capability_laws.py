@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from policy import base58
 from policy.capabilities import fields, scopes
-from policy.capabilities.facts import Facts
-from policy.capabilities.token import MalformedError, Token, canonical_scope, parse
+from policy.capabilities.facts import RequestFacts
+from policy.capabilities.token import MalformedTokenError, Token, canonical_scope, parse
 
 _KEYS = st.sampled_from([base58.encode(bytes([n]) * 32) for n in (7, 8)])
 _DIGESTS = st.sampled_from(["ab" * 32, "cd" * 32])
@@ -56,11 +56,11 @@ def _scope(action: str) -> st.SearchStrategy[dict[str, Any]]:
     return made | st.just({}) if action != "secret.access" else made
 
 
-def _facts() -> st.SearchStrategy[Facts]:
+def _facts() -> st.SearchStrategy[RequestFacts]:
     tiers = st.sampled_from(["working", "episodic", "longterm"])
     none = st.none()
     return st.builds(
-        Facts,
+        RequestFacts,
         tier=none | tiers,
         tiers=none | st.lists(tiers, max_size=3),
         record_id=none | _TEXT,
@@ -90,7 +90,7 @@ def _facts() -> st.SearchStrategy[Facts]:
 
 
 @given(st.data())
-def test_what_a_narrower_scope_admits_the_wider_admits(data: st.DataObject) -> None:
+def test_what_narrower_scope_admits_wider_admits(data: st.DataObject) -> None:
     action = data.draw(_ACTIONS)
     parent = data.draw(_scope(action))
     # Begun from the parent, so that most of them are narrower.
@@ -105,7 +105,7 @@ def test_what_a_narrower_scope_admits_the_wider_admits(data: st.DataObject) -> N
 
 
 @given(st.data())
-def test_narrowing_is_a_preorder(data: st.DataObject) -> None:
+def test_narrowing_is_preorder(data: st.DataObject) -> None:
     action = data.draw(_ACTIONS)
     one, two, three = (data.draw(_scope(action)) for _ in range(3))
     assume(all(scopes.check(action, each) is None for each in (one, two, three)))
@@ -115,18 +115,18 @@ def test_narrowing_is_a_preorder(data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_a_filtered_check_shows_no_record_that_the_scope_bounds(data: st.DataObject) -> None:
+def test_filtered_check_shows_no_record_that_scope_bounds(data: st.DataObject) -> None:
     scope = data.draw(_scope("memory.read"))
     assume(scopes.check("memory.read", scope) is None)
     tier = data.draw(st.sampled_from(["working", "episodic", "longterm"]))
     record_id, created_at = data.draw(_TEXT), data.draw(_TIME)
-    facts = Facts(tier=tier, record_id=record_id, created_at=created_at)
+    facts = RequestFacts(tier=tier, record_id=record_id, created_at=created_at)
     shown = scopes.admits_record(scope, tier=tier, record_id=record_id, created_at=created_at)
     assert shown is (scopes.admits("memory.read", scope, facts) is None)
 
 
 @given(_ACTIONS, _JSON, _facts())
-def test_any_json_has_an_answer(action: str, scope: Any, facts: Facts) -> None:
+def test_any_json_has_answer(action: str, scope: Any, facts: RequestFacts) -> None:
     if scopes.check(action, scope) is None:
         scopes.admits(action, scope, facts)
         scopes.within(action, scope, scope)
@@ -139,7 +139,7 @@ def test_bytes_are_read_as_what_made_them_and_nothing_else(action: str, scope: A
     token = Token(key, action, scope, base58.encode(b"\x09" * 32), ends)
     try:
         message = token.message()
-    except MalformedError:
+    except MalformedTokenError:
         return
     read = parse(message)
     assert read is not None
@@ -151,6 +151,6 @@ def test_bytes_are_read_as_what_made_them_and_nothing_else(action: str, scope: A
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_have_an_answer(raw: bytes) -> None:
+def test_any_bytes_have_answer(raw: bytes) -> None:
     read = parse(raw)
     assert read is None or read.message() == raw

@@ -42,24 +42,24 @@ def allowed(one: Connection) -> bool:
 
 
 @given(st.sampled_from(HOSTS), st.sampled_from(PORTS), st.sampled_from((6, 17)))
-def test_forwarded_as_the_rules_say(host: str, port: int, protocol: int) -> None:
+def test_forwarded_as_rules_say(host: str, port: int, protocol: int) -> None:
     one = forwarded(host, port, protocol)
     assert allowed(one) == may("forward", one, ACCEPT, iif="agent0", oif="uplink0")
 
 
 @given(st.sampled_from([host for host in HOSTS if ":" not in host]), st.sampled_from(PORTS), st.sampled_from(PORTS))
-def test_redirected_as_the_rules_say(host: str, port: int, to: int) -> None:
+def test_redirected_as_rules_say(host: str, port: int, to: int) -> None:
     one = redirected(host, port, to)
     assert allowed(one) == may("prerouting", one, ("redirect", to), iif="agent0")
 
 
 @given(st.sampled_from([host for host in HOSTS if ":" not in host]), st.sampled_from(PORTS), st.sampled_from((6, 17)))
-def test_made_by_the_gate_as_the_rules_say(host: str, port: int, protocol: int) -> None:
+def test_made_by_gate_as_rules_say(host: str, port: int, protocol: int) -> None:
     one = connection(UPLINK, host, port, protocol)
     assert allowed(one) == may("output", one, ACCEPT, oif="uplink0", uid=64998)
 
 
 @given(st.sampled_from(PORTS), st.sampled_from((6, 17)))
-def test_taken_by_the_gateway_as_the_rules_say(port: int, protocol: int) -> None:
+def test_taken_by_gateway_as_rules_say(port: int, protocol: int) -> None:
     one = connection(AGENT, UPLINK, port, protocol)
     assert allowed(one) == may("input", one, ACCEPT, iif="agent0")

@@ -46,7 +46,7 @@ def test_sums_hold_and_rows_are_bounded(events: list[tuple[str, int | Denial]]) 
 
 
 @given(st.lists(DENIALS, min_size=1, max_size=MAX_SUMMARIES))
-def test_the_first_of_each_is_written_when_it_comes(told: list[Denial]) -> None:
+def test_first_of_each_is_written_when_it_comes(told: list[Denial]) -> None:
     bounds, seen = Bounds(), set[str]()
     for denial in told:
         rows = bounds.told(denial, now_ms=0)

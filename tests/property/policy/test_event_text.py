@@ -69,12 +69,12 @@ def rows(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 
 
 @given(rows())
-def test_both_ways_say_the_same(row: tuple[str, dict[str, Any]]) -> None:
+def test_both_ways_say_same(row: tuple[str, dict[str, Any]]) -> None:
     kind, fields = row
     expected, refused = said(lambda: the_long_way(kind, fields))
     assert said(lambda: events.kind_text(kind, fields)) == (expected, refused)
     if refused:
-        assert event_text.Kind(kind, events.KINDS[kind]).text(fields) is None
+        assert event_text.RowText(kind, events.KINDS[kind]).text(fields) is None
 
 
 @given(rows())
@@ -97,4 +97,4 @@ def test_what_every_kind_says_plainly_is_written_in_one_pass(kind: str) -> None:
             name: None if null and wanted.endswith("?") else plain[wanted.removesuffix("?")]
             for name, wanted in events.KINDS[kind].items()
         }
-        assert event_text.Kind(kind, events.KINDS[kind]).text(fields) == the_long_way(kind, fields)
+        assert event_text.RowText(kind, events.KINDS[kind]).text(fields) == the_long_way(kind, fields)

@@ -35,7 +35,7 @@ def words(condition: Condition) -> set[int]:
 
 @settings(max_examples=400, deadline=None)
 @given(left=CONDITIONS, right=CONDITIONS)
-def test_the_algebra_is_that_of_sets(left: Condition, right: Condition) -> None:
+def test_algebra_is_that_of_sets(left: Condition, right: Condition) -> None:
     assert words(conditions.either(left, right)) == words(left) | words(right)
     assert words(conditions.both(left, right)) == words(left) & words(right)
     witness = conditions.beyond(left, right)
@@ -47,7 +47,7 @@ def test_the_algebra_is_that_of_sets(left: Condition, right: Condition) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(cube=CUBES, then=CONDITIONS, otherwise=CONDITIONS)
-def test_a_choice_takes_one_branch(cube: conditions.Cube, then: Condition, otherwise: Condition) -> None:
+def test_choice_takes_one_branch(cube: conditions.Cube, then: Condition, otherwise: Condition) -> None:
     mask, value = cube
     found = conditions.choose((cube,), lambda: conditions.compare("!=", value, mask=mask, shift=0), then, otherwise)
     assert words(found) == (words((cube,)) & words(then)) | (words(otherwise) - words((cube,)))
@@ -65,7 +65,7 @@ RULES = st.lists(st.lists(st.tuples(st.integers(0, 5), MASK, VALUE), max_size=3)
 
 @settings(max_examples=200, deadline=None)
 @given(left=RULES, right=RULES, flips=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 63)), max_size=6))
-def test_inclusion_agrees_with_points_near_the_edges(
+def test_inclusion_agrees_with_points_near_edges(
     left: list[list[conditions.Match]], right: list[list[conditions.Match]], flips: list[tuple[int, int]]
 ) -> None:
     mine, other = conditions.any_of(left), conditions.any_of(right)
@@ -115,7 +115,7 @@ def programs(draw: st.DrawFn, *, tests: tuple[int, ...], loads: tuple[int, ...],
     program=programs(tests=(0x15, 0x25, 0x35, 0x45), loads=(16, 20, 24), ands=True),
     points=st.lists(st.tuples(WORD, WORD, WORD, st.integers(-1, 1)), min_size=10, max_size=40),
 )
-def test_a_program_over_arguments_is_read_as_it_runs(program: bytes, points: list[tuple[int, int, int, int]]) -> None:
+def test_program_over_arguments_is_read_as_it_runs(program: bytes, points: list[tuple[int, int, int, int]]) -> None:
     (answer,) = answers.answers(program)
     for low, high, second, step in points:
         arguments = [(high << 32 | low) + step & TOP, second]
@@ -126,7 +126,7 @@ def test_a_program_over_arguments_is_read_as_it_runs(program: bytes, points: lis
 
 @settings(max_examples=300, deadline=None)
 @given(program=programs(tests=(0x15, 0x25, 0x35), loads=(0, 4), ands=False))
-def test_a_program_over_number_and_tag_is_read_as_it_runs(program: bytes) -> None:
+def test_program_over_number_and_tag_is_read_as_it_runs(program: bytes) -> None:
     spans = answers.answers(program)
     assert sum((s.numbers[1] - s.numbers[0] + 1) * (s.tags[1] - s.tags[0] + 1) for s in spans) == 2**64
     for span in spans:
@@ -190,7 +190,7 @@ def _meant(rule: Rule) -> Condition:
 )
 def test_what_libseccomp_was_asked_for_is_what_is_read(names: frozenset[str], ruled: dict[str, Rule]) -> None:
     expected = {**dict.fromkeys(names, conditions.ALWAYS), **{name: _meant(rule) for name, rule in ruled.items()}}
-    meant = calls.Calls({name: condition for name, condition in expected.items() if condition})
+    meant = calls.CallTable({name: condition for name, condition in expected.items() if condition})
     found = calls.read_bpf(built(names, ruled), ARCH, NAMES)
     assert list(calls.differences(found, meant)) == []
 
@@ -246,7 +246,7 @@ def passes(entries: list[dict[str, Any]], name: str, arguments: list[int]) -> bo
 
 @settings(max_examples=200, deadline=None)
 @given(entries=ENTRIES, points=st.lists(st.lists(VALUE, min_size=3, max_size=3), min_size=5, max_size=20))
-def test_a_document_is_read_by_the_facts(entries: list[dict[str, Any]], points: list[list[int]]) -> None:
+def test_document_is_read_by_facts(entries: list[dict[str, Any]], points: list[list[int]]) -> None:
     document = {"defaultAction": "SCMP_ACT_ERRNO", "architectures": ["SCMP_ARCH_X86_64"], "syscalls": entries}
     found = oci_seccomp.read(document, "x86_64", {"read": 0, "write": 1, "close": 3})
     compared = [c.get("valueTwo", c["value"]) for entry in entries for c in entry.get("args", [])]
@@ -272,7 +272,7 @@ JSON = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(syscalls=st.one_of(JSON, st.lists(JSON, max_size=2)), rest=JSON)
-def test_no_garbage_is_read_or_breaks_the_reader(syscalls: object, rest: object) -> None:
+def test_no_garbage_is_read_or_breaks_reader(syscalls: object, rest: object) -> None:
     whole = {"defaultAction": "SCMP_ACT_ERRNO", "architectures": ["SCMP_ARCH_X86_64"], "syscalls": syscalls}
     for document in (whole, rest):
         try:
@@ -284,7 +284,7 @@ def test_no_garbage_is_read_or_breaks_the_reader(syscalls: object, rest: object)
 
 @settings(max_examples=300, deadline=None)
 @given(raw=st.binary(max_size=64).map(lambda head: head + b"\0" * (-len(head) % 8)), at=st.integers(0, 200))
-def test_no_bytes_break_the_reader(raw: bytes, at: int) -> None:
+def test_no_bytes_break_reader(raw: bytes, at: int) -> None:
     honest = built(frozenset({"read", "write", "close"}), {"ioctl": {1: ("==", TOP, 5)}})
     place = at % (len(honest) // 8) * 8
     for program in (raw, honest[:place] + raw + honest[place + len(raw) :], honest[:place] + raw + honest[place:]):

@@ -44,7 +44,7 @@ def test_bottom_absorbs_and_top_is_neutral(kind: Any, values: Any, data: st.Data
 
 @each_domain
 @given(data=st.data())
-def test_meet_is_the_greatest_that_is_never_wider_than_either(kind: Any, values: Any, data: st.DataObject) -> None:
+def test_meet_is_greatest_never_wider_than_either(kind: Any, values: Any, data: st.DataObject) -> None:
     a, b, c = (data.draw(values) for _ in range(3))
     both = a.meet(b)
     assert both.is_subset(a)
@@ -56,7 +56,7 @@ def test_meet_is_the_greatest_that_is_never_wider_than_either(kind: Any, values:
 
 @each_domain
 @given(data=st.data())
-def test_the_order_is_that_of_meet(kind: Any, values: Any, data: st.DataObject) -> None:
+def test_order_is_that_of_meet(kind: Any, values: Any, data: st.DataObject) -> None:
     a, b = data.draw(values), data.draw(values)
     # Random pairs are rarely ordered; a pair that is ordered by construction keeps the law from being vacuous.
     for x, y in ((a, b), (a.meet(b), b), (a, a.meet(b)), (a, a)):
@@ -89,7 +89,7 @@ def test_difference_is_what_is_not_covered(kind: Any, values: Any, data: st.Data
 
 
 @given(gs.effectives, gs.effectives)
-def test_difference_of_the_product_names_the_domains_that_exceed(a: Effective, b: Effective) -> None:
+def test_difference_of_product_names_domains_that_exceed(a: Effective, b: Effective) -> None:
     left = a.difference(b)
     assert (not left) == a.is_subset(b)
     mine, theirs = dict(a.domains()), dict(b.domains())
@@ -109,7 +109,7 @@ def test_canonical_is_json_and_tells_values_apart(kind: Any, values: Any, data: 
 
 
 @given(gs.effectives, gs.effectives)
-def test_the_product_never_holds_a_way_to_start_programs_without_a_grant(a: Effective, b: Effective) -> None:
+def test_product_never_holds_way_to_start_programs_without_grant(a: Effective, b: Effective) -> None:
     both = a.meet(b)
     assert not both.syscalls.names & {"execveat", "memfd_create"}
     if not both.executables:

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policy.grants.effective import DOMAINS, Effective
-from policy.grants.executables import Executable, Executables
-from policy.grants.lifetime import ON_EXPIRY, Lifetime
+from policy.grants.executables import Executable, ExecutableSet
+from policy.grants.lifetime import ON_EXPIRY, LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.resources import UNITS
 from policy.grants.spawning import ON_PARENT_EXIT, Spawning
@@ -31,7 +31,7 @@ def _holds(value: Any, name: str) -> bool:
     return value.any or name in value.names
 
 
-def _starts(value: Executables, program: tuple[str, str]) -> bool:
+def _starts(value: ExecutableSet, program: tuple[str, str]) -> bool:
     """Whether the value allows a program, which is a path and its content."""
     path, content = program
     return value.any or any(f.path == path and f.sha256 in ("", content) for f in value.files)
@@ -41,7 +41,7 @@ def _bounded(ceiling: int | None, amount: int) -> bool:
     return ceiling is None or amount <= ceiling
 
 
-def _lives(value: Lifetime, point: tuple[int, str]) -> bool:
+def _lives(value: LifetimeGrant, point: tuple[int, str]) -> bool:
     seconds, end = point
     return _bounded(value.ttl_seconds, seconds) and ON_EXPIRY.index(end) <= ON_EXPIRY.index(value.on_expiry)
 
@@ -78,7 +78,7 @@ def test_every_domain_is_asked_point_by_point() -> None:
 
 @pytest.mark.parametrize("name", POINTS)
 @given(data=st.data())
-def test_a_meet_allows_what_both_allow(name: str, data: st.DataObject) -> None:
+def test_meet_allows_what_both_allow(name: str, data: st.DataObject) -> None:
     points, allows = POINTS[name]
     values: Any = gs.BY_DOMAIN[name]
     a, b = data.draw(values), data.draw(values)
@@ -91,7 +91,7 @@ def test_a_meet_allows_what_both_allow(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", POINTS)
 @given(data=st.data())
-def test_a_subset_allows_nothing_more_and_a_difference_nothing_that_is_covered(name: str, data: st.DataObject) -> None:
+def test_subset_allows_nothing_more_and_difference_nothing_covered(name: str, data: st.DataObject) -> None:
     points, allows = POINTS[name]
     values: Any = gs.BY_DOMAIN[name]
     a, b = data.draw(values), data.draw(values)
@@ -102,11 +102,9 @@ def test_a_subset_allows_nothing_more_and_a_difference_nothing_that_is_covered(n
 
 
 @given(st.lists(st.tuples(gs.paths, gs.digests), max_size=5), gs.paths, contents)
-def test_a_program_is_granted_as_the_entries_say(
-    entries: list[tuple[str, str | None]], path: str, content: str
-) -> None:
+def test_program_is_granted_as_entries_say(entries: list[tuple[str, str | None]], path: str, content: str) -> None:
     wanted = any(p == path and d in (None, content) for p, d in entries)
-    made = Executables.of(entries)
+    made = ExecutableSet.of(entries)
     assert _starts(made, (path, content)) == wanted
     assert all(isinstance(f, Executable) for f in made)
 

@@ -24,7 +24,7 @@ def test_what_was_written_comes_back(grants: Effective) -> None:
 
 
 @pytest.mark.parametrize("grants", [Effective.bottom(), Effective.top()])
-def test_the_ends_come_back(grants: Effective) -> None:
+def test_ends_come_back(grants: Effective) -> None:
     assert restore.effective(json.loads(json.dumps(grants.canonical()))) == grants
 
 
@@ -42,7 +42,7 @@ STRANGE = st.sampled_from(
 
 @settings(max_examples=200)
 @given(gs.effectives, st.data())
-def test_a_changed_document_is_refused_or_says_what_it_says(grants: Effective, data: st.DataObject) -> None:
+def test_changed_document_is_refused_or_says_what_it_says(grants: Effective, data: st.DataObject) -> None:
     document = json.loads(json.dumps(grants.canonical()))
     place = data.draw(st.sampled_from(_places(document)))
     new = data.draw(STRANGE)

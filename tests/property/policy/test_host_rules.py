@@ -46,7 +46,7 @@ def test_match_of_no_known_kind_excludes_nothing(matches: list[Any]) -> None:
 
 
 @given(st.ip_addresses(v=4), st.integers(0, 32))
-def test_rule_of_a_network_touches_if_grants_are_in_it(address: Any, length: int) -> None:
+def test_rule_of_network_touches_if_grants_are_in_it(address: Any, length: int) -> None:
     right = {"prefix": {"addr": str(address), "len": length}}
     left = {"payload": {"protocol": "ip", "field": "daddr"}}
     base = (int(address) >> (32 - length)) << (32 - length)

@@ -36,7 +36,7 @@ def values(value: Any) -> int:
 
 
 @given(WRITTEN)
-def test_the_bound_is_exact_for_any_document(case: tuple[Any, bool, int | None]) -> None:
+def test_bound_is_exact_for_any_document(case: tuple[Any, bool, int | None]) -> None:
     value, ascii_only, indent = case
     raw, count = written(value, ascii_only=ascii_only, indent=indent), values(value)
     assert not json_bounds.exceeds(raw, count)
@@ -44,14 +44,14 @@ def test_the_bound_is_exact_for_any_document(case: tuple[Any, bool, int | None])
 
 
 @given(JSON)
-def test_a_document_within_the_bound_is_read_as_ever(value: Any) -> None:
+def test_document_within_bound_is_read_as_ever(value: Any) -> None:
     raw, count = strict_json.dumps(value), values(value)
     try:
         read = strict_json.loads(raw, max_bytes=len(raw), max_values=10**9)
-    except strict_json.MalformedError:
+    except strict_json.MalformedJsonError:
         read = MALFORMED  # a lone surrogate
     if read is MALFORMED:
-        with pytest.raises(strict_json.MalformedError):
+        with pytest.raises(strict_json.MalformedJsonError):
             strict_json.loads(raw, max_bytes=len(raw), max_values=count)
     else:
         assert strict_json.loads(raw, max_bytes=len(raw), max_values=count) == read == value
@@ -61,20 +61,20 @@ MALFORMED = object()
 
 
 @given(JSON)
-def test_a_document_beyond_the_bound_is_not_parsed(value: Any) -> None:
+def test_document_beyond_bound_is_not_parsed(value: Any) -> None:
     raw, most = strict_json.dumps(value), values(value) - 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(strict_json, "_DECODER", None)
-        with pytest.raises(strict_json.MalformedError, match=f"^made of more than {most} values$"):
+        with pytest.raises(strict_json.MalformedJsonError, match=f"^made of more than {most} values$"):
             strict_json.loads(raw, max_bytes=len(raw), max_values=most)
 
 
 @given(st.binary(max_size=300), st.integers(0, 20))
-def test_bytes_that_are_no_json_are_judged_too(raw: bytes, most: int) -> None:
+def test_bytes_no_json_are_judged_too(raw: bytes, most: int) -> None:
     assert json_bounds.exceeds(raw, most) in (True, False)
 
 
-def test_a_statement_over_the_largest_package_fits() -> None:
+def test_statement_over_largest_package_fits() -> None:
     from policy import package
 
     subject = [{"name": "a" * 8 + str(n), "digest": {"sha256": "0" * 64}} for n in range(package.MAX_FILES)]

@@ -20,7 +20,7 @@ texts = st.text(max_size=200) | st.text(alphabet="aZ9-._ é$/\n", max_size=80)
 @example("9" * 100)
 @example("a" * 45 + "-" + "b" * 45)
 @example("\udcff")
-def test_every_string_has_a_legal_label(text: str) -> None:
+def test_every_string_has_legal_label(text: str) -> None:
     assert LEGAL.fullmatch(label(text))
 
 
@@ -47,9 +47,9 @@ def expanded(text: str, environment: dict[str, str]) -> str:
 @example("$(HOME)")
 @example("$$(HOME)")
 @example("$$$(HOME)")
-def test_a_literal_is_never_expanded(text: str) -> None:
+def test_literal_is_never_expanded(text: str) -> None:
     assert expanded(literal(text), {"HOME": "/root"}) == text
 
 
-def test_the_reader_does_expand() -> None:
+def test_reader_does_expand() -> None:
     assert expanded("$(HOME) $$(HOME) $(NONE)", {"HOME": "/root"}) == "/root $(HOME) $(NONE)"

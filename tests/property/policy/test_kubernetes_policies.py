@@ -102,7 +102,7 @@ def resolves(spec: dict[str, Any], name: str) -> bool:
 
 
 @given(gs.networks, some_addresses, points)
-def test_a_network_policy_opens_the_addresses_without_tls_and_no_other(
+def test_network_policy_opens_addresses_without_tls_and_no_other(
     network: Network, address: str, point: tuple[str, int]
 ) -> None:
     spec, _ = policies(network)
@@ -113,7 +113,7 @@ def test_a_network_policy_opens_the_addresses_without_tls_and_no_other(
 
 
 @given(gs.networks, some_addresses, points)
-def test_a_cilium_policy_opens_the_addresses_as_they_are_granted(
+def test_cilium_policy_opens_addresses_as_they_are_granted(
     network: Network, address: str, point: tuple[str, int]
 ) -> None:
     _, spec = policies(network)
@@ -123,9 +123,7 @@ def test_a_cilium_policy_opens_the_addresses_as_they_are_granted(
 
 
 @given(gs.networks, exact_names, points)
-def test_a_cilium_policy_opens_the_names_as_they_are_granted(
-    network: Network, name: str, point: tuple[str, int]
-) -> None:
+def test_cilium_policy_opens_names_as_they_are_granted(network: Network, name: str, point: tuple[str, int]) -> None:
     _, spec = policies(network)
     wanted = network.to_name(name).allows(*point) or network.to_address(PUBLIC).allows(*point)  # type: ignore[arg-type]
     assert cilium_allows(spec, name, PUBLIC, *point) == wanted
@@ -133,9 +131,7 @@ def test_a_cilium_policy_opens_the_names_as_they_are_granted(
 
 
 @given(gs.networks, exact_names, points)
-def test_a_name_leads_to_a_private_address_only_where_that_is_reported(
-    network: Network, name: str, point: tuple[str, int]
-) -> None:
+def test_name_leads_to_private_address_only_where_reported(network: Network, name: str, point: tuple[str, int]) -> None:
     _, spec = policies(network)
     if cilium_allows(spec, name, PRIVATE, *point) and not network.to_address(PRIVATE).allows(*point):  # type: ignore[arg-type]
         assert network.to_address(PRIVATE)
@@ -143,14 +139,14 @@ def test_a_name_leads_to_a_private_address_only_where_that_is_reported(
 
 @settings(deadline=None)
 @given(gs.networks)
-def test_every_policy_is_a_legal_one(network: Network) -> None:
+def test_every_policy_is_legal_one(network: Network) -> None:
     _, spec = policies(network)
     VALIDATOR.validate({"apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy", "metadata": META, "spec": spec})
 
 
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.integers(1, 32000), min_size=90, max_size=120, unique=True))
-def test_more_ports_than_a_rule_takes_are_spread_over_several(ports: list[int]) -> None:
+def test_more_ports_than_rule_takes_are_spread_over_several(ports: list[int]) -> None:
     doubled = [(2 * port, 2 * port) for port in ports]
     _, spec = policies(Network.of([("a.ex", doubled, "tcp"), ("8.8.8.8", doubled, "udp")]))
     VALIDATOR.validate({"apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy", "metadata": META, "spec": spec})

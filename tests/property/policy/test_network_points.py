@@ -48,19 +48,19 @@ def holds_address(entry: Entry, address: str) -> bool:
 
 
 @given(entry_lists, exact_names, points)
-def test_a_name_is_reached_as_the_entries_say(entries: list[Entry], name: str, point: tuple[str, int]) -> None:
+def test_name_is_reached_as_entries_say(entries: list[Entry], name: str, point: tuple[str, int]) -> None:
     wanted = any(names_host(e, name) and through(e, *point) for e in entries)
     assert Network.of(entries).to_name(name).allows(*point) == wanted  # type: ignore[arg-type]
 
 
 @given(entry_lists, some_addresses, points)
-def test_an_address_is_reached_as_the_entries_say(entries: list[Entry], address: str, point: tuple[str, int]) -> None:
+def test_address_is_reached_as_entries_say(entries: list[Entry], address: str, point: tuple[str, int]) -> None:
     wanted = any(holds_address(e, address) and through(e, *point) for e in entries)
     assert Network.of(entries).to_address(address).allows(*point) == wanted  # type: ignore[arg-type]
 
 
 @given(gs.networks, gs.networks, exact_names, some_addresses, points)
-def test_a_meet_allows_what_both_allow(a: Network, b: Network, name: str, at: str, point: tuple[str, int]) -> None:
+def test_meet_allows_what_both_allow(a: Network, b: Network, name: str, at: str, point: tuple[str, int]) -> None:
     both = a.meet(b)
     allowed = [x.to_name(name).allows(*point) for x in (a, b, both)]  # type: ignore[arg-type]
     assert allowed[2] == (allowed[0] and allowed[1])
@@ -69,7 +69,7 @@ def test_a_meet_allows_what_both_allow(a: Network, b: Network, name: str, at: st
 
 
 @given(gs.networks, gs.networks, exact_names, some_addresses, points)
-def test_a_subset_allows_nothing_more(a: Network, b: Network, name: str, at: str, point: tuple[str, int]) -> None:
+def test_subset_allows_nothing_more(a: Network, b: Network, name: str, at: str, point: tuple[str, int]) -> None:
     for x, y in ((a, b), (a.meet(b), b)):
         if x.is_subset(y):
             assert x.to_name(name).allows(*point) <= y.to_name(name).allows(*point)  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ def test_spans_are_sets_of_integers(raw: list[tuple[int, int]], data: st.DataObj
 
 
 @given(gs.networks, some_addresses, exact_names, points)
-def test_the_listed_entries_are_the_grant(network: Network, at: str, name: str, point: tuple[str, int]) -> None:
+def test_listed_entries_are_grant(network: Network, at: str, name: str, point: tuple[str, int]) -> None:
     """`entries` is what people and compilers read: it must say neither more nor less than the set."""
     public = any(first <= _point(at) <= last for first, last in addresses.PUBLIC)
     listed_at, listed_name = [], []
@@ -116,7 +116,7 @@ def _point(address: str) -> int:
     return parsed[0]
 
 
-def test_the_mode_is_the_least_that_holds_the_set() -> None:
+def test_mode_is_least_that_holds_set() -> None:
     for mode in ("off", "outbound-https-only", "full"):
         assert Network.without_table(mode).mode == mode
     assert Network.of([("a.example", [(443, 443)], "tls")]).mode == "outbound-https-only"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policy import data
 from policy.compile import plan
 from policy.decompile.network import flows, gates, network, nft, packets, reach
-from policy.decompile.network.flows import Flow, Kind
+from policy.decompile.network.flows import Flow, PacketKind
 from policy.decompile.network.packets import Packet
 from policy.grants.network import Network
 from policy.grants.sets import access, addresses, hostnames, spans
@@ -137,7 +137,7 @@ def test_all_packets_at_once_fare_as_each_alone(text: str, established: bool, dn
     table = nft.parse(text.encode())
     for hook in HEADS:
         for protocol in ("tcp", "udp", "other"):
-            kind = Kind(hook, protocol, established=established, dnat=dnat)
+            kind = PacketKind(hook, protocol, established=established, dnat=dnat)
             flow = Flow.of(table, kind)
             for point in POINTS:
                 family = 6 if point >= nft.BASE_V6 else 4
@@ -161,8 +161,8 @@ def test_all_packets_at_once_fare_as_each_alone(text: str, established: bool, dn
 
 @settings(max_examples=100, deadline=None)
 @given(tables())
-def test_additive_rules_give_a_destination_in_two_sets_what_each_gives(text: str) -> None:
-    flow = Flow.of(nft.parse(text.encode()), Kind("forward", "tcp"))
+def test_additive_rules_give_destination_in_two_sets_what_each_gives(text: str) -> None:
+    flow = Flow.of(nft.parse(text.encode()), PacketKind("forward", "tcp"))
     if flows.unordered(flow, ("accept", "drop"), ()) is not None:
         return
     for one, other in (("a4_one", "n4_one"), ("a4_two", "n4_one"), ("a6_one", "n6_one")):

@@ -8,6 +8,7 @@ import re
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from policy import data
 from policy.compile.artefacts import Cause, Provenance
@@ -57,7 +58,7 @@ _LINE = re.compile("|".join(f"(?:{one})" for one in GRAMMAR))
 def ruleset(network: Network, limit: int | None) -> str:
     """Compile the ruleset for a network, without a manifest that requests it."""
     effective: Effective = dataclasses.replace(
-        BASE, network=network, resources=dataclasses.replace(BASE.resources, net_bps=limit)
+        BASE, network=network, resources=structs.replace(BASE.resources, net_bps=limit)
     )
     found = Destinations.of(network)
     rows = found.rows()
@@ -66,7 +67,7 @@ def ruleset(network: Network, limit: int | None) -> str:
 
 
 @given(gs.networks, st.none() | st.integers(1, 10**12))
-def test_every_line_is_one_of_the_grammar(network: Network, limit: int | None) -> None:
+def test_every_line_is_one_of_grammar(network: Network, limit: int | None) -> None:
     text = ruleset(network, limit)
     assert (text == "") == (network.mode == "off")
     for line in text.split("\n")[:-1]:
@@ -74,7 +75,7 @@ def test_every_line_is_one_of_the_grammar(network: Network, limit: int | None) -
 
 
 @given(st.text(max_size=40))
-def test_nothing_but_a_word_goes_through_the_door(text: str) -> None:
+def test_nothing_but_word_goes_through_door(text: str) -> None:
     word = re.fullmatch("[a-z][a-z0-9_]{0,31}", text) is not None
     for door in (quoting.name, quoting.quoted):
         try:
@@ -87,7 +88,7 @@ def test_nothing_but_a_word_goes_through_the_door(text: str) -> None:
 
 
 @given(gs.networks)
-def test_a_word_that_is_used_is_declared_and_the_reverse(network: Network) -> None:
+def test_word_used_is_declared_and_reverse(network: Network) -> None:
     text = ruleset(network, 1)
     declared = re.findall(r"^\t(set|counter|chain) (\w+) \{$", text, re.MULTILINE)
     assert len(set(declared)) == len(declared)
@@ -99,7 +100,7 @@ def test_a_word_that_is_used_is_declared_and_the_reverse(network: Network) -> No
 
 
 @given(gs.networks, some_addresses, points)
-def test_the_groups_reach_an_address_as_the_grant_does(network: Network, address: str, point: tuple[str, int]) -> None:
+def test_groups_reach_address_as_grant_does(network: Network, address: str, point: tuple[str, int]) -> None:
     protocol, port = point
     span = addresses.span(ipaddress.ip_network(address))
     reached = any(
@@ -111,7 +112,7 @@ def test_the_groups_reach_an_address_as_the_grant_does(network: Network, address
 
 
 @given(gs.networks, exact_names, points)
-def test_the_patterns_reach_a_name_as_the_grant_does(network: Network, name: str, point: tuple[str, int]) -> None:
+def test_patterns_reach_name_as_grant_does(network: Network, name: str, point: tuple[str, int]) -> None:
     protocol, port = point
     patterns = {name, *hostnames.above(name)}
     reached = any(
@@ -123,7 +124,7 @@ def test_the_patterns_reach_a_name_as_the_grant_does(network: Network, name: str
 
 
 @given(gs.networks, gs.networks)
-def test_a_part_of_a_network_has_the_names_of_the_whole(one: Network, other: Network) -> None:
+def test_part_of_network_has_names_of_whole(one: Network, other: Network) -> None:
     """The meaning of a digest does not depend on the other grants."""
     known: dict[str, tuple[object, ...]] = {}
     for network in (one, other, one.meet(other)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 
-from policy.grants.paths import Filesystem, PathSet
+from policy.grants.paths import FilesystemGrants, PathSet
 from tests.property.policy import grants_strategies as gs
 
 
@@ -25,7 +25,7 @@ def test_sets_cover_what_lies_below_and_nothing_beside(a: list[str], b: list[str
 
 @given(gs.path_lists, gs.path_lists, gs.path_lists, gs.path_lists, gs.paths)
 def test_what_is_written_can_be_read(r1: list[str], w1: list[str], r2: list[str], w2: list[str], path: str) -> None:
-    a, b = Filesystem.of("host", r1, w1), Filesystem.of("host", r2, w2)
+    a, b = FilesystemGrants.of("host", r1, w1), FilesystemGrants.of("host", r2, w2)
     both = a.meet(b)
     reads = [naive(r + w, path) for r, w in ((r1, w1), (r2, w2))]
     writes = [naive(w, path) for w in (w1, w2)]

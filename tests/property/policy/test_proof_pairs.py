@@ -92,7 +92,7 @@ def test_whatever_is_compiled_is_proved(choice: Choice) -> None:
 
 @settings(max_examples=120, deadline=None)
 @given(CHOICES, st.integers(0, len(PARTS) - 1), st.integers(0, 9))
-def test_the_artefacts_of_a_neighbour_are_not(choice: Choice, part: int, other: int) -> None:
+def test_artefacts_of_neighbour_are_not(choice: Choice, part: int, other: int) -> None:
     """Replace one part of the manifest: the proof fails exactly when this changes the grants."""
     changed = (*choice[:part], other % len(PARTS[part]), *choice[part + 1 :])
     mine, theirs = compiled(choice), compiled(changed)

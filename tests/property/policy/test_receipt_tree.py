@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from policy.audit_log import receipt_tree
 from policy.audit_log.receipt_tree import Leaf
@@ -26,7 +26,7 @@ def _naive(leaves: list[bytes]) -> bytes:
 
 
 @given(leaves=LEAVES)
-def test_the_root_is_pairwise_with_the_last_taken_twice(leaves: list[bytes]) -> None:
+def test_root_is_pairwise_with_last_taken_twice(leaves: list[bytes]) -> None:
     assert receipt_tree.root(leaves) == _naive(list(leaves))
 
 
@@ -38,20 +38,20 @@ def test_every_leaf_is_proved_and_nothing_beside_it(leaves: list[bytes], data: s
     assert receipt_tree.verify(leaves[index], proof)
     other = data.draw(st.binary(min_size=32, max_size=32).filter(lambda b: b != leaves[index]))
     assert not receipt_tree.verify(other, proof)
-    assert not receipt_tree.verify(leaves[index], dataclasses.replace(proof, root=other))
+    assert not receipt_tree.verify(leaves[index], structs.replace(proof, root=other))
     elsewhere = data.draw(st.integers(-1, len(leaves) + 1).filter(lambda n: n != index))
-    assert not receipt_tree.verify(leaves[index], dataclasses.replace(proof, index=elsewhere))
-    assert not receipt_tree.verify(leaves[index], dataclasses.replace(proof, path=(*proof.path, other)))
+    assert not receipt_tree.verify(leaves[index], structs.replace(proof, index=elsewhere))
+    assert not receipt_tree.verify(leaves[index], structs.replace(proof, path=(*proof.path, other)))
     if proof.path:
-        assert not receipt_tree.verify(leaves[index], dataclasses.replace(proof, path=proof.path[1:]))
+        assert not receipt_tree.verify(leaves[index], structs.replace(proof, path=proof.path[1:]))
 
 
 @given(leaves=LEAVES.filter(lambda found: len(found) % 2 and len(found) > 1))
-def test_the_copy_of_the_last_leaf_is_no_leaf(leaves: list[bytes]) -> None:
+def test_copy_of_last_leaf_is_no_leaf(leaves: list[bytes]) -> None:
     with pytest.raises(ValueError, match="twice"):
         receipt_tree.root([*leaves, leaves[-1]])
     proof = receipt_tree.prove(leaves, len(leaves) - 1)
-    forged = dataclasses.replace(proof, index=len(leaves), count=len(leaves) + 1)
+    forged = structs.replace(proof, index=len(leaves), count=len(leaves) + 1)
     assert not receipt_tree.verify(leaves[-1], forged)
 
 
@@ -61,7 +61,7 @@ def test_the_copy_of_the_last_leaf_is_no_leaf(leaves: list[bytes]) -> None:
     numbers=st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),
     record=st.none() | TEXT,
 )
-def test_a_leaf_is_the_compact_json_in_version_1s_order(
+def test_leaf_is_compact_json_in_version_1s_order(
     receipt_id: str, resource: str, numbers: tuple[int, int], record: str | None
 ) -> None:
     leaf = Leaf(receipt_id, "1" * 44, resource, *numbers, record)
@@ -74,7 +74,7 @@ def test_a_leaf_is_the_compact_json_in_version_1s_order(
     assert leaf.digest() == hashlib.sha256(raw).digest()
 
 
-def test_the_bytes_of_a_batch_do_not_change() -> None:
+def test_bytes_of_batch_do_not_change() -> None:
     leaves = [
         Leaf("3f2504e0-4f89-41d3-9a0c-0305e82c3301", "4vJ9JU1bJJE96FWSJKvHsmmFADCg4gpZQff4P3bkLKi", "compute", 3, 17),
         Leaf(
@@ -99,5 +99,5 @@ def test_no_batch_is_empty_and_no_proof_of_what_is_not_there() -> None:
         receipt_tree.prove([b"a" * 32], 1)
 
 
-def test_no_leaf_can_pass_for_a_node() -> None:
+def test_no_leaf_can_pass_for_node() -> None:
     assert len(Leaf("", "", "", 0, 0).json()) > 64

@@ -6,6 +6,7 @@ import dataclasses
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from policy import data, errors
 from policy.grants.effective import Effective
@@ -60,7 +61,7 @@ def asked(manifest: Manifest) -> Effective:
 
 
 @given(manifests(), st.one_of(manifests().map(asked), gs.effectives))
-def test_whatever_exceeds_is_named_with_a_key_and_a_line(manifest: Manifest, ceiling: Effective) -> None:
+def test_whatever_exceeds_is_named_with_key_and_line(manifest: Manifest, ceiling: Effective) -> None:
     wanted = asked(manifest)
     over = items.excess(manifest, wanted, ceiling)
     assert (not over) == wanted.is_subset(ceiling)
@@ -72,7 +73,7 @@ def test_whatever_exceeds_is_named_with_a_key_and_a_line(manifest: Manifest, cei
 
 
 @given(manifests())
-def test_the_items_of_a_manifest_lie_within_what_it_asks_for(manifest: Manifest) -> None:
+def test_items_of_manifest_lie_within_what_it_asks_for(manifest: Manifest) -> None:
     wanted = asked(manifest)
     assert items.excess(manifest, wanted, wanted) == ()
     for domain, mine in wanted.domains():
@@ -81,7 +82,7 @@ def test_the_items_of_a_manifest_lie_within_what_it_asks_for(manifest: Manifest)
 
 
 @given(manifests())
-def test_role_three_is_the_order_and_nothing_else(manifest: Manifest) -> None:
+def test_role_three_is_order_and_nothing_else(manifest: Manifest) -> None:
     role = manifest.agent.role
     made = dataclasses.replace(_CASE, manifest=manifest, requested=asked(manifest))
     within = role is None or made.requested.is_subset(data.roles().ceiling(role))
@@ -98,7 +99,7 @@ _CASE = kit.case()
 def test_delegation_never_widens_at_any_depth(root: Effective, children: list[Effective]) -> None:
     above, seconds = root, 600
     for child in children:
-        above = dataclasses.replace(above, lifetime=dataclasses.replace(above.lifetime, ttl_seconds=seconds))
+        above = dataclasses.replace(above, lifetime=structs.replace(above.lifetime, ttl_seconds=seconds))
         parent = kit.parent(effective=above, remaining_seconds=seconds)
         outcome = delegate(parent, child)
         assert outcome.granted.is_subset(parent.ceiling)

@@ -31,7 +31,7 @@ MACHINES = st.builds(
 
 
 @given(wanted=WANTED, there=_there(), machine=MACHINES, waiting=st.sets(KEYS))
-def test_a_step_ends_only_what_there_is_and_makes_only_what_is_asked_for(
+def test_step_ends_only_what_there_is_and_makes_only_what_is_asked_for(
     wanted: dict[str, int], there: list[Instance], machine: Machine, waiting: set[str]
 ) -> None:
     step = standby.plan(wanted, there, machine, waiting=waiting)
@@ -78,14 +78,14 @@ def test_what_is_made_is_not_given_back_at_once(wanted: dict[str, int], machine:
 
 
 @given(failures=st.integers(0, 1000))
-def test_the_wait_grows_and_has_a_bound(failures: int) -> None:
+def test_wait_grows_and_has_bound(failures: int) -> None:
     assert standby.wait_after(failures) <= standby.wait_after(failures + 1) <= standby.LONGEST_WAIT
     assert (standby.wait_after(failures) == 0) == (failures == 0)
     assert standby.wait_after(failures, restless=True) >= standby.wait_after(failures)
     assert standby.wait_after(failures, restless=True) <= standby.wait_after(failures + 1, restless=True) <= 86_400
 
 
-def test_whose_agent_does_not_wait_runs_no_more_than_once_a_day_in_the_end() -> None:
+def test_whose_agent_does_not_wait_runs_no_more_than_once_day_in_end() -> None:
     waits = [standby.wait_after(failures, restless=True) for failures in range(1, 40)]
     assert waits[:3] == [1.0, 2.0, 4.0]
     assert waits[-1] == 86_400

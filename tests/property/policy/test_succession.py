@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from policy.rules import succession
 from policy.rules.case import Claimant, Owner
-from policy.rules.succession import Beside, Held
+from policy.rules.succession import Beside, LiveSerial
 
 KEYS = st.frozensets(st.sampled_from(["k1", "k2", "k3"]))
 RUNS = st.sampled_from(["r1", "r2", "r3"])
@@ -32,7 +31,7 @@ claimants = st.builds(
 
 
 @given(owners, st.none() | claimants, DIGESTS, PLACES)
-def test_only_a_higher_serial_supersedes(owner: Owner, claimant: Claimant | None, digest: str, place: str) -> None:
+def test_only_higher_serial_supersedes(owner: Owner, claimant: Claimant | None, digest: str, place: str) -> None:
     found = succession.beside(owner, claimant, payload_digest=digest, package_name=place)
     if found is Beside.SUPERSEDES:
         assert claimant is not None
@@ -46,8 +45,8 @@ def test_only_a_higher_serial_supersedes(owner: Owner, claimant: Claimant | None
 
 @given(owners, claimants, claimants)
 def test_no_two_supersede_each_other(owner: Owner, one: Claimant, asks: Claimant) -> None:
-    first = dataclasses.replace(owner, serial=one.serial, payload_digest="one")
-    second = dataclasses.replace(owner, serial=asks.serial, payload_digest="two")
+    first = structs.replace(owner, serial=one.serial, payload_digest="one")
+    second = structs.replace(owner, serial=asks.serial, payload_digest="two")
     there = succession.beside(first, asks, payload_digest="two", package_name=None)
     back = succession.beside(second, one, payload_digest="one", package_name=None)
     assert not (there is Beside.SUPERSEDES and back is Beside.SUPERSEDES)
@@ -57,16 +56,16 @@ def test_no_two_supersede_each_other(owner: Owner, one: Claimant, asks: Claimant
 def test_more_listed_keys_never_supersede_more(
     owner: Owner, claimant: Claimant, digest: str, place: str, more: frozenset[str]
 ) -> None:
-    wider = dataclasses.replace(claimant, listed=claimant.listed | more)
+    wider = structs.replace(claimant, listed=claimant.listed | more)
     after = succession.beside(owner, wider, payload_digest=digest, package_name=place)
     if after is Beside.SUPERSEDES:
         assert succession.beside(owner, claimant, payload_digest=digest, package_name=place) is Beside.SUPERSEDES
 
 
 @given(owners, claimants, DIGESTS, PLACES)
-def test_a_superseded_run_ends_once_recorded(owner: Owner, claimant: Claimant, digest: str, place: str) -> None:
+def test_superseded_run_ends_once_recorded(owner: Owner, claimant: Claimant, digest: str, place: str) -> None:
     """The record alone ends the run that loses by rule 8, so killing a process in between changes nothing."""
     if succession.beside(owner, claimant, payload_digest=digest, package_name=place) is Beside.SUPERSEDES:
-        assert succession.ends(Held(owner.serial, claimant.serial), "end")
-    assert not succession.ends(Held(claimant.serial, claimant.serial), "end"), "never the run that won"
-    assert not succession.ends(Held(owner.serial, claimant.serial), "finish")
+        assert succession.ends(LiveSerial(owner.serial, claimant.serial), "end")
+    assert not succession.ends(LiveSerial(claimant.serial, claimant.serial), "end"), "never the run that won"
+    assert not succession.ends(LiveSerial(owner.serial, claimant.serial), "finish")

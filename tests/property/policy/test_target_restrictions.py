@@ -131,7 +131,7 @@ READERS = {"kubernetes": read_kubernetes, "systemd": read_systemd}
 @pytest.mark.parametrize("target", READERS)
 @settings(max_examples=60, deadline=None)
 @given(found=manifests())
-def test_a_restriction_is_held_or_reported(target: str, found: Manifest) -> None:
+def test_restriction_is_held_or_reported(target: str, found: Manifest) -> None:
     effective = kit.effective(found)
     output = kit.compiled(target, found)
     held = READERS[target](output.files)
@@ -181,7 +181,7 @@ def test_a_restriction_is_held_or_reported(target: str, found: Manifest) -> None
 
 @given(found=manifests())
 @settings(max_examples=40, deadline=None)
-def test_an_output_is_made_only_with_exactly_its_losses(found: Manifest) -> None:
+def test_output_is_made_only_with_exactly_its_losses(found: Manifest) -> None:
     for target in READERS:
         wanted = kit.restrictions(target, found)
         document = json.loads(kit.compiled(target, found, accepted=wanted, host=sample.host()).files["loss.json"])

@@ -72,7 +72,7 @@ def test_words_are_read_back(values: list[str], unescape: bool) -> None:
 
 
 @given(texts, texts)
-def test_a_bind_is_two_paths(source: str, destination: str) -> None:
+def test_bind_is_two_paths(source: str, destination: str) -> None:
     paths = ["/" + source, "/" + destination]
     if all(map(legal, paths)):
         words = read(unit_quoting.bind(*paths), unescape=False, separators=": \t")
@@ -80,7 +80,7 @@ def test_a_bind_is_two_paths(source: str, destination: str) -> None:
 
 
 @given(texts)
-def test_a_program_begins_with_the_sign_against_variables(text: str) -> None:
+def test_program_begins_with_sign_against_variables(text: str) -> None:
     if legal(text) and not set(text) & set("\"'\\"):
         (word,) = read(unit_quoting.program("/" + text), unescape=True)
         assert specifiers(word) == ":/" + text
@@ -90,14 +90,14 @@ def test_a_program_begins_with_the_sign_against_variables(text: str) -> None:
 
 
 @given(texts)
-def test_what_ends_a_line_or_hides_in_it_is_refused(text: str) -> None:
+def test_what_ends_line_or_hides_in_it_is_refused(text: str) -> None:
     for bad in ("\n", "\r", "\0", "\x1b", "\x7f", "\x85", "\u2028", "\udcff"):
         with pytest.raises(errors.NotEnforceableError):
             unit_quoting.word(text + bad)
 
 
 @given(texts)
-def test_a_path_begins_with_a_slash_so_that_no_prefix_is_taken_from_it(text: str) -> None:
+def test_path_begins_with_slash_so_that_no_prefix_is_taken_from_it(text: str) -> None:
     for door in (unit_quoting.path, unit_quoting.rooted, unit_quoting.program):
         if not text.startswith("/"):
             with pytest.raises(errors.NotEnforceableError):
@@ -110,7 +110,7 @@ def test_a_path_begins_with_a_slash_so_that_no_prefix_is_taken_from_it(text: str
 @example("a.b-c_D9")
 @example("a" * 129)
 @example("é")
-def test_a_bare_name_holds_nothing_that_means_anything(text: str) -> None:
+def test_bare_name_holds_nothing_that_means_anything(text: str) -> None:
     plain = (
         0 < len(text) <= 128
         and text[0].isalnum()
@@ -124,7 +124,7 @@ def test_a_bare_name_holds_nothing_that_means_anything(text: str) -> None:
             unit_quoting.bare(text)
 
 
-def test_the_reader_does_split_expand_and_refuse() -> None:
+def test_reader_does_split_expand_and_refuse() -> None:
     assert read('a "b c" d\\ e', unescape=False) == ["a", "b c", "d e"]
     assert read('"/a":"/b"', unescape=False, separators=":") == ["/a", "/b"]
     with pytest.raises(AssertionError):

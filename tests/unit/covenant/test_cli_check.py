@@ -38,7 +38,7 @@ SLIPS = [
 
 
 @pytest.mark.parametrize(("old", "new", "at", "meant"), SLIPS, ids=[s[2] for s in SLIPS])
-def test_a_near_miss(tmp_path: Path, old: str, new: str, at: str, meant: str) -> None:
+def test_near_miss(tmp_path: Path, old: str, new: str, at: str, meant: str) -> None:
     assert MANIFEST.count(old) == 1
     document = MANIFEST.replace(old, new)
     error = check(tmp_path, document).exception
@@ -48,17 +48,17 @@ def test_a_near_miss(tmp_path: Path, old: str, new: str, at: str, meant: str) ->
     assert error.where == f"agent.toml:{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}"
 
 
-def test_the_same_manifest_without_the_slip_is_acceptable(tmp_path: Path) -> None:
+def test_same_manifest_without_slip_is_acceptable(tmp_path: Path) -> None:
     assert check(tmp_path, MANIFEST).exit_code == 0
 
 
-def test_a_role_that_is_not_ours_is_a_note(tmp_path: Path) -> None:
+def test_role_not_ours_is_note(tmp_path: Path) -> None:
     done = check(tmp_path, MANIFEST.replace("[agent]\n", '[agent]\nrole = "raeder"\n'))
     assert done.exit_code == 0
     assert "(agent.toml:2:8); did you mean `reader`?" in done.stderr
 
 
-def test_a_fault_of_the_grammar_has_its_column_too(tmp_path: Path) -> None:
+def test_fault_of_grammar_has_its_column_too(tmp_path: Path) -> None:
     error = check(tmp_path, MANIFEST + "[lifetime]\nttl_seconds = off\n").exception
     assert isinstance(error, errors.ManifestSyntaxError)
     assert error.where == f"agent.toml:{MANIFEST.count(chr(10)) + 2}:15"

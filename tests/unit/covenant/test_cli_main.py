@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
+import os
+import subprocess
 import sys
+from collections.abc import Iterator
 
 import click
 import pytest
 
 from covenant.cli import main
 from policy import errors
+from tests.house import prose
 
 
 def _entry(monkeypatch: pytest.MonkeyPatch, failure: BaseException, *arguments: str) -> int:
@@ -19,7 +24,7 @@ def _entry(monkeypatch: pytest.MonkeyPatch, failure: BaseException, *arguments: 
 
     monkeypatch.setattr(sys, "argv", ["covenant", *arguments])
     monkeypatch.setattr(main.cli, "main", fail)
-    monkeypatch.setattr(main, "_one_command", lambda: None)
+    monkeypatch.setattr(main, "one_command", lambda: None)
     with pytest.raises(SystemExit) as ended:
         main.entry()
     assert isinstance(ended.value.code, int)
@@ -49,7 +54,7 @@ def test_each_failure_is_one_document(
     assert document["code"] == code
 
 
-def test_a_mistake_of_ours_keeps_its_trace_off_stdout(
+def test_mistake_of_ours_keeps_its_trace_off_stdout(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _entry(monkeypatch, RuntimeError("a mistake"), "run", "x") == 1
@@ -58,7 +63,7 @@ def test_a_mistake_of_ours_keeps_its_trace_off_stdout(
     assert "RuntimeError: a mistake" in err
 
 
-def test_a_slip_in_the_first_word_is_answered_with_what_may_have_been_meant() -> None:
+def test_slip_in_first_word_is_answered_with_what_may_have_been_meant() -> None:
     for typed, meant in (("memry", "memory"), ("intnet", "intent"), ("capabilites", "capabilities")):
         with pytest.raises(click.UsageError, match=f"Did you mean '{meant}'"):
             main.cli.main([typed], standalone_mode=False)
@@ -66,6 +71,71 @@ def test_a_slip_in_the_first_word_is_answered_with_what_may_have_been_meant() ->
         main.cli.main(["qqqqq"], standalone_mode=False)
 
 
-def test_the_version_is_asked_for_as_of_any_program(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_asked_for_as_of_any_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.cli.main(["--version"], standalone_mode=False) == 0
     assert capsys.readouterr().out == f"covenant {importlib.metadata.version('covenant-supervisor')}\n"
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["version", "--json"], ["--help"]])
+@pytest.mark.parametrize("stdout", ["full", "closed"])
+def test_stdout_that_takes_nothing_is_named(stdout: str, arguments: list[str]) -> None:
+    """The error goes to stderr, for --json as well, and the status is no success."""
+    command = [sys.executable, "-m", "covenant", *arguments]
+    to = "> /dev/full" if stdout == "full" else ">&-"
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'"$@" {to}', "sh", *command], stderr=subprocess.PIPE, text=True, timeout=60, cwd=prose.ROOT
+    )
+    assert done.returncode == 1, done.stderr
+    assert "[stdout_failed]" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@contextlib.contextmanager
+def _pipe(*, reader: bool) -> Iterator[int]:
+    """Yield a pipe that takes nothing: full and not blocking, or without its ``reader``."""
+    taken, given = os.pipe()
+    try:
+        os.set_blocking(given, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(given, bytes(4096))
+        if not reader:
+            os.close(taken)
+        yield given
+    finally:
+        os.close(given)
+        if reader:
+            os.close(taken)
+
+
+@pytest.mark.parametrize("arguments", [["version", "--json"], ["--help"]])
+def test_stdout_that_would_block_is_named(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "covenant", *arguments]
+    with _pipe(reader=True) as stdout:
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, cwd=prose.ROOT)
+    assert done.returncode == 1, done.stderr
+    assert "[stdout_failed]" in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["version", "--json"], ["--help"]])
+def test_reader_that_has_ended_is_no_fault(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "covenant", *arguments]
+    with _pipe(reader=False) as stdout:
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, cwd=prose.ROOT)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_text_with_dash_is_told_way(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["covenant", "run", "package", "- buy milk"])
+    monkeypatch.setattr(main, "one_command", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        main.entry()
+    assert ended.value.code == 2
+    assert "fix: write -- before a word that begins with a dash" in capsys.readouterr().err
+    # The fix: after -- it is the text, and the package is what is not there.
+    monkeypatch.setattr(sys, "argv", ["covenant", "run", "/nowhere", "--", "- buy milk"])
+    with pytest.raises(SystemExit):
+        main.entry()
+    assert "No such option" not in capsys.readouterr().err

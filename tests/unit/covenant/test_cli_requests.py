@@ -199,7 +199,7 @@ def _leaves(command: click.Command, name: str) -> Iterator[tuple[str, click.Comm
         yield from _leaves(found, f"{name} {each}")
 
 
-def test_the_table_has_every_option_of_every_verb() -> None:
+def test_table_has_every_option_of_every_verb() -> None:
     context = click.Context(main.cli)
     missing = set()
     for group in GROUPS:
@@ -218,7 +218,7 @@ def test_the_table_has_every_option_of_every_verb() -> None:
     assert missing == ELSEWHERE
 
 
-def test_a_grant_is_taken_back_by_how_it_begins_only_where_that_is_one() -> None:
+def test_grant_is_taken_back_by_how_it_begins_only_where_one() -> None:
     grants = ["abcdef" + "1" * 80, "abcdef" + "2" * 80, "zyxwvu" + "1" * 80]
     for shown, begins, whole in (
         (grants, "zyxwvu", grants[2]),
@@ -236,6 +236,6 @@ def test_a_grant_is_taken_back_by_how_it_begins_only_where_that_is_one() -> None
 
         if whole is None:
             with pytest.raises(errors.UsageError, match="more than one grant may begin"):
-                capabilities._whole_signature(Daemon(), begins)
+                capabilities.whole_signature(Daemon(), begins)
         else:
-            assert capabilities._whole_signature(Daemon(), begins) == whole
+            assert capabilities.whole_signature(Daemon(), begins) == whole

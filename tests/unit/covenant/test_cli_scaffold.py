@@ -47,7 +47,7 @@ def refused(kind: type[errors.CovenantError], *arguments: str | Path) -> errors.
         ("rust-bin", {"agent.toml", "src/main.rs"}),
     ],
 )
-def test_a_new_package_is_acceptable_and_can_be_signed(tmp_path: Path, runtime: str, files: set[str]) -> None:
+def test_new_package_is_acceptable_and_can_be_signed(tmp_path: Path, runtime: str, files: set[str]) -> None:
     package = tmp_path / "my-agent"
     made = document("manifest", "new", package, "--runtime", runtime)
     assert (made["agent_id"], set(made["files"])) == ("my-agent", files)
@@ -63,7 +63,7 @@ def test_a_new_package_is_acceptable_and_can_be_signed(tmp_path: Path, runtime: 
 @pytest.mark.parametrize(
     ("runtime", "program"), [("python3", [sys.executable, "main.py"]), ("node", ["node", "main.js"])]
 )
-def test_the_agent_keeps_the_contract(tmp_path: Path, runtime: str, program: list[str]) -> None:
+def test_agent_keeps_contract(tmp_path: Path, runtime: str, program: list[str]) -> None:
     document("manifest", "new", tmp_path / "a", "--runtime", runtime)
     done = subprocess.run(
         program, cwd=tmp_path / "a", input=json.dumps(INTENT).encode() + b"\n", capture_output=True, timeout=60
@@ -73,7 +73,7 @@ def test_the_agent_keeps_the_contract(tmp_path: Path, runtime: str, program: lis
     assert json.loads(done.stdout) == {"text": f"You said: {INTENT['text']}", "sources": []}
 
 
-def test_a_program_is_copied_in(tmp_path: Path) -> None:
+def test_program_is_copied_in(tmp_path: Path) -> None:
     program = Path(sys.executable).resolve()
     made = document("manifest", "new", tmp_path / "a", "--runtime", "rust-bin", "--binary", program, "--id", "x.1")
     assert made["missing_entry"] is None
@@ -83,7 +83,7 @@ def test_a_program_is_copied_in(tmp_path: Path) -> None:
     assert document("manifest", "check", tmp_path / "a")["notes"] == []
 
 
-def test_what_a_binary_may_not_be(tmp_path: Path) -> None:
+def test_what_binary_may_not_be(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("#!/bin/sh\n")
     new = ("manifest", "new", tmp_path / "a", "--binary")
@@ -101,7 +101,7 @@ def test_people_are_told_what_comes_next(tmp_path: Path) -> None:
     assert "-o bin/a src/main.rs" in (tmp_path / "a" / "src" / "main.rs").read_text()
 
 
-def test_an_empty_directory_is_taken_and_another_is_not(tmp_path: Path) -> None:
+def test_empty_directory_is_taken_and_another_is_not(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     document("manifest", "new", tmp_path / "empty")
     before = {p.name: p.read_bytes() for p in (tmp_path / "empty").iterdir()}
@@ -116,7 +116,7 @@ def test_an_empty_directory_is_taken_and_another_is_not(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "hidden") == [".keep"]
 
 
-def test_neither_a_file_nor_a_symlink_nor_a_missing_parent(tmp_path: Path) -> None:
+def test_neither_file_nor_symlink_nor_missing_parent(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
@@ -128,7 +128,7 @@ def test_neither_a_file_nor_a_symlink_nor_a_missing_parent(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["a b", "", "..", "a@b", 'x"\nrole = "y', "é", "x" * 129, "a\n"])
-def test_an_id_that_cannot_be_one(tmp_path: Path, name: str) -> None:
+def test_id_that_cannot_be_one(tmp_path: Path, name: str) -> None:
     assert (
         "cannot be an agent id" in refused(errors.UsageError, "manifest", "new", tmp_path / "a", "--id", name).message
     )
@@ -147,9 +147,7 @@ def test_what_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "there") == []
 
 
-def test_a_directory_that_somebody_swaps_for_a_link_leads_nowhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directory_that_another_swaps_for_link_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, theirs = tmp_path / "a", tmp_path / "elsewhere"
     theirs.mkdir()
     (theirs / "main.rs").write_bytes(b"kept")

@@ -61,7 +61,7 @@ def test_keys(covenant_home: Path) -> None:
     refused("usage", "keys", "new", "../x", "--no-passphrase")
 
 
-def test_a_passphrase_comes_from_a_file_or_stdin_and_never_from_an_argument(tmp_path: Path) -> None:
+def test_passphrase_comes_from_file_or_stdin_and_never_from_argument(tmp_path: Path) -> None:
     file = tmp_path / "pass"
     file.write_text("open sesame\n")
     file.chmod(0o600)
@@ -100,7 +100,7 @@ def test_trust_init_and_show(covenant_home: Path) -> None:
     refused("trust_root", "trust", "init", "--key", "ann")
 
 
-def test_as_root_the_root_is_installed_in_the_state_too(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_root_root_is_installed_in_state_too(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done("keys", "new", "ann", "--no-passphrase")
     real = os.geteuid()
     monkeypatch.setattr("covenant.cli.operator.trust_update_steps.running_as_root", lambda: False)
@@ -123,7 +123,7 @@ def test_as_root_the_root_is_installed_in_the_state_too(covenant_home: Path, mon
     assert os.geteuid() == real
 
 
-def test_a_working_copy_with_a_key_that_nobody_asked_for_is_not_installed(
+def test_working_copy_with_key_that_nobody_asked_for_is_not_installed(
     covenant_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A root lists its own keys: a root that lists ann but is signed by eve alone is well-formed.
@@ -143,9 +143,7 @@ def test_a_working_copy_with_a_key_that_nobody_asked_for_is_not_installed(
     done("trust", "init", "--key", "ann")
 
 
-def test_a_state_that_is_another_uids_is_not_read(
-    covenant_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_state_another_uids_is_not_read(covenant_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done("keys", "new", "ann", "--no-passphrase")
     done("trust", "init", "--key", "ann")
     # A path below a file cannot be read, like a path below another user's directory.
@@ -196,7 +194,7 @@ def test_sign_verify_show(trusted: Path) -> None:
     assert "memory_mb = 512  (default)" in done("manifest", "show", trusted)
 
 
-def test_sign_prints_the_files_the_defaults_and_unknown_sections(trusted: Path) -> None:
+def test_sign_prints_files_defaults_and_unknown_sections(trusted: Path) -> None:
     (trusted / "agent.toml").write_bytes(kit.MANIFEST + b"[custom]\nx = 1\n")
     result = call("manifest", "sign", trusted, "--key", "ann", "--audience", "h1", "--serial", "7", "--expires", "2h")
     assert result.exit_code == 0
@@ -211,7 +209,7 @@ def test_sign_prints_the_files_the_defaults_and_unknown_sections(trusted: Path) 
     assert "resources.pids_max" in {row["key"] for row in signed["defaults"]}
 
 
-def test_sign_and_check_print_what_is_granted_not_what_the_text_seems_to_say(trusted: Path) -> None:
+def test_sign_and_check_print_what_is_granted_not_what_text_seems_to_say(trusted: Path) -> None:
     # The name is one string, but in an editor it looks like sections with limits.
     lines = (
         '"""hello \\',
@@ -261,7 +259,7 @@ def test_sign_and_check_print_what_is_granted_not_what_the_text_seems_to_say(tru
     assert "  backend: trusted-local, which is no sandbox" in done("manifest", "check", trusted)
 
 
-def test_a_directory_where_an_unfinished_envelope_would_lie_is_no_crash(trusted: Path) -> None:
+def test_directory_where_unfinished_envelope_would_lie_is_no_crash(trusted: Path) -> None:
     unfinished = trusted / ".agent.dsse.json.new"
     unfinished.mkdir()
     assert "cannot be written" in refused("package_invalid", "manifest", "sign", trusted, "--key", "ann").message
@@ -271,7 +269,7 @@ def test_a_directory_where_an_unfinished_envelope_would_lie_is_no_crash(trusted:
     assert not unfinished.exists()
 
 
-def test_sign_refuses_before_it_asks_for_a_passphrase(package: Path, tmp_path: Path) -> None:
+def test_sign_refuses_before_it_asks_for_passphrase(package: Path, tmp_path: Path) -> None:
     file = tmp_path / "pass"
     file.write_text("p")
     file.chmod(0o600)
@@ -341,7 +339,7 @@ def test_show_says_of_one_reading_what_it_says_is_signed(trusted: Path, monkeypa
     assert (again["manifest"]["agent"]["version"], again["signers"]) == ("0.1.0", ["ann"])
 
 
-def test_the_number_of_signatures_is_that_of_the_envelope(trusted: Path) -> None:
+def test_number_of_signatures_is_that_of_envelope(trusted: Path) -> None:
     """A false signature under the second key's id is replaced and not counted."""
     done("keys", "new", "bob", "--no-passphrase")
     bob = next(k["keyid"] for k in document("keys", "list")["keys"] if k["name"] == "bob")
@@ -351,7 +349,7 @@ def test_the_number_of_signatures_is_that_of_the_envelope(trusted: Path) -> None
     assert len(envelope.decode(file.read_bytes()).signatures) == 2
 
 
-def test_a_second_operator_adds_a_signature_to_the_same_statement(trusted: Path) -> None:
+def test_second_operator_adds_signature_to_same_statement(trusted: Path) -> None:
     before = document("manifest", "verify", trusted)
     done("keys", "new", "bob", "--no-passphrase")
     added = document("manifest", "sign", trusted, "--key", "bob")
@@ -381,7 +379,7 @@ def test_sign_says_which_it_did(trusted: Path) -> None:
     assert said.startswith("made a new statement and signed 3 files")
 
 
-def test_a_key_of_ssh_agent_signs_as_a_key_file_does(
+def test_key_of_ssh_agent_signs_as_key_file_does(
     trusted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for arguments in ([], ["--key", "ann", "--ssh-agent", "bob"]):
@@ -406,12 +404,12 @@ def test_a_key_of_ssh_agent_signs_as_a_key_file_does(
     assert "ann" in result.stdout
 
 
-def test_the_operator_who_signed_is_accepted(trusted: Path) -> None:
+def test_operator_who_signed_is_accepted(trusted: Path) -> None:
     _sign_for_operator(trusted, b"ann")
     done("manifest", "verify", trusted)
 
 
-def test_verify_knows_the_ratchet_and_the_clock_of_the_state(trusted: Path, covenant_home: Path) -> None:
+def test_verify_knows_ratchet_and_clock_of_state(trusted: Path, covenant_home: Path) -> None:
     with State(covenant_home / "supervisor") as state:
         if not state.has_root():
             state.init_root((covenant_home / "trust" / "root.json").read_bytes(), times.now_ms())
@@ -429,7 +427,7 @@ def test_verify_knows_the_ratchet_and_the_clock_of_the_state(trusted: Path, cove
     refused("serial_rollback", "manifest", "verify", trusted)
 
 
-def test_an_expired_envelope_is_refused(trusted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_envelope_is_refused(trusted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _sign(trusted, "--expires", "1s")
     real = times.now_ms()
     monkeypatch.setattr(times, "now_ms", lambda: real + 5000)
@@ -442,7 +440,7 @@ def test_an_expired_envelope_is_refused(trusted: Path, monkeypatch: pytest.Monke
 # --- the whole command ------------------------------------------------------------------------------
 
 
-def test_as_a_process_errors_are_one_line_or_one_document(trusted: Path) -> None:
+def test_as_process_errors_are_one_line_or_one_document(trusted: Path) -> None:
     program = [sys.executable, "-c", "from covenant.cli import main; main.entry()"]
     (trusted / "x\x1b[2J\u202e").write_bytes(b"")
     plain = subprocess.run([*program, "manifest", "verify", str(trusted)], capture_output=True, text=True)

@@ -64,7 +64,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, Far]]:
     termios.tcsetwinsize(near, (24, 80))
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(spinner, "AFTER_SECONDS", 0.0)
-    monkeypatch.setattr(spinner, "_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(spinner, "EVERY_SECONDS", 0.01)
     yield near, Far(far)
     os.close(far)
     os.close(near)
@@ -84,7 +84,7 @@ def test_long_work_is_shown_and_leaves_nothing(terminal: tuple[int, Far]) -> Non
     assert "spinner" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_seconds_are_those_of_the_step(terminal: tuple[int, Far]) -> None:
+def test_seconds_are_those_of_step(terminal: tuple[int, Far]) -> None:
     near, far = terminal
     with spinner.shown("working", fd=near):
         step = progress.current()
@@ -152,7 +152,7 @@ def test_forked_process_shows_and_waits_for_nothing(terminal: tuple[int, Far]) -
     held, asked = threading.Event(), list[bool]()
 
     def hold() -> None:
-        with spinner._DRAWING:
+        with spinner.DRAWING:
             held.set()
             time.sleep(0.1)  # the fork comes while the lock is held or after; the test waits in both cases
             asked.append(True)
@@ -165,7 +165,7 @@ def test_forked_process_shows_and_waits_for_nothing(terminal: tuple[int, Far]) -
         pid = os.fork()
         if pid == 0:
             signal.alarm(60)
-            free = spinner._DRAWING.acquire(blocking=False)
+            free = spinner.DRAWING.acquire(blocking=False)
             with progress.step("work of a keeper"):
                 os.write(near, b"[keeper]")
             os._exit(0 if free and asked else 1)
@@ -199,7 +199,7 @@ def test_hung_up_terminal_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gone.write("x") == 1
 
 
-def test_machine_without_a_thread_stops_nobody(terminal: tuple[int, Far], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_without_thread_stops_nobody(terminal: tuple[int, Far], monkeypatch: pytest.MonkeyPatch) -> None:
     near, far = terminal
 
     def exhausted(thread: threading.Thread) -> None:
@@ -228,7 +228,7 @@ def test_terminal_of_another_job_is_let_be(terminal: tuple[int, Far], monkeypatc
     assert b"background" not in far.seen
 
 
-def test_rich_is_imported_for_a_long_wait_only() -> None:
+def test_rich_is_imported_for_long_wait_only() -> None:
     """In a process with a terminal of its own, only the drawing thread imports rich."""
     code = (
         "import os, sys, time; from covenant.cli import main, spinner\n"
@@ -292,18 +292,18 @@ def test_attesting_says_how_far_it_is(covenant_home: Path, monkeypatch: pytest.M
     assert said[1:] == ["reading the kernel back: run 1 of 2", "reading the kernel back: run 2 of 2"]
 
 
-def test_checking_a_log_says_which(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checking_log_says_which(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from covenant.cli.audit import proofs, read_logs
 
     said = steps(monkeypatch)
-    logs = [read_logs.Log(name, Path(name), b"x" * 2048, b"", None, None, ()) for name in ("supervisor", "daemon")]
+    logs = [read_logs.LogBytes(name, Path(name), b"x" * 2048, b"", None, None, ()) for name in ("supervisor", "daemon")]
     monkeypatch.setattr(read_logs, "read_logs", lambda: logs)
     monkeypatch.setattr(proofs, "report", lambda log: (_ for _ in ()).throw(KeyError) if log.name == "daemon" else log)
     call("audit", "verify")
     assert said == ["reading the log", "checking the supervisor log, 2 KiB", "checking the daemon log, 2 KiB"]
 
 
-def test_a_passphrase_that_is_made_a_key_of_is_said(terminal: tuple[int, Far], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passphrase_made_key_of_is_said(terminal: tuple[int, Far], monkeypatch: pytest.MonkeyPatch) -> None:
     """The derivation is C code, so a Python signal handler would show the line only after it."""
     near, far = terminal
     real = argon2.Argon2id
@@ -325,7 +325,7 @@ def test_a_passphrase_that_is_made_a_key_of_is_said(terminal: tuple[int, Far], m
         assert len(key) == sealing.KEY_BYTES
 
 
-def test_a_start_that_clears_up_says_so(
+def test_start_that_clears_up_says_so(
     terminal: tuple[int, Far], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     near, far = terminal
@@ -336,7 +336,7 @@ def test_a_start_that_clears_up_says_so(
         Supervisor.recover(own)
 
 
-def test_a_check_of_this_host_that_takes_long_is_named(
+def test_check_of_this_host_that_takes_long_is_named(
     terminal: tuple[int, Far], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near, far = terminal
@@ -345,7 +345,7 @@ def test_a_check_of_this_host_that_takes_long_is_named(
         far.until(b"checking runsc live (")
         return doctor.Finding(doctor.Status.OK, "at last")
 
-    monkeypatch.setattr(doctor, "_TABLE", (("runsc live", True, "calls", slow),))
+    monkeypatch.setattr(doctor, "TABLE", (("runsc live", True, "calls", slow),))
     with spinner.shown("checking this host", fd=near):
         assert doctor.examine(Config(), deadline_seconds=1).enforceable
 

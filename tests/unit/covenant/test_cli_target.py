@@ -47,7 +47,7 @@ def rows(home: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("target", ["kubernetes", "systemd"])
-def test_a_lost_restriction_is_refused_and_nothing_is_written(target: str, tmp_path: Path, home: Path) -> None:
+def test_lost_restriction_is_refused_and_nothing_is_written(target: str, tmp_path: Path, home: Path) -> None:
     result = call(target, tmp_path / "out")
     assert isinstance(result.exception, errors.LossError)
     assert not (tmp_path / "out").exists()
@@ -55,7 +55,7 @@ def test_a_lost_restriction_is_refused_and_nothing_is_written(target: str, tmp_p
 
 
 @pytest.mark.parametrize("target", ["kubernetes", "systemd"])
-def test_accepted_losses_are_in_the_log_and_in_the_output(target: str, tmp_path: Path, home: Path) -> None:
+def test_accepted_losses_are_in_log_and_in_output(target: str, tmp_path: Path, home: Path) -> None:
     options = accepted(target, tmp_path / "out")
     result = call(target, tmp_path / "out", *options, "--json")
     assert result.exit_code == 0, (result.output, result.exception)
@@ -69,7 +69,7 @@ def test_accepted_losses_are_in_the_log_and_in_the_output(target: str, tmp_path:
     assert row["operator"] == "operator@local"
 
 
-def test_a_log_that_cannot_be_written_leaves_no_file(tmp_path: Path, home: Path) -> None:
+def test_log_that_cannot_be_written_leaves_no_file(tmp_path: Path, home: Path) -> None:
     options = accepted("kubernetes", tmp_path / "out")
     (home / "supervisor").mkdir(mode=0o700, parents=True, exist_ok=True)
     (home / "supervisor/audit").write_text("in the way")
@@ -77,9 +77,7 @@ def test_a_log_that_cannot_be_written_leaves_no_file(tmp_path: Path, home: Path)
     assert not (tmp_path / "out").exists()
 
 
-def test_the_row_is_there_when_the_files_are_written(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_is_there_when_files_are_written(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = accepted("kubernetes", tmp_path / "out")
     seen: list[int] = []
     monkeypatch.setattr(commands, "write_out", lambda out, files: seen.append(len(rows(home))))
@@ -103,7 +101,7 @@ def test_what_does_not_belong_there_is_refused(target: str, arguments: list[str]
     assert not (tmp_path / "out").exists()
 
 
-def test_kubernetes_wants_an_image_that_is_pinned(tmp_path: Path) -> None:
+def test_kubernetes_wants_image_pinned(tmp_path: Path) -> None:
     for image in ([], ["--image", "agent:latest"]):
         result = CliRunner().invoke(
             cli, ["policy", "compile", str(HELLO), "--target", "kubernetes", "--out", str(tmp_path / "out"), *image]
@@ -122,7 +120,7 @@ def test_kubernetes_wants_an_image_that_is_pinned(tmp_path: Path) -> None:
         (('entry = "main.py"', 'entry = "other.py"'), errors.SchemaViolation),
     ],
 )
-def test_the_rules_that_need_no_signature_are_asked(
+def test_rules_that_need_no_signature_are_asked(
     change: tuple[str, str], kind: type[errors.CovenantError], tmp_path: Path
 ) -> None:
     package = tmp_path / "package"

@@ -33,7 +33,7 @@ class Terminal(io.StringIO):
 
 
 @given(rows=st.lists(st.lists(WORDS, min_size=3, max_size=3), max_size=5), width=st.integers(22, 120))
-def test_a_table_fits_whatever_is_in_it(rows: list[list[str]], width: int) -> None:
+def test_table_fits_whatever_is_in_it(rows: list[list[str]], width: int) -> None:
     lines = terminal.table(("ONE", "TWO", "THREE"), rows, width=width)
     assert len(lines) == len(rows) + 1
     for line in lines:
@@ -42,11 +42,11 @@ def test_a_table_fits_whatever_is_in_it(rows: list[list[str]], width: int) -> No
 
 
 @given(rows=st.lists(st.lists(WORDS, min_size=2, max_size=2), max_size=5))
-def test_without_a_width_nothing_is_cut(rows: list[list[str]]) -> None:
+def test_without_width_nothing_is_cut(rows: list[list[str]]) -> None:
     assert "…" in "".join(map("".join, rows)) or "…" not in "".join(terminal.table(("A", "B"), rows, width=None))
 
 
-def test_the_widest_gives_way() -> None:
+def test_widest_gives_way() -> None:
     rows = [["short", "x" * 50, "y" * 12]]
     head, line = terminal.table(("A", "B", "C"), rows, width=40)
     assert line == "short  " + "x" * 18 + "…  " + "y" * 12
@@ -67,13 +67,13 @@ def test_the_widest_gives_way() -> None:
         ("x\x1b[31m\u202e", 40, "x\\x1b[31m\\u202e"),
     ],
 )
-def test_cell_is_cut_at_the_columns_of_a_terminal(text: str, width: int, wanted: str) -> None:
+def test_cell_is_cut_at_columns_of_terminal(text: str, width: int, wanted: str) -> None:
     (_, line) = terminal.table(("A",), [[text]], width=width)
     assert line == wanted
     assert terminal.cells(wanted) <= width
 
 
-def test_columns_at_the_right_are_the_same_in_both_tables() -> None:
+def test_columns_at_right_are_same_in_both_tables() -> None:
     rows = [["a", 5, "x" * 30], ["bbb", 12345, "y"]]
     assert terminal.table(("A", "N", "C"), rows, width=None, right={"N"})[2] == "bbb  12345  y"
     assert terminal.table(("A", "N", "C"), rows, width=None, right={"N"})[1] == "a        5  " + "x" * 30
@@ -107,7 +107,7 @@ def test_one_cut_off(before: int | None, older: int | None) -> None:
         client.moment(before, older)
 
 
-def test_a_cut_off_of_before_the_clock_began() -> None:
+def test_cut_off_of_before_clock_began() -> None:
     assert client.moment(None, 2**63) == 0
     assert client.moment(5, None) == 5
 
@@ -138,7 +138,7 @@ def test_completion_of_verbs_imports_nothing_heavy() -> None:
     assert "heavy []" in done.stderr
 
 
-def test_what_asks_the_daemon_is_light() -> None:
+def test_what_asks_daemon_is_light() -> None:
     """No verb of the daemon loads an event loop or models before it asks."""
     verbs = ("a2a", "agents", "basics", "capabilities", "intents", "memory", "peers", "settlement")
     modules = ", ".join(
@@ -156,7 +156,7 @@ def test_what_asks_the_daemon_is_light() -> None:
     assert sorted(loaded & heavy) == []
 
 
-def test_completion_below_a_group() -> None:
+def test_completion_below_group() -> None:
     assert complete("covenant", "a2a", "re").stdout.split() == [
         "plain,recv",
         "plain,requeue",
@@ -167,7 +167,7 @@ def test_completion_below_a_group() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_of_a_shell(shell: str) -> None:
+def test_script_of_shell(shell: str) -> None:
     done = call("completion", shell)
     assert done.exit_code == 0
     assert "_COVENANT_COMPLETE" in done.stdout
@@ -217,7 +217,7 @@ def test_every_verb_shows_examples_that_parse(name: str, command: click.Command)
     assert all(line in page for line in shown)
 
 
-def test_the_signers_of_a_chain_are_refused_whatever_they_are_given() -> None:
+def test_signers_of_chain_are_refused_whatever_they_are_given() -> None:
     from covenant.cli.daemon import settlement
 
     assert len(settlement.SIGNERS) == 13

@@ -17,7 +17,7 @@ SOCKET = client.SOCKET
 
 
 @pytest.mark.parametrize("left", [None, SOCKET, f".{SOCKET}"])
-def test_whoever_sees_the_socket_can_connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str | None) -> None:
+def test_whoever_sees_socket_can_connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str | None) -> None:
     """Also after a daemon was killed, before it listened or after."""
     real, seen = socket.socket.listen, list[bool]()
 
@@ -40,7 +40,7 @@ def test_whoever_sees_the_socket_can_connect(tmp_path: Path, monkeypatch: pytest
     assert os.listdir(tmp_path) == []
 
 
-def test_a_socket_that_came_in_between_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_that_came_in_between_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that does not take the lock binds the socket first."""
     link = os.link
 

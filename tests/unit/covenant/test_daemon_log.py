@@ -44,7 +44,7 @@ def bad(logger: logging.Logger, number: int) -> None:
     logger.error("bad %d", number)
 
 
-def test_a_flood_has_few_lines_and_one_number(kept: Kept, logger: logging.Logger) -> None:
+def test_flood_has_few_lines_and_one_number(kept: Kept, logger: logging.Logger) -> None:
     bounded = daemon_log.Bounded(kept, most=3, seconds=60)
     logger.addHandler(bounded)
     for number in range(1000):
@@ -64,7 +64,7 @@ def test_what_fits_has_no_number(kept: Kept, logger: logging.Logger) -> None:
     assert kept.lines == ["bad 0", "bad 1", "bad 2"]
 
 
-def test_the_number_comes_without_a_further_line(kept: Kept, logger: logging.Logger) -> None:
+def test_number_comes_without_further_line(kept: Kept, logger: logging.Logger) -> None:
     logger.addHandler(daemon_log.Bounded(kept, most=1, seconds=0.2))
     bad(logger, 0)
     bad(logger, 1)
@@ -75,7 +75,7 @@ def test_the_number_comes_without_a_further_line(kept: Kept, logger: logging.Log
     assert kept.lines[2:] == ["bad 3"]
 
 
-def test_a_long_message_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_message_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     root = logging.getLogger()
     before = root.handlers[:]
     root.handlers.clear()

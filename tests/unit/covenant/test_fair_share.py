@@ -50,7 +50,7 @@ async def world(most: int = 24) -> AsyncIterator[World]:
         group.cancel_scope.cancel()
 
 
-async def test_one_peer_that_asks_without_end_leaves_half_to_the_others() -> None:
+async def test_one_peer_that_asks_without_end_leaves_half_to_others() -> None:
     async with world() as here:
         await here.ask(ALICE, 200)
         assert here.running == [ALICE] * 12
@@ -63,7 +63,7 @@ async def test_one_peer_that_asks_without_end_leaves_half_to_the_others() -> Non
         assert here.running.count(ALICE) == 12
 
 
-async def test_however_many_peers_there_are_the_operator_finds_a_place() -> None:
+async def test_however_many_peers_there_are_operator_finds_place() -> None:
     async with world() as here:
         for one in range(9):
             await here.ask(f"peer-{one}", 3)
@@ -75,7 +75,7 @@ async def test_however_many_peers_there_are_the_operator_finds_a_place() -> None
         assert len(here.running) == 24
 
 
-async def test_the_operator_alone_has_all() -> None:
+async def test_operator_alone_has_all() -> None:
     async with world() as here:
         await here.ask(OPERATOR, 30)
         assert here.running == [OPERATOR] * 24

@@ -22,7 +22,7 @@ from policy.capabilities import chain
 from policy.data import price_table
 
 _MIB = 1024 * 1024
-_HTTP = gateway.Bounds()
+_HTTP = gateway.HttpBounds()
 _BUYS = price_table.prices()
 _COUNTS = ["no", "one", "two", "three", "four", "five", "six"]
 
@@ -57,6 +57,6 @@ SAID = [
 
 
 @pytest.mark.parametrize(("page", "text"), SAID)
-def test_a_page_says_what_the_code_does(clone: Path, page: str, text: str) -> None:
+def test_page_says_what_code_does(clone: Path, page: str, text: str) -> None:
     said = " ".join((clone / "docs" / page).read_text().split())
     assert re.search(re.escape(text), said, re.IGNORECASE), text

@@ -23,7 +23,7 @@ _FENCE = re.compile(r"^(Ann|Bob|With both keys)[^\n]*:\n\n```sh\n(.*?)^```", re.
 _MANIFEST = kit.MANIFEST.replace(b'runtime = "python3"', b'runtime = "python3"\nrole = "reader"')
 
 
-def test_the_page_can_be_followed(clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_can_be_followed(clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "read_passphrase", lambda *_, **__: b"open sesame")
     cheap = keyfile.Argon2Parameters(memory_kib=8 * 1024, iterations=1, lanes=1)
     monkeypatch.setattr(keyfile, "seal", functools.partial(keyfile.seal, parameters=cheap))

@@ -50,7 +50,7 @@ NUMBERS = {
 }
 
 
-def test_each_variable_is_the_setting_of_its_name(covenant_home: Path) -> None:
+def test_each_variable_is_setting_of_its_name(covenant_home: Path) -> None:
     given = {name: str(value) for name, (value, _) in NUMBERS.items()}
     settings = read(
         covenant_home,
@@ -99,7 +99,7 @@ def test_what_cannot_be_used_is_refused_by_its_name(covenant_home: Path, name: s
     assert name in caught.value.message
 
 
-def test_http_can_be_off_or_anywhere_on_the_loopback(covenant_home: Path) -> None:
+def test_http_can_be_off_or_anywhere_on_loopback(covenant_home: Path) -> None:
     assert read(covenant_home, COVENANT_HTTP_PORT="off").http_port is None
     assert read(covenant_home, COVENANT_HTTP_PORT="0").http_port == 0
     assert read(covenant_home, COVENANT_HTTP_BIND_ADDR="::1").http_bind == "::1"
@@ -112,7 +112,7 @@ def test_what_has_no_effect_is_said(covenant_home: Path) -> None:
     assert read(covenant_home, **checked).unused == tuple(checked)
 
 
-def test_a_key_does_not_come_into_a_log(covenant_home: Path) -> None:
+def test_key_does_not_come_into_log(covenant_home: Path) -> None:
     settings = read(covenant_home, HERMES_API_KEY="hunter2", HERMES_API_BASE_URL="http://127.0.0.1:1/")
     assert settings.hermes_base_url == "http://127.0.0.1:1"
     assert settings.hermes_api_key == "hunter2"

@@ -51,7 +51,7 @@ def chain(d: Documents, name: str, *lines: str) -> None:
 # --- rules that nft reads otherwise than they look ----------------------------------------------------------------
 
 
-def test_a_reset_ends_tcp_alone() -> None:
+def test_reset_ends_tcp_alone() -> None:
     """nft writes `meta l4proto tcp` before a reset: all other packets reach the chain's policy, here accept."""
 
     def edit(d: Documents) -> None:
@@ -63,7 +63,7 @@ def test_a_reset_ends_tcp_alone() -> None:
 
 
 @pytest.mark.parametrize("verdict", ["accept", "return", "goto granted", "jump granted"])
-def test_a_limit_never_gives(verdict: str) -> None:
+def test_limit_never_gives(verdict: str) -> None:
     """A packet may exceed one limit and not another of the same rate: two directions in one bucket exceed it."""
 
     def edit(d: Documents) -> None:
@@ -77,7 +77,7 @@ def test_a_limit_never_gives(verdict: str) -> None:
 # --- names that lead where no name leads --------------------------------------------------------------------------
 
 
-def test_a_name_leads_to_no_private_address_for_the_sake_of_another() -> None:
+def test_name_leads_to_no_private_address_for_sake_of_another() -> None:
     """An address of all names is dropped, like an address of no name; one of the second name alone would pass."""
 
     def edit(d: Documents) -> None:
@@ -96,7 +96,7 @@ def test_a_name_leads_to_no_private_address_for_the_sake_of_another() -> None:
 
 
 @pytest.mark.parametrize("left", ["tcp", "udp"])
-def test_a_resolver_that_is_asked_by_one_protocol_alone_is_no_closed_one(left: str) -> None:
+def test_resolver_asked_by_one_protocol_alone_is_no_closed_one(left: str) -> None:
     def edit(d: Documents) -> None:
         closed = {"tcp": "udp", "udp": "tcp"}[left]
         d.nft(f'\t\tiifname "agent0" {closed} dport {{ 53 }} accept\n', "")
@@ -104,7 +104,7 @@ def test_a_resolver_that_is_asked_by_one_protocol_alone_is_no_closed_one(left: s
     assert "by one of tcp and udp alone" in refused("network", edit)
 
 
-def test_every_answer_counts_for_the_rate() -> None:
+def test_every_answer_counts_for_rate() -> None:
     """The resolver has another uid than the TLS gate, and its answers were once not limited."""
 
     def edit(d: Documents) -> None:
@@ -116,7 +116,7 @@ def test_every_answer_counts_for_the_rate() -> None:
     assert "by at any rate" in refused("rest", edit)
 
 
-def test_what_comes_to_the_tls_gate_counts_for_the_rate() -> None:
+def test_what_comes_to_tls_gate_counts_for_rate() -> None:
     """This rule accepts exactly the redirected packets before the limit."""
     gate = '\t\tiifname "agent0" tcp dport { 8443 } ct status dnat accept\n'
 
@@ -145,7 +145,7 @@ def test_no_other_hook_asks_for_what_was_redirected(head: str, verdict: str) -> 
 
 
 @pytest.mark.parametrize("match", ['iifname "d{}"', 'oifname "d{}"', "meta skuid {}"])
-def test_many_devices_or_users_do_not_stop_the_machine(match: str) -> None:
+def test_many_devices_or_users_do_not_stop_machine(match: str) -> None:
     head = "hook output priority filter; policy drop;\n"
     rules = "".join(f"\t\t{match.format(at)} drop\n" for at in range(4000))
     assert "of which a gateway has a few" in refused("rest", lambda d: d.nft(head, head + rules))
@@ -176,7 +176,7 @@ FAILED: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("attack", FAILED)
-def test_an_attack_that_failed_still_fails(attack: str) -> None:
+def test_attack_that_failed_still_fails(attack: str) -> None:
     head, line = FAILED[attack]
     assert refused("rest", lambda d: d.nft(head, f"{head}\t\t{line}\n"))
 
@@ -225,7 +225,7 @@ DIRECTORIES: dict[str, Edit] = {
 
 
 @pytest.mark.parametrize("fault", DIRECTORIES)
-def test_a_directory_that_means_two_things_is_not_proved(fault: str) -> None:
+def test_directory_that_means_two_things_is_not_proved(fault: str) -> None:
     directory("much", lambda d: None)
     with pytest.raises(errors.ArtefactError):
         directory("much", DIRECTORIES[fault])
@@ -240,7 +240,7 @@ def memory_of_version_1(d: Documents) -> None:
             one["value"] = str(int(one["value"]) + (1 << 30))
 
 
-def test_a_higher_ceiling_of_one_holder_widens() -> None:
+def test_higher_ceiling_of_one_holder_widens() -> None:
     case = compiled("much")
     new = case.falsified(memory_of_version_1)
     found = diff.compare_artefacts(case.artefacts, new)
@@ -251,7 +251,7 @@ def test_a_higher_ceiling_of_one_holder_widens() -> None:
     assert [row.removed for row in back.rows] == [("v1: memory_mb 1124 MiB, not 100",)]
 
 
-def test_a_child_lies_within_by_every_holder() -> None:
+def test_child_lies_within_by_every_holder() -> None:
     case = compiled("least")
     child = case.falsified(memory_of_version_1)
     prove.within(case.artefacts, case.artefacts, remaining_seconds=60)
@@ -276,14 +276,14 @@ def test_a_child_lies_within_by_every_holder() -> None:
     ],
     ids=["no clone to fall back to", "a rate above the kernel's", "a rate of nothing"],
 )
-def test_a_manifest_at_the_edge_is_proved(text: dict[str, str], rounding: str | None) -> None:
+def test_manifest_at_edge_is_proved(text: dict[str, str], rounding: str | None) -> None:
     used = proof_kit.case(sample.manifest(**text)).prove().roundings
     assert ("enosys" in used["syscalls"]) is (rounding is not None)
     rates = set(used["resources"]) & {"highest-rate", "no-network-rate"}
     assert rates == ({rounding} if rounding else set())
 
 
-def test_a_rate_above_the_kernels_is_held_and_not_left_out() -> None:
+def test_rate_above_kernels_is_held_and_not_left_out() -> None:
     case = proof_kit.case(sample.manifest(network="full", resources="net_bps = 1000000000000"))
 
     def instead(rate: int) -> Edit:
@@ -295,7 +295,7 @@ def test_a_rate_above_the_kernels_is_held_and_not_left_out() -> None:
 
 
 @pytest.mark.parametrize(("made", "other"), [("network", "host stack"), ("host stack", "network")])
-def test_a_policy_of_the_network_stack_that_the_operator_has_not_chosen_is_not_proved(made: str, other: str) -> None:
+def test_policy_of_network_stack_that_operator_has_not_chosen_is_not_proved(made: str, other: str) -> None:
     """Compile the same manifest for two machines: each result is proved for its own machine alone."""
     compiled(made).prove()
     with pytest.raises(errors.ProofError, match="network stack"):

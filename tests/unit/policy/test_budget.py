@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from policy import budget
-from policy.budget import Bucket, Exhausted, Measured, Prices, Sample, Usage, Verdict
+from policy.budget import Bucket, BudgetUsage, BudgetVerdict, Exhausted, Measured, Prices, Sample
 
 # Ten milliseconds of processor are a credit, and one credit has ten parts; what else is used costs more than any has.
 PRICES = Prices(version=1, cpu_ms=10, memory_byte_ms=1, wall_ms=1, stored_bytes=1024)
 
 
-def test_a_bucket_has_tokens_or_debt() -> None:
+def test_bucket_has_tokens_or_debt() -> None:
     assert budget.U64_MAX == 18_446_744_073_709_551_615
     assert [(b.tokens, b.debt) for b in (Bucket(9, 5, 0), Bucket(9, 0, 0), Bucket(9, -3, 0))] == [
         (5, 0),
@@ -34,7 +34,7 @@ def test_a_bucket_has_tokens_or_debt() -> None:
         (Bucket(3600, -2, 0), 3000, Bucket(3600, 1, 3000)),
     ],
 )
-def test_a_bucket_refills_by_whole_tokens(bucket: Bucket, now_ms: int, after: Bucket) -> None:
+def test_bucket_refills_by_whole_tokens(bucket: Bucket, now_ms: int, after: Bucket) -> None:
     assert budget.refill(bucket, now_ms) == after
 
 
@@ -66,7 +66,7 @@ def test_what_is_taken_owed_and_given_back() -> None:
     assert budget.give_back(bucket, 6, 0) == Bucket(10, 10, 0)
 
 
-def test_another_capacity_keeps_what_was_earned_at_the_old_one() -> None:
+def test_another_capacity_keeps_what_was_earned_at_old_one() -> None:
     bucket = Bucket(10, 5, 0)
     assert budget.set_capacity(bucket, 4, 100) == Bucket(4, 4, 100)
     assert budget.set_capacity(bucket, 20, 720_000) == Bucket(20, 7, 720_000)
@@ -74,12 +74,12 @@ def test_another_capacity_keeps_what_was_earned_at_the_old_one() -> None:
     assert budget.set_capacity(None, 3, 9) == Bucket(3, 3, 9)
 
 
-def test_what_a_run_and_a_record_cost() -> None:
-    assert Usage() == Usage(0, 0, 0)
-    assert Usage.of_peak(cpu_ms=3, memory_peak_bytes=5, wall_ms=7) == Usage(3, 35, 7)
-    assert budget.parts_used(Usage(3, 5, 7), Prices(1, 2, 11, 13, 1)) == 3 * 11 * 13 + 5 * 2 * 13 + 7 * 2 * 11
-    assert [budget.cost(Usage(cpu_ms=used), PRICES) for used in (0, 1, 10, 11, 20)] == [1, 1, 1, 2, 2]
-    assert budget.cost(Usage(cpu_ms=2**80), PRICES) == budget.U64_MAX
+def test_what_run_and_record_cost() -> None:
+    assert BudgetUsage() == BudgetUsage(0, 0, 0)
+    assert BudgetUsage.of_peak(cpu_ms=3, memory_peak_bytes=5, wall_ms=7) == BudgetUsage(3, 35, 7)
+    assert budget.parts_used(BudgetUsage(3, 5, 7), Prices(1, 2, 11, 13, 1)) == 3 * 11 * 13 + 5 * 2 * 13 + 7 * 2 * 11
+    assert [budget.cost(BudgetUsage(cpu_ms=used), PRICES) for used in (0, 1, 10, 11, 20)] == [1, 1, 1, 2, 2]
+    assert budget.cost(BudgetUsage(cpu_ms=2**80), PRICES) == budget.U64_MAX
     assert [budget.storage_cost(size, PRICES) for size in (0, 1, 1024, 1025)] == [1, 1, 1, 2]
 
 
@@ -108,7 +108,7 @@ def test_what_is_on_its_way_past_what_there_was(
 
 
 def _run(*used: tuple[int, int], name: str = "r", reserved: int = 1) -> Measured:
-    return Measured(name, "a", tuple(Sample(at, Usage(cpu_ms=cpu)) for at, cpu in used), reserved)
+    return Measured(name, "a", tuple(Sample(at, BudgetUsage(cpu_ms=cpu)) for at, cpu in used), reserved)
 
 
 def _said(
@@ -127,7 +127,7 @@ def _said(
     return [(one.preempt, one.cost, one.projected, one.allowance) for one in found]
 
 
-def test_a_run_is_ended_when_the_next_window_would_be_over() -> None:
+def test_run_is_ended_when_next_window_would_be_over() -> None:
     assert _said(_run((0, 0), (10, 30))) == [(False, 3, 6, 6)]
     assert _said(_run((0, 0), (10, 31))) == [(True, 4, 7, 6)]
     assert _said(_run((0, 0), (10, 31)), policy="none") == [(False, 4, 7, 6)]
@@ -144,7 +144,7 @@ def test_what_was_not_measured_ends_nobody() -> None:
     assert _said(_run((0, 0)), balance=-50) == [(False, 0, 0, 0)]
 
 
-def test_an_agent_without_a_bucket_has_no_gate() -> None:
+def test_agent_without_bucket_has_no_gate() -> None:
     for buckets in ({}, {"a": Bucket(0, 0, 0)}):
         found = budget.verdicts(
             [_run((0, 0), (10, 999))],
@@ -155,10 +155,10 @@ def test_an_agent_without_a_bucket_has_no_gate() -> None:
             min_window_ms=10,
             min_samples=2,
         )
-        assert found == (Verdict("r", "a", preempt=False, cost=0, projected=0, allowance=0),)
+        assert found == (BudgetVerdict("r", "a", preempt=False, cost=0, projected=0, allowance=0),)
 
 
-def test_the_window_is_the_shortest_that_reaches_both_thresholds() -> None:
+def test_window_is_shortest_that_reaches_both_thresholds() -> None:
     run = _run((0, 0), (10, 100), (20, 300), (30, 3300))
 
     def projected(window_ms: int, samples: int) -> int:

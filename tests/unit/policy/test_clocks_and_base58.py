@@ -27,7 +27,7 @@ NOW = 1_000_000
         ({"expires_at_ms": NOW - 9}, Deadline(0, "expires_at")),
     ],
 )
-def test_the_earliest_clock_is_the_deadline(clocks: dict[str, Any], expected: Deadline) -> None:
+def test_earliest_clock_is_deadline(clocks: dict[str, Any], expected: Deadline) -> None:
     assert effective_deadline(now_ms=NOW, cpu_ms_per_task=30_000, **clocks) == expected
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from policy import errors
 from policy.connections import Connection
@@ -74,7 +73,7 @@ REFUSED: dict[str, Connection] = {
 
 
 @pytest.mark.parametrize("name", ALLOWED)
-def test_connection_of_a_grant_is_allowed(name: str) -> None:
+def test_connection_of_grant_is_allowed(name: str) -> None:
     assert list(Ways.of(firewall()).refused([ALLOWED[name]], PLACES)) == []
 
 
@@ -92,11 +91,11 @@ def test_each_grant_opens_what_it_names_alone(left_out: int) -> None:
 
 
 def test_another_run_has_other_places() -> None:
-    other = replace(PLACES, uplink=frozenset({b"\xc6\x13\x00\x29"}))
+    other = structs.replace(PLACES, uplink=frozenset({b"\xc6\x13\x00\x29"}))
     assert list(Ways.of(firewall(ENTRIES[:1])).refused([ALLOWED["granted address"]], other)) != []
 
 
-def test_rules_that_are_not_understood_judge_nothing() -> None:
+def test_rules_not_understood_judge_nothing() -> None:
     with pytest.raises(errors.ArtefactError):
         Ways.of(firewall().replace(b"accept", b"allow"))
 

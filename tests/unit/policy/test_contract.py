@@ -16,7 +16,7 @@ from policy import contract, errors
 ISSUER = {"display": "operator@local", "pubkey": "x"}
 
 
-def test_the_intent_is_one_line_with_the_seeds_fields() -> None:
+def test_intent_is_one_line_with_seeds_fields() -> None:
     line = contract.Intent("id", "a\nb", ISSUER, 5).line()
     assert line.count(b"\n") == 1
     assert line.endswith(b"\n")
@@ -30,19 +30,19 @@ def test_the_intent_is_one_line_with_the_seeds_fields() -> None:
     }
 
 
-def test_an_intent_of_just_a_mebibyte_is_written_and_no_more() -> None:
+def test_intent_of_just_mebibyte_is_written_and_no_more() -> None:
     room = (1 << 20) - len(contract.Intent("id", "", ISSUER, 5).line())
     assert len(contract.Intent("id", "x" * room, ISSUER, 5).line()) == 1 << 20
     with pytest.raises(errors.UsageError, match="the intent is 1048577 bytes, at most 1048576 are taken"):
         contract.Intent("id", "x" * (room + 1), ISSUER, 5).line()
 
 
-def test_what_may_be_written_is_what_the_page_says() -> None:
+def test_what_may_be_written_is_what_page_says() -> None:
     assert (contract.RESULT_BYTES, contract.STDOUT_BYTES, contract.STDERR_BYTES) == (4 << 20, 16 << 20, 64 << 10)
 
 
 @pytest.mark.parametrize("by", ["uid990@local", "uid990"])
-def test_whoever_asks_for_somebody_else_stands_behind_the_last_via(by: str) -> None:
+def test_whoever_asks_for_another_process_stands_behind_last_via(by: str) -> None:
     assert contract.on_behalf("ada@laptop.via.uid1", "key", by=by) == {
         "display": "ada@laptop.via.uid1.via.uid990",
         "pubkey": "key",
@@ -50,12 +50,12 @@ def test_whoever_asks_for_somebody_else_stands_behind_the_last_via(by: str) -> N
 
 
 @pytest.mark.parametrize("text", ["\ud800", "x" * (1 << 20)])
-def test_an_intent_that_cannot_be_written_is_refused(text: str) -> None:
+def test_intent_that_cannot_be_written_is_refused(text: str) -> None:
     with pytest.raises(errors.UsageError):
         contract.Intent("id", text, ISSUER, 5).line()
 
 
-def test_a_result_keeps_version_1s_fields_and_drops_others() -> None:
+def test_result_keeps_version_1s_fields_and_drops_others() -> None:
     raw = b'\n{"text": "t", "sources": ["a"], "files": [1], "runtime_events": [{}], "other": 1}\n\n'
     assert contract.parse_result(raw) == contract.AgentResult("t", ("a",), (1,), ({},))
 
@@ -88,7 +88,7 @@ def test_everything_else_is_malformed(raw: bytes) -> None:
         contract.parse_result(raw)
 
 
-def test_a_line_over_4_mib_and_an_output_over_16_mib_are_too_large() -> None:
+def test_line_over_4_mib_and_output_over_16_mib_are_too_large() -> None:
     room = contract.RESULT_BYTES - len(b'{"text": ""}')
     assert len(contract.parse_result(b'{"text": "' + b"x" * room + b'"}').text) == room
     for raw in (b'{"text": "' + b"x" * (room + 1) + b'"}', b"\n" * (contract.STDOUT_BYTES + 1)):
@@ -97,7 +97,7 @@ def test_a_line_over_4_mib_and_an_output_over_16_mib_are_too_large() -> None:
 
 
 @pytest.mark.parametrize(("opens", "closes"), [(b"[", b"]"), (b'{"a":', b"}")])
-def test_a_result_is_nested_so_deep_that_everybody_can_hand_it_on(opens: bytes, closes: bytes) -> None:
+def test_result_is_nested_so_deep_that_everybody_can_hand_it_on(opens: bytes, closes: bytes) -> None:
     """A parser accepts nesting up to its own stack's depth, where a program that writes it again could fail."""
 
     def nested(depth: int) -> bytes:
@@ -111,7 +111,7 @@ def test_a_result_is_nested_so_deep_that_everybody_can_hand_it_on(opens: bytes, 
     assert contract.parse_result(json.dumps({"text": "[{" * 100_000}).encode()).text
 
 
-def test_a_result_has_so_many_lists_and_objects_and_no_more() -> None:
+def test_result_has_so_many_lists_and_objects_and_no_more() -> None:
     """Three bytes of an agent take sixty in its supervisor, which the agent's cgroup does not limit."""
 
     def many(count: int) -> bytes:
@@ -129,7 +129,7 @@ def test_no_bytes_raise_anything_else(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("line", [b"\n", b"x\n", b"xx\n", b" \n"])
-def test_reading_a_flood_of_short_lines_costs_no_more_than_the_flood(line: bytes) -> None:
+def test_reading_flood_of_short_lines_costs_no_more_than_flood(line: bytes) -> None:
     """The agent's cgroup limits the agent, but not the memory that its output takes in the supervisor."""
     flood = (line * (contract.STDOUT_BYTES // len(line)))[: contract.STDOUT_BYTES]
     tracemalloc.start()
@@ -141,7 +141,7 @@ def test_reading_a_flood_of_short_lines_costs_no_more_than_the_flood(line: bytes
         tracemalloc.stop()
 
 
-def test_the_page_of_limits_has_the_bounds_of_an_answer() -> None:
+def test_page_of_limits_has_bounds_of_answer() -> None:
     page = (Path(__file__).parents[3] / "docs" / "limits.md").read_text()
     cells = [[cell.strip() for cell in line.split("|")] for line in page.splitlines() if line.startswith("| ")]
     rows = {row[1]: row[2] for row in cells}
@@ -150,3 +150,91 @@ def test_the_page_of_limits_has_the_bounds_of_an_answer() -> None:
     assert rows["lists and objects in it"] == f"{contract.RESULT_CONTAINERS:,}"
     assert rows["how deep they lie in each other"] == str(contract.RESULT_DEPTH)
     assert f"{contract.STDERR_BYTES >> 10} KiB" in rows["stderr"]
+
+
+@given(st.text(max_size=200))
+def test_text_answer_is_all_of_stdout(text: str) -> None:
+    assert contract.parse_text(text.encode()) == contract.AgentResult(text)
+
+
+@pytest.mark.parametrize("raw", [b"\xff", b"ok\n\xc3", "\ud800".encode("utf-8", "surrogatepass")])
+def test_text_answer_that_is_no_text_names_stdio(raw: bytes) -> None:
+    with pytest.raises(errors.MalformedOutputError) as refused:
+        contract.parse_text(raw)
+    assert 'contract = "stdio"' in refused.value.hint
+
+
+def test_text_answer_has_bound() -> None:
+    assert len(contract.parse_text(b"x" * contract.RESULT_BYTES).text) == contract.RESULT_BYTES
+    with pytest.raises(errors.OutputTooLargeError):
+        contract.parse_text(b"x" * (contract.RESULT_BYTES + 1))
+
+
+@pytest.mark.parametrize(
+    ("process", "name", "stdin"),
+    [
+        (None, "line", None),
+        ({"contract": "line", "intent": "stdin"}, "line", None),
+        ({"contract": "text", "intent": "stdin"}, "text", "gr\u00fc\u00df dich".encode()),
+        ({"contract": "text", "intent": "argument"}, "text", b""),
+        ({"contract": "stdio", "intent": "none"}, "stdio", b""),
+        ({"contract": "terminal", "intent": "none"}, "terminal", b""),
+    ],
+)
+def test_contract_of_policy_gives_intent(process: dict[str, str] | None, name: str, stdin: bytes | None) -> None:
+    intent = contract.Intent("id", "gr\u00fc\u00df dich", ISSUER, 5)
+    spoken = contract.of(process)
+    assert spoken.name == name
+    assert spoken.stdin(intent) == (intent.line() if stdin is None else stdin)
+
+
+def test_argument_carries_text_that_program_takes() -> None:
+    def intent(text: str) -> contract.Intent:
+        return contract.Intent("id", text, ISSUER, 5)
+
+    spoken = contract.TextContract("argument")
+    assert spoken.argument(intent("x" * contract.ARGUMENT_BYTES)) == "x" * contract.ARGUMENT_BYTES
+    for one in (contract.LINE, contract.TextContract(), contract.StreamContract(terminal=False)):
+        assert one.argument(intent("a\0b")) is None
+    for text, said in (("x" * 131_072, "131072 bytes"), ("a\0b", "NUL")):
+        with pytest.raises(errors.UsageError, match=said):
+            spoken.argument(intent(text))
+
+
+@pytest.mark.parametrize(
+    "process", [{}, {"contract": "text"}, {"contract": "x", "intent": "none"}, {"contract": "text", "intent": "env"}]
+)
+def test_contract_unknown_is_refused(process: dict[str, str]) -> None:
+    with pytest.raises(errors.InternalError):
+        contract.of(process)
+
+
+def test_contract_reads_its_own_answers() -> None:
+    assert contract.LINE.parse(b'{"text": "t"}') == contract.AgentResult("t")
+    assert contract.TextContract().parse(b'{"text": "t"}') == contract.AgentResult('{"text": "t"}')
+    assert contract.StreamContract(terminal=True).parse(b"seen by the caller") == contract.AgentResult("")
+
+
+@pytest.mark.parametrize("connected", ["nothing", "streams", "terminal"])
+@pytest.mark.parametrize(
+    "spoken",
+    [
+        contract.LINE,
+        contract.TextContract(),
+        contract.StreamContract(terminal=False),
+        contract.StreamContract(terminal=True),
+    ],
+)
+def test_caller_fits_contract_or_is_refused(spoken: contract.Contract, connected: contract.Connected) -> None:
+    fitting = {
+        "line": {"nothing"},
+        "text": {"nothing"},
+        "stdio": {"streams", "terminal"},
+        "terminal": {"terminal"},
+    }
+    if connected in fitting[spoken.name]:
+        contract.check_caller(spoken, connected)
+        return
+    with pytest.raises(errors.ContractError) as refused:
+        contract.check_caller(spoken, connected)
+    assert "covenant run PACKAGE" in refused.value.hint

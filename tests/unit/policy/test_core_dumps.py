@@ -22,7 +22,7 @@ UNLIMITED = 2**64 - 1
         ("@@/run/coredump.socket", "socket", set()),
     ],
 )
-def test_a_limit_stops_a_dump_by_its_pattern(pattern: str, where: str, stopping: set[int]) -> None:
+def test_limit_stops_dump_by_its_pattern(pattern: str, where: str, stopping: set[int]) -> None:
     assert core_dumps.destination(pattern) == where
     assert {limit for limit in (0, 1, 2, 4096, UNLIMITED) if core_dumps.stopped(pattern, limit)} == stopping
 

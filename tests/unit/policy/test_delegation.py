@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from policy import decide, errors
 from policy.compile import plan
@@ -25,7 +26,7 @@ SPAWNS = CHILD + rules_kit.PARENT_MANIFEST[rules_kit.PARENT_MANIFEST.index("[spa
 
 def host() -> HostFacts:
     paths = ("/srv", "/srv/docs")
-    return replace(
+    return structs.replace(
         rules_kit.HOST,
         runtimes={"python3": sample.closure("python3", "/usr/bin/python3")},
         granted={path: GrantedPath(path, "dir") for path in paths},
@@ -37,7 +38,7 @@ def boss(**changes: Any) -> Parent:
     made = rules_kit.parent()
     manifest = parse.parse(rules_kit.PARENT_MANIFEST.encode())
     artefacts = plan.compile(made.effective, manifest, host(), package_digest="ab" * 32)
-    return replace(made, artefacts=artefacts, **changes)
+    return structs.replace(made, artefacts=artefacts, **changes)
 
 
 def authorise(document: str, **case: Any) -> decide.Decision:
@@ -46,7 +47,7 @@ def authorise(document: str, **case: Any) -> decide.Decision:
     return decide.authorise(trusted, manifest, host=host(), now_ms=rules_kit.NOW, **case)
 
 
-def test_more_than_the_parent_has_is_refused_and_told_by_domain() -> None:
+def test_more_than_parent_has_is_refused_and_told_by_domain() -> None:
     with pytest.raises(errors.ParentViolation) as caught:
         authorise(CHILD, parent=rules_kit.parent())
     report = caught.value.details["domains"]
@@ -57,7 +58,7 @@ def test_more_than_the_parent_has_is_refused_and_told_by_domain() -> None:
     assert caught.value.to_json()["domains"] == report
 
 
-def test_narrow_compiles_the_meet_and_tells_the_same() -> None:
+def test_narrow_compiles_meet_and_tells_same() -> None:
     decision = authorise(CHILD, parent=boss(), on_excess="narrow")
     assert decision.delegation is not None
     report = decision.delegation.report()
@@ -68,11 +69,11 @@ def test_narrow_compiles_the_meet_and_tells_the_same() -> None:
     assert "/srv" not in mounts
 
 
-def test_without_a_parent_there_is_no_delegation() -> None:
+def test_without_parent_there_is_no_delegation() -> None:
     assert authorise(CHILD).delegation is None
 
 
-def test_what_the_parent_has_decides_and_not_what_it_asked_for() -> None:
+def test_what_parent_has_decides_and_not_what_it_asked_for() -> None:
     """A chain: a grandchild is bounded by what the child got, though the child's manifest asks for more."""
     above = boss()
     child = authorise(CHILD, parent=above, on_excess="narrow")
@@ -92,16 +93,16 @@ def test_what_the_parent_has_decides_and_not_what_it_asked_for() -> None:
     assert grandchild.effective.is_subset(child.effective)
 
 
-def test_a_parent_without_artefacts_starts_nobody() -> None:
+def test_parent_without_artefacts_starts_nobody() -> None:
     with pytest.raises(ValueError, match="cannot start agents"):
         authorise(CHILD, parent=rules_kit.parent(), on_excess="narrow")
 
 
-def test_a_child_whose_artefacts_are_wider_than_its_parents_is_not_started() -> None:
+def test_child_whose_artefacts_are_wider_than_its_parents_is_not_started() -> None:
     """A compiler that goes wrong in the same way for both, so that each proof holds, and differently for the parent."""
     narrow = rules_kit.PARENT_MANIFEST.replace('read = ["/srv/docs"]', "read = []")
     manifest = parse.parse(narrow.encode())
     artefacts = plan.compile(rules_kit.effective_of(narrow), manifest, host(), package_digest="ab" * 32)
     authorise(CHILD, parent=boss(), on_excess="narrow")
     with pytest.raises(errors.ProofError, match="its parent's in filesystem"):
-        authorise(CHILD, parent=replace(boss(), artefacts=artefacts), on_excess="narrow")
+        authorise(CHILD, parent=structs.replace(boss(), artefacts=artefacts), on_excess="narrow")

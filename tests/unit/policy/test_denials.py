@@ -17,7 +17,7 @@ def many(count: int, layer: str = "packet") -> list[Denial]:
     return [Denial(layer, f"203.0.113.5:{port}/tcp", "not_granted") for port in range(1, count + 1)]
 
 
-def test_an_id_is_stable_and_over_every_word() -> None:
+def test_id_is_stable_and_over_every_word() -> None:
     # Written down in logs and tickets: another spelling of the digest would rename every refusal there is.
     assert NAME.id == "d-623f03b3603b"
     assert denials.is_id(NAME.id)
@@ -46,11 +46,11 @@ def test_what_is_no_id(text: str) -> None:
         (Denial("packet", "203.0.113.5/icmp", "protocol"), None),
     ],
 )
-def test_the_grant_that_would_have_allowed_it(denial: Denial, grant: str | None) -> None:
+def test_grant_that_would_have_allowed_it(denial: Denial, grant: str | None) -> None:
     assert denial.grant == grant
 
 
-def test_the_first_is_written_at_once_and_repeats_once_a_second() -> None:
+def test_first_is_written_at_once_and_repeats_once_second() -> None:
     bounds = Bounds()
     assert bounds.told(NAME, now_ms=0) == [Row(NAME, 1)]
     assert [bounds.told(NAME, now_ms=ms) for ms in range(1, 500)] == [[]] * 499
@@ -70,7 +70,7 @@ def test_another_code_is_another_denial() -> None:
     assert bounds.told(NAME, now_ms=0) + bounds.told(other, now_ms=0) == [Row(NAME, 1), Row(other, 1)]
 
 
-def test_a_run_has_at_most_so_many_rows_and_then_a_number() -> None:
+def test_run_has_at_most_so_many_rows_and_then_number() -> None:
     bounds = Bounds()
     first = [row for denial in many(3000) for row in bounds.told(denial, now_ms=0)]
     assert len(first) < MAX_ROWS
@@ -84,7 +84,7 @@ def test_a_run_has_at_most_so_many_rows_and_then_a_number() -> None:
     assert bounds.rows <= MAX_ROWS
 
 
-def test_a_flood_at_one_place_leaves_rows_for_others() -> None:
+def test_flood_at_one_place_leaves_rows_for_others() -> None:
     bounds = Bounds()
     rows = bounds.told(NAME, now_ms=0)
     for second in range(1, 2000):
@@ -96,7 +96,7 @@ def test_a_flood_at_one_place_leaves_rows_for_others() -> None:
     assert sum(row.count for row in rows) == 2000
 
 
-def test_what_reports_it_may_be_in_an_agents_hands() -> None:
+def test_what_reports_it_may_be_in_agents_hands() -> None:
     assert denials.checked(Denial("kernel", "x", "not_granted")) == Denial("unknown", "x", "not_granted")
     assert denials.checked(Denial("dns", "x", "Not Granted\n")) == Denial("dns", "x", "unknown")
     one, other = (denials.checked(Denial("dns", "a" * 5000 + end, "rate")) for end in "xy")

@@ -50,7 +50,7 @@ def wanted(lines: tuple[str, ...]) -> Mapping[str, Any]:
         (Denial("packet", "10.0.0.1:5432/tcp", "not_granted"), ("10.0.0.1", 5432, "tcp")),
     ],
 )
-def test_the_lines_to_add_allow_it(denial: Denial, entry: tuple[str, int, str]) -> None:
+def test_lines_to_add_allow_it(denial: Denial, entry: tuple[str, int, str]) -> None:
     for before in (FULL, HTTPS, OFF):
         found = denied.explain(denial, before)
         assert found.answer is not None
@@ -78,7 +78,7 @@ def test_the_lines_to_add_allow_it(denial: Denial, entry: tuple[str, int, str]) 
         (Denial("pids", "pids_max", "not_granted"), "resources", "pids_max", 128),
     ],
 )
-def test_a_ceiling_is_twice_as_high(denial: Denial, table: str, key: str, value: int) -> None:
+def test_ceiling_is_twice_as_high(denial: Denial, table: str, key: str, value: int) -> None:
     found = denied.explain(denial, sight(resources="cpu_time_ms = 900", more="[lifetime]\nttl_seconds = 10\n"))
     assert wanted(found.add) == {table: {key: value}}
     assert denial.grant == f"{table}.{key}"
@@ -104,16 +104,51 @@ def test_what_no_line_allows(denial: Denial, note: str) -> None:
     assert note in found.note
 
 
-def test_a_call_and_a_program_are_asked_for_by_their_own_tables() -> None:
+def test_call_and_program_are_asked_for_by_their_own_tables() -> None:
     found = denied.explain(Denial("syscall", "getcpu", "not_granted"), FULL)
     assert wanted(found.add) == {"permissions": {"syscalls": {"allow": ["getcpu"]}}}
-    assert "executables" in wanted(denied.explain(Denial("exec", "execve", "not_granted"), FULL).add)["permissions"]
+    program = denied.explain(Denial("exec", "/usr/bin/grep", "not_granted"), FULL)
+    assert wanted(program.add) == {"permissions": {"executables": {"allow": ["/usr/bin/grep"]}}}
     never = denied.explain(Denial("syscall", "ptrace", "not_granted"), FULL)
     assert never.answer is not None
     assert (never.add, bool(never.answer.never)) == ((), True)
 
 
-def test_a_secret_is_asked_for_by_its_name() -> None:
+@pytest.mark.parametrize(
+    ("denial", "before", "note"),
+    [
+        (Denial("exec", "execve", "not_granted"), FULL, "--exec PATH"),
+        (Denial("syscall", "vfork", "not_granted"), FULL, "--exec PATH"),
+        (Denial("syscall", "socket", "not_granted"), OFF, "--connect HOST:PORT"),
+        (Denial("syscall", "connect", "not_granted"), OFF, "--connect HOST:PORT"),
+    ],
+)
+def test_call_of_a_missing_grant_names_the_grant(denial: Denial, before: ask.Sight, note: str) -> None:
+    """The call by itself would only lead to the next refusal."""
+    found = denied.explain(denial, before)
+    assert (found.add, note in found.note) == ((), True)
+
+
+def test_list_that_would_narrow_is_told() -> None:
+    before = ask.Sight(read.read(sample.compiled(sample.manifest(network="full")).files))
+    found = denied.explain(Denial("packet", "10.0.0.1:5432/tcp", "not_granted"), before)
+    assert "takes the place of what the mode grants" in found.note
+    assert "takes the place" not in denied.explain(Denial("packet", "10.0.0.1:5432/tcp", "not_granted"), FULL).note
+
+
+def test_shared_memory_has_its_own_lines() -> None:
+    found = denied.explain(Denial("path", "/dev/shm", "read_only"), OFF)
+    assert wanted(found.add) == {"sandbox": {"dev_shm_mb": 64}, "resources": {"disk_mb": 164}}
+    least = denied.explain(
+        Denial("path", "/dev/shm", "read_only"), sight(network="off", filesystem="read-only-package")
+    )
+    assert wanted(least.add)["sandbox"] == {"filesystem": "ephemeral", "dev_shm_mb": 64}
+    given = sight(network="off", more="dev_shm_mb = 64\n", resources="disk_mb = 164")
+    again = denied.explain(Denial("path", "/dev/shm", "read_only"), given)
+    assert (again.add, "changed since" in again.note) == ((), True)
+
+
+def test_secret_is_asked_for_by_its_name() -> None:
     found = denied.explain(Denial("credential", "mail", "not_granted"), FULL)
     assert wanted(found.add) == {"permissions": {"credentials": {"grants": ["mail"]}}}
     absent = denied.explain(Denial("credential", "mail", "absent"), FULL)
@@ -132,13 +167,13 @@ def test_who_is_above_is_asked_as_well() -> None:
         assert answer.bounds == {"parent `boss`": False, "role `all`": True}
 
 
-def test_every_code_of_the_gates_has_its_words() -> None:
+def test_every_code_of_gates_has_its_words() -> None:
     for layer, codes in (("dns", gate.CODES), ("sni", tls_gate.CODES)):
         assert {(layer, code) for code in codes} == {pair for pair in denied.MEANINGS if pair[0] == layer}
     assert {layer for layer, _ in denied.MEANINGS} <= set(denials.LAYERS)
 
 
-def test_why_gives_the_name_that_the_log_has() -> None:
+def test_why_gives_name_that_log_has() -> None:
     for question, denial in (
         (kernel.Connect("www.example.org", 443), Denial("dns", "www.example.org", "name_not_granted")),
         (kernel.Connect("203.0.113.5", 81), Denial("packet", "203.0.113.5:81/tcp", "not_granted")),
@@ -154,13 +189,13 @@ def test_why_gives_the_name_that_the_log_has() -> None:
 
 
 @given(st.sampled_from([*denials.LAYERS, "x"]), st.text(max_size=40), st.sampled_from([*denied.MEANINGS]))
-def test_any_target_is_explained_without_an_error(layer: str, target: str, known: tuple[str, str]) -> None:
+def test_any_target_is_explained_without_error(layer: str, target: str, known: tuple[str, str]) -> None:
     for one in (Denial(layer, target, known[1]), Denial(known[0], target, known[1])):
         found = denied.explain(one, FULL)
         assert found.meaning
         assert found.document()["denial"] == one.id
 
 
-def test_a_ceiling_that_is_not_there_is_no_refusal() -> None:
+def test_ceiling_not_there_is_no_refusal() -> None:
     answer = ask.ask(limit.Limit("net_bps", 10**9), FULL)
     assert (answer.allowed, answer.add) == (True, ())

@@ -26,7 +26,7 @@ def raised(error: BaseException, cause: BaseException | None = None) -> BaseExce
         (errno.ENOMEM, errors.MemoryExhaustedError),
     ],
 )
-def test_a_number_of_the_kernel_is_told_by_its_cause(number: int, kind: type[errors.ExhaustedError]) -> None:
+def test_number_of_kernel_is_told_by_its_cause(number: int, kind: type[errors.ExhaustedError]) -> None:
     plain = errors.exhausted(OSError(number, "No space", "/a/b"))
     assert type(plain) is kind
     assert plain.where == "/a/b"

@@ -15,7 +15,7 @@ MOVES = {(one.source, one.target) for one in lifecycle.TRANSITIONS}
 PUBLISHED = ["Provisioned", "Validated", "Isolated", "Running", "Suspended", "Terminated", "Archived", "Rejected"]
 
 
-def test_the_states_are_the_published_ones() -> None:
+def test_states_are_published_ones() -> None:
     assert [state.value for state in State] == PUBLISHED
     assert set(lifecycle.MEANING) == set(State)
     assert len(MOVES) == len(lifecycle.TRANSITIONS)
@@ -28,7 +28,7 @@ def test_every_state_is_reached_from_nowhere() -> None:
     assert reached == {None, *State}
 
 
-def test_every_state_leads_to_an_end_and_nothing_out_of_it() -> None:
+def test_every_state_leads_to_end_and_nothing_out_of_it() -> None:
     assert {state for state in State if not any(source == state for source, _ in MOVES)} == lifecycle.FINAL
     ends: set[State | None] = set(lifecycle.FINAL)
     while more := {source for source, target in MOVES if target in ends} - ends:
@@ -46,7 +46,7 @@ def test_nothing_that_was_started_is_rejected_and_nothing_that_was_not_is_archiv
 
 @pytest.mark.parametrize("source", [None, *State])
 @pytest.mark.parametrize("target", list(State))
-def test_a_step_is_the_table_or_refused(source: State | None, target: State) -> None:
+def test_step_is_table_or_refused(source: State | None, target: State) -> None:
     if (source, target) in MOVES:
         assert lifecycle.step(source, target) is target
     else:
@@ -56,7 +56,7 @@ def test_a_step_is_the_table_or_refused(source: State | None, target: State) -> 
 
 @pytest.mark.parametrize("operation", sorted(lifecycle.OPERATIONS))
 @pytest.mark.parametrize("source", list(State))
-def test_what_may_be_asked_lies_within_the_table(source: State, operation: str) -> None:
+def test_what_may_be_asked_lies_within_table(source: State, operation: str) -> None:
     wanted = lifecycle.OPERATIONS[operation]
     if source in wanted.sources:
         assert (source, wanted.target) in MOVES
@@ -85,7 +85,7 @@ def test_whoever_asks_too_early_or_twice_is_told_what_to_do(source: State, opera
     assert told.value.hint == hint
 
 
-def test_the_archive_is_bounded_as_it_says() -> None:
+def test_archive_is_bounded_as_it_says() -> None:
     assert (lifecycle.ARCHIVE_RECORDS, lifecycle.ARCHIVE_RECORD_BYTES) == (1024, 32_768)
 
 

@@ -44,7 +44,7 @@ BASE = {"agent.toml": b"x"}
         ("agent.dsse.json", "is the envelope"),
     ],
 )
-def test_a_bad_name_is_refused(name: str, says: str) -> None:
+def test_bad_name_is_refused(name: str, says: str) -> None:
     with pytest.raises(errors.PackageError) as caught:
         package.Package({**BASE, name: b""})
     assert says in caught.value.message
@@ -64,7 +64,7 @@ def test_a_bad_name_is_refused(name: str, says: str) -> None:
         "sub/agent.dsse.json",
     ],
 )
-def test_a_plain_name_is_accepted(name: str) -> None:
+def test_plain_name_is_accepted(name: str) -> None:
     assert name in package.Package({**BASE, name: b""}).files
 
 
@@ -90,12 +90,12 @@ def test_names_that_some_file_system_takes_for_one_are_refused(one: str, other: 
     package.check_paths([other])
 
 
-def test_a_look_alike_of_the_envelope_is_refused() -> None:
+def test_look_alike_of_envelope_is_refused() -> None:
     with pytest.raises(errors.PackageError, match="differ only in case"):
         package.Package({**BASE, "Agent.DSSE.json": b""})
 
 
-def test_a_file_cannot_be_a_directory_too() -> None:
+def test_file_cannot_be_directory_too() -> None:
     for names in (("a", "a/b"), ("a/b", "a")):
         with pytest.raises(errors.PackageError, match="both a file and a directory"):
             package.check_paths(names)
@@ -113,12 +113,12 @@ def test_limits_of_count_and_size_hold_at_their_edge() -> None:
         package.Package(BASE, b" " * (8 * 2**20 + 1))
 
 
-def test_a_package_without_a_manifest_is_refused() -> None:
+def test_package_without_manifest_is_refused() -> None:
     with pytest.raises(errors.PackageError, match=r"has no `agent\.toml`"):
         package.Package({"main.py": b""})
 
 
-def test_digests_are_of_the_bytes_and_cannot_be_given() -> None:
+def test_digests_are_of_bytes_and_cannot_be_given() -> None:
     made = package.Package({"b": b"2", "agent.toml": b"1"})
     assert made.digests == {"agent.toml": hashlib.sha256(b"1").hexdigest(), "b": hashlib.sha256(b"2").hexdigest()}
     assert made.manifest == b"1"
@@ -128,14 +128,14 @@ def test_digests_are_of_the_bytes_and_cannot_be_given() -> None:
         made.files["b"] = b"3"  # type: ignore[index]
 
 
-def test_the_digest_does_not_depend_on_order_or_envelope_and_depends_on_all_else() -> None:
+def test_digest_does_not_depend_on_order_or_envelope_and_depends_on_all_else() -> None:
     base = package.Package({"agent.toml": b"1", "b": b"2"})
     assert package.Package({"b": b"2", "agent.toml": b"1"}, b"{}").digest == base.digest
     others = [{"agent.toml": b"1", "b": b"3"}, {"agent.toml": b"1", "c": b"2"}, {"agent.toml": b"1"}]
     assert base.digest not in {package.Package(files).digest for files in others}
 
 
-def test_the_digest_is_what_sha256sum_prints(tmp_path: Path) -> None:
+def test_digest_is_what_sha256sum_prints(tmp_path: Path) -> None:
     files = {"agent.toml": b"1", "b/c": b"2", "B2": b"3", "é": b"4"}
     for name, data in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

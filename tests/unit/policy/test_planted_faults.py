@@ -73,6 +73,10 @@ def secret_files(d: Documents) -> None:
     process(d)["env"].insert(1, "CREDENTIALS_DIRECTORY=/run/credentials")
 
 
+def limit_of(d: Documents) -> int:
+    return int(next(one["hard"] for one in process(d)["rlimits"] if one["type"] == "RLIMIT_NPROC"))
+
+
 def limit(d: Documents, name: str, value: int) -> None:
     for one in d["config.json"]["process"]["rlimits"]:
         if one["type"] == name:
@@ -125,7 +129,7 @@ def tasks(d: Documents, value: int) -> None:
 
 
 def one_process_more(d: Documents) -> None:
-    limit(d, "RLIMIT_NPROC", 10)
+    limit(d, "RLIMIT_NPROC", 11)
     tasks(d, 84)
     d["cgroup.json"]["overhead"].update(mb=69)
     memory(d, MIB)
@@ -216,11 +220,16 @@ PROCESS: dict[str, tuple[str, Fault]] = {
     "another directory": ("much", lambda d: process(d).update(cwd="/")),
     "an environment variable more": ("much", lambda d: process(d)["env"].append("LD_PRELOAD=/workspace/x.so")),
     "PATH with the package": ("much", lambda d: process(d)["env"].__setitem__(3, "PATH=/workspace:/usr/bin")),
-    "a shell instead of the interpreter": ("much", lambda d: process(d)["args"].__setitem__(0, "/bin/sh")),
-    "an option of the interpreter": ("much", lambda d: process(d).update(args=["/usr/bin/python3.11", "-c"])),
+    "a shell instead of the interpreter": ("much", lambda d: process(d)["args"].__setitem__(1, "/bin/sh")),
+    "a shell instead of init": ("much", lambda d: process(d)["args"].__setitem__(0, "/bin/sh")),
+    "no init beside programs": ("much", lambda d: process(d)["args"].pop(0)),
+    "init twice": ("much", lambda d: process(d)["args"].insert(0, "/.covenant/init")),
+    "init without programs": ("least", lambda d: process(d)["args"].insert(0, "/.covenant/init")),
+    "a mount over init": ("much", lambda d: bind(d, "/.covenant", *READ)),
+    "an option of the interpreter": ("much", lambda d: process(d)["args"].__setitem__(2, "-c")),
     "a file outside of the package": (
         "much",
-        lambda d: process(d).update(args=["/usr/bin/python3.11", "../opt/a/evil.py"]),
+        lambda d: process(d)["args"].__setitem__(2, "../opt/a/evil.py"),
     ),
     "an argument more": ("much", lambda d: process(d)["args"].append("x")),
     "another program of the package": ("program", lambda d: process(d).update(args=["/usr/bin/python3.11"])),
@@ -277,6 +286,16 @@ PROCESS: dict[str, tuple[str, Fault]] = {
         "secret files",
         lambda d: mount(d, "/run/credentials", source="/run/credentials"),
     ),
+    "the agent's limits that it can write": (
+        "least",
+        lambda d: mount(d, "/run/covenant", options=["rw", "nosuid", "nodev", "noexec"]),
+    ),
+    "the host's directory in the place of the agent's limits": (
+        "least",
+        lambda d: mount(d, "/run/covenant", source="/run/covenant"),
+    ),
+    "no limits that the agent can read": ("least", lambda d: unmount(d, "/run/covenant")),
+    "the agent's limits elsewhere": ("least", lambda d: bind(d, "/zzz", *READ, source="limits")),
     "secrets elsewhere": ("much", lambda d: bind(d, "/run/secrets", *READ, source="credentials")),
     "no resolver where names are resolved": ("network", lambda d: unmount(d, "/etc/resolv.conf")),
     "the host's resolver": ("network", lambda d: mount(d, "/etc/resolv.conf", source="/etc/resolv.conf")),
@@ -296,7 +315,8 @@ PROCESS: dict[str, tuple[str, Fault]] = {
     "a device": ("much", lambda d: d["config.json"]["linux"].update(devices=[{"path": "/dev/kvm"}])),
     "a cgroup of its own choice": ("much", lambda d: d["config.json"]["linux"].update(cgroupsPath="/")),
     "the host's name": ("much", lambda d: d["config.json"].update(hostname="host")),
-    "more processes": ("much", lambda d: limit(d, "RLIMIT_NPROC", 10)),
+    "more processes": ("much", lambda d: limit(d, "RLIMIT_NPROC", 11)),
+    "as many for the agent as with its init": ("least", lambda d: limit(d, "RLIMIT_NPROC", limit_of(d) + 1)),
     "more processes, with all that goes with them": ("much", one_process_more),
     "larger files": ("least", lambda d: limit(d, "RLIMIT_FSIZE", 101 * MIB)),
     "larger files than the scratch": ("much", lambda d: limit(d, "RLIMIT_FSIZE", 8 * MIB)),
@@ -453,7 +473,7 @@ BESIDE: dict[str, tuple[str, Fault]] = {
             sha256="e" * 64
         ),
     ),
-    "another file of the package": ("much", lambda d: process(d)["args"].__setitem__(1, "other.py")),
+    "another file of the package": ("much", lambda d: process(d)["args"].__setitem__(2, "other.py")),
     "another runsc": ("much", lambda d: d["runtime.json"]["runsc"].update(sha256="a" * 64)),
     "another version of runsc": ("much", lambda d: d["runtime.json"]["runsc"].update(version="0")),
     "another package": ("much", lambda d: d["effective.json"].update(package_digest="a" * 64)),
@@ -491,7 +511,7 @@ def test_what_was_compiled_is_proved(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_found(name: str) -> None:
+def test_planted_fault_is_found(name: str) -> None:
     case, plant = FAULTS[name]
     made = compiled(case)
     with pytest.raises((errors.ProofError, errors.ArtefactError)):

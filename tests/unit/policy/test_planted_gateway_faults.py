@@ -418,7 +418,7 @@ FAULTS: dict[str, tuple[str, Fault]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_found(name: str) -> None:
+def test_planted_fault_is_found(name: str) -> None:
     case, plant = FAULTS[name]
     made = compiled(case)
     made.prove()
@@ -444,7 +444,7 @@ SAME: dict[str, Fault] = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_another_text_of_the_same_reach_is_proved(name: str) -> None:
+def test_another_text_of_same_reach_is_proved(name: str) -> None:
     made = compiled("network")
     artefacts = made.falsified(SAME[name])
     assert artefacts.files["firewall.nft"] != made.artefacts.files["firewall.nft"]

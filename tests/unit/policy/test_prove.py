@@ -12,15 +12,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from policy import errors, prove
 from policy.compile.artefacts import Artefacts, canonical
 from policy.decompile import read as reading
 from policy.grants.effective import DOMAINS
-from policy.grants.executables import Executables
+from policy.grants.executables import ExecutableSet
 from policy.grants.network import Network
 from policy.grants.sets import addresses
-from policy.grants.syscalls import Syscalls
+from policy.grants.syscalls import SyscallSet
+from policy.host import GrantedPath
 from tests import proof_kit
 from tests.proof_kit import Case
 from tests.unit.policy.compile import sample
@@ -34,7 +36,7 @@ def compiled(name: str) -> Case:
 # --- what is said -----
 
 
-def test_a_proof_has_a_line_and_a_document_a_domain() -> None:
+def test_proof_has_line_and_document_domain() -> None:
     proof = compiled("much").prove()
     assert [line.partition(":")[0] for line in proof.lines()] == list(DOMAINS)
     document = proof.document()
@@ -45,7 +47,7 @@ def test_a_proof_has_a_line_and_a_document_a_domain() -> None:
 
 
 @pytest.mark.parametrize("name", proof_kit.CASES)
-def test_every_rounding_that_is_used_is_in_the_table_and_of_its_domain(name: str) -> None:
+def test_every_rounding_used_is_in_table_and_of_its_domain(name: str) -> None:
     for domain, used in compiled(name).prove().roundings.items():
         assert [prove.ROUNDINGS[one].domain for one in used] == [domain] * len(used)
 
@@ -53,9 +55,13 @@ def test_every_rounding_that_is_used_is_in_the_table_and_of_its_domain(name: str
 def test_every_rounding_is_used_by_some_policy() -> None:
     # An address grant for every public address beside a name is the one that no case of the kit has.
     public = sample.entries(*((f"{host}", "[443]", "tcp") for host in _public_blocks()), ("example.com", "[80]", "tcp"))
+    link = GrantedPath("/opt/l", "dir", real="/opt/a", links=(("/opt/l", "a"),))
+    linked = proof_kit.host(granted={"/opt/l": link})
     cases = [
         *(compiled(name) for name in proof_kit.CASES),
         proof_kit.case(sample.manifest(network="full", more=public)),
+        # So is a granted path that is a link of the host.
+        proof_kit.case(sample.manifest(more='[permissions.filesystem]\nread = ["/opt/l"]\n'), linked),
     ]
     used = {one for case in cases for ids in case.prove().roundings.values() for one in ids}
     assert used == set(prove.ROUNDINGS)
@@ -69,7 +75,7 @@ def _public_blocks() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", proof_kit.CASES)
-def test_what_is_read_has_the_form_of_grants(name: str) -> None:
+def test_what_is_read_has_form_of_grants(name: str) -> None:
     case = compiled(name)
     found = reading.read(case.artefacts.files).grants.canonical()
     assert list(found) == list(case.effective.canonical())
@@ -80,9 +86,11 @@ def test_what_is_read_has_the_form_of_grants(name: str) -> None:
 # --- what a difference looks like -----
 
 
-def test_a_difference_names_domain_direction_and_all_lines() -> None:
+def test_difference_names_domain_direction_and_all_lines() -> None:
     case = compiled("much")
-    less = replace(case.effective, executables=Executables.bottom(), syscalls=Syscalls(frozenset({"read", "mount"})))
+    less = replace(
+        case.effective, executables=ExecutableSet.bottom(), syscalls=SyscallSet(frozenset({"read", "mount"}))
+    )
     with pytest.raises(errors.ProofError) as wider:
         prove.prove(less, case.artefacts)
     assert wider.value.code == "proof_failed"
@@ -93,7 +101,7 @@ def test_a_difference_names_domain_direction_and_all_lines() -> None:
     assert {one.domain for one in wider.value.details["differences"]} == {"syscalls", "executables"}
 
 
-def test_what_is_missing_is_a_failure_too() -> None:
+def test_what_is_missing_is_failure_too() -> None:
     case = compiled("least")
     more = replace(case.effective, network=Network.of([("example.com", [(443, 443)], "tls")]))
     with pytest.raises(errors.ProofError, match="less than the grants in network") as found:
@@ -102,7 +110,7 @@ def test_what_is_missing_is_a_failure_too() -> None:
     assert not found.value.details["wider"]
 
 
-def test_a_mode_without_a_line_of_its_own_is_a_difference() -> None:
+def test_mode_without_line_of_its_own_is_difference() -> None:
     case = compiled("least")
     files = replace(case.effective.filesystem, mode="ephemeral")
     with pytest.raises(errors.ProofError) as found:
@@ -122,7 +130,7 @@ def test_execve_that_was_left_in_is_seen_although_grants_could_not_hold_it() -> 
     assert "call execve" in found.value.details["wider"]
 
 
-def test_an_argument_rule_of_another_grant_is_a_difference() -> None:
+def test_argument_rule_of_another_grant_is_difference() -> None:
     # The same calls, but sockets of other families: only the rule for the argument differs.
     case, other = compiled("network"), compiled("https")
     assert case.effective.syscalls.names == other.effective.syscalls.names
@@ -136,7 +144,7 @@ def test_artefacts_of_another_package_are_refused_where_it_is_known() -> None:
     case = compiled("much")
     prove.prove(case.effective, case.artefacts)
     with pytest.raises(errors.ProofError, match="as package"):
-        prove.prove(case.effective, case.artefacts, known=replace(case.known, package_digest="e" * 64))
+        prove.prove(case.effective, case.artefacts, known=structs.replace(case.known, package_digest="e" * 64))
 
 
 # --- anything changed anywhere -----
@@ -220,7 +228,7 @@ def place_of(name: str, old: bytes, new: bytes) -> str:
 
 
 @pytest.mark.parametrize("name", ["least", "much", "https", "rest"])
-def test_whatever_is_changed_is_found_or_is_the_same_policy(name: str) -> None:
+def test_whatever_is_changed_is_found_or_is_same_policy(name: str) -> None:
     case, rng = compiled(name), random.Random(f"changes of {name}")
     files = [file for file, raw in case.artefacts.files.items() if raw]
     told = re.compile("|".join(f"{re.escape(place)}$" for place in EQUAL) + "|provenance.json:.*")
@@ -276,7 +284,7 @@ INSIDE: dict[str, Callable[[], Artefacts]] = {
 
 
 @pytest.mark.parametrize("name", INSIDE)
-def test_a_child_that_was_narrowed_lies_within_its_parent(name: str) -> None:
+def test_child_that_was_narrowed_lies_within_its_parent(name: str) -> None:
     prove.within(INSIDE[name](), parent(), remaining_seconds=60)
 
 
@@ -305,18 +313,18 @@ def _cat_of_other_content() -> tuple[Any, Any]:
     cat = sample.closure("/usr/bin/cat", "/usr/bin/cat")
     other = replace(cat, files=tuple(replace(f, sha256="f" * 64) for f in cat.files))
     manifest = sample.manifest(more='[permissions.executables]\nallow = ["/usr/bin/cat"]\n' + LIFE, resources=SMALL)
-    return manifest, replace(facts, executables={**facts.executables, "/usr/bin/cat": other})
+    return manifest, structs.replace(facts, executables={**facts.executables, "/usr/bin/cat": other})
 
 
 @pytest.mark.parametrize("name", BEYOND)
-def test_what_a_child_has_beyond_its_parent_is_found(name: str) -> None:
+def test_what_child_has_beyond_its_parent_is_found(name: str) -> None:
     with pytest.raises(errors.ProofError, match="more than its parent's") as found:
         prove.within(BEYOND[name](), parent(), remaining_seconds=60)
     assert found.value.details["domain"] == name.partition(" ")[0]
     assert found.value.details["wider"]
 
 
-def test_a_child_passes_arguments_that_its_parent_does_not() -> None:
+def test_child_passes_arguments_that_its_parent_does_not() -> None:
     # Without a network its parent may make sockets of one family alone; the names of the calls are the same.
     offline = proof_kit.case(sample.manifest(**{**PARENT, "network": "off", "more": proof_kit.SUPERVISED})).artefacts
     online = child(sample.entries(("www.example.org", "[80]", "tcp")), network="full")
@@ -325,7 +333,7 @@ def test_a_child_passes_arguments_that_its_parent_does_not() -> None:
     assert {one.domain for one in found.value.details["differences"]} == {"network", "syscalls"}
 
 
-def test_a_child_of_another_machine_is_not_within() -> None:
+def test_child_of_another_machine_is_not_within() -> None:
     other = proof_kit.case(sample.manifest(more=LIFE, resources=SMALL), proof_kit.host(arch="aarch64")).artefacts
     with pytest.raises(errors.ProofError, match="syscalls"):
         prove.within(other, parent(), remaining_seconds=60)

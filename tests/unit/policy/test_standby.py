@@ -21,7 +21,7 @@ def test_what_stays_for_those_that_run(total_mb: int, reserve_mb: int) -> None:
     ("available_mb", "some", "room"),
     [(576, 0.0, True), (575, 0.0, False), (576, 10.0, True), (576, 10.1, False), (20_000, 10.1, False)],
 )
-def test_one_more_is_made_only_beside_the_reserve_and_where_little_waits(
+def test_one_more_is_made_only_beside_reserve_and_where_little_waits(
     available_mb: int, some: float, room: bool
 ) -> None:
     machine = Machine(2_000, available_mb, some)
@@ -45,7 +45,7 @@ def test_what_is_given_back(available_mb: int, full: float, short_mb: int) -> No
     assert Machine(2_000, available_mb, 0.0, full).short_mb == short_mb
 
 
-def test_the_oldest_too_many_go_and_of_two_as_old_the_later() -> None:
+def test_oldest_too_many_go_and_of_two_as_old_later() -> None:
     assert standby.plan({"a": 1}, [Instance(1, "a", 1.0), Instance(2, "a", 2.0)], AMPLE) == Plan(None, (1,))
     assert standby.plan({"a": 1}, [Instance(1, "a", 1.0), Instance(2, "a", 1.0)], AMPLE) == Plan(None, (2,))
     assert standby.plan({}, [Instance(1, "a", 1.0)], AMPLE) == Plan(None, (1,))
@@ -70,7 +70,7 @@ def test_where_memory_is_short_as_many_go_as_make_up_for_it(
     assert standby.plan({"a": 9, "b": 9}, instances, Machine(2_000, available_mb)) == Plan(None, ends)
 
 
-def test_one_at_a_time_of_the_kind_that_lacks_most() -> None:
+def test_one_at_time_of_kind_that_lacks_most() -> None:
     def made(a: int, b: int, *waiting: str, ready: bool = True) -> str | None:
         names = "a" * a + "b" * b
         there = [Instance(number, name, 0.0, ready) for number, name in enumerate(names)]
@@ -85,7 +85,7 @@ def test_one_at_a_time_of_the_kind_that_lacks_most() -> None:
     assert made(1, 1, ready=False) is None
 
 
-def test_the_wait_doubles_up_to_the_longest() -> None:
+def test_wait_doubles_up_to_longest() -> None:
     waits = [standby.wait_after(failures) for failures in (-1, 0, 1, 2, 3, 9, 10, 1000)]
     assert waits == [0.0, 0.0, 1.0, 2.0, 4.0, 256.0, 300.0, 300.0]
     restless = [standby.wait_after(failures, restless=True) for failures in (0, 1, 10, 17, 18, 1000)]

@@ -6,16 +6,19 @@ import tomllib
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from policy import errors
+from policy.compile.mounts import ANCHORS
 from policy.decompile import read
 from policy.grants.effective import Effective
 from policy.grants.network import Network
-from policy.grants.paths import Filesystem
-from policy.grants.syscalls import Syscalls
+from policy.grants.paths import FilesystemGrants
+from policy.grants.syscalls import SyscallSet
 from policy.host import Closure, ClosureFile, GrantedPath
 from policy.manifest import parse
 from policy.why import ask, files, kernel
+from policy.why import sight as sights
 from tests.unit.policy.compile import sample
 
 GRANTS = """
@@ -44,11 +47,20 @@ def sight(more: str = "", *, filesystem: str = "ephemeral", **given: object) -> 
     return ask.Sight(read.read(compiled.files), ("main.py", "lib/a.py"), (CLOSURE,), **given)  # type: ignore[arg-type]
 
 
+def test_trust_anchors_come_with_a_network() -> None:
+    base = f'[root]\nbase = "system@sha256:{"0" * 64}"\n'
+    for network, more, yes in (("off", "", False), ("full", "", True), ("full", base, False)):
+        manifest = sample.manifest(network=network, more=more)
+        seen = sights.of(sample.compiled(manifest), manifest, files=(), host=sample.host(), never={})
+        answers = [ask.ask(files.Open(path), seen).allowed for path in ANCHORS]
+        assert answers == [yes, yes], (network, more)
+
+
 MUCH = sight(GRANTS)
 LEAST = sight(filesystem="read-only-package")
 
 
-def test_the_resolver_is_seen_where_names_are_resolved() -> None:
+def test_resolver_is_seen_where_names_are_resolved() -> None:
     table = sample.entries(("api.example.com", "[80]", "tcp"))
     named = ask.Sight(read.read(sample.compiled(sample.manifest(network="full", more=table)).files), (), (CLOSURE,))
     for question, yes in ((files.Open("/etc/resolv.conf"), True), (files.Open("/etc/resolv.conf", write=True), False)):
@@ -71,7 +83,8 @@ def test_the_resolver_is_seen_where_names_are_resolved() -> None:
         (files.Open("/usr/lib/python3.11/os.py"), True, "closure of python3"),
         (files.Open("/usr/lib/python3.11/os.py", write=True), False, "read-only root"),
         (files.Open("/usr/lib/python3.11/os"), False, "does not exist there"),
-        (files.Open("/etc/passwd"), False, "does not exist there"),
+        (files.Open("/etc/shadow"), False, "does not exist there"),
+        (files.Open("/etc/passwd"), True, "the agent's uid has the name agent"),
         (files.Open("/proc/self/status"), True, "nothing of the host"),
         (files.Open("/dev/null"), True, "nothing of the host"),
         (files.Open("/dev/null", write=True), True, "nothing of the host"),
@@ -101,7 +114,7 @@ def test_the_resolver_is_seen_where_names_are_resolved() -> None:
         (kernel.Connect("2001:db8::1", 53, "udp"), False, "loopback"),
     ],
 )
-def test_the_artefacts_answer(question: ask.Question, yes: bool, because: str) -> None:
+def test_artefacts_answer(question: ask.Question, yes: bool, because: str) -> None:
     answer = ask.ask(question, MUCH)
     assert (answer.allowed, because in answer.because) == (yes, True), answer
 
@@ -116,13 +129,13 @@ def beside_a_file(table: str = "read") -> ask.Sight:
     lists = f'read = ["/srv/data", "{FILE}"]' if table == "read" else f'read = ["/srv/data"]\nwrite = ["{FILE}"]'
     more = f"[permissions.filesystem]\n{lists}\n"
     found = sample.manifest(more=more, filesystem="host" if table == "write" else "ephemeral")
-    compiled = sample.compiled(found, replace(facts, granted=granted))
+    compiled = sample.compiled(found, structs.replace(facts, granted=granted))
     return ask.Sight(read.read(compiled.files), ("main.py",), (CLOSURE,))
 
 
 @pytest.mark.parametrize("table", ["read", "write"])
 @pytest.mark.parametrize("write", [False, True])
-def test_nothing_lies_below_a_granted_file(table: str, write: bool) -> None:
+def test_nothing_lies_below_granted_file(table: str, write: bool) -> None:
     seen = beside_a_file(table)
     assert ask.ask(files.Open(FILE, write), seen).allowed == (not write or table == "write")
     for path in (f"{FILE}/x", f"{FILE}/x/y"):
@@ -150,7 +163,7 @@ def test_nothing_lies_below_any_known_file(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/srv/data/../x", "/srv/list/", "/srv//data", "/srv/./data", "srv", ""])
-def test_a_path_that_is_not_normal_is_refused(path: str) -> None:
+def test_path_not_normal_is_refused(path: str) -> None:
     with pytest.raises(errors.UsageError):
         files.Open(path)
     with pytest.raises(errors.UsageError):
@@ -174,7 +187,7 @@ def test_a_path_that_is_not_normal_is_refused(path: str) -> None:
     ],
 )
 def test_what_nobody_can_be_granted_says_why(question: ask.Question, never: str) -> None:
-    answer = ask.ask(question, replace(LEAST, never={"/srv/home": "it is Covenant's own"}))
+    answer = ask.ask(question, structs.replace(LEAST, never={"/srv/home": "it is Covenant's own"}))
     assert not answer.allowed
     assert never in answer.never
     assert answer.add == ()
@@ -195,7 +208,7 @@ def test_what_nobody_can_be_granted_says_why(question: ask.Question, never: str)
         kernel.Connect("2001:0DB8::1", 80),
     ],
 )
-def test_what_it_says_to_add_makes_the_answer_yes(question: ask.Question) -> None:
+def test_what_it_says_to_add_makes_answer_yes(question: ask.Question) -> None:
     denied = ask.ask(question, LEAST)
     assert not denied.allowed
     tables = tomllib.loads("\n".join(denied.add))
@@ -210,29 +223,29 @@ def test_what_it_says_to_add_makes_the_answer_yes(question: ask.Question) -> Non
     assert ask.ask(question, ask.Sight(found)).allowed
 
 
-def test_who_is_above_is_asked_the_same() -> None:
+def test_who_is_above_is_asked_same() -> None:
     parent = replace(Effective.bottom(), network=Network.of([("*.example.org", [(443, 443)], "tls")]))
     bounds = {"parent `boss`": parent, "role `all`": Effective.top()}
     for host, by_parent in (("a.example.org", True), ("example.org", False)):
-        answer = ask.ask(kernel.Connect(host, 443), replace(LEAST, bounds=bounds))
+        answer = ask.ask(kernel.Connect(host, 443), structs.replace(LEAST, bounds=bounds))
         assert answer.bounds == {"parent `boss`": by_parent, "role `all`": True}
 
 
 @pytest.mark.parametrize(
     ("question", "grants"),
     [
-        (files.Open("/a/b", write=True), {"filesystem": Filesystem.of("host", write=["/a"])}),
-        (files.Open("/a/b"), {"filesystem": Filesystem.of("host", write=["/a"])}),
-        (kernel.Call("read"), {"syscalls": Syscalls.of(["read"])}),
+        (files.Open("/a/b", write=True), {"filesystem": FilesystemGrants.of("host", write=["/a"])}),
+        (files.Open("/a/b"), {"filesystem": FilesystemGrants.of("host", write=["/a"])}),
+        (kernel.Call("read"), {"syscalls": SyscallSet.of(["read"])}),
     ],
 )
-def test_a_set_of_grants_is_asked_by_its_domain(question: ask.Question, grants: dict[str, object]) -> None:
+def test_set_of_grants_is_asked_by_its_domain(question: ask.Question, grants: dict[str, object]) -> None:
     assert question.granted(replace(Effective.bottom(), **grants))  # type: ignore[arg-type]
     assert not question.granted(Effective.bottom())
 
 
 @pytest.mark.parametrize("path", ["relative", "/a/../b", "/a/", "//a", "", "/a\0b"])
-def test_a_path_is_asked_in_its_one_spelling(path: str) -> None:
+def test_path_is_asked_in_its_one_spelling(path: str) -> None:
     with pytest.raises(errors.UsageError):
         files.Open(path)
     with pytest.raises(errors.UsageError):
@@ -254,7 +267,7 @@ def test_what_is_allowed_is_not_called_never_grantable() -> None:
     assert (answer.allowed, answer.never) == (True, "")
 
 
-def test_a_misspelt_call_is_named() -> None:
+def test_misspelt_call_is_named() -> None:
     with pytest.raises(errors.UnknownSyscallError) as caught:
         ask.ask(kernel.Call("opneat"), LEAST)
     assert "openat" in caught.value.hint

@@ -50,7 +50,7 @@ def waiting(loop: Loop, alive: int, monkeypatch: pytest.MonkeyPatch) -> Iterator
     one.drop()
 
 
-def test_it_is_given_a_connection_and_whoever_asked_and_ends(waiting: WorkerPool, loop: Loop, alive: int) -> None:
+def test_it_is_given_connection_and_whoever_asked_and_ends(waiting: WorkerPool, loop: Loop, alive: int) -> None:
     told: list[int] = []
     assert waiting.due() == 0.0
     waiting.tick(0.0)
@@ -64,13 +64,13 @@ def test_it_is_given_a_connection_and_whoever_asked_and_ends(waiting: WorkerPool
     assert told == [0]
 
 
-def test_where_none_waits_the_connection_stays_the_caller_s(waiting: WorkerPool, alive: int) -> None:
+def test_where_none_waits_connection_stays_caller_s(waiting: WorkerPool, alive: int) -> None:
     with opened(alive) as (_, opening):
         assert not waiting.take(opening, lambda status: None)
         assert opening.sock.fileno() >= 0
 
 
-def test_one_is_for_one_connection_and_the_next_comes_when_a_request_has_ended(
+def test_one_is_for_one_connection_and_next_comes_when_request_has_ended(
     waiting: WorkerPool, loop: Loop, alive: int
 ) -> None:
     waiting.tick(0.0)
@@ -88,7 +88,7 @@ def test_one_is_for_one_connection_and_the_next_comes_when_a_request_has_ended(
     assert len(loop.made) == 2
 
 
-def test_one_that_is_not_ready_yet_is_not_waited_for_and_takes_the_next(
+def test_one_not_ready_yet_is_not_waited_for_and_takes_next(
     waiting: WorkerPool, alive: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, write = os.pipe2(os.O_CLOEXEC)
@@ -107,15 +107,13 @@ def test_one_that_is_not_ready_yet_is_not_waited_for_and_takes_the_next(
         os.close(write)
 
 
-def test_it_serves_nothing_before_the_main_loop_has_closed_the_connection(
-    waiting: WorkerPool, loop: Loop, alive: int
-) -> None:
+def test_it_serves_nothing_before_main_loop_has_closed_connection(waiting: WorkerPool, loop: Loop, alive: int) -> None:
     waiting.tick(0.0)
     assert waiting._one is not None
     ready(waiting)
     assert waiting._one.is_ready()
     with opened(alive) as (client, opening):
-        raw = worker_pool._CALLER.pack(7, 8, 9, 12.5)
+        raw = worker_pool.CALLER.pack(7, 8, 9, 12.5)
         socket.send_fds(waiting._one.sock, [raw], [opening.sock.fileno()])
         client.settimeout(0.2)
         with pytest.raises(TimeoutError):
@@ -126,9 +124,7 @@ def test_it_serves_nothing_before_the_main_loop_has_closed_the_connection(
 
 
 @pytest.mark.parametrize("heard", [False, True])
-def test_one_that_is_let_go_ends_and_is_told_to_nobody(
-    waiting: WorkerPool, loop: Loop, alive: int, *, heard: bool
-) -> None:
+def test_one_let_go_ends_and_is_told_to_nobody(waiting: WorkerPool, loop: Loop, alive: int, *, heard: bool) -> None:
     waiting.tick(0.0)
     if heard:
         ready(waiting)
@@ -156,7 +152,7 @@ def test_one_that_was_killed_takes_no_connection_along(waiting: WorkerPool, loop
     assert waiting.due() is None
 
 
-def test_the_end_of_one_before_its_use_is_seen(waiting: WorkerPool, loop: Loop) -> None:
+def test_end_of_one_before_its_use_is_seen(waiting: WorkerPool, loop: Loop) -> None:
     waiting.tick(0.0)
     loop.made[0][0].signal(signal.SIGTERM)
     loop.ends(0)
@@ -177,7 +173,7 @@ def test_no_process_costs_no_descriptor_and_is_tried_again(waiting: WorkerPool, 
     assert waiting.due() is None
 
 
-def test_it_has_none_of_the_caller_s_descriptors_but_what_it_needs(
+def test_it_has_none_of_caller_s_descriptors_but_what_it_needs(
     waiting: WorkerPool, loop: Loop, alive: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "serve", lambda opening, supervisor: opening.sock.sendall(_numbers(alive)))

@@ -37,7 +37,7 @@ def test_what_is_available_is_never_more_than_was_said(
     assert memory.read() == memory.Memory(2048, expected)
 
 
-def test_a_line_that_is_no_number_is_an_error_of_the_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_no_number_is_error_of_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
     for word in ("x kB", "", "-"):
         (tmp_path / "meminfo").write_text(f"{REST}MemAvailable: {word}\n{FILES}")

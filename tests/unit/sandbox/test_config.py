@@ -15,7 +15,7 @@ def _parse(text: str) -> config.Config:
     return config.parse(text.encode(), file="config.toml", state=Path("/var/lib/covenant"))
 
 
-def test_without_a_file_the_defaults_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_file_defaults_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "SYSTEM_FILE", tmp_path / "absent.toml")
     found = config.load(tmp_path)
     assert found.host == os.uname().nodename
@@ -83,7 +83,7 @@ def test_what_is_wrong_is_named(text: str, named: str) -> None:
     assert refusal.value.where == "config.toml"
 
 
-def test_the_state_s_file_comes_before_the_system_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_s_file_comes_before_system_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system = tmp_path / "system.toml"
     system.write_text('host = "system"\n')
     system.chmod(0o644)
@@ -104,7 +104,7 @@ def _put(file: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("damage", ["writable", "symlink", "directory", "fifo", "large"])
-def test_a_file_that_others_can_reach_is_refused(tmp_path: Path, damage: str) -> None:
+def test_file_that_others_can_reach_is_refused(tmp_path: Path, damage: str) -> None:
     file = tmp_path / "config.toml"
     file.write_text("")
     file.chmod(0o644)
@@ -112,7 +112,7 @@ def test_a_file_that_others_can_reach_is_refused(tmp_path: Path, damage: str) ->
     if damage == "writable":
         file.chmod(0o664)
     elif damage == "large":
-        file.write_text("#" * (config._MAX_BYTES + 1))
+        file.write_text("#" * (config.MAX_BYTES + 1))
     else:
         file.unlink()
         _put(file, damage)
@@ -120,7 +120,7 @@ def test_a_file_that_others_can_reach_is_refused(tmp_path: Path, damage: str) ->
         config.load(tmp_path)
 
 
-def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+def test_file_of_another_user_is_refused(tmp_path: Path) -> None:
     """The file's owner can write to it, because they can change its mode."""
     file = tmp_path / "config.toml"
     file.write_text('host = "found"\n')
@@ -133,12 +133,12 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
     assert config.load(tmp_path).host == "found"
 
 
-def test_a_program_of_root_is_trusted_through_its_links() -> None:
+def test_program_of_root_is_trusted_through_its_links() -> None:
     assert config.trusted_binary(Path("/bin/sh")).name in ("dash", "bash", "sh")
 
 
 @pytest.mark.parametrize("damage", ["missing", "not executable", "writable", "writable directory", "directory"])
-def test_a_program_in_other_hands_is_refused(tmp_path: Path, damage: str) -> None:
+def test_program_in_other_hands_is_refused(tmp_path: Path, damage: str) -> None:
     tool = tmp_path / "tool"
     if damage == "directory":
         tool.mkdir()
@@ -151,7 +151,7 @@ def test_a_program_in_other_hands_is_refused(tmp_path: Path, damage: str) -> Non
         config.trusted_binary(tool)
 
 
-def test_a_program_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "tool"
     tool.write_bytes(b"\x7fELF")
     tool.chmod(0o755)
@@ -166,7 +166,7 @@ def test_a_program_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytes
         config.check_owner(tool)
 
 
-def test_a_link_on_the_way_in_other_hands_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_on_way_in_other_hands_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """first -> theirs/second -> /bin/sh: root owns both ends, but the owner of the middle link chooses the target."""
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "second").symlink_to("/bin/sh")
@@ -177,7 +177,7 @@ def test_a_link_on_the_way_in_other_hands_is_refused(tmp_path: Path, monkeypatch
         config.trusted_binary(tmp_path / "first")
 
 
-def test_links_in_a_circle_end(tmp_path: Path) -> None:
+def test_links_in_circle_end(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(errors.HostError, match="too many symlinks"):

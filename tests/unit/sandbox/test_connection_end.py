@@ -121,7 +121,7 @@ def test_cleanup_fails_after_answer_tells_operator(capfd: pytest.CaptureFixture[
     with contextlib.ExitStack() as after:
         after.callback(done.append, "the rest all the same")
         after.callback(fails_too)
-        run._take_away(after)
+        run.take_away(after)
     assert done == ["the rest all the same"]
     assert "covenant-supervisor: cannot delete `cv-1`" in capfd.readouterr().err
 

@@ -30,18 +30,18 @@ def crash(before: str, folder: Path) -> tuple[int, bool]:
     return os.WTERMSIG(status), os.WCOREDUMP(status)
 
 
-def test_a_crash_dumps_where_nothing_forbids_it(tmp_path: Path) -> None:
+def test_crash_dumps_where_nothing_forbids_it(tmp_path: Path) -> None:
     """The control: the same crash, with room for a core file."""
     size = "resource.setrlimit(resource.RLIMIT_CORE, (2**26, 2**26))"
     assert crash(size, tmp_path) == (signal.SIGABRT, True)
 
 
-def test_a_crash_dumps_nothing_under_the_limit(tmp_path: Path) -> None:
+def test_crash_dumps_nothing_under_limit(tmp_path: Path) -> None:
     assert crash("core_dumps.forbid()", tmp_path) == (signal.SIGABRT, False)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_hard_limit_of_zero_is_raised_or_kept() -> None:
+def test_hard_limit_of_zero_is_raised_or_kept() -> None:
     code = (
         "import os, resource; from sandbox import core_dumps\n"
         "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
@@ -56,7 +56,7 @@ def test_a_hard_limit_of_zero_is_raised_or_kept() -> None:
         assert done.stdout.strip() == said
 
 
-def test_what_is_started_has_the_limit() -> None:
+def test_what_is_started_has_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
     try:
@@ -74,14 +74,14 @@ def test_what_is_started_has_the_limit() -> None:
         ("@/run/x.socket", doctor.Status.DEGRADED, "whatever its limit"),
     ],
 )
-def test_doctor_says_who_gets_a_dump(pattern: str, status: doctor.Status, found: str) -> None:
+def test_doctor_says_who_gets_dump(pattern: str, status: doctor.Status, found: str) -> None:
     finding = doctor.core_dumps_of(pattern)
     assert finding.status == status
     assert found in finding.found
     assert bool(finding.mend) == (status != doctor.Status.OK)
 
 
-def test_the_mend_of_doctor_makes_it_fine() -> None:
+def test_mend_of_doctor_makes_it_fine() -> None:
     for pattern in ("|handler", "@/run/x.socket"):
         assert doctor.core_dumps_of(pattern).mend.startswith("sysctl -w kernel.core_pattern=core")
     assert doctor.core_dumps_of("core").status == doctor.Status.OK

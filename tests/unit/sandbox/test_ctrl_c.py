@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -26,7 +27,7 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-def test_who_takes_rules_away_and_who_is_asked_to_end_a_container_are_in_sessions_of_their_own(
+def test_who_takes_rules_away_and_who_is_asked_to_end_container_are_in_sessions_of_their_own(
     program: Path, tmp_path: Path
 ) -> None:
     nft._run(program, [])
@@ -36,7 +37,7 @@ def test_who_takes_rules_away_and_who_is_asked_to_end_a_container_are_in_session
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_is_shared_on_the_uplink_is_taken_away_whole(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+def test_what_is_shared_on_uplink_is_taken_away_whole(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     """The shim removes it even if it gets a signal meanwhile, before its answer or after."""
     gone: list[str] = []
 
@@ -52,7 +53,7 @@ def test_what_is_shared_on_the_uplink_is_taken_away_whole(monkeypatch: pytest.Mo
             pass
 
     def run(*what: Any) -> str:
-        what[-1].callback(taken)
+        next(one for one in what if isinstance(one, contextlib.ExitStack)).callback(taken)
         if fails:
             raise RuntimeError("it is over")
         return "answer"

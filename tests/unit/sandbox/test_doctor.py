@@ -19,11 +19,11 @@ def test_only_required_checks_decide() -> None:
     assert not _report(root="unknown", kernel="ok").enforceable, "what could not be looked at is no yes"
 
 
-def test_the_table_names_each_check_once_and_what_it_enforces() -> None:
-    names = [row[0] for row in doctor._TABLE]
+def test_table_names_each_check_once_and_what_it_enforces() -> None:
+    names = [row[0] for row in doctor.TABLE]
     assert len(set(names)) == len(names)
-    assert all(row[2] for row in doctor._TABLE)
-    assert {row[0] for row in doctor._TABLE if row[1]} == {
+    assert all(row[2] for row in doctor.TABLE)
+    assert {row[0] for row in doctor.TABLE if row[1]} == {
         "root", "machine", "kernel", "runsc", "runsc live", "cgroup limits",
     }  # fmt: skip
 

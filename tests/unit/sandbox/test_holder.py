@@ -111,7 +111,7 @@ def test_what_goes_wrong_with_one_reaches_no_other() -> None:
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
 @pytest.mark.parametrize("what", ["__init__", "start"])
-def test_where_there_is_no_thread_for_one_more_the_others_go_on(
+def test_where_there_is_no_thread_for_one_more_others_go_on(
     monkeypatch: pytest.MonkeyPatch, error: Exception, what: str
 ) -> None:
     real: Callable[..., Any] = getattr(threading.Thread, what)
@@ -154,7 +154,7 @@ def test_when_no_more_is_wanted_it_ends_after_its_last(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_all_of_them_and_raises_in_none(number: signal.Signals) -> None:
+def test_signal_ends_all_of_them_and_raises_in_none(number: signal.Signals) -> None:
     with held(until_told) as one:
         one.ask(1, 2, 3)
         assert one.heard(3) == [(n, READY + RUN_ID) for n in (1, 2, 3)]
@@ -169,7 +169,7 @@ def test_who_made_it_may_be_gone_and_it_ends_in_order() -> None:
         assert one.ends() == 0
 
 
-def test_each_starts_programs_while_the_others_do_and_none_waits_for_another_s() -> None:
+def test_each_starts_programs_while_others_do_and_none_waits_for_another_s() -> None:
     """If a child kept another's pipe beyond its execve, the other would wait for the pipe's end."""
 
     def start() -> None:
@@ -192,7 +192,7 @@ def test_each_starts_programs_while_the_others_do_and_none_waits_for_another_s()
         assert one.ends() == 0
 
 
-def test_nothing_is_forked_in_it_that_would_go_on_with_the_locks_of_others() -> None:
+def test_nothing_is_forked_in_it_that_would_go_on_with_locks_of_others() -> None:
     """Check that the holder forks no child that continues as Python.
 
     In such a child, a lock that another thread holds at the fork is never released; Python warns of it since 3.12. A
@@ -214,7 +214,7 @@ def test_nothing_is_forked_in_it_that_would_go_on_with_the_locks_of_others() -> 
         assert [one.hear()[1] for _ in range(3)] == [TAKEN + b"0", TAKEN + refused, ENDED + b"\0"]
 
 
-def test_the_descriptors_of_an_instance_go_with_it() -> None:
+def test_descriptors_of_instance_go_with_it() -> None:
     def work(tell: Callable[[bytes], None], told: int) -> None:
         tell(TAKEN + str(len(os.listdir("/proc/self/fd"))).encode())
 
@@ -228,14 +228,14 @@ def test_the_descriptors_of_an_instance_go_with_it() -> None:
 
 
 def test_one_that_has_grown_says_that_it_makes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standby_worker, "_GROWN_BYTES", -(1 << 40))
+    monkeypatch.setattr(standby_worker, "GROWN_BYTES", -(1 << 40))
     with held(until_told) as one:
         one.ask(1)
         assert [one.hear(), one.hear()] == [(1, READY + RUN_ID), (1, FULL)]
 
 
 def test_what_waits_for_long_is_collected_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standby_worker, "_COLLECT_SECONDS", 0.01)
+    monkeypatch.setattr(standby_worker, "COLLECT_SECONDS", 0.01)
 
     class Circle:
         def __init__(self, tell: Callable[[bytes], None]) -> None:

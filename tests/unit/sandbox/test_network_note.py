@@ -29,7 +29,7 @@ def noted(run: directory.RunDirectory, *, killed: bool) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_whoever_is_killed_over_the_second_note_has_left_the_first(tmp_path: Path) -> None:
+def test_whoever_is_killed_over_second_note_has_left_first(tmp_path: Path) -> None:
     """Without the note the next start removes the directory, but leaves the host's table and forwarding."""
     with directory.RunDirectory(tmp_path / "run", {}) as run:
         run.note_network(FIRST)

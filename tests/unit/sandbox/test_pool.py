@@ -135,7 +135,7 @@ def _ready(number: int) -> bytes:
     return READY + f"{number:036d}".encode()
 
 
-def test_instances_are_made_one_at_a_time_and_no_more_than_are_asked_for(pool: Pool, loop: Loop) -> None:
+def test_instances_are_made_one_at_time_and_no_more_than_are_asked_for(pool: Pool, loop: Loop) -> None:
     for _ in range(3):
         pool.tick(0.0)
     assert len(loop.made) == 1
@@ -170,7 +170,7 @@ def test_one_that_was_taken_as_soon_as_it_was_ready_is_no_failure(pool: Pool, lo
     assert len(loop.made) == 2
 
 
-def test_a_failure_waits_before_the_next_and_its_debris_is_taken_away(pool: Pool, loop: Loop) -> None:
+def test_failure_waits_before_next_and_its_debris_is_taken_away(pool: Pool, loop: Loop) -> None:
     pool.tick(0.0)
     loop.ends(0, 1)
     assert loop.recovered == 1
@@ -192,7 +192,7 @@ def test_one_that_was_killed_may_leave_its_socket_with_what_it_had_just_forked(p
     sock.close()
 
 
-def test_instances_of_a_package_share_a_holder_and_those_of_another_have_their_own(
+def test_instances_of_package_share_holder_and_those_of_another_have_their_own(
     pool: Pool, loop: Loop, tmp_path: Path
 ) -> None:
     _want(tmp_path, "b", 1)
@@ -205,9 +205,7 @@ def test_instances_of_a_package_share_a_holder_and_those_of_another_have_their_o
     assert len(loop.holders) == 2
 
 
-def test_a_holder_that_dies_takes_all_of_its_instances_along_and_another_makes_them_anew(
-    pool: Pool, loop: Loop
-) -> None:
+def test_holder_that_dies_takes_all_of_its_instances_along_and_another_makes_them_anew(pool: Pool, loop: Loop) -> None:
     for index in range(2):
         pool.tick(0.0)
         loop.say(index, _ready(index))
@@ -219,7 +217,7 @@ def test_a_holder_that_dies_takes_all_of_its_instances_along_and_another_makes_t
     assert [having for _, having in loop.made] == [0, 0, 1, 1]
 
 
-def test_what_a_holder_said_last_counts_though_it_ended_before_it_read_all(pool: Pool, loop: Loop) -> None:
+def test_what_holder_said_last_counts_though_it_ended_before_it_read_all(pool: Pool, loop: Loop) -> None:
     pool.tick(0.0)
     sock, ended = loop.holders[0]
     sock.send(standby_worker.TOLD.pack(0) + HOPELESS)
@@ -229,7 +227,7 @@ def test_what_a_holder_said_last_counts_though_it_ended_before_it_read_all(pool:
 
 
 @pytest.mark.parametrize("why", ["it says so", "one went wrong", "it had its part", "another configuration holds"])
-def test_a_holder_that_makes_no_more_is_told_and_another_takes_over(
+def test_holder_that_makes_no_more_is_told_and_another_takes_over(
     pool: Pool, loop: Loop, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     pool.tick(0.0)
@@ -250,7 +248,7 @@ def test_a_holder_that_makes_no_more_is_told_and_another_takes_over(
     assert loop.wanted(1)
 
 
-def test_what_was_made_under_the_configuration_before_ends_and_what_works_goes_on(pool: Pool, loop: Loop) -> None:
+def test_what_was_made_under_configuration_before_ends_and_what_works_goes_on(pool: Pool, loop: Loop) -> None:
     """It was made after the file was written but before the supervisor read it: by time it looks current."""
     for index in range(2):
         pool.tick(0.0)
@@ -275,9 +273,7 @@ def test_what_was_made_under_the_configuration_before_ends_and_what_works_goes_o
     assert loop.wanted(1)
 
 
-def test_one_that_is_slow_to_wait_does_not_keep_the_others_from_being_made(
-    pool: Pool, loop: Loop, tmp_path: Path
-) -> None:
+def test_one_slow_to_wait_does_not_keep_others_from_being_made(pool: Pool, loop: Loop, tmp_path: Path) -> None:
     _want(tmp_path, "b", 1)
     pool.look()
     pool.tick(0.0)
@@ -293,7 +289,7 @@ def test_one_that_is_slow_to_wait_does_not_keep_the_others_from_being_made(
     assert len(loop.made) == 3
 
 
-def test_a_holder_takes_so_many_at_once_and_more_when_some_have_ended(
+def test_holder_takes_so_many_at_once_and_more_when_some_have_ended(
     pool: Pool, loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandbox.serve.standby_pool.AT_ONCE", 1)
@@ -328,7 +324,7 @@ def test_whose_agent_does_not_wait_is_tried_ever_more_seldom_and_it_is_said(
     assert "`a` asks for standby and did not wait for its intent, the next try is in 86400 s" in said[-1]
 
 
-def test_what_is_refused_is_not_asked_for_again_until_a_run_succeeds(pool: Pool, loop: Loop, tmp_path: Path) -> None:
+def test_what_is_refused_is_not_asked_for_again_until_run_succeeds(pool: Pool, loop: Loop, tmp_path: Path) -> None:
     pool.tick(0.0)
     loop.say(0, HOPELESS)
     loop.ends(0, 1)
@@ -342,7 +338,7 @@ def test_what_is_refused_is_not_asked_for_again_until_a_run_succeeds(pool: Pool,
     assert len(loop.made) == 2
 
 
-def test_another_package_of_the_agent_takes_the_place(pool: Pool, loop: Loop, tmp_path: Path) -> None:
+def test_another_package_of_agent_takes_place(pool: Pool, loop: Loop, tmp_path: Path) -> None:
     pool.tick(0.0)
     loop.say(0, _ready(7))
     _want(tmp_path, "a", 1, b"another")
@@ -352,7 +348,7 @@ def test_another_package_of_the_agent_takes_the_place(pool: Pool, loop: Loop, tm
     assert len(loop.made) == 2
 
 
-def test_a_short_machine_makes_none_and_gives_back(pool: Pool, loop: Loop) -> None:
+def test_short_machine_makes_none_and_gives_back(pool: Pool, loop: Loop) -> None:
     pool.tick(0.0)
     loop.say(0, _ready(0))
     pool.machine = lambda: SHORT
@@ -376,7 +372,7 @@ def test_one_that_could_not_be_asked_is_asked_again(pool: Pool, loop: Loop) -> N
     assert ended == [f"{0:036d}"] * 2
 
 
-def test_what_the_disk_or_the_kernel_refuses_ends_no_main_loop(pool: Pool, loop: Loop, tmp_path: Path) -> None:
+def test_what_disk_or_kernel_refuses_ends_no_main_loop(pool: Pool, loop: Loop, tmp_path: Path) -> None:
     """All runs depend on the loop: the disk is read-only, no descriptor is free, or stderr has no reader."""
 
     def refused() -> standby.Machine:
@@ -431,7 +427,7 @@ def test_whoever_does_not_read_stderr_holds_up_nobody(how: str) -> None:
             os.close(fd)
 
 
-def test_no_process_is_a_failure_like_any_other(pool: Pool, loop: Loop) -> None:
+def test_no_process_is_failure_like_any_other(pool: Pool, loop: Loop) -> None:
     loop.fails = True
     before = len(os.listdir("/proc/self/fd"))
     pool.tick(0.0)

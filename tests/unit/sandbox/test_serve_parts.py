@@ -22,6 +22,7 @@ from policy import data, errors, json_bounds
 from policy.decompile import bpf
 from sandbox import unix_wire
 from sandbox.audit.run_report import RunReport
+from sandbox.run_result import RunResult
 from sandbox.serve import hardening, systemd
 from sandbox.serve.api import client, paths, protocol, rlimits, run
 from sandbox.shim import process
@@ -78,7 +79,7 @@ def test_memory_is_bounded_while_it_lasts_and_then_no_more() -> None:
     ],
     ids=["objects", "keys", "wide", "deep", "quotes"],
 )
-def test_a_request_of_too_many_values_gets_a_code(raw: bytes) -> None:
+def test_request_of_too_many_values_gets_code(raw: bytes) -> None:
     assert len(raw) <= unix_wire.REQUEST_BYTES
 
     # A fresh interpreter, like the supervisor's shims: a test runner has gigabytes of free memory of its own.
@@ -96,7 +97,7 @@ def test_a_request_of_too_many_values_gets_a_code(raw: bytes) -> None:
     assert done.stdout.decode() == f"the request is refused: made of more than {json_bounds.REQUEST_VALUES} values\n"
 
 
-def test_the_largest_intent_fits_into_a_request() -> None:
+def test_largest_intent_fits_into_request() -> None:
     text = "\N{GREEK SMALL LETTER ALPHA}" * (512 * 1024 - 200)
     frame = unix_wire.encode({"kind": "run", "text": text, "timeout_ms": 1})
     assert len(frame) < unix_wire.REQUEST_BYTES
@@ -108,7 +109,7 @@ def test_the_largest_intent_fits_into_a_request() -> None:
     assert _child(look) is True
 
 
-def test_a_block_ends_in_time_also_while_it_waits() -> None:
+def test_block_ends_in_time_also_while_it_waits() -> None:
     reader, writer = os.pipe()
     try:
         begin = time.monotonic()
@@ -146,7 +147,7 @@ def test_packages_of_one_user_take_turns_and_of_two_do_not(tmp_path: Path) -> No
         pass
 
 
-def test_what_is_read_in_a_callers_name_is_bounded_in_every_keeper(tmp_path: Path) -> None:
+def test_what_is_read_in_callers_name_is_bounded_in_every_keeper(tmp_path: Path) -> None:
     def look() -> Any:
         caller = SimpleNamespace(uid=1000, rights=contextlib.nullcontext)
         own = SimpleNamespace(path=tmp_path, config=SimpleNamespace(request_seconds=1))
@@ -177,7 +178,7 @@ def _named(path: Path, uid: int = 1000) -> str:
         os.close(fd)
 
 
-def test_a_package_has_the_name_of_its_place_and_what_is_not_printed_in_it_is_escaped(tmp_path: Path) -> None:
+def test_package_has_name_of_its_place_and_what_is_not_printed_in_it_is_escaped(tmp_path: Path) -> None:
     assert _named(tmp_path) == str(tmp_path)
     hostile = tmp_path / os.fsdecode(b"a\x1b[2J\nrun_ended \xff\xe2\x80\xaeb\\n")
     hostile.mkdir()
@@ -186,7 +187,7 @@ def test_a_package_has_the_name_of_its_place_and_what_is_not_printed_in_it_is_es
     assert name.isprintable()
 
 
-def test_a_name_that_is_not_that_of_the_directory_here_is_nobody_elses(tmp_path: Path) -> None:
+def test_name_not_that_of_directory_here_is_nobody_elses(tmp_path: Path) -> None:
     """For a removed directory the kernel returns a name that its author chose, which may be another directory here."""
     (tmp_path / "gone").mkdir()
     fd = os.open(tmp_path / "gone", os.O_RDONLY | os.O_DIRECTORY)
@@ -201,7 +202,7 @@ def test_a_name_that_is_not_that_of_the_directory_here_is_nobody_elses(tmp_path:
 
 
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
-def test_the_filter_refuses_the_deny_list_but_what_is_needed(arch: str) -> None:
+def test_filter_refuses_deny_list_but_what_is_needed(arch: str) -> None:
     program = hardening.program(arch)
     numbers = data.syscalls(arch).numbers
 
@@ -220,7 +221,7 @@ def test_the_filter_refuses_the_deny_list_but_what_is_needed(arch: str) -> None:
         assert bpf.decide(program, number=0x40000000, arch=_AUDIT[arch]) == _EPERM
 
 
-def test_what_is_needed_is_on_the_deny_list() -> None:
+def test_what_is_needed_is_on_deny_list() -> None:
     """An exception to a call that the deny list does not contain would be dead text."""
     assert set(hardening.NEEDED) <= set(data.deny().names)
     known = {"kexec_load", "init_module", "reboot", "settimeofday", "swapon", "keyctl", "io_uring_setup", "userfaultfd",
@@ -237,7 +238,7 @@ def test_what_is_needed_is_on_the_deny_list() -> None:
         ("/r/s", True, False, ["/r/s/supervisor.sock", "/run/covenant/supervisor.sock"]),
     ],
 )
-def test_clients_look_where_the_state_says(
+def test_clients_look_where_state_says(
     state: str, given: bool, root: bool, found: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
@@ -245,7 +246,7 @@ def test_clients_look_where_the_state_says(
     assert found[0] == paths.socket_of(state)
 
 
-def test_a_client_finds_nobody_where_nobody_is(tmp_path: Path) -> None:
+def test_client_finds_nobody_where_nobody_is(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path / "no" / "directory"):
         with client.connected(str(path)) as sock:
             assert sock is None
@@ -259,7 +260,7 @@ def test_a_client_finds_nobody_where_nobody_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "said", [b"", b"\0\0\0", b"\0\0\0\2[]", b"\0\0\0\1x", b"\xff\xff\xff\xff", b"\0\0\0\x02{}\0\0\0\x00"]
 )
-def test_what_does_not_speak_as_a_supervisor_is_an_error(said: bytes) -> None:
+def test_what_does_not_speak_as_supervisor_is_error(said: bytes) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(said)
@@ -271,7 +272,7 @@ def test_what_does_not_speak_as_a_supervisor_is_an_error(said: bytes) -> None:
                 client.ask(ours, "ps")
 
 
-def test_an_error_of_a_code_that_is_unknown_is_one_all_the_same() -> None:
+def test_error_of_code_unknown_is_one_all_same() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(unix_wire.encode({"kind": "error", "code": "of_tomorrow", "message": "no"}))
@@ -279,14 +280,12 @@ def test_an_error_of_a_code_that_is_unknown_is_one_all_the_same() -> None:
             client.ask(ours, "ps")
 
 
-def test_an_answer_that_is_none_of_a_run_is_an_error() -> None:
+def test_answer_none_of_run_is_error() -> None:
     with pytest.raises(errors.ServiceError):
-        client.answer_of({"kind": "answer", "run_id": "x"})
+        RunResult.from_json({"kind": "answer", "run_id": "x"})
 
 
-def test_systemd_is_told_and_a_listener_that_is_none_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_systemd_is_told_and_listener_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LISTEN_PID", "LISTEN_FDS", "WATCHDOG_USEC", "NOTIFY_SOCKET"):
         monkeypatch.delenv(name, raising=False)
     assert systemd.listener() is None
@@ -321,7 +320,5 @@ def test_what_cannot_be_taken_away_of_another_run_loses_nobody_their_answer(tmp_
             raise OSError(errno.EBUSY, "a directory of a run is in use")
 
     report_reader = SimpleNamespace(read=RunReport, lost={"a-run-whose-keeper-was-killed"})
-    run._send_report(
-        cast("Any", SimpleNamespace(send_rows=told.append)), cast("Any", Own()), cast("Any", report_reader)
-    )
+    run.send_report(cast("Any", SimpleNamespace(send_rows=told.append)), cast("Any", Own()), cast("Any", report_reader))
     assert [document["kind"] for document in told] == ["rows"]

@@ -27,7 +27,7 @@ def _leaf(version: int, place: Path, **files: str) -> Leaf:
 @pytest.mark.parametrize(
     ("version", "then", "now"), [(1, "5000000", "48000000"), (2, "usage_usec 5000", "usage_usec 48000")]
 )
-def test_processor_time_counts_from_the_intent(tmp_path: Path, version: int, then: str, now: str) -> None:
+def test_processor_time_counts_from_intent(tmp_path: Path, version: int, then: str, now: str) -> None:
     meter = Meter(_leaf(version, tmp_path, cpu=then))
     assert meter.cpu_ms() is None
     meter.begin()
@@ -38,7 +38,7 @@ def test_processor_time_counts_from_the_intent(tmp_path: Path, version: int, the
 @pytest.mark.parametrize(
     ("version", "then", "now"), [(1, "5000000", "48000000"), (2, "usage_usec 5000", "usage_usec 48000")]
 )
-def test_what_the_gates_of_a_run_take_is_its_own(tmp_path: Path, version: int, then: str, now: str) -> None:
+def test_what_gates_of_run_take_is_its_own(tmp_path: Path, version: int, then: str, now: str) -> None:
     places = tmp_path / "agent", tmp_path / "gates"
     for place in places:
         place.mkdir()
@@ -51,7 +51,7 @@ def test_what_the_gates_of_a_run_take_is_its_own(tmp_path: Path, version: int, t
     assert meter.cpu_ms() == 86
 
 
-def test_what_a_killed_run_used_is_counted_from_its_intent_by_whoever_finds_it(tmp_path: Path) -> None:
+def test_what_killed_run_used_is_counted_from_its_intent_by_whoever_finds_it(tmp_path: Path) -> None:
     leaf, noted = _leaf(1, tmp_path, cpu="5000000"), tmp_path / "meter"
     assert Meter.of_one_that_was_killed(leaf, None, noted).cpu_ms() is None
     Meter(leaf, None, noted).begin()
@@ -61,7 +61,7 @@ def test_what_a_killed_run_used_is_counted_from_its_intent_by_whoever_finds_it(t
     assert Meter.of_one_that_was_killed(leaf, None, tmp_path / "uncounted").cpu_ms() is None
 
 
-def test_a_meter_that_is_made_ahead_says_of_nobody_that_they_had_an_intent(tmp_path: Path) -> None:
+def test_meter_made_ahead_says_of_nobody_that_they_had_intent(tmp_path: Path) -> None:
     noted = tmp_path / "meter"
     seen = [was_begun(noted)]
     noted.touch()
@@ -70,7 +70,7 @@ def test_a_meter_that_is_made_ahead_says_of_nobody_that_they_had_an_intent(tmp_p
     assert [*seen, was_begun(noted)] == [False, False, True]
 
 
-def test_of_a_meter_that_is_begun_ahead_and_again_the_first_time_counts(tmp_path: Path) -> None:
+def test_of_meter_begun_ahead_and_again_first_time_counts(tmp_path: Path) -> None:
     meter = Meter(_leaf(1, tmp_path, cpu="5000000"), None, tmp_path / "none" / "meter")
     with pytest.raises(FileNotFoundError):
         meter.begin()  # the caller then calls it again
@@ -83,7 +83,7 @@ def test_of_a_meter_that_is_begun_ahead_and_again_the_first_time_counts(tmp_path
     assert meter.noted.read_text() == "5000"
 
 
-def test_what_was_noted_of_a_killed_run_stands_when_whoever_noted_it_is_killed_as_well(tmp_path: Path) -> None:
+def test_what_was_noted_of_killed_run_stands_when_whoever_noted_it_is_killed_as_well(tmp_path: Path) -> None:
     """The next recovery finds its cgroups gone, and would otherwise note that it had used nothing."""
     (tmp_path / "unended").mkdir(mode=0o700)
     open_runs.note_used(tmp_path, "run", contract.Usage(43, 1 << 20, 0))
@@ -119,7 +119,7 @@ def test_what_another_version_noted_is_none_and_stops_nobody_who_writes_ends(
     assert open_runs.used(tmp_path, "run") == contract.NOTHING_USED
 
 
-def test_the_gates_part_of_what_was_noted_is_found_again(tmp_path: Path) -> None:
+def test_gates_part_of_what_was_noted_is_found_again(tmp_path: Path) -> None:
     leaf = Leaf(Hierarchies(1, {"cpuacct": tmp_path}), "run")
     gates = cgroup.of(leaf)
     noted = {**leaf.plan(), **cgroup.noted(gates)}
@@ -143,11 +143,11 @@ def test_what_is_not_counted_is_not_made_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_peak_of_memory(tmp_path: Path, version: int) -> None:
+def test_peak_of_memory(tmp_path: Path, version: int) -> None:
     assert _leaf(version, tmp_path, peak="1048576\n").memory_peak_bytes() == 1 << 20
 
 
-def test_an_instance_is_told_the_intent_s_name_and_priority_and_for_whom_it_is() -> None:
+def test_instance_is_told_intent_s_name_and_priority_and_for_whom_it_is() -> None:
     package = Package({"agent.toml": b"[agent]"}, b"an envelope")
     whom = {"display": "ada@laptop", "pubkey": "2"}
     issuer, reads = {"display": "uid7@local", "pubkey": "1"}, contract.on_behalf(**whom, by="uid7@local")
@@ -159,5 +159,5 @@ def test_an_instance_is_told_the_intent_s_name_and_priority_and_for_whom_it_is()
     assert Request(package, "hi", issuer).reads == issuer
 
 
-def test_a_run_that_was_told_nothing_used_nothing() -> None:
+def test_run_that_was_told_nothing_used_nothing() -> None:
     assert contract.Usage(0, 0, 0) == contract.NOTHING_USED

@@ -67,7 +67,7 @@ def test_each_value_and_key_stands_there(case: tuple[str, Any]) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(documents(), st.data())
-def test_a_replaced_value_and_nothing_else(case: tuple[str, Any], data: st.DataObject) -> None:
+def test_replaced_value_and_nothing_else(case: tuple[str, Any], data: st.DataObject) -> None:
     document, value = case
     scan = json_places.scan(document)
     scalars = [path for path, inner in walk(value) if not isinstance(inner, dict | list)]
@@ -82,12 +82,12 @@ def test_a_replaced_value_and_nothing_else(case: tuple[str, Any], data: st.DataO
 
 @settings(max_examples=300, deadline=None)
 @given(st.text('{}[],:"\\ a1\n', max_size=40))
-def test_text_that_is_no_json_does_not_raise(document: str) -> None:
+def test_text_no_json_does_not_raise(document: str) -> None:
     scan = json_places.scan(document)
     assert all(0 <= start < end <= len(document) for start, end in scan.values.values())
 
 
-def test_the_second_of_two_keys_is_named() -> None:
+def test_second_of_two_keys_is_named() -> None:
     scan = json_places.scan('{"a": {"b": 1,\n"\\u0062": 2}}')
     assert scan.duplicates == ((("a", "b"), 15),)
     assert scan.place(("a", "b"), key=True) == (2, 1)

@@ -208,7 +208,7 @@ def look_up(document: Any, path: lines.Path) -> Any:
 
 @settings(max_examples=300, deadline=None)
 @given(documents(), st.data())
-def test_a_mark_where_a_value_stands_becomes_that_value(w: Writer, data: st.DataObject) -> None:
+def test_mark_where_value_stands_becomes_that_value(w: Writer, data: st.DataObject) -> None:
     values = lines.scan(w.out).values
     if not values:
         return
@@ -228,7 +228,7 @@ def test_a_mark_where_a_value_stands_becomes_that_value(w: Writer, data: st.Data
 
 @settings(max_examples=300, deadline=None)
 @given(documents(), st.data())
-def test_a_mark_where_a_key_stands_changes_that_key(w: Writer, data: st.DataObject) -> None:
+def test_mark_where_key_stands_changes_that_key(w: Writer, data: st.DataObject) -> None:
     """Only keys that are written once: a table's later headers repeat its name."""
     keys = {path: place for path, place in lines.scan(w.out).keys.items() if isinstance(path[-1], str)}
     values = lines.scan(w.out).values
@@ -243,7 +243,7 @@ def test_a_mark_where_a_key_stands_changes_that_key(w: Writer, data: st.DataObje
 
 @settings(max_examples=200, deadline=None)
 @given(documents(), st.data())
-def test_a_mark_where_a_header_stands_changes_that_header(w: Writer, data: st.DataObject) -> None:
+def test_mark_where_header_stands_changes_that_header(w: Writer, data: st.DataObject) -> None:
     scan = lines.scan(w.out)
     headers = [p for p in scan.keys if p not in scan.values]
     # A header that other headers extend cannot be renamed alone: TOML would refuse those headers.
@@ -281,7 +281,7 @@ def test_scanner_agrees_with_tomllib_on_what_it_accepts(document: str) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet="a\n\t é", max_size=30), st.integers(0, 30))
-def test_place_of_an_offset(document: str, offset: int) -> None:
+def test_place_of_offset(document: str, offset: int) -> None:
     place = lines.place_at(document, offset := min(offset, len(document)))
     rows = document.split("\n")
     assert sum(len(row) + 1 for row in rows[: place.line - 1]) + place.column - 1 == offset

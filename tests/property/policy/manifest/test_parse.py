@@ -109,14 +109,14 @@ def test_mutations_are_accepted_in_range_or_refused_cleanly(data: st.DataObject)
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(min_size=1, max_size=4), st.integers(0, len(FULL)), st.integers(0, 4))
-def test_bytes_pushed_into_a_manifest(noise: bytes, at: int, cut: int) -> None:
+def test_bytes_pushed_into_manifest(noise: bytes, at: int, cut: int) -> None:
     raw = FULL.encode()
     m = attempt(raw[:at] + noise + raw[at + cut :])
     if m is not None:
         assert_in_range(m)
 
 
-def test_the_unspoiled_manifest_passes_the_range_check() -> None:
+def test_unspoiled_manifest_passes_range_check() -> None:
     m = attempt(FULL.encode())
     assert m is not None
     assert_in_range(m)
@@ -171,12 +171,12 @@ def _edits(word: str, letters: set[str]) -> set[str]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.text("abc", max_size=4), st.text("abc", max_size=4))
-def test_distance_is_the_fewest_edits(a: str, b: str) -> None:
+def test_distance_is_fewest_edits(a: str, b: str) -> None:
     assert text.distance(a, b) == text.distance(b, a) == _reference_distance(a, b)
 
 
 @pytest.mark.parametrize("name", list(agent.Manifest.model_fields))
-def test_any_single_edit_of_a_section_name_is_refused(name: str) -> None:
+def test_any_single_edit_of_section_name_is_refused(name: str) -> None:
     for slip in sorted(_edits(name, set("aestx"))):
         if slip in agent.Manifest.model_fields or not slip:
             continue

@@ -109,13 +109,13 @@ def test_mutations(data: st.DataObject) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(min_size=1, max_size=3), st.integers(0, len(kit.SEED)), st.integers(0, 3))
-def test_bytes_pushed_into_the_seeds_example(noise: bytes, at: int, cut: int) -> None:
+def test_bytes_pushed_into_seeds_example(noise: bytes, at: int, cut: int) -> None:
     m = attempt(kit.SEED[:at] + noise + kit.SEED[at + cut :])
     if m is not None:
         assert_keeps_its_promises(m)
 
 
-def test_the_unspoiled_documents_keep_their_promises() -> None:
+def test_unspoiled_documents_keep_their_promises() -> None:
     for raw in (kit.SEED, kit.text(kit.FULL)):
         m = attempt(raw)
         assert m is not None
@@ -127,7 +127,7 @@ def test_the_unspoiled_documents_keep_their_promises() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(list(tool_uri.FORMS)), PART["space"], PART["name"], PART["version"])
-def test_what_is_printed_is_parsed_to_the_same(kind: tool_uri.Kind, space: str, name: str, version: str) -> None:
+def test_what_is_printed_is_parsed_to_same(kind: tool_uri.Kind, space: str, name: str, version: str) -> None:
     uri = tool_uri.ToolUri(kind, space, name, version)
     try:
         found = tool_uri.parse(str(uri))
@@ -162,13 +162,13 @@ def test_what_is_parsed_is_printed_as_it_was(text: str) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(min_size=1))
-def test_no_digest_of_anything_is_a_filler(data: bytes) -> None:
+def test_no_digest_of_anything_is_filler(data: bytes) -> None:
     assert digests.filler(digests.of(data)) == ""
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from([1, 2, 4, 8, 16, 32]), st.data())
-def test_every_repetition_is_a_filler(period: int, data: st.DataObject) -> None:
+def test_every_repetition_is_filler(period: int, data: st.DataObject) -> None:
     piece = data.draw(st.text("0123456789abcdef", min_size=period, max_size=period))
     assert digests.filler(f"sha256:{piece * (64 // period)}")
 
@@ -182,7 +182,7 @@ def test_every_repetition_is_a_filler(period: int, data: st.DataObject) -> None:
     st.booleans(),
     st.dictionaries(st.sampled_from("abc"), st.binary(), min_size=1),
 )
-def test_pin_changes_the_digest_and_nothing_else(indent: Any, ascii_only: bool, files: dict[str, bytes]) -> None:
+def test_pin_changes_digest_and_nothing_else(indent: Any, ascii_only: bool, files: dict[str, bytes]) -> None:
     raw = json.dumps(kit.FULL, indent=indent, ensure_ascii=ascii_only).encode()
     read = kit.package(raw, pin=False, files={f"tools/fs/{name}": data for name, data in files.items()})
     before = tools_document.parse(raw)

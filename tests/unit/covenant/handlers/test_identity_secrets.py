@@ -29,7 +29,7 @@ def attest(message: bytes = b"hello", ts: int = 1_000_000) -> requests.SignAttes
 
 
 @pytest.mark.parametrize("message", [b"hello", b"\0\0", b"x" * MAX_MESSAGE_BYTES])
-async def test_an_attestation_verifies_under_its_tag_alone(world: World, message: bytes) -> None:
+async def test_attestation_verifies_under_its_tag_alone(world: World, message: bytes) -> None:
     answer = await world.ask(world.operator, attest(message))
     assert (answer.pubkey_b58, answer.ts) == (DAEMON.agent.pubkey, 1_000_000)
     signature = base58.decode(answer.signature_b58, length=64)
@@ -64,7 +64,7 @@ async def test_who_may_have_something_attested(world: World) -> None:
     assert isinstance(await world.refused(bob, attest()), errors.CapabilityMissingError)
 
 
-async def test_a_secret_that_is_named(world: World) -> None:
+async def test_secret_named(world: World) -> None:
     ada = await world.enroll(ADA)
     bob = await world.enroll(BOB, "secret.access.mail")
     scope = {"version": 1, "names": ["mail", "absent", "raw"]}
@@ -124,7 +124,7 @@ def revoking_when(world: World, monkeypatch: pytest.MonkeyPatch, whose: str, kin
 
 
 @pytest.mark.parametrize("kind", ["capability_check", "secret_access_granted"])
-async def test_a_secret_is_given_to_nobody_whose_grant_was_taken_back_meanwhile(
+async def test_secret_is_given_to_nobody_whose_grant_was_taken_back_meanwhile(
     world: World, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Writing the row takes as long as the disk does; a revocation that is acknowledged in that time must hold."""
@@ -136,7 +136,7 @@ async def test_a_secret_is_given_to_nobody_whose_grant_was_taken_back_meanwhile(
 
 
 @pytest.mark.parametrize("kind", ["capability_check", "identity_signed"])
-async def test_nothing_is_signed_for_whom_the_grant_was_taken_back_meanwhile(
+async def test_nothing_is_signed_for_whom_grant_was_taken_back_meanwhile(
     world: World, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     ada = await world.enroll(ADA, "identity.sign")

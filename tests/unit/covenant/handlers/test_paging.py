@@ -14,7 +14,7 @@ def row(text: str) -> ToolSpec:
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "語", "🚢"])
-def test_rows_are_counted_as_a_frame_counts_them(letter: str) -> None:
+def test_rows_are_counted_as_frame_counts_them(letter: str) -> None:
     one = row(letter * 100)
     size = len(one.model_dump_json(by_alias=True).encode())
     assert paging.that_fit([one] * 3, 2 * size + 2) == (one, one)
@@ -27,7 +27,7 @@ def test_one_fits_in_any_case_and_of_none_there_is_none() -> None:
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "\x01", '"'])
-def test_as_many_rows_as_there_are_fit_a_frame_with_what_stands_around_them(letter: str) -> None:
+def test_as_many_rows_as_there_are_fit_frame_with_what_stands_around_them(letter: str) -> None:
     for length in (0, 10, 1000, 1_000_000):
         shown = paging.that_fit([row(letter * length)] * 100_000)
         frames.encode(responses.ToolList(tools=shown).to_bytes())
@@ -41,7 +41,7 @@ def test_one_that_no_frame_could_carry_keeps_no_other_away() -> None:
     assert paging.cut([row("a"), giant, row("b")], 1) == ((row("a"),), True)
 
 
-def test_a_field_counts_under_the_name_that_it_has_on_the_wire() -> None:
+def test_field_counts_under_name_that_it_has_on_wire() -> None:
     assert paging.size_of(row("")) == len(row("").model_dump_json(by_alias=True))
 
 

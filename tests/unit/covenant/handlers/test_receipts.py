@@ -88,7 +88,7 @@ def desk(make: Callable[..., Desk]) -> Desk:
     return make()
 
 
-async def test_without_a_grant_nothing_is_shown_or_settled(desk: Desk) -> None:
+async def test_without_grant_nothing_is_shown_or_settled(desk: Desk) -> None:
     await desk.fill(ALICE)
     for asked in (
         requests.RecentReceipts(),
@@ -130,7 +130,7 @@ async def test_receipts_are_shown_newest_first(desk: Desk) -> None:
         ({"limit": 4}, [3, 2, 1, 0]),
     ],
 )
-async def test_a_scope_lets_only_what_it_names_be_seen(desk: Desk, scope: dict[str, Any], numbers: list[int]) -> None:
+async def test_scope_lets_only_what_it_names_be_seen(desk: Desk, scope: dict[str, Any], numbers: list[int]) -> None:
     made = await desk.fill(ALICE, BOB)
     made += [receipt(2, ALICE, resource="memory"), receipt(3, BOB, resource="memory")]
     for one in made[2:]:
@@ -141,7 +141,7 @@ async def test_a_scope_lets_only_what_it_names_be_seen(desk: Desk, scope: dict[s
     assert (await desk.rows("capability_check"))[0]["passed"]
 
 
-async def test_a_scope_that_cannot_be_met_refuses(desk: Desk) -> None:
+async def test_scope_that_cannot_be_met_refuses(desk: Desk) -> None:
     await desk.fill(ALICE)
     await desk.grant("chain.receipts", limit=3)
     await desk.grant("chain.batches", payer_pubkey_b58=ALICE.pubkey)
@@ -156,7 +156,7 @@ async def test_a_scope_that_cannot_be_met_refuses(desk: Desk) -> None:
     assert len(await desk.server.receipts.unsettled(9)) == 1
 
 
-async def test_the_widest_grant_counts(desk: Desk) -> None:
+async def test_widest_grant_counts(desk: Desk) -> None:
     made = await desk.fill(ALICE, BOB)
     await desk.grant("chain.receipts", payer_pubkey_b58=BOB.pubkey)
     await desk.grant("chain.receipts")
@@ -164,7 +164,7 @@ async def test_the_widest_grant_counts(desk: Desk) -> None:
     assert shown.receipts == (made[1], made[0])
 
 
-async def test_a_flush_is_off_chain_by_default_and_its_root_is_in_the_log(desk: Desk) -> None:
+async def test_flush_is_off_chain_by_default_and_its_root_is_in_log(desk: Desk) -> None:
     made = await desk.fill(ALICE, BOB, ALICE)
     await desk.grant("chain.flush")
     await desk.grant("chain.batches")
@@ -184,7 +184,7 @@ async def test_a_flush_is_off_chain_by_default_and_its_root_is_in_the_log(desk: 
         await receipts.flush_receipts(desk.server, desk.caller, requests.FlushReceipts(limit=0))
 
 
-async def test_a_flush_settles_what_its_scope_names(desk: Desk) -> None:
+async def test_flush_settles_what_its_scope_names(desk: Desk) -> None:
     made = await desk.fill(ALICE, BOB, BOB)
     await desk.grant("chain.flush", payer_pubkey_b58=BOB.pubkey)
     flushed = await receipts.flush_receipts(desk.server, desk.caller, requests.FlushReceipts(limit=9))
@@ -208,7 +208,7 @@ async def test_no_row_no_batch(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> N
     assert list(await desk.server.receipts.unsettled(9)) == made
 
 
-async def test_batches_are_shown_as_far_as_the_scope_goes(make: Callable[..., Desk]) -> None:
+async def test_batches_are_shown_as_far_as_scope_goes(make: Callable[..., Desk]) -> None:
     desk = make(chain=LocalVm(b"\1" * 32))
     await desk.fill(ALICE, ALICE)
     await desk.grant("chain.flush", cluster="litesvm")
@@ -226,7 +226,7 @@ async def test_batches_are_shown_as_far_as_the_scope_goes(make: Callable[..., De
     assert both.batches == (second.batch, first.batch)
 
 
-async def test_a_chain_that_is_ready_keeps_the_root_and_the_receipts_say_where(make: Callable[..., Desk]) -> None:
+async def test_chain_ready_keeps_root_and_receipts_say_where(make: Callable[..., Desk]) -> None:
     desk = make(chain=LocalVm(b"\1" * 32))
     await desk.fill(ALICE, BOB)
     await desk.grant("chain.flush")
@@ -243,7 +243,7 @@ async def test_a_chain_that_is_ready_keeps_the_root_and_the_receipts_say_where(m
     assert (anchored["tx_sig"], anchored["slot"]) == (flushed.batch.tx_sig, flushed.batch.slot)
 
 
-async def test_a_batch_that_the_chain_did_not_take_is_anchored_by_the_next_flush(make: Callable[..., Desk]) -> None:
+async def test_batch_that_chain_did_not_take_is_anchored_by_next_flush(make: Callable[..., Desk]) -> None:
     class Refusing(LocalVm):
         async def anchor(self, batch: interface.Batch, *, now_ms: int) -> interface.Anchor:
             raise errors.ChainError("the node did not answer", hint="look")
@@ -264,7 +264,7 @@ async def test_a_batch_that_the_chain_did_not_take_is_anchored_by_the_next_flush
     assert other.batch.batch_id != waiting.batch_id
 
 
-async def test_the_status_of_the_chain_is_for_everybody(desk: Desk) -> None:
+async def test_status_of_chain_is_for_everybody(desk: Desk) -> None:
     shown = await receipts.chain_status(desk.server, desk.caller, requests.ChainStatus())
     assert not shown.status.ready
     assert "signer" in shown.status.missing
@@ -329,7 +329,7 @@ async def test_upkeep_drops_what_is_old_and_goes_on_when_it_cannot(desk: Desk, m
 # --- backfill ----------------------------------------------------------------------------------------------------
 
 
-def test_a_backfill_believes_both_sides_and_nothing_else() -> None:
+def test_backfill_believes_both_sides_and_nothing_else() -> None:
     records = [
         memory_interface.Payable("said", ALICE.pubkey, 5, "r1"),
         memory_interface.Payable("first", ALICE.pubkey, 1),
@@ -355,7 +355,7 @@ def test_a_backfill_believes_both_sides_and_nothing_else() -> None:
     assert found.missing == ("lies", "of-bob", "later")
 
 
-async def test_a_backfill_counts_dry_and_changes_applied(make: Callable[..., Desk], tmp_path: Path) -> None:
+async def test_backfill_counts_dry_and_changes_applied(make: Callable[..., Desk], tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     path = tmp_path / "receipts" / "working.jsonl"
     desk = make(receipts=await durable.DurableReceipts.open(path))

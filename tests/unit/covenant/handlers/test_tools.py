@@ -51,7 +51,7 @@ async def test_anybody_lists_them(world: World) -> None:
     assert await world.rows("capability_check") == []
 
 
-async def test_a_call(world: World) -> None:
+async def test_call(world: World) -> None:
     assert (await world.ask(ADA, call(text="hi"))).code == "capability_not_held"
     await world.grant(ADA, "tool.call.echo")
     answer = await world.ask(ADA, call(text="hi"))
@@ -68,7 +68,7 @@ async def test_a_call(world: World) -> None:
 
 
 @pytest.mark.parametrize("scope", [{}, {"max_uses": 2}])
-async def test_nothing_is_called_for_whom_the_grant_was_taken_back_meanwhile(
+async def test_nothing_is_called_for_whom_grant_was_taken_back_meanwhile(
     world: World, monkeypatch: pytest.MonkeyPatch, scope: dict[str, Any]
 ) -> None:
     """The row of the check was written, and the revocation was acknowledged before the call."""
@@ -99,7 +99,7 @@ async def test_arguments_that_do_not_fit_are_written_down(world: World) -> None:
     assert (await world.ask(ADA, call(text="hi"))).kind == "tool_result"
 
 
-async def test_the_arguments_of_the_scope_and_no_others(world: World) -> None:
+async def test_arguments_of_scope_and_no_others(world: World) -> None:
     await world.grant(ADA, "tool.call.echo", arguments={"allow": {"text": "hi"}})
     assert (await world.ask(ADA, call(text="hi"))).kind == "tool_result"
     for other in ({"text": "ho"}, {"text": "hi", "more": 1}, {}):
@@ -107,7 +107,7 @@ async def test_the_arguments_of_the_scope_and_no_others(world: World) -> None:
     assert len(await world.rows("capability_scope_rejected")) == 3
 
 
-async def test_metered_grants_are_counted_before_the_act(world: World) -> None:
+async def test_metered_grants_are_counted_before_act(world: World) -> None:
     world.server.tools.add(Broken())
     signature = await world.grant(ADA, "tool.call.broken", max_uses=2)
     assert (await world.ask(ADA, call("broken"))).code == "tool_failed"
@@ -139,7 +139,7 @@ async def test_many_at_once_do_not_use_more_than_there_is(world: World) -> None:
     assert sorted(answers) == ["error"] * 15 + ["tool_result"] * 5
 
 
-async def test_a_caller_who_goes_away_leaves_a_row(world: World) -> None:
+async def test_caller_who_goes_away_leaves_row(world: World) -> None:
     world.server.tools.add(Broken())
     await world.grant(ADA, "tool.call.broken")
     with anyio.move_on_after(0.1):

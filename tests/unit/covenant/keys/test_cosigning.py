@@ -17,11 +17,11 @@ NOW, DAY = kit.NOW, kit.DAY
 ROOT = kit.root(kit.operator(1, threshold=2), kit.operator(2, threshold=2), kit.operator(3))
 
 
-def _door(number: int) -> signers.Door:
-    return signers.Door(f"op{number}", kit.public(number), kit.key(number).sign)
+def _door(number: int) -> signers.Signer:
+    return signers.Signer(f"op{number}", kit.public(number), kit.key(number).sign)
 
 
-def _plan(package: packages.Package, number: int, *, now_ms: int = NOW, **more: Any) -> cosigning.Plan:
+def _plan(package: packages.Package, number: int, *, now_ms: int = NOW, **more: Any) -> cosigning.SignaturePlan:
     rest = {name: more.pop(name) for name in ("fresh", "known") if name in more}
     manifest = parse.parse(package.manifest)
     return cosigning.plan(package, manifest, cosigning.Wanted(**more), kit.public(number), now_ms=now_ms, **rest)
@@ -49,7 +49,7 @@ def test_two_operators_sign_one_payload_in_two_calls() -> None:
 def test_what_it_came_to_is_said() -> None:
     changed = packages.Package({**kit.FILES, "main.py": b"2"}, BY_ONE.envelope)
     both = _sign(BY_ONE, 2)
-    rows: list[tuple[cosigning.Plan, str, str]] = [
+    rows: list[tuple[cosigning.SignaturePlan, str, str]] = [
         (_plan(UNSIGNED, 1), "new", ""),
         (_plan(BY_ONE, 2), "added", "beside 1 others, whom no trust root here could tell, over the same statement"),
         (_plan(BY_ONE, 2, known=ROOT.keys), "added", "beside op1, over the same statement"),
@@ -65,7 +65,7 @@ def test_what_it_came_to_is_said() -> None:
         assert bool(plan.envelope.signatures) is (how == "added")
 
 
-def test_a_new_statement_has_a_new_serial_and_keeps_no_signature() -> None:
+def test_new_statement_has_new_serial_and_keeps_no_signature() -> None:
     fresh = _sign(_sign(BY_ONE, 2), 3, fresh=True, now_ms=NOW + 5)
     signed = envelope.decode(fresh.envelope or b"")
     assert [s.keyid for s in signed.signatures] == [kit.public(3).keyid]
@@ -87,7 +87,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_other_terms_are_refused_and_the_first_signature_stays(name: str) -> None:
+def test_other_terms_are_refused_and_first_signature_stays(name: str) -> None:
     first, second, says = DIFFERENT[name]
     present = _sign(UNSIGNED, 1, **first)
     with pytest.raises(errors.SignatureError, match="something else") as caught:
@@ -112,18 +112,18 @@ def test_other_terms_are_refused_and_the_first_signature_stays(name: str) -> Non
         ({"approve_unlimited": True}, {"approve_unlimited": True}),
     ],
 )
-def test_the_same_terms_or_narrower_ones_are_signed(first: dict[str, Any], second: dict[str, Any]) -> None:
+def test_same_terms_or_narrower_ones_are_signed(first: dict[str, Any], second: dict[str, Any]) -> None:
     assert _plan(_sign(UNSIGNED, 1, **first), 2, now_ms=NOW + 1, **second).how == "added"
 
 
-def test_a_key_that_signed_already_has_nothing_to_add() -> None:
+def test_key_that_signed_already_has_nothing_to_add() -> None:
     both = _sign(BY_ONE, 2)
     for number in (1, 2):
         with pytest.raises(errors.SignatureError, match="this key and 1 more have signed the package already"):
             _plan(both, number)
 
 
-def test_a_false_signature_under_our_id_stops_nobody() -> None:
+def test_false_signature_under_our_id_stops_nobody() -> None:
     signed = envelope.decode(BY_ONE.envelope or b"")
     false = signed.signed_by(envelope.Signature(kit.public(2).keyid, bytes(64)))
     both = _sign(UNSIGNED.with_envelope(false.encode()), 2)
@@ -138,7 +138,7 @@ def test_a_false_signature_under_our_id_stops_nobody() -> None:
 
 
 @pytest.mark.parametrize("keyid", [kit.public(1).keyid, f"{0:064x}", ""])
-def test_a_statement_that_nobody_signed_is_not_taken_for_an_operators(keyid: str) -> None:
+def test_statement_that_nobody_signed_is_not_taken_for_operators(keyid: str) -> None:
     """Else a user who can write the package would choose the serial, dates and host of the next signature."""
     laid = kit.statement(UNSIGNED, serial=NOW - DAY, audience="elsewhere", not_before=NOW - DAY, expires_at=NOW + 1)
     false = (envelope.Signature(keyid, bytes(64)), envelope.Signature(kit.public(9).keyid, kit.key(9).sign(b"")))
@@ -161,7 +161,7 @@ def test_a_statement_that_nobody_signed_is_not_taken_for_an_operators(keyid: str
         {"not_before": NOW + 1},
     ],
 )
-def test_a_key_that_may_not_sign_this_chooses_no_dates_for_those_who_may(narrow: dict[str, Any]) -> None:
+def test_key_that_may_not_sign_this_chooses_no_dates_for_those_who_may(narrow: dict[str, Any]) -> None:
     known = kit.root(kit.operator(1, **narrow), kit.operator(2), signers=(2,)).keys
     with pytest.raises(errors.SignatureError, match="no other key of the trust root that may sign it"):
         _plan(BY_ONE, 2, known=known)
@@ -169,7 +169,7 @@ def test_a_key_that_may_not_sign_this_chooses_no_dates_for_those_who_may(narrow:
 
 
 @pytest.mark.parametrize("field", ["serial", "not_before"])
-def test_what_begins_in_the_future_is_asked_for_by_name(field: str) -> None:
+def test_what_begins_in_future_is_asked_for_by_name(field: str) -> None:
     """A serial from tomorrow locks out packages signed today, and a statement for next month does not hold now."""
     later = kit.signed(1, files=dict(UNSIGNED.files), **{field: NOW + DAY - 1})
     with pytest.raises(errors.SignatureError, match=f"{field} {NOW + DAY - 1}, not "):
@@ -187,7 +187,7 @@ def test_bytes_that_we_would_not_write_are_not_signed() -> None:
         assert _plan(present, 2).how == "replaced"
 
 
-def test_an_envelope_that_is_full_takes_no_more() -> None:
+def test_envelope_full_takes_no_more() -> None:
     signed = envelope.decode(BY_ONE.envelope or b"")
     strangers = tuple(envelope.Signature(f"{n:064x}", bytes(64)) for n in range(16))
     full = UNSIGNED.with_envelope(envelope.Envelope(signed.payload, signed.payload_type, strangers).encode())
@@ -195,7 +195,7 @@ def test_an_envelope_that_is_full_takes_no_more() -> None:
         _plan(full, 2)
 
 
-def test_what_nobody_should_sign_is_refused_for_the_second_too() -> None:
+def test_what_nobody_should_sign_is_refused_for_second_too() -> None:
     files = {**kit.FILES, "agent.toml": kit.MANIFEST + b"[lifetime]\nunlimited = true\n"}
     present = _sign(packages.Package(files), 1, approve_unlimited=True)
     with pytest.raises(errors.ManifestError, match="unlimited lifetime"):
@@ -203,7 +203,7 @@ def test_what_nobody_should_sign_is_refused_for_the_second_too() -> None:
     assert _plan(present, 2, approve_unlimited=True).how == "added"
 
 
-def test_a_door_that_signs_something_else_is_found_out() -> None:
-    false = signers.Door("op2", kit.public(2), kit.key(3).sign)
+def test_door_that_signs_something_else_is_found_out() -> None:
+    false = signers.Signer("op2", kit.public(2), kit.key(3).sign)
     with pytest.raises(errors.KeyFileError, match="does not verify"):
         _plan(BY_ONE, 2).signed_by(false)

@@ -16,7 +16,7 @@ def _none() -> bytes:
     raise AssertionError("asked for a passphrase")
 
 
-def test_a_new_key_is_private_whatever_the_umask(home: Path) -> None:
+def test_new_key_is_private_whatever_umask(home: Path) -> None:
     before = os.umask(0)
     try:
         key = keystore.new(home, "ann", None)
@@ -29,7 +29,7 @@ def test_a_new_key_is_private_whatever_the_umask(home: Path) -> None:
     assert keystore.load(home, "ann", _none).public_key().public_bytes_raw() == key.raw
 
 
-def test_a_passphrase_is_asked_only_where_one_is_needed(home: Path) -> None:
+def test_passphrase_is_asked_only_where_one_is_needed(home: Path) -> None:
     keystore.new(home, "plain", None)
     sealed = keystore.new(home, "sealed", b"open sesame")
     assert [(e.name, e.protected) for e in keystore.entries(home)] == [("plain", False), ("sealed", True)]
@@ -48,7 +48,7 @@ def test_salts_and_nonces_are_fresh(home: Path) -> None:
     assert len({s.nonce for s in seals if s}) == 2
 
 
-def test_a_key_is_never_overwritten(home: Path) -> None:
+def test_key_is_never_overwritten(home: Path) -> None:
     keystore.new(home, "ann", None)
     before = (home / "keys" / "ann.key").read_bytes()
     with pytest.raises(errors.KeyFileError, match="there is a key `ann` already"):
@@ -64,14 +64,14 @@ def test_a_key_is_never_overwritten(home: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../x", "a/b", "/etc/x", "a b", "-x", ".x", "a\n", "a\0", "é", "n" * 65]
 )
-def test_a_name_that_could_leave_the_directory_is_refused(name: str, home: Path) -> None:
+def test_name_that_could_leave_directory_is_refused(name: str, home: Path) -> None:
     for act in (keystore.entry, lambda h, n: keystore.new(h, n, None)):
         with pytest.raises(errors.UsageError, match="cannot be a key's name"):
             act(home, name)
     keystore.new(home, "a.b_c-1", None)
 
 
-def test_an_unsafe_key_file_is_refused(home: Path, tmp_path: Path) -> None:
+def test_unsafe_key_file_is_refused(home: Path, tmp_path: Path) -> None:
     keystore.new(home, "ann", None)
     file = home / "keys" / "ann.key"
     for mode in (0o640, 0o604, 0o660, 0o620):
@@ -103,7 +103,7 @@ def test_another_owner_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -
         keystore.load(home, "ann", _none)
 
 
-def test_an_unsafe_directory_is_refused(home: Path) -> None:
+def test_unsafe_directory_is_refused(home: Path) -> None:
     keystore.new(home, "ann", None)
     (home / "keys").chmod(0o755)
     for act in (lambda: keystore.load(home, "ann", _none), lambda: keystore.entries(home)):
@@ -116,7 +116,7 @@ def test_an_unsafe_directory_is_refused(home: Path) -> None:
         keystore.load(home, "ann", _none)
 
 
-def test_a_missing_key_is_named(home: Path) -> None:
+def test_missing_key_is_named(home: Path) -> None:
     assert keystore.entries(home) == ()
     with pytest.raises(errors.KeyFileError, match="there is no key `ann`") as caught:
         keystore.load(home, "ann", _none)
@@ -124,7 +124,7 @@ def test_a_missing_key_is_named(home: Path) -> None:
     assert not (home / "keys").exists()
 
 
-def test_the_dev_key_is_made_once(home: Path) -> None:
+def test_dev_key_is_made_once(home: Path) -> None:
     one = keystore.dev_key(home)
     assert keystore.dev_key(home).private_bytes_raw() == one.private_bytes_raw()
     assert stat.S_IMODE((home / "dev.key").stat().st_mode) == 0o600

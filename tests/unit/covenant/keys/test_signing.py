@@ -28,7 +28,7 @@ def _statement(files: dict[str, bytes], **terms: Any) -> Any:
     )
 
 
-def test_a_statement_says_what_was_chosen_and_what_is_there() -> None:
+def test_statement_says_what_was_chosen_and_what_is_there() -> None:
     made = _statement({**kit.FILES, "agent.toml": kit.MANIFEST + b"[custom]\nx = 1\n"}, audience="h", serial=5)
     assert (made.serial, made.audience, made.agent_id) == (5, "h", "hello")
     assert made.unknown_sections == ("custom",)
@@ -48,14 +48,14 @@ def test_what_is_signed_verifies_at_once_and_until_it_ends() -> None:
             kit.verify(signed, now_ms=moment)
 
 
-def test_the_network_mode_must_be_written() -> None:
+def test_network_mode_must_be_written() -> None:
     without = kit.MANIFEST.replace(b'network = "off"', b"memory_mb = 64")
     _statement(kit.FILES)
     with pytest.raises(errors.ManifestError, match=r"resources\.network"):
         _statement({**kit.FILES, "agent.toml": without})
 
 
-def test_an_unlimited_lifetime_needs_an_approval() -> None:
+def test_unlimited_lifetime_needs_approval() -> None:
     unlimited = {**kit.FILES, "agent.toml": kit.MANIFEST + b"[lifetime]\nunlimited = true\n"}
     assert _statement(unlimited, approve_unlimited=True).approve_unlimited is True
     with pytest.raises(errors.ManifestError, match="unlimited lifetime") as caught:
@@ -69,7 +69,7 @@ def test_droppings_are_not_signed(name: str) -> None:
         _statement({**kit.FILES, name: b""})
 
 
-def test_an_envelope_is_replaced_whole_and_through_no_link(tmp_path: Path) -> None:
+def test_envelope_is_replaced_whole_and_through_no_link(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_bytes(b"keep")
     folder = tmp_path / "pkg"
@@ -89,7 +89,7 @@ def test_an_envelope_is_replaced_whole_and_through_no_link(tmp_path: Path) -> No
     assert [f.name for f in folder.iterdir()] == ["agent.dsse.json"]
 
 
-def test_a_package_that_is_a_link_is_not_opened(tmp_path: Path) -> None:
+def test_package_link_is_not_opened(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     for name in ("link", "missing"):
         with pytest.raises(errors.PackageError, match="cannot be opened"), signing.opened(tmp_path / name):
@@ -159,6 +159,6 @@ def test_dev_goes_on_after_its_root_has_ended(state: State) -> None:
     assert first.signers[0].keyid == second.signers[0].keyid
 
 
-def test_an_operators_envelope_is_left_alone(state: State) -> None:
+def test_operators_envelope_is_left_alone(state: State) -> None:
     trusted = _dev(state, package=kit.signed(1))
     assert [s.name for s in trusted.signers] == ["dev@local"]

@@ -58,7 +58,7 @@ class Recorder:
 
 
 CHECKPOINT = note.Checkpoint("covenant/log", 7, b"r" * 32).text
-ROW = chain.Row(b"{}", str(uuid.UUID(int=1)), 5)
+ROW = chain.ChainRow(b"{}", str(uuid.UUID(int=1)), 5)
 CUT = truncation.Cut(1, ROW, ROW, "0" * 64, merkle.Frontier(), merkle.Frontier(), None)
 
 
@@ -125,15 +125,15 @@ def test_what_one_door_signs_no_other_reader_takes() -> None:
 
 
 @given(st.binary(max_size=300), st.sampled_from(list(Domain)))
-def test_a_tagged_message_is_no_token_checkpoint_or_envelope(body: bytes, domain: Domain) -> None:
+def test_tagged_message_is_no_token_checkpoint_or_envelope(body: bytes, domain: Domain) -> None:
     assert readings(domain.tag + body) == {domain.value}
 
 
 @given(_TOKENS, st.sampled_from(list(Domain)))
-def test_an_attestation_over_a_tokens_bytes_is_no_token(made: Token, domain: Domain) -> None:
+def test_attestation_over_tokens_bytes_is_no_token(made: Token, domain: Domain) -> None:
     try:
         wanted = made.message()
-    except token.MalformedError:
+    except token.MalformedTokenError:
         return
     for body in (wanted, wanted[32:], wanted[36:], wanted[44:]):
         signature = base58.encode(OURS.sign(domain, body))
@@ -142,7 +142,7 @@ def test_an_attestation_over_a_tokens_bytes_is_no_token(made: Token, domain: Dom
 
 
 @pytest.mark.parametrize("start", [domain.tag for domain in Domain] + [b"DSSEv1 28 application/vnd.in-toto+json 9 "])
-def test_a_token_whose_subject_is_the_beginning_of_another_message(start: bytes) -> None:
+def test_token_whose_subject_is_beginning_of_another_message(start: bytes) -> None:
     """A subject may be any 32 bytes; the length of the action behind them may not be any number."""
     made = Token(base58.encode(start[:32]), "memory.write", {}, OURS.agent.pubkey, None)
     message = made.message()
@@ -162,7 +162,7 @@ def test_tags_are_as_they_must_be() -> None:
 
 @pytest.mark.parametrize("domain", Domain)
 @pytest.mark.parametrize("wanted", sorted(READERS.keys() - {"token"}))
-def test_an_attestation_over_the_bytes_of_another_door_is_not_that_doors(wanted: str, domain: Domain) -> None:
+def test_attestation_over_bytes_of_another_door_is_not_that_doors(wanted: str, domain: Domain) -> None:
     message = messages()[wanted]
     for body in (message, b"\n" + message, attested(message, 9)):
         signature = OURS.sign(domain, body)
@@ -170,12 +170,12 @@ def test_an_attestation_over_the_bytes_of_another_door_is_not_that_doors(wanted:
     assert envelope.PublicKey.of(KEY).verifies(KEY.sign(message), message), "the control"
 
 
-def test_the_identity_signs_no_token_of_another_grantor() -> None:
+def test_identity_signs_no_token_of_another_grantor() -> None:
     with pytest.raises(errors.GrantRefusedError):
         OURS.grant(Token(OTHER, "memory.write", {}, OTHER, None))
 
 
-def test_nothing_else_of_the_identity_signs() -> None:
+def test_nothing_else_of_identity_signs() -> None:
     public = {name for name in dir(OURS) if not name.startswith("_")}
     assert public == {"agent", "grant", "load", "sign"}
     assert OURS.agent.pubkey in repr(OURS)
@@ -184,6 +184,6 @@ def test_nothing_else_of_the_identity_signs() -> None:
         OURS.sign(Domain.ATTESTATION, bytes(identity.MAX_MESSAGE_BYTES + 1))
 
 
-def test_an_attestation_of_one_time_is_none_of_another() -> None:
+def test_attestation_of_one_time_is_none_of_another() -> None:
     assert attested(b"", 1) != attested(b"\0" * 7 + b"\1", 0)
     assert len({attested(b"x", ts) for ts in (0, 1, 2**64 - 1)}) == 3

@@ -52,7 +52,7 @@ def test_only_plain_ed25519_keys_are_seen(agent: ssh_agent_kit.SshAgent) -> None
     assert "ecdsa" in public
 
 
-def test_a_signature_of_the_agent_is_one_like_any_other(agent: ssh_agent_kit.SshAgent) -> None:
+def test_signature_of_agent_is_one_like_any_other(agent: ssh_agent_kit.SshAgent) -> None:
     with ssh_agent.Agent(agent.socket) as client:
         identity = client.find("ann@laptop")
         made = client.sign(identity, PAE)
@@ -63,7 +63,7 @@ def test_a_signature_of_the_agent_is_one_like_any_other(agent: ssh_agent_kit.Ssh
     assert envelope.signers(decoded, [kit.public(1), identity.key]) == (identity.key,)
 
 
-def test_a_key_is_named_by_comment_fingerprint_or_key_id(agent: ssh_agent_kit.SshAgent) -> None:
+def test_key_is_named_by_comment_fingerprint_or_key_id(agent: ssh_agent_kit.SshAgent) -> None:
     with ssh_agent.Agent(agent.socket) as client:
         ann, first = client.find("ann@laptop"), client.identities()[1]
         for wanted in (ann.fingerprint, ann.key.keyid):
@@ -77,9 +77,7 @@ def test_a_key_is_named_by_comment_fingerprint_or_key_id(agent: ssh_agent_kit.Ss
                 client.find(wanted)
 
 
-def test_a_door_to_the_agent_opens_when_it_signs(
-    agent: ssh_agent_kit.SshAgent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_door_to_agent_opens_when_it_signs(agent: ssh_agent_kit.SshAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSH_AUTH_SOCK", agent.socket)
     door = signers.agent_key("ann@laptop")
     signed = envelope.Envelope(b"{}", envelope.IN_TOTO_PAYLOAD_TYPE, ())
@@ -91,7 +89,7 @@ def test_a_door_to_the_agent_opens_when_it_signs(
         door.signature(signed)
 
 
-def test_a_locked_agent_signs_nothing(agent: ssh_agent_kit.SshAgent) -> None:
+def test_locked_agent_signs_nothing(agent: ssh_agent_kit.SshAgent) -> None:
     with ssh_agent.Agent(agent.socket) as client:
         identity = client.find("ann@laptop")
         # The protocol's own lock (RFC 9987): with a passphrase, since ssh-add asks for one on a terminal.
@@ -112,7 +110,7 @@ def _raw(path: str, message: bytes) -> None:
         assert connection.recv(5)[4] == 6
 
 
-def test_more_than_an_agent_takes_is_refused_before_it_is_sent(agent: ssh_agent_kit.SshAgent) -> None:
+def test_more_than_agent_takes_is_refused_before_it_is_sent(agent: ssh_agent_kit.SshAgent) -> None:
     def message(size: int) -> bytes:
         return envelope.pae("t", bytes(size))
 
@@ -138,7 +136,7 @@ def test_no_agent_is_said(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_ssh_signs_is_never_what_we_sign(agent: ssh_agent_kit.SshAgent, tmp_path: Path) -> None:
     userauth = _userauth(b"\x01" * 32)
-    sshsig = b"SSHSIG" + ssh_agent._string(b"file") + ssh_agent._string(b"") * 2
+    sshsig = b"SSHSIG" + ssh_agent.wire_string(b"file") + ssh_agent.wire_string(b"") * 2
     with ssh_agent.Agent(agent.socket) as client:
         identity = client.find("ann@laptop")
         for message in (userauth, sshsig, b"", b"DSSEv1", b"DSSEv2 1 a 1 b", b" " + PAE, b"{}", PAE[1:]):
@@ -161,17 +159,17 @@ def _userauth(session: bytes) -> bytes:
     """Return the message that a login signs (RFC 4252, section 7)."""
     fields = (b"git", b"ssh-connection", b"publickey")
     return (
-        ssh_agent._string(session)
+        ssh_agent.wire_string(session)
         + bytes([50])
-        + b"".join(ssh_agent._string(f) for f in fields)
+        + b"".join(ssh_agent.wire_string(f) for f in fields)
         + b"\x01"
-        + ssh_agent._string(b"ssh-ed25519")
-        + ssh_agent._string(ssh_agent._blob(kit.public(1)))
+        + ssh_agent.wire_string(b"ssh-ed25519")
+        + ssh_agent.wire_string(ssh_agent.key_blob(kit.public(1)))
     )
 
 
 @given(st.binary(min_size=1, max_size=128), st.text(max_size=20), st.binary(max_size=64))
-def test_no_login_is_an_encoding_of_ours_and_the_other_way_round(session: bytes, kind: str, payload: bytes) -> None:
+def test_no_login_is_encoding_of_ours_and_other_way_round(session: bytes, kind: str, payload: bytes) -> None:
     # A session id is a digest of at most 64 bytes from the key exchange: its length is never `DSSE` read as a number.
     assert int.from_bytes(b"DSSE", "big") > 2**30
     assert _userauth(session)[:4] != envelope.pae(kind, payload)[:4]
@@ -221,11 +219,11 @@ def _frame(body: bytes) -> bytes:
 
 
 def _identities(*pairs: tuple[bytes, bytes], count: int | None = None) -> bytes:
-    fields = b"".join(ssh_agent._string(blob) + ssh_agent._string(comment) for blob, comment in pairs)
+    fields = b"".join(ssh_agent.wire_string(blob) + ssh_agent.wire_string(comment) for blob, comment in pairs)
     return _frame(bytes([12]) + struct.pack(">I", len(pairs) if count is None else count) + fields)
 
 
-BLOB = ssh_agent._blob(kit.public(1))
+BLOB = ssh_agent.key_blob(kit.public(1))
 ONE = _identities((BLOB, b"ann"))
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "closed the connection"),
@@ -245,7 +243,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_malformed_list_is_refused(name: str, tmp_path: Path) -> None:
+def test_malformed_list_is_refused(name: str, tmp_path: Path) -> None:
     answer, says = HOSTILE[name]
     with _answering(tmp_path, answer) as path, ssh_agent.Agent(path) as client:
         if len(answer) < 4:
@@ -255,15 +253,15 @@ def test_a_malformed_list_is_refused(name: str, tmp_path: Path) -> None:
             client.identities()
 
 
-def test_control_the_same_frame_without_its_fault_is_a_list(tmp_path: Path) -> None:
+def test_control_same_frame_without_its_fault_is_list(tmp_path: Path) -> None:
     with _answering(tmp_path, ONE) as path, ssh_agent.Agent(path) as client:
         (found,) = client.identities()
-    assert found == ssh_agent.Identity("ann", kit.public(1))
+    assert found == ssh_agent.AgentKey("ann", kit.public(1))
 
 
-def test_keys_that_a_root_would_not_list_are_not_seen(tmp_path: Path) -> None:
-    small = ssh_agent._string(b"ssh-ed25519") + ssh_agent._string((1).to_bytes(32, "little"))
-    others = [small, BLOB + b"\0", BLOB[:-1], ssh_agent._string(b"ssh-rsa") + BLOB, b"", b"\0" * 4]
+def test_keys_that_root_would_not_list_are_not_seen(tmp_path: Path) -> None:
+    small = ssh_agent.wire_string(b"ssh-ed25519") + ssh_agent.wire_string((1).to_bytes(32, "little"))
+    others = [small, BLOB + b"\0", BLOB[:-1], ssh_agent.wire_string(b"ssh-rsa") + BLOB, b"", b"\0" * 4]
     answer = _identities(*((blob, b"x") for blob in others), (BLOB, b"\xff\x1b[2J"))
     with _answering(tmp_path, answer) as path, ssh_agent.Agent(path) as client:
         (found,) = client.identities()
@@ -272,8 +270,8 @@ def test_keys_that_a_root_would_not_list_are_not_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["fingerprint", "keyid"])
-def test_a_comment_that_is_spelled_like_another_key_does_not_stand_for_it(name: str, tmp_path: Path) -> None:
-    ours, theirs = ssh_agent.Identity("ann", kit.public(1)), ssh_agent._blob(kit.public(2))
+def test_comment_spelled_like_another_key_does_not_stand_for_it(name: str, tmp_path: Path) -> None:
+    ours, theirs = ssh_agent.AgentKey("ann", kit.public(1)), ssh_agent.key_blob(kit.public(2))
     wanted = {"fingerprint": ours.fingerprint, "keyid": ours.key.keyid}[name]
     lie = (theirs, wanted.encode())
     with _answering(tmp_path, _identities(lie, (BLOB, b"ann"))) as path, ssh_agent.Agent(path) as client:
@@ -297,8 +295,8 @@ def test_who_names_no_key_means_none(tmp_path: Path) -> None:
 
 
 def _signature(raw: bytes, algorithm: bytes = b"ssh-ed25519", after: bytes = b"") -> bytes:
-    body = ssh_agent._string(algorithm) + ssh_agent._string(raw) + after
-    return _frame(bytes([14]) + ssh_agent._string(body))
+    body = ssh_agent.wire_string(algorithm) + ssh_agent.wire_string(raw) + after
+    return _frame(bytes([14]) + ssh_agent.wire_string(body))
 
 
 GOOD = kit.key(1).sign(PAE)
@@ -317,8 +315,8 @@ FALSE: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", FALSE)
-def test_a_false_signature_is_refused(name: str, tmp_path: Path) -> None:
-    identity = ssh_agent.Identity("ann", kit.public(1))
+def test_false_signature_is_refused(name: str, tmp_path: Path) -> None:
+    identity = ssh_agent.AgentKey("ann", kit.public(1))
     with _answering(tmp_path, FALSE[name]) as path, ssh_agent.Agent(path) as client, pytest.raises(errors.AgentError):
         client.sign(identity, PAE)
     with _answering(tmp_path, _signature(GOOD)) as path, ssh_agent.Agent(path) as client:
@@ -326,7 +324,7 @@ def test_a_false_signature_is_refused(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start", [b"", b"\0", _signature(GOOD)[:-1]])
-def test_an_agent_that_says_no_more_is_not_waited_for(
+def test_agent_that_says_no_more_is_not_waited_for(
     start: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ssh_agent, "SIGN_SECONDS", 0.2)
@@ -335,7 +333,7 @@ def test_an_agent_that_says_no_more_is_not_waited_for(
         ssh_agent.Agent(path) as client,
         pytest.raises(errors.AgentError, match="did not answer within"),
     ):
-        client.sign(ssh_agent.Identity("ann", kit.public(1)), PAE)
+        client.sign(ssh_agent.AgentKey("ann", kit.public(1)), PAE)
 
 
 def test_another_users_agent_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,5 +349,5 @@ def test_another_users_agent_is_not_used(tmp_path: Path, monkeypatch: pytest.Mon
         assert client.identities()
 
 
-def test_the_programs_that_these_tests_need_are_there() -> None:
+def test_programs_that_these_tests_need_are_there() -> None:
     assert subprocess.run(["ssh-add", "-l"], env={"PATH": os.environ["PATH"]}, capture_output=True).returncode == 2

@@ -27,7 +27,7 @@ SECOND = kit.root_bytes(kit.root_document(op(2), version=2, revoked=kit.revoked(
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
-    monkeypatch.setattr(tree_kill, "_STARTING_SECONDS", 0.0)
+    monkeypatch.setattr(tree_kill, "STARTING_SECONDS", 0.0)
     monkeypatch.setattr(kill, "stop", lambda leaves: None)
     monkeypatch.setattr(kill, "kill", lambda leaves: None)
     monkeypatch.setattr(disconnect, "cut", lambda links: [])
@@ -51,7 +51,7 @@ def _install(state: State, home: Path, present: TrustRoot) -> revocation.Enforce
     return trust_root.install(state, home, present, root, ["op1", "op2"], ["revokes op1"], kit.NOW)
 
 
-def test_whoever_rests_on_it_ends_where_the_log_takes_no_line(
+def test_whoever_rests_on_it_ends_where_log_takes_no_line(
     state: State, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*arguments: object, **more: object) -> None:
@@ -59,7 +59,7 @@ def test_whoever_rests_on_it_ends_where_the_log_takes_no_line(
 
     with live(state.path / "runs", "one", (1,)) as path:
         with monkeypatch.context() as patch:
-            patch.setattr(trust_root, "_ledger", full)
+            patch.setattr(trust_root, "open_ledger", full)
             with pytest.raises(errors.LedgerError) as refused:
                 _install(state, home, state.present_root())
         assert refused.value.message.startswith("no space left on device; the version does not hold")
@@ -71,7 +71,7 @@ def test_whoever_rests_on_it_ends_where_the_log_takes_no_line(
         assert state.root_version() == 2
 
 
-def test_a_version_that_came_too_late_ends_nobody(state: State, home: Path) -> None:
+def test_version_that_came_too_late_ends_nobody(state: State, home: Path) -> None:
     present = state.present_root()
     state.replace_root(kit.root_bytes(kit.root_document(op(1), op(2), version=2), 1, 2), kit.NOW)
     with live(state.path / "runs", "one", (1,)) as path:
@@ -81,7 +81,7 @@ def test_a_version_that_came_too_late_ends_nobody(state: State, home: Path) -> N
 
 
 @pytest.mark.parametrize("rests", [True, False])
-def test_a_version_that_holds_is_not_said_to_be_refused(
+def test_version_that_holds_is_not_said_to_be_refused(
     state: State, home: Path, monkeypatch: pytest.MonkeyPatch, *, rests: bool
 ) -> None:
     """The version was installed, but its time record (clock.json) cannot be written."""

@@ -19,13 +19,13 @@ def write(home: Path, text: str, mode: int = 0o600) -> None:
     path.write_text(text)
 
 
-def test_without_the_file_or_the_sections_there_is_nothing(home: Path) -> None:
-    assert secrets_file.told(home) == secrets_file.Told({}, "off")
+def test_without_file_or_sections_there_is_nothing(home: Path) -> None:
+    assert secrets_file.told(home) == secrets_file.SettlementSecrets({}, "off")
     write(home, '[embed]\nprovider = "local"\n[llm]\napi_key = "hunter2"\n')
-    assert secrets_file.told(home) == secrets_file.Told({}, "off")
+    assert secrets_file.told(home) == secrets_file.SettlementSecrets({}, "off")
 
 
-def test_secrets_and_the_chain_are_read_and_not_shown(home: Path) -> None:
+def test_secrets_and_chain_are_read_and_not_shown(home: Path) -> None:
     write(home, '[secrets]\nmail = "hunter2"\n"a/b:c" = "größe"\n[settlement]\nchain = "litesvm"\n')
     told = secrets_file.told(home)
     assert told.secrets == {"mail": b"hunter2", "a/b:c": "größe".encode()}
@@ -55,13 +55,13 @@ def test_what_cannot_be_used_is_refused_and_never_repeated(home: Path, text: str
     assert refused.value.__cause__ is None
 
 
-def test_a_file_that_others_can_read_is_refused(home: Path) -> None:
+def test_file_that_others_can_read_is_refused(home: Path) -> None:
     write(home, "[secrets]\n", 0o640)
     with pytest.raises(errors.SettingError, match="mode 0640"):
         secrets_file.told(home)
 
 
-def test_the_chain_is_the_one_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chain_is_one_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(pick.pick("off"), interface.OffChain)
     assert isinstance(pick.pick("litesvm"), LocalVm)
     monkeypatch.setattr(interface, "installed", lambda: False)

@@ -31,7 +31,7 @@ class Fake:
         return Answer(({"type": "text", "text": self.spec.description},))
 
 
-async def test_the_native_tools() -> None:
+async def test_native_tools() -> None:
     tools = native(lambda: 42)
     assert [spec.name for spec in tools.specs()] == ["clock", "echo"]
     assert (await tools.call("echo", {"text": "ä\n"})).content == ({"type": "text", "text": "ä\n"},)
@@ -103,7 +103,7 @@ async def test_what_fits_is_passed_on() -> None:
     assert fake.calls == [fits]
 
 
-async def test_a_refusal_does_not_say_what_the_arguments_were() -> None:
+async def test_refusal_does_not_say_what_arguments_were() -> None:
     with pytest.raises(errors.ToolArgumentsError) as refused:
         await native(lambda: 0).call("echo", {"text": ["hunter2"]})
     assert "hunter2" not in repr((refused.value.message, refused.value.hint, refused.value.where))
@@ -130,7 +130,7 @@ async def test_pattern_of_nested_repeats_does_not_go_back() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["(?=a)b", "(a)\\1", "(?<!a)b"])
-async def test_pattern_beyond_the_linear_engine_is_refused(pattern: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_pattern_beyond_linear_engine_is_refused(pattern: str, caplog: pytest.LogCaptureFixture) -> None:
     # The control: the validator's default engine takes it, and goes back to match it.
     assert jsonschema_rs.Draft202012Validator({"pattern": pattern}).is_valid(1)
     assert not ToolRegistry().add(Fake("t", {"pattern": pattern}))
@@ -145,7 +145,7 @@ async def test_pattern_beyond_the_linear_engine_is_refused(pattern: str, caplog:
         ({"x": "s", "y": 1}, "/y", "oneOf: "),
     ],
 )
-async def test_choice_names_the_branch_that_got_furthest(arguments: Any, where: str, hint: str) -> None:
+async def test_choice_names_branch_that_got_furthest(arguments: Any, where: str, hint: str) -> None:
     named = {"properties": {"n": {"minimum": 3}}, "type": "object"}
     schema = {
         "type": "object",
@@ -161,7 +161,7 @@ async def test_choice_names_the_branch_that_got_furthest(arguments: Any, where: 
     assert refused.value.hint.startswith(hint)
 
 
-async def test_arguments_without_an_end() -> None:
+async def test_arguments_without_end() -> None:
     deep: Any = {}
     for _ in range(20_000):
         deep = {"x": deep}
@@ -175,12 +175,12 @@ async def test_lone_surrogate_in_arguments_is_refused() -> None:
         await ToolRegistry([Fake("t", SCHEMA)]).call("t", {"n": 2, "who": "\ud800"})
 
 
-async def test_an_unknown_tool() -> None:
+async def test_unknown_tool() -> None:
     with pytest.raises(errors.NoToolError, match="`nothing`"):
         await native(lambda: 0).call("nothing", {})
 
 
-async def test_a_tool_that_does_not_answer_or_fails() -> None:
+async def test_tool_that_does_not_answer_or_fails() -> None:
     async def fails() -> None:
         raise ZeroDivisionError
 

@@ -20,8 +20,8 @@ from covenant.runtime.packages import Listed
 from covenant.runtime.runner import Runners
 from covenant.stores.audit.interface import Scan
 from covenant.stores.capabilities.interface import Grant
-from covenant.stores.mailbox.interface import MAX_RESULT_BYTES, MAX_TASK_BYTES, Entry, State
-from covenant.stores.memory.interface import Compacted, Hit, Repaired
+from covenant.stores.mailbox.interface import MAX_RESULT_BYTES, MAX_TASK_BYTES, State, TaskEntry
+from covenant.stores.memory.interface import Hit, MemoryCompaction, Repaired
 from covenant.stores.peers.interface import Listing
 from covenant.stores.settlement.interface import Batch
 from covenant.wire import frames, parts, requests, responses
@@ -136,8 +136,8 @@ def result() -> A2ATaskResult:
     return made.model_copy(update={"error_message": WORST * ((MAX_RESULT_BYTES - paging.size_of(made)) // 6)})
 
 
-def entry(state: State) -> Entry:
-    return Entry(task=task(), state=state, sent_at_ms=END, turn=1, result=result())
+def entry(state: State) -> TaskEntry:
+    return TaskEntry(task=task(), state=state, sent_at_ms=END, turn=1, result=result())
 
 
 def _peer() -> Any:
@@ -169,7 +169,7 @@ def _compaction() -> Asked:
     ids = tuple(str(uuid.UUID(int=number)) for number in range(150_000))
     policy = parts.CompactionPolicy(delete_working_before_ms=1)
     order = parts.MemoryCompactionOrder(mode="dry_run", policy=policy, reason="r")
-    return requests.CompactMemory(request=order), {"memory": {"compact": now(Compacted(ids, ids, ids))}}
+    return requests.CompactMemory(request=order), {"memory": {"compact": now(MemoryCompaction(ids, ids, ids))}}
 
 
 def _repair() -> Asked:
@@ -296,7 +296,7 @@ def _everything() -> Capability:
 
 
 @pytest.mark.parametrize("kind", LISTINGS)
-async def test_the_longest_rows_are_listed_as_far_as_a_frame_goes(
+async def test_longest_rows_are_listed_as_far_as_frame_goes(
     kind: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, stores = LISTINGS[kind]()
@@ -313,17 +313,17 @@ async def test_the_longest_rows_are_listed_as_far_as_a_frame_goes(
 
 
 @pytest.mark.parametrize(("packages", "truncated"), [(3, False), (4096, True)])
-async def test_a_cut_list_of_packages_says_so(
+async def test_cut_list_of_packages_says_so(
     packages: int, truncated: bool, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = Listed("d" * 255, None, errors.HomeError(WORST * 10_000))
     monkeypatch.setattr(server.agents, "listing", at_once((listed,) * packages))
     answer = await server.respond(server_kit.caller(WHO, operator=True), requests.ListAgents())
-    assert isinstance(answer, responses.Agents)
+    assert isinstance(answer, responses.AgentDirectory)
     assert (answer.truncated, len(answer.agents) < packages) == (truncated, truncated)
 
 
-def test_every_request_that_lists_something_is_in_the_table() -> None:
+def test_every_request_that_lists_something_is_in_table() -> None:
     listing = {model.__name__ for kind, model in responses.KINDS.items() if _tuples(model) and kind not in NO_LISTINGS}
     answers = {kind: handler.__annotations__["return"].rpartition(".")[2] for kind, handler in routes.HANDLERS.items()}
     assert listing <= set(answers.values())

@@ -37,11 +37,11 @@ async def _kept(home: Path, monkeypatch: pytest.MonkeyPatch, *, credits_: int) -
     return statuses
 
 
-async def test_answers_that_cost_nothing_fill_the_room_of_who_asked_and_no_more(
+async def test_answers_that_cost_nothing_fill_room_of_who_asked_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await _kept(tmp_path, monkeypatch, credits_=0) == ["ok"] * 2 + ["not_stored"] * 3
 
 
-async def test_an_answer_that_was_paid_for_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answer_that_was_paid_for_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await _kept(tmp_path, monkeypatch, credits_=1000) == ["ok"] * 5

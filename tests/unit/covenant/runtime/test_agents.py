@@ -22,7 +22,7 @@ async def _loaded(home: Path) -> Agents:
     return agents
 
 
-async def test_a_home_without_agents_has_none(home: Path) -> None:
+async def test_home_without_agents_has_none(home: Path) -> None:
     agents = await _loaded(home)
     assert (agents.cards(), agents.listing()) == ((), ())
     with pytest.raises(errors.NoAgentError):
@@ -37,7 +37,7 @@ async def test_cards_are_sorted_by_id_and_not_by_directory(home: Path) -> None:
     assert agents.find("b").directory == home / "agents" / "1"
 
 
-async def test_files_and_directories_without_a_manifest_are_no_packages(home: Path) -> None:
+async def test_files_and_directories_without_manifest_are_no_packages(home: Path) -> None:
     runtime_kit.package(home, "a")
     (home / "agents" / "flat.toml").write_text(runtime_kit.manifest("flat"))
     (home / "agents" / "empty").mkdir()
@@ -45,7 +45,7 @@ async def test_files_and_directories_without_a_manifest_are_no_packages(home: Pa
     assert [one.directory for one in (await _loaded(home)).listing()] == ["a"]
 
 
-async def test_a_bad_package_is_listed_with_its_error_and_stops_nobody(home: Path) -> None:
+async def test_bad_package_is_listed_with_its_error_and_stops_nobody(home: Path) -> None:
     runtime_kit.package(home, "good")
     (runtime_kit.package(home, "bad") / "agent.toml").write_text("[agent\n")
     (runtime_kit.package(home, "wrong") / "agent.toml").write_text(runtime_kit.manifest("no@id"))
@@ -60,7 +60,7 @@ async def test_a_bad_package_is_listed_with_its_error_and_stops_nobody(home: Pat
     assert found["good"] is None
 
 
-async def test_no_name_is_followed_out_of_the_place(home: Path) -> None:
+async def test_no_name_is_followed_out_of_place(home: Path) -> None:
     outside = runtime_kit.package(home / "elsewhere", "outside")
     (home / "agents").mkdir()
     (home / "agents" / "link").symlink_to(outside)
@@ -79,7 +79,7 @@ async def test_no_name_is_followed_out_of_the_place(home: Path) -> None:
     assert "no plain file" in reasons["fifo"]
 
 
-async def test_a_name_that_is_no_text_is_listed_as_one(home: Path) -> None:
+async def test_name_no_text_is_listed_as_one(home: Path) -> None:
     (runtime_kit.package(home, "a") / "agent.toml").unlink()
     place = os.fsencode(home / "agents") + b"/\xff\xfe"
     os.mkdir(place)
@@ -136,7 +136,7 @@ async def test_more_packages_than_are_known_are_one_error(home: Path, monkeypatc
     assert any("more than 2 entries" in str(one.error) for one in agents.listing())
 
 
-async def test_of_many_with_one_id_each_names_a_few(home: Path) -> None:
+async def test_of_many_with_one_id_each_names_few(home: Path) -> None:
     for number in range(30):
         runtime_kit.package(home, "twin", directory=f"{number:02}")
     listing = (await _loaded(home)).listing()
@@ -144,13 +144,13 @@ async def test_of_many_with_one_id_each_names_a_few(home: Path) -> None:
     assert all(len(str(one.error)) < 200 and "and 25 more" in str(one.error) for one in listing)
 
 
-async def test_what_the_agents_require_is_what_bootstrap_grants(home: Path) -> None:
+async def test_what_agents_require_is_what_bootstrap_grants(home: Path) -> None:
     runtime_kit.package(home, "a", required='["memory.read", "tool.web_search"]', optional='["agent.x"]')
     runtime_kit.package(home, "b", required='["memory.read"]')
     assert (await _loaded(home)).required() == {"memory.read", "tool.web_search"}
 
 
-async def test_a_reload_says_what_changed_and_keeps_what_did_not(home: Path) -> None:
+async def test_reload_says_what_changed_and_keeps_what_did_not(home: Path) -> None:
     for agent_id in ("a", "b", "c"):
         runtime_kit.package(home, agent_id)
     agents = await _loaded(home)
@@ -166,7 +166,7 @@ async def test_a_reload_says_what_changed_and_keeps_what_did_not(home: Path) -> 
     assert change.refused == (("e", "manifest_invalid"),)
 
 
-async def test_a_change_that_cannot_be_written_down_takes_no_effect(home: Path) -> None:
+async def test_change_that_cannot_be_written_down_takes_no_effect(home: Path) -> None:
     agents = await _loaded(home)
     runtime_kit.package(home, "a")
 
@@ -179,7 +179,7 @@ async def test_a_change_that_cannot_be_written_down_takes_no_effect(home: Path) 
     assert (await agents.reload()).added == ("a",)
 
 
-async def test_a_package_that_was_changed_since_is_not_opened_for_a_run(home: Path) -> None:
+async def test_package_that_was_changed_since_is_not_opened_for_run(home: Path) -> None:
     runtime_kit.package(home, "a", required='["tool.web_search"]')
     agents = await _loaded(home)
     card = agents.find("a")
@@ -229,7 +229,7 @@ async def test_what_comes_changes_and_goes_is_seen_without_asking(home: Path) ->
     ]
 
 
-async def test_a_place_that_cannot_be_watched_is_said(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_place_that_cannot_be_watched_is_said(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     (home / "agents").write_text("a file")
     with anyio.fail_after(10):
         await Agents(home).watch()

@@ -12,7 +12,7 @@ import pytest
 
 from covenant.handlers import billing
 from covenant.runtime.agents import Agents
-from covenant.runtime.budget_preemption import Projection
+from covenant.runtime.budget_preemption import BudgetPreemption
 from covenant.runtime.runner import Intent, Runners, RunResult
 from covenant.settings import Projection as Settings
 from covenant.stores.budget.in_memory import InMemoryBudgetLedger
@@ -48,7 +48,7 @@ class Bench:
         self.looks = 0
         self.used: dict[str, tuple[int | None, int]] = {}
         self.done = anyio.Event()
-        self.projection = Projection(
+        self.projection = BudgetPreemption(
             self.runners,
             self.ledger,
             look=self._look,
@@ -86,7 +86,7 @@ class Bench:
         return [live.intent_id for live in await self.projection.over()]
 
 
-async def test_a_run_on_its_way_past_what_is_there_is_ended_once(tmp_path: Path) -> None:
+async def test_run_on_its_way_past_what_is_there_is_ended_once(tmp_path: Path) -> None:
     """Four credits an hour are four seconds of CPU: three in two seconds are too fast, one is not."""
     async with anyio.create_task_group() as group:
         bench = Bench(tmp_path)
@@ -100,7 +100,7 @@ async def test_a_run_on_its_way_past_what_is_there_is_ended_once(tmp_path: Path)
         bench.done.set()
 
 
-async def test_the_last_credit_pays_for_its_run(tmp_path: Path) -> None:
+async def test_last_credit_pays_for_its_run(tmp_path: Path) -> None:
     """Reserving its one credit empties the bucket, but the run that this credit paid for continues."""
     async with anyio.create_task_group() as group:
         bench = Bench(tmp_path, budget=1)
@@ -121,7 +121,7 @@ async def test_nobody_is_measured_who_has_no_budget(tmp_path: Path) -> None:
         bench.done.set()
 
 
-async def test_under_the_policy_none_nobody_is_measured_at_all(tmp_path: Path) -> None:
+async def test_under_policy_none_nobody_is_measured_at_all(tmp_path: Path) -> None:
     """The control is the same tick under `linear`."""
     for settings, looks in ((Settings(tick_ms=1), False), (LINEAR, True)):
         async with anyio.create_task_group() as group:
@@ -135,7 +135,7 @@ async def test_under_the_policy_none_nobody_is_measured_at_all(tmp_path: Path) -
             group.cancel_scope.cancel()
 
 
-async def test_what_an_instance_used_before_its_intent_is_not_the_intent_s(tmp_path: Path) -> None:
+async def test_what_instance_used_before_its_intent_is_not_intent_s(tmp_path: Path) -> None:
     async with anyio.create_task_group() as group:
         bench = Bench(tmp_path)
         await bench.start(group)
@@ -144,7 +144,7 @@ async def test_what_an_instance_used_before_its_intent_is_not_the_intent_s(tmp_p
         bench.done.set()
 
 
-async def test_an_intent_that_an_instance_gave_back_is_measured_in_the_run_that_it_has_then(tmp_path: Path) -> None:
+async def test_intent_that_instance_gave_back_is_measured_in_run_that_it_has_then(tmp_path: Path) -> None:
     """The new run counts from its own start: measuring does not wait until it has used more than the instance had."""
 
     async def ended(used: list[int]) -> list[bool]:
@@ -161,7 +161,7 @@ async def test_an_intent_that_an_instance_gave_back_is_measured_in_the_run_that_
     assert any(await ended([900_000, *cold]))
 
 
-async def test_a_run_elsewhere_is_measured_by_the_clock(tmp_path: Path) -> None:
+async def test_run_elsewhere_is_measured_by_clock(tmp_path: Path) -> None:
     """A minute costs one credit, so the budget is four minutes."""
     async with anyio.create_task_group() as group:
         bench = Bench(tmp_path, runtime="hermes")
@@ -173,7 +173,7 @@ async def test_a_run_elsewhere_is_measured_by_the_clock(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_the_end_is_written_down_either_way(tmp_path: Path, fails: bool) -> None:
+async def test_end_is_written_down_either_way(tmp_path: Path, fails: bool) -> None:
     async with anyio.create_task_group() as group:
         bench = Bench(tmp_path)
         if fails:

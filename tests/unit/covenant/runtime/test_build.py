@@ -24,17 +24,17 @@ class Log:
         raise AssertionError
 
 
-def test_a_socket_that_is_named_is_the_only_one() -> None:
+def test_socket_named_is_only_one() -> None:
     settings = Settings(home=Path("/h"), state=Path("/s"), socket=Path("/x.sock"))
     assert build.sockets(settings) == ["/x.sock"]
 
 
-def test_the_state_s_socket_comes_before_the_machine_s() -> None:
+def test_state_s_socket_comes_before_machine_s() -> None:
     assert build.sockets(Settings(home=Path("/h"))) == ["/h/supervisor/supervisor.sock", paths.SYSTEM_SOCKET]
     assert build.sockets(Settings(home=Path("/h"), state=Path("/s")))[0] == "/s/supervisor.sock"
 
 
-async def test_every_runtime_of_a_manifest_has_its_runner(tmp_path: Path) -> None:
+async def test_every_runtime_of_manifest_has_its_runner(tmp_path: Path) -> None:
     async with build.opened(Settings(home=tmp_path), audit=Log(), now_ms=lambda: 0) as runtime:
         assert isinstance(runtime.supervised, Supervised)
         assert isinstance(runtime.hermes, Hermes)
@@ -44,13 +44,13 @@ async def test_every_runtime_of_a_manifest_has_its_runner(tmp_path: Path) -> Non
             await runtime.hermes.probe()
 
 
-async def test_a_run_that_its_budget_ends_has_the_grace_that_was_set(tmp_path: Path) -> None:
+async def test_run_that_its_budget_ends_has_grace_that_was_set(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, projection=Projection(preempt_grace_ms=7))
     async with build.opened(settings, audit=Log(), now_ms=lambda: 0) as runtime:
         assert runtime.supervised._grace_ms == 7
 
 
-async def test_an_address_of_hermes_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
+async def test_address_of_hermes_that_cannot_be_used_ends_start(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, hermes_base_url="http://user:secret@host/v1")
     with pytest.raises(errors.SettingError) as raised:
         async with build.opened(settings, audit=Log(), now_ms=lambda: 0):

@@ -17,19 +17,19 @@ def listed(count: int) -> bytes:
     return b'{"a":[' + b",".join([b"0"] * (count - 2)) + b"]}"
 
 
-def test_an_answer_of_too_many_values_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(hermes_api._object(listed(MOST))["a"]) == MOST - 2, "control"
+def test_answer_of_too_many_values_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(hermes_api.json_object(listed(MOST))["a"]) == MOST - 2, "control"
     monkeypatch.setattr(json, "loads", None)
     with pytest.raises(errors.HermesError, match=f"more than {MOST} values"):
-        hermes_api._object(listed(MOST + 1))
+        hermes_api.json_object(listed(MOST + 1))
 
 
-def test_a_text_of_brackets_is_one_value() -> None:
+def test_text_of_brackets_is_one_value() -> None:
     text = "[{," * MOST
-    assert hermes_api._object(json.dumps({"text": text}).encode()) == {"text": text}
+    assert hermes_api.json_object(json.dumps({"text": text}).encode()) == {"text": text}
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{", b"\xff", b'{"a":"\\ud800"}'])
-def test_an_answer_that_is_no_object_is_an_error(raw: bytes) -> None:
+def test_answer_no_object_is_error(raw: bytes) -> None:
     with pytest.raises(errors.HermesError, match="no JSON object"):
-        hermes_api._object(raw)
+        hermes_api.json_object(raw)

@@ -58,7 +58,7 @@ async def _run(asking: Supervised, card: Card, intent: Intent, deadline: int | N
         return await asking.run(card, intent, caller=runtime_kit.ALICE, deadline=deadline)
 
 
-async def test_a_run_is_asked_with_the_package_s_descriptor_and_the_intent_s_own_id(tmp_path: Path, card: Card) -> None:
+async def test_run_is_asked_with_package_s_descriptor_and_intent_s_own_id(tmp_path: Path, card: Card) -> None:
     intent = _intent("größe", Priority.LOW)
     with SupervisorDouble(tmp_path / "s.sock") as double:
         result = await _run(_asking(double.path), card, intent, deadline=6_000)
@@ -69,7 +69,7 @@ async def test_a_run_is_asked_with_the_package_s_descriptor_and_the_intent_s_own
     assert known | {"agent_id"} == set(request)
     # The supervisor's own closed model accepts these fields.
     asked = protocol.parse(json.dumps({name: request[name] for name in known}).encode())
-    assert isinstance(asked, protocol.Run)
+    assert isinstance(asked, protocol.RunRequest)
     assert asked.manifest_sha256 == hashlib.sha256((card.directory / "agent.toml").read_bytes()).hexdigest()
     assert asked.on_behalf_of is not None
     assert asked.on_behalf_of.pubkey_b58 == runtime_kit.ALICE.pubkey
@@ -77,7 +77,7 @@ async def test_a_run_is_asked_with_the_package_s_descriptor_and_the_intent_s_own
     assert (request["intent_id"], request["priority"], request["timeout_ms"]) == (intent.id, "low", 5_000)
 
 
-async def test_what_a_failed_run_used_comes_with_its_error(tmp_path: Path, card: Card) -> None:
+async def test_what_failed_run_used_comes_with_its_error(tmp_path: Path, card: Card) -> None:
     def fails(request: Document) -> Document:
         error = errors.OutOfMemoryError("the agent used more memory than memory_mb", hint="raise it").to_json()
         return supervisor_double.answer(request, "", result=None, error=error, run_id="r")
@@ -94,7 +94,7 @@ def _lines(run_id: str, child: str) -> list[bytes]:
     return [supervisor_double.row("run_state", one, **state) for one in (run_id, child)]
 
 
-async def test_the_rows_of_a_run_come_as_they_stand_and_its_family_is_billed(tmp_path: Path, card: Card) -> None:
+async def test_rows_of_run_come_as_they_stand_and_its_family_is_billed(tmp_path: Path, card: Card) -> None:
     lines = _lines("r", "c")
     family = {"runs": 2, "unended": 1, "uncounted": 0, "cpu_ms": 5_000, "memory_byte_ms": 7, "wall_ms": 90}
 
@@ -126,7 +126,7 @@ async def test_many_rows_come_as_well_as_few(tmp_path: Path, card: Card) -> None
     assert [(row.line or "").encode() for row in found.rows] == lines
 
 
-async def test_a_refusal_brings_its_rows_as_well(tmp_path: Path, card: Card) -> None:
+async def test_refusal_brings_its_rows_as_well(tmp_path: Path, card: Card) -> None:
     def refuses(request: Document) -> Document:
         return errors.UnsignedError("the package is not signed").to_json()
 
@@ -169,7 +169,7 @@ def _forged(request: Document) -> Document:
         (_broken(whole=False), "grew"),
     ],
 )
-async def test_rows_that_are_none_are_said_to_be_missing(
+async def test_rows_none_are_said_to_be_missing(
     tmp_path: Path, card: Card, tells: Callable[[Document], Document], why: str
 ) -> None:
     with SupervisorDouble(tmp_path / "s.sock", tells=tells) as double:
@@ -179,7 +179,7 @@ async def test_rows_that_are_none_are_said_to_be_missing(
     assert result.text
 
 
-async def test_a_refusal_used_nothing(tmp_path: Path, card: Card) -> None:
+async def test_refusal_used_nothing(tmp_path: Path, card: Card) -> None:
     def refuses(request: Document) -> Document:
         return errors.UnsignedError("the package is not signed").to_json()
 
@@ -188,14 +188,14 @@ async def test_a_refusal_used_nothing(tmp_path: Path, card: Card) -> None:
     assert spent(raised.value) is None
 
 
-async def test_without_a_supervisor_nothing_is_run_and_the_error_says_what_to_do(tmp_path: Path, card: Card) -> None:
+async def test_without_supervisor_nothing_is_run_and_error_says_what_to_do(tmp_path: Path, card: Card) -> None:
     connect = supervisor_client.connector([str(tmp_path / "s.sock")], named=True)
     with pytest.raises(errors.NoSupervisorError) as raised:
         await _run(Supervised(connect, now_ms=lambda: 1_000), card, _intent())
     assert "covenant-supervisor" in raised.value.hint
 
 
-async def test_a_cancelled_call_ends_its_run(tmp_path: Path, card: Card) -> None:
+async def test_cancelled_call_ends_its_run(tmp_path: Path, card: Card) -> None:
     intent = _intent()
     with SupervisorDouble(tmp_path / "s.sock", lambda request: None) as double:
         async with anyio.create_task_group() as group:
@@ -205,7 +205,7 @@ async def test_a_cancelled_call_ends_its_run(tmp_path: Path, card: Card) -> None
         await _until(lambda: double.gone == [intent.id])
 
 
-async def test_a_run_is_found_by_its_intent_and_ended_with_a_grace(tmp_path: Path, card: Card) -> None:
+async def test_run_is_found_by_its_intent_and_ended_with_grace(tmp_path: Path, card: Card) -> None:
     intent = _intent()
     raised: list[errors.CovenantError] = []
 
@@ -227,7 +227,7 @@ async def test_a_run_is_found_by_its_intent_and_ended_with_a_grace(tmp_path: Pat
     assert [type(one) for one in raised] == [errors.KilledError]
 
 
-async def test_a_run_is_ended_at_once_with_all_that_it_started(tmp_path: Path, card: Card) -> None:
+async def test_run_is_ended_at_once_with_all_that_it_started(tmp_path: Path, card: Card) -> None:
     intent = _intent()
     with SupervisorDouble(tmp_path / "s.sock", lambda request: None) as double:
         asking = _asking(double.path)
@@ -244,7 +244,7 @@ async def _killed(asking: Supervised, card: Card, intent: Intent) -> None:
         await _run(asking, card, intent)
 
 
-async def test_a_busy_supervisor_is_asked_again_until_every_run_was_taken(tmp_path: Path, card: Card) -> None:
+async def test_busy_supervisor_is_asked_again_until_every_run_was_taken(tmp_path: Path, card: Card) -> None:
     """The supervisor accepts three runs at a time, and the client asks for eight."""
     with SupervisorDouble(tmp_path / "s.sock", most=3) as double:
         asking = _asking(double.path, most=8)
@@ -254,7 +254,7 @@ async def test_a_busy_supervisor_is_asked_again_until_every_run_was_taken(tmp_pa
     assert sorted(int(one["text"]) for one in double.requests) == list(range(30))
 
 
-async def test_no_peer_has_so_many_runs_that_the_operator_waits_for_them(tmp_path: Path, card: Card) -> None:
+async def test_no_peer_has_so_many_runs_that_operator_waits_for_them(tmp_path: Path, card: Card) -> None:
     """A run lasts as long as its manifest grants, and a peer may ask for one on each of its connections."""
     over = threading.Event()
 
@@ -278,7 +278,7 @@ async def test_no_peer_has_so_many_runs_that_the_operator_waits_for_them(tmp_pat
     assert len(double.requests) == 21
 
 
-async def test_a_package_of_another_agent_gives_no_answer(tmp_path: Path, card: Card) -> None:
+async def test_package_of_another_agent_gives_no_answer(tmp_path: Path, card: Card) -> None:
     def another(request: Document) -> Document:
         return supervisor_double.answer(request, "x", agent_id="b")
 
@@ -298,7 +298,7 @@ async def test_a_package_of_another_agent_gives_no_answer(tmp_path: Path, card: 
     ],
     ids=["nothing", "half a length", "no json", "no object", "too long", "no answer"],
 )
-async def test_whoever_does_not_speak_as_a_supervisor_is_an_error(tmp_path: Path, card: Card, said: bytes) -> None:
+async def test_whoever_does_not_speak_as_supervisor_is_error(tmp_path: Path, card: Card, said: bytes) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "s.sock"))
     listener.listen()
@@ -316,7 +316,7 @@ async def test_whoever_does_not_speak_as_a_supervisor_is_an_error(tmp_path: Path
                 await _run(_asking(tmp_path / "s.sock"), card, _intent())
 
 
-async def test_a_supervisor_that_never_answers_is_not_waited_for_for_ever(
+async def test_supervisor_that_never_answers_is_not_waited_for_for_ever(
     tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor_client, "_patience", lambda card: 0.2)
@@ -327,7 +327,7 @@ async def test_a_supervisor_that_never_answers_is_not_waited_for_for_ever(
         await _until(lambda: double.gone == [intent.id])
 
 
-async def test_an_intent_that_is_too_long_is_not_sent(tmp_path: Path, card: Card) -> None:
+async def test_intent_too_long_is_not_sent(tmp_path: Path, card: Card) -> None:
     with SupervisorDouble(tmp_path / "s.sock") as double, pytest.raises(errors.UsageError):
         await _run(_asking(double.path), card, _intent("x" * unix_wire.REQUEST_BYTES))
     assert double.requests == []
@@ -339,7 +339,7 @@ async def _until(look: Callable[[], bool]) -> None:
             await anyio.sleep(0.01)
 
 
-async def test_a_package_is_verified_by_its_descriptor_and_what_was_seen(tmp_path: Path, card: Card) -> None:
+async def test_package_is_verified_by_its_descriptor_and_what_was_seen(tmp_path: Path, card: Card) -> None:
     with SupervisorDouble(tmp_path / "s.sock", _checked("a")) as double, anyio.fail_after(30):
         assert await _asking(double.path).check(card)
     (request,) = double.requests
@@ -369,14 +369,14 @@ def _refusing(error: errors.CovenantError) -> Callable[[Document], Document]:
     ],
     ids=["refused", "not understood", "of another agent"],
 )
-async def test_a_supervisor_that_does_not_say_yes_has_said_no(
+async def test_supervisor_that_does_not_say_yes_has_said_no(
     act: Callable[[Document], Document], refused: type[errors.CovenantError], tmp_path: Path, card: Card
 ) -> None:
     with SupervisorDouble(tmp_path / "s.sock", act) as double, anyio.fail_after(30), pytest.raises(refused):
         await _asking(double.path).check(card)
 
 
-async def test_only_where_the_machine_has_none_nobody_was_asked(tmp_path: Path, card: Card) -> None:
+async def test_only_where_machine_has_none_nobody_was_asked(tmp_path: Path, card: Card) -> None:
     nowhere = Supervised(supervisor_client.connector([str(tmp_path / "none.sock")], named=False), now_ms=lambda: 1_000)
     assert not await nowhere.check(card)
     strange = _refusing(errors.CallerError("this user may not ask the supervisor"))
@@ -392,7 +392,7 @@ async def test_only_where_the_machine_has_none_nobody_was_asked(tmp_path: Path, 
     "how",
     ["named", "reached", "marked", "mark unseen", "mark astray", "left its socket", "another's", "of the machine"],
 )
-async def test_a_supervisor_that_is_only_away_is_waited_for_and_not_replaced(
+async def test_supervisor_only_away_is_waited_for_and_not_replaced(
     how: str, tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, mark = tmp_path / "s.sock", tmp_path / "mark"
@@ -443,7 +443,7 @@ async def test_a_supervisor_that_is_only_away_is_waited_for_and_not_replaced(
 
 
 @pytest.mark.parametrize("there", [True, False])
-async def test_a_package_is_verified_here_only_where_nobody_else_did(there: bool, card: Card) -> None:
+async def test_package_is_verified_here_only_where_no_other_did(there: bool, card: Card) -> None:
     verified: list[Card] = []
 
     async def ask(asked: Card) -> bool:

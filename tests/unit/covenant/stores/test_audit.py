@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from covenant.stores.audit.durable import DurableAudit
-from covenant.stores.audit.interface import AuditLog, Entry
+from covenant.stores.audit.interface import AuditEntry, AuditLog
 from covenant.wire import parts
 from covenant.wire.types import AgentId
 from policy import base58, errors
@@ -62,7 +62,7 @@ def reasons(rows: Sequence[parts.AuditEvent]) -> list[str]:
     return [row.kind.get("reason", row.kind["type"]) for row in rows]
 
 
-async def test_a_row_is_there_with_what_it_says(log: AuditLog, clock: Clock) -> None:
+async def test_row_is_there_with_what_it_says(log: AuditLog, clock: Clock) -> None:
     clock.ms = 77
     event_id = await log.append("authentication_failed", failed(1), PEER)
     [row] = await log.recent(10)
@@ -72,36 +72,38 @@ async def test_a_row_is_there_with_what_it_says(log: AuditLog, clock: Clock) -> 
     assert (await log.recent(1))[0].issuer == DAEMON
 
 
-async def test_rows_of_a_run_may_leave_run_and_operator_out(log: AuditLog) -> None:
+async def test_rows_of_run_may_leave_run_and_operator_out(log: AuditLog) -> None:
     fields = {"agent_id": "a", "required_actions": [], "missing_actions": [], "passed": True, "authorized_by": []}
     await log.append("capability_check", fields)
     [row] = await log.recent(1)
     assert (row.kind["run_id"], row.kind["operator"]) == (None, None)
 
 
-async def test_what_is_not_in_the_table_is_refused_and_hurts_nothing(log: AuditLog) -> None:
+async def test_what_is_not_in_table_is_refused_and_hurts_nothing(log: AuditLog) -> None:
     with pytest.raises(errors.EventError, match="not in the table"):
         await log.append("nothing", {})
     with pytest.raises(errors.EventError, match="`reason` is missing"):
         await log.append("authentication_failed", {"transport": "ipc"})
     with pytest.raises(errors.EventError):
-        await log.append_all([Entry("authentication_failed", failed(1)), Entry("nothing", {})])
+        await log.append_all([AuditEntry("authentication_failed", failed(1)), AuditEntry("nothing", {})])
     await write(log, 1)
     assert len(await log.recent(10)) == 1
 
 
-async def test_a_row_that_is_too_long_is_refused_and_the_log_goes_on(log: AuditLog) -> None:
+async def test_row_too_long_is_refused_and_log_goes_on(log: AuditLog) -> None:
     """A line may need six bytes for one letter, so a row from an 8 MiB frame may be too long for a line."""
     long = {"transport": "ipc", "reason": "\u00e9" * (events.MAX_LINE_BYTES // 6)}
     with pytest.raises(errors.EventError, match="more than 8388608"):
         await log.append("authentication_failed", long)
     with pytest.raises(errors.EventError, match="more than 8388608"):
-        await log.append_all([Entry("authentication_failed", failed(1)), Entry("authentication_failed", long)])
+        await log.append_all(
+            [AuditEntry("authentication_failed", failed(1)), AuditEntry("authentication_failed", long)]
+        )
     event_id = await log.append("authentication_failed", failed(2))
     assert [row.id for row in await log.recent(10)] == [event_id]
 
 
-async def test_recent_is_newest_first_with_the_limit_after_the_filter(log: AuditLog, clock: Clock) -> None:
+async def test_recent_is_newest_first_with_limit_after_filter(log: AuditLog, clock: Clock) -> None:
     for n in range(30):
         clock.ms = 1_000 + n
         await log.append("authentication_failed", failed(n), PEER if n % 10 == 0 else None)
@@ -121,7 +123,7 @@ async def test_times_never_go_backwards(log: AuditLog, clock: Clock) -> None:
 
 
 async def test_rows_together_stand_together(log: AuditLog) -> None:
-    entries = [Entry("authentication_failed", failed(n), PEER) for n in range(5)]
+    entries = [AuditEntry("authentication_failed", failed(n), PEER) for n in range(5)]
     async with anyio.create_task_group() as group:
         for _ in range(8):
             group.start_soon(log.append_all, entries)
@@ -156,7 +158,7 @@ async def test_listeners_hear_of_each_row_once_it_is_durable(log: AuditLog) -> N
     assert heard == (await log.recent(3))[::-1]
 
 
-async def test_an_empty_log_holds(log: AuditLog) -> None:
+async def test_empty_log_holds(log: AuditLog) -> None:
     report = await log.verify()
     assert (report.valid, report.events, report.root_hash_hex) == (True, 0, "0" * 64)
     assert await log.recent(5) == []
@@ -166,7 +168,7 @@ async def test_an_empty_log_holds(log: AuditLog) -> None:
 # Proofs and checkpoints ------------------------------------------------------------------------------------------
 
 
-async def test_every_row_is_proved_under_a_signed_checkpoint(log: AuditLog) -> None:
+async def test_every_row_is_proved_under_signed_checkpoint(log: AuditLog) -> None:
     ids = await write(log, 13)
     for event_id in ids:
         proof = await log.prove(event_id)
@@ -181,7 +183,7 @@ async def test_every_row_is_proved_under_a_signed_checkpoint(log: AuditLog) -> N
     assert await log.prove('"') is None
 
 
-async def test_a_checkpoint_is_the_same_while_nothing_comes(log: AuditLog) -> None:
+async def test_checkpoint_is_same_while_nothing_comes(log: AuditLog) -> None:
     await write(log, 3)
     first = await log.checkpoint()
     # The row about the refusal comes behind it.
@@ -205,7 +207,7 @@ async def test_later_checkpoints_extend_earlier_ones(log: AuditLog) -> None:
         await log.consistency(3, 10_000)
 
 
-async def test_witnesses_cosign_and_the_log_keeps_it(log: AuditLog) -> None:
+async def test_witnesses_cosign_and_log_keeps_it(log: AuditLog) -> None:
     await write(log, 2)
     signed = await log.checkpoint()
     witness = note.Verifier("witness.example/w", note.COSIGNATURE, WITNESS.public_key())
@@ -218,7 +220,7 @@ async def test_witnesses_cosign_and_the_log_keeps_it(log: AuditLog) -> None:
     assert proof.checkpoint == kept
 
 
-async def test_a_cosignature_that_is_none_is_refused(log: AuditLog) -> None:
+async def test_cosignature_none_is_refused(log: AuditLog) -> None:
     await write(log, 2)
     signed = await log.checkpoint()
     witness = note.Verifier("witness.example/w", note.COSIGNATURE, WITNESS.public_key())
@@ -247,7 +249,7 @@ async def timed(log: AuditLog, clock: Clock, count: int, *, start: int = 0) -> l
     return ids
 
 
-async def test_a_purge_cuts_what_is_older_and_the_rest_still_holds(log: AuditLog, clock: Clock) -> None:
+async def test_purge_cuts_what_is_older_and_rest_still_holds(log: AuditLog, clock: Clock) -> None:
     await timed(log, clock, 10)
     before = await log.verify()
     done = await log.purge(1_004)
@@ -263,7 +265,7 @@ async def test_a_purge_cuts_what_is_older_and_the_rest_still_holds(log: AuditLog
     assert reasons(await log.recent(9, issuer_pubkey=PEER.pubkey)) == ["row 9", "row 7", "row 5"]
 
 
-async def test_checkpoints_from_before_a_cut_hold_against_what_is_left(log: AuditLog, clock: Clock) -> None:
+async def test_checkpoints_from_before_cut_hold_against_what_is_left(log: AuditLog, clock: Clock) -> None:
     ids = await timed(log, clock, 11)
     old = note.Checkpoint.parse((await log.checkpoint()).text)
     await log.purge(1_007)
@@ -295,7 +297,7 @@ async def test_cuts_follow_each_other(log: AuditLog, clock: Clock) -> None:
         assert (record.kind["previous_rebase_hex"] is None) == (at == 3)
 
 
-async def test_a_purge_of_nothing_changes_nothing(log: AuditLog, clock: Clock) -> None:
+async def test_purge_of_nothing_changes_nothing(log: AuditLog, clock: Clock) -> None:
     await timed(log, clock, 3)
     before = await log.verify()
     assert (await log.purge(1_000)).purged == 0
@@ -307,7 +309,7 @@ async def test_a_purge_of_nothing_changes_nothing(log: AuditLog, clock: Clock) -
     assert await log.verify() == again
 
 
-async def test_a_purge_of_everything_leaves_the_record(log: AuditLog, clock: Clock) -> None:
+async def test_purge_of_everything_leaves_record(log: AuditLog, clock: Clock) -> None:
     await timed(log, clock, 5)
     assert (await log.purge(9_999)).purged == 5
     assert reasons(await log.recent(9)) == ["audit_rebased"]
@@ -317,7 +319,7 @@ async def test_a_purge_of_everything_leaves_the_record(log: AuditLog, clock: Clo
     assert note.Checkpoint.parse((await log.checkpoint()).text).size == 7
 
 
-async def test_purges_among_writers_lose_nothing_that_is_newer(log: AuditLog, clock: Clock) -> None:
+async def test_purges_among_writers_lose_nothing_newer(log: AuditLog, clock: Clock) -> None:
     async def writer(name: int) -> None:
         for n in range(20):
             clock.ms += 1
@@ -343,7 +345,7 @@ def _other(value: Any) -> Any:
     return "0" * len(value) if value else "0" * 64
 
 
-async def test_the_record_of_a_cut_is_signed_in_every_field(log: AuditLog, clock: Clock) -> None:
+async def test_record_of_cut_is_signed_in_every_field(log: AuditLog, clock: Clock) -> None:
     await timed(log, clock, 6)
     await log.purge(1_003)
     record = (await log.recent(10))[-1]

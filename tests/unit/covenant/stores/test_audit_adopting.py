@@ -56,7 +56,7 @@ def _chain(lines: list[bytes]) -> str:
     return chain.fold([chain.event_hash(line) for line in lines])
 
 
-async def test_the_whole_daemon_serves_a_home_of_version_1(home: Path) -> None:
+async def test_whole_daemon_serves_home_of_version_1(home: Path) -> None:
     async with daemon_kit.running(home) as daemon:
         # The client keeps its token.
         assert (home / "peers" / "operator.token").read_text() == TOKEN
@@ -84,7 +84,7 @@ async def test_the_whole_daemon_serves_a_home_of_version_1(home: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 8])
-async def test_a_log_of_any_length_goes_on(count: int, home: Path) -> None:
+async def test_log_of_any_length_goes_on(count: int, home: Path) -> None:
     for name in NAMES:
         lines = (GOLDEN / name).read_bytes().splitlines(keepends=True)[:count]
         (home / "audit" / name).write_bytes(b"".join(lines))
@@ -98,7 +98,7 @@ async def test_a_log_of_any_length_goes_on(count: int, home: Path) -> None:
         assert log.recovered == []
 
 
-async def test_no_log_and_an_empty_one_are_begun_and_not_taken_over(home: Path) -> None:
+async def test_no_log_and_empty_one_are_begun_and_not_taken_over(home: Path) -> None:
     for name in NAMES:
         (home / "audit" / name).write_bytes(b"")
     async with await _opened(home) as log:
@@ -168,7 +168,7 @@ async def test_one_that_does_not_hold_together_is_refused_and_left_as_it_is(
         assert log.count == 0
 
 
-async def test_a_log_of_ours_whose_head_is_gone_is_not_signed_anew(home: Path) -> None:
+async def test_log_of_ours_whose_head_is_gone_is_not_signed_anew(home: Path) -> None:
     async with await _opened(home) as log:
         await log.append("daemon_stopped", {"reason": "test"})
     for names in itertools.chain(itertools.combinations(("head.json", "pending"), 2), [()]):
@@ -181,7 +181,7 @@ async def test_a_log_of_ours_whose_head_is_gone_is_not_signed_anew(home: Path) -
             await _opened(home)
 
 
-async def test_a_crash_before_the_head_is_made_good(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_crash_before_head_is_made_good(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The crash comes after all earlier steps: the copies and the key."""
     real = atomic_file.replace
 
@@ -202,7 +202,7 @@ async def test_a_crash_before_the_head_is_made_good(home: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("place", NAMES)
-async def test_a_file_that_others_can_read_is_refused_with_the_command_that_mends_it(place: str, home: Path) -> None:
+async def test_file_that_others_can_read_is_refused_with_command_that_mends_it(place: str, home: Path) -> None:
     (home / "audit" / place).chmod(0o644)
     with pytest.raises(errors.LedgerError) as raised:
         await _opened(home)

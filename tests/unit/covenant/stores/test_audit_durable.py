@@ -118,7 +118,7 @@ async def ids(log: DurableAudit) -> set[str]:
 # What is where ---------------------------------------------------------------------------------------------------
 
 
-async def test_the_files_are_version_1s(home: Path) -> None:
+async def test_files_are_version_1s(home: Path) -> None:
     made = await fill(home, 3)
     lines = (home / "audit" / "events.jsonl").read_bytes().splitlines()
     entries = [json.loads(line) for line in (home / "audit" / "events.chain.jsonl").read_bytes().splitlines()]
@@ -160,7 +160,7 @@ async def test_it_goes_on_where_it_ended(home: Path) -> None:
     assert offline(home).valid
 
 
-async def test_checkpoints_are_kept_and_the_key_stays(home: Path) -> None:
+async def test_checkpoints_are_kept_and_key_stays(home: Path) -> None:
     await fill(home, 3)
     async with await opened(home) as log:
         signed, verifier = await log.checkpoint(), log.verifier
@@ -173,7 +173,7 @@ async def test_checkpoints_are_kept_and_the_key_stays(home: Path) -> None:
         assert proof.checkpoint == signed
 
 
-async def test_a_cosignature_is_kept_before_it_is_answered(home: Path, tmp_path: Path) -> None:
+async def test_cosignature_is_kept_before_it_is_answered(home: Path, tmp_path: Path) -> None:
     key = Ed25519PrivateKey.from_private_bytes(b"w" * 32)
     witness = note.Verifier("witness.example/w", note.COSIGNATURE, key.public_key())
     await fill(home, 3)
@@ -190,9 +190,7 @@ async def test_a_cosignature_is_kept_before_it_is_answered(home: Path, tmp_path:
         assert [one.time_s for one in proof.checkpoint.verified([log.verifier, witness])] == [None, 1_700_000_000]
 
 
-async def test_a_checkpoint_that_could_not_be_kept_is_not_given_out(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_checkpoint_that_could_not_be_kept_is_not_given_out(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with await opened(home) as log:
         await log.append("authentication_failed", failed(1))
 
@@ -208,7 +206,7 @@ async def test_a_checkpoint_that_could_not_be_kept_is_not_given_out(
         assert len((home / "audit" / "checkpoints.jsonl").read_bytes().splitlines()) == 1
 
 
-async def test_a_group_is_one_sync(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_group_is_one_sync(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with await opened(home) as log:
         syncs: list[int] = []
         real = os.fdatasync
@@ -249,7 +247,7 @@ async def test_nothing_is_acknowledged_before_it_is_synced(home: Path, monkeypat
             assert (await again.verify()).valid
 
 
-async def test_listeners_hear_of_rows_as_they_stand_in_the_log_whoever_went_away(
+async def test_listeners_hear_of_rows_as_they_stand_in_log_whoever_went_away(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered, go, real = threading.Event(), threading.Event(), os.fdatasync
@@ -283,7 +281,7 @@ async def test_listeners_hear_of_rows_as_they_stand_in_the_log_whoever_went_away
         assert len(heard) == 4
 
 
-async def test_an_id_is_a_random_uuid(home: Path) -> None:
+async def test_id_is_random_uuid(home: Path) -> None:
     made = await fill(home, 50)
     assert len(set(made)) == 50
     assert all(str(uuid.UUID(one)) == one and uuid.UUID(one).version == 4 for one in made)
@@ -295,7 +293,7 @@ async def test_an_id_is_a_random_uuid(home: Path) -> None:
 
 @pytest.mark.parametrize("name", ["audit/events.jsonl", "audit/events.chain.jsonl", "audit-head/head.json"])
 @pytest.mark.parametrize("damage", ["nothing", "half", "zeros", "noise"])
-async def test_what_a_power_cut_takes_comes_back(home: Path, name: str, damage: str) -> None:
+async def test_what_power_cut_takes_comes_back(home: Path, name: str, damage: str) -> None:
     await fill(home, 3)
     log = await opened(home)
     before = (home / name).read_bytes()
@@ -321,7 +319,7 @@ async def test_what_a_power_cut_takes_comes_back(home: Path, name: str, damage: 
     assert file.read_bytes() == whole
 
 
-async def test_a_group_that_was_cut_off_in_pending_was_never_acknowledged(home: Path) -> None:
+async def test_group_that_was_cut_off_in_pending_was_never_acknowledged(home: Path) -> None:
     log = await opened(home)
     await log.append("authentication_failed", failed(0))
     end = log._files._end
@@ -344,7 +342,7 @@ async def test_a_group_that_was_cut_off_in_pending_was_never_acknowledged(home: 
         assert offline(again).events == 2
 
 
-async def test_rows_that_were_on_the_disk_before_pending_were_never_acknowledged(home: Path) -> None:
+async def test_rows_that_were_on_disk_before_pending_were_never_acknowledged(home: Path) -> None:
     log = await opened(home)
     made = [await log.append("authentication_failed", failed(n)) for n in range(2)]
     before = snapshot(home, home / "copies" / "before")
@@ -384,13 +382,11 @@ async def test_pending_begins_anew_and_is_read_no_further_than_it_was_written(
     assert (home / "audit-head" / "pending").stat().st_size == 16 * 1024
 
 
-async def test_rows_stand_only_behind_an_opening_that_is_on_the_disk(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rows_stand_only_behind_opening_on_disk(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A power cut may keep any pages of one sync; behind the old opening, rows of the new use would be unreadable."""
     monkeypatch.setattr(files, "PENDING_BYTES", 16 * 1024)
     steps: list[str] = []
-    write, sync = files._write, os.fdatasync
+    write, sync = files.write_bytes, os.fdatasync
 
     async with await opened(home) as log:
 
@@ -404,7 +400,7 @@ async def test_rows_stand_only_behind_an_opening_that_is_on_the_disk(
             if fd == log._files._pending:
                 steps.append("sync")
 
-        monkeypatch.setattr(files, "_write", written)
+        monkeypatch.setattr(files, "write_bytes", written)
         monkeypatch.setattr(os, "fdatasync", synced)
         for n in range(100):
             await log.append("authentication_failed", failed(n))
@@ -417,7 +413,7 @@ async def test_rows_stand_only_behind_an_opening_that_is_on_the_disk(
 
 
 @pytest.mark.parametrize("mode", ["write", "purge"])
-async def test_kill_in_a_loop_loses_nothing_that_was_acknowledged(home: Path, mode: str) -> None:
+async def test_kill_in_loop_loses_nothing_that_was_acknowledged(home: Path, mode: str) -> None:
     told: list[str] = []
     for round_ in range(4):
         with subprocess.Popen([sys.executable, "-c", WRITER, home, mode], stdout=subprocess.PIPE, text=True) as writer:
@@ -440,9 +436,7 @@ async def test_kill_in_a_loop_loses_nothing_that_was_acknowledged(home: Path, mo
         assert offline(home).valid
 
 
-async def test_a_cut_that_died_at_any_step_is_done_or_was_not_begun(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_cut_that_died_at_any_step_is_done_or_was_not_begun(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     log = await opened(home, clock)
     made = [await log.append("authentication_failed", failed(n)) for n in range(20)]
@@ -483,7 +477,7 @@ async def test_a_cut_that_died_at_any_step_is_done_or_was_not_begun(
 # A full or failing disk ------------------------------------------------------------------------------------------
 
 
-async def test_a_full_disk_refuses_the_row_and_later_takes_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_disk_refuses_row_and_later_takes_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with await opened(home) as log:
         first = await log.append("authentication_failed", failed(1))
         real = os.pwrite
@@ -512,14 +506,14 @@ async def test_a_full_disk_refuses_the_row_and_later_takes_it(home: Path, monkey
     assert offline(home).valid
 
 
-async def test_a_disk_that_is_full_when_pending_begins_anew_loses_nothing_and_ends_nothing(
+async def test_disk_full_when_pending_begins_anew_loses_nothing_and_ends_nothing(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "PENDING_BYTES", 8192)
     log = await opened(home)
     # Longer than `pending` may be; it begins anew before the next row.
     kept = [await log.append("authentication_failed", failed("x" * 20_000))]
-    whole = files._write
+    whole = files.write_bytes
 
     def full(fd: int, data: bytes, offset: int) -> None:
         if fd == log._files._pending and offset == 0:
@@ -527,7 +521,7 @@ async def test_a_disk_that_is_full_when_pending_begins_anew_loses_nothing_and_en
         whole(fd, data, offset)
 
     with monkeypatch.context() as disk:
-        disk.setattr(files, "_write", full)
+        disk.setattr(files, "write_bytes", full)
         for _ in range(2):
             with pytest.raises(errors.StoreFullError):
                 await log.append("authentication_failed", failed("small"))
@@ -542,7 +536,7 @@ async def test_a_disk_that_is_full_when_pending_begins_anew_loses_nothing_and_en
         assert offline(place).valid
 
 
-async def test_a_failed_sync_ends_the_log_and_what_was_acknowledged_is_there(
+async def test_failed_sync_ends_log_and_what_was_acknowledged_is_there(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = await opened(home)
@@ -583,7 +577,7 @@ async def test_what_nobody_acknowledged_is_set_aside_and_told(home: Path, name: 
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "events.chain.jsonl"])
-async def test_a_file_that_was_cut_is_refused_at_the_next_start(home: Path, name: str) -> None:
+async def test_file_that_was_cut_is_refused_at_next_start(home: Path, name: str) -> None:
     await fill(home, 3)
     file = home / "audit" / name
     for size in (0, file.stat().st_size - 1, file.stat().st_size // 2):
@@ -597,7 +591,7 @@ async def test_a_file_that_was_cut_is_refused_at_the_next_start(home: Path, name
 
 @pytest.mark.parametrize("at", range(3))
 @pytest.mark.parametrize("name", ["events.jsonl", "events.chain.jsonl"])
-async def test_a_changed_row_is_found_while_it_runs_and_offline(home: Path, name: str, at: int) -> None:
+async def test_changed_row_is_found_while_it_runs_and_offline(home: Path, name: str, at: int) -> None:
     await fill(home, 3)
     async with await opened(home) as log:
         file = home / "audit" / name
@@ -614,12 +608,12 @@ async def test_a_changed_row_is_found_while_it_runs_and_offline(home: Path, name
     assert not offline(home).valid
 
 
-async def test_a_changed_row_and_a_new_chain_are_found_by_the_head(home: Path) -> None:
+async def test_changed_row_and_new_chain_are_found_by_head(home: Path) -> None:
     await fill(home, 4)
     file = home / "audit" / "events.jsonl"
     lines = file.read_bytes().replace(b"row 2", b"row 9").splitlines()
     head = audit_log_chain.Head()
-    rows = [audit_log_chain.Row(line, json.loads(line)["id"], json.loads(line)["timestamp_ms"]) for line in lines]
+    rows = [audit_log_chain.ChainRow(line, json.loads(line)["id"], json.loads(line)["timestamp_ms"]) for line in lines]
     chain, _, _ = audit_log_chain.extend(head, rows)
     file.write_bytes(b"\n".join(lines) + b"\n")
     (home / "audit" / "events.chain.jsonl").write_bytes(chain)
@@ -630,7 +624,7 @@ async def test_a_changed_row_and_a_new_chain_are_found_by_the_head(home: Path) -
 
 
 @pytest.mark.parametrize("name", ["head.json", "pending"])
-async def test_one_of_the_two_witnesses_may_be_lost(home: Path, name: str) -> None:
+async def test_one_of_two_witnesses_may_be_lost(home: Path, name: str) -> None:
     made = await fill(home, 3)
     (home / "audit-head" / name).unlink()
     if name == "head.json":
@@ -641,7 +635,7 @@ async def test_one_of_the_two_witnesses_may_be_lost(home: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("gone", [("head.json", "pending"), ("ledger.key",), ("head.json", "pending", "ledger.key")])
-async def test_without_a_head_or_a_key_the_log_is_not_gone_on_with(home: Path, gone: tuple[str, ...]) -> None:
+async def test_without_head_or_key_log_is_not_gone_on_with(home: Path, gone: tuple[str, ...]) -> None:
     await fill(home, 3)
     for name in gone:
         (home / "audit-head" / name).unlink()
@@ -649,7 +643,7 @@ async def test_without_a_head_or_a_key_the_log_is_not_gone_on_with(home: Path, g
         await opened(home)
 
 
-async def test_an_old_head_is_refused_where_pending_is_newer(home: Path) -> None:
+async def test_old_head_is_refused_where_pending_is_newer(home: Path) -> None:
     await fill(home, 3)
     old = (home / "audit-head" / "pending").read_bytes()
     await fill(home, 3)
@@ -658,7 +652,7 @@ async def test_an_old_head_is_refused_where_pending_is_newer(home: Path) -> None
         await opened(home)
 
 
-async def test_a_head_of_another_key_is_none(home: Path, tmp_path: Path) -> None:
+async def test_head_of_another_key_is_none(home: Path, tmp_path: Path) -> None:
     await fill(home, 3)
     other = tmp_path / "other"
     other.mkdir(mode=0o700)
@@ -701,7 +695,7 @@ async def test_whoever_writes_while_it_runs_ends_it(home: Path) -> None:
     await log.close()
 
 
-async def test_a_reader_that_does_not_let_go_holds_up_nobody(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reader_that_does_not_let_go_holds_up_nobody(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "LOCK_SECONDS", 0.01)
     async with await opened(home) as log:
         await log.append("authentication_failed", failed(1))
@@ -713,7 +707,7 @@ async def test_a_reader_that_does_not_let_go_holds_up_nobody(home: Path, monkeyp
     assert offline(home).valid
 
 
-async def test_a_checkpoint_of_another_log_is_not_ours(home: Path) -> None:
+async def test_checkpoint_of_another_log_is_not_ours(home: Path) -> None:
     await fill(home, 3)
     async with await opened(home) as log:
         await log.checkpoint()
@@ -725,11 +719,11 @@ async def test_a_checkpoint_of_another_log_is_not_ours(home: Path) -> None:
         await opened(home)
 
 
-def test_pending_reads_nothing_of_a_stranger() -> None:
+def test_pending_reads_nothing_of_stranger() -> None:
     key, other = (Ed25519PrivateKey.from_private_bytes(seed * 32) for seed in (b"a", b"b"))
     rows = [
-        audit_log_chain.Row(b'{"id":"x","timestamp_ms":1}', "x", 1),
-        audit_log_chain.Row(b'{"id":"y","timestamp_ms":2}', "y", 2),
+        audit_log_chain.ChainRow(b'{"id":"x","timestamp_ms":1}', "x", 1),
+        audit_log_chain.ChainRow(b'{"id":"y","timestamp_ms":2}', "y", 2),
     ]
     base = audit_log_chain.Head()
     _, _, head = audit_log_chain.extend(base, rows)
@@ -737,7 +731,7 @@ def test_pending_reads_nothing_of_a_stranger() -> None:
     raw = begun + write_ahead.group(audit_log_chain.signed_head(head, key), rows)
     found = write_ahead.replay(raw, key.public_key())
     assert found is not None
-    assert (found.head, found.end, found.rebased) == (head, len(raw), False)
+    assert (found.head, found.end, found.replaced) == (head, len(raw), ())
     assert write_ahead.replay(raw, other.public_key()) is None
     mixed = begun + write_ahead.group(audit_log_chain.signed_head(head, other), rows)
     found = write_ahead.replay(mixed, key.public_key())

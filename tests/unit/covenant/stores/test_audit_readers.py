@@ -10,7 +10,7 @@ import anyio.to_thread
 import pytest
 
 from covenant.stores.audit.durable import DurableAudit
-from covenant.stores.audit.interface import Entry
+from covenant.stores.audit.interface import AuditEntry
 from covenant.wire import parts
 from covenant.wire.types import AgentId
 from policy import base58
@@ -23,7 +23,7 @@ OPERATOR, ADA, EVE = (
 PATIENCE = 60
 
 
-async def test_one_who_looks_without_end_leaves_others_a_thread(tmp_path: Path) -> None:
+async def test_one_who_looks_without_end_leaves_others_thread(tmp_path: Path) -> None:
     """One peer's scans leave threads to other peers.
 
     A peer may ask for rows that do not exist on all of its connections. This once took all threads of the daemon, so no
@@ -39,7 +39,7 @@ async def test_one_who_looks_without_end_leaves_others_a_thread(tmp_path: Path) 
 
     async with await DurableAudit.open(tmp_path, issuer=OPERATOR, now_ms=lambda: 1) as log:
         failed = {"transport": "ipc", "reason": "x"}
-        await log.append_all([Entry("authentication_failed", failed, who) for who in (OPERATOR, ADA, EVE)])
+        await log.append_all([AuditEntry("authentication_failed", failed, who) for who in (OPERATOR, ADA, EVE)])
 
         async def look(who: AgentId) -> None:
             assert (await log.scan(no, 1, issuer_pubkey=who.pubkey)).events == ()

@@ -149,7 +149,7 @@ class Log:
     def append(self) -> None:
         event_id = str(uuid.uuid4())
         [line] = events.lines([event_id], 7, [BODY])
-        self.files.append([audit_log_chain.Row(line, event_id, 7)])
+        self.files.append([audit_log_chain.ChainRow(line, event_id, 7)])
         self.acknowledged.append(event_id)
 
     def fill(self) -> None:
@@ -206,7 +206,7 @@ def check(home: Path, disk: Disk, acknowledged: list[str]) -> None:
 
 @pytest.mark.parametrize("end", ["close", "kill"])
 @pytest.mark.parametrize("which", range(3))
-def test_a_refused_sync_of_the_files_loses_no_row(home: Path, disk: Disk, log: Log, which: int, end: str) -> None:
+def test_refused_sync_of_files_loses_no_row(home: Path, disk: Disk, log: Log, which: int, end: str) -> None:
     """`pending` begins anew after 16 KiB: the files are synced before, and the disk refuses that sync."""
     disk.refuses.add(which)
     with pytest.raises(OSError, match="Input/output error"):
@@ -221,7 +221,7 @@ def test_a_refused_sync_of_the_files_loses_no_row(home: Path, disk: Disk, log: L
 
 
 @pytest.mark.parametrize("which", [[0], [1], [2], [3], [0, 1, 2, 3]], ids=str)
-def test_a_refusal_told_to_nobody_loses_no_row(home: Path, disk: Disk, log: Log, which: list[int]) -> None:
+def test_refusal_told_to_nobody_loses_no_row(home: Path, disk: Disk, log: Log, which: list[int]) -> None:
     for _ in range(3):
         log.append()
     for one in which:
@@ -233,7 +233,7 @@ def test_a_refusal_told_to_nobody_loses_no_row(home: Path, disk: Disk, log: Log,
     check(home, disk, log.acknowledged)
 
 
-def test_a_disk_still_refusing_fails_each_start(
+def test_disk_still_refusing_fails_each_start(
     home: Path, disk: Disk, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.append()
@@ -256,7 +256,7 @@ def test_a_disk_still_refusing_fails_each_start(
     check(home, disk, log.acknowledged)
 
 
-def test_a_row_whose_sync_is_refused_ends_the_log(home: Path, disk: Disk, log: Log) -> None:
+def test_row_whose_sync_is_refused_ends_log(home: Path, disk: Disk, log: Log) -> None:
     log.append()
     disk.refuses.add(3)
     with pytest.raises(OSError, match="Input/output error"):
@@ -265,7 +265,7 @@ def test_a_row_whose_sync_is_refused_ends_the_log(home: Path, disk: Disk, log: L
     check(home, disk, log.acknowledged)
 
 
-def test_a_head_that_cannot_be_written_loses_no_row(
+def test_head_that_cannot_be_written_loses_no_row(
     home: Path, disk: Disk, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.append()
@@ -287,7 +287,7 @@ def test_a_head_that_cannot_be_written_loses_no_row(
     check(home, disk, log.acknowledged)
 
 
-def test_a_cut_is_finished_only_when_pending_is_durable(
+def test_cut_is_finished_only_when_pending_is_durable(
     home: Path, disk: Disk, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process is killed before the sync of the cut's record: a power cut could lose the record but keep the cut."""

@@ -50,7 +50,7 @@ async def there(home: Path) -> set[str]:
         return {one.id for one in await log.recent(10**6)}
 
 
-async def test_a_crowd_of_writers_has_every_row_once(home: Path) -> None:
+async def test_crowd_of_writers_has_every_row_once(home: Path) -> None:
     async with await opened(home) as log:
         made = [one for turn in range(4) for one in await crowd(log, 100, f"{turn}-")]
         assert (await log.verify()).events == len(made) == len(set(made))
@@ -68,7 +68,7 @@ async def test_closing_writes_what_waits(home: Path) -> None:
         await row(log, "late")
 
 
-async def test_a_writer_cancelled_early_has_no_row(home: Path) -> None:
+async def test_writer_cancelled_early_has_no_row(home: Path) -> None:
     async with await opened(home) as log:
         gone = asyncio.ensure_future(row(log, "gone"))
         await anyio.lowlevel.checkpoint()
@@ -78,7 +78,7 @@ async def test_a_writer_cancelled_early_has_no_row(home: Path) -> None:
         assert [one.id for one in await log.recent(9)] == [stays]
 
 
-async def test_a_cancelled_purge_leaves_the_log_whole(home: Path) -> None:
+async def test_cancelled_purge_leaves_log_whole(home: Path) -> None:
     async with await opened(home) as log:
         made = await crowd(log, 40)
         purge = asyncio.ensure_future(log.purge(1))
@@ -89,7 +89,7 @@ async def test_a_cancelled_purge_leaves_the_log_whole(home: Path) -> None:
     assert await there(home) == set(made)
 
 
-async def test_readers_and_rows_beside_a_purge_are_served(home: Path) -> None:
+async def test_readers_and_rows_beside_purge_are_served(home: Path) -> None:
     async with await opened(home) as log:
         made = await crowd(log, 40)
         asked = [asyncio.ensure_future(log.verify()) for _ in range(3)]
@@ -109,13 +109,13 @@ async def test_more_readers_than_threads_are_answered(home: Path) -> None:
         assert {(report.events, report.valid) for report in reports} == {(1, True)}
 
 
-async def test_a_second_opening_waits_for_the_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_second_opening_waits_for_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = await opened(home)
     made = await row(log, 1)
-    monkeypatch.setattr(paths, "_LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(paths, "LOCK_SECONDS", 0.05)
     with pytest.raises(errors.LedgerError, match="another process has had the log open"):
         await opened(home)
-    monkeypatch.setattr(paths, "_LOCK_SECONDS", 60.0)
+    monkeypatch.setattr(paths, "LOCK_SECONDS", 60.0)
     waiting = asyncio.ensure_future(there(home))
     with pytest.raises(TimeoutError):
         with anyio.fail_after(0.2):
@@ -142,7 +142,7 @@ async def test_no_room_refuses_rows_and_later_takes_others(home: Path) -> None:
     assert await there(home) == set(made)
 
 
-async def test_a_listener_that_fails_holds_up_no_row(home: Path) -> None:
+async def test_listener_that_fails_holds_up_no_row(home: Path) -> None:
     told: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
 

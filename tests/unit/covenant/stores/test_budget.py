@@ -60,7 +60,7 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 @pytest.mark.anyio
-async def test_a_new_bucket_is_full_and_the_same_capacity_again_is_nothing(place: Place) -> None:
+async def test_new_bucket_is_full_and_same_capacity_again_is_nothing(place: Place) -> None:
     assert place.ledger.tokens(agent()) is None
     assert await place.ledger.set_capacity(agent(), 10)
     assert place.ledger.tokens(agent()) == 10
@@ -74,7 +74,7 @@ async def test_a_new_bucket_is_full_and_the_same_capacity_again_is_nothing(place
 
 
 @pytest.mark.anyio
-async def test_a_debit_is_refused_where_there_is_no_bucket_or_not_enough(place: Place) -> None:
+async def test_debit_is_refused_where_there_is_no_bucket_or_not_enough(place: Place) -> None:
     with pytest.raises(errors.BudgetUnseededError):
         await place.ledger.try_debit(agent(), 1, "r")
     await place.ledger.set_capacity(agent(), 2)
@@ -126,7 +126,7 @@ async def test_buckets_of_agents_are_apart_by_key_and_not_by_name(place: Place) 
 
 
 @pytest.mark.anyio
-async def test_the_measured_rest_is_taken_once_and_may_leave_a_debt(place: Place) -> None:
+async def test_measured_rest_is_taken_once_and_may_leave_debt(place: Place) -> None:
     await place.ledger.set_capacity(agent(), 2)
     await place.ledger.try_debit(agent(), 1, "r")
     with pytest.raises(errors.ReservationError):
@@ -151,7 +151,7 @@ async def test_the_measured_rest_is_taken_once_and_may_leave_a_debt(place: Place
 
 
 @pytest.mark.anyio
-async def test_what_comes_back_of_a_run_that_never_began_is_there_again(place: Place) -> None:
+async def test_what_comes_back_of_run_that_never_began_is_there_again(place: Place) -> None:
     await place.ledger.set_capacity(agent(), 3)
     await place.ledger.try_debit(agent(), 2, "r")
     assert await place.ledger.refund(agent(), "r") == 2
@@ -162,7 +162,7 @@ async def test_what_comes_back_of_a_run_that_never_began_is_there_again(place: P
 
 
 @pytest.mark.anyio
-async def test_a_clock_that_is_set_back_makes_no_time_pass_twice(place: Place) -> None:
+async def test_clock_set_back_makes_no_time_pass_twice(place: Place) -> None:
     await place.ledger.set_capacity(agent(), 1)
     await place.ledger.try_debit(agent(), 1, "r")
     place.clock.ms -= HOUR
@@ -177,7 +177,7 @@ async def test_a_clock_that_is_set_back_makes_no_time_pass_twice(place: Place) -
 
 
 @pytest.mark.anyio
-async def test_recent_debits_are_the_newest_first(place: Place) -> None:
+async def test_recent_debits_are_newest_first(place: Place) -> None:
     await place.ledger.set_capacity(agent(), 10)
     for number in range(5):
         await place.ledger.try_debit(agent(), 1, f"r{number}")
@@ -198,7 +198,7 @@ async def test_debits_can_be_asked_for_by_whose_they_are(place: Place) -> None:
     assert await place.ledger.recent(9, of=agent("bob").pubkey) == ()
 
 
-def test_the_rest_of_an_older_file_is_that_of_who_reserved() -> None:
+def test_rest_of_older_file_is_that_of_who_reserved() -> None:
     found = state.LedgerState()
     row = rows.Debit(agent=agent(), credits=1, paired_receipt="r", at_ms=1, reserved=True, submitter=agent("ada"))
     found.apply(row)
@@ -207,7 +207,7 @@ def test_the_rest_of_an_older_file_is_that_of_who_reserved() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_compaction_drops_old_debits_and_changes_no_bucket(place: Place) -> None:
+async def test_compaction_drops_old_debits_and_changes_no_bucket(place: Place) -> None:
     await place.ledger.set_capacity(agent(), 10)
     await place.ledger.try_debit(agent(), 3, "old")
     place.clock.ms += 1000
@@ -262,7 +262,7 @@ async def _twice(act: Callable[[], Any], held: Held, *, refused: bool) -> list[o
 
 
 @pytest.mark.anyio
-async def test_nobody_hears_of_a_capacity_that_may_be_taken_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_hears_of_capacity_that_may_be_taken_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     held = Held(place.ledger, monkeypatch)
     assert await _twice(lambda: place.ledger.set_capacity(agent(), 7), held, refused=False) == [True, False]
     assert held.calls == 1
@@ -296,7 +296,7 @@ async def _after_a_refusal(first: Callable[[], Any], second: Callable[[], Any], 
 
 
 @pytest.mark.anyio
-async def test_nothing_is_taken_under_a_capacity_that_may_be_taken_back(
+async def test_nothing_is_taken_under_capacity_that_may_be_taken_back(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = place.ledger
@@ -306,9 +306,7 @@ async def test_nothing_is_taken_under_a_capacity_that_may_be_taken_back(
 
 
 @pytest.mark.anyio
-async def test_nobody_hears_of_a_checkpoint_that_may_be_taken_back(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nobody_hears_of_checkpoint_that_may_be_taken_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     held = Held(place.checkpoints, monkeypatch)
     assert await _twice(lambda: place.checkpoints.save(checkpoint("i")), held, refused=False) == [None, None]
     assert held.calls == 1
@@ -318,9 +316,7 @@ async def test_nobody_hears_of_a_checkpoint_that_may_be_taken_back(
 
 
 @pytest.mark.anyio
-async def test_a_checkpoint_that_may_be_taken_back_is_nobodys_yet(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_checkpoint_that_may_be_taken_back_is_nobodys_yet(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     points = place.checkpoints
     save, claim = lambda: points.save(checkpoint()), lambda: points.claim("i", agent())
     found = await _after_a_refusal(save, claim, Held(points, monkeypatch))
@@ -341,7 +337,7 @@ def checkpoint(intent_id: str = "i", name: str = "hello", **more: Any) -> types.
 
 
 @pytest.mark.anyio
-async def test_a_checkpoint_is_used_once(place: Place) -> None:
+async def test_checkpoint_is_used_once(place: Place) -> None:
     await place.checkpoints.save(checkpoint(resume_state={"intent_text": "/etc is a path", "retries": [1, "x/y"]}))
     await place.checkpoints.save(checkpoint("j"))
     with pytest.raises(errors.NoCheckpointError):
@@ -356,7 +352,7 @@ async def test_a_checkpoint_is_used_once(place: Place) -> None:
 
 
 @pytest.mark.anyio
-async def test_of_many_that_claim_a_checkpoint_one_gets_it(place: Place) -> None:
+async def test_of_many_that_claim_checkpoint_one_gets_it(place: Place) -> None:
     await place.checkpoints.save(checkpoint())
     won = []
 
@@ -371,7 +367,7 @@ async def test_of_many_that_claim_a_checkpoint_one_gets_it(place: Place) -> None
 
 
 @pytest.mark.anyio
-async def test_one_checkpoint_is_active_for_an_intent_and_agent(place: Place) -> None:
+async def test_one_checkpoint_is_active_for_intent_and_agent(place: Place) -> None:
     await place.checkpoints.save(checkpoint())
     await place.checkpoints.save(checkpoint())
     with pytest.raises(errors.CheckpointError, match="waits already"):
@@ -393,14 +389,14 @@ async def test_one_checkpoint_is_active_for_an_intent_and_agent(place: Place) ->
         {"inner": {"intent_text": "/etc"}},
     ],
 )
-async def test_a_checkpoint_with_a_path_of_this_machine_is_refused(place: Place, state: dict[str, Any]) -> None:
+async def test_checkpoint_with_path_of_this_machine_is_refused(place: Place, state: dict[str, Any]) -> None:
     with pytest.raises(errors.CheckpointError, match="path of this machine"):
         await place.checkpoints.save(checkpoint(resume_state=state))
     assert place.checkpoints.active() == ()
 
 
 @pytest.mark.anyio
-async def test_a_state_that_is_nested_without_end_is_refused(place: Place) -> None:
+async def test_state_nested_without_end_is_refused(place: Place) -> None:
     state: dict[str, Any] = {}
     for _ in range(40):
         state = {"in": state}
@@ -409,7 +405,7 @@ async def test_a_state_that_is_nested_without_end_is_refused(place: Place) -> No
 
 
 @pytest.mark.anyio
-async def test_what_was_claimed_goes_with_a_compaction(place: Place) -> None:
+async def test_what_was_claimed_goes_with_compaction(place: Place) -> None:
     for name in "abc":
         await place.checkpoints.save(checkpoint(name))
     await place.checkpoints.claim("b", agent())
@@ -418,7 +414,7 @@ async def test_what_was_claimed_goes_with_a_compaction(place: Place) -> None:
 
 
 @pytest.mark.anyio
-async def test_both_ledgers_come_to_the_same(tmp_path: Path) -> None:
+async def test_both_ledgers_come_to_same(tmp_path: Path) -> None:
     """Both ledgers run the same long random sequence; the durable one also restarts and compacts in between."""
     tmp_path.chmod(0o700)
     path = tmp_path / "budget" / "ledger.jsonl"

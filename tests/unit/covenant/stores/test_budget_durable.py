@@ -89,7 +89,7 @@ def _write(path: Path, *documents: dict[str, Any]) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_ledger_of_version_1_is_read(path: Path) -> None:
+async def test_ledger_of_version_1_is_read(path: Path) -> None:
     _write(
         path,
         {"type": "capacity_set", "agent": PLAIN, "credits_per_hour": 9, "at_ms": 10},
@@ -106,7 +106,7 @@ async def test_a_ledger_of_version_1_is_read(path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_the_rows_have_version_1s_names_and_ours_only_where_they_say_something(path: Path) -> None:
+async def test_rows_have_version_1s_names_and_ours_only_where_they_say_something(path: Path) -> None:
     ledger = await durable.DurableBudgetLedger.open(path, lambda: 20)
     await ledger.set_capacity(AGENT, 9)
     await ledger.try_debit(AGENT, 1, "a")
@@ -120,7 +120,7 @@ async def test_the_rows_have_version_1s_names_and_ours_only_where_they_say_somet
 
 
 @pytest.mark.anyio
-async def test_the_same_capacity_at_every_start_writes_nothing(path: Path) -> None:
+async def test_same_capacity_at_every_start_writes_nothing(path: Path) -> None:
     sizes = []
     for _ in range(3):
         ledger = await durable.DurableBudgetLedger.open(path, lambda: 20)
@@ -131,7 +131,7 @@ async def test_the_same_capacity_at_every_start_writes_nothing(path: Path) -> No
 
 
 @pytest.mark.anyio
-async def test_a_compaction_keeps_what_is_reserved_owed_and_half_made(path: Path) -> None:
+async def test_compaction_keeps_what_is_reserved_owed_and_half_made(path: Path) -> None:
     now = 0
     ledger = await durable.DurableBudgetLedger.open(path, lambda: now)
     await ledger.set_capacity(AGENT, 7)
@@ -158,7 +158,7 @@ async def test_a_compaction_keeps_what_is_reserved_owed_and_half_made(path: Path
 
 
 @pytest.mark.anyio
-async def test_a_compaction_of_checkpoints_keeps_the_lines_of_those_that_wait(path: Path) -> None:
+async def test_compaction_of_checkpoints_keeps_lines_of_those_that_wait(path: Path) -> None:
     points = await durable.DurableCheckpoints.open(path, lambda: 20)
     for name in "abc":
         await points.save(_point(name))
@@ -172,7 +172,7 @@ async def test_a_compaction_of_checkpoints_keeps_the_lines_of_those_that_wait(pa
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("line", ["{", '{"type":"gift"}', '{"type":"debit","credits":-1}', "[]"])
-async def test_a_line_that_is_no_row_stops_the_start_and_is_named(path: Path, line: str) -> None:
+async def test_line_no_row_stops_start_and_is_named(path: Path, line: str) -> None:
     _write(path, {"type": "capacity_set", "agent": PLAIN, "capacity": 9, "at_ms": 10})
     with path.open("a") as stream:
         stream.write(line + "\n")
@@ -221,7 +221,7 @@ async def test_what_cannot_be_written_is_not_taken(path: Path, monkeypatch: pyte
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("lines", [3, 40, 150])
-async def test_after_a_kill_nothing_that_was_promised_is_missing(path: Path, lines: int) -> None:
+async def test_after_kill_nothing_that_was_promised_is_missing(path: Path, lines: int) -> None:
     home = path.parent.parent
     command = [sys.executable, "-c", WRITER, str(home), AGENT.model_dump_json()]
     promised = kill_kit.promised(command, lines)
@@ -242,7 +242,7 @@ async def test_after_a_kill_nothing_that_was_promised_is_missing(path: Path, lin
     await points.close()
 
 
-def test_a_row_is_read_back_as_it_was() -> None:
+def test_row_is_read_back_as_it_was() -> None:
     row = rows.Snapshot(
         agent=AGENT,
         capacity=9,

@@ -61,7 +61,7 @@ def put(path: Path, *documents: object) -> None:
     path.write_text("".join(json.dumps(one) + "\n" for one in documents))
 
 
-async def test_everything_is_there_after_a_restart(place: Path) -> None:
+async def test_everything_is_there_after_restart(place: Path) -> None:
     store = await reopened(place)
     top, spent = granted(ADA, "memory.read"), granted(ADA, ECHO, {"version": 1, "max_uses": 2})
     child, gone = narrowed(top, BOB, by="ada", tiers=["working"]), narrowed(top, EVE)
@@ -90,7 +90,7 @@ async def test_everything_is_there_after_a_restart(place: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in place.iterdir()} == {0o600}
 
 
-async def test_a_grant_of_as_many_values_as_its_bytes_hold_is_there_after_a_restart(place: Path) -> None:
+async def test_grant_of_as_many_values_as_its_bytes_hold_is_there_after_restart(place: Path) -> None:
     large = granted(ADA, "calendar.read", {"version": 1, "ids": [0] * 32_700})
     store = await reopened(place)
     await store.grant(large, 10)
@@ -100,7 +100,7 @@ async def test_a_grant_of_as_many_values_as_its_bytes_hold_is_there_after_a_rest
     await store.close()
 
 
-async def test_a_revocation_bears_the_daemons_signature(place: Path) -> None:
+async def test_revocation_bears_daemons_signature(place: Path) -> None:
     store = await reopened(place)
     signed = granted(ADA, "memory.read")
     await store.grant(signed, 10)
@@ -114,7 +114,7 @@ async def test_a_revocation_bears_the_daemons_signature(place: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["taken back", "lost"])
-async def test_what_hangs_from_a_grant_that_holds_no_more_holds_no_more(place: Path, how: str) -> None:
+async def test_what_hangs_from_grant_that_holds_no_more_holds_no_more(place: Path, how: str) -> None:
     """Also where the files say nothing of it: version 1's tombstone names one grant, and a line may be gone."""
     store = await reopened(place)
     top = granted(ADA, "memory.read")
@@ -132,7 +132,7 @@ async def test_what_hangs_from_a_grant_that_holds_no_more_holds_no_more(place: P
     await store.close()
 
 
-async def test_a_grant_made_anew_is_told_from_the_one_before(place: Path) -> None:
+async def test_grant_made_anew_is_told_from_one_before(place: Path) -> None:
     signed = granted(ADA, "memory.read")
     store = await reopened(place)
     await store.grant(signed, 10)
@@ -166,7 +166,7 @@ async def test_version_1s_files_are_read_and_its_tombstones_signed(place: Path) 
     await store.close()
 
 
-async def test_what_was_written_into_the_files_grants_nothing(place: Path) -> None:
+async def test_what_was_written_into_files_grants_nothing(place: Path) -> None:
     forged = json.loads(granted(ADA, "memory.read").model_dump_json())
     forged["capability"]["action"] = "memory.write"
     twice = json.dumps(json.loads(granted(ADA, "a.b").model_dump_json())).replace(
@@ -183,7 +183,7 @@ async def test_what_was_written_into_the_files_grants_nothing(place: Path) -> No
     await store.close()
 
 
-async def test_a_revocation_that_is_not_ours_counts_and_is_reported(place: Path) -> None:
+async def test_revocation_not_ours_counts_and_is_reported(place: Path) -> None:
     signed = granted(ADA, "memory.read")
     store = await reopened(place)
     await store.grant(signed, 10)
@@ -205,7 +205,7 @@ async def test_what_takes_back_must_be_readable(place: Path, name: str) -> None:
         await reopened(place)
 
 
-async def test_a_torn_line_was_never_granted(place: Path) -> None:
+async def test_torn_line_was_never_granted(place: Path) -> None:
     store = await reopened(place)
     await store.grant(granted(ADA, "memory.read"), 10)
     await store.close()
@@ -237,7 +237,7 @@ async def test_uses_of_what_was_purged_do_not_count_again(place: Path) -> None:
     await store.close()
 
 
-async def test_many_uses_are_one_line_after_a_restart(place: Path) -> None:
+async def test_many_uses_are_one_line_after_restart(place: Path) -> None:
     signed = granted(ADA, ECHO, {"version": 1, "max_uses": 10_000})
     store = await reopened(place)
     await store.grant(signed, 10)

@@ -18,7 +18,7 @@ from policy import errors
 pytestmark = pytest.mark.anyio
 
 Answers = Sequence[str | Exception]
-Make = Callable[..., "group_commit.Turns[int, str]"]
+Make = Callable[..., "group_commit.GroupCommit[int, str]"]
 
 
 class Gate:
@@ -51,15 +51,15 @@ class Gate:
 
 @pytest.fixture(params=["thread", "loop"])
 def make(request: pytest.FixtureRequest) -> Make:
-    def made(gate: Gate, most: int = 1024) -> group_commit.Turns[int, str]:
+    def made(gate: Gate, most: int = 1024) -> group_commit.GroupCommit[int, str]:
         if request.param == "thread":
-            return group_commit.Turns(gate, what="the test", most=most)
-        return group_commit.LoopTurns(gate.on_the_loop, what="the test", most=most)
+            return group_commit.GroupCommit(gate, what="the test", most=most)
+        return group_commit.LoopGroupCommit(gate.on_the_loop, what="the test", most=most)
 
     return made
 
 
-async def submitted(queue: group_commit.Turns[int, str], item: int) -> str:
+async def submitted(queue: group_commit.GroupCommit[int, str], item: int) -> str:
     return await queue.submit(item)
 
 
@@ -121,10 +121,13 @@ async def odd_here(items: Sequence[int]) -> Answers:
 
 @pytest.mark.parametrize(
     "queue",
-    [lambda: group_commit.Turns(odd, what="the test"), lambda: group_commit.LoopTurns(odd_here, what="the test")],
+    [
+        lambda: group_commit.GroupCommit(odd, what="the test"),
+        lambda: group_commit.LoopGroupCommit(odd_here, what="the test"),
+    ],
 )
-async def test_an_answer_that_is_an_error_is_its_owners_alone(
-    queue: Callable[[], group_commit.Turns[int, str]],
+async def test_answer_error_is_its_owners_alone(
+    queue: Callable[[], group_commit.GroupCommit[int, str]],
 ) -> None:
     made = queue()
     with anyio.fail_after(60):
@@ -153,13 +156,15 @@ async def too_few_here(items: Sequence[int]) -> Answers:
 @pytest.mark.parametrize(
     "queue",
     [
-        lambda: group_commit.Turns(fails, what="the test"),
-        lambda: group_commit.LoopTurns(fails_here, what="the test"),
-        lambda: group_commit.Turns(too_few, what="the test"),
-        lambda: group_commit.LoopTurns(too_few_here, what="the test"),
+        lambda: group_commit.GroupCommit(fails, what="the test"),
+        lambda: group_commit.LoopGroupCommit(fails_here, what="the test"),
+        lambda: group_commit.GroupCommit(too_few, what="the test"),
+        lambda: group_commit.LoopGroupCommit(too_few_here, what="the test"),
     ],
 )
-async def test_after_a_write_that_failed_nothing_is_taken(queue: Callable[[], group_commit.Turns[int, str]]) -> None:
+async def test_after_write_that_failed_nothing_is_taken(
+    queue: Callable[[], group_commit.GroupCommit[int, str]],
+) -> None:
     made = queue()
     with anyio.fail_after(60):
         found = await asyncio.gather(*(submitted(made, n) for n in range(3)), return_exceptions=True)
@@ -187,10 +192,10 @@ async def test_closing_waits_and_then_refuses(make: Make) -> None:
         await queue.close("again")
 
 
-async def test_answers_are_told_in_the_order_of_writing_whoever_went_away() -> None:
+async def test_answers_are_told_in_order_of_writing_whoever_went_away() -> None:
     gate, told = Gate(), list[str | Exception]()
     done: list[str] = []
-    queue: group_commit.Turns[int, str] = group_commit.Turns(gate, what="the test", told=told.extend)
+    queue: group_commit.GroupCommit[int, str] = group_commit.GroupCommit(gate, what="the test", told=told.extend)
 
     async def write(n: int) -> None:
         done.append(await queue.submit(n))
@@ -217,7 +222,9 @@ async def test_who_is_told_and_fails_keeps_nobody_waiting() -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
     try:
-        queue: group_commit.Turns[int, str] = group_commit.Turns(Gate(opened=True), what="the test", told=told)
+        queue: group_commit.GroupCommit[int, str] = group_commit.GroupCommit(
+            Gate(opened=True), what="the test", told=told
+        )
         with anyio.fail_after(60):
             assert await submitted(queue, 1) == "wrote 1"
             assert await submitted(queue, 2) == "wrote 2"
@@ -227,11 +234,11 @@ async def test_who_is_told_and_fails_keeps_nobody_waiting() -> None:
     assert [str(one) for one in reported] == ["a listener's own"] * 2
 
 
-def test_a_loop_that_ended_meanwhile_leaves_the_thread_to_end() -> None:
+def test_loop_that_ended_meanwhile_leaves_thread_to_end() -> None:
     gate = Gate()
 
     async def begun() -> None:
-        queue: group_commit.Turns[int, str] = group_commit.Turns(gate, what="the test")
+        queue: group_commit.GroupCommit[int, str] = group_commit.GroupCommit(gate, what="the test")
         asyncio.ensure_future(submitted(queue, 1))  # noqa: RUF006 - it ends with the loop
         await gate.is_entered()
 

@@ -63,7 +63,7 @@ async def test_what_was_appended_is_there_in_order(path: Path) -> None:
     assert await lines_of(path) == [b"one", b"two", b"three"]
 
 
-async def test_a_replay_gives_each_line_its_place_and_lets_go_when_one_is_refused(path: Path) -> None:
+async def test_replay_gives_each_line_its_place_and_lets_go_when_one_is_refused(path: Path) -> None:
     async with await journal.Journal.open(path) as opened:
         await opened.append_all([b"one", b"two"])
         told: list[tuple[bytes, str]] = []
@@ -83,7 +83,7 @@ async def test_a_replay_gives_each_line_its_place_and_lets_go_when_one_is_refuse
     assert await lines_of(path) == [b"one", b"two", b"three"]
 
 
-async def test_many_at_once_share_a_sync_and_keep_their_own_order(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_at_once_share_sync_and_keep_their_own_order(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     syncs = []
     real = os.fdatasync
 
@@ -107,7 +107,7 @@ async def test_many_at_once_share_a_sync_and_keep_their_own_order(path: Path, mo
     assert len(syncs) < 64 * 20 / 4
 
 
-async def test_an_append_is_synced_before_it_returns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_append_is_synced_before_it_returns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
 
     def told(name: str) -> None:
@@ -127,7 +127,7 @@ async def test_an_append_is_synced_before_it_returns(path: Path, monkeypatch: py
         assert steps == ["write", "fdatasync"]
 
 
-async def test_a_torn_tail_is_set_aside_and_told(path: Path) -> None:
+async def test_torn_tail_is_set_aside_and_told(path: Path) -> None:
     path.parent.mkdir(mode=0o700)
     path.write_bytes(b"whole\nto")
     path.chmod(0o600)
@@ -144,7 +144,7 @@ async def test_a_torn_tail_is_set_aside_and_told(path: Path) -> None:
     assert path.with_name("rows.jsonl.torn-2").read_bytes() == b"again"
 
 
-async def test_a_tail_longer_than_a_block_is_found(path: Path) -> None:
+async def test_tail_longer_than_block_is_found(path: Path) -> None:
     path.parent.mkdir(mode=0o700)
     path.write_bytes(b"whole\n" + b"x" * (3 << 20))
     path.chmod(0o600)
@@ -178,7 +178,7 @@ async def test_rewrite_puts_others_in_their_place(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_rewrite_by_a_function_loses_no_append(path: Path) -> None:
+async def test_rewrite_by_function_loses_no_append(path: Path) -> None:
     async with await journal.Journal.open(path) as opened, anyio.create_task_group() as group:
 
         async def write(name: int) -> None:
@@ -193,7 +193,7 @@ async def test_rewrite_by_a_function_loses_no_append(path: Path) -> None:
     assert len([line for line in await lines_of(path) if line != b"drop"]) == 8 * 20
 
 
-async def test_a_function_that_fails_changes_nothing(path: Path) -> None:
+async def test_function_that_fails_changes_nothing(path: Path) -> None:
     async with await journal.Journal.open(path) as opened:
         await opened.append(b"a")
         with pytest.raises(ZeroDivisionError):
@@ -204,7 +204,7 @@ async def test_a_function_that_fails_changes_nothing(path: Path) -> None:
     assert await lines_of(path) == [b"a", b"b"]
 
 
-async def test_a_full_disk_refuses_the_line_and_later_takes_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_disk_refuses_line_and_later_takes_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with await journal.Journal.open(path) as opened:
         await opened.append(b"first")
         real, room = os.write, [3]
@@ -227,7 +227,7 @@ async def test_a_full_disk_refuses_the_line_and_later_takes_it(path: Path, monke
     assert await lines_of(path) == [b"first", b"third"]
 
 
-async def test_a_failed_sync_ends_the_journal(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_sync_ends_journal(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with await journal.Journal.open(path) as opened:
         await opened.append(b"first")
 
@@ -242,7 +242,7 @@ async def test_a_failed_sync_ends_the_journal(path: Path, monkeypatch: pytest.Mo
             await opened.append(b"third")
 
 
-async def test_all_that_waited_hear_of_a_failed_sync(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_that_waited_hear_of_failed_sync(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(fd: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -286,9 +286,7 @@ async def test_who_is_cancelled_while_it_waits_stops_nobody(path: Path) -> None:
     assert lines[-1] == b"after"
 
 
-async def test_a_cancel_of_the_loop_itself_leaves_one_writer_at_a_time(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_cancel_of_loop_itself_leaves_one_writer_at_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """asyncio's own cancel breaks the shield around the thread, which continues to write."""
     async with await journal.Journal.open(path) as opened:
         inside, most, entered, go = [0], [0], threading.Event(), threading.Event()
@@ -317,7 +315,7 @@ async def test_a_cancel_of_the_loop_itself_leaves_one_writer_at_a_time(
     assert await lines_of(path) == [b"first", b"second"]
 
 
-async def test_a_closed_journal_takes_nothing(path: Path) -> None:
+async def test_closed_journal_takes_nothing(path: Path) -> None:
     opened = await journal.Journal.open(path)
     await opened.close()
     with pytest.raises(errors.StoreError, match="it was closed"):
@@ -334,7 +332,7 @@ async def test_closing_waits_for_what_was_asked(path: Path) -> None:
     assert len(await lines_of(path)) == 10
 
 
-async def test_a_file_that_was_replaced_is_noticed(path: Path) -> None:
+async def test_file_that_was_replaced_is_noticed(path: Path) -> None:
     async with await journal.Journal.open(path) as opened:
         await opened.append(b"a")
         path.unlink()
@@ -373,7 +371,7 @@ async def test_unsafe_files_are_refused(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("round_", range(3))
-async def test_nothing_acknowledged_is_missing_after_a_kill(path: Path, round_: int) -> None:
+async def test_nothing_acknowledged_is_missing_after_kill(path: Path, round_: int) -> None:
     with subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         told = [writer.stdout.readline() for _ in range(200 + 37 * round_)]

@@ -15,7 +15,7 @@ import pytest
 
 from covenant.stores.mailbox.durable import DurableMailbox
 from covenant.stores.mailbox.in_memory import InMemoryMailbox
-from covenant.stores.mailbox.interface import MAX_RESULT_BYTES, Entry, Limits, Mailbox, RetryRules, Skip, State
+from covenant.stores.mailbox.interface import MAX_RESULT_BYTES, Limits, Mailbox, RetryRules, Skip, State, TaskEntry
 from covenant.wire.types import A2ATask, A2ATaskResult, AgentId, Idempotency
 from policy import errors
 
@@ -85,14 +85,14 @@ async def box(kind: Kind) -> AsyncIterator[Mailbox]:
         yield opened
 
 
-async def leased(box: Mailbox, **lease: Any) -> Entry:
+async def leased(box: Mailbox, **lease: Any) -> TaskEntry:
     entry = await box.lease(BOB.pubkey, **lease)
     assert entry is not None
     assert entry.lease is not None
     return entry
 
 
-async def test_the_tasks_of_some_senders_alone_are_given_out_where_that_is_asked(box: Mailbox) -> None:
+async def test_tasks_of_some_senders_alone_are_given_out_where_asked(box: Mailbox) -> None:
     for name in ("first", "second"):
         await box.send(task(name))
     await box.send(task("third", sender=EVE))
@@ -102,7 +102,7 @@ async def test_the_tasks_of_some_senders_alone_are_given_out_where_that_is_asked
     assert [(await leased(box)).task.id for _ in range(2)] == ["first", "second"]
 
 
-async def test_a_task_goes_its_way(box: Mailbox, clock: Clock) -> None:
+async def test_task_goes_its_way(box: Mailbox, clock: Clock) -> None:
     sent = await box.send(task())
     assert (sent.outcome, sent.entry.state, sent.entry.attempt) == ("queued", State.QUEUED, 0)
     assert await box.lease(ADA.pubkey) is None
@@ -130,7 +130,7 @@ async def test_a_task_goes_its_way(box: Mailbox, clock: Clock) -> None:
     assert box.open_entries() == []
 
 
-async def test_the_oldest_goes_first_and_limits_hold(box: Mailbox) -> None:
+async def test_oldest_goes_first_and_limits_hold(box: Mailbox) -> None:
     for n in range(5):
         await box.send(task(f"t{n}"))
     with pytest.raises(errors.MailboxFullError):
@@ -160,7 +160,7 @@ async def test_its_bytes_are_bounded(kind: Kind) -> None:
         assert box.fullness() == 0
 
 
-async def test_one_sender_does_not_have_all_the_room(kind: Kind) -> None:
+async def test_one_sender_does_not_have_all_room(kind: Kind) -> None:
     limits = Limits(of_sender=3, size_of_sender=3000, open_per_pair=2)
     async with kind.open(limits) as box:
         for number in range(2):
@@ -182,7 +182,7 @@ async def test_one_sender_does_not_have_all_the_room(kind: Kind) -> None:
         await box.send(task("e3", sender=EVE, recipient=EVE))
 
 
-async def test_however_many_take_all_they_can_the_next_gets_in(kind: Kind) -> None:
+async def test_however_many_take_all_they_can_next_gets_in(kind: Kind) -> None:
     limits = Limits(
         entries=64, of_sender=16, open_per_recipient=32, open_per_pair=16, size=40_000, size_of_sender=10_000
     )
@@ -211,7 +211,7 @@ async def test_however_many_take_all_they_can_the_next_gets_in(kind: Kind) -> No
             await box.compact()
 
 
-async def test_the_same_is_answered_again_only_where_there_is_room(kind: Kind) -> None:
+async def test_same_is_answered_again_only_where_there_is_room(kind: Kind) -> None:
     """A small task has a large answer: each repeated task gets that answer, and each is written to disk."""
     async with kind.open(Limits(size_of_sender=8000)) as box:
         for number in range(10):
@@ -232,7 +232,7 @@ async def test_the_same_is_answered_again_only_where_there_is_room(kind: Kind) -
 
 
 @pytest.mark.parametrize("limits", [Limits(cached=3), Limits(cached_size=700)])
-async def test_nobody_has_the_answers_of_others_forgotten(kind: Kind, limits: Limits) -> None:
+async def test_nobody_has_answers_of_others_forgotten(kind: Kind, limits: Limits) -> None:
     """A task whose answer is forgotten would be done again."""
     async with kind.open(limits) as box:
         await box.send(task("mine", safety="idempotent"))
@@ -249,7 +249,7 @@ async def test_nobody_has_the_answers_of_others_forgotten(kind: Kind, limits: Li
             assert (await box.send(task("once more", safety="idempotent"))).outcome == "replayed"
 
 
-async def test_what_a_task_is_ended_with_is_bounded_and_short_in_a_mailbox_that_is_full(kind: Kind) -> None:
+async def test_what_task_is_ended_with_is_bounded_and_short_in_mailbox_full(kind: Kind) -> None:
     async with kind.open(Limits(size=12_000)) as box:
         for name in ("t1", "t2"):
             await box.send(task(name, intent_text="x" * 2500))
@@ -261,7 +261,7 @@ async def test_what_a_task_is_ended_with_is_bounded_and_short_in_a_mailbox_that_
         assert (await end(message="x" * 1000)).state is State.RESULT_PENDING
 
 
-async def test_the_same_task_again_is_the_same(box: Mailbox) -> None:
+async def test_same_task_again_is_same(box: Mailbox) -> None:
     await box.send(task())
     assert (await box.send(task())).outcome == "known"
     await leased(box)
@@ -271,7 +271,7 @@ async def test_the_same_task_again_is_the_same(box: Mailbox) -> None:
     assert await box.lease(BOB.pubkey) is None
 
 
-async def test_what_one_sender_calls_its_task_is_nobody_else_s(kind: Kind) -> None:
+async def test_what_one_sender_calls_its_task_is_no_other_s(kind: Kind) -> None:
     """Eve uses Ada's task id: neither learns of it, Bob can tell the tasks apart, and each gets her own answer."""
     async with kind.open() as box:
         for sender in (ADA, EVE):
@@ -302,7 +302,7 @@ async def test_what_one_sender_calls_its_task_is_nobody_else_s(kind: Kind) -> No
         assert box.sent(ADA.pubkey, "t1") is box.given(BOB.pubkey, "t1") is None
 
 
-async def test_an_id_that_was_taken_elsewhere_is_given_to_a_recipient_who_has_it_not(box: Mailbox) -> None:
+async def test_id_that_was_taken_elsewhere_is_given_to_recipient_who_has_it_not(box: Mailbox) -> None:
     """Else sender and recipient together could find out the ids of others' tasks."""
     await box.send(task())
     sent = (await box.send(task(sender=EVE, recipient=EVE))).entry
@@ -316,13 +316,13 @@ async def test_an_id_that_was_taken_elsewhere_is_given_to_a_recipient_who_has_it
 
 
 @pytest.mark.parametrize("bad", [{"name": ""}, {"name": "x" * 257}, {"intent_text": ""}, {"intent_text": "x" * 2**20}])
-async def test_a_task_that_is_none_is_refused(box: Mailbox, bad: dict[str, Any]) -> None:
+async def test_task_none_is_refused(box: Mailbox, bad: dict[str, Any]) -> None:
     with pytest.raises(errors.TaskInvalidError):
         await box.send(task(**bad))
     assert box.recent(ADA.pubkey, 5) == []
 
 
-async def test_a_lease_that_is_over_is_taken_back(box: Mailbox, clock: Clock) -> None:
+async def test_lease_over_is_taken_back(box: Mailbox, clock: Clock) -> None:
     await box.send(task())
     first = await leased(box)
     assert box.next_due_ms() == NOW + 1000
@@ -345,7 +345,7 @@ async def test_a_lease_that_is_over_is_taken_back(box: Mailbox, clock: Clock) ->
         await box.post(result(), lease_id=second.lease.id)
 
 
-async def test_a_late_answer_to_a_task_that_waits_again_counts(box: Mailbox, clock: Clock) -> None:
+async def test_late_answer_to_task_that_waits_again_counts(box: Mailbox, clock: Clock) -> None:
     await box.send(task())
     with pytest.raises(errors.TaskStateError, match="given to nobody"):
         await box.post(result())
@@ -358,7 +358,7 @@ async def test_a_late_answer_to_a_task_that_waits_again_counts(box: Mailbox, clo
     assert await box.take_result(ADA.pubkey) == result()
 
 
-async def test_attempts_come_to_an_end(box: Mailbox, clock: Clock) -> None:
+async def test_attempts_come_to_end(box: Mailbox, clock: Clock) -> None:
     await box.send(task())
     for _ in range(3):
         await leased(box)
@@ -369,7 +369,7 @@ async def test_attempts_come_to_an_end(box: Mailbox, clock: Clock) -> None:
     assert (answer.status, answer.error_message) == ("error", "attempts_exhausted")
 
 
-async def test_what_is_unsafe_to_repeat_waits_for_somebody(box: Mailbox, clock: Clock) -> None:
+async def test_what_is_unsafe_to_repeat_waits_for_another(box: Mailbox, clock: Clock) -> None:
     await box.send(task(safety="unsafe"))
     await leased(box)
     clock.at += 10**9
@@ -383,7 +383,7 @@ async def test_what_is_unsafe_to_repeat_waits_for_somebody(box: Mailbox, clock: 
 
 
 @pytest.mark.parametrize("lease_first", [False, True])
-async def test_a_deadline_ends_a_task(box: Mailbox, clock: Clock, lease_first: bool) -> None:
+async def test_deadline_ends_task(box: Mailbox, clock: Clock, lease_first: bool) -> None:
     await box.send(task(deadline_ms=NOW + 100))
     if lease_first:
         await leased(box)
@@ -436,7 +436,7 @@ async def test_cancel(box: Mailbox) -> None:
     assert await box.take_result(ADA.pubkey) is None
 
 
-async def test_an_answered_idempotent_task_is_answered_again_at_once(box: Mailbox) -> None:
+async def test_answered_idempotent_task_is_answered_again_at_once(box: Mailbox) -> None:
     await box.send(task("t1", safety="idempotent"))
     await box.send(task("t2", safety="idempotent"))
     await box.send(task("other", safety="idempotent", key="other"))
@@ -459,7 +459,7 @@ async def test_only_what_went_well_is_answered_again(box: Mailbox) -> None:
     assert (await leased(box)).task.id == "t2"
 
 
-async def test_the_cache_is_bounded(box: Mailbox, clock: Clock, kind: Kind) -> None:
+async def test_cache_is_bounded(box: Mailbox, clock: Clock, kind: Kind) -> None:
     for n in range(4):
         await box.send(task(f"t{n}", safety="idempotent", key=f"k{n}"))
         await leased(box)
@@ -494,7 +494,7 @@ async def test_compaction_forgets_what_is_done(box: Mailbox, clock: Clock) -> No
     assert box.recent(ADA.pubkey, 9) == []
 
 
-async def test_nine_reasons_to_leave_a_task(kind: Kind, clock: Clock) -> None:
+async def test_nine_reasons_to_leave_task(kind: Kind, clock: Clock) -> None:
     async with kind.open(replace(LIMITS, lease_ms=10**9, open_per_recipient=50, max_attempts=9)) as box:
         rules = RetryRules(min_lease_age_ms=1000, max_attempts=2, max_requeues=1)
         cases: dict[str, dict[str, Any]] = {
@@ -546,7 +546,7 @@ async def test_watchers_hear_of_what_changed(box: Mailbox) -> None:
     assert heard == [("t1", State.QUEUED), ("t1", State.IN_FLIGHT), ("t1", State.RESULT_PENDING)]
 
 
-async def test_many_at_once_share_the_tasks_between_them(kind: Kind) -> None:
+async def test_many_at_once_share_tasks_between_them(kind: Kind) -> None:
     async with kind.open(Limits()) as box:
         had: list[str] = []
 

@@ -20,7 +20,7 @@ def by_looking_at_all(kept: dict[Key, Cached], *, by_count: bool) -> Key:
     return min((key for key in kept if key.sender == sender), key=lambda key: kept[key].turn)
 
 
-def test_the_oldest_of_who_has_most_goes_first() -> None:
+def test_oldest_of_who_has_most_goes_first() -> None:
     chooser = random.Random(3)
     for size in (4, 300):
         answers, kept = Answers(), dict[Key, Cached]()

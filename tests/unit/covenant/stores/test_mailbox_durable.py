@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from covenant.stores.mailbox.durable import FILE, DurableMailbox
-from covenant.stores.mailbox.interface import Entry, Limits, State
+from covenant.stores.mailbox.interface import Limits, State, TaskEntry
 from covenant.wire.types import A2ATask, A2ATaskResult, AgentId, Idempotency
 from policy import errors
 
@@ -46,7 +46,7 @@ def result(name: str) -> A2ATaskResult:
     return A2ATaskResult(task_id=name, status="ok", content=({"type": "text", "text": "3"},))
 
 
-def everything(box: DurableMailbox) -> dict[str, Entry]:
+def everything(box: DurableMailbox) -> dict[str, TaskEntry]:
     return {entry.task.id: entry for entry in box.recent(ADA.pubkey, 1000)}
 
 
@@ -75,7 +75,7 @@ async def fill(box: DurableMailbox, clock: Clock) -> None:
     await box.send(task("waits"))
 
 
-async def test_a_new_process_finds_it_as_it_was(home: Path) -> None:
+async def test_new_process_finds_it_as_it_was(home: Path) -> None:
     clock = Clock()
     box = await opened(home, clock)
     await fill(box, clock)
@@ -117,7 +117,7 @@ async def test_a_new_process_finds_it_as_it_was(home: Path) -> None:
     await box.close()
 
 
-def without_turn(entry: Entry) -> tuple[Any, ...]:
+def without_turn(entry: TaskEntry) -> tuple[Any, ...]:
     return (
         entry.task,
         entry.state,
@@ -152,7 +152,7 @@ async def test_rows_of_version_1(home: Path) -> None:
     await box.close()
 
 
-async def test_a_line_that_is_none_stops_the_start(home: Path) -> None:
+async def test_line_none_stops_start(home: Path) -> None:
     box = await opened(home)
     await box.send(task("t1"))
     await box.close()
@@ -163,7 +163,7 @@ async def test_a_line_that_is_none_stops_the_start(home: Path) -> None:
     assert refused.value.where == f"{home / FILE}:2"
 
 
-async def test_a_full_disk_changes_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_disk_changes_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     box = await opened(home, clock)
     await fill(box, clock)
@@ -285,7 +285,7 @@ anyio.run(main)
 
 
 @pytest.mark.parametrize("compact", [False, True])
-async def test_a_kill_loses_nothing_and_doubles_nothing(home: Path, compact: bool) -> None:
+async def test_kill_loses_nothing_and_doubles_nothing(home: Path, compact: bool) -> None:
     root = str(Path(__file__).parents[4])
     command = [sys.executable, "-c", WRITER, str(home), root, *(["compact"] if compact else [])]
     said: dict[str, list[str]] = {word: [] for word in ("sent", "leased", "posted", "took")}

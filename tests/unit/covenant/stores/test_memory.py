@@ -9,12 +9,12 @@ import anyio
 import pytest
 
 from covenant.stores.memory.interface import (
-    BackfillProvenance,
-    Compacted,
-    CompactionPolicy,
-    DeleteRecord,
-    DetachParent,
+    CompactionCutoffs,
     Memory,
+    MemoryCompaction,
+    ParentDetachment,
+    ProvenanceBackfill,
+    RecordDeletion,
     Room,
 )
 from covenant.wire.types import AgentId, MemoryRecord, Tier
@@ -34,7 +34,7 @@ def numbers(records: list[MemoryRecord]) -> list[int]:
     return [r.created_at for r in records]
 
 
-async def test_a_record_comes_back_as_it_was(store: Memory) -> None:
+async def test_record_comes_back_as_it_was(store: Memory) -> None:
     given = record(
         7,
         "näïve \x00 text\n🙂",
@@ -49,7 +49,7 @@ async def test_a_record_comes_back_as_it_was(store: Memory) -> None:
     assert await store.existing([name(8), name(7)]) == {name(7)}
 
 
-async def test_the_same_id_is_written_over_and_found_by_its_new_words_and_vector(store: Memory) -> None:
+async def test_same_id_is_written_over_and_found_by_its_new_words_and_vector(store: Memory) -> None:
     await store.put(record(1, "apples", embedding=(1.0, 0.0)))
     await store.search((1.0, 0.0), "", None, 5, None)
     await store.put(record(1, "pears", embedding=(0.0, 1.0)))
@@ -89,7 +89,7 @@ async def test_what_would_not_come_back_is_refused(store: Memory, bad: MemoryRec
     assert await store.recent(None, 10) == []
 
 
-async def test_an_owner_has_so_much_room_and_no_more(store: Memory) -> None:
+async def test_owner_has_so_much_room_and_no_more(store: Memory) -> None:
     room = Room(records=3, bytes=10**6)
     for number in range(1, 4):
         await store.put(record(number, owner=BOB), room=room)
@@ -100,7 +100,7 @@ async def test_an_owner_has_so_much_room_and_no_more(store: Memory) -> None:
     await store.put(record(6, owner=BOB))
     assert {one.created_at for one in await store.recent(None, 9)} == {1, 2, 3, 5, 6}
     # Each kind of deletion makes room.
-    await store.repair(DeleteRecord(name(1)), apply=True)
+    await store.repair(RecordDeletion(name(1)), apply=True)
     with pytest.raises(errors.MemoryFullError):
         await store.put(record(7, owner=BOB), room=room)
     assert await store.purge(None, 3, owner=BOB.pubkey) == 1
@@ -109,7 +109,7 @@ async def test_an_owner_has_so_much_room_and_no_more(store: Memory) -> None:
         await store.put(record(8, owner=BOB), room=room)
 
 
-async def test_room_is_in_bytes_of_all_that_a_record_has(store: Memory) -> None:
+async def test_room_is_in_bytes_of_all_that_record_has(store: Memory) -> None:
     room = Room(records=9, bytes=100)
     with pytest.raises(errors.MemoryFullError, match="100 bytes"):
         await store.put(record(1, "é" * 51), room=room)
@@ -123,24 +123,24 @@ async def test_room_is_in_bytes_of_all_that_a_record_has(store: Memory) -> None:
     assert [one.created_at for one in await store.recent(None, 9)] == [1]
 
 
-async def test_what_a_repair_adds_takes_room(store: Memory) -> None:
+async def test_what_repair_adds_takes_room(store: Memory) -> None:
     room = Room(records=9, bytes=1000)
     await store.put(record(1, "x", owner=BOB), room=room)
-    more = BackfillProvenance(name(1), "y" * 600)
+    more = ProvenanceBackfill(name(1), "y" * 600)
     await store.repair(more, apply=True, room=room)
     # A repair counts towards later puts, and a repair that exceeds the limit is refused.
     with pytest.raises(errors.MemoryFullError):
         await store.put(record(2, "x" * 500, owner=BOB), room=room)
     await store.put(record(2, "x", owner=BOB), room=room)
     with pytest.raises(errors.MemoryFullError, match="1000 bytes"):
-        await store.repair(BackfillProvenance(name(2), "y" * 600), apply=True, room=room)
-    tried = await store.repair(BackfillProvenance(name(2), "y" * 600), apply=False, room=room)
+        await store.repair(ProvenanceBackfill(name(2), "y" * 600), apply=True, room=room)
+    tried = await store.repair(ProvenanceBackfill(name(2), "y" * 600), apply=False, room=room)
     assert tried is not None
     assert not tried.changed
     assert await store.get(name(2)) == record(2, "x", owner=BOB)
     # A repair that shortens a record passes, also above the limit; a repair without `room` has no limit.
-    await store.repair(BackfillProvenance(name(2), "y" * 600), apply=True)
-    shorter = await store.repair(BackfillProvenance(name(1), "y"), apply=True, room=room)
+    await store.repair(ProvenanceBackfill(name(2), "y" * 600), apply=True)
+    shorter = await store.repair(ProvenanceBackfill(name(1), "y"), apply=True, room=room)
     assert shorter is not None
     assert shorter.changed
     await store.put(record(3, "x", owner=BOB), room=room)
@@ -180,7 +180,7 @@ async def test_search_finds_by_cosine_and_leaves_out_what_points_away(store: Mem
 
 
 @pytest.mark.parametrize("query", [(), (0.0, 0.0), (float("nan"), 1.0), (1e300, 1.0), (1.0,)])
-async def test_a_query_that_cannot_be_compared_finds_nothing(store: Memory, query: tuple[float, ...]) -> None:
+async def test_query_that_cannot_be_compared_finds_nothing(store: Memory, query: tuple[float, ...]) -> None:
     await store.put(record(1, embedding=(1.0, 0.0)))
     assert await store.search(query, "", None, 10, None) == []
 
@@ -203,7 +203,7 @@ async def test_search_stays_within_tier_and_owner(store: Memory) -> None:
         assert await store.search(query, "fox", None, 10, None, owner="nobody") == []
 
 
-async def test_of_many_words_the_rarest_rank(store: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_many_words_rarest_rank(store: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("covenant.stores.memory.index.ranking.COMMON", 4)
     monkeypatch.setattr("covenant.stores.memory.index.ranking.MOST_RANKED", 6)
     for number in range(1, 5):
@@ -221,11 +221,11 @@ async def test_of_many_words_the_rarest_rank(store: Memory, monkeypatch: pytest.
     await store.put(record(5, "four"))
     assert await found("four") == set()
     # Deleted records no longer count.
-    await store.repair(DeleteRecord(name(5)), apply=True)
+    await store.repair(RecordDeletion(name(5)), apply=True)
     assert await found("four") == {1, 2, 3, 4}
 
 
-async def test_words_are_found_without_a_vector_and_both_together_rank_first(store: Memory) -> None:
+async def test_words_are_found_without_vector_and_both_together_rank_first(store: Memory) -> None:
     await store.put(record(1, "the red fox", embedding=(1.0, 0.0)))
     await store.put(record(2, "the blue whale", embedding=(1.0, 0.05)))
     await store.put(record(3, "Whale songs, recorded at sea"))
@@ -253,7 +253,7 @@ async def test_rarer_words_weigh_more_and_diacritics_nothing(store: Memory) -> N
 
 
 @pytest.mark.parametrize("text", ['"', "'", "a AND", "NEAR(x)", "text:x", "*", "^x", "-", "{id} : x", "x\x00y", "_"])
-async def test_a_text_is_never_syntax(store: Memory, text: str) -> None:
+async def test_text_is_never_syntax(store: Memory, text: str) -> None:
     await store.put(record(1, "nothing of that", embedding=(1.0,)))
     assert [h.record.created_at for h in await store.search((1.0,), text, None, 10, None)] == [1]
 
@@ -262,7 +262,7 @@ async def test_deleted_and_moved_records_are_searched_as_they_are_now(store: Mem
     for number in range(1, 5):
         await store.put(record(number, "fox", embedding=(1.0, number / 10)))
     await store.search((1.0, 0.0), "", None, 10, None)
-    await store.repair(DeleteRecord(name(1)), apply=True)
+    await store.repair(RecordDeletion(name(1)), apply=True)
     await store.promote(name(2), Tier.EPISODIC, at_ms=9)
     assert await store.purge(Tier.WORKING, 4) == 1
     assert [h.record.created_at for h in await store.search((1.0, 0.0), "fox", None, 10, None)] == [2, 4]
@@ -285,17 +285,17 @@ async def test_purge_takes_what_is_strictly_older(store: Memory) -> None:
 @pytest.mark.parametrize(
     ("command", "after"),
     [
-        (DetachParent(name(2)), record(2, parent=None, metadata="old")),
-        (DetachParent(name(2), name(1)), record(2, parent=None, metadata="old")),
+        (ParentDetachment(name(2)), record(2, parent=None, metadata="old")),
+        (ParentDetachment(name(2), name(1)), record(2, parent=None, metadata="old")),
         (
-            BackfillProvenance(name(2), {"from": "x"}),
+            ProvenanceBackfill(name(2), {"from": "x"}),
             record(2, parent=name(1), metadata={"previous_metadata": "old", "provenance": {"from": "x"}}),
         ),
-        (DeleteRecord(name(2)), None),
+        (RecordDeletion(name(2)), None),
     ],
 )
-async def test_a_dry_repair_shows_what_an_applied_one_does(
-    store: Memory, command: DetachParent | BackfillProvenance | DeleteRecord, after: MemoryRecord | None
+async def test_dry_repair_shows_what_applied_one_does(
+    store: Memory, command: ParentDetachment | ProvenanceBackfill | RecordDeletion, after: MemoryRecord | None
 ) -> None:
     before = record(2, parent=name(1), metadata="old")
     await store.put(before)
@@ -309,20 +309,20 @@ async def test_a_dry_repair_shows_what_an_applied_one_does(
     assert await store.get(name(2)) == after
 
 
-async def test_a_repair_that_changes_nothing_says_so_and_another_owners_is_none(store: Memory) -> None:
+async def test_repair_that_changes_nothing_says_so_and_another_owners_is_none(store: Memory) -> None:
     await store.put(record(1, metadata={"a": 1}))
-    done = await store.repair(DetachParent(name(1)), apply=True)
+    done = await store.repair(ParentDetachment(name(1)), apply=True)
     assert done is not None
     assert (done.would_change, done.changed) == (False, False)
-    assert await store.repair(DeleteRecord(name(1)), apply=True, owner=BOB.pubkey) is None
-    assert await store.repair(DeleteRecord(name(2)), apply=True) is None
+    assert await store.repair(RecordDeletion(name(1)), apply=True, owner=BOB.pubkey) is None
+    assert await store.repair(RecordDeletion(name(2)), apply=True) is None
     assert await store.get(name(1)) is not None
 
 
-async def test_an_unexpected_parent_is_a_conflict(store: Memory) -> None:
+async def test_unexpected_parent_is_conflict(store: Memory) -> None:
     await store.put(record(2, parent=name(1)))
     with pytest.raises(errors.MemoryConflictError, match="not `other`"):
-        await store.repair(DetachParent(name(2), "other"), apply=True)
+        await store.repair(ParentDetachment(name(2), "other"), apply=True)
     found = await store.get(name(2))
     assert found is not None
     assert found.parent == name(1)
@@ -354,8 +354,8 @@ async def test_compaction_does_what_its_dry_run_said(store: Memory) -> None:
     await store.put(record(4, tier=Tier.LONGTERM, metadata={"stale_context": {}}))
     await store.put(record(5, parent=name(99)))
     await store.put(record(6, owner=BOB, created_at=1))
-    policy = CompactionPolicy(delete_working_before_ms=2, mark_longterm_stale_before_ms=9, detach_stale_parents=True)
-    expected = Compacted((name(1), name(6)), (name(3),), (name(2), name(5)))
+    policy = CompactionCutoffs(delete_working_before_ms=2, mark_longterm_stale_before_ms=9, detach_stale_parents=True)
+    expected = MemoryCompaction((name(1), name(6)), (name(3),), (name(2), name(5)))
     assert await store.compact(policy, reason="tidy", now_ms=50, apply=False) == expected
     assert len(await store.recent(None, 10)) == 6
     mine = await store.compact(policy, reason="tidy", now_ms=50, apply=False, owner=ALICE.pubkey)
@@ -371,16 +371,16 @@ async def test_compaction_does_what_its_dry_run_said(store: Memory) -> None:
     assert not again.would_change
 
 
-async def test_a_given_moment_is_the_one_that_is_marked(store: Memory) -> None:
+async def test_given_moment_is_one_marked(store: Memory) -> None:
     await store.put(record(1, tier=Tier.LONGTERM))
-    policy = CompactionPolicy(mark_longterm_stale_before_ms=2, marked_at_ms=7)
+    policy = CompactionCutoffs(mark_longterm_stale_before_ms=2, marked_at_ms=7)
     await store.compact(policy, reason="r", now_ms=50, apply=True)
     found = await store.get(name(1))
     assert found is not None
     assert found.metadata == {"stale_context": {"marked_at_ms": 7, "reason": "r"}}
 
 
-async def test_receipts_are_correlated_by_name_and_then_with_the_first_eligible_record(store: Memory) -> None:
+async def test_receipts_are_correlated_by_name_and_then_with_first_eligible_record(store: Memory) -> None:
     for number in (1, 2, 3):
         await store.put(record(number))
     await store.put(record(4, owner=BOB))

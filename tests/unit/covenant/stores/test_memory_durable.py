@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from covenant.stores.memory.durable import DurableMemory
-from covenant.stores.memory.interface import CompactionPolicy, DeleteRecord, DetachParent
+from covenant.stores.memory.interface import CompactionCutoffs, ParentDetachment, RecordDeletion
 from covenant.wire.types import MemoryRecord, Tier
 from policy import errors
 from tests.memory_kit import ALICE, BOB, V1_SCHEMA, name, opened, record
@@ -91,7 +91,7 @@ def version_1(path: Path) -> Path:
     return path
 
 
-async def test_a_database_of_version_1_opens_with_everything_as_it_was(version_1: Path) -> None:
+async def test_database_of_version_1_opens_with_everything_as_it_was(version_1: Path) -> None:
     before = ask(version_1, "SELECT * FROM memories ORDER BY id")
     async with opened("durable", version_1) as store:
         assert [r.id for r in await store.recent(None, 10)] == [name(2), name(1)]
@@ -108,7 +108,7 @@ async def test_a_database_of_version_1_opens_with_everything_as_it_was(version_1
         assert len(await store.search((1.0, 0.0), "", None, 10, None)) == 2
 
 
-async def test_a_database_of_the_daemon_before_gets_the_index_of_owners_and_keeps_the_rest(path: Path) -> None:
+async def test_database_of_daemon_before_gets_index_of_owners_and_keeps_rest(path: Path) -> None:
     async with opened("durable", path) as store:
         await store.put(record(1, "an old fox", embedding=(1.0, 0.0)))
     with sqlite3.connect(path) as db:
@@ -132,7 +132,7 @@ async def test_version_1_can_go_on_writing_and_its_words_are_found(version_1: Pa
         assert await store.search((), "fox", None, 10, None) == []
 
 
-async def test_a_new_database_has_version_1s_table_and_is_private(path: Path) -> None:
+async def test_new_database_has_version_1s_table_and_is_private(path: Path) -> None:
     async with opened("durable", path) as store:
         await store.put(record(1))
         modes = {stat.S_IMODE(p.stat().st_mode) for p in path.parent.iterdir()}
@@ -160,7 +160,7 @@ async def test_only_vectors_of_one_space_are_compared(path: Path) -> None:
     ]
 
 
-async def test_a_newer_database_a_link_and_what_is_none_are_refused(path: Path, tmp_path: Path) -> None:
+async def test_newer_database_link_and_what_is_none_are_refused(path: Path, tmp_path: Path) -> None:
     db = sqlite3.connect(path)
     db.execute("PRAGMA user_version = 99")
     db.close()
@@ -196,7 +196,7 @@ BAD: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("column", ["id", "tier", "owner_display", "owner_pubkey", "text", "metadata", "parent"])
-async def test_a_text_that_is_no_utf_8_stops_nothing_either(version_1: Path, column: str) -> None:
+async def test_text_no_utf_8_stops_nothing_either(version_1: Path, column: str) -> None:
     insert(version_1, row(3))
     with sqlite3.connect(version_1) as db:
         db.execute(f"UPDATE memories SET {column} = CAST(X'61FF62' AS TEXT) WHERE created_at = 3")
@@ -206,31 +206,31 @@ async def test_a_text_that_is_no_utf_8_stops_nothing_either(version_1: Path, col
         assert {h.record.id for h in await store.search((1.0, 0.0), "text", None, 10, None)} == {name(1), name(2)}
         (bad,) = await store.bad_rows(10)
         assert bad.problems == (f"{column} is no UTF-8",)
-        policy = CompactionPolicy(mark_longterm_stale_before_ms=9, detach_stale_parents=True)
+        policy = CompactionCutoffs(mark_longterm_stale_before_ms=9, detach_stale_parents=True)
         await store.compact(policy, reason="r", now_ms=1, apply=True)
         assert await store.backfill([], apply=True) == ()
         assert await store.purge(None, 9) == 3
 
 
-async def test_an_id_that_no_row_can_have_is_not_there(path: Path) -> None:
+async def test_id_that_no_row_can_have_is_not_there(path: Path) -> None:
     async with opened("durable", path) as store:
         assert await store.get("\ud800") is None
         assert await store.existing(["\ud800"]) == set()
-        assert await store.repair(DeleteRecord("\ud800"), apply=True) is None
+        assert await store.repair(RecordDeletion("\ud800"), apply=True) is None
         assert await store.promote("\ud800", Tier.EPISODIC, at_ms=1) is None
 
 
 @pytest.mark.parametrize("problem", BAD)
-async def test_a_row_that_is_no_record_is_told_and_stops_nothing(version_1: Path, problem: str) -> None:
+async def test_row_no_record_is_told_and_stops_nothing(version_1: Path, problem: str) -> None:
     insert(version_1, row(3, **BAD[problem]))
     async with opened("durable", version_1, space="") as store:
         assert [r.id for r in await store.recent(None, 2)] == [name(2), name(1)]
         assert {h.record.id for h in await store.search((1.0, 0.0), "text", None, 10, None)} == {name(1), name(2)}
         assert await store.get(name(3)) is None
         assert await store.existing([name(3)]) == {name(3)}
-        assert await store.repair(DeleteRecord(name(3)), apply=True, owner=ALICE.pubkey) is None
-        assert await store.repair(DetachParent(name(3)), apply=True) is None
-        policy = CompactionPolicy(mark_longterm_stale_before_ms=9, detach_stale_parents=True)
+        assert await store.repair(RecordDeletion(name(3)), apply=True, owner=ALICE.pubkey) is None
+        assert await store.repair(ParentDetachment(name(3)), apply=True) is None
+        policy = CompactionCutoffs(mark_longterm_stale_before_ms=9, detach_stale_parents=True)
         plan = await store.compact(policy, reason="r", now_ms=1, apply=True)
         assert plan.stale_marked == (name(2),)
         assert await store.backfill([], apply=True) == ()
@@ -238,17 +238,17 @@ async def test_a_row_that_is_no_record_is_told_and_stops_nothing(version_1: Path
         assert bad.id == name(3)
         assert bad.problems[0].startswith(problem)
         assert await store.bad_rows(0) == []
-        done = await store.repair(DeleteRecord(name(3)), apply=True)
+        done = await store.repair(RecordDeletion(name(3)), apply=True)
         assert done is not None
         assert (done.before, done.after, done.changed) == (bad, None, True)
         assert await store.bad_rows(10) == []
 
 
-async def test_words_that_went_astray_are_put_right_at_the_first_search(path: Path) -> None:
+async def test_words_that_went_astray_are_put_right_at_first_search(path: Path) -> None:
     async with opened("durable", path) as store:
         for number in range(1, 5):
             await store.put(record(number, f"word{number}", embedding=(1.0,)))
-        await store.repair(DeleteRecord(name(1)), apply=True)
+        await store.repair(RecordDeletion(name(1)), apply=True)
     # VACUUM renumbers the rows, because the table has no integer key.
     db = sqlite3.connect(path)
     db.execute("VACUUM")
@@ -259,7 +259,7 @@ async def test_words_that_went_astray_are_put_right_at_the_first_search(path: Pa
             assert [h.record.id for h in await store.search((), f"word{number}", None, 10, None)] == [name(number)]
 
 
-async def test_a_word_that_stands_everywhere_ranks_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_word_that_stands_everywhere_ranks_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("covenant.stores.memory.index.ranking.COMMON", 3)
     async with opened("durable", path) as store:
         for number in range(1, 5):
@@ -269,7 +269,7 @@ async def test_a_word_that_stands_everywhere_ranks_nothing(path: Path, monkeypat
 
 
 @pytest.mark.parametrize("kind", ["durable", "in_memory"])
-async def test_how_many_others_have_a_word_changes_nothing_for_who_searches(
+async def test_how_many_others_have_word_changes_nothing_for_who_searches(
     kind: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("covenant.stores.memory.index.ranking.COMMON", 3)
@@ -291,7 +291,7 @@ async def test_how_many_others_have_a_word_changes_nothing_for_who_searches(
 
 
 async def test_changes_are_taken_in_before_they_are_many(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covenant.stores.memory.index.cache._MOST_PENDING", 3)
+    monkeypatch.setattr("covenant.stores.memory.index.cache.MOST_PENDING", 3)
     async with opened("durable", path) as store:
         await store.put(record(1, embedding=(1.0, 0.0)))
         assert len(await store.search((1.0, 0.0), "", None, 10, None)) == 1
@@ -300,7 +300,7 @@ async def test_changes_are_taken_in_before_they_are_many(path: Path, monkeypatch
         assert len(await store.search((1.0, 0.0), "", None, 10, None)) == 9
 
 
-async def test_a_failed_transaction_changes_nothing_and_the_next_works(path: Path) -> None:
+async def test_failed_transaction_changes_nothing_and_next_works(path: Path) -> None:
     async with opened("durable", path) as store:
         assert isinstance(store, DurableMemory)
         for number in (1, 2):
@@ -313,7 +313,7 @@ async def test_a_failed_transaction_changes_nothing_and_the_next_works(path: Pat
         )
         db.commit()
         db.close()
-        policy = CompactionPolicy(mark_longterm_stale_before_ms=9)
+        policy = CompactionCutoffs(mark_longterm_stale_before_ms=9)
         with pytest.raises(errors.MemoryStoreError, match="disk is full"):
             await store.compact(policy, reason="r", now_ms=1, apply=True)
         assert await store.get(name(1)) == record(1, tier=Tier.LONGTERM, embedding=(1.0,))

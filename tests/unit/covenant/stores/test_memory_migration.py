@@ -75,7 +75,7 @@ def old_database(path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1])
-async def test_a_migration_that_is_killed_loses_nothing(tmp_path: Path, clone: Path, version: int) -> None:
+async def test_migration_killed_loses_nothing(tmp_path: Path, clone: Path, version: int) -> None:
     source, aim = tmp_path / "memory.db", tmp_path / "killed"
     aim.mkdir()
     old_database(source)

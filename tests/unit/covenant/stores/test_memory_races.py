@@ -12,7 +12,7 @@ import pytest
 from covenant.stores.memory import search as memory_search
 from covenant.stores.memory import write
 from covenant.stores.memory.durable import DurableMemory
-from covenant.stores.memory.interface import CompactionPolicy
+from covenant.stores.memory.interface import CompactionCutoffs
 from covenant.wire.types import MemoryRecord, Tier
 from policy import errors
 from tests.memory_kit import ALICE, BOB, name, record
@@ -61,7 +61,7 @@ async def test_no_search_shows_what_is_out_of_scope_while_all_is_moved_and_purge
                 await store.promote(name(number * EACH + one), Tier.EPISODIC, at_ms=1)
             cut = (number - 1) * EACH
             if number % 2:
-                policy = CompactionPolicy(delete_working_before_ms=max(cut, 0), delete_episodic_before_ms=max(cut, 0))
+                policy = CompactionCutoffs(delete_working_before_ms=max(cut, 0), delete_episodic_before_ms=max(cut, 0))
                 await store.compact(policy, reason="r", now_ms=1, apply=True)
             else:
                 await store.purge(None, max(cut, 0))
@@ -78,13 +78,13 @@ async def test_no_search_shows_what_is_out_of_scope_while_all_is_moved_and_purge
     await store.close()
 
 
-async def test_what_is_moved_between_the_product_and_the_reading_is_not_shown(
+async def test_what_is_moved_between_product_and_reading_is_not_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await DurableMemory.open(tmp_path / "memory.db", space="test")
     for number in range(1, 5):
         await store.put(record(number, "fox", embedding=(1.0, number / 10)))
-    read = memory_search._records
+    read = memory_search.records
     changes: list[Any] = [
         lambda: store.promote(name(1), Tier.EPISODIC, at_ms=1),
         lambda: store.put(record(2, "stolen", embedding=(1.0, 0.2), owner=BOB)),
@@ -97,7 +97,7 @@ async def test_what_is_moved_between_the_product_and_the_reading_is_not_shown(
             asyncio.run_coroutine_threadsafe(changes.pop(0)(), loop).result(60)
         return read(*arguments)
 
-    monkeypatch.setattr(memory_search, "_records", late)
+    monkeypatch.setattr(memory_search, "records", late)
     loop = asyncio.get_running_loop()
 
     async def found() -> list[int]:
@@ -111,7 +111,7 @@ async def test_what_is_moved_between_the_product_and_the_reading_is_not_shown(
     await store.close()
 
 
-async def test_a_fault_in_one_s_hands_is_told_to_all_who_were_written_with_it(
+async def test_fault_in_one_s_hands_is_told_to_all_who_were_written_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await DurableMemory.open(tmp_path / "memory.db", space="test")

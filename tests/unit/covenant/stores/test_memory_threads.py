@@ -22,7 +22,7 @@ def thread() -> Iterator[Thread]:
     made.close()
 
 
-async def test_it_does_one_thing_after_the_other_off_the_loop(thread: Thread) -> None:
+async def test_it_does_one_thing_after_other_off_loop(thread: Thread) -> None:
     done: list[int] = []
     threads: set[threading.Thread] = set()
 
@@ -40,7 +40,7 @@ async def test_it_does_one_thing_after_the_other_off_the_loop(thread: Thread) ->
     assert threads == {thread._thread}
 
 
-async def test_what_goes_wrong_goes_to_whoever_asked_and_to_nobody_else(thread: Thread) -> None:
+async def test_what_goes_wrong_goes_to_whoever_asked_and_to_no_other(thread: Thread) -> None:
     def fail() -> None:
         raise KeyError("this one's")
 
@@ -70,7 +70,7 @@ async def test_what_was_given_is_done_though_nobody_waits(thread: Thread) -> Non
     assert done == [1, 2]
 
 
-async def test_a_closed_one_takes_nothing_and_has_done_the_rest(thread: Thread) -> None:
+async def test_closed_one_takes_nothing_and_has_done_rest(thread: Thread) -> None:
     done: list[int] = []
     begun = thread.begin(lambda: done.append(1))
     thread.close()
@@ -101,7 +101,7 @@ async def test_who_gives_much_waits_for_itself_and_others_have_their_turns(threa
     assert done == ["bob 0", "operator", "carol", "alice 0", "bob 1", "alice 1", "alice 2", "alice 3"]
 
 
-async def test_a_closed_one_has_done_the_rest_of_everybody() -> None:
+async def test_closed_one_has_done_rest_of_everybody() -> None:
     thread = Thread("test")
     going, go_on = threading.Event(), threading.Event()
     done: list[int] = []

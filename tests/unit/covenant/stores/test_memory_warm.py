@@ -12,7 +12,7 @@ import pytest
 from covenant.stores.memory import durable, load
 from covenant.stores.memory.durable import DurableMemory
 from covenant.stores.memory.index.vectors import Block
-from covenant.stores.memory.interface import DeleteRecord
+from covenant.stores.memory.interface import RecordDeletion
 from covenant.wire.types import Tier
 from policy import errors
 from tests.memory_kit import name, record
@@ -28,7 +28,7 @@ class Gate:
         self.first = anyio.Event()
         self.go_on = anyio.Event()
         self._vectors = load.vectors
-        monkeypatch.setattr(load, "_ROWS", 2)
+        monkeypatch.setattr(load, "ROWS", 2)
         monkeypatch.setattr(load, "vectors", self.vectors)
 
     async def vectors(self, path: Path, label: str | None) -> AsyncGenerator[tuple[int, Sequence[Block]], None]:
@@ -61,7 +61,7 @@ async def test_what_was_read_ahead_is_not_read_again(store: DurableMemory, monke
     assert gate.begun == 1
 
 
-async def test_a_search_joins_the_reading_and_sees_what_was_committed_meanwhile(
+async def test_search_joins_reading_and_sees_what_was_committed_meanwhile(
     store: DurableMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
@@ -74,8 +74,8 @@ async def test_a_search_joins_the_reading_and_sees_what_was_committed_meanwhile(
         group.start_soon(store.warm)
         await gate.first.wait()
         # Of what was read already, of what was not, and what comes only now.
-        await store.repair(DeleteRecord(name(1)), apply=True)
-        await store.repair(DeleteRecord(name(5)), apply=True)
+        await store.repair(RecordDeletion(name(1)), apply=True)
+        await store.repair(RecordDeletion(name(5)), apply=True)
         await store.promote(name(2), Tier.EPISODIC, at_ms=1)
         await store.put(record(9, embedding=(1.0, 0.0)))
         await store.put(record(3, embedding=(-1.0, 0.0)))
@@ -91,7 +91,7 @@ async def test_a_search_joins_the_reading_and_sees_what_was_committed_meanwhile(
     assert [hit.record.created_at for hit in hits] == [2]
 
 
-async def test_a_reading_that_is_ended_is_begun_anew_by_whoever_searches(
+async def test_reading_ended_is_begun_anew_by_whoever_searches(
     store: DurableMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
@@ -114,7 +114,7 @@ async def test_much_is_not_read_ahead(store: DurableMemory, monkeypatch: pytest.
     assert gate.begun == 2
 
 
-async def test_a_store_that_was_closed_meanwhile_says_so(store: DurableMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_store_that_was_closed_meanwhile_says_so(store: DurableMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
     refused: list[errors.MemoryStoreError] = []
 
@@ -135,8 +135,8 @@ async def test_a_store_that_was_closed_meanwhile_says_so(store: DurableMemory, m
         await store.warm()
 
 
-async def test_rows_without_a_vector_among_many_with_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "_ROWS", 2)
+async def test_rows_without_vector_among_many_with_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "ROWS", 2)
     store = await DurableMemory.open(tmp_path / "memory.db", space="test")
     for number in range(1, 13):
         await store.put(record(number, embedding=(1.0,) * (2 + number % 2)))

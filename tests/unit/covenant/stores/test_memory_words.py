@@ -14,7 +14,7 @@ import pytest
 from covenant.stores.memory import sqlite
 from covenant.stores.memory.durable import DurableMemory
 from covenant.stores.memory.index import ranking
-from covenant.stores.memory.interface import DeleteRecord
+from covenant.stores.memory.interface import RecordDeletion
 from covenant.stores.memory.search import Asked, WordIndex
 from covenant.wire.types import Tier
 from tests.memory_kit import ALICE, BOB, name, record
@@ -49,7 +49,7 @@ def by_another(path: Path, statement: str, *values: object) -> None:
 async def test_kept_counts_say_what_new_ones_would(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("covenant.stores.memory.index.ranking.COMMON", 6)
     monkeypatch.setattr("covenant.stores.memory.index.ranking.MOST_RANKED", 11)
-    monkeypatch.setattr("covenant.stores.memory.search._BEYOND", 2)
+    monkeypatch.setattr("covenant.stores.memory.search.BEYOND", 2)
     chooser = random.Random(11)
     store = await DurableMemory.open(path, space="test")
     try:
@@ -59,7 +59,7 @@ async def test_kept_counts_say_what_new_ones_would(path: Path, monkeypatch: pyte
             if step < 0.6:
                 await store.put(record(number, words, owner=chooser.choice((ALICE, BOB))))
             elif step < 0.8:
-                await store.repair(DeleteRecord(name(number)), apply=True)
+                await store.repair(RecordDeletion(name(number)), apply=True)
             elif step < 0.85:
                 await store.promote(name(number), Tier.LONGTERM, at_ms=1)
             elif step < 0.9:
@@ -79,9 +79,9 @@ async def test_kept_counts_say_what_new_ones_would(path: Path, monkeypatch: pyte
         await store.close()
 
 
-async def test_a_write_has_no_common_word_counted_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_write_has_no_common_word_counted_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("covenant.stores.memory.index.ranking.COMMON", 3)
-    monkeypatch.setattr("covenant.stores.memory.search._BEYOND", 4)
+    monkeypatch.setattr("covenant.stores.memory.search.BEYOND", 4)
     counted: list[str] = []
     count = WordIndex._count
 
@@ -105,14 +105,14 @@ async def test_a_write_has_no_common_word_counted_anew(path: Path, monkeypatch: 
         assert counted == []
         # These writes exceed the number after which counts expire: the word may no longer be common.
         for number in range(3):
-            await store.repair(DeleteRecord(name(number)), apply=True)
+            await store.repair(RecordDeletion(name(number)), apply=True)
         assert kept(store, asked) == []
         assert "common" in counted
     finally:
         await store.close()
 
 
-async def test_an_index_that_is_made_anew_is_counted_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_index_made_anew_is_counted_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = await DurableMemory.open(path, space="test")
     try:
         for number in range(3):

@@ -32,13 +32,13 @@ async def peers(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) ->
     await kept.close()
 
 
-async def test_the_operator_is_there_from_the_start(peers: InMemoryPeers) -> None:
+async def test_operator_is_there_from_start(peers: InMemoryPeers) -> None:
     found = await peers.authenticate(peers.operator_token)
     assert found is not None
     assert (found.agent_id, found.token_prefix) == (DAEMON.agent, peers.operator_token[:6])
 
 
-async def test_a_token_lets_in_whose_it_is(peers: InMemoryPeers) -> None:
+async def test_token_lets_in_whose_it_is(peers: InMemoryPeers) -> None:
     made = await peers.enroll(ADA, None)
     found = await peers.authenticate(made.token)
     assert found is not None
@@ -54,7 +54,7 @@ async def test_what_is_nobodys(peers: InMemoryPeers, wrong: str) -> None:
     assert await peers.authenticate(wrong) is None
 
 
-async def test_close_to_a_token_is_not_the_token(peers: InMemoryPeers) -> None:
+async def test_close_to_token_is_not_token(peers: InMemoryPeers) -> None:
     token = (await peers.enroll(ADA, None)).token
     for close in (token[:-1], token + "1", "1" + token, token.swapcase(), f" {token}", token[:6]):
         assert await peers.authenticate(close) is None

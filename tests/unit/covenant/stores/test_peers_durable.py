@@ -57,7 +57,7 @@ def put(path: Path, text: str, mode: int = 0o600) -> None:
     path.write_text(text)
 
 
-async def test_no_token_is_in_the_registry(place: Path) -> None:
+async def test_no_token_is_in_registry(place: Path) -> None:
     peers = await opened(place)
     ada = await peers.enroll(ADA, 5000)
     await peers.revoke((await peers.enroll(BOB, None)).entry)
@@ -78,7 +78,7 @@ async def test_no_token_is_in_the_registry(place: Path) -> None:
     await peers.close()
 
 
-async def test_version_1s_registry_is_migrated_with_a_backup(place: Path) -> None:
+async def test_version_1s_registry_is_migrated_with_backup(place: Path) -> None:
     tokens = [base58.encode(bytes([n]) * 32) for n in (5, 6, 7)]
     rows = [
         {
@@ -113,14 +113,14 @@ async def test_version_1s_registry_is_migrated_with_a_backup(place: Path) -> Non
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o622, 0o666])
-async def test_a_token_that_others_can_read_or_write_refuses_the_start(place: Path, mode: int) -> None:
+async def test_token_that_others_can_read_or_write_refuses_start(place: Path, mode: int) -> None:
     await (await opened(place)).close()
     (place / "operator.token").chmod(mode)
     with pytest.raises(errors.OperatorTokenError):
         await opened(place)
 
 
-async def test_a_symlink_refuses_the_start(place: Path, tmp_path: Path) -> None:
+async def test_symlink_refuses_start(place: Path, tmp_path: Path) -> None:
     await (await opened(place)).close()
     (place / "operator.token").rename(tmp_path / "elsewhere")
     (place / "operator.token").symlink_to(tmp_path / "elsewhere")
@@ -129,7 +129,7 @@ async def test_a_symlink_refuses_the_start(place: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "not a token", "\x00" * 40, base58.encode(b"planted".ljust(32, b"."))])
-async def test_what_is_no_token_of_the_operator_is_made_anew(place: Path, text: str) -> None:
+async def test_what_is_no_token_of_operator_is_made_anew(place: Path, text: str) -> None:
     peers = await opened(place)
     old = token_of(place)
     await peers.close()
@@ -142,7 +142,7 @@ async def test_what_is_no_token_of_the_operator_is_made_anew(place: Path, text: 
     await peers.close()
 
 
-async def test_somebody_elses_token_in_the_file_makes_nobody_the_operator(place: Path) -> None:
+async def test_another_elses_token_in_file_makes_nobody_operator(place: Path) -> None:
     peers = await opened(place)
     ada = await peers.enroll(ADA, None)
     await peers.close()
@@ -155,13 +155,13 @@ async def test_somebody_elses_token_in_the_file_makes_nobody_the_operator(place:
     await peers.close()
 
 
-async def test_a_line_that_cannot_be_read_refuses_the_start(place: Path) -> None:
+async def test_line_that_cannot_be_read_refuses_start(place: Path) -> None:
     put(place / "registry.jsonl", '{"type":"registered","token_sha256":"00"}\n')
     with pytest.raises(errors.StoreError):
         await opened(place)
 
 
-async def test_a_full_disk_leaves_the_old_token(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_disk_leaves_old_token(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     peers = await opened(place)
     old = token_of(place)
 
@@ -183,7 +183,7 @@ class Crash(BaseException):
 
 
 @pytest.mark.parametrize("at", ["register", "before the file", "after the file"])
-async def test_after_a_crash_at_each_step_of_a_rotation(place: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+async def test_after_crash_at_each_step_of_rotation(place: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     peers = await opened(place)
     old = token_of(place)
     append, write = Journal.append, DurablePeers._write_token

@@ -103,7 +103,7 @@ async def test_receipts_are_kept_newest_first_and_once(receipts: interface.Recei
 
 
 @pytest.mark.anyio
-async def test_a_batch_has_the_order_in_which_they_came_and_each_is_proved(receipts: interface.Receipts) -> None:
+async def test_batch_has_order_in_which_they_came_and_each_is_proved(receipts: interface.Receipts) -> None:
     made = await _fill(receipts, 5)
     batch = await receipts.mark_batch([made[n].id for n in (3, 0, 2)])
     leaves = [interface.leaf(made[n]).digest() for n in (0, 2, 3)]
@@ -150,7 +150,7 @@ async def test_no_receipt_is_in_two_batches(receipts: interface.Receipts) -> Non
 
 
 @pytest.mark.anyio
-async def test_a_batch_is_confirmed_by_one_transaction(receipts: interface.Receipts) -> None:
+async def test_batch_is_confirmed_by_one_transaction(receipts: interface.Receipts) -> None:
     made = await _fill(receipts, 3)
     batch = await receipts.mark_batch([made[0].id, made[1].id])
     with pytest.raises(errors.ReceiptError, match="no batch"):
@@ -189,7 +189,7 @@ async def test_only_what_is_open_is_revised(receipts: interface.Receipts) -> Non
 
 
 @pytest.mark.anyio
-async def test_what_was_revised_has_a_copy_to_go_back_to(path: Path) -> None:
+async def test_what_was_revised_has_copy_to_go_back_to(path: Path) -> None:
     receipts = await durable.DurableReceipts.open(path)
     made = await _fill(receipts, 2)
     before = path.read_bytes()
@@ -207,7 +207,7 @@ async def test_what_was_revised_has_a_copy_to_go_back_to(path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_start_finds_batches_and_what_is_open(path: Path) -> None:
+async def test_start_finds_batches_and_what_is_open(path: Path) -> None:
     receipts = await durable.DurableReceipts.open(path)
     made = await _fill(receipts, 6)
     first = await receipts.mark_batch([made[n].id for n in (4, 1)])
@@ -225,7 +225,7 @@ async def test_a_start_finds_batches_and_what_is_open(path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_receipt_that_was_changed_in_the_file_is_found_by_its_root(path: Path) -> None:
+async def test_receipt_that_was_changed_in_file_is_found_by_its_root(path: Path) -> None:
     receipts = await durable.DurableReceipts.open(path)
     made = await _fill(receipts, 3)
     await receipts.mark_batch([one.id for one in made])
@@ -241,7 +241,7 @@ async def test_a_receipt_that_was_changed_in_the_file_is_found_by_its_root(path:
 
 
 @pytest.mark.anyio
-async def test_the_lines_are_version_1s(path: Path) -> None:
+async def test_lines_are_version_1s(path: Path) -> None:
     receipts = await durable.DurableReceipts.open(path)
     await receipts.append(receipt(0))
     await receipts.append(receipt(1, resource="memory", memory_record_id="m"))
@@ -257,7 +257,7 @@ async def test_the_lines_are_version_1s(path: Path) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("twice", [False, True])
-async def test_a_file_that_cannot_be_told_stops_the_start(path: Path, twice: bool) -> None:
+async def test_file_that_cannot_be_told_stops_start(path: Path, twice: bool) -> None:
     receipts = await durable.DurableReceipts.open(path)
     await _fill(receipts, 2)
     await receipts.close()
@@ -311,7 +311,7 @@ async def test_receipts_that_come_together_have_one_order(path: Path) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("lines", [2, 30, 120])
-async def test_after_a_kill_every_receipt_and_batch_that_was_promised_is_there(path: Path, lines: int) -> None:
+async def test_after_kill_every_receipt_and_batch_that_was_promised_is_there(path: Path, lines: int) -> None:
     command = [sys.executable, "-c", WRITER, str(path), PAYER.model_dump_json()]
     promised = kill_kit.promised(command, lines)
     receipts = await durable.DurableReceipts.open(path)

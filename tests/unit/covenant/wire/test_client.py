@@ -47,13 +47,13 @@ def frame(document: object) -> bytes:
     return frames.encode(json.dumps(document).encode())
 
 
-def test_fields_that_are_none_are_left_out(covenant_home: Path) -> None:
+def test_fields_none_are_left_out(covenant_home: Path) -> None:
     with answering(covenant_home, frame({"kind": "pong"})) as seen, client.opened(covenant_home) as one:
         assert one.ask("ping", a=None, b=0) == {"kind": "pong"}
     assert json.loads(seen[0]) == {"kind": "ping", "b": 0}
 
 
-def test_an_error_is_raised_as_it_was(covenant_home: Path) -> None:
+def test_error_is_raised_as_it_was(covenant_home: Path) -> None:
     said = errors.NoTaskError("no such task", hint="look", where="here")
     answers = answering(covenant_home, frame(said.to_json()))
     with answers, client.opened(covenant_home) as one, pytest.raises(errors.NoTaskError) as caught:
@@ -61,7 +61,7 @@ def test_an_error_is_raised_as_it_was(covenant_home: Path) -> None:
     assert (caught.value.message, caught.value.hint, caught.value.where) == ("no such task", "look", "here")
 
 
-def test_an_error_of_version_1_has_a_message_alone(covenant_home: Path) -> None:
+def test_error_of_version_1_has_message_alone(covenant_home: Path) -> None:
     answers = answering(covenant_home, frame({"kind": "error", "message": "no"}))
     with answers, client.opened(covenant_home) as one, pytest.raises(errors.CovenantError, match=r"^no$"):
         one.ask("ping")
@@ -70,13 +70,13 @@ def test_an_error_of_version_1_has_a_message_alone(covenant_home: Path) -> None:
 @pytest.mark.parametrize(
     "answer", [b"", b"\0\0\0", frames.encode(b"x"), frames.encode(b"[]"), frames.encode(b"\xff"), b"\0\0\0\x09{"]
 )
-def test_what_does_not_speak_as_a_daemon(covenant_home: Path, answer: bytes) -> None:
+def test_what_does_not_speak_as_daemon(covenant_home: Path, answer: bytes) -> None:
     answers = answering(covenant_home, answer)
     with answers, client.opened(covenant_home) as one, pytest.raises(errors.DaemonSilentError):
         one.ask("ping")
 
 
-def test_a_daemon_that_takes_too_long(covenant_home: Path) -> None:
+def test_daemon_that_takes_too_long(covenant_home: Path) -> None:
     covenant_home.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(covenant_home / "sock"))
@@ -85,7 +85,7 @@ def test_a_daemon_that_takes_too_long(covenant_home: Path) -> None:
             one.ask("ping")
 
 
-def test_a_stream_ends_with_its_end_or_its_error(covenant_home: Path) -> None:
+def test_stream_ends_with_its_end_or_its_error(covenant_home: Path) -> None:
     begin = {"kind": "stream_begin", "stream_id": 0, "response_kind": "memories"}
     chunk = {"kind": "stream_chunk", "stream_id": 0, "sequence": 0, "chunk": {}}
     end = {"kind": "stream_end", "stream_id": 0, "summary": None}
@@ -99,7 +99,7 @@ def test_a_stream_ends_with_its_end_or_its_error(covenant_home: Path) -> None:
     assert json.loads(seen[0])["prefer_stream"] is True
 
 
-def test_a_home_whose_path_is_longer_than_an_address(covenant_home: Path) -> None:
+def test_home_whose_path_is_longer_than_address(covenant_home: Path) -> None:
     home = covenant_home / ("x" * 120)
     home.mkdir(parents=True)
     directory = os.open(home, os.O_PATH)
@@ -111,7 +111,7 @@ def test_a_home_whose_path_is_longer_than_an_address(covenant_home: Path) -> Non
             pass
 
 
-def test_a_token_that_others_can_read_is_not_used(covenant_home: Path) -> None:
+def test_token_that_others_can_read_is_not_used(covenant_home: Path) -> None:
     (covenant_home / "peers").mkdir(parents=True)
     token = covenant_home / "peers" / "operator.token"
     token.write_text("secret\n")
@@ -126,7 +126,7 @@ def test_a_token_that_others_can_read_is_not_used(covenant_home: Path) -> None:
         client.operator_token(covenant_home)
 
 
-def test_what_cannot_be_sent_is_the_callers_mistake() -> None:
+def test_what_cannot_be_sent_is_callers_mistake() -> None:
     with pytest.raises(errors.UsageError, match="Unicode"):
         client.encoded("submit_intent", {"text": "\ud800"})
     with pytest.raises(errors.UsageError, match="too long"):
@@ -134,7 +134,7 @@ def test_what_cannot_be_sent_is_the_callers_mistake() -> None:
 
 
 @pytest.mark.parametrize("has_run", [False, True])
-def test_the_first_connection_starts_the_daemon_and_then_reads_its_token(has_run: bool, tmp_path: Path) -> None:
+def test_first_connection_starts_daemon_and_then_reads_its_token(has_run: bool, tmp_path: Path) -> None:
     home = tmp_path / "home"
     info, let_in = (frames.encode(json.dumps({"kind": kind}).encode()) for kind in ("protocol_info", "authenticated"))
 

@@ -26,7 +26,7 @@ def test_frames_come_whole_and_in_order_however_they_are_cut(payloads: list[byte
     assert len(splitter) == 0
 
 
-def test_wanted_says_how_long_a_frame_will_be() -> None:
+def test_wanted_says_how_long_frame_will_be() -> None:
     splitter = frames.Splitter()
     splitter.feed(b"\0\0\0")
     assert (splitter.wanted(), splitter.next()) == (0, None)
@@ -36,7 +36,7 @@ def test_wanted_says_how_long_a_frame_will_be() -> None:
     assert (splitter.next(), splitter.wanted()) == (b"abcde", 0)
 
 
-def test_a_frame_that_is_too_long_is_refused_by_its_head() -> None:
+def test_frame_too_long_is_refused_by_its_head() -> None:
     splitter = frames.Splitter(most=10)
     splitter.feed((11).to_bytes(4, "big"))
     with pytest.raises(errors.FrameError, match="11 bytes; 10 is the most"):
@@ -45,7 +45,7 @@ def test_a_frame_that_is_too_long_is_refused_by_its_head() -> None:
     assert splitter.next() is None
 
 
-def test_the_longest_frame_is_8_mib() -> None:
+def test_longest_frame_is_8_mib() -> None:
     longest = bytes(frames.MAX_BYTES)
     assert frames.length(frames.encode(longest)[:4]) == 8 * 1024 * 1024
     with pytest.raises(errors.FrameError):

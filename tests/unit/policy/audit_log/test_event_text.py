@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from policy.audit_log import event_text
-from policy.audit_log.event_text import Kind
+from policy.audit_log.event_text import RowText
 
 NO_OBJECTS: tuple[Any, ...] = ({}, {1: {}}, set(), [{"a": []}], [{1: 2}], [{"a": -1}])
 DIGEST = "0123456789abcdef" * 4
@@ -52,19 +52,19 @@ class Word(enum.StrEnum):
         ("counts", collections.OrderedDict(a=1), None),
     ],
 )
-def test_a_value_is_written_as_its_type_says_or_not_at_all(kind: str, value: Any, text: str | None) -> None:
-    written = Kind("k", {"a": kind}).text({"a": value})
+def test_value_is_written_as_its_type_says_or_not_at_all(kind: str, value: Any, text: str | None) -> None:
+    written = RowText("k", {"a": kind}).text({"a": value})
     assert written == (None if text is None else f'{{"type":"k","a":{text}}}')
 
 
 def test_every_type_may_be_null_where_its_name_says_so() -> None:
     for name in event_text.WRITERS:
-        null = Kind("k", {"a": name}).text({"a": None})
+        null = RowText("k", {"a": name}).text({"a": None})
         assert null == ('{"type":"k","a":null}' if name.endswith("?") else None), name
 
 
-def test_a_row_has_the_names_of_its_kind_in_their_order() -> None:
-    kind = Kind("k", {"a": "int", "b": "int?", "c": "bool"}, may_lack=("b",))
+def test_row_has_names_of_its_kind_in_their_order() -> None:
+    kind = RowText("k", {"a": "int", "b": "int?", "c": "bool"}, may_lack=("b",))
     for _ in range(2):  # learnt, and known
         assert kind.text({"a": 1, "b": 2, "c": True}) == '{"type":"k","a":1,"b":2,"c":true}'
         assert kind.text({"c": True, "b": None, "a": 1}) == '{"type":"k","a":1,"b":null,"c":true}'

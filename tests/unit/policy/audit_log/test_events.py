@@ -46,12 +46,12 @@ OF_MANY = {"trust_changed", "vault_changed", "runs_revoked", "runs_stopped"}
 
 
 @pytest.mark.parametrize("kind", sorted(set(events.SUPERVISOR) - OF_MANY))
-def test_every_row_that_can_belong_to_a_run_names_run_and_operator(kind: str) -> None:
+def test_every_row_that_can_belong_to_run_names_run_and_operator(kind: str) -> None:
     assert {"run_id", "operator"} <= set(events.KINDS[kind])
 
 
 @pytest.mark.parametrize("kind", ["run_started", "run_ended", "run_state", "denied", "drift"])
-def test_a_row_of_a_run_cannot_leave_the_run_out(kind: str) -> None:
+def test_row_of_run_cannot_leave_run_out(kind: str) -> None:
     assert events.KINDS[kind]["run_id"] == "text"
 
 
@@ -62,7 +62,7 @@ def test_version_1s_kinds_are_all_there_and_none_twice() -> None:
     assert len(events.KINDS) == len(events.SUPERVISOR) + len(event_kinds.V1) + len(event_kinds.OURS)
 
 
-def test_an_unknown_kind_is_refused() -> None:
+def test_unknown_kind_is_refused() -> None:
     with pytest.raises(errors.EventError, match="`nothing` is not in the table"):
         line("nothing", {})
 
@@ -89,14 +89,14 @@ def test_an_unknown_kind_is_refused() -> None:
         ("counts", [1]),
     ],
 )
-def test_a_wrong_type_is_refused(wanted: str, wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_type_is_refused(wanted: str, wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(events.KINDS, "probe", {"field": wanted})
     line("probe", {"field": SAMPLES[wanted]})
     with pytest.raises(errors.EventError, match="`field` is not"):
         line("probe", {"field": wrong})
 
 
-def test_a_line_is_one_line_of_ascii_whatever_the_strings_hold() -> None:
+def test_line_is_one_line_of_ascii_whatever_strings_hold() -> None:
     hostile = 'x\n{"id":"forged"}\r\x1b[31m\u2028\u202e\udcff"'
     made = line(fields={**STATE, "reason": hostile})
     assert b"\n" not in made
@@ -105,7 +105,7 @@ def test_a_line_is_one_line_of_ascii_whatever_the_strings_hold() -> None:
     assert json.loads(made)["kind"]["reason"] == hostile.replace("\udcff", "\\udcff")
 
 
-def test_the_line_is_version_1s_event() -> None:
+def test_line_is_version_1s_event() -> None:
     assert json.loads(line()) == {
         "id": "e1",
         "timestamp_ms": 5,
@@ -126,14 +126,14 @@ def test_the_line_is_version_1s_event() -> None:
         {**ISSUER, "more": "x"},
     ],
 )
-def test_a_malformed_issuer_is_refused(issuer: dict[str, str]) -> None:
+def test_malformed_issuer_is_refused(issuer: dict[str, str]) -> None:
     with pytest.raises(errors.EventError, match="issuer"):
         line(issuer=issuer)
 
 
 @pytest.mark.parametrize("length", [1, 256])
 @pytest.mark.parametrize("key", [32, 64])
-def test_the_longest_and_the_shortest_issuer_are_taken_and_none_beyond(length: int, key: int) -> None:
+def test_longest_and_shortest_issuer_are_taken_and_none_beyond(length: int, key: int) -> None:
     issuer = {"display": f"{'a' * length}@{'b' * length}", "pubkey": "z" * key}
     assert json.loads(line(issuer=issuer))["issuer"] == issuer
     beyond = 0 if length == 1 else 257
@@ -147,12 +147,12 @@ def test_the_longest_and_the_shortest_issuer_are_taken_and_none_beyond(length: i
 
 
 @pytest.mark.parametrize("now_ms", [-1, True, 5.0, "5", None, 2**64])
-def test_a_time_is_a_number_of_milliseconds(now_ms: object) -> None:
+def test_time_is_number_of_milliseconds(now_ms: object) -> None:
     with pytest.raises(errors.EventError, match="is not a number of milliseconds"):
         line(now_ms=now_ms)
 
 
-def test_a_line_has_a_limit() -> None:
+def test_line_has_limit() -> None:
     with pytest.raises(errors.EventError, match="more than"):
         line(fields={**STATE, "reason": "x" * events.MAX_LINE_BYTES})
 
@@ -168,7 +168,7 @@ def test_a_line_has_a_limit() -> None:
         (errors.PackageError("symlink"), None, None),
     ],
 )
-def test_a_rejection_carries_rule_grant_and_place(
+def test_rejection_carries_rule_grant_and_place(
     error: errors.CovenantError, rule: int | None, grant: str | None
 ) -> None:
     fields = events.rejection(error, agent_id="a", package_digest="b" * 64)
@@ -178,7 +178,7 @@ def test_a_rejection_carries_rule_grant_and_place(
 
 
 @pytest.mark.parametrize("character", ["x", "é", "\ud800", "😀"])
-def test_how_long_a_rejection_is_is_not_for_whoever_is_quoted_in_it(character: str) -> None:
+def test_how_long_rejection_is_is_not_for_whoever_is_quoted_in_it(character: str) -> None:
     words = character * 500_000
     error = errors.RoleViolation(f"path `{words}` is not granted", grant=words, where=words)
     row = line("manifest_rejected", events.rejection(error, agent_id="a"))

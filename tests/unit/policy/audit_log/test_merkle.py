@@ -53,7 +53,7 @@ def tree_of(leaves: list[bytes], cut: int = 0) -> merkle.Tree:
     return tree
 
 
-def test_the_published_roots() -> None:
+def test_published_roots() -> None:
     frontier, tree = merkle.Frontier(), merkle.Tree()
     assert frontier.root() == tree.root() == hashlib.sha256(b"").digest()
     for size, leaf in enumerate(LEAVES, 1):
@@ -63,7 +63,7 @@ def test_the_published_roots() -> None:
     assert [tree.root(size).hex() for size in range(1, 9)] == ROOTS
 
 
-def test_a_published_consistency_proof() -> None:
+def test_published_consistency_proof() -> None:
     """From the tests of transparency-dev/witness: the log `monkeys` from 5 to 8."""
     old = bytes.fromhex("e35b268c1522014ef412d2a54fa94838862d453631617b0307e5c77dcbeefc11")
     new = base64.b64decode("V8K9aklZ4EPB+RMOk1/8VsJUdFZR77GDtZUQq84vSbo=")
@@ -83,7 +83,7 @@ def test_a_published_consistency_proof() -> None:
     assert not merkle.extends(4, 8, old, new, proof)
 
 
-def test_every_root_is_the_definition() -> None:
+def test_every_root_is_definition() -> None:
     leaves = lines(SIZES)
     tree = tree_of(leaves)
     for size in range(SIZES + 1):
@@ -124,7 +124,7 @@ def test_every_consistency_proof_holds_and_none_else(cut: int) -> None:
                 assert not merkle.extends(old, size, before, after, [*proof, after])
 
 
-def test_a_cut_tree_has_the_roots_of_the_whole() -> None:
+def test_cut_tree_has_roots_of_whole() -> None:
     leaves = lines(SIZES)
     for cut in range(SIZES + 1):
         tree = tree_of(leaves, cut)
@@ -132,7 +132,7 @@ def test_a_cut_tree_has_the_roots_of_the_whole() -> None:
             assert tree.root(size) == by_definition(leaves[:size])
 
 
-def test_a_frontier_goes_on_from_its_hashes() -> None:
+def test_frontier_goes_on_from_its_hashes() -> None:
     leaves = lines(SIZES)
     for at in range(SIZES):
         first = merkle.Frontier()
@@ -146,7 +146,7 @@ def test_a_frontier_goes_on_from_its_hashes() -> None:
 
 
 @pytest.mark.parametrize(("size", "count"), [(3, 1), (4, 2), (0, 1)])
-def test_a_frontier_of_the_wrong_length_is_refused(size: int, count: int) -> None:
+def test_frontier_of_wrong_length_is_refused(size: int, count: int) -> None:
     with pytest.raises(ValueError, match="cannot cover"):
         merkle.Frontier(size, [b"x" * 32] * count)
 

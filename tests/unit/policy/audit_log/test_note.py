@@ -49,7 +49,7 @@ def vector() -> note.Note:
     return note.Note.parse(f"{VECTOR_TEXT}\n{LOG_LINE}{WITNESS_LINE}".encode())
 
 
-def test_the_example_of_the_reference_is_made_and_verified() -> None:
+def test_example_of_reference_is_made_and_verified() -> None:
     made = note.Note(PETER_TEXT, (note.sign(PETER_TEXT, "PeterNeumann", private(PETER_SEED)),))
     assert made.raw == f"{PETER_TEXT}\n{PETER_LINE}".encode()
     verifier = note.Verifier.parse(PETER_KEY)
@@ -58,7 +58,7 @@ def test_the_example_of_the_reference_is_made_and_verified() -> None:
     assert (found.verifier, found.time_s) == (verifier, None)
 
 
-def test_a_cosignature_of_another_program_is_verified_and_made_the_same() -> None:
+def test_cosignature_of_another_program_is_verified_and_made_same() -> None:
     log, witness = note.Verifier.parse(LOG_KEY), note.Verifier.parse(WITNESS_KEY)
     found = vector().verified([log, witness])
     assert [(one.verifier, one.time_s) for one in found] == [(log, None), (witness, WITNESS_TIME)]
@@ -67,7 +67,7 @@ def test_a_cosignature_of_another_program_is_verified_and_made_the_same() -> Non
     assert vector().raw == f"{VECTOR_TEXT}\n{LOG_LINE}{WITNESS_LINE}".encode()
 
 
-def test_the_example_of_the_specification_reads_as_it_says() -> None:
+def test_example_of_specification_reads_as_it_says() -> None:
     parsed = note.Note.parse(SPEC.encode())
     checkpoint = note.Checkpoint.parse(parsed.text)
     assert (checkpoint.origin, checkpoint.size) == ("example.com/behind-the-sofa", 20852163)
@@ -88,16 +88,16 @@ def test_unknown_keys_are_passed_over_and_known_ones_must_verify() -> None:
             other_text.verified([verifier])
 
 
-def test_a_cosignature_binds_its_time() -> None:
+def test_cosignature_binds_its_time() -> None:
     line = vector().signatures[1]
-    later = note.Signature(line.name, line.blob[:4] + (WITNESS_TIME + 1).to_bytes(8, "big") + line.blob[12:])
+    later = note.NoteSignature(line.name, line.blob[:4] + (WITNESS_TIME + 1).to_bytes(8, "big") + line.blob[12:])
     changed = vector().with_signature(later)
     assert len(changed.signatures) == 2
     with pytest.raises(errors.NoteError, match="does not verify"):
         changed.verified([note.Verifier.parse(WITNESS_KEY)])
 
 
-def test_a_log_signature_is_no_cosignature() -> None:
+def test_log_signature_is_no_cosignature() -> None:
     """One key has one name for both types; the key id tells them apart, and neither signature passes for the other."""
     key = private(PETER_SEED)
     as_log = note.Verifier("a/b", note.SIGNATURE, key.public_key())

@@ -92,14 +92,14 @@ def records(change: str, i: int) -> list[int]:
     return {"swapped": [i, i + 1], "truncated": list(range(i, 10))}.get(change, [i])
 
 
-def test_an_honest_log_verifies() -> None:
+def test_honest_log_verifies() -> None:
     report = check(*honest())
     assert report.valid
     assert (report.events, report.anchors, report.failures, report.notes) == (10, 10, (), ())
     assert report.root_hash_hex == json.loads(honest()[1][-1])["chain_hash_hex"]
 
 
-def test_the_hashes_are_version_1s() -> None:
+def test_hashes_are_version_1s() -> None:
     lines, anchors, _ = honest(2)
     first, second = (json.loads(a) for a in anchors)
     assert first["event_hash_hex"] == hashlib.sha256(lines[0]).hexdigest()
@@ -113,7 +113,7 @@ def test_the_hashes_are_version_1s() -> None:
 
 @pytest.mark.parametrize("i", [0, 4, 8])
 @pytest.mark.parametrize("change", TAMPER)
-def test_tampering_with_the_events_is_named(change: str, i: int) -> None:
+def test_tampering_with_events_is_named(change: str, i: int) -> None:
     lines, anchors, head = honest()
     report = check(TAMPER[change](lines, i), anchors, head)
     assert not report.valid
@@ -126,7 +126,7 @@ def test_tampering_with_the_events_is_named(change: str, i: int) -> None:
 
 @pytest.mark.parametrize("i", [0, 4, 8])
 @pytest.mark.parametrize("change", TAMPER)
-def test_tampering_with_the_chain_is_named(change: str, i: int) -> None:
+def test_tampering_with_chain_is_named(change: str, i: int) -> None:
     lines, anchors, head = honest()
     report = check(lines, TAMPER[change](anchors, i), head)
     assert not report.valid
@@ -137,7 +137,7 @@ def test_tampering_with_the_chain_is_named(change: str, i: int) -> None:
 
 @pytest.mark.parametrize("i", [0, 4, 8])
 @pytest.mark.parametrize("change", TAMPER)
-def test_a_chain_made_anew_over_tampered_events_is_caught_by_the_head(change: str, i: int) -> None:
+def test_chain_made_anew_over_tampered_events_is_caught_by_head(change: str, i: int) -> None:
     lines, _, head = honest()
     forged = TAMPER[change](lines, i)
     report = check(forged, chain_of(forged)[0], head)
@@ -153,7 +153,7 @@ def test_a_chain_made_anew_over_tampered_events_is_caught_by_the_head(change: st
     assert failure.index == (cut if cut is not None else 0 if i < 8 else 8)
 
 
-def test_a_tail_cut_from_both_files_is_named_record_by_record_to_where_it_was_signed() -> None:
+def test_tail_cut_from_both_files_is_named_record_by_record_to_where_it_was_signed() -> None:
     lines, anchors, head = honest()
     report = check(lines[:9], anchors[:9], head)
     (failure,) = report.failures
@@ -162,13 +162,13 @@ def test_a_tail_cut_from_both_files_is_named_record_by_record_to_where_it_was_si
 
 
 @pytest.mark.parametrize("change", ["removed", "swapped"])
-def test_lines_moved_in_both_without_a_new_chain_are_named_exactly(change: str) -> None:
+def test_lines_moved_in_both_without_new_chain_are_named_exactly(change: str) -> None:
     lines, anchors, head = honest()
     report = check(TAMPER[change](lines, 4), TAMPER[change](anchors, 4), head)
     assert {("both", change, n) for n in records(change, 4)} <= named(report)
 
 
-def test_an_event_and_its_anchor_changed_without_the_rest_is_named_exactly() -> None:
+def test_event_and_its_anchor_changed_without_rest_is_named_exactly() -> None:
     lines, anchors, head = honest()
     lines[4] = event(4, "other")
     entry = json.loads(anchors[4])
@@ -177,27 +177,27 @@ def test_an_event_and_its_anchor_changed_without_the_rest_is_named_exactly() -> 
     assert ("both", "changed", 4) in named(check(lines, anchors, head))
 
 
-def test_records_appended_to_both_beyond_the_head_are_named() -> None:
+def test_records_appended_to_both_beyond_head_are_named() -> None:
     lines, _, head = honest()
     lines += [event(10), event(11)]
     report = check(lines, chain_of(lines)[0], head)
     assert named(report) == {("both", "inserted", 10), ("both", "inserted", 11)}
 
 
-def test_one_field_of_an_anchor_that_no_hash_covers_is_still_compared() -> None:
+def test_one_field_of_anchor_that_no_hash_covers_is_still_compared() -> None:
     lines, anchors, head = honest()
     anchors[3] = anchors[3].replace(b'"e3"', b'"e4"')
     assert named(check(lines, anchors, head)) == {("chain", "changed", 3)}
 
 
-def test_an_anchor_written_in_other_words_is_changed() -> None:
+def test_anchor_written_in_other_words_is_changed() -> None:
     lines, anchors, head = honest()
     anchors[3] = anchors[3].replace(b":", b": ", 1)
     assert named(check(lines, anchors, head)) == {("chain", "changed", 3)}
 
 
 @pytest.mark.parametrize("byte", range(0, len(event(4)), 7))
-def test_one_flipped_bit_anywhere_in_an_event_is_found(byte: int) -> None:
+def test_one_flipped_bit_anywhere_in_event_is_found(byte: int) -> None:
     lines, anchors, head = honest()
     line = bytearray(lines[4])
     line[byte] ^= 1
@@ -209,21 +209,21 @@ def test_one_flipped_bit_anywhere_in_an_event_is_found(byte: int) -> None:
 @pytest.mark.parametrize(
     ("events_text", "chain_text"), [(b"", None), (None, b""), (b"", b"")], ids=["events", "chain", "both"]
 )
-def test_an_emptied_log_is_red(events_text: bytes | None, chain_text: bytes | None) -> None:
+def test_emptied_log_is_red(events_text: bytes | None, chain_text: bytes | None) -> None:
     lines, anchors, head = honest(3)
     report = check(lines if events_text is None else [], anchors if chain_text is None else [], head)
     assert not report.valid
     assert any(f.change == "truncated" for f in report.failures)
 
 
-def test_without_a_head_a_log_is_not_green_and_the_files_are_still_compared() -> None:
+def test_without_head_log_is_not_green_and_files_are_still_compared() -> None:
     lines, anchors, _ = honest()
     assert [f.kind for f in check(lines, anchors, None).failures] == ["head_missing"]
     report = check(changed(lines, 4), anchors, None)
     assert {f.kind for f in report.failures} == {"head_missing", "entry_mismatch"}
 
 
-def test_a_head_of_another_key_is_refused() -> None:
+def test_head_of_another_key_is_refused() -> None:
     lines, anchors, _ = honest()
     other = Ed25519PrivateKey.from_private_bytes(b"\x08" * 32)
     report = check(lines, anchors, audit_log_chain.sign_head(chain_of(lines)[1], other))
@@ -231,7 +231,7 @@ def test_a_head_of_another_key_is_refused() -> None:
 
 
 @pytest.mark.parametrize("field", ["index", "chain_hash_hex", "events_bytes", "chain_bytes", "marks", "key_id"])
-def test_every_field_of_the_head_is_signed(field: str) -> None:
+def test_every_field_of_head_is_signed(field: str) -> None:
     _, head = chain_of([event(0), event(1)])
     slot = audit_log_chain.sign_head(head, KEY)
     assert audit_log_chain.read_head(slot, KEY.public_key()) == head
@@ -243,7 +243,7 @@ def test_every_field_of_the_head_is_signed(field: str) -> None:
     assert audit_log_chain.read_head(json.dumps({**json.loads(slot), "more": 1}).encode(), KEY.public_key()) is None
 
 
-def test_the_newer_slot_counts_and_a_torn_one_gives_the_one_before() -> None:
+def test_newer_slot_counts_and_torn_one_gives_one_before() -> None:
     heads = [chain_of([event(i) for i in range(n)])[1] for n in (4, 5)]
     slots = [audit_log_chain.sign_head(head, KEY) for head in heads]
     assert audit_log_chain.read_head(slots[0] + slots[1], KEY.public_key()) == heads[1]
@@ -252,7 +252,7 @@ def test_the_newer_slot_counts_and_a_torn_one_gives_the_one_before() -> None:
 
 
 @pytest.mark.parametrize("said", [10**6, True, None, "5", -7, [], 1e300])
-def test_what_a_slot_says_of_itself_decides_nothing(said: object) -> None:
+def test_what_slot_says_of_itself_decides_nothing(said: object) -> None:
     """Neither a slot that claims to be newer but does not verify, nor a slot that claims nothing."""
     head = chain_of([event(i) for i in range(4)])[1]
     good, bad = (
@@ -269,12 +269,12 @@ def test_what_a_slot_says_of_itself_decides_nothing(said: object) -> None:
     assert audit_log_chain.newest_head(lying + good, KEY.public_key()) == (head, audit_log_chain.SLOT_BYTES)
 
 
-def test_a_slot_holds_the_head_of_any_log_that_fits_a_disk() -> None:
+def test_slot_holds_head_of_any_log_that_fits_disk() -> None:
     head = audit_log_chain.Head(2**40 - 1, "a" * 64, 2**60, 2**60, tuple((2**40 - 1, "a" * 64) for _ in range(40)))
     assert len(audit_log_chain.sign_head(head, KEY)) == audit_log_chain.SLOT_BYTES
 
 
-def test_a_torn_tail_is_a_note_unless_the_head_names_it() -> None:
+def test_torn_tail_is_note_unless_head_names_it() -> None:
     lines, anchors, head = honest()
     joined = [b"".join(line + b"\n" for line in part) for part in (lines, anchors)]
     report = verify.verify(joined[0] + b'{"id":', joined[1], head, KEY.public_key())
@@ -284,7 +284,7 @@ def test_a_torn_tail_is_a_note_unless_the_head_names_it() -> None:
     assert named(loss) == {("events", "truncated", 9)}
 
 
-def test_a_line_that_is_no_event_is_named_even_when_it_was_signed() -> None:
+def test_line_no_event_is_named_even_when_it_was_signed() -> None:
     head, anchors = audit_log_chain.Head(), []
     for line in (event(0), b"not json"):
         anchor, head = head.advance(line, event_id="x", timestamp_ms=1)
@@ -302,7 +302,7 @@ def test_hostile_lines_do_not_end_verify(junk: bytes) -> None:
     assert not check(lines, anchors, junk).valid
 
 
-def test_the_public_key_file_round_trips_and_refuses_junk() -> None:
+def test_public_key_file_round_trips_and_refuses_junk() -> None:
     raw = audit_log_chain.public_key_file(KEY.public_key())
     assert audit_log_chain.read_public_key(raw).public_bytes_raw() == KEY.public_key().public_bytes_raw()
     for junk in (b"", b"zz", b"\xff", raw[:20]):
@@ -310,7 +310,7 @@ def test_the_public_key_file_round_trips_and_refuses_junk() -> None:
             audit_log_chain.read_public_key(junk)
 
 
-def test_a_newest_head_that_was_blanked_leaves_a_note() -> None:
+def test_newest_head_that_was_blanked_leaves_note() -> None:
     # Cutting the last record off both files and blanking its slot equals a torn write: valid, with a note.
     lines, anchors, _ = honest()
     two_back, one_back, newest = (chain_of(lines[:n])[1] for n in (8, 9, 10))
@@ -334,14 +334,14 @@ def test_a_newest_head_that_was_blanked_leaves_a_note() -> None:
 
 def carried(before: audit_log_chain.Head, lines: Lines) -> tuple[bytes, audit_log_chain.Head, audit_log_chain.Head]:
     """Return the slot that carries these lines, its head and the head before it."""
-    rows = [audit_log_chain.Row(line, json.loads(line)["id"], json.loads(line)["timestamp_ms"]) for line in lines]
+    rows = [audit_log_chain.ChainRow(line, json.loads(line)["id"], json.loads(line)["timestamp_ms"]) for line in lines]
     _, last_but_one, head = audit_log_chain.extend(before, rows)
     made = audit_log_chain.carrying_slot(before, head, b"".join(line + b"\n" for line in lines), KEY)
     assert made is not None
     return made, head, last_but_one
 
 
-def test_a_slot_carries_the_rows_of_its_head_and_the_files_are_read_with_them() -> None:
+def test_slot_carries_rows_of_its_head_and_files_are_read_with_them() -> None:
     lines = [event(i) for i in range(7)]
     _, base = chain_of(lines[:4])
     anchors, _ = chain_of(lines)
@@ -379,7 +379,7 @@ def test_a_slot_carries_the_rows_of_its_head_and_the_files_are_read_with_them() 
         assert audit_log_chain.completed(files[0], files[1], found) == tuple(files)
 
 
-def test_a_slot_carries_no_more_than_it_has_room_for() -> None:
+def test_slot_carries_no_more_than_it_has_room_for() -> None:
     """One more byte would be the first of the other slot."""
     base = chain_of([event(0)])[1]
     sizes = []
@@ -395,7 +395,7 @@ def test_a_slot_carries_no_more_than_it_has_room_for() -> None:
     assert set(sizes) == {audit_log_chain.SLOT_BYTES}
 
 
-def test_a_slot_of_which_anything_is_another_is_none() -> None:
+def test_slot_of_which_anything_is_another_is_none() -> None:
     lines = [event(i) for i in range(4)]
     _, base = chain_of(lines[:2])
     slot, head, _ = carried(base, lines[2:])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec import structs
 
 from policy import base58
 from policy.capabilities import chain
@@ -20,7 +20,7 @@ ROOT = NAMES[0]
 
 def signed(signer: int, subject: int, scope: Any, **more: Any) -> Signed:
     token = Token(NAMES[subject], more.pop("action", "memory.read"), scope, NAMES[signer], more.pop("ends", None))
-    token = dataclasses.replace(token, **more)
+    token = structs.replace(token, **more)
     return Signed(token, base58.encode(KEYS[signer].sign(token.message())))
 
 
@@ -36,7 +36,7 @@ def verify(*links: Signed, now_ms: int = 0) -> str | None:
 TOP = signed(0, 1, {"version": 1, "tiers": ["working", "episodic"]}, ends=100)
 
 
-def test_of_holders_and_of_the_daemon() -> None:
+def test_of_holders_and_of_daemon() -> None:
     by_holder = below(TOP, 1, 2, 100, tiers=["working"])
     by_daemon = below(by_holder, 0, 3, 50, tiers=["working"], record_id="r")
     assert verify(TOP) is None
@@ -65,10 +65,10 @@ def test_forged() -> None:
     assert verify(signed(5, 2, {})) is not None, "granted by nobody's leave"
     assert verify(TOP, TOP) is not None
     assert verify(good, good, TOP) is not None
-    widened = Signed(dataclasses.replace(good.token, scope={"version": 1, "parent_b58": TOP.signature}), good.signature)
+    widened = Signed(structs.replace(good.token, scope={"version": 1, "parent_b58": TOP.signature}), good.signature)
     assert verify(widened, TOP) is not None
     assert verify(Signed(good.token, TOP.signature), TOP) is not None
-    renamed = Signed(dataclasses.replace(good.token, granted_by=ROOT), good.signature)
+    renamed = Signed(structs.replace(good.token, granted_by=ROOT), good.signature)
     assert verify(renamed, TOP) is not None
     # The daemon's key over a root that claims to stand on another is no root.
     assert verify(signed(0, 2, {"version": 1, "parent_b58": TOP.signature})) is not None

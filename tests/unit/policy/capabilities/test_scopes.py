@@ -8,7 +8,7 @@ import pytest
 
 from policy import base58
 from policy.capabilities import actions, fields, scopes
-from policy.capabilities.facts import Facts
+from policy.capabilities.facts import RequestFacts
 
 KEY = base58.encode(b"k" * 32)
 OTHER = base58.encode(b"o" * 32)
@@ -99,56 +99,76 @@ def test_malformed(action: str, scope: Any) -> None:
 @pytest.mark.parametrize(
     ("action", "scope", "admitted", "refused"),
     [
-        ("memory.read", v1(tiers=["working"]), Facts(tier="working"), Facts(tier="episodic")),
-        ("memory.read", v1(tiers=["long_term"]), Facts(tier="longterm"), Facts()),
-        ("memory.read", v1(tiers=["working"]), Facts(filtered=True), Facts(filtered=True, tier="episodic")),
-        ("memory.read", v1(record_id="a"), Facts(record_id="a"), Facts(record_id="b")),
-        ("memory.read", v1(record_id="a"), Facts(filtered=True), Facts()),
-        ("memory.read", v1(before_ms=5), Facts(created_at=4), Facts(created_at=5)),
-        ("memory.read", v1(before_ms=5), Facts(filtered=True), Facts(before_ms=1)),
-        ("memory.read", v1(apply=False), Facts(), Facts(apply=True)),
-        ("memory.write", v1(apply=True), Facts(), Facts(apply=False)),
-        ("memory.purge", v1(before_ms=5), Facts(before_ms=5), Facts(before_ms=6)),
-        ("memory.purge", v1(tiers=["working", "episodic", "longterm"]), Facts(), Facts(tiers=["working", "x"])),
-        ("memory.repair.apply", v1(apply=True), Facts(), Facts(apply=False)),
-        ("memory.compact.dry_run", v1(apply=False), Facts(), Facts(apply=True)),
+        ("memory.read", v1(tiers=["working"]), RequestFacts(tier="working"), RequestFacts(tier="episodic")),
+        ("memory.read", v1(tiers=["long_term"]), RequestFacts(tier="longterm"), RequestFacts()),
+        (
+            "memory.read",
+            v1(tiers=["working"]),
+            RequestFacts(filtered=True),
+            RequestFacts(filtered=True, tier="episodic"),
+        ),
+        ("memory.read", v1(record_id="a"), RequestFacts(record_id="a"), RequestFacts(record_id="b")),
+        ("memory.read", v1(record_id="a"), RequestFacts(filtered=True), RequestFacts()),
+        ("memory.read", v1(before_ms=5), RequestFacts(created_at=4), RequestFacts(created_at=5)),
+        ("memory.read", v1(before_ms=5), RequestFacts(filtered=True), RequestFacts(before_ms=1)),
+        ("memory.read", v1(apply=False), RequestFacts(), RequestFacts(apply=True)),
+        ("memory.write", v1(apply=True), RequestFacts(), RequestFacts(apply=False)),
+        ("memory.purge", v1(before_ms=5), RequestFacts(before_ms=5), RequestFacts(before_ms=6)),
+        (
+            "memory.purge",
+            v1(tiers=["working", "episodic", "longterm"]),
+            RequestFacts(),
+            RequestFacts(tiers=["working", "x"]),
+        ),
+        ("memory.repair.apply", v1(apply=True), RequestFacts(), RequestFacts(apply=False)),
+        ("memory.compact.dry_run", v1(apply=False), RequestFacts(), RequestFacts(apply=True)),
         (
             "tool.call.echo",
             v1(tool="echo", arguments={"allow": {"n": 1}}),
-            Facts(tool="echo", arguments={"n": 1.0}),
-            Facts(tool="echo", arguments={"n": True}),
+            RequestFacts(tool="echo", arguments={"n": 1.0}),
+            RequestFacts(tool="echo", arguments={"n": True}),
         ),
         (
             "tool.call.echo",
             v1(arguments={"allow": {"t": "\u00e9"}}),
-            Facts(arguments={"t": "\u00e9"}),
-            Facts(arguments={"t": "e\u0301"}),
+            RequestFacts(arguments={"t": "\u00e9"}),
+            RequestFacts(arguments={"t": "e\u0301"}),
         ),
-        ("tool.call.echo", v1(arguments={"allow": {}}), Facts(arguments={}), Facts()),
-        ("tool.call.echo", v1(tool="echo"), Facts(tool="echo"), Facts(tool="clock")),
-        ("a2a.send.x@y", v1(peer_pubkey_b58=KEY), Facts(peer_pubkey_b58=KEY), Facts(peer_pubkey_b58=OTHER)),
-        ("a2a.send.x@agent", v1(manifest_sha256="ab" * 32), Facts(manifest_sha256="ab" * 32), Facts()),
-        ("a2a.send.x@y", v1(task_id="t"), Facts(task_id="t"), Facts()),
+        ("tool.call.echo", v1(arguments={"allow": {}}), RequestFacts(arguments={}), RequestFacts()),
+        ("tool.call.echo", v1(tool="echo"), RequestFacts(tool="echo"), RequestFacts(tool="clock")),
+        (
+            "a2a.send.x@y",
+            v1(peer_pubkey_b58=KEY),
+            RequestFacts(peer_pubkey_b58=KEY),
+            RequestFacts(peer_pubkey_b58=OTHER),
+        ),
+        ("a2a.send.x@agent", v1(manifest_sha256="ab" * 32), RequestFacts(manifest_sha256="ab" * 32), RequestFacts()),
+        ("a2a.send.x@y", v1(task_id="t"), RequestFacts(task_id="t"), RequestFacts()),
         (
             "a2a.repair.requeue",
             v1(duplicate_risk="operator-accepted"),
-            Facts(duplicate_risk="operator_accepted"),
-            Facts(duplicate_risk="idempotent"),
+            RequestFacts(duplicate_risk="operator_accepted"),
+            RequestFacts(duplicate_risk="idempotent"),
         ),
-        ("audit.purge", v1(before_ms=5, window=1), Facts(before_ms=5), Facts(before_ms=6)),
-        ("audit.read", v1(window=5), Facts(window=5), Facts()),
-        ("peers.list", v1(peer_pubkey_b58=KEY), Facts(peer_pubkey_b58=KEY), Facts(peer_pubkey_b58=KEY[:8])),
-        ("peers.revoke", v1(token_prefix="ab"), Facts(token_prefix="abc"), Facts(token_prefix="a")),
-        ("peers.revoke", v1(force=False), Facts(force=False), Facts(force=True)),
-        ("peers.revoke", v1(self=True), Facts(self_revoke=True), Facts(self_revoke=False)),
-        ("chain.flush", v1(limit=3), Facts(limit=3), Facts(limit=4)),
-        ("chain.receipts", v1(resource="tool"), Facts(resource="tool"), Facts(resource="memory")),
-        ("secret.access", v1(names=["a", "b"]), Facts(secret_name="b"), Facts(secret_name="c")),
-        ("secret.access", v1(names=["a"]), Facts(secret_name="a"), Facts()),
-        ("capabilities.purge", v1(before_ms=5), Facts(before_ms=5), Facts(before_ms=6)),
+        ("audit.purge", v1(before_ms=5, window=1), RequestFacts(before_ms=5), RequestFacts(before_ms=6)),
+        ("audit.read", v1(window=5), RequestFacts(window=5), RequestFacts()),
+        (
+            "peers.list",
+            v1(peer_pubkey_b58=KEY),
+            RequestFacts(peer_pubkey_b58=KEY),
+            RequestFacts(peer_pubkey_b58=KEY[:8]),
+        ),
+        ("peers.revoke", v1(token_prefix="ab"), RequestFacts(token_prefix="abc"), RequestFacts(token_prefix="a")),
+        ("peers.revoke", v1(force=False), RequestFacts(force=False), RequestFacts(force=True)),
+        ("peers.revoke", v1(self=True), RequestFacts(self_revoke=True), RequestFacts(self_revoke=False)),
+        ("chain.flush", v1(limit=3), RequestFacts(limit=3), RequestFacts(limit=4)),
+        ("chain.receipts", v1(resource="tool"), RequestFacts(resource="tool"), RequestFacts(resource="memory")),
+        ("secret.access", v1(names=["a", "b"]), RequestFacts(secret_name="b"), RequestFacts(secret_name="c")),
+        ("secret.access", v1(names=["a"]), RequestFacts(secret_name="a"), RequestFacts()),
+        ("capabilities.purge", v1(before_ms=5), RequestFacts(before_ms=5), RequestFacts(before_ms=6)),
     ],
 )
-def test_admitted_and_refused(action: str, scope: Any, admitted: Facts, refused: Facts) -> None:
+def test_admitted_and_refused(action: str, scope: Any, admitted: RequestFacts, refused: RequestFacts) -> None:
     assert scopes.check(action, scope) is None
     assert scopes.admits(action, scope, admitted) is None
     assert scopes.admits(action, scope, refused) is not None
@@ -187,6 +207,6 @@ def test_actions() -> None:
     assert not actions.within("memory.read.other", "memory.read")
 
 
-def test_every_field_has_a_test_or_says_that_it_bounds_nothing() -> None:
+def test_every_field_has_test_or_says_that_it_bounds_nothing() -> None:
     silent = {(ns, name) for ns, table in fields.NAMESPACES.items() for name, one in table.items() if not one.admits}
     assert silent == {("tool", "max_uses"), ("audit", "include_integrity")}

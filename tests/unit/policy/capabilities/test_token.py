@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from policy import base58
-from policy.capabilities.token import MalformedError, Token, canonical_scope, normal_scope, parse
+from policy.capabilities.token import MalformedTokenError, Token, canonical_scope, normal_scope, parse
 
 GRANTOR = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 GRANTOR_KEY = GRANTOR.public_key().public_bytes_raw()
@@ -26,7 +26,7 @@ def token(scope: Any = None, *, action: str = "memory.write", expires_at: int | 
     return Token(SUBJECT_B58, action, {} if scope is None else scope, GRANTOR_B58, expires_at)
 
 
-def test_keys_of_the_vectors() -> None:
+def test_keys_of_vectors() -> None:
     assert GRANTOR_KEY.hex() == "03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8"
     assert SUBJECT_KEY.hex() == "197f6b23e16c8532c6abc838facd5ea789be0c76b2920334039bfa8b3d368d61"
 
@@ -58,7 +58,7 @@ def test_bytes_and_their_reading(made: Token, middle: bytes, end: str) -> None:
     )
 
 
-def test_a_signature_as_version_1_would_make_it() -> None:
+def test_signature_as_version_1_would_make_it() -> None:
     signature = base58.encode(GRANTOR.sign(token().message()))
     assert signature == SIGNATURE
     assert token().verifies(signature)
@@ -94,12 +94,12 @@ def test_what_is_no_signature(signature: str) -> None:
     ],
 )
 def test_what_has_no_bytes(made: Token) -> None:
-    with pytest.raises(MalformedError):
+    with pytest.raises(MalformedTokenError):
         made.message()
     assert not made.verifies("1" * 64)
 
 
-def test_an_end_is_the_last_moment() -> None:
+def test_end_is_last_moment() -> None:
     assert not token(expires_at=5).expired(5)
     assert token(expires_at=5).expired(6)
     assert not token().expired(2**64)
@@ -115,11 +115,11 @@ def test_two_unicode_forms_are_two_scopes() -> None:
     assert canonical_scope("\u00e9") != canonical_scope("e\u0301")
 
 
-def test_deep_scopes_are_refused_and_not_a_crash() -> None:
+def test_deep_scopes_are_refused_and_not_crash() -> None:
     deep: Any = []
     for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(MalformedError):
+    with pytest.raises(MalformedTokenError):
         canonical_scope(deep)
     while deep:  # unwound by hand: freeing it at once would recurse as deep
         deep = deep.pop()

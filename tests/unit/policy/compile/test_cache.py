@@ -52,7 +52,7 @@ def arguments(found: Manifest | None = None, **changes: Any) -> Arguments:
     }
 
 
-def test_the_same_decision_is_compiled_once_from_equal_values(compiled: list[Manifest]) -> None:
+def test_same_decision_is_compiled_once_from_equal_values(compiled: list[Manifest]) -> None:
     cache = Cache(unchecked)
     first = cache.compile(**arguments())
     assert cache.compile(**arguments()) is first
@@ -70,7 +70,7 @@ OTHER_MEMORY: dict[str, Any] = {
 }
 
 
-def test_what_the_compiler_does_not_look_at_makes_no_difference(compiled: list[Manifest]) -> None:
+def test_what_compiler_does_not_look_at_makes_no_difference(compiled: list[Manifest]) -> None:
     cache = Cache(unchecked)
     cache.compile(**arguments())
     changed = arguments(host=sample.host(**OTHER_MEMORY))
@@ -104,7 +104,7 @@ CHANGES: dict[str, Callable[[], Arguments]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_of_what_it_hangs_on_is_compiled_anew(change: str, compiled: list[Manifest]) -> None:
+def test_change_of_what_it_hangs_on_is_compiled_anew(change: str, compiled: list[Manifest]) -> None:
     cache = Cache(unchecked)
     before = cache.compile(**arguments())
     changed = cache.compile(**CHANGES[change]())
@@ -115,7 +115,7 @@ def test_a_change_of_what_it_hangs_on_is_compiled_anew(change: str, compiled: li
     assert len(compiled) == (4 if change == "manifest" else 3)
 
 
-def test_a_policy_of_another_network_stack_is_compiled_anew() -> None:
+def test_policy_of_another_network_stack_is_compiled_anew() -> None:
     """The operator may change it while the supervisor lives."""
     cache = Cache(unchecked)
     found = sample.manifest(network="full", more=MORE)
@@ -150,7 +150,7 @@ def test_it_holds_so_many_bytes(compiled: list[Manifest]) -> None:
     assert (small._kept, small._held) == ({}, 0)
 
 
-def test_what_a_check_refuses_is_not_kept_and_what_it_passed_is_not_asked_again() -> None:
+def test_what_check_refuses_is_not_kept_and_what_it_passed_is_not_asked_again() -> None:
     asked: list[object] = []
 
     def check(effective: Effective, *rest: object) -> None:
@@ -167,7 +167,7 @@ def test_what_a_check_refuses_is_not_kept_and_what_it_passed_is_not_asked_again(
     assert len(asked) == 2
 
 
-def test_an_error_is_not_kept() -> None:
+def test_error_is_not_kept() -> None:
     cache = Cache(unchecked)
     for _ in range(2):
         with pytest.raises(errors.NotEnforceableError):

@@ -6,18 +6,19 @@ import dataclasses
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from policy import data, errors
 from policy.compile import plan
 from policy.explain import report
 from policy.grants.effective import Effective
-from policy.grants.executables import Executables
+from policy.grants.executables import ExecutableSet
 from policy.grants.identity import Identity
-from policy.grants.lifetime import Lifetime
+from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
-from policy.grants.paths import Filesystem
+from policy.grants.paths import FilesystemGrants
 from policy.grants.spawning import Spawning
-from policy.grants.syscalls import Syscalls
+from policy.grants.syscalls import SyscallSet
 from policy.host import GrantedPath
 from policy.manifest.agent import Manifest
 from policy.rules import nine
@@ -69,7 +70,7 @@ def narrowed(found: Manifest, bound: Effective) -> dict[str, str]:
     return {rule: row.parent for rule, row in causes(found, bound).items() if row.parent}
 
 
-def test_a_parent_that_takes_nothing_is_not_named() -> None:
+def test_parent_that_takes_nothing_is_not_named() -> None:
     assert narrowed(child(), TOP) == {}
     assert sample.compiled(child(), HOST, ceiling=TOP).digest == sample.compiled(child(), HOST).digest
 
@@ -78,12 +79,12 @@ def test_a_parent_that_takes_nothing_is_not_named() -> None:
     ("bound", "rules"),
     [
         (
-            {"resources": dataclasses.replace(TOP.resources, memory_mb=64)},
+            {"resources": structs.replace(TOP.resources, memory_mb=64)},
             {"cgroup.json:v1/memory.limit_in_bytes": "asked for 512", "cgroup.json:v2/memory.max": "asked for 512"},
         ),
         (
             # A default that the manifest does not contain is narrowed as well.
-            {"resources": dataclasses.replace(TOP.resources, pids_max=8)},
+            {"resources": structs.replace(TOP.resources, pids_max=8)},
             {
                 "cgroup.json:v1/pids.max": "asked for 64",
                 "cgroup.json:v2/pids.max": "asked for 64",
@@ -91,15 +92,15 @@ def test_a_parent_that_takes_nothing_is_not_named() -> None:
             },
         ),
         (
-            {"filesystem": Filesystem.of("host", ["/srv/data/in", "/opt"])},
+            {"filesystem": FilesystemGrants.of("host", ["/srv/data/in", "/opt"])},
             {"mounts.json:/srv/data/in": "asked for /srv/data"},
         ),
         (
-            {"filesystem": Filesystem.of("read-only-package", ["/srv/data", "/opt"])},
+            {"filesystem": FilesystemGrants.of("read-only-package", ["/srv/data", "/opt"])},
             {"mounts.json:/tmp": "asked for ephemeral"},
         ),
         (
-            {"executables": Executables.of([("/usr/bin/cat", "a" * 64), ("/usr/bin/grep", None)])},
+            {"executables": ExecutableSet.of([("/usr/bin/cat", "a" * 64), ("/usr/bin/grep", None)])},
             {"mounts.json:closure//usr/bin/cat": "asked for any content"},
         ),
         (
@@ -111,14 +112,14 @@ def test_a_parent_that_takes_nothing_is_not_named() -> None:
             },
         ),
         (
-            {"lifetime": Lifetime(60, "terminate")},
+            {"lifetime": LifetimeGrant(60, "terminate")},
             {
                 "supervision.json:lifetime/ttl_seconds": "asked for 600",
                 "supervision.json:lifetime/on_expiry": "asked for suspend",
             },
         ),
         ({"identity": Identity.of("reader", data.roles().below)}, {"supervision.json:roles": "asked for more roles"}),
-        ({"resources": dataclasses.replace(TOP.resources, net_bps=4)}, {
+        ({"resources": structs.replace(TOP.resources, net_bps=4)}, {
             "network.json:net_bps": "asked for 9",
             "firewall.nft:chain/upward/0": "asked for 9", "firewall.nft:chain/downward/0": "asked for 9",
             "firewall.nft:chain/forward/0": "asked for 9", "firewall.nft:chain/forward/1": "asked for 9",
@@ -126,13 +127,13 @@ def test_a_parent_that_takes_nothing_is_not_named() -> None:
         }),
     ],
 )  # fmt: skip
-def test_what_a_parent_took_is_told_where_it_shows(bound: dict[str, Any], rules: dict[str, str]) -> None:
+def test_what_parent_took_is_told_where_it_shows(bound: dict[str, Any], rules: dict[str, str]) -> None:
     assert narrowed(child(), ceiling(**bound)) == rules
 
 
-def test_a_narrower_path_keeps_the_line_of_the_wider_one() -> None:
+def test_narrower_path_keeps_line_of_wider_one() -> None:
     found = child()
-    row = causes(found, ceiling(filesystem=Filesystem.of("host", ["/srv/data/in"])))["mounts.json:/srv/data/in"]
+    row = causes(found, ceiling(filesystem=FilesystemGrants.of("host", ["/srv/data/in"])))["mounts.json:/srv/data/in"]
     assert (row.kind, row.key, row.where) == (
         "manifest",
         "permissions.filesystem.read[0]",
@@ -142,12 +143,12 @@ def test_a_narrower_path_keeps_the_line_of_the_wider_one() -> None:
 
 def test_what_would_be_written_and_is_only_read_keeps_its_line() -> None:
     found = child(filesystem="host", more='[permissions.filesystem]\nwrite = ["/srv/data"]\n' + NETWORK)
-    row = causes(found, ceiling(filesystem=Filesystem.of("host", ["/srv"])))["mounts.json:/srv/data"]
+    row = causes(found, ceiling(filesystem=FilesystemGrants.of("host", ["/srv"])))["mounts.json:/srv/data"]
     assert (row.key, row.parent) == ("permissions.filesystem.write[0]", "asked to write it")
     assert row.says.startswith("bind of /srv/data, ro,")
 
 
-def test_narrower_destinations_keep_the_line_of_the_entry_that_covers_them() -> None:
+def test_narrower_destinations_keep_line_of_entry_that_covers_them() -> None:
     found = child()
     bound = Network.of([
         ("api.example.com", ((443, 443),), "tcp"), ("10.1.0.0/16", ((5432, 5432),), "tcp"),
@@ -165,7 +166,7 @@ def test_narrower_destinations_keep_the_line_of_the_entry_that_covers_them() -> 
     assert grants["api.example.com"]["protocol"] == "tls"
 
 
-def test_a_mode_without_a_table_below_a_parents_table_has_the_modes_line() -> None:
+def test_mode_without_table_below_parents_table_has_modes_line() -> None:
     found = child(more="", network="full")
     bound = Network.of([("api.example.com", ((443, 443),), "tls"), ("9.9.9.9", ((53, 53),), "udp")])
     artefacts = sample.compiled(found, HOST, ceiling=ceiling(network=bound))
@@ -175,12 +176,12 @@ def test_a_mode_without_a_table_below_a_parents_table_has_the_modes_line() -> No
         assert (row.key, row.where, row.parent) == ("resources.network", "agent.toml:8", "asked for more")
 
 
-def test_lists_and_calls_keep_what_the_parent_leaves() -> None:
+def test_lists_and_calls_keep_what_parent_leaves() -> None:
     bound = ceiling(
         credentials=type(TOP.credentials).of(["mail"]),
         skills=type(TOP.skills).of(["matrix://tool/mcp/fs/read@1.0"], ["read"]),
         # The meet is the parent's own value, so its profile is not the child's.
-        syscalls=Syscalls(frozenset({"read", "write", "sync"}), profile="node", profile_names=frozenset({"read"})),
+        syscalls=SyscallSet(frozenset({"read", "write", "sync"}), profile="node", profile_names=frozenset({"read"})),
     )
     found = child()
     artefacts, rows = sample.compiled(found, HOST, ceiling=bound), causes(found, bound)
@@ -197,11 +198,11 @@ def test_lists_and_calls_keep_what_the_parent_leaves() -> None:
 @pytest.mark.parametrize(
     "wider",
     [
-        {"filesystem": Filesystem.of("host", ["/srv/other"])},
-        {"filesystem": Filesystem.of("host", ["/srv"])},
-        {"filesystem": Filesystem.of("host", [], ["/srv/data"])},
-        {"executables": Executables.top()},
-        {"executables": Executables.of([("/usr/bin/vi", None)])},
+        {"filesystem": FilesystemGrants.of("host", ["/srv/other"])},
+        {"filesystem": FilesystemGrants.of("host", ["/srv"])},
+        {"filesystem": FilesystemGrants.of("host", [], ["/srv/data"])},
+        {"executables": ExecutableSet.top()},
+        {"executables": ExecutableSet.of([("/usr/bin/vi", None)])},
         {"credentials": type(TOP.credentials).of(["root"])},
         {"credentials": TOP.credentials},
         {"skills": TOP.skills},
@@ -211,7 +212,7 @@ def test_what_no_key_covers_is_not_compiled(wider: dict[str, Any]) -> None:
     found = child()
     own = nine.requested(found, roles=data.roles())
     plan.compile(own, found, HOST, package_digest="d" * 64)
-    facts = dataclasses.replace(
+    facts = structs.replace(
         HOST,
         granted={p: GrantedPath(p, "dir") for p in ("/srv/other", "/srv", "/srv/data", "/opt")},
         executables={**HOST.executables, "/usr/bin/vi": sample.closure("/usr/bin/vi", "/usr/bin/vi")},

@@ -23,7 +23,7 @@ def test_no_limit_of_input_and_output_is_no_file() -> None:
 
 
 @pytest.mark.parametrize("name", IO)
-def test_a_limit_of_input_and_output_is_a_word_of_io_max_and_version_1_holds_none(name: str) -> None:
+def test_limit_of_input_and_output_is_word_of_io_max_and_version_1_holds_none(name: str) -> None:
     found = sample.manifest(resources=f"{name} = 1000")
     artefacts = sample.compiled(found)
     document = artefacts.json("cgroup.json")
@@ -42,7 +42,7 @@ def test_all_limits_of_input_and_output_stand_in_one_line() -> None:
     assert entry["value"] == "$DEVICE rbps=1 wbps=2 riops=3 wiops=4"
 
 
-def test_a_written_path_is_a_mount_without_rights_and_links_where_something_bounds_it() -> None:
+def test_written_path_is_mount_without_rights_and_links_where_something_bounds_it() -> None:
     found = sample.manifest(filesystem="host", more=WRITE)
     mounts = {m["destination"]: m for m in sample.compiled(found, sample.host(room_mb=8)).json("mounts.json")["mounts"]}
     assert mounts["/srv/data"]["options"] == ["rw", "nosuid", "nodev", "noexec", "nosymfollow", "idmapped"]
@@ -52,7 +52,7 @@ def test_a_written_path_is_a_mount_without_rights_and_links_where_something_boun
     assert caught.value.where == found.where("permissions.filesystem.write")
 
 
-def test_the_scratch_has_what_the_written_paths_leave_of_disk_mb() -> None:
+def test_scratch_has_what_written_paths_leave_of_disk_mb() -> None:
     found = sample.manifest(filesystem="host", more=WRITE, resources="disk_mb = 20\nmemory_mb = 100")
     artefacts = sample.compiled(found, sample.host(room_mb=8))
     plan = artefacts.json("mounts.json")
@@ -69,7 +69,7 @@ def test_the_scratch_has_what_the_written_paths_leave_of_disk_mb() -> None:
     sample.compiled(found, sample.host(room_mb=19))
 
 
-def test_a_written_path_covers_what_is_read_below_it() -> None:
+def test_written_path_covers_what_is_read_below_it() -> None:
     more = '[permissions.filesystem]\nread = ["/srv/data/in"]\nwrite = ["/srv/data"]'
     found = sample.manifest(filesystem="host", more=more)
     mounts = sample.compiled(found, sample.host(room_mb=8)).json("mounts.json")["mounts"]
@@ -80,12 +80,12 @@ def programs(*allow: str) -> str:
     return f"[permissions.executables]\nallow = [{', '.join(f'{chr(34)}{one}{chr(34)}' for one in allow)}]"
 
 
-def test_a_granted_program_says_its_digest_and_the_runtime_does_not() -> None:
+def test_granted_program_says_its_digest_and_runtime_does_not() -> None:
     closures = sample.compiled(sample.manifest(more=programs("/usr/bin/cat"))).json("mounts.json")["root"]["closures"]
     assert [(c["name"], c.get("sha256")) for c in closures] == [("python3", None), ("/usr/bin/cat", "a" * 64)]
 
 
-def test_a_pinned_program_is_the_one_that_the_host_has_or_nothing_is_compiled() -> None:
+def test_pinned_program_is_one_that_host_has_or_nothing_is_compiled() -> None:
     right, wrong = "ab" * 32, "cd" * 32
     path = "/usr/bin/cat"
     held = Closure(path, path, (ClosureFile(path, "file", 0o755, 10, right),))
@@ -121,7 +121,7 @@ def test_secrets_and_tools_are_listed_sorted_and_told_with_their_lines() -> None
     assert rows["supervision.json:skills/side_effects/write"].key == "permissions.skills.side_effects[0]"
 
 
-def test_what_the_supervisor_holds_when_little_is_written() -> None:
+def test_what_supervisor_holds_when_little_is_written() -> None:
     artefacts = sample.compiled(sample.manifest())
     assert artefacts.json("supervision.json") == {
         "version": 1,
@@ -133,7 +133,7 @@ def test_what_the_supervisor_holds_when_little_is_written() -> None:
     }
 
 
-def test_what_the_supervisor_holds_when_all_is_written() -> None:
+def test_what_supervisor_holds_when_all_is_written() -> None:
     more = (
         '[spawn]\nallowed = true\nmax_depth = 2\nmax_descendants = 5\non_parent_exit = "wind-down"\n'
         "[lifetime]\nunlimited = true\n"

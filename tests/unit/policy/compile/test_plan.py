@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import random
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from policy import errors
 from policy.compile import bundle, oci, plan
@@ -50,12 +50,12 @@ def _full(rng: random.Random | None = None) -> Artefacts:
             name: dict(rng.sample(sorted(getattr(facts, name).items()), len(getattr(facts, name))))
             for name in ("runtimes", "executables", "granted")
         }
-        facts = dataclasses.replace(facts, **shuffled)
+        facts = structs.replace(facts, **shuffled)
     read, calls, programs = (json.dumps(one) for one in lists)
     return sample.compiled(sample.manifest(more=FULL.format(read=read, calls=calls, programs=programs)), facts)
 
 
-def test_the_same_policy_is_the_same_bytes_whatever_the_order() -> None:
+def test_same_policy_is_same_bytes_whatever_order() -> None:
     # provenance names places in the manifest's lists, so it may follow their order; enforced artefacts may not.
     first = _full()
     for seed in range(20):
@@ -64,12 +64,12 @@ def test_the_same_policy_is_the_same_bytes_whatever_the_order() -> None:
             assert other.files[name] == first.files[name], (seed, name)
 
 
-def test_the_same_input_has_the_same_digest_and_a_changed_one_has_not() -> None:
+def test_same_input_has_same_digest_and_changed_one_has_not() -> None:
     assert sample.compiled(sample.manifest()).digest == sample.compiled(sample.manifest()).digest
     digests = {
         sample.compiled(sample.manifest()).digest,
         sample.compiled(sample.manifest(resources="memory_mb = 513")).digest,
-        sample.compiled(sample.manifest(), sample.host(runsc=dataclasses.replace(_runsc(), sha256="e" * 64))).digest,
+        sample.compiled(sample.manifest(), sample.host(runsc=structs.replace(_runsc(), sha256="e" * 64))).digest,
         sample.compiled(sample.manifest(more='[permissions.syscalls]\nallow = ["getcpu"]')).digest,
         sample.compiled(sample.manifest(more='[permissions.filesystem]\nread = ["/opt/a"]')).digest,
         sample.compiled(sample.manifest(filesystem="read-only-package")).digest,
@@ -88,21 +88,21 @@ def _config(artefacts: Artefacts) -> dict[str, Any]:
 def test_no_grant_means_no_mount_and_no_execve() -> None:
     artefacts = sample.compiled(sample.manifest(filesystem="read-only-package"))
     mounts = {m["destination"]: m for m in _config(artefacts)["mounts"]}
-    assert set(mounts) == {"/proc", "/workspace", "/tmp", "/sys", "/dev/shm", "/dev/net"}
+    assert set(mounts) == {"/proc", "/workspace", "/tmp", "/sys", "/dev/shm", "/dev/net", "/run/covenant"}
     assert all("ro" in m["options"] or m["type"] == "proc" for m in mounts.values())
     assert all({"nosuid", "nodev", "noexec"} <= set(m["options"]) for m in mounts.values())
     names = {n for s in artefacts.json("seccomp.json")["syscalls"] for n in s["names"]}
     assert not names & {"execve", "execveat", "memfd_create", "socket", "connect", "ptrace", "mount"}
 
 
-def test_execve_comes_with_an_executables_grant_and_in_no_other_way() -> None:
+def test_execve_comes_with_executables_grant_and_in_no_other_way() -> None:
     granted = sample.compiled(sample.manifest(more='[permissions.executables]\nallow = ["/usr/bin/cat"]'))
     names = {n for s in granted.json("seccomp.json")["syscalls"] for n in s["names"]}
     assert "execve" in names
     assert not names & {"execveat", "memfd_create"}
 
 
-def test_the_process_has_no_rights_of_its_own() -> None:
+def test_process_has_no_rights_of_its_own() -> None:
     process = _config(sample.compiled(sample.manifest()))["process"]
     assert process["user"]["uid"] != 0
     assert process["noNewPrivileges"] is True
@@ -141,13 +141,13 @@ def test_no_runsc_and_no_runtime_are_refused() -> None:
             sample.compiled(sample.manifest(), sample.host(**changes))
 
 
-def test_a_runtime_that_is_no_process_here_is_refused_with_its_line() -> None:
+def test_runtime_no_process_here_is_refused_with_its_line() -> None:
     with pytest.raises(errors.NotEnforceableError, match="nothing to confine") as caught:
         sample.compiled(parse.parse(HERMES.encode()))
     assert caught.value.where == "agent.toml:5"
 
 
-def test_a_run_fills_in_its_uid_and_run_id_and_nothing_else() -> None:
+def test_run_fills_in_its_uid_and_run_id_and_nothing_else() -> None:
     artefacts = sample.compiled(sample.manifest())
     run_id = "01234567-89ab-cdef-0123-456789abcdef"
     filled, template = json.loads(bundle.instantiate(artefacts, run_id=run_id, uid=70000)), _config(artefacts)
@@ -170,7 +170,7 @@ def _changed(artefacts: Artefacts, name: str, change: Any) -> Artefacts:
     return Artefacts({**artefacts.files, name: json.dumps(document).encode()})
 
 
-def test_every_rule_is_explained_and_a_manifests_rule_has_its_line() -> None:
+def test_every_rule_is_explained_and_manifests_rule_has_its_line() -> None:
     more = '[permissions.filesystem]\nread = ["/opt/a"]\n[permissions.syscalls]\nallow = ["sync"]'
     found = sample.manifest(more=more)
     rows = {f"{r.artefact}:{r.rule}": r for r in report.explain(sample.compiled(found), where=found.where)}
@@ -219,7 +219,7 @@ TAMPERED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", TAMPERED)
-def test_a_rule_that_nothing_caused_is_an_error(case: str) -> None:
+def test_rule_that_nothing_caused_is_error(case: str) -> None:
     name, change = TAMPERED[case]
     artefacts = sample.compiled(sample.manifest())
     report.explain(artefacts, where=str)
@@ -238,7 +238,7 @@ def test_arguments_and_variables_are_told_whole() -> None:
     assert rows["process/env"].endswith(" 'PATH=/tmp: ok'")
 
 
-def test_a_filter_that_allows_one_call_more_is_an_error() -> None:
+def test_filter_that_allows_one_call_more_is_error() -> None:
     less = sample.compiled(sample.manifest())
     more = sample.compiled(sample.manifest(more='[permissions.syscalls]\nallow = ["sync"]'))
     swapped = Artefacts({**less.files, "seccomp.bpf": more.files["seccomp.bpf"]})
@@ -267,11 +267,11 @@ def test_runsc_gets_each_flag_stated() -> None:
         ("/zzz", None),
     ],
 )
-def test_what_a_mount_would_hide_is_found_by_component(directory: str, found: str | None) -> None:
+def test_what_mount_would_hide_is_found_by_component(directory: str, found: str | None) -> None:
     assert sample.closure("python3", "/usr/bin/python3.11").below(directory) == found
 
 
-def test_the_provenance_is_written_as_any_other_document() -> None:
+def test_provenance_is_written_as_any_other_document() -> None:
     provenance = Provenance()
     shared = Cause("manifest", "resources.memory_mb", 'a "reason" with é and \\', "asked for more")
     for rule in ('x:"quoted"', "a:b", "x:é\n\u2028", "a:a"):

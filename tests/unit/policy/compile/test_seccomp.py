@@ -15,6 +15,7 @@ from policy import data, errors
 from policy.compile import bpf as emitter
 from policy.compile import seccomp
 from policy.data import argument_table
+from policy.data.types import SESSION_CALL
 from policy.decompile import bpf, calls
 
 TAGS = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -81,7 +82,7 @@ CASES = [(arch, which) for arch in TAGS for which in grants(arch)]
 def test_each_decision_is_libseccomps(arch: str, which: str) -> None:
     names = grants(arch)[which]
     ours, theirs = seccomp.compile(names, arch=arch).bpf, oracle(names, arch)
-    # Arguments are 0 here, which some rules refuse; test_each_rule_is_libseccomps_and_the_tables asks for others.
+    # Arguments are 0 here, which some rules refuse; test_each_rule_is_libseccomps_and_tables asks for others.
     # What libseccomp is too old for stays out of both programs; the numbers are still asked for.
     for number in (*range(601), *EDGES):
         mine = bpf.decide(ours, number=number, arch=TAGS[arch])
@@ -126,7 +127,7 @@ def test_clone3_says_that_it_does_not_exist_wherever_clone_is_granted(arch: str)
     assert {"names": ["clone3"], "action": "SCMP_ACT_TRACE"} in with_clone.oci["syscalls"]
 
 
-def test_the_oci_form() -> None:
+def test_oci_form() -> None:
     assert seccomp.compile(["write", "clone", "read"], arch="x86_64").oci == {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": 1,
@@ -143,7 +144,7 @@ def test_the_oci_form() -> None:
     }
 
 
-def test_the_oci_form_of_alternatives() -> None:
+def test_oci_form_of_alternatives() -> None:
     def entry(*checks: dict[str, object]) -> dict[str, object]:
         return {"names": ["prctl"], "action": "SCMP_ACT_ALLOW", "args": list(checks)}
 
@@ -179,7 +180,7 @@ def probes(call: str) -> set[tuple[int, ...]]:
 @pytest.mark.parametrize("arch", TAGS)
 @pytest.mark.parametrize("network", [False, True])
 @pytest.mark.parametrize("call", sorted(data.arguments().rules))
-def test_each_rule_is_libseccomps_and_the_tables(arch: str, call: str, network: bool) -> None:
+def test_each_rule_is_libseccomps_and_tables(arch: str, call: str, network: bool) -> None:
     number = data.syscalls(arch).numbers.get(call)
     artefact = seccomp.compile([call], arch=arch, network=network)
     if number is None:
@@ -198,8 +199,8 @@ def test_each_rule_is_libseccomps_and_the_tables(arch: str, call: str, network: 
     assert answers == {bpf.ALLOW, EPERM}
 
 
-def test_the_network_widens_sockets_and_nothing_else() -> None:
-    names = data.syscall_names() - data.deny().names
+def test_network_widens_sockets_and_nothing_else() -> None:
+    names = data.syscall_names() - data.deny().names - {SESSION_CALL}
     off, on = (seccomp.compile(names, arch="x86_64", network=network) for network in (False, True))
     assert off.names == on.names
     more = [rule for rule in on.oci["syscalls"] if rule not in off.oci["syscalls"]]
@@ -207,15 +208,33 @@ def test_the_network_widens_sockets_and_nothing_else() -> None:
     assert [rule for rule in off.oci["syscalls"] if rule not in on.oci["syscalls"]] == []
 
 
-def test_a_rule_of_which_no_alternative_holds_refuses_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_widens_sockets_and_terminals() -> None:
+    names = data.syscall_names() - data.deny().names
+    without, with_it = (
+        [rule for rule in seccomp.compile(some, arch="x86_64").oci["syscalls"] if "args" in rule]
+        for some in (names - {SESSION_CALL}, names)
+    )
+    assert {rule["names"][0] for rule in with_it if rule not in without} == {"socket", "ioctl"}
+    assert [rule for rule in without if rule not in with_it] == []
+
+
+def test_session_never_types_into_terminal() -> None:
+    names = data.profile("command").names
+    program = seccomp.compile(names, arch="x86_64").bpf
+    for request in (0x5412, 0x541C, 0x5423):  # TIOCSTI, TIOCLINUX, TIOCSETD
+        answer = bpf.decide(program, number=16, arch=TAGS["x86_64"], arguments=(0, request, 0, 0, 0, 0))
+        assert answer == EPERM
+
+
+def test_rule_of_which_no_alternative_holds_refuses_call(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = argument_table.read(
         1, {"getppid": {"reason": "x", "allow": [{"where": [[0, 1, 0]], "when": "network", "reason": "x"}]}},
         {"rest": [], "refuse": {}},
     )  # fmt: skip
     monkeypatch.setattr(data, "arguments", lambda: rules)
-    seccomp._compile.cache_clear()
+    seccomp.compile_rules.cache_clear()
     refused, granted = (seccomp.compile(["getppid", "read"], arch="x86_64", network=n) for n in (False, True))
-    seccomp._compile.cache_clear()
+    seccomp.compile_rules.cache_clear()
     number = data.syscalls("x86_64").numbers["getppid"]
     assert bpf.decide(refused.bpf, number=number, arch=TAGS["x86_64"]) == EPERM
     assert bpf.decide(granted.bpf, number=number, arch=TAGS["x86_64"]) == bpf.ALLOW
@@ -233,7 +252,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("arch", TAGS)
-def test_the_numbers_are_those_of_the_architecture(arch: str) -> None:
+def test_numbers_are_those_of_architecture(arch: str) -> None:
     other = next(tag for name, tag in TAGS.items() if name != arch)
     for name, number in GOLDEN[arch].items():
         raw = seccomp.compile([name], arch=arch).bpf
@@ -274,10 +293,10 @@ def test_what_always_or_never_holds_is_no_test(tests: tuple[emitter.Masked, ...]
         emitter.program([(0, decision)], audit_arch=1, other_arch=EPERM, number_limit=None)
 
 
-def test_nothing_granted_is_a_filter_that_refuses_everything() -> None:
+def test_nothing_granted_is_filter_that_refuses_everything() -> None:
     artefact = seccomp.compile([], arch="aarch64")
     assert artefact.oci["syscalls"] == []
-    assert calls.read_bpf(artefact.bpf, "aarch64", {}) == calls.Calls()
+    assert calls.read_bpf(artefact.bpf, "aarch64", {}) == calls.CallTable()
 
 
 def test_no_rule_has_two_conditions_on_one_argument() -> None:
@@ -287,7 +306,7 @@ def test_no_rule_has_two_conditions_on_one_argument() -> None:
         assert len(indexes) == len(set(indexes))
 
 
-def test_the_architecture_is_tested_before_the_number() -> None:
+def test_architecture_is_tested_before_number() -> None:
     code = list(struct.iter_unpack("<HBBI", seccomp.compile(["read"], arch="x86_64").bpf))
     assert code[:4] == [(0x20, 0, 0, 4), (0x15, 1, 0, 0xC000003E), (0x06, 0, 0, EPERM), (0x20, 0, 0, 0)]
     assert code[4:6] == [(0x35, 0, 1, X32), (0x06, 0, 0, EPERM)]
@@ -302,7 +321,7 @@ def test_long_jumps_are_used_and_right() -> None:
         assert bpf.decide(program, number=number, arch=1) == (0x7FFF0000 if number % 2 else EPERM)
 
 
-def test_a_program_too_long_for_the_kernel_is_refused() -> None:
+def test_program_too_long_for_kernel_is_refused() -> None:
     decisions = [(i, emitter.Return(i)) for i in range(2100)]
     with pytest.raises(ValueError, match="the kernel takes 4096"):
         emitter.program(decisions, audit_arch=1, other_arch=0, number_limit=None)
@@ -315,54 +334,54 @@ def test_unsorted_decisions_are_refused(starts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("arch", TAGS)
-def test_the_worst_grant_fits_into_the_kernel(arch: str) -> None:
+def test_worst_grant_fits_into_kernel(arch: str) -> None:
     worst = sorted(data.syscalls(arch).numbers, key=data.syscalls(arch).numbers.__getitem__)[::2]
     for names in (worst, data.syscalls(arch).numbers):
         assert len(seccomp.compile(set(names) - data.deny().names, arch=arch).bpf) // 8 < 1024
 
 
-def test_the_same_bytes_for_any_order() -> None:
+def test_same_bytes_for_any_order() -> None:
     names = sorted(data.profile("python3").names)
     first = seccomp.compile(names, arch="x86_64")
     for seed in range(20):
         random.Random(seed).shuffle(names)
-        seccomp._compile.cache_clear()
+        seccomp.compile_rules.cache_clear()
         again = seccomp.compile([*names, *names[:5]], arch="x86_64")
         assert (again.oci, again.bpf, again.names) == (first.oci, first.bpf, first.names)
 
 
-def test_a_changed_answer_does_not_reach_the_next_caller() -> None:
+def test_changed_answer_does_not_reach_next_caller() -> None:
     seccomp.compile(["read"], arch="x86_64").oci["syscalls"][0]["names"].append("bpf")
     assert seccomp.compile(["read"], arch="x86_64").oci["syscalls"][0]["names"] == ["read"]
 
 
-def test_a_call_of_another_architecture_is_left_out() -> None:
+def test_call_of_another_architecture_is_left_out() -> None:
     artefact = seccomp.compile(["open", "openat"], arch="aarch64")
     assert artefact.names == ("openat",)
     assert artefact.oci["syscalls"] == [{"names": ["openat"], "action": "SCMP_ACT_ALLOW"}]
     assert seccomp.compile(["open", "openat"], arch="x86_64").names == ("open", "openat")
 
 
-def test_a_misspelt_call_is_named() -> None:
+def test_misspelt_call_is_named() -> None:
     with pytest.raises(errors.UnknownSyscallError, match="`raed`"):
         seccomp.compile(["raed", "write"], arch="x86_64")
 
 
 @pytest.mark.parametrize("name", sorted(data.deny().names & data.syscall_names()))
-def test_nothing_of_the_deny_list_is_compiled(name: str) -> None:
+def test_nothing_of_deny_list_is_compiled(name: str) -> None:
     with pytest.raises(errors.DenyListViolation, match=f"`{name}`") as caught:
         seccomp.compile(["read", name], arch="x86_64")
     assert caught.value.grant == name
 
 
-def test_an_architecture_without_a_table_is_refused() -> None:
+def test_architecture_without_table_is_refused() -> None:
     with pytest.raises(errors.HostError, match="`riscv64`"):
         seccomp.compile(["read"], arch="riscv64")
     with pytest.raises(errors.HostError, match="`riscv64`"):
         seccomp.compile_denylist(["bpf"], arch="riscv64", network=True)
 
 
-def test_the_deny_filter_describes_itself() -> None:
+def test_deny_filter_describes_itself() -> None:
     described = seccomp.compile_denylist(["stime", "bpf", "clone3"], arch="x86_64", network=False)
     assert described.absent == ("stime",)
     assert [(r.name, r.error) for r in described.rules[:2]] == [("bpf", errno.EPERM), ("clone3", errno.ENOSYS)]
@@ -379,12 +398,12 @@ def test_the_deny_filter_describes_itself() -> None:
     assert described == shuffled
 
 
-def test_a_call_that_is_denied_whole_gets_no_second_rule() -> None:
+def test_call_denied_whole_gets_no_second_rule() -> None:
     described = seccomp.compile_denylist(["socket", "clone"], arch="x86_64", network=False)
     assert [r.check for r in described.rules if r.name in ("socket", "clone")] == [None, None]
 
 
-def test_a_rule_about_a_call_that_an_architecture_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rule_about_call_that_architecture_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"where": [[0, 0xFF, 7]], "reason": "x"}]
     unix = [{"where": [[0, 0xFF, 1], [1, 0xFF, 1]], "reason": "x"}]
     calls = {"arch_prctl": {"reason": "x", "allow": rows}, "socket": {"reason": "x", "allow": unix}}
@@ -395,7 +414,7 @@ def test_a_rule_about_a_call_that_an_architecture_lacks_is_left_out(monkeypatch:
         assert {rule.name for rule in found.rules} == names | {"socket", "socketpair"}
 
 
-def test_the_complement_of_a_masked_value_is_one_check_a_bit() -> None:
+def test_complement_of_masked_value_is_one_check_bit() -> None:
     found = seccomp.compile_denylist([], arch="x86_64", network=True).rules
     namespaces = [rule.check for rule in found if rule.name == "clone"]
     assert len(namespaces) == 7
@@ -406,7 +425,7 @@ def test_the_complement_of_a_masked_value_is_one_check_a_bit() -> None:
 
 @pytest.mark.parametrize("arch", sorted(TAGS))
 @pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS])
-def test_without_a_call_every_other_is_let_by(arch: str, error: int) -> None:
+def test_without_call_every_other_is_let_by(arch: str, error: int) -> None:
     """For what we start: what it has not is answered as it was told, and no call of another architecture passes."""
     numbers = data.syscalls(arch).numbers
     program = seccomp.compile_without(["membarrier", "kexec_load"], arch=arch, error=error)
@@ -420,7 +439,7 @@ def test_without_a_call_every_other_is_let_by(arch: str, error: int) -> None:
     assert x32 == (EPERM if arch == "x86_64" else bpf.ALLOW)
 
 
-def test_a_call_that_only_another_architecture_has_is_none_to_leave_out() -> None:
+def test_call_that_only_another_architecture_has_is_none_to_leave_out() -> None:
     for_one, none = (seccomp.compile_without(names, arch="aarch64") for names in (["arch_prctl"], []))
     assert "arch_prctl" not in data.syscalls("aarch64").numbers
     assert for_one == none

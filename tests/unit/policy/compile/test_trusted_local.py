@@ -30,7 +30,7 @@ def families(policy: trusted_local.LocalPolicy, call: str = "socket") -> set[int
     return {number for number in range(above) if number not in refused}
 
 
-def test_network_off_denies_families_and_takes_the_network_away() -> None:
+def test_network_off_denies_families_and_takes_network_away() -> None:
     policy = compiled()
     assert (policy.own_network, policy.hide_run, families(policy)) == (True, True, {1})
 
@@ -44,7 +44,7 @@ def test_network_full_leaves_it_and_says_what_that_reaches() -> None:
     assert not any("those of /run included" in item for item in compiled().not_enforced)
 
 
-def test_an_absent_network_runs_unsigned_only_and_is_named() -> None:
+def test_absent_network_runs_unsigned_only_and_is_named() -> None:
     policy = compiled("", signed=False)
     assert not policy.own_network
     assert families(policy) == {1, 2, 10}
@@ -54,7 +54,7 @@ def test_an_absent_network_runs_unsigned_only_and_is_named() -> None:
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_an_explicit_https_only_network_is_refused(signed: bool) -> None:
+def test_explicit_https_only_network_is_refused(signed: bool) -> None:
     with pytest.raises(errors.BackendError, match="cannot hold network `outbound-https-only`") as caught:
         compiled('[resources]\nnetwork = "outbound-https-only"\n', signed=signed)
     assert 'backend = "linux-gvisor"' in caught.value.hint
@@ -87,7 +87,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_it_cannot_hold_is_refused_with_the_mend_and_the_place(name: str) -> None:
+def test_what_it_cannot_hold_is_refused_with_mend_and_place(name: str) -> None:
     with pytest.raises(errors.BackendError) as caught:
         compiled(REFUSED[name])
     assert caught.value.code == "backend_refused"
@@ -100,7 +100,7 @@ def test_sandbox_required_fails_closed_first() -> None:
         compiled(REFUSED["sandbox.required"])
 
 
-def test_a_role_is_refused_since_nothing_here_holds_it() -> None:
+def test_role_is_refused_since_nothing_here_holds_it() -> None:
     with pytest.raises(errors.BackendError, match="role `observer`"):
         compiled(agent=AGENT + 'role = "observer"\n')
 
@@ -111,7 +111,7 @@ def test_hermes_is_refused() -> None:
         compiled(agent=AGENT.replace("python3", "hermes"))
 
 
-def test_limits_come_from_the_manifest_or_its_defaults() -> None:
+def test_limits_come_from_manifest_or_its_defaults() -> None:
     policy = compiled(f"{OFF}memory_mb = 64\ndisk_mb = 3\npids_max = 9\n[sandbox]\nfilesystem = 'ephemeral'\n")
     mib = 1024 * 1024
     assert (policy.memory_bytes, policy.file_bytes, policy.scratch_bytes) == (64 * mib, 3 * mib, 3 * mib)
@@ -121,7 +121,7 @@ def test_limits_come_from_the_manifest_or_its_defaults() -> None:
     assert default.scratch_bytes == 0  # read-only-package has no writable directory
 
 
-def test_the_filter_bounds_arguments_on_the_hosts_kernel() -> None:
+def test_filter_bounds_arguments_on_hosts_kernel() -> None:
     checks: dict[str, list[seccomp.ArgumentCheck | None]] = {}
     for rule in compiled().filter.rules:
         checks.setdefault(rule.name, []).append(rule.check)
@@ -133,7 +133,7 @@ def test_the_filter_bounds_arguments_on_the_hosts_kernel() -> None:
         assert any(check and refused & check.mask == check.value for check in checks["personality"])
 
 
-def test_the_filter_holds_the_whole_deny_list_and_the_manifests_own() -> None:
+def test_filter_holds_whole_deny_list_and_manifests_own() -> None:
     names = {rule.name for rule in compiled().filter.rules} | set(compiled().filter.absent)
     assert set(data.deny().reasons) <= names
     assert "symlink" not in names
@@ -141,14 +141,14 @@ def test_the_filter_holds_the_whole_deny_list_and_the_manifests_own() -> None:
     assert {r.name for r in own.filter.rules if r.check is None} >= {"symlink", "mount", "bpf", "ptrace"}
 
 
-def test_the_permanent_deny_list_cannot_be_allowed() -> None:
+def test_permanent_deny_list_cannot_be_allowed() -> None:
     with pytest.raises(errors.DenyListViolation) as caught:
         compiled(OFF + '[permissions.syscalls]\nallow = ["mount"]\n')
     assert (caught.value.grant, caught.value.rule, caught.value.where) == ("mount", 7, "agent.toml:10")
 
 
 @pytest.mark.parametrize("key", ["allow", "deny"])
-def test_a_call_that_does_not_exist_is_refused(key: str) -> None:
+def test_call_that_does_not_exist_is_refused(key: str) -> None:
     with pytest.raises(errors.ManifestError, match="unknown system call `opne`"):
         compiled(OFF + f'[permissions.syscalls]\n{key} = ["opne"]\n')
 
@@ -179,12 +179,12 @@ def test_what_stays_advisory_is_named() -> None:
     assert "budget_credits_per_hour" in said
 
 
-def test_the_same_manifest_compiles_to_the_same_policy() -> None:
+def test_same_manifest_compiles_to_same_policy() -> None:
     assert compiled() == compiled()
 
 
 @pytest.mark.parametrize("name", ["msgget", "semget", "shmget"])
-def test_memory_that_no_limit_of_a_process_bounds_is_denied_and_refused_when_demanded(name: str) -> None:
+def test_memory_that_no_limit_of_process_bounds_is_denied_and_refused_when_demanded(name: str) -> None:
     assert name in {rule.name for rule in compiled().filter.rules if rule.check is None}
     with pytest.raises(errors.BackendError, match=name):
         compiled(OFF + f'[permissions.syscalls]\nallow = ["{name}"]\n')

@@ -41,7 +41,7 @@ def holds(call: str, *arguments: int, network: bool = False) -> bool:
     return any(all(full[c.argument] & c.mask == c.value for c in a.conditions) for a in alternatives)
 
 
-def test_every_rule_is_about_a_call_that_can_be_granted() -> None:
+def test_every_rule_is_about_call_that_can_be_granted() -> None:
     rules = data.arguments()
     assert rules.version >= 1
     for call in {*rules.rules, *rules.refused_on_host}:
@@ -49,7 +49,7 @@ def test_every_rule_is_about_a_call_that_can_be_granted() -> None:
     assert rules.alternatives("read", network=True) is None
 
 
-def test_each_rule_and_each_alternative_has_a_reason_and_masks_its_value() -> None:
+def test_each_rule_and_each_alternative_has_reason_and_masks_its_value() -> None:
     for call, rule in data.arguments().rules.items():
         assert (rule.call, bool(rule.reason), bool(rule.allow)) == (call, True, True)
         for alternative in rule.allow:
@@ -78,7 +78,7 @@ def test_sockets(flags: int) -> None:
             assert not holds("socket", other, raw | flags, network=network)
 
 
-def test_requests_of_a_terminal() -> None:
+def test_requests_of_terminal() -> None:
     for request in (termios.TCGETS, termios.TIOCGWINSZ, termios.FIONREAD, termios.FIONBIO, termios.FIOCLEX):
         assert holds("ioctl", 0, request)
         assert holds("ioctl", 0, request | 0xFFFFFFFF00000000), "the kernel takes 32 bits"
@@ -104,7 +104,7 @@ def test_requests_of_a_terminal() -> None:
     ("clone", (0x003D0F00,), True), ("clone", (0x10000000,), False), ("mknod", (0, 0o010644), True),
     ("mknod", (0, 0o020644), False), ("mknodat", (0, 0, 0o060644), False), ("mknodat", (0, 0, 0o140644), True),
 ])  # fmt: skip
-def test_the_other_rules(call: str, arguments: tuple[int, ...], expected: bool) -> None:
+def test_other_rules(call: str, arguments: tuple[int, ...], expected: bool) -> None:
     assert holds(call, *arguments) == expected
     assert holds(call, *arguments, network=True) == expected
 
@@ -118,7 +118,7 @@ def test_every_namespace_flag_of_clone_is_bound() -> None:
 # --- the table's form ---------------------------------------------------------------------------------
 
 
-def test_a_table_becomes_rules() -> None:
+def test_table_becomes_rules() -> None:
     rules = argument_table.read(3, TABLE, HOST)
     assert (rules.version, list(rules.rules), rules.rest_on_host) == (
         3,
@@ -174,7 +174,7 @@ def put(value: Any, *keys: Any) -> Callable[[dict[str, Any]], None]:
     (put(HOST["refuse"]["ioctl"], "host", "refuse", "personality"), "`personality` stands in both tables"),
     (put({}, "host", "more"), "host: not exactly the keys"),
 ])  # fmt: skip
-def test_a_table_is_read_strictly(change: Callable[[dict[str, Any]], None], message: str) -> None:
+def test_table_is_read_strictly(change: Callable[[dict[str, Any]], None], message: str) -> None:
     tables = copy.deepcopy({"calls": TABLE, "host": HOST})
     change(tables)
     with pytest.raises(argument_table.ArgumentTableError, match=re.escape(message)):
@@ -182,20 +182,20 @@ def test_a_table_is_read_strictly(change: Callable[[dict[str, Any]], None], mess
 
 
 @pytest.mark.parametrize("call", ["raed", "stime"])
-def test_a_rule_for_no_call_is_a_damaged_installation(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rule_for_no_call_is_damaged_installation(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = {"version": 1, "calls": {**TABLE, call: TABLE["clone"]}, "host": HOST}
     data.syscall_names()  # read from the real tables, before there is only one
-    monkeypatch.setattr(data, "_load", lambda path, keys: tables if path == "arguments.toml" else None)
+    monkeypatch.setattr(data, "load", lambda path, keys: tables if path == "arguments.toml" else None)
     with pytest.raises(errors.InstallationError, match=f"`{call}` is no system call"):
         data.arguments.__wrapped__()
 
 
-def test_a_malformed_rule_is_a_damaged_installation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "_load", lambda path, keys: {"version": 1, "calls": {"clone": {}}, "host": HOST})
+def test_malformed_rule_is_damaged_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "load", lambda path, keys: {"version": 1, "calls": {"clone": {}}, "host": HOST})
     with pytest.raises(errors.InstallationError, match=re.escape("arguments.toml: clone: not exactly")):
         data.arguments.__wrapped__()
 
 
-def test_the_rules_are_read_once_and_lie_in_the_package() -> None:
+def test_rules_are_read_once_and_lie_in_package() -> None:
     assert data.arguments() is data.arguments()
     assert resources.files("policy.data").joinpath("arguments.toml").is_file()

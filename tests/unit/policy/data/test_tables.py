@@ -33,7 +33,7 @@ def role_rows() -> dict[str, dict[str, Any]]:
     return rows
 
 
-def test_there_are_at_least_six_roles_in_the_computed_order() -> None:
+def test_there_are_at_least_six_roles_in_computed_order() -> None:
     roles = data.roles()
     assert len(roles.by_name) >= 6
     assert {name: set(below) for name, below in roles.below.items() if name != "coordinator"} == BELOW
@@ -58,7 +58,7 @@ def test_roles_leave_paths_and_hosts_open_and_bound_kinds_and_sizes() -> None:
     assert [name for name, c in ceilings.items() if c.spawning.allowed or c.lifetime.unlimited] == ["coordinator"]
 
 
-def test_an_operator_adds_roles_and_cannot_replace_one() -> None:
+def test_operator_adds_roles_and_cannot_replace_one() -> None:
     roles = data.roles()
     row = {**role_rows()["observer"], "memory_mb": 64, "disk_mb": 1}
     extra = role_table.read(1, {"tiny": row}).by_name["tiny"]
@@ -86,21 +86,21 @@ def test_an_operator_adds_roles_and_cannot_replace_one() -> None:
         ({"bonus": 1}, "`bonus` is not a key of a role"),
     ],
 )
-def test_a_table_of_roles_is_read_strictly(change: Mapping[str, Any], message: str) -> None:
+def test_table_of_roles_is_read_strictly(change: Mapping[str, Any], message: str) -> None:
     row = {key: value for key, value in {**role_rows()["observer"], **change}.items() if value is not None}
     with pytest.raises(role_table.RoleTableError) as caught:
         role_table.read(1, {"observer": row})
     assert message in str(caught.value)
 
 
-def test_every_key_of_a_role_is_needed() -> None:
+def test_every_key_of_role_is_needed() -> None:
     whole = role_rows()["coordinator"]
     for key in whole:
         with pytest.raises(role_table.RoleTableError):
             role_table.read(1, {"x": {k: v for k, v in whole.items() if k != key}})
 
 
-def test_the_deny_list_covers_what_the_issue_names_and_no_profile_holds_it() -> None:
+def test_deny_list_covers_what_issue_names_and_no_profile_holds_it() -> None:
     denied = data.deny().names
     wanted = (
         "init_module finit_module delete_module kexec_load kexec_file_load reboot ptrace process_vm_readv"
@@ -116,7 +116,7 @@ def test_the_deny_list_covers_what_the_issue_names_and_no_profile_holds_it() -> 
     assert all("execve" not in profile.names for profile in data.profiles().values())
 
 
-def test_never_grantable_covers_what_the_decisions_name() -> None:
+def test_never_grantable_covers_what_decisions_name() -> None:
     table = data.never_grantable()
     assert {"/", "/proc", "/sys", "/dev", "/run", "/var/run/docker.sock", "/run/containerd"} <= set(table.trees)
     for path in (*table.trees, *table.write_trees):
@@ -143,7 +143,7 @@ def test_unknown_names_of_tables_are_refused() -> None:
         data.roles().ceiling("root")
 
 
-def test_a_role_that_no_table_knows_is_below_nothing_but_itself() -> None:
+def test_role_that_no_table_knows_is_below_nothing_but_itself() -> None:
     below = data.roles().below
     ghost, top = Identity.of("ghost", below), Identity.of("coordinator", below)
     assert not ghost.is_subset(top)

@@ -45,7 +45,7 @@ def test_what_is_no_filter_is_refused(raw: bytes, message: str) -> None:
     ("operation", "true_for", "false_for"),
     [(JEQ, [5], [4, 6]), (JGT, [6, 0xFFFFFFFF], [0, 5]), (JGE, [5, 0xFFFFFFFF], [0, 4]), (JSET, [1, 4, 7], [0, 2, 8])],
 )
-def test_each_test_is_the_kernels(operation: int, true_for: list[int], false_for: list[int]) -> None:
+def test_each_test_is_kernels(operation: int, true_for: list[int], false_for: list[int]) -> None:
     raw = program((LOAD, 0, 0, 0), (operation, 0, 1, 5), (RETURN, 0, 0, bpf.ALLOW), (RETURN, 0, 0, DENY))
     assert {bpf.decide(raw, number=n, arch=0) for n in true_for} == {bpf.ALLOW}
     assert {bpf.decide(raw, number=n, arch=0) for n in false_for} == {DENY}
@@ -57,7 +57,7 @@ def test_arguments_are_two_words_each() -> None:
         assert bpf.decide(raw, number=0, arch=0, arguments=[0] * 5 + [0x2222222211111111]) == bpf.ALLOW
 
 
-def test_a_mask_and_a_jump_are_the_kernels() -> None:
+def test_mask_and_jump_are_kernels() -> None:
     raw = program(
         (LOAD, 0, 0, 16), (AND, 0, 0, 0xF0), (JA, 0, 0, 1), (RETURN, 0, 0, 0), (JEQ, 0, 1, 0x30),
         (RETURN, 0, 0, bpf.ALLOW), (RETURN, 0, 0, DENY),

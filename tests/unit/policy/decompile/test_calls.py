@@ -9,7 +9,7 @@ import pytest
 from policy import data, errors
 from policy.compile import seccomp
 from policy.decompile import answers, bpf, calls, conditions, oci_seccomp
-from policy.decompile.calls import Calls
+from policy.decompile.calls import CallTable
 from policy.decompile.conditions import ALWAYS
 
 X86, ARM, I386 = 0xC000003E, 0xC00000B7, 0x40000003
@@ -32,23 +32,23 @@ def only_read(*steps: Step) -> bytes:
     return program(*HEAD, (JEQ, 1, 0, 0), (RETURN, 0, 0, EPERM), *steps)
 
 
-def read(raw: bytes) -> Calls:
+def read(raw: bytes) -> CallTable:
     return calls.read_bpf(raw, "x86_64", NAMES)
 
 
-def test_a_call_is_read_with_its_condition() -> None:
+def test_call_is_read_with_its_condition() -> None:
     raw = only_read(
         (LOAD, 0, 0, ARGUMENT + 8), (AND, 0, 0, 0xF0), (JEQ, 0, 3, 0x30),
         (LOAD, 0, 0, ARGUMENT + 12), (JEQ, 0, 1, 7), (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, EPERM),
     )  # fmt: skip
-    assert read(raw) == Calls({"read": conditions.any_of([[(1, 0xFFFFFFFF_000000F0, 0x7_00000030)]])})
+    assert read(raw) == CallTable({"read": conditions.any_of([[(1, 0xFFFFFFFF_000000F0, 0x7_00000030)]])})
 
 
-def test_ranges_of_numbers_and_a_missing_call_are_read() -> None:
+def test_ranges_of_numbers_and_missing_call_are_read() -> None:
     raw = program(
         *HEAD, (JGE, 0, 1, 2), (JGT, 2, 1, 2), (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, ENOSYS), (RETURN, 0, 0, EPERM)
     )
-    assert read(raw) == Calls({"read": ALWAYS, "write": ALWAYS}, frozenset({"open"}))
+    assert read(raw) == CallTable({"read": ALWAYS, "write": ALWAYS}, frozenset({"open"}))
 
 
 def test_spans_are_apart_and_cover_everything() -> None:
@@ -98,26 +98,26 @@ def test_what_no_filter_of_ours_does_is_refused(raw: bytes, message: str) -> Non
         read(raw)
 
 
-def test_the_refused_programs_have_a_control() -> None:
-    assert read(only_read((RETURN, 0, 0, ALLOW))) == Calls({"read": ALWAYS})
-    assert read(program((RETURN, 0, 0, EPERM))) == Calls()
+def test_refused_programs_have_control() -> None:
+    assert read(only_read((RETURN, 0, 0, ALLOW))) == CallTable({"read": ALWAYS})
+    assert read(program((RETURN, 0, 0, EPERM))) == CallTable()
 
 
-def test_a_condition_that_nothing_meets_allows_nothing() -> None:
+def test_condition_that_nothing_meets_allows_nothing() -> None:
     raw = only_read(
         (LOAD, 0, 0, ARGUMENT), (JEQ, 0, 2, 1), (JEQ, 0, 1, 2), (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, EPERM)
     )
-    assert read(raw) == Calls()
+    assert read(raw) == CallTable()
 
 
 def test_tests_of_no_bit_at_all_are_read() -> None:
     raw = only_read(
         (LOAD, 0, 0, ARGUMENT), (AND, 0, 0, 0), (JEQ, 0, 2, 0), (JEQ, 1, 0, 5), (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, 0)
     )
-    assert read(raw) == Calls({"read": ALWAYS})
+    assert read(raw) == CallTable({"read": ALWAYS})
 
 
-def test_a_long_chain_of_alternatives_stays_small() -> None:
+def test_long_chain_of_alternatives_stays_small() -> None:
     # 40 values of 64 bits: as paths with everything earlier excluded they would be thousands of cubes.
     steps: list[Step] = []
     for value in range(40):
@@ -148,7 +148,7 @@ def test_both_readings_are_what_was_granted(arch: str, profile: str, network: bo
     assert from_bpf.is_equal(meant)
 
 
-def test_the_tables_of_numbers_read_both_ways() -> None:
+def test_tables_of_numbers_read_both_ways() -> None:
     for arch in ("x86_64", "aarch64"):
         numbers = data.syscalls(arch).numbers
         assert len(set(numbers.values())) == len(numbers)
@@ -164,11 +164,11 @@ def test_what_was_expected_is_built_as_it_was_said() -> None:
     assert NARROW.condition("read") == conditions.any_of([[(0, TOP, 5)]])
     assert NARROW.condition("write") == ALWAYS
     assert NARROW.condition("open") == conditions.NEVER
-    assert calls.expected(["read", "clone3"], {"write": [[]]}, ["clone3"]) == Calls(
+    assert calls.expected(["read", "clone3"], {"write": [[]]}, ["clone3"]) == CallTable(
         {"read": ALWAYS}, frozenset({"clone3"})
     )
-    assert calls.expected(["read"], {"read": []}) == Calls()
-    assert calls.expected(["read"]) == Calls({"read": ALWAYS})
+    assert calls.expected(["read"], {"read": []}) == CallTable()
+    assert calls.expected(["read"]) == CallTable({"read": ALWAYS})
 
 
 def test_inclusion_and_equality() -> None:
@@ -176,10 +176,10 @@ def test_inclusion_and_equality() -> None:
     assert not WIDE.is_subset(NARROW)
     assert NARROW.is_equal(NARROW)
     assert not NARROW.is_equal(WIDE)
-    assert Calls().is_subset(NARROW)
+    assert CallTable().is_subset(NARROW)
 
 
-def test_what_exceeds_comes_with_a_call_that_shows_it() -> None:
+def test_what_exceeds_comes_with_call_that_shows_it() -> None:
     opened, widened = calls.excess(WIDE, NARROW)
     assert (opened.name, opened.here, opened.there) == ("open", "allowed", "refused")
     assert widened.name == "read"
@@ -203,16 +203,16 @@ def test_differences_name_each_direction() -> None:
     assert found[1].arguments[0] & 3 == 2
 
 
-def test_a_call_that_is_missing_is_not_one_that_is_refused() -> None:
-    refused, missing = Calls(), Calls({}, frozenset({"clone3"}))
+def test_call_missing_is_not_one_refused() -> None:
+    refused, missing = CallTable(), CallTable({}, frozenset({"clone3"}))
     assert refused.is_subset(missing)
     assert missing.is_subset(refused)
     assert not refused.is_equal(missing)
     (difference,) = calls.differences(missing, refused)
-    assert difference == calls.Difference("clone3", (0,) * 6, "answered with ENOSYS", "refused")
+    assert difference == calls.CallDifference("clone3", (0,) * 6, "answered with ENOSYS", "refused")
 
 
-def test_conditions_that_are_written_otherwise_are_equal() -> None:
+def test_conditions_written_otherwise_are_equal() -> None:
     left = calls.expected(["read"], {"read": [[(0, 1, 1)], [(0, 1, 0), (1, 1, 1)]]})
     right = calls.expected(["read"], {"read": [[(0, 1, 1), (1, 1, 0)], [(1, 1, 1)]]})
     assert left != right

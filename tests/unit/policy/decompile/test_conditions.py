@@ -43,14 +43,14 @@ def test_each_comparison_is_arithmetic_under_every_mask_and_value(comparison: st
 
 
 @pytest.mark.parametrize("comparison", sorted(MEANING))
-def test_a_comparison_at_the_edges_of_64_bits(comparison: str) -> None:
+def test_comparison_at_edges_of_64_bits(comparison: str) -> None:
     values = [0, 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**63, TOP - 1, TOP]
     for value, word in itertools.product(values, values):
         found = conditions.compare(comparison, value, mask=TOP, shift=64)
         assert conditions.holds(found, [7, word]) == MEANING[comparison](word, value), (hex(value), hex(word))
 
 
-def test_a_rule_is_any_of_its_alternatives_and_all_of_their_matches() -> None:
+def test_rule_is_any_of_its_alternatives_and_all_of_their_matches() -> None:
     rule = conditions.any_of([[(0, 0xFF, 1), (2, TOP, 5)], [(1, 1 << 63, 1 << 63)]])
     for arguments, expected in [
         ((1, 0, 5), True),
@@ -65,7 +65,7 @@ def test_a_rule_is_any_of_its_alternatives_and_all_of_their_matches() -> None:
     assert conditions.matches(rule) == (((0, 0xFF, 1), (2, TOP, 5)), ((1, 1 << 63, 1 << 63),))
 
 
-def test_the_ends_of_what_a_rule_can_be() -> None:
+def test_ends_of_what_rule_can_be() -> None:
     assert conditions.any_of([]) == NEVER
     assert conditions.any_of([[]]) == ALWAYS
     assert conditions.any_of([[(0, 0xF0, 0x51)]]) == NEVER, "a value beyond its mask is never met"
@@ -77,7 +77,7 @@ def test_the_ends_of_what_a_rule_can_be() -> None:
             conditions.any_of([[match]])
 
 
-def test_inclusion_comes_with_a_witness() -> None:
+def test_inclusion_comes_with_witness() -> None:
     small, large = conditions.any_of([[(0, TOP, 5)]]), conditions.any_of([[(0, 0xFF, 5)]])
     assert conditions.beyond(small, large) is None
     witness = conditions.beyond(large, small)
@@ -102,12 +102,12 @@ def test_what_several_cubes_cover_together_is_covered() -> None:
     assert conditions.beyond(ALWAYS, gap) == (1000, 0, 0, 0, 0, 0)
 
 
-def test_a_call_that_lacks_its_last_arguments_has_0_there() -> None:
+def test_call_that_lacks_its_last_arguments_has_0_there() -> None:
     assert conditions.holds(conditions.any_of([[(5, TOP, 0)]]), [1, 2])
     assert not conditions.holds(conditions.any_of([[(5, TOP, 1)]]), [1, 2])
 
 
-def test_a_chain_of_alternatives_is_read_as_its_alternatives() -> None:
+def test_chain_of_alternatives_is_read_as_its_alternatives() -> None:
     def test(value: int) -> tuple[Condition, Callable[[], Condition]]:
         when = conditions.compare("==", value, mask=0xFF, shift=0)
         return when, lambda: conditions.compare("!=", value, mask=0xFF, shift=0)
@@ -123,14 +123,14 @@ def test_a_chain_of_alternatives_is_read_as_its_alternatives() -> None:
 
 
 @pytest.mark.parametrize("branches", list(itertools.product([NEVER, ALWAYS, ((1, 1),), ((2, 0), (1, 0))], repeat=2)))
-def test_a_choice_is_a_choice(branches: tuple[Condition, Condition]) -> None:
+def test_choice_is_choice(branches: tuple[Condition, Condition]) -> None:
     then, otherwise = branches
     when, unless = ((3, 1),), conditions.compare("!=", 1, mask=3, shift=0)
     found = conditions.choose(when, lambda: unless, then, otherwise)
     assert words(found, 3) == (words(when, 3) & words(then, 3)) | (words(unless, 3) & words(otherwise, 3))
 
 
-def test_conditions_that_are_too_many_are_refused() -> None:
+def test_conditions_too_many_are_refused() -> None:
     def scattered(argument: int, count: int) -> Condition:
         return tuple((TOP << 64 * argument, value << 64 * argument) for value in range(count))
 
@@ -153,7 +153,7 @@ def pigeons(count: int) -> Condition:
     return (*homeless, *shared)
 
 
-def test_conditions_that_are_too_involved_are_refused() -> None:
+def test_conditions_too_involved_are_refused() -> None:
     assert conditions.beyond(ALWAYS, pigeons(4)) is None
     with pytest.raises(errors.ArtefactError, match="too involved"):
         conditions.beyond(ALWAYS, pigeons(9))

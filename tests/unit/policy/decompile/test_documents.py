@@ -28,7 +28,7 @@ def test_any_other_spelling_is_refused(raw: bytes) -> None:
     assert found.value.where == "x.json"
 
 
-def test_the_one_spelling_is_read() -> None:
+def test_one_spelling_is_read() -> None:
     value = {"a": [1, -2, True, None, "\u00e9\n"], "b": {}}
     assert documents.load({"x.json": documents.dumps(value)}, "x.json") == value
 
@@ -78,13 +78,13 @@ REFUSED: list[Callable[[], Any]] = [
 
 
 @pytest.mark.parametrize("read", REFUSED)
-def test_a_part_of_another_form_is_refused_with_its_place(read: Callable[[], Any]) -> None:
+def test_part_of_another_form_is_refused_with_its_place(read: Callable[[], Any]) -> None:
     with pytest.raises(errors.ArtefactError) as found:
         read()
     assert found.value.where == "x"
 
 
-def test_a_part_of_its_form_is_given_back() -> None:
+def test_part_of_its_form_is_given_back() -> None:
     assert documents.closed({"a": None}, "x", {"a": documents.OPTIONAL_INT}) == {"a": None}
     assert documents.whole(3, "x", least=3, most=3) == 3
     assert documents.names(["a", "b"], "x") == ["a", "b"]

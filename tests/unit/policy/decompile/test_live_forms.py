@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import copy
 import ipaddress
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from policy import errors
 from policy.compile import bundle
@@ -112,12 +112,12 @@ def test_every_form_is_its_text(expression: Any, says: str) -> None:
 
 
 @pytest.mark.parametrize("expression", NO_FORMS, ids=str)
-def test_what_looks_like_a_form_and_is_none_is_refused(expression: Any) -> None:
+def test_what_looks_like_form_and_is_none_is_refused(expression: Any) -> None:
     with pytest.raises(errors.ArtefactError):
         _rule(expression)
 
 
-def test_a_chain_on_no_hook_has_its_rules_alone_and_one_on_a_hook_its_priority() -> None:
+def test_chain_on_no_hook_has_its_rules_alone_and_one_on_hook_its_priority() -> None:
     def hooked(prio: int) -> str:
         body = {**CHAIN["chain"], "type": "nat", "hook": "prerouting", "policy": "accept", "prio": prio}
         return live_nft.text(listing([*WHOLE, {"chain": body}])).decode()
@@ -133,10 +133,10 @@ def test_addresses_of_both_families_are_sets() -> None:
     assert "type ipv6_addr" in live_nft.text(listing([*WHOLE, found])).decode()
 
 
-def test_what_a_counter_counts_is_read_past_and_must_be_named() -> None:
+def test_what_counter_counts_is_read_past_and_must_be_named() -> None:
     counter = {"family": "inet", "table": "covenant", "name": "c", "handle": 3, "packets": 9, "bytes": 99}
     assert "counter c {" in live_nft.text(listing([*WHOLE, {"counter": counter}])).decode()
-    assert counter.keys() == live_nft._COUNTER.keys()
+    assert counter.keys() == live_nft.COUNTER.keys()
     for name in ("packets", "bytes"):
         less = {key: value for key, value in counter.items() if key != name}
         with pytest.raises(errors.ArtefactError):
@@ -146,7 +146,7 @@ def test_what_a_counter_counts_is_read_past_and_must_be_named() -> None:
 @pytest.mark.parametrize(
     "element", [1, None, [], {"range": "12"}, {"range": 5}, {"prefix": "10"}, ["range"], ["prefix"]]
 )
-def test_an_element_of_another_type_is_refused(element: Any) -> None:
+def test_element_of_another_type_is_refused(element: Any) -> None:
     with pytest.raises(errors.ArtefactError):
         live_nft.text(listing([*WHOLE, {"set": {**SET["set"], "elem": [element]}}]))
 
@@ -163,7 +163,7 @@ def test_an_element_of_another_type_is_refused(element: Any) -> None:
         ({"timeout": 1, "expires": 0}, True),
     ],
 )
-def test_an_answer_stays_for_as_long_as_a_gate_may_give_it(held: dict[str, int], stays: bool) -> None:
+def test_answer_stays_for_as_long_as_gate_may_give_it(held: dict[str, int], stays: bool) -> None:
     found = {"set": {**NAMES["set"], "elem": [{"elem": {"val": "93.184.216.34", **held}}]}}
     if stays:
         live_nft.text(listing([*WHOLE, found]))
@@ -193,35 +193,35 @@ def test_public_space_has_its_first_and_its_last_address(span: tuple[int, int]) 
     assert last + 1 in (2**32, nft.BASE_V6 + 2**128) or not _leads(last + 1)
 
 
-def test_a_self_test_is_what_it_was_asked_to_run_and_otherwise_the_agent() -> None:
+def test_self_test_is_what_it_was_asked_to_run_and_otherwise_agent() -> None:
     canary = ("/canary", "a")
-    found = replace(
+    found = structs.replace(
         readout(compiled()),
         config=bundle.instantiate(compiled().artefacts, run_id=RUN, uid=UID, arguments=canary),
         arguments=canary,
     )
     assert standings(found) == {}
-    assert standings(replace(found, arguments=("/canary", "b"))) == {"bundle": Standing.UNREADABLE}
-    assert standings(replace(found, arguments=())) != {}
+    assert standings(structs.replace(found, arguments=("/canary", "b"))) == {"bundle": Standing.UNREADABLE}
+    assert standings(structs.replace(found, arguments=())) != {}
 
 
-def test_a_flag_of_a_mount_that_stands_twice_is_not_understood() -> None:
+def test_flag_of_mount_that_stands_twice_is_not_understood() -> None:
     found = readout(compiled())
     twice = {**found.mounts, "/opt/a": (*found.mounts["/opt/a"], found.mounts["/opt/a"][0])}
-    assert standings(replace(found, mounts=twice)) == {"mounts": Standing.UNREADABLE}
+    assert standings(structs.replace(found, mounts=twice)) == {"mounts": Standing.UNREADABLE}
 
 
-def test_rules_of_a_policy_need_a_gateway_that_holds_them() -> None:
+def test_rules_of_policy_need_gateway_that_holds_them() -> None:
     with pytest.raises(errors.ArtefactError, match="no gateway"):
         live.layers(compiled("network").artefacts.files, readout(compiled()))["firewall"]()
 
 
-def test_what_a_reader_says_names_the_place_where_there_is_one() -> None:
+def test_what_reader_says_names_place_where_there_is_one() -> None:
     assert live.said(errors.ArtefactError("it is not", where="x.json")) == "x.json: it is not"
     assert live.said(errors.ArtefactError("it is not")) == "it is not"
 
 
-def test_the_whole_of_the_other_test_is_read_again_with_each_part_left_out() -> None:
+def test_whole_of_other_test_is_read_again_with_each_part_left_out() -> None:
     """Each object of the sample matters: without it the text differs or is refused."""
     whole = live_nft.text(listing(ITEMS))
     for index in range(1, len(ITEMS)):
@@ -234,13 +234,13 @@ def test_the_whole_of_the_other_test_is_read_again_with_each_part_left_out() -> 
 
 
 @pytest.mark.parametrize("mb", [0, -1, True, "8", None])
-def test_the_room_of_a_written_path_is_a_whole_number_from_one_on(mb: Any) -> None:
+def test_room_of_written_path_is_whole_number_from_one_on(mb: Any) -> None:
     falsified = compiled("writes").falsified(lambda d: d["mounts.json"]["rooms"].update({"/srv/data": mb}))
     with pytest.raises(errors.ArtefactError, match="does not bound"):
         decompile.read(falsified.files)
 
 
-def test_a_resolver_is_there_exactly_where_names_are_resolved() -> None:
+def test_resolver_is_there_exactly_where_names_are_resolved() -> None:
     def taken_away(documents: Documents) -> None:
         plan, config = documents["mounts.json"], documents["config.json"]
         at = [one["destination"] for one in plan["mounts"]].index(mounts.RESOLVER)
@@ -253,7 +253,7 @@ def test_a_resolver_is_there_exactly_where_names_are_resolved() -> None:
         decompile.read(compiled("network").falsified(taken_away).files)
 
 
-def test_a_gateway_without_its_chain_of_refusals_is_refused_and_no_fault() -> None:
+def test_gateway_without_its_chain_of_refusals_is_refused_and_no_fault() -> None:
     files = dict(compiled("network").artefacts.files)
     files[nft.FIREWALL] = files[nft.FIREWALL].replace(reach.REFUSAL.encode(), b"elsewhere")
     with pytest.raises(errors.ArtefactError, match="does not tell"):

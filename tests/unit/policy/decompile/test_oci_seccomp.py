@@ -9,7 +9,7 @@ import pytest
 
 from policy import errors
 from policy.decompile import conditions, oci_seccomp
-from policy.decompile.calls import Calls
+from policy.decompile.calls import CallTable
 from policy.decompile.conditions import ALWAYS
 
 NUMBERS = {"read": 0, "write": 1, "clone3": 435, "ptrace": 101}
@@ -39,31 +39,31 @@ def masked(index: int, mask: int, value: int) -> dict[str, Any]:
     return {"index": index, "op": "SCMP_CMP_MASKED_EQ", "value": mask, "valueTwo": value}
 
 
-def read(*entries: dict[str, Any], **changes: Any) -> Calls:
+def read(*entries: dict[str, Any], **changes: Any) -> CallTable:
     return oci_seccomp.read(document(*entries, **changes), "x86_64", NUMBERS)
 
 
-def test_names_pass_and_a_traced_call_is_missing() -> None:
+def test_names_pass_and_traced_call_is_missing() -> None:
     found = read(entry("read", "write"), entry("clone3", action="SCMP_ACT_TRACE"), defaultErrnoRet=1)
-    assert found == Calls({"read": ALWAYS, "write": ALWAYS}, frozenset({"clone3"}))
-    assert read() == Calls()
+    assert found == CallTable({"read": ALWAYS, "write": ALWAYS}, frozenset({"clone3"}))
+    assert read() == CallTable()
 
 
 def test_conditions_on_different_arguments_must_all_hold() -> None:
     found = read(entry("read", args=[equal(0, 1), masked(1, 0xF0, 0x30)]))
-    assert found == Calls({"read": conditions.any_of([[(0, TOP, 1), (1, 0xF0, 0x30)]])})
+    assert found == CallTable({"read": conditions.any_of([[(0, TOP, 1), (1, 0xF0, 0x30)]])})
 
 
 def test_two_conditions_on_one_argument_make_any_of_all_enough() -> None:
     found = read(entry("read", args=[equal(0, 1), equal(1, 3), equal(0, 2)]))
-    assert found == Calls({"read": conditions.any_of([[(0, TOP, 1)], [(1, TOP, 3)], [(0, TOP, 2)]])})
+    assert found == CallTable({"read": conditions.any_of([[(0, TOP, 1)], [(1, TOP, 3)], [(0, TOP, 2)]])})
 
 
 def test_entries_of_one_name_add_up() -> None:
     found = read(entry("read", args=[equal(0, 1)]), entry("read", args=[equal(0, 2)]), entry("read", "write"))
-    assert found == Calls({"read": ALWAYS, "write": ALWAYS})
+    assert found == CallTable({"read": ALWAYS, "write": ALWAYS})
     found = read(entry("read", args=[equal(0, 1)]), entry("read", args=[equal(0, 2)]))
-    assert found == Calls({"read": conditions.any_of([[(0, TOP, 1)], [(0, TOP, 2)]])})
+    assert found == CallTable({"read": conditions.any_of([[(0, TOP, 1)], [(0, TOP, 2)]])})
 
 
 @pytest.mark.parametrize(
@@ -86,14 +86,14 @@ def test_operators_compare_64_bits_without_sign(operator: str, passes: list[int]
         assert not conditions.holds(condition, [0, 0, 0, 0, 0, value]), hex(value)
 
 
-def test_a_condition_that_nothing_meets_allows_nothing() -> None:
-    assert read(entry("read", args=[masked(0, 0xF0, 0x51)])) == Calls()
-    assert read(entry("read", args=[{"index": 0, "op": "SCMP_CMP_LT", "value": 0}])) == Calls()
+def test_condition_that_nothing_meets_allows_nothing() -> None:
+    assert read(entry("read", args=[masked(0, 0xF0, 0x51)])) == CallTable()
+    assert read(entry("read", args=[{"index": 0, "op": "SCMP_CMP_LT", "value": 0}])) == CallTable()
 
 
-def test_the_other_architecture_has_its_own_name() -> None:
+def test_other_architecture_has_its_own_name() -> None:
     arm = document(entry("read"), architectures=["SCMP_ARCH_AARCH64"])
-    assert oci_seccomp.read(arm, "aarch64", NUMBERS) == Calls({"read": ALWAYS})
+    assert oci_seccomp.read(arm, "aarch64", NUMBERS) == CallTable({"read": ALWAYS})
     with pytest.raises(errors.ArtefactError, match="SCMP_ARCH_AARCH64"):
         oci_seccomp.read(arm, "x86_64", NUMBERS)
 
@@ -125,8 +125,8 @@ def test_the_other_architecture_has_its_own_name() -> None:
         ({"nonsense": 1}, "`nonsense`"),
     ],
 )
-def test_a_document_that_says_more_or_less_is_refused(changes: dict[str, Any], message: str) -> None:
-    assert read(entry("read")) == Calls({"read": ALWAYS})
+def test_document_that_says_more_or_less_is_refused(changes: dict[str, Any], message: str) -> None:
+    assert read(entry("read")) == CallTable({"read": ALWAYS})
     with pytest.raises(errors.ArtefactError, match=message):
         oci_seccomp.read(document(**{"syscalls": [entry("read")], **changes}), "x86_64", NUMBERS)
 
@@ -170,7 +170,7 @@ def test_what_is_no_object_is_refused() -> None:
         ([entry("read", args=[[]])], "no filter of ours"),
     ],
 )  # fmt: skip
-def test_an_entry_that_is_not_of_ours_is_refused(entries: list[dict[str, Any]], message: str) -> None:
+def test_entry_not_of_ours_is_refused(entries: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(errors.ArtefactError, match=message):
         read(*entries)
 
@@ -200,7 +200,7 @@ def test_an_entry_that_is_not_of_ours_is_refused(entries: list[dict[str, Any]], 
         ({"comment": ""}, "`comment`"),
     ],
 )
-def test_an_argument_that_is_not_of_ours_is_refused(change: dict[str, Any], message: str) -> None:
+def test_argument_not_of_ours_is_refused(change: dict[str, Any], message: str) -> None:
     rule = {key: value for key, value in {**equal(0, 5), **change}.items() if value is not None}
     with pytest.raises(errors.ArtefactError, match=message) as refusal:
         read(entry("write"), entry("read", args=[rule]))

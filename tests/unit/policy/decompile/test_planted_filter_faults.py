@@ -57,7 +57,7 @@ def caught(program: bytes | None = None, document: Json | None = None, *, match:
         proved(program, document)
 
 
-def test_the_honest_artefacts_are_proved() -> None:
+def test_honest_artefacts_are_proved() -> None:
     proved()
     proved(PROGRAM, HONEST.json("seccomp.json"))
 
@@ -110,11 +110,11 @@ X32 = where(JGE, 0x40000000)
 
 
 @pytest.mark.parametrize("tag", [ARM, I386, X86 ^ 1, X86 & ~0x40000000, 0])
-def test_a_wrong_architecture_tag(tag: int) -> None:
+def test_wrong_architecture_tag(tag: int) -> None:
     caught(edited(TAG, constant=tag), match="architecture 0x")
 
 
-def test_an_architecture_that_is_not_looked_at() -> None:
+def test_architecture_not_looked_at() -> None:
     _, if_true, if_false, _ = CODE[TAG]
     caught(edited(TAG, if_false=if_true), match="architecture 0x")
     caught(edited(TAG, if_true=if_false, if_false=if_true), match="architecture 0x")
@@ -129,7 +129,7 @@ def test_x32_calls_that_pass() -> None:
     proved(edited(X32, constant=0xFFFFFFFF))
 
 
-def test_every_bound_of_a_range_of_numbers_off_by_one() -> None:
+def test_every_bound_of_range_of_numbers_off_by_one() -> None:
     bounds = [at for at, step in enumerate(CODE) if step[0] == JGE and at > X32 and step[3] in range(1, 600)]
     for at in bounds:
         for step in (-1, 1):
@@ -161,7 +161,7 @@ def test_every_bit_of_every_mask_and_value(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ioctl", "prctl", "clone", "mknodat", "socket"])
-def test_a_wrong_argument(name: str) -> None:
+def test_wrong_argument(name: str) -> None:
     at = body(name)
     for place in range(bpf.ARGUMENTS, 64, 4):
         if place != CODE[at][3]:
@@ -177,7 +177,7 @@ def test_equal_turned_into_unequal() -> None:
         caught(edited(at, operation=JGE))
 
 
-def test_a_high_word_that_is_not_looked_at() -> None:
+def test_high_word_not_looked_at() -> None:
     """prctl compares all 64 bits of some second arguments."""
     at, found = body("prctl"), 0
     for load in range(at, at + 40):
@@ -189,7 +189,7 @@ def test_a_high_word_that_is_not_looked_at() -> None:
     assert found > 0
 
 
-def test_a_program_cut_off_or_of_another_grant() -> None:
+def test_program_cut_off_or_of_another_grant() -> None:
     caught(PROGRAM[:-8])
     caught(PROGRAM[8:])
     caught(b"")
@@ -281,7 +281,7 @@ FAULTS: dict[str, Callable[[Json], Any]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_the_document(fault: str) -> None:
+def test_fault_of_document(fault: str) -> None:
     document = HONEST.json("seccomp.json")
     before = copy.deepcopy(document)
     FAULTS[fault](document)
@@ -289,7 +289,7 @@ def test_a_fault_of_the_document(fault: str) -> None:
     caught(None, document)
 
 
-def test_every_alternative_that_is_dropped() -> None:
+def test_every_alternative_dropped() -> None:
     honest = HONEST.json("seccomp.json")
     conditional = [at for at, each in enumerate(honest["syscalls"]) if "args" in each]
     for at in conditional:
@@ -298,7 +298,7 @@ def test_every_alternative_that_is_dropped() -> None:
     assert len(conditional) > 15
 
 
-def test_the_order_of_entries_and_names_is_no_fault() -> None:
+def test_order_of_entries_and_names_is_no_fault() -> None:
     document = HONEST.json("seccomp.json")
     document["syscalls"] = [{**each, "names": each["names"][::-1]} for each in document["syscalls"][::-1]]
     assert document != HONEST.json("seccomp.json")
@@ -328,14 +328,14 @@ def test_documents_in_their_two_places_that_differ() -> None:
     ],
     ids=["mseal", "execve", "no read", "no clone", "network sockets", "network"],
 )
-def test_a_fault_in_both_filters_is_told_by_the_grants(names: frozenset[str], network: bool, message: str) -> None:
+def test_fault_in_both_filters_is_told_by_grants(names: frozenset[str], network: bool, message: str) -> None:
     wrong = seccomp.compile(names, arch="x86_64", network=network)
     with pytest.raises(errors.ProofError) as failure:
         proved(wrong.bpf, wrong.oci)
     assert message in f"{failure.value} {failure.value.details}"
 
 
-def test_a_condition_left_out_of_both_filters_is_told_by_the_table() -> None:
+def test_condition_left_out_of_both_filters_is_told_by_table() -> None:
     document = HONEST.json("seccomp.json")
     entry(document, "clone").pop("args")
     at = body("clone")

@@ -109,11 +109,11 @@ def test_other_values_are_refused_or_read(name: str, rng: Any, value: Any) -> No
         (lambda d: d["config.json"]["process"]["rlimits"].reverse(), "the limits are"),
     ],
 )
-def test_a_malformed_artefact_is_refused_with_its_place(edit: Any, says: str) -> None:
+def test_malformed_artefact_is_refused_with_its_place(edit: Any, says: str) -> None:
     assert says in refused("much", edit)
 
 
-def test_an_unknown_machine_is_refused() -> None:
+def test_unknown_machine_is_refused() -> None:
     def edit(d: Documents) -> None:
         d["seccomp.json"]["architectures"] = ["SCMP_ARCH_ARM"]
         d["config.json"]["linux"]["seccomp"] = d["seccomp.json"]
@@ -121,7 +121,7 @@ def test_an_unknown_machine_is_refused() -> None:
     assert "is no machine" in refused("much", edit)
 
 
-def test_the_two_forms_of_a_filter_must_answer_alike() -> None:
+def test_two_forms_of_filter_must_answer_alike() -> None:
     def edit(d: Documents) -> None:
         names = next(one["names"] for one in d["seccomp.json"]["syscalls"] if "getpid" in one["names"])
         names.remove("getpid")
@@ -132,15 +132,15 @@ def test_the_two_forms_of_a_filter_must_answer_alike() -> None:
 
 @pytest.mark.parametrize("weight", [1, 2, 37, 50, 99, 100, 101, 5000, 9999, 10_000])
 def test_shares_come_from_one_weight(weight: int) -> None:
-    assert cgroup._weight(cgroup.shares(weight), "x") == weight
+    assert cgroup.weight_of(cgroup.shares(weight), "x") == weight
 
 
 def test_every_weight_has_shares_of_its_own() -> None:
     assert len({cgroup.shares(weight) for weight in range(1, 10_001)}) == 10_000
-    assert all(cgroup._weight(cgroup.shares(w), "x") == w for w in range(1, 10_001))
+    assert all(cgroup.weight_of(cgroup.shares(w), "x") == w for w in range(1, 10_001))
 
 
-def test_overhead_and_wall_are_those_of_the_measurement() -> None:
+def test_overhead_and_wall_are_those_of_measurement() -> None:
     assert [cgroup.overhead_mb(1, pids) for pids in (1, 2, 9, 64, 101)] == [64, 65, 68, 96, 114]
     assert cgroup.overhead_mb(2, 64) is None
     assert [cgroup.wall(pids) for pids in (1, 64)] == [66, 192]

@@ -7,23 +7,24 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
+from msgspec import structs
 
 from policy.decompile import conditions, read
 from policy.explain import diff
-from policy.grants.credentials import Credentials
+from policy.grants.credentials import CredentialSet
 from policy.grants.effective import DOMAINS, Effective
-from policy.grants.executables import Executables
-from policy.grants.lifetime import Lifetime
+from policy.grants.executables import ExecutableSet
+from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
-from policy.grants.paths import Filesystem
-from policy.grants.resources import UNITS, Resources
-from policy.grants.skills import Skills
+from policy.grants.paths import FilesystemGrants
+from policy.grants.resources import UNITS, Ceilings
+from policy.grants.skills import SkillSet
 from policy.grants.spawning import Spawning
-from policy.grants.syscalls import Syscalls
+from policy.grants.syscalls import SyscallSet
 from tests.property.policy import grants_strategies
 from tests.unit.policy.compile import sample
 
-NOTHING = replace(Effective.bottom(), resources=Resources(*(1 for _ in UNITS)))
+NOTHING = replace(Effective.bottom(), resources=Ceilings(*(1 for _ in UNITS)))
 GRANTS = """
 [permissions.filesystem]
 read = ["/srv/data"]
@@ -32,7 +33,7 @@ allow = ["getcpu"]
 [permissions.executables]
 allow = ["/usr/bin/grep"]
 """
-PROGRAM = Executables.of([("/usr/bin/cat", None)])
+PROGRAM = ExecutableSet.of([("/usr/bin/cat", None)])
 
 
 def test_two_equal_policies_have_no_difference() -> None:
@@ -40,16 +41,16 @@ def test_two_equal_policies_have_no_difference() -> None:
     assert (found.widens, found.rows, found.summary()) == (False, (), "no difference")
 
 
-def test_the_example_of_the_issue() -> None:
+def test_example_of_issue() -> None:
     old = replace(
         NOTHING,
-        syscalls=Syscalls.of(["read"]),
+        syscalls=SyscallSet.of(["read"]),
         network=Network.of([("192.0.2.7", [(80, 80)], "tcp"), ("198.51.100.9", [(80, 80)], "tcp")]),
     )
     new = replace(
         NOTHING,
-        syscalls=Syscalls.of(["read", "sync", "getcpu", "mlock"]),
-        filesystem=Filesystem.of("read-only-package", write=["/srv/out"]),
+        syscalls=SyscallSet.of(["read", "sync", "getcpu", "mlock"]),
+        filesystem=FilesystemGrants.of("read-only-package", write=["/srv/out"]),
     )
     found = diff.compare(old, new)
     assert found.widens
@@ -61,18 +62,22 @@ def test_the_example_of_the_issue() -> None:
     ("change", "risk", "summary"),
     [
         ({"executables": PROGRAM}, "runs other code", "+1 program"),
-        ({"filesystem": Filesystem.of("ephemeral")}, "uses the machine", "+1 filesystem mode"),
-        ({"filesystem": Filesystem.of("read-only-package", ["/a"])}, "reads files of the host", "+1 readable path"),
+        ({"filesystem": FilesystemGrants.of("ephemeral")}, "uses the machine", "+1 filesystem mode"),
+        (
+            {"filesystem": FilesystemGrants.of("read-only-package", ["/a"])},
+            "reads files of the host",
+            "+1 readable path",
+        ),
         ({"network": Network.of([("a.org", [(443, 443)], "tls")])}, "reaches the network", "+1 name"),
-        ({"credentials": Credentials.of(["key"])}, "holds secrets", "+1 credential"),
-        ({"skills": Skills.of(["matrix://tool/mcp/a/b@1"])}, "acts through tools", "+1 tool"),
-        ({"skills": Skills.of([], ["read", "write"])}, "acts through tools", "+2 side effect classes"),
+        ({"credentials": CredentialSet.of(["key"])}, "holds secrets", "+1 credential"),
+        ({"skills": SkillSet.of(["matrix://tool/mcp/a/b@1"])}, "acts through tools", "+1 tool"),
+        ({"skills": SkillSet.of([], ["read", "write"])}, "acts through tools", "+2 side effect classes"),
         ({"spawning": Spawning(1, 1)}, "starts agents", "+2 spawn limits"),
-        ({"lifetime": Lifetime(60)}, "lives longer", "+1 lifetime limit"),
-        ({"resources": replace(NOTHING.resources, memory_mb=2)}, "uses the machine", "+1 ceiling"),
+        ({"lifetime": LifetimeGrant(60)}, "lives longer", "+1 lifetime limit"),
+        ({"resources": structs.replace(NOTHING.resources, memory_mb=2)}, "uses the machine", "+1 ceiling"),
     ],
 )  # fmt: skip
-def test_each_kind_of_grant_is_a_row_of_its_risk(change: dict[str, object], risk: str, summary: str) -> None:
+def test_each_kind_of_grant_is_row_of_its_risk(change: dict[str, object], risk: str, summary: str) -> None:
     wider = replace(NOTHING, **change)  # type: ignore[arg-type]
     found = diff.compare(NOTHING, wider)
     assert (found.widens, found.summary(), found.rows[0].risk) == (True, summary, risk)
@@ -80,7 +85,7 @@ def test_each_kind_of_grant_is_a_row_of_its_risk(change: dict[str, object], risk
     assert (back.widens, back.summary()) == (False, summary.replace("+", "-"))
 
 
-def test_rows_stand_in_the_order_of_their_risk() -> None:
+def test_rows_stand_in_order_of_their_risk() -> None:
     found = diff.compare(Effective.bottom(), Effective.top())
     risks = [diff.RISKS.index(row.risk) for row in found.rows]
     assert risks == sorted(risks)
@@ -89,7 +94,7 @@ def test_rows_stand_in_the_order_of_their_risk() -> None:
 
 @settings(max_examples=150)
 @given(grants_strategies.effectives, grants_strategies.effectives)
-def test_it_widens_exactly_when_a_line_is_added(old: Effective, new: Effective) -> None:
+def test_it_widens_exactly_when_line_is_added(old: Effective, new: Effective) -> None:
     found = diff.compare(old, new)
     assert found.widens == (not new.is_subset(old))
     assert found.widens == any(row.added for row in found.rows)
@@ -111,15 +116,17 @@ def test_artefacts_are_compared_by_what_they_say() -> None:
     assert not diff.compare_artefacts(new, old).widens
 
 
-def test_an_argument_rule_that_opens_widens() -> None:
+def test_argument_rule_that_opens_widens() -> None:
     old = sample.compiled(sample.manifest())
     filters = json.loads(old.files["seccomp.json"])
     narrow = next(entry for entry in filters["syscalls"] if entry["names"] == ["clone"])
     assert narrow["args"]
     found = read.read(old.files)
-    opened = replace(found, calls=replace(found.calls, allowed={**found.calls.allowed, "clone": conditions.ALWAYS}))
-    assert diff._arguments(opened, found) == ("call clone with more arguments",)
-    assert diff._arguments(found, opened) == ()
+    opened = structs.replace(
+        found, calls=structs.replace(found.calls, allowed={**found.calls.allowed, "clone": conditions.ALWAYS})
+    )
+    assert diff.arguments(opened, found) == ("call clone with more arguments",)
+    assert diff.arguments(found, opened) == ()
 
 
 def test_another_runtime_is_named() -> None:

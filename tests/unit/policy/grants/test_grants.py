@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
 from policy import data, errors
 from policy.grants.effective import DOMAINS, Effective
-from policy.grants.executables import Executables
-from policy.grants.lifetime import Lifetime
+from policy.grants.executables import ExecutableSet
+from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
-from policy.grants.paths import Filesystem, PathSet
-from policy.grants.resources import Resources
+from policy.grants.paths import FilesystemGrants, PathSet
+from policy.grants.resources import Ceilings
 from policy.grants.sets import access, addresses
 from policy.grants.spawning import Spawning
-from policy.grants.syscalls import Syscalls
+from policy.grants.syscalls import SyscallSet
 from policy.rules import nine
 from tests import rules_kit as kit
 
@@ -33,7 +34,7 @@ def test_paths_go_by_component() -> None:
     assert PathSet.of(["/"]).meet(data_) == data_
 
 
-def test_paths_sort_by_component_so_that_neighbours_of_a_prefix_cannot_hide_it() -> None:
+def test_paths_sort_by_component_so_that_neighbours_of_prefix_cannot_hide_it() -> None:
     # In byte order `/a-b` comes between `/a` and `/a/b`.
     assert PathSet.of(["/a/b", "/a-b", "/a"]).paths == ("/a", "/a-b")
 
@@ -45,18 +46,18 @@ def test_two_spellings_of_one_place_are_not_two_grants(path: str) -> None:
 
 
 def test_what_is_written_is_not_listed_as_read_again() -> None:
-    both = Filesystem.of("host", ["/a", "/a/w/x", "/r"], ["/a/w"])
+    both = FilesystemGrants.of("host", ["/a", "/a/w/x", "/r"], ["/a/w"])
     assert both.read.paths == ("/a", "/r")
     assert both.write.paths == ("/a/w",)
     assert both.describe() == ("mode host", "read /a", "read /r", "write /a/w")
     # A child may read a path that its parent can write, but not write a path that its parent only reads.
-    assert Filesystem.of("host", ["/a/w/x"]).is_subset(both)
-    assert not Filesystem.of("host", [], ["/r"]).is_subset(both)
-    assert both.meet(Filesystem.of("host", [], ["/a"])) == Filesystem.of("host", ["/a"], ["/a/w"])
+    assert FilesystemGrants.of("host", ["/a/w/x"]).is_subset(both)
+    assert not FilesystemGrants.of("host", [], ["/r"]).is_subset(both)
+    assert both.meet(FilesystemGrants.of("host", [], ["/a"])) == FilesystemGrants.of("host", ["/a"], ["/a/w"])
 
 
-def test_modes_of_the_file_system_are_ordered() -> None:
-    low, mid, high = (Filesystem(mode) for mode in ("read-only-package", "ephemeral", "host"))
+def test_modes_of_file_system_are_ordered() -> None:
+    low, mid, high = (FilesystemGrants(mode) for mode in ("read-only-package", "ephemeral", "host"))
     assert low.is_subset(mid)
     assert mid.is_subset(high)
     assert not high.is_subset(mid)
@@ -64,7 +65,7 @@ def test_modes_of_the_file_system_are_ordered() -> None:
     assert high.difference(mid).mode == "host"
 
 
-def test_a_mode_without_a_table_meets_one_with_a_table() -> None:
+def test_mode_without_table_meets_one_with_table() -> None:
     table = Network.of([("api.example.com", HTTPS, "tls"), ("10.0.0.5", [(5432, 5432)], "tcp")])
     https, full = Network.without_table("outbound-https-only"), Network.without_table("full")
     only_name = Network.of([("api.example.com", HTTPS, "tls")])
@@ -130,7 +131,7 @@ def test_blocks_that_end_or_begin_together_add_up() -> None:
     assert not nested.to_address("9.255.255.255")
 
 
-def test_the_line_of_addresses_does_not_run_from_one_family_into_the_other() -> None:
+def test_line_of_addresses_does_not_run_from_one_family_into_other() -> None:
     edge = Network.of([("255.255.255.255", HTTPS, "tcp"), ("::", HTTPS, "tcp")])
     assert len(edge.reach) == 2
     assert [str(e) for e in edge.entries] == ["255.255.255.255/32 tcp 443", "::/128 tcp 443"]
@@ -147,7 +148,7 @@ def test_hosts_that_could_be_read_in_two_ways_are_refused(host: str) -> None:
         Network.of([(host, HTTPS, "tls")])
 
 
-def test_lengths_of_names_are_those_of_the_dns() -> None:
+def test_lengths_of_names_are_those_of_dns() -> None:
     label = "a" * 63
     longest = ".".join((label, label, label, "a" * 61))
     assert len(longest) == 253
@@ -157,33 +158,33 @@ def test_lengths_of_names_are_those_of_the_dns() -> None:
             Network.of([(too_long, HTTPS, "tls")])
 
 
-def test_mapped_addresses_are_the_addresses_that_packets_carry() -> None:
+def test_mapped_addresses_are_addresses_that_packets_carry() -> None:
     assert Network.of([("::ffff:0:0/96", HTTPS, "tcp")]) == Network.of([("0.0.0.0/0", HTTPS, "tcp")])
     with pytest.raises(errors.ManifestError):
         Network.of([("::fffe:0:0/95", HTTPS, "tcp")])
 
 
-def test_a_pinned_program_lies_under_the_same_path_without_a_pin() -> None:
-    one, two, open_ = (Executables.of([("/usr/bin/cat", d)]) for d in ("a1" * 32, "b2" * 32, None))
+def test_pinned_program_lies_under_same_path_without_pin() -> None:
+    one, two, open_ = (ExecutableSet.of([("/usr/bin/cat", d)]) for d in ("a1" * 32, "b2" * 32, None))
     assert one.is_subset(open_)
     assert not open_.is_subset(one)
     assert one.meet(open_) == one
-    assert one.meet(two) == Executables.bottom()
+    assert one.meet(two) == ExecutableSet.bottom()
     assert open_.difference(one) == open_
-    assert Executables.of([("/usr/bin/cat", None), ("/usr/bin/cat", "a1" * 32)]) == open_
+    assert ExecutableSet.of([("/usr/bin/cat", None), ("/usr/bin/cat", "a1" * 32)]) == open_
     assert open_.paths == ("/usr/bin/cat",)
 
 
 def test_no_ceiling_is_above_every_ceiling() -> None:
-    none, some = Resources(memory_mb=None), Resources(memory_mb=64)
+    none, some = Ceilings(memory_mb=None), Ceilings(memory_mb=64)
     assert some.is_subset(none)
     assert not none.is_subset(some)
     assert none.meet(some).memory_mb == 64
-    assert Resources(memory_mb=0).meet(some).memory_mb == 0
+    assert Ceilings(memory_mb=0).meet(some).memory_mb == 0
     assert "memory_mb not limited" in none.describe()
 
 
-def test_a_limit_of_no_children_is_not_allowed_to_have_any() -> None:
+def test_limit_of_no_children_is_not_allowed_to_have_any() -> None:
     assert Spawning(3, 0) == Spawning(0, 3) == Spawning.bottom()
     assert not Spawning(3, 0).allowed
     assert Spawning(1, 5).for_child() == Spawning.bottom()
@@ -193,21 +194,21 @@ def test_a_limit_of_no_children_is_not_allowed_to_have_any() -> None:
     assert Spawning.top().describe()[:2] == ("spawn depth not limited", "spawn descendants not limited")
 
 
-def test_the_end_with_the_task_is_the_shortest_life() -> None:
-    task, ttl, ever = Lifetime(0), Lifetime(60), Lifetime(None)
+def test_end_with_task_is_shortest_life() -> None:
+    task, ttl, ever = LifetimeGrant(0), LifetimeGrant(60), LifetimeGrant(None)
     assert task.is_subset(ttl)
     assert ttl.is_subset(ever)
     assert ever.meet(ttl) == ttl
     assert (task.with_task, ttl.unlimited, ever.unlimited) == (True, False, True)
 
 
-def test_an_any_set_has_no_names_that_a_reader_could_take_for_all_of_it() -> None:
-    assert Syscalls(frozenset({"read"}), any=True).names == frozenset()
-    assert Syscalls.top().listing() == ["*"]
+def test_any_set_has_no_names_that_reader_could_take_for_all_of_it() -> None:
+    assert SyscallSet(frozenset({"read"}), any=True).names == frozenset()
+    assert SyscallSet.top().listing() == ["*"]
     # The names in a set decide, not the profile that they came from.
-    mine = Syscalls(frozenset({"read", "write"}), profile="python3")
-    assert mine.meet(Syscalls.top()).profile == "python3"
-    assert mine.meet(Syscalls(frozenset({"read"}))).names == {"read"}
+    mine = SyscallSet(frozenset({"read", "write"}), profile="python3")
+    assert mine.meet(SyscallSet.top()).profile == "python3"
+    assert mine.meet(SyscallSet(frozenset({"read"}))).names == {"read"}
 
 
 def test_from_manifest_grants_what_is_written_and_nothing_else() -> None:
@@ -224,7 +225,7 @@ def test_from_manifest_grants_what_is_written_and_nothing_else() -> None:
         assert getattr(effective, name) == DOMAINS[name].bottom()
 
 
-def test_an_absent_profile_is_the_runtimes_own_and_deny_wins() -> None:
+def test_absent_profile_is_runtimes_own_and_deny_wins() -> None:
     bare = kit.text(('\n[permissions.syscalls]\nprofile = "python3"\n', ""))
     assert kit.effective_of(bare).syscalls == kit.effective_of(kit.MANIFEST).syscalls
     rust = bare.replace('runtime = "python3"', 'runtime = "rust-bin"')
@@ -241,10 +242,12 @@ def test_grants_bring_their_calls_and_only_they_do() -> None:
     neither = kit.effective_of(kit.MANIFEST + 'allow = ["execve"]\n')
     assert "execve" not in neither.syscalls.names
     # A child that keeps `execve` but loses every program loses the call too.
-    assert "execve" not in programs.meet(dataclasses.replace(programs, executables=Executables.bottom())).syscalls.names
+    assert (
+        "execve" not in programs.meet(dataclasses.replace(programs, executables=ExecutableSet.bottom())).syscalls.names
+    )
 
 
-def test_an_unknown_profile_is_refused_with_its_line() -> None:
+def test_unknown_profile_is_refused_with_its_line() -> None:
     document = kit.text(('profile = "python3"', 'profile = "python9"'))
     with pytest.raises(errors.ManifestError) as caught:
         nine.requested(kit.manifest(('profile = "python3"', 'profile = "python9"')), roles=data.roles())
@@ -252,15 +255,15 @@ def test_an_unknown_profile_is_refused_with_its_line() -> None:
     assert "python3" in caught.value.hint
 
 
-def test_a_child_gets_one_level_less_and_what_is_left_of_the_time() -> None:
-    mine = dataclasses.replace(Effective.top(), spawning=Spawning(2, 9), lifetime=Lifetime(60))
+def test_child_gets_one_level_less_and_what_is_left_of_time() -> None:
+    mine = dataclasses.replace(Effective.top(), spawning=Spawning(2, 9), lifetime=LifetimeGrant(60))
     child = mine.for_child(remaining_seconds=7)
     assert child.spawning == Spawning(1, 9)
-    assert child.lifetime == Lifetime(7)
+    assert child.lifetime == LifetimeGrant(7)
     assert dataclasses.replace(child, spawning=mine.spawning, lifetime=mine.lifetime) == mine
 
 
-def test_the_order_of_a_manifests_lists_changes_nothing() -> None:
+def test_order_of_manifests_lists_changes_nothing() -> None:
     one = kit.effective_of(
         kit.text(('read = ["/srv/docs"]', 'read = ["/srv/a", "/srv/b"]')) + 'allow = ["bind", "accept"]\n'
     )
@@ -275,12 +278,12 @@ def test_the_order_of_a_manifests_lists_changes_nothing() -> None:
 def test_grants_cannot_be_changed_after_they_were_decided() -> None:
     top = Effective.top()
     for value in (top, *(domain for _, domain in top.domains()), top.filesystem.read, top.skills.allow, access.HTTPS):
-        name = dataclasses.fields(value)[0].name  # type: ignore[arg-type]
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(value, name, None)
+        kind: Any = type(value)
+        with pytest.raises(AttributeError, match=r"immutable|cannot assign"):
+            setattr(value, kind.__match_args__[0], None)
 
 
-def test_entries_count_although_nobody_says_that_a_table_was_written() -> None:
+def test_entries_count_although_nobody_says_that_table_was_written() -> None:
     # A Manifest that the parser did not make has no record of the written keys; its entries still bound it.
     parsed = kit.manifest(
         ('network = "off"', 'network = "full"'),

@@ -13,16 +13,16 @@ from policy import data, errors
 from policy.grants import lifetime, network, paths, resources, restore, skills, spawning
 from policy.grants import syscalls as calls
 from policy.grants.effective import RUNTIME_PROFILES, Effective
-from policy.grants.executables import Executables
+from policy.grants.executables import ExecutableSet
 from policy.grants.identity import Identity
-from policy.grants.lifetime import Lifetime
+from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
-from policy.grants.paths import Filesystem, PathSet
-from policy.grants.resources import Resources
+from policy.grants.paths import FilesystemGrants, PathSet
+from policy.grants.resources import Ceilings
 from policy.grants.sets import access, addresses, domain, hostnames
 from policy.grants.sets.access import Access
 from policy.grants.spawning import Spawning
-from policy.grants.syscalls import Syscalls
+from policy.grants.syscalls import SyscallSet
 from policy.manifest import parse, permissions
 
 HEAD = '[agent]\nid = "a"\nname = "a"\nversion = "1"\n'
@@ -30,11 +30,12 @@ HEAD = '[agent]\nid = "a"\nname = "a"\nversion = "1"\n'
 
 def asked(runtime: str, more: str = "", **tables: object) -> Effective:
     entry = "" if runtime == "hermes" else 'entry = "main.py"\n'
-    text = f'{HEAD}runtime = "{runtime}"\n{entry}{more}'
+    sandbox = '[sandbox]\nbackend = "linux-gvisor"\n' if runtime == "command" else ""
+    text = f'{HEAD}runtime = "{runtime}"\n{entry}{more}{sandbox}'
     return Effective.from_manifest(parse.parse(text.encode()), profiles=data.profiles(), **tables)  # type: ignore[arg-type]
 
 
-def test_the_tables_are_those_of_the_manifest() -> None:
+def test_tables_are_those_of_manifest() -> None:
     assert get_args(network.Mode) == network.MODES == tuple(network.WITHOUT_TABLE)
     assert get_args(paths.Mode) == paths.MODES
     assert get_args(access.Protocol) == access.PROTOCOLS
@@ -43,7 +44,7 @@ def test_the_tables_are_those_of_the_manifest() -> None:
     assert set(get_args(permissions.SideEffect)) == set(skills.SIDE_EFFECTS)
     assert {"execveat", "memfd_create"} == calls.NEVER_CALLS
     assert calls.EXEC_CALL == "execve"
-    assert RUNTIME_PROFILES == {"python3": "python3", "node": "node", "rust-bin": "static"}
+    assert RUNTIME_PROFILES == {"python3": "python3", "node": "node", "rust-bin": "static", "command": "command"}
 
 
 @pytest.mark.parametrize(("port", "allowed"), [(0, False), (1, True), (65535, True), (65536, False)])
@@ -53,7 +54,7 @@ def test_every_port_is_1_to_65535(port: int, allowed: bool) -> None:
     assert access.HTTPS.allows("tls", port) is False
 
 
-def test_an_access_shows_what_it_holds() -> None:
+def test_access_shows_what_it_holds() -> None:
     both = Access(tcp=((1, 2),), udp=((5, 5),))
     assert list(both.by_protocol()) == [("tcp", ((1, 2),)), ("udp", ((5, 5),))]
     assert access.minus(both, Access(tcp=((1, 1),))) == Access(tcp=((2, 2),), udp=((5, 5),))
@@ -62,11 +63,11 @@ def test_an_access_shows_what_it_holds() -> None:
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "255.255.255.255", "::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"])
-def test_everywhere_reaches_the_first_and_the_last_address(address: str) -> None:
+def test_everywhere_reaches_first_and_last_address(address: str) -> None:
     assert Network.top().to_address(address) == access.EVERYTHING
 
 
-def test_the_line_of_addresses_ends_where_addresses_do() -> None:
+def test_line_of_addresses_ends_where_addresses_do() -> None:
     (v4_first, v4_last), (v6_first, v6_last) = addresses.ALL
     assert [str(b) for b in addresses.blocks(v4_first, v4_last)] == ["0.0.0.0/0"]
     assert [str(b) for b in addresses.blocks(v6_first, v6_last)] == ["::/0"]
@@ -74,11 +75,11 @@ def test_the_line_of_addresses_ends_where_addresses_do() -> None:
 
 
 @pytest.mark.parametrize("last", [0, 1, 2, 255])
-def test_mapped_ipv4_is_the_same_address(last: int) -> None:
+def test_mapped_ipv4_is_same_address(last: int) -> None:
     assert addresses.parse(f"::ffff:10.0.0.{last}") == addresses.parse(f"10.0.0.{last}")
 
 
-def test_a_difference_of_addresses_is_cut_where_the_other_begins_and_ends() -> None:
+def test_difference_of_addresses_is_cut_where_other_begins_and_ends() -> None:
     whole, hole = (addresses.parse(h) for h in ("10.0.0.0/8", "10.1.0.0/16"))
     assert whole is not None
     assert hole is not None
@@ -96,25 +97,25 @@ def test_a_difference_of_addresses_is_cut_where_the_other_begins_and_ends() -> N
     assert addresses.minus(((*hole, tcp),), ((*whole, tcp),)) == ()
 
 
-def test_a_name_set_holds_its_names_or_every_name() -> None:
+def test_name_set_holds_its_names_or_every_name() -> None:
     assert domain.NameSet.of("a").holds("a")
     assert not domain.NameSet.of("a").holds("b")
     assert domain.NameSet.top().holds("b")
     assert not domain.NameSet.bottom().holds("")
 
 
-def test_no_call_starts_a_program_without_a_program() -> None:
+def test_no_call_starts_program_without_program() -> None:
     bare = Effective.bottom()
     for name in ("execve", "execveat", "memfd_create"):
-        made = Effective(**{**dict(bare.domains()), "syscalls": Syscalls(frozenset({name, "read"}))})  # type: ignore[arg-type]
+        made = Effective(**{**dict(bare.domains()), "syscalls": SyscallSet(frozenset({name, "read"}))})  # type: ignore[arg-type]
         assert made.syscalls.names == {"read"}
-    granted = {**dict(bare.domains()), "executables": Executables.of([("/a", None)])}
-    some = Effective(**{**granted, "syscalls": Syscalls(frozenset({"execve", "execveat", "read"}))})  # type: ignore[arg-type]
+    granted = {**dict(bare.domains()), "executables": ExecutableSet.of([("/a", None)])}
+    some = Effective(**{**granted, "syscalls": SyscallSet(frozenset({"execve", "execveat", "read"}))})  # type: ignore[arg-type]
     assert some.syscalls.names == {"execve", "read"}
 
 
 @pytest.mark.parametrize("runtime", RUNTIME_PROFILES)
-def test_a_runtime_brings_its_profile(runtime: str) -> None:
+def test_runtime_brings_its_profile(runtime: str) -> None:
     assert asked(runtime).syscalls.profile == RUNTIME_PROFILES[runtime]
     assert asked(runtime).syscalls.names
 
@@ -137,16 +138,16 @@ def test_additions_and_roles_are_asked_for_only_where_they_are_given() -> None:
     assert known.identity.roles.names == {"reader", "observer"}
 
 
-def test_a_pin_beside_the_open_path_goes_and_alone_stays() -> None:
+def test_pin_beside_open_path_goes_and_alone_stays() -> None:
     pin = "ab" * 32
-    assert Executables.of([("/a", None), ("/a", pin), ("/b", pin)]).describe() == (
+    assert ExecutableSet.of([("/a", None), ("/a", pin), ("/b", pin)]).describe() == (
         "execute /a",
         f"execute /b sha256:{pin}",
     )
-    assert Executables.of([("/b", pin)]).canonical() == {"allow": [{"path": "/b", "sha256": pin}]}
-    assert Executables.of([("/b", None)]).canonical() == {"allow": [{"path": "/b", "sha256": None}]}
-    assert Executables.top()
-    assert not Executables.bottom()
+    assert ExecutableSet.of([("/b", pin)]).canonical() == {"allow": [{"path": "/b", "sha256": pin}]}
+    assert ExecutableSet.of([("/b", None)]).canonical() == {"allow": [{"path": "/b", "sha256": None}]}
+    assert ExecutableSet.top()
+    assert not ExecutableSet.bottom()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_a_pin_beside_the_open_path_goes_and_alone_stays() -> None:
         ("example.0x1f", False), ("a..example", False), ("*.example", True), ("a.*.example", False),
     ],
 )  # fmt: skip
-def test_a_host_is_labels_of_1_to_63(host: str, accepted: bool) -> None:
+def test_host_is_labels_of_1_to_63(host: str, accepted: bool) -> None:
     if accepted:
         assert hostnames.check(host) == host
         return
@@ -165,7 +166,7 @@ def test_a_host_is_labels_of_1_to_63(host: str, accepted: bool) -> None:
         hostnames.check(host)
 
 
-def test_a_host_has_at_most_253_characters() -> None:
+def test_host_has_at_most_253_characters() -> None:
     longest = ".".join(["a" * 61] * 4 + ["abcde"])
     assert len(longest) == 253
     assert hostnames.check(longest) == longest
@@ -180,11 +181,11 @@ def test_a_host_has_at_most_253_characters() -> None:
         ("a.b.c.d", ["*.b.c.d", "*.c.d", "*.d", "*"]),
     ],
 )  # fmt: skip
-def test_what_stands_above_a_pattern(pattern: str, holders: list[str]) -> None:
+def test_what_stands_above_pattern(pattern: str, holders: list[str]) -> None:
     assert list(hostnames.above(pattern)) == holders
 
 
-def test_a_name_that_its_pattern_covers_is_not_listed_again() -> None:
+def test_name_that_its_pattern_covers_is_not_listed_again() -> None:
     ports = [(80, 90)]
     wide = Network.of([("*.example", ports, "tcp")])
     assert Network.of([("*.example", ports, "tcp"), ("a.example", ports, "tcp")]) == wide
@@ -200,31 +201,31 @@ def test_a_name_that_its_pattern_covers_is_not_listed_again() -> None:
 
 
 @pytest.mark.parametrize("name", ["*", "*.a", "*a"])
-def test_only_an_exact_name_can_be_asked_for(name: str) -> None:
+def test_only_exact_name_can_be_asked_for(name: str) -> None:
     with pytest.raises(errors.ManifestError, match="no exact name"):
         Network.top().to_name(name)
 
 
 @pytest.mark.parametrize("address", ["10.0.0.0/8", "10.0.0.0/31", "2001:db8::/127", "a.example", ""])
-def test_only_an_address_can_be_asked_for(address: str) -> None:
+def test_only_address_can_be_asked_for(address: str) -> None:
     with pytest.raises(errors.ManifestError, match="no address"):
         Network.top().to_address(address)
 
 
-def test_an_address_is_its_own_and_not_its_neighbours() -> None:
+def test_address_is_its_own_and_not_its_neighbours() -> None:
     one = Network.of([("10.0.0.7", [(1, 1)], "tcp")])
     reached = {n: bool(one.to_address(f"10.0.0.{n}")) for n in (6, 7, 8)}
     assert reached == {6: False, 7: True, 8: False}
 
 
-def test_the_canonical_form_has_its_keys() -> None:
+def test_canonical_form_has_its_keys() -> None:
     made = Network.of([("10.0.0.0/8", [(1, 2), (9, 9)], "udp")])
     entry = {"host": "10.0.0.0/8", "protocol": "udp", "ports": [[1, 2], [9, 9]]}
     assert made.canonical() == {"mode": "full", "entries": [entry]}
     assert Network.without_table("full").canonical()["entries"][0]["host"] == network.ANY_PUBLIC
 
 
-def test_any_public_host_is_a_line_only_when_all_of_them_are_reached() -> None:
+def test_any_public_host_is_line_only_when_all_of_them_are_reached() -> None:
     public = Network.any(access.HTTPS, addresses.PUBLIC)
     assert [e.host for e in public.entries] == [network.ANY_PUBLIC]
     without_names = Network((), public.reach)
@@ -235,7 +236,7 @@ def test_any_public_host_is_a_line_only_when_all_of_them_are_reached() -> None:
     assert network.ANY_PUBLIC not in [e.host for e in most.entries]
 
 
-def test_paths_are_kept_once_and_the_root_is_written_as_a_slash() -> None:
+def test_paths_are_kept_once_and_root_is_written_as_slash() -> None:
     assert tuple(PathSet.of(["/a", "/b", "/b/c", "/b/c/d", "/a/x"])) == ("/a", "/b")
     assert tuple(PathSet.of(["/a", "/b"]).union(PathSet.of(["/b/c", "/c", "/c/d"]))) == ("/a", "/b", "/c")
     assert tuple(PathSet.of(["/"]).difference(PathSet.of(["/a"]))) == ("/",)
@@ -246,11 +247,11 @@ def test_paths_are_kept_once_and_the_root_is_written_as_a_slash() -> None:
 
 
 def test_what_is_written_is_not_listed_as_read_again() -> None:
-    both = Filesystem.of("host", ["/a", "/a/b", "/c"], ["/a"])
+    both = FilesystemGrants.of("host", ["/a", "/a/b", "/c"], ["/a"])
     assert tuple(both.read) == ("/c",)
-    assert tuple(Filesystem.of("host", ["/a"], []).read) == ("/a",)
-    assert tuple(Filesystem.of("host", [], ["/a"]).write) == ("/a",)
-    assert Filesystem().mode == "read-only-package"
+    assert tuple(FilesystemGrants.of("host", ["/a"], []).read) == ("/a",)
+    assert tuple(FilesystemGrants.of("host", [], ["/a"]).write) == ("/a",)
+    assert FilesystemGrants().mode == "read-only-package"
 
 
 @pytest.mark.parametrize(
@@ -263,19 +264,19 @@ def test_what_is_written_is_not_listed_as_read_again() -> None:
         ("net_bps", "bytes a second"),
     ],
 )  # fmt: skip
-def test_a_ceiling_is_told_in_its_unit(name: str, unit: str) -> None:
+def test_ceiling_is_told_in_its_unit(name: str, unit: str) -> None:
     assert resources.UNITS[name] == unit
     nothing = dict.fromkeys(resources.UNITS, 0)
-    assert Resources(**{**nothing, name: 7}).describe() == (f"{name} 7 {unit}",)
-    unlimited = Resources(**{**nothing, name: None})
+    assert Ceilings(**{**nothing, name: 7}).describe() == (f"{name} 7 {unit}",)
+    unlimited = Ceilings(**{**nothing, name: None})
     assert unlimited.describe() == (f"{name} not limited",)
 
 
-def test_the_least_of_each_is_what_a_value_is_without_more() -> None:
+def test_least_of_each_is_what_value_is_without_more() -> None:
     assert (Spawning().max_depth, Spawning().max_descendants, Spawning().on_parent_exit) == (0, 0, "terminate")
-    assert (Lifetime().ttl_seconds, Lifetime().on_expiry) == (0, "terminate")
-    assert Lifetime().with_task
-    assert not Lifetime(1).with_task
+    assert (LifetimeGrant().ttl_seconds, LifetimeGrant().on_expiry) == (0, "terminate")
+    assert LifetimeGrant().with_task
+    assert not LifetimeGrant(1).with_task
     assert Spawning(1, 1).difference(Spawning.top()) == Spawning.bottom()
     assert Spawning(2, 3, "adopt").difference(Spawning(1, 9)) == Spawning(2, 3, "adopt")
     assert Spawning(1, 3).for_child() == Spawning.bottom()
@@ -286,13 +287,13 @@ def test_the_least_of_each_is_what_a_value_is_without_more() -> None:
 @pytest.mark.parametrize(
     ("table", "wanted"),
     [
-        ("", Lifetime()),
-        ("ttl_seconds = 60\n", Lifetime(60)),
-        ("unlimited = true\n", Lifetime(None)),
-        ('ttl_seconds = 60\non_expiry = "suspend"\n', Lifetime(60, "suspend")),
+        ("", LifetimeGrant()),
+        ("ttl_seconds = 60\n", LifetimeGrant(60)),
+        ("unlimited = true\n", LifetimeGrant(None)),
+        ('ttl_seconds = 60\non_expiry = "suspend"\n', LifetimeGrant(60, "suspend")),
     ],
 )
-def test_a_life_is_as_long_as_it_says(table: str, wanted: Lifetime) -> None:
+def test_life_is_as_long_as_it_says(table: str, wanted: LifetimeGrant) -> None:
     made = asked("python3", f"[lifetime]\n{table}" if table else "").lifetime
     assert made == wanted
     assert made.canonical() == {
@@ -313,10 +314,10 @@ def test_a_life_is_as_long_as_it_says(table: str, wanted: Lifetime) -> None:
         (("ephemeral", [], []), ("read-only-package", [], []), False),
     ],
 )
-def test_a_file_system_lies_within_another_in_mode_and_reading_and_writing(
+def test_file_system_lies_within_another_in_mode_and_reading_and_writing(
     inner: tuple[paths.Mode, list[str], list[str]], outer: tuple[paths.Mode, list[str], list[str]], within: bool
 ) -> None:
-    assert Filesystem.of(*inner).is_subset(Filesystem.of(*outer)) is within
+    assert FilesystemGrants.of(*inner).is_subset(FilesystemGrants.of(*outer)) is within
 
 
 @pytest.mark.parametrize(
@@ -338,14 +339,14 @@ def test_what_is_for_people_makes_no_difference() -> None:
     role = Identity.of("a", {})
     assert role == Identity(role.roles, "another")
     assert hash(role) == hash(Identity(role.roles, "another"))
-    one, two = (Syscalls(frozenset({"read"}), profile=name, profile_names=frozenset({name})) for name in ("x", "y"))
+    one, two = (SyscallSet(frozenset({"read"}), profile=name, profile_names=frozenset({name})) for name in ("x", "y"))
     assert one == two
     assert hash(one) == hash(two)
     assert "profile_names" not in repr(one)
 
 
 def test_every_call_stays_every_call_without_some() -> None:
-    assert Syscalls.top().without(frozenset({"read"})) == Syscalls.top()
-    some = Syscalls(frozenset({"read", "write"}))
+    assert SyscallSet.top().without(frozenset({"read"})) == SyscallSet.top()
+    some = SyscallSet(frozenset({"read", "write"}))
     assert some.without(frozenset({"read"})).names == {"write"}
     assert some.without(frozenset({"openat"})) is some

@@ -14,7 +14,7 @@ HEAD = '[agent]\nid = "a"\nname = "a"\nversion = "1"\nruntime = "python3"\nentry
 
 
 @pytest.mark.parametrize("path", [f"/usr/bin/cat@sha256:{DIGEST}", "/usr/bin/cat@SHA1:ab", "/usr/bin/cat@sha256:"])
-def test_a_pinned_path_holds_no_second_digest(path: str) -> None:
+def test_pinned_path_holds_no_second_digest(path: str) -> None:
     """`PATH@sha256:A@sha256:B` was read as a file named `PATH@sha256:A`: one text, two readings."""
     text = f'{HEAD}[permissions.executables]\nallow = ["{path}@sha256:{DIGEST}"]\n'
     with pytest.raises(errors.ManifestError) as refused:
@@ -24,7 +24,7 @@ def test_a_pinned_path_holds_no_second_digest(path: str) -> None:
 
 
 @pytest.mark.parametrize("bad", ["a\x1b[31m", "a\u202eb", "a\nb", "\ud800", "x" * 5000])
-def test_what_the_grants_refuse_is_shown_without_steering_a_terminal(bad: str) -> None:
+def test_what_grants_refuse_is_shown_without_steering_terminal(bad: str) -> None:
     """Roles, artefacts and `policy why` pass names to the grants that no manifest parser has checked."""
     refusals = []
     for make in (

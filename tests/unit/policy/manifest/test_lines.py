@@ -71,16 +71,16 @@ def test_place(path: lines.Path, line: int, column: int) -> None:
         (("w", 1, "sub", "m"), 22, 5),
     ],
 )
-def test_place_of_a_value(path: lines.Path, line: int, column: int) -> None:
+def test_place_of_value(path: lines.Path, line: int, column: int) -> None:
     assert lines.scan(DOCUMENT).values[path] == (line, column)
 
 
-def test_a_header_is_no_value() -> None:
+def test_header_is_no_value() -> None:
     scan = lines.scan(DOCUMENT)
     assert {("t",), ("t", "u"), ("w",), ("w", 0), ("w", 1)} & set(scan.values) == set()
 
 
-def test_nothing_inside_strings_is_a_key() -> None:
+def test_nothing_inside_strings_is_key() -> None:
     assert ("fake",) not in lines.scan(DOCUMENT).keys
     assert len([p for p in lines.scan(DOCUMENT).keys if p[0] == "w" and len(p) == 2]) == 2
 
@@ -101,7 +101,7 @@ def test_duplicate_is_named_with_both_places(
     assert lines.scan(document).duplicates[0] == found
 
 
-def test_items_of_an_array_of_tables_are_no_duplicates() -> None:
+def test_items_of_array_of_tables_are_no_duplicates() -> None:
     assert lines.scan("[[a]]\nx = 1\n[[a]]\nx = 2\n").duplicates == ()
 
 
@@ -112,7 +112,7 @@ def test_dotted_and_back() -> None:
 
 
 # Python 3.11 finds two quotes here with a possessive loop; one string of three lines is right.
-def test_multi_line_string_that_ends_after_a_newline() -> None:
+def test_multi_line_string_that_ends_after_newline() -> None:
     scan = lines.scan('a = """x\n"""\nb = 1\n')
     assert scan.keys == {("a",): (1, 1), ("b",): (3, 1)}
     assert scan.values == {("a",): (1, 5), ("b",): (3, 5)}
@@ -128,5 +128,5 @@ def test_unclosed_strings_take_one_pass(text: str) -> None:
     assert ("k",) in lines.scan("k = 1\n" + text).keys
 
 
-def test_deep_nesting_stops_the_scanner() -> None:
+def test_deep_nesting_stops_scanner() -> None:
     assert lines.scan("a = " + "[" * 5000).keys[("a",)] == (1, 1)

@@ -37,7 +37,7 @@ def test_known_names_pass() -> None:
     names.check(manifest(""), profiles=PROFILES, syscalls=CALLS)
 
 
-def test_a_profile() -> None:
+def test_profile() -> None:
     more = '[permissions.syscalls]\nprofile = "pyhton3"\n'
     error = refused(more)
     assert type(error) is errors.ManifestError
@@ -58,13 +58,13 @@ def test_system_calls_all_of_them() -> None:
     ]
 
 
-def test_a_profile_and_a_call_are_one_refusal() -> None:
+def test_profile_and_call_are_one_refusal() -> None:
     error = refused('[permissions.syscalls]\nallow = ["opnat"]\nprofile = "x"\n')
     assert type(error) is errors.ManifestError
     assert [f["message"].split("`")[1] for f in error.to_json()["errors"]] == ["opnat", "x"]
 
 
-def test_a_role_may_be_the_operators_so_it_is_a_note() -> None:
+def test_role_may_be_operators_so_it_is_note() -> None:
     assert names.unknown_role(manifest(""), ROLES) == ""
     known = parse.parse(MANIFEST.replace("[agent]\n", '[agent]\nrole = "reader"\n').encode())
     assert names.unknown_role(known, ROLES) == ""

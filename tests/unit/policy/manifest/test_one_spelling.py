@@ -83,6 +83,6 @@ def test_another_spelling_is_refused(path: str, message: str, key: str) -> None:
 
 
 @pytest.mark.parametrize("path", ACCEPTED)
-def test_the_one_spelling_is_kept_as_it_is(path: str) -> None:
+def test_one_spelling_is_kept_as_it_is(path: str) -> None:
     plain = path.encode().decode("unicode_escape") if "\\u" in path else path
     assert parse.parse(written(path, "read")).permissions.filesystem.read == (plain,)

@@ -40,7 +40,7 @@ def test_hidden_characters_are_refused_anywhere(character: str, place: str) -> N
 
 
 @pytest.mark.parametrize("name", agent.PERMISSION_DOMAINS)
-def test_a_permission_domain_at_the_top_is_no_section_of_somebody_else(name: str) -> None:
+def test_permission_domain_at_top_is_no_section_of_another_process(name: str) -> None:
     for spelt in (name, name.capitalize(), name[:-1]):
         with pytest.raises(errors.ManifestError) as caught:
             parse((kit.MANIFEST + f'[{spelt}]\ndeny = ["socket"]\n').encode())

@@ -15,7 +15,7 @@ from policy.manifest.tools import secret_scan
 HEAD = '[agent]\nid = "a"\nname = "a"\nversion = "1"\nruntime = "python3"\nentry = "main.py"\n'
 
 
-def test_an_item_of_a_list_has_its_own_line() -> None:
+def test_item_of_list_has_its_own_line() -> None:
     read = parse.parse(f'{HEAD}[permissions.filesystem]\nread = [\n"/a",\n"/b",\n]\n'.encode())
     assert read.where("permissions.filesystem.read") == "agent.toml:8"
     assert read.where("permissions.filesystem.read[0]") == "agent.toml:9"
@@ -23,7 +23,7 @@ def test_an_item_of_a_list_has_its_own_line() -> None:
 
 
 @pytest.mark.parametrize("number", [2 * fields.LIST_ITEMS, 2 * fields.LIST_ITEMS + 1])
-def test_a_list_of_calls_is_twice_as_long_as_another(number: int) -> None:
+def test_list_of_calls_is_twice_as_long_as_another(number: int) -> None:
     assert fields.LONG_LIST.metadata != fields.LIST.metadata
     listed = ", ".join(f'"c{n}"' for n in range(number))
     text = f"{HEAD}[permissions.syscalls]\nallow = [{listed}]\n".encode()
@@ -35,7 +35,7 @@ def test_a_list_of_calls_is_twice_as_long_as_another(number: int) -> None:
 
 
 @pytest.mark.parametrize("period", [1, 2, 4, 8, 16, 32])
-def test_a_digest_that_repeats_is_a_placeholder_and_told_so(period: int) -> None:
+def test_digest_that_repeats_is_placeholder_and_told_so(period: int) -> None:
     part = "0123456789abcdeffedcba9876543210"[:period]
     reason = digests.filler(digests.PREFIX + part * (64 // period))
     assert reason == (f"it repeats `{part}`" if period > 1 else "it is `0` throughout")
@@ -50,7 +50,7 @@ def refusal(host: str) -> str:
 
 
 @pytest.mark.parametrize(("label", "accepted"), [("a" * 63, True), ("a" * 64, False), ("a", True), ("ab", True)])
-def test_a_label_has_1_to_63_characters(label: str, accepted: bool) -> None:
+def test_label_has_1_to_63_characters(label: str, accepted: bool) -> None:
     host = f"{label}.example"
     if accepted:
         assert hosts.check(host) == host
@@ -59,12 +59,12 @@ def test_a_label_has_1_to_63_characters(label: str, accepted: bool) -> None:
 
 
 @pytest.mark.parametrize("host", ["dead:", ":", "1:", "::1%eth0x:", "fe80:"])
-def test_what_looks_like_an_address_is_judged_as_one(host: str) -> None:
+def test_what_looks_like_address_is_judged_as_one(host: str) -> None:
     assert "address" in refusal(host)
 
 
 @pytest.mark.parametrize("name", ["bu\u0308cher", "b\u00dccher", "a\u200bb"])
-def test_an_a_label_decodes_to_a_name_in_its_one_form(name: str) -> None:
+def test_label_decodes_to_name_in_its_one_form(name: str) -> None:
     label = "xn--" + name.encode("punycode").decode().lower()
     assert refusal(f"{label}.example")
 
@@ -77,7 +77,7 @@ def test_an_a_label_decodes_to_a_name_in_its_one_form(name: str) -> None:
         list(range(1, 66)), ((80, True),), ((80, "90"),), ((80, 90, 91),), ((90, 80),), ((0, 1),),
     ],
 )  # fmt: skip
-def test_ports_that_are_none_or_twice_are_refused(ports: Any) -> None:
+def test_ports_none_or_twice_are_refused(ports: Any) -> None:
     with pytest.raises(PydanticCustomError):
         hosts.port_ranges(ports)
 
@@ -95,7 +95,7 @@ def test_ports_are_sorted_pairs(ports: Any, pairs: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "accepted"), [("x", True), ("y" * 64, True), ("y" * 65, False), ("a b", False)])
-def test_a_section_of_ones_own_has_1_to_64_plain_characters(name: str, accepted: bool) -> None:
+def test_section_of_ones_own_has_1_to_64_plain_characters(name: str, accepted: bool) -> None:
     text = f'{HEAD}["{name}"]\nkey = 1\n'.encode()
     if accepted:
         assert parse.parse(text).unknown_sections == (name,)
@@ -116,7 +116,7 @@ def test_each_default_says_why_it_is_one() -> None:
     assert told["lifetime"] == "absent: the run ends with its task"
 
 
-def test_the_first_hundred_findings_are_listed_and_the_rest_counted() -> None:
+def test_first_hundred_findings_are_listed_and_rest_counted() -> None:
     text = HEAD + "".join(f"[permissions.filesystem.x{n}]\n" for n in range(105))
     with pytest.raises(errors.ManifestError) as caught:
         parse.parse(text.encode())
@@ -125,7 +125,7 @@ def test_the_first_hundred_findings_are_listed_and_the_rest_counted() -> None:
 
 
 @pytest.mark.parametrize(("key", "near"), [("mem", "memory_mb"), ("disk_m", "disk_mb"), ("me", ""), ("zzz", "")])
-def test_the_beginning_of_a_key_is_enough_to_guess_it(key: str, near: str) -> None:
+def test_beginning_of_key_is_enough_to_guess_it(key: str, near: str) -> None:
     with pytest.raises(errors.ManifestError) as caught:
         parse.parse(f"{HEAD}[resources]\n{key} = 1\n".encode())
     assert caught.value.hint.startswith(f"did you mean `{near}`?" if near else "known here:")
@@ -141,7 +141,7 @@ def findings(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("runtime", ["rust-bin", "python3", "node"])
-def test_each_runtime_of_this_machine_needs_an_entry(runtime: str) -> None:
+def test_each_runtime_of_this_machine_needs_entry(runtime: str) -> None:
     text = f'[agent]\nid = "a"\n{BODY}runtime = "{runtime}"\n'
     assert findings(text) == [f"`agent.entry` is missing, which the runtime `{runtime}` needs"]
 
@@ -154,7 +154,7 @@ def test_each_approval_policy_is_known(policy: str) -> None:
 
 
 @pytest.mark.parametrize(("ports", "bad"), [("[443, 80]", "80"), ('["443-444"]', "443-444"), ("[443, 8443]", "8443")])
-def test_the_port_that_is_outside_the_mode_is_named(ports: str, bad: str) -> None:
+def test_port_outside_mode_is_named(ports: str, bad: str) -> None:
     text = f'{HEAD}[resources]\nnetwork = "outbound-https-only"\n[[permissions.network]]\nhost = "a.example"\n'
     told = findings(f'{text}ports = {ports}\nprotocol = "tls"\n')
     assert told == [f"port `{bad}` is outside the network mode `outbound-https-only`"]
@@ -164,7 +164,7 @@ def test_the_port_that_is_outside_the_mode_is_named(ports: str, bad: str) -> Non
     ("table", "count"),
     [("ttl_seconds = 5\n", 0), ("unlimited = true\n", 0), ("ttl_seconds = 5\nunlimited = true\n", 1), ("", 1)],
 )
-def test_a_lifetime_has_one_end(table: str, count: int) -> None:
+def test_lifetime_has_one_end(table: str, count: int) -> None:
     text = f"{HEAD}[lifetime]\n{table}"
     if not count:
         assert parse.parse(text.encode()).wrote("lifetime")
@@ -185,7 +185,7 @@ def test_brackets_are_counted_where_they_are_open(opened: int, deep: bool) -> No
     assert caught.value.where == f"agent.toml:{line}:{len('z = ') + 17}"
 
 
-def test_the_first_hidden_character_is_the_one_that_is_shown() -> None:
+def test_first_hidden_character_is_one_shown() -> None:
     with pytest.raises(errors.ManifestSyntaxError) as caught:
         parse.parse(f"{HEAD}# a\u202e b\u200b\n".encode())
     assert "U+202E" in caught.value.message
@@ -193,23 +193,23 @@ def test_the_first_hidden_character_is_the_one_that_is_shown() -> None:
 
 
 @pytest.mark.parametrize("character", ["\u0378", "\ue000", "\u00ad", "\u2028", "\u0600"])
-def test_a_string_holds_no_character_that_nobody_knows(character: str) -> None:
+def test_string_holds_no_character_that_nobody_knows(character: str) -> None:
     with pytest.raises(errors.ManifestError, match="hidden character"):
         parse.parse(HEAD.replace('name = "a"', f'name = "a{character}"').encode())
 
 
 @pytest.mark.parametrize(("value", "kind"), [([1], "an array"), ([{}], "an array of tables"), ([], "an array")])
-def test_what_stands_in_the_place_of_a_number_is_told_by_its_kind(value: Any, kind: str) -> None:
+def test_what_stands_in_place_of_number_is_told_by_its_kind(value: Any, kind: str) -> None:
     assert manifest_text.kind_of(value) == kind
 
 
 @pytest.mark.parametrize(("bits", "shown"), [(128, "`"), (129, "an integer of 129 bits")])
-def test_an_endless_number_is_told_by_its_size(bits: int, shown: str) -> None:
+def test_endless_number_is_told_by_its_size(bits: int, shown: str) -> None:
     assert manifest_text.quote(2 ** (bits - 1)).startswith(shown)
 
 
 @pytest.mark.parametrize(("length", "cut"), [(120, False), (121, True)])
-def test_a_quote_has_at_most_120_characters(length: int, cut: bool) -> None:
+def test_quote_has_at_most_120_characters(length: int, cut: bool) -> None:
     shown = manifest_text.visible("x" * length)
     assert len(shown) == 120
     assert shown.endswith("…") == cut
@@ -219,7 +219,7 @@ def test_a_quote_has_at_most_120_characters(length: int, cut: bool) -> None:
     ("key", "most"),
     [("cpu_ms_per_task", 604_800_000), ("net_bps", 1_000_000_000_000), ("io_read_bps", 1_000_000_000_000)],
 )
-def test_the_greatest_value_of_a_limit(key: str, most: int) -> None:
+def test_greatest_value_of_limit(key: str, most: int) -> None:
     def read(value: int) -> int | None:
         parsed = parse.parse(f"{HEAD}[resources]\n{key} = {value}\n".encode())
         assert isinstance(parsed.resources, agent.Resources)
@@ -231,7 +231,7 @@ def test_the_greatest_value_of_a_limit(key: str, most: int) -> None:
         read(most + 1)
 
 
-def test_a_plus_sign_does_not_part_what_is_random() -> None:
+def test_plus_sign_does_not_part_what_is_random() -> None:
     # Runs of 16 between the signs: neither half is long enough by itself.
     assert secret_scan.looks_secret("aB3dE5gH7jK9mN1p+qR2sT4vW6xY8zA0")
     assert not secret_scan.looks_secret("aB3dE5gH7jK9mN1p qR2sT4vW6xY8zA0")

@@ -69,7 +69,7 @@ def test_edges(path: tuple[str | int, ...], last: Any, first: Any) -> None:
 @pytest.mark.parametrize(
     "name", ["Connection", "content-length", "Host", "te", "Trailer", "transfer-encoding", "UPGRADE"]
 )
-def test_headers_of_the_transport_itself(name: str) -> None:
+def test_headers_of_transport_itself(name: str) -> None:
     assert not accepted((*WEATHER, "headers"), {name: "x"})
     assert accepted((*WEATHER, "headers"), {f"X-{name}": "x"})
 
@@ -93,7 +93,7 @@ def test_rules_say_which_characters() -> None:
     assert caught.value.hint == "1 to 128 of A-Z a-z 0-9 _ . -"
 
 
-def test_a_random_run_is_a_secret_from_24_characters_on() -> None:
+def test_random_run_is_secret_from_24_characters_on() -> None:
     run = "q8Zr3Lw9Xk2Vn7Tb5Hc1Jd6M"
     assert len(run) == 24
     assert secret_scan.looks_secret(run)
@@ -104,12 +104,12 @@ def test_a_random_run_is_a_secret_from_24_characters_on() -> None:
     assert secret_scan.looks_secret("abcdef123456abcdef123456")
 
 
-def test_a_token_is_one_from_8_characters_on() -> None:
+def test_token_is_one_from_8_characters_on() -> None:
     assert secret_scan.looks_secret("ghp_" + "a" * 8)
     assert not secret_scan.looks_secret("ghp_" + "a" * 7)
 
 
-def test_a_digest_of_few_digits_is_a_filler() -> None:
+def test_digest_of_few_digits_is_filler() -> None:
     seven, eight = "01234567"[:7], "01234567"
     # Not periodic: a period of 7 or 9 does not divide 64.
     assert digests.filler("sha256:" + (seven * 10)[:64])
@@ -135,7 +135,7 @@ def test_every_finding_is_told() -> None:
     assert all(finding.hint and finding.message and finding.where for finding in found)
 
 
-def test_findings_of_every_server_and_tool_against_the_pins() -> None:
+def test_findings_of_every_server_and_tool_against_pins() -> None:
     read = kit.package(kit.FULL)
     document = kit.full("servers", 0, "tools", 0, "description", value="another")
     document["servers"][0]["tools"][1]["description"] = "another too"
@@ -146,7 +146,7 @@ def test_findings_of_every_server_and_tool_against_the_pins() -> None:
     assert [finding.code for finding in found] == ["pin_changed"] * 3
 
 
-def test_a_lock_may_be_large_and_not_endless() -> None:
+def test_lock_may_be_large_and_not_endless() -> None:
     lock = kit.package(kit.FULL).files[pins.LOCK]
     assert pins.parse(lock + b" " * (4 * 1024 * 1024 - len(lock))) == pins.parse(lock)
     with pytest.raises(errors.ToolsError, match="larger than 4194304 bytes"):
@@ -155,7 +155,7 @@ def test_a_lock_may_be_large_and_not_endless() -> None:
     assert tools_document.parse(raw + b" " * (1024 * 1024 - len(raw))).servers == tools_document.parse(raw).servers
 
 
-def test_the_lock_is_readable_and_in_one_order() -> None:
+def test_lock_is_readable_and_in_one_order() -> None:
     lock = kit.package(kit.FULL).files[pins.LOCK].decode()
     assert lock.startswith('{\n  "schema_version": 1,\n  "servers": {\n    "fs": {\n')
     assert lock.endswith("}\n")
@@ -245,7 +245,7 @@ def test_each_program_that_fetches(program: str) -> None:
 
 
 @pytest.mark.parametrize("step", ["dlx", "exec", "x", "run", "tool", "install", "i", "create"])
-def test_the_words_before_what_is_fetched(step: str) -> None:
+def test_words_before_what_is_fetched(step: str) -> None:
     document = kit.full("servers", 0, "command", value="npm")
     document["servers"][0]["args"] = ["--yes", step, "--quiet", "some-server"]
     read = kit.package(document)
@@ -253,13 +253,13 @@ def test_the_words_before_what_is_fetched(step: str) -> None:
     assert finding.message == "command `npm` fetches what it runs: `some-server` is unpinned"
 
 
-def test_a_finding_as_a_document() -> None:
+def test_finding_as_document() -> None:
     finding = checks.Finding("not_pinned", "no pin", "", "tools.json:1:2")
     assert finding.to_json() == {"code": "not_pinned", "message": "no pin", "hint": None, "where": "tools.json:1:2"}
     assert checks.Finding("a", "b", "do it", "d").to_json()["hint"] == "do it"
 
 
-def test_what_a_tool_leaves_out() -> None:
+def test_what_tool_leaves_out() -> None:
     tool = tools_document.parse(
         kit.text(kit.full("servers", 0, "tools", 0, value={"name": "a", "side_effect_class": "read"}))
     )
@@ -270,7 +270,7 @@ def test_what_a_tool_leaves_out() -> None:
 
 
 @pytest.mark.parametrize("schema", [None, {"type": "object", "b": [1, "é"], "a": {}}])
-def test_the_digest_of_a_tool_is_that_of_three_things(schema: dict[str, Any] | None) -> None:
+def test_digest_of_tool_is_that_of_three_things(schema: dict[str, Any] | None) -> None:
     entry = {"name": "a", "description": "Says é", "side_effect_class": "read", "input_schema": schema}
     (tool, _) = tools_document.parse(kit.text(kit.full("servers", 0, "tools", 0, value=entry))).servers[0].tools
     shown = "null" if schema is None else '{"a":{},"b":[1,"\\u00e9"],"type":"object"}'
@@ -278,7 +278,7 @@ def test_the_digest_of_a_tool_is_that_of_three_things(schema: dict[str, Any] | N
     assert pins.tool_digest(tool) == f"sha256:{hashlib.sha256(whole.encode()).hexdigest()}"
 
 
-def test_a_header_or_an_item_is_pointed_at_itself() -> None:
+def test_header_or_item_is_pointed_at_itself() -> None:
     for path, value, begins in (
         ((*WEATHER, "headers"), {"Accept": "x", "Authorization": "hunter2"}, '"hunter2"'),
         (("allowed_side_effects",), ["read", "write", "read"], '"read"'),
@@ -306,11 +306,11 @@ HIDDEN_TAG, BIDI, NARROW = "\U000e0041", "\u202e", "\u200b"
         {"default": "ghp" + "_abcdefghijklmnop1234"},
     ],
 )
-def test_what_a_model_reads_in_a_schema_is_what_a_person_reads(schema: dict[str, Any]) -> None:
+def test_what_model_reads_in_schema_is_what_person_reads(schema: dict[str, Any]) -> None:
     assert not accepted((*FS, "tools", 0, "input_schema"), schema)
 
 
-def test_lines_and_tabs_in_a_schema_hide_nothing() -> None:
+def test_lines_and_tabs_in_schema_hide_nothing() -> None:
     assert accepted((*FS, "tools", 0, "input_schema"), {"description": "a\n\tb", "minimum": 1, "x": [None, True]})
 
 
@@ -324,19 +324,19 @@ def test_lines_and_tabs_in_a_schema_hide_nothing() -> None:
         "https://a.com\uff0fx",
     ],
 )
-def test_a_path_that_another_client_reads_otherwise(endpoint: str) -> None:
+def test_path_that_another_client_reads_otherwise(endpoint: str) -> None:
     assert not accepted((*WEATHER, "endpoint"), endpoint)
     assert accepted((*WEATHER, "endpoint"), "https://a.com/%2ex/..y/%252e")
 
 
 @pytest.mark.parametrize("version", ["1.x+1", "1.2.x-beta", "1.X-1"])
-def test_a_range_with_a_suffix_is_a_range(version: str) -> None:
+def test_range_with_suffix_is_range(version: str) -> None:
     assert not accepted((*FS, "version"), version)
     assert accepted((*FS, "version"), "1.2.0-x.1")
 
 
 @pytest.mark.parametrize("args", [["dist/index.js", "--token=x"], ["dist/index.js", "--token", "x"]])
-def test_a_secret_behind_its_option(args: list[str]) -> None:
+def test_secret_behind_its_option(args: list[str]) -> None:
     assert not accepted((*FS, "args"), args)
 
 

@@ -55,12 +55,12 @@ def test_pinned(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["", "^1.0", "~1", ">=1", "1 ", "*", "1/2"])
-def test_a_version_that_is_none(version: str) -> None:
+def test_version_none(version: str) -> None:
     with pytest.raises(PydanticCustomError, match="not accepted"):
         tool_uri.pinned(version)
 
 
-def test_agent_toml_speaks_the_same_language() -> None:
+def test_agent_toml_speaks_same_language() -> None:
     def skills(uri: str) -> bytes:
         return signing_kit.MANIFEST + f'[permissions.skills]\nallow = ["{uri}"]\n'.encode()
 
@@ -72,7 +72,7 @@ def test_agent_toml_speaks_the_same_language() -> None:
         assert caught.value.where.endswith(":10")
 
 
-def test_the_rule_names_both_forms() -> None:
+def test_rule_names_both_forms() -> None:
     assert tool_uri.RULE == (
         "write matrix://tool/mcp/<alias>/<name>@<version> or matrix://tool/<namespace>/<name>@<version>"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import platform
 import struct
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from policy import data, errors
 from policy.compile import seccomp, trusted_local
@@ -89,7 +89,7 @@ def test_what_libseccomp_makes_of_our_list_is_what_is_demanded(found: Manifest) 
     proved(program(described(found)), found)
 
 
-def test_what_is_demanded_is_in_the_data() -> None:
+def test_what_is_demanded_is_in_data() -> None:
     demand = local.demanded(manifest(OFF, deny=("symlink",)))
     for name in (*data.deny().names - {"clone3"}, "symlink", "msgget", "semget", "shmget"):
         assert demand.only[name] == conditions.NEVER, name
@@ -105,7 +105,7 @@ def test_what_is_demanded_is_in_the_data() -> None:
     assert "ioctl" not in local.demanded(manifest(deny=("ioctl",))).refused
 
 
-def test_the_proof_agrees_with_the_program_call_by_call() -> None:
+def test_proof_agrees_with_program_call_by_call() -> None:
     found = manifest()
     raw, demand = program(described(found)), local.demanded(found)
     for name, number in NUMBERS.items():
@@ -129,7 +129,7 @@ TAG = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[ARCH]
 def dropped(name: str, at: int = 0) -> Callable[[seccomp.DenyFilter], seccomp.DenyFilter]:
     def change(whole: seccomp.DenyFilter) -> seccomp.DenyFilter:
         mine = [rule for rule in whole.rules if rule.name == name]
-        return dataclasses.replace(whole, rules=tuple(rule for rule in whole.rules if rule is not mine[at]))
+        return structs.replace(whole, rules=tuple(rule for rule in whole.rules if rule is not mine[at]))
 
     return change
 
@@ -140,17 +140,17 @@ def changed(name: str, **values: Any) -> Callable[[seccomp.DenyFilter], seccomp.
         at = next(at for at, rule in enumerate(rules) if rule.name == name)
         check = rules[at].check
         if check is not None and not values.keys() & {"number", "name", "error", "check"}:
-            rules[at] = dataclasses.replace(rules[at], check=dataclasses.replace(check, **values))
+            rules[at] = structs.replace(rules[at], check=structs.replace(check, **values))
         else:
-            rules[at] = dataclasses.replace(rules[at], **values)
-        return dataclasses.replace(whole, rules=tuple(rules))
+            rules[at] = structs.replace(rules[at], **values)
+        return structs.replace(whole, rules=tuple(rules))
 
     return change
 
 
 def added(name: str) -> Callable[[seccomp.DenyFilter], seccomp.DenyFilter]:
     rule = seccomp.DenyRule(name, NUMBERS[name], errno.EPERM)
-    return lambda whole: dataclasses.replace(whole, rules=(*whole.rules, rule))
+    return lambda whole: structs.replace(whole, rules=(*whole.rules, rule))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def added(name: str) -> Callable[[seccomp.DenyFilter], seccomp.DenyFilter]:
         (added("ioctl"), "does not let `ioctl` with arguments"),
     ],
 )
-def test_a_fault_of_the_list_is_named(fault: Callable[..., seccomp.DenyFilter], message: str) -> None:
+def test_fault_of_list_is_named(fault: Callable[..., seccomp.DenyFilter], message: str) -> None:
     found = manifest()
     with pytest.raises(errors.ProofError, match=message):
         proved(program(fault(described(found))), found)
@@ -194,7 +194,7 @@ def test_each_dropped_socket_rule_is_named() -> None:
         proved(program(added("socket")(whole)), manifest(FULL))
 
 
-def test_the_wrong_manifests_filter_is_named() -> None:
+def test_wrong_manifests_filter_is_named() -> None:
     for made, asked, message in [
         (FULL, OFF, "does not refuse `socket"),
         (OFF, FULL, "does not refuse `socket` with arguments"),  # a unix socket of any protocol
@@ -228,7 +228,7 @@ def refuses(raw: bytes, message: str) -> None:
         proved(raw, manifest())
 
 
-def test_a_foreign_tag_that_passes_is_named(honest: bytes) -> None:
+def test_foreign_tag_that_passes_is_named(honest: bytes) -> None:
     tag = find(honest, JEQ, TAG)
     refuses(edited(honest, tag, constant=TAG ^ 1), "of architecture 0xc0000")
     refuses(edited(honest, tag, if_false=0), "of architecture 0x")
@@ -259,7 +259,7 @@ def test_each_number_and_each_answer_matters(honest: bytes) -> None:
     assert caught > 150
 
 
-def test_each_test_of_an_argument_matters(honest: bytes) -> None:
+def test_each_test_of_argument_matters(honest: bytes) -> None:
     """Masks and values, one bit more and one bit less: clone, personality and ioctl."""
     caught = 0
     for at, (operation, _, _, constant) in enumerate(bpf.parse(honest)):

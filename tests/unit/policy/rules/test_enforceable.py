@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+from msgspec import structs
 
 from policy import errors
 from policy.grants.resources import UNITS
@@ -21,7 +20,7 @@ def limit(line: str) -> str:
     return kit.text((SIZES[0], SIZES[1].format(line)))
 
 
-IO_HOST = dataclasses.replace(kit.HOST, cgroup=CgroupFacts(2, frozenset({"cpu", "io", "memory", "pids"})))
+IO_HOST = structs.replace(kit.HOST, cgroup=CgroupFacts(2, frozenset({"cpu", "io", "memory", "pids"})))
 NOT_YET = {
     "skill": (
         kit.text(more='\n[permissions.skills]\nallow = ["matrix://tool/mcp/fs/read@1.0"]\n'),
@@ -46,7 +45,7 @@ def test_what_is_not_built_is_refused_with_its_place_and_mend(name: str) -> None
     assert [f.details["grant"] for f in enforceable.findings(parse(document.encode()), IO_HOST)] == [key]
 
 
-def test_the_base_manifest_is_enforceable() -> None:
+def test_base_manifest_is_enforceable() -> None:
     """The positive control of every case here."""
     enforceable.check(kit.manifest(), kit.HOST)
     enforceable.check(kit.manifest(more="\n[lifetime]\nttl_seconds = 9\n"), kit.HOST)
@@ -93,23 +92,23 @@ UNABLE: dict[str, tuple[str, dict[str, object], str, dict[str, object]]] = {
 def test_what_this_host_lacks_is_refused_and_granted_where_it_is_there(name: str) -> None:
     document, lacking, key, mended = UNABLE[name]
     manifest = parse(document.encode())
-    host: HostFacts = dataclasses.replace(kit.HOST, **lacking)  # type: ignore[arg-type]
+    host: HostFacts = structs.replace(kit.HOST, **lacking)
     with pytest.raises(errors.NotEnforceableError) as caught:
         enforceable.check(manifest, host)
     assert caught.value.details["grant"] == key
     assert caught.value.where.startswith("agent.toml:")
-    enforceable.check(manifest, dataclasses.replace(kit.HOST, **mended))  # type: ignore[arg-type]
+    enforceable.check(manifest, structs.replace(kit.HOST, **mended))
 
 
 def test_every_finding_is_listed_what_is_not_built_first() -> None:
     document = kit.text(
         ('network = "off"', 'network = "full"'), more='\n[permissions.skills]\nside_effects = ["read"]\n'
     )
-    found = list(enforceable.findings(parse(document.encode()), dataclasses.replace(kit.HOST, runsc=None)))
+    found = list(enforceable.findings(parse(document.encode()), structs.replace(kit.HOST, runsc=None)))
     assert [f.code for f in found] == ["not_yet_enforceable", "not_enforceable", "not_enforceable"]
 
 
-def test_a_host_that_nobody_looked_at_has_no_network() -> None:
+def test_host_that_nobody_looked_at_has_no_network() -> None:
     manifest = parse(kit.text(('network = "off"', 'network = "full"')).encode())
     assert kit.HOST.network == NetworkFacts()
     with pytest.raises(errors.NotEnforceableError, match="a look at this host"):
@@ -126,10 +125,10 @@ def test_every_limit_of_resources_is_enforced_or_refused() -> None:
 
 
 @pytest.mark.parametrize("name", IO)
-def test_a_limit_that_no_hierarchy_here_can_hold_is_refused(name: str) -> None:
+def test_limit_that_no_hierarchy_here_can_hold_is_refused(name: str) -> None:
     """cgroup v1 does not limit buffered writes (decisions.md); cgroup v2 needs its controller."""
     manifest = parse(limit(f"{name} = 1000").encode())
-    v1 = dataclasses.replace(kit.HOST, cgroup=CgroupFacts(1, frozenset({"cpu", "io", "memory", "pids"})))
+    v1 = structs.replace(kit.HOST, cgroup=CgroupFacts(1, frozenset({"cpu", "io", "memory", "pids"})))
     for host, lacking in ((v1, "cgroup version 2"), (kit.HOST, "the cgroup controller `io`")):
         (found,) = enforceable.findings(manifest, host)
         assert (found.code, found.details["grant"]) == ("not_enforceable", f"resources.{name}")

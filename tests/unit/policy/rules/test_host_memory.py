@@ -19,7 +19,7 @@ from tests.unit.policy.compile import sample
         ({"filesystem": "ephemeral", "network": "full"}, 8 + budget.GATES_MB),
     ],
 )
-def test_what_a_run_may_take_of_its_machine(fields: dict[str, str], more_mb: int) -> None:
+def test_what_run_may_take_of_its_machine(fields: dict[str, str], more_mb: int) -> None:
     manifest = sample.manifest(resources="memory_mb = 100\ndisk_mb = 8\npids_max = 9", **fields)
     effective = nine.requested(manifest, roles=data.roles())
     assert budget.host_memory_mb(effective, gvisor=True) == 100 + overhead_mb(9) + more_mb

@@ -67,7 +67,7 @@ def test_trees_of_this_host_count_as_well(path: str, refused: bool) -> None:
         assert "it decides what may start" in error.message
 
 
-def test_a_hostile_path_is_shown_made_visible() -> None:
+def test_hostile_path_is_shown_made_visible() -> None:
     error = never.refusal("/proc/\x1b[31m`", TABLE)
     assert error is not None
     assert "\x1b" not in error.message

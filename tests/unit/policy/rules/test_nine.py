@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from policy import data, errors
 from policy.grants.effective import Effective
@@ -232,18 +233,18 @@ CASES: dict[str, tuple[int, type[errors.CovenantError], str, str, str, kit.Build
     # (6) resources of this host: the sentry's own share counts
     "host-memory": (
         6, errors.ResourceViolation, "resources.memory_mb", "memory_mb", "needs 224 MiB and this host has 223",
-        lambda: kit.case(host=dataclasses.replace(kit.HOST, memory_available_mb=223)),
+        lambda: kit.case(host=structs.replace(kit.HOST, memory_available_mb=223)),
     ),
     "host-memory-for-scratch": (
         6, errors.ResourceViolation, "resources.memory_mb", "memory_mb", "memory_mb needs 240 MiB",
         lambda: kit.case(
             kit.text(('"read-only-package"', '"ephemeral"')),
-            host=dataclasses.replace(kit.HOST, memory_available_mb=239),
+            host=structs.replace(kit.HOST, memory_available_mb=239),
         ),
     ),
     "host-pids": (
         6, errors.ResourceViolation, "resources.pids_max", "[resources]", "pids_max needs 192 tasks",
-        lambda: kit.case(host=dataclasses.replace(kit.HOST, pids_free=191)),
+        lambda: kit.case(host=structs.replace(kit.HOST, pids_free=191)),
     ),
     "host-cores": (
         6, errors.ResourceViolation, "resources.cpu_millis", "cpu_millis", "needs 2001 thousandths of a core",
@@ -252,7 +253,7 @@ CASES: dict[str, tuple[int, type[errors.CovenantError], str, str, str, kit.Build
     "host-disk": (
         6, errors.ResourceViolation, "resources.disk_mb", "disk_mb", "disk_mb needs 16 MiB and this host has 15",
         lambda: kit.case(
-            kit.text(WRITES, (READS, 'write = ["/srv/out"]')), host=dataclasses.replace(kit.HOST, disk_free_mb=15)
+            kit.text(WRITES, (READS, 'write = ["/srv/out"]')), host=structs.replace(kit.HOST, disk_free_mb=15)
         ),
     ),
     # (7) deny list
@@ -306,7 +307,7 @@ CASES: dict[str, tuple[int, type[errors.CovenantError], str, str, str, kit.Build
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_case_breaks_one_rule_alone(name: str) -> None:
+def test_case_breaks_one_rule_alone(name: str) -> None:
     rule, kind, grant, start, message, build = CASES[name]
     made = build()
     refused = kit.refusals(made)
@@ -326,7 +327,7 @@ def test_a_case_breaks_one_rule_alone(name: str) -> None:
         nine.decide(made)
 
 
-def test_every_rule_has_a_case_and_a_class_of_its_own() -> None:
+def test_every_rule_has_case_and_class_of_its_own() -> None:
     assert {case[0] for case in CASES.values()} == set(range(1, 10))
     violations = {
         number: {case[1] for case in CASES.values() if case[0] == number and issubclass(case[1], errors.RuleViolation)}
@@ -350,7 +351,7 @@ def test_every_rule_has_a_case_and_a_class_of_its_own() -> None:
         lambda: spawned(run_id="run-2", ancestors=(kit.ancestor(live_descendants=2), MID)),
         lambda: kit.case(statement={"parent_digest": "cd" * 32}, parent=kit.parent()),
         lambda: kit.case(kit.text((READS, 'read = ["/srv/docs/deep"]')), parent=kit.parent()),
-        lambda: kit.case(host=dataclasses.replace(kit.HOST, memory_available_mb=224, pids_free=192)),
+        lambda: kit.case(host=structs.replace(kit.HOST, memory_available_mb=224, pids_free=192)),
         lambda: kit.case(calls(allow=["socket"], deny=["ptrace"])),
         lambda: kit.case(identities={"hello": (Owner("agents/hello", "ee" * 32),)}, package_name="agents/hello"),
         lambda: kit.case(identities={"other": (Owner("agents/other", "ee" * 32),)}),
@@ -369,7 +370,7 @@ def test_what_stands_just_inside_is_accepted(accepted: kit.Build) -> None:
     assert nine.decide(made).effective.is_subset(made.requested)
 
 
-def test_a_copy_of_the_same_package_elsewhere_is_the_same_package() -> None:
+def test_copy_of_same_package_elsewhere_is_same_package() -> None:
     made = kit.case()
     assert not isinstance(made.trusted, Unsigned)
     same = Owner("agents/copy", made.trusted.payload_digest)
@@ -379,7 +380,7 @@ def test_a_copy_of_the_same_package_elsewhere_is_the_same_package() -> None:
     assert set(kit.refusals(both)) == {8}
 
 
-def test_the_rules_are_asked_in_order_and_the_first_refusal_counts() -> None:
+def test_rules_are_asked_in_order_and_first_refusal_counts() -> None:
     """One case that breaks rules 1 to 9, mended one rule at a time: each refusal is that of the lowest left."""
     broken = "memory_mb = 3000\ncpu_millis = 3000"
     document = kit.text(READER, ("memory_mb = 128", broken), more="\n[lifetime]\nunlimited = true\n")
@@ -399,7 +400,7 @@ def test_the_rules_are_asked_in_order_and_the_first_refusal_counts() -> None:
         {"manifest": kit.case(document.replace(READER[1], READER[0])).manifest},
         {"on_excess": "narrow"},
         {"parent": kit.parent(wide)},
-        {"host": dataclasses.replace(kit.HOST, memory_available_mb=9000, cpus=9)},
+        {"host": structs.replace(kit.HOST, memory_available_mb=9000, cpus=9)},
         {"manifest": mended, "requested": nine.requested(mended, roles=made.roles)},
         {"identities": {}},
     ]
@@ -411,7 +412,7 @@ def test_the_rules_are_asked_in_order_and_the_first_refusal_counts() -> None:
     assert set(kit.refusals(made)) == {9}
 
 
-def test_narrow_gives_the_meet_and_reports_what_was_taken() -> None:
+def test_narrow_gives_meet_and_reports_what_was_taken() -> None:
     document = kit.text((READS, 'read = ["/srv/docs/a", "/srv/other"]'), ("memory_mb = 128", "memory_mb = 1500"))
     made = kit.case(document, parent=kit.parent(), on_excess="narrow")
     verdict = nine.decide(made)
@@ -426,7 +427,7 @@ def test_narrow_gives_the_meet_and_reports_what_was_taken() -> None:
     assert report["syscalls"]["removed"] == []
 
 
-def test_reject_reports_the_same_and_lists_every_excess() -> None:
+def test_reject_reports_same_and_lists_every_excess() -> None:
     document = kit.text((READS, 'read = ["/srv/docs/a", "/srv/other"]'), ("memory_mb = 128", "memory_mb = 1500"))
     with pytest.raises(errors.ParentViolation) as caught:
         nine.decide(kit.case(document, parent=kit.parent()))
@@ -436,24 +437,24 @@ def test_reject_reports_the_same_and_lists_every_excess() -> None:
     assert "it allows in filesystem: read /srv/docs" in caught.value.hint
 
 
-def test_narrowed_resources_are_what_the_later_rules_see() -> None:
+def test_narrowed_resources_are_what_later_rules_see() -> None:
     document = kit.text(("memory_mb = 128", "memory_mb = 4000"))
     assert set(kit.refusals(kit.case(document, parent=kit.parent()))) == {4}
     assert kit.refusals(kit.case(document, parent=kit.parent(), on_excess="narrow")) == {}
 
 
-def test_check_gives_the_effective_grants_and_asks_for_no_more_than_was_signed() -> None:
+def test_check_gives_effective_grants_and_asks_for_no_more_than_was_signed() -> None:
     made = kit.case()
     assert not isinstance(made.trusted, Unsigned)
     common = {"host": kit.HOST, "roles": data.roles(), "deny": data.deny(), "now_ms": kit.NOW}
     effective = nine.check(made.trusted, made.manifest, **common)
     assert effective == made.requested
     assert nine.check(made.trusted, made.manifest, wanted=Effective.top(), **common) == effective
-    less = dataclasses.replace(effective, resources=dataclasses.replace(effective.resources, memory_mb=64))
+    less = dataclasses.replace(effective, resources=structs.replace(effective.resources, memory_mb=64))
     assert nine.check(made.trusted, made.manifest, wanted=less, **common).resources.memory_mb == 64
 
 
-def test_what_is_left_of_a_budget_is_told() -> None:
+def test_what_is_left_of_budget_is_told() -> None:
     assert kit.refusals(spawned(drawn=Drawn(memory_mb=897)))[5].hint == "at most 127 are left"
     assert kit.refusals(spawned(drawn=Drawn(memory_mb=2000)))[5].hint == "at most 0 are left"
 
@@ -465,14 +466,14 @@ def test_who_is_behind_has_to_act() -> None:
     assert (older, newer) == ("sign the package again", "update covenant on this host")
 
 
-def test_a_did_you_mean_is_given() -> None:
+def test_did_you_mean_is_given() -> None:
     wrong = kit.refusals(kit.case(calls(allow=["opnat"])))[7]
     assert wrong.hint == "did you mean `openat`?"
     role = kit.refusals(kit.case(kit.text((READER[0], 'runtime = "python3"\nrole = "raeder"'))))[3]
     assert role.hint == "did you mean `reader`?"
 
 
-def test_a_parent_stands_among_the_ancestors_that_are_asked() -> None:
+def test_parent_stands_among_ancestors_asked() -> None:
     for ancestors in ((), (MID,)):
         with pytest.raises(ValueError, match="the last ancestor is not run run-1"):
             kit.parent(ancestors=ancestors)

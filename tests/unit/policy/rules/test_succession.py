@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from msgspec import structs
 
 from policy import errors
 from policy.rules import nine, succession
 from policy.rules.case import Claimant, Owner
-from policy.rules.succession import Beside, Held
+from policy.rules.succession import Beside, LiveSerial
 from tests import rules_kit as kit
 
 OLD, NEW = "aa" * 32, "bb" * 32
@@ -23,11 +24,11 @@ def beside(owner: Owner = OWNER, claimant: Claimant | None = CLAIMANT, name: str
 
 
 def owner(**changes: object) -> Owner:
-    return dataclasses.replace(OWNER, **changes)  # type: ignore[arg-type]
+    return structs.replace(OWNER, **changes)
 
 
 def claimant(**changes: object) -> Claimant:
-    return dataclasses.replace(CLAIMANT, **changes)  # type: ignore[arg-type]
+    return structs.replace(CLAIMANT, **changes)
 
 
 CASES = {
@@ -68,16 +69,16 @@ def test_package_beside_another(one: Owner, asks: Claimant | None, wanted: Besid
 @pytest.mark.parametrize(
     ("held", "setting", "wanted"),
     [
-        (Held(5, 6), "end", True),
-        (Held(5, 6), "finish", False),
-        (Held(6, 6), "end", False),
-        (Held(7, 6), "end", False),
-        (Held(5, None), "end", False),
-        (Held(None, 6), "end", False),
-        (Held(5, 6, waits=True), "end", False),
+        (LiveSerial(5, 6), "end", True),
+        (LiveSerial(5, 6), "finish", False),
+        (LiveSerial(6, 6), "end", False),
+        (LiveSerial(7, 6), "end", False),
+        (LiveSerial(5, None), "end", False),
+        (LiveSerial(None, 6), "end", False),
+        (LiveSerial(5, 6, waits=True), "end", False),
     ],
 )
-def test_which_runs_end(held: Held, setting: succession.OnNewer, wanted: bool) -> None:
+def test_which_runs_end(held: LiveSerial, setting: succession.OnNewer, wanted: bool) -> None:
     assert succession.ends(held, setting) is wanted
 
 
@@ -101,7 +102,7 @@ def test_rule_8_refuses_lower_serial_as_ratchet(serial: int, said: str) -> None:
     nine.decide(dataclasses.replace(made, claimant=claimant(serial=8)))
 
 
-def test_rule_8_names_the_run_above_and_the_fix() -> None:
+def test_rule_8_names_run_above_and_fix() -> None:
     above = claimant(above=frozenset({"run-1"}))
     made = kit.case(identities={"hello": (OWNER,)}, package_name="agents/hello", claimant=above)
     with pytest.raises(errors.IdentityViolation, match="belongs to `agents/old`, which runs above this one") as caught:

@@ -19,7 +19,7 @@ def _authority(*signers: int, root: roots.TrustRoot | None = None, **statement: 
     return authority.Authority.of("run", trusted, signed)
 
 
-def test_a_line_is_read_as_it_was_written() -> None:
+def test_line_is_read_as_it_was_written() -> None:
     line = (_authority(1), _authority(1, 2))
     assert authority.decode(authority.encode(line)) == line
     assert authority.encode(line).isascii()
@@ -29,7 +29,7 @@ def test_a_line_is_read_as_it_was_written() -> None:
     "text", ["", "[]", "{}", '{"line":[{}]}', '{"line":[],"more":1}', '{"line":1}', "{" * 9000, "x" * 300_000]
 )
 def test_what_is_no_line_is_refused(text: str) -> None:
-    with pytest.raises(strict_json.MalformedError):
+    with pytest.raises(strict_json.MalformedJsonError):
         authority.decode(text)
 
 

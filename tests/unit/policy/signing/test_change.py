@@ -52,7 +52,7 @@ def test_each_change_is_one_version_on_and_says_what_it_does() -> None:
     assert change.describe(TWO, unchanged, str) == ("changes nothing but the version",)
 
 
-def test_a_root_has_keys_that_hold_until_it_ends() -> None:
+def test_root_has_keys_that_hold_until_it_ends() -> None:
     """Keys that are valid when a root expires sign its successor; without any, no root could follow it."""
     end, soon = TWO.expires_at, {"expires_at": TWO.expires_at - 1}
     one = document(op(1))
@@ -72,7 +72,7 @@ def test_a_root_has_keys_that_hold_until_it_ends() -> None:
     assert change.add(document(op(1, **soon)), op(2, **soon)).document.version == 2
 
 
-def test_a_name_that_is_spelled_like_another_keys_id_does_not_stand_for_it() -> None:
+def test_name_spelled_like_another_keys_id_does_not_stand_for_it() -> None:
     decoy = document(op(1), op(3, name=ID2), op(2))
     assert change.find(decoy, ID2).public == kit.public(2).raw.hex()
     revoked = change.revoke_key(decoy, ID2, now_ms=NOW, reason="lost").document
@@ -83,7 +83,7 @@ def test_a_name_that_is_spelled_like_another_keys_id_does_not_stand_for_it() -> 
     assert ([k.keyid for k in early.revoked.keys], len(early.keys)) == ([ID2], 2)
 
 
-def test_a_key_is_added_once_and_no_revoked_one() -> None:
+def test_key_is_added_once_and_no_revoked_one() -> None:
     for entry, says in ((op(3, name="op2"), "a key `op2` already"), (op(2, name="x"), "this key already, as `op2`")):
         with pytest.raises(errors.TrustError, match=says):
             change.add(TWO, entry)
@@ -101,7 +101,7 @@ def test_a_key_is_added_once_and_no_revoked_one() -> None:
 BOUNDS: dict[str, Any] = {"now_ms": NOW, "expires_at": NOW + DAY}
 
 
-def test_rotation_keeps_the_scope_and_takes_the_name_unless_another_is_given() -> None:
+def test_rotation_keeps_scope_and_takes_name_unless_another_is_given() -> None:
     narrow = kit.scope(agents=("team-*",), unlimited=False)
     old = document(op(1), op(2, scope=narrow, threshold=2, root=False))
     new = change.rotate(old, "op2", kit.public(3).raw.hex(), **BOUNDS).document
@@ -172,7 +172,7 @@ def test_what_is_refused(name: str) -> None:
         build()
 
 
-def test_a_key_of_two_signers_is_removed_when_the_threshold_is_said() -> None:
+def test_key_of_two_signers_is_removed_when_threshold_is_said() -> None:
     three = document(op(1), op(2), op(3), threshold=2)
     assert change.remove(three, "op3").document.threshold == 2
     two = document(op(1), op(2), threshold=2)
@@ -181,7 +181,7 @@ def test_a_key_of_two_signers_is_removed_when_the_threshold_is_said() -> None:
     assert "root threshold 2 becomes 1" in _lines(two, lowered)
 
 
-def test_an_emergency_revocation_may_leave_a_key_that_waits_for_a_partner() -> None:
+def test_emergency_revocation_may_leave_key_that_waits_for_partner() -> None:
     both = document(op(1, scope=kit.scope(agents=())), *(op(n, threshold=2, root=False) for n in (2, 3)))
     left = change.revoke_key(both, "op3", now_ms=NOW, reason="stolen").document
     assert change.never_counting(both) == ()
@@ -205,19 +205,19 @@ def test_never_counting_looks_where_patterns_and_roles_meet() -> None:
     assert waits(scope(roles=("writer", "reader")), scope(agents=("x",), roles=("reader",))) == ()
 
 
-def test_a_key_for_roots_alone_waits_for_nobody() -> None:
+def test_key_for_roots_alone_waits_for_nobody() -> None:
     for scope in (kit.scope(agents=()), kit.scope(roles=())):
         assert change.never_counting(document(op(1, threshold=2, scope=scope), op(2, threshold=2))) == ("op2",)
     assert change.never_counting(document(op(1, threshold=2), op(2, threshold=2))) == ()
 
 
-def test_a_threshold_alone_can_be_changed() -> None:
+def test_threshold_alone_can_be_changed() -> None:
     made = change.update(TWO, "op2", {}, root_threshold=2)
     assert made.document.threshold == 2
     assert _lines(TWO, made) == ("root threshold 1 becomes 2",)
 
 
-def test_the_words_are_all_that_is_signed() -> None:
+def test_words_are_all_signed() -> None:
     narrow = kit.scope(agents=("a*", "b"), roles=("reader",), unlimited=False)
     end = TWO.expires_at
     old = document(op(1), op(2, scope=narrow, root=False, threshold=2), op(3, root=False), revoked=kit.revoked())
@@ -305,7 +305,7 @@ def test_no_difference_goes_unsaid() -> None:
     assert ("lists the keys in the order `op3` `op2` `op1`",) in said
 
 
-def test_a_key_is_revoked_by_id_even_before_it_is_listed() -> None:
+def test_key_is_revoked_by_id_even_before_it_is_listed() -> None:
     made = change.revoke_key(document(op(1)), ID2, now_ms=NOW, reason="stolen").document
     assert made.revoked.keys[0].name is None
     with pytest.raises(errors.TrustError, match="revoked already"):
@@ -330,7 +330,7 @@ def test_what_is_revoked_twice_is_said_and_serials_only_go_up() -> None:
     assert [(s.agent_id, s.serial_at_most, s.reason) for s in made.revoked.serials] == [("a", 9, "x"), ("b", 6, "y")]
 
 
-def test_renewal_moves_the_root_and_the_keys_that_ended_with_it() -> None:
+def test_renewal_moves_root_and_keys_that_ended_with_it() -> None:
     end = TWO.expires_at
     old = document(op(1), op(2, expires_at=end - 1), expires_at=end)
     new = change.renew(old, expires_at=end + DAY).document
@@ -338,7 +338,7 @@ def test_renewal_moves_the_root_and_the_keys_that_ended_with_it() -> None:
     assert new.expires_at == end + DAY
 
 
-def test_a_root_that_no_reader_would_take_is_not_made() -> None:
+def test_root_that_no_reader_would_take_is_not_made() -> None:
     wide = tuple(f"{'x' * 100}{n}" for n in range(256))
     many = document(op(1), *(op(n, scope=kit.scope(agents=wide)) for n in range(2, 28)))
     with pytest.raises(errors.TrustError, match="would be larger than"):

@@ -29,7 +29,7 @@ def _refused(raw: bytes, passphrase: bytes | None = b"open sesame") -> errors.Ke
     return caught.value
 
 
-def test_a_sealed_key_opens_with_its_passphrase_only() -> None:
+def test_sealed_key_opens_with_its_passphrase_only() -> None:
     file = keyfile.read(_sealed())
     assert file.key == kit.public(1)
     assert keyfile.unlock(file, b"open sesame").private_bytes_raw() == kit.key(1).private_bytes_raw()
@@ -39,11 +39,11 @@ def test_a_sealed_key_opens_with_its_passphrase_only() -> None:
     assert "between 1 and 1024" in _refused(_sealed(), b"").message
 
 
-def test_a_plain_key_opens_without() -> None:
+def test_plain_key_opens_without() -> None:
     assert keyfile.unlock(keyfile.read(keyfile.plain(kit.key(1)))).private_bytes_raw() == b"\x01" * 32
 
 
-def test_the_secret_is_not_in_a_sealed_file_nor_in_a_repr() -> None:
+def test_secret_is_not_in_sealed_file_nor_in_repr() -> None:
     secret = kit.key(1).private_bytes_raw()
     raw = _sealed()
     assert secret.hex().encode() not in raw
@@ -52,7 +52,7 @@ def test_the_secret_is_not_in_a_sealed_file_nor_in_a_repr() -> None:
     assert secret.hex() not in repr(keyfile.read(keyfile.plain(kit.key(1))))
 
 
-def test_the_default_cost_is_that_of_rfc_9106() -> None:
+def test_default_cost_is_that_of_rfc_9106() -> None:
     raw = keyfile.seal(kit.key(1), b"p", salt=SALT, nonce=NONCE)
     assert json.loads(raw)["sealed"]["parameters"] == {"memory_kib": 65536, "iterations": 3, "lanes": 4}
     assert keyfile.unlock(keyfile.read(raw), b"p").private_bytes_raw() == b"\x01" * 32
@@ -73,12 +73,12 @@ def _changed(change: Any) -> bytes:
         ("ciphertext", base64.b64encode(bytes(48)).decode()),
     ],
 )
-def test_every_field_of_the_seal_is_bound(field: str, value: Any) -> None:
+def test_every_field_of_seal_is_bound(field: str, value: Any) -> None:
     raw = _changed(lambda d: d["sealed"].update({field: value}))
     assert "wrong, or the key file was changed" in _refused(raw).message
 
 
-def test_the_public_half_is_bound() -> None:
+def test_public_half_is_bound() -> None:
     other = kit.public(2).raw.hex()
     assert "was changed" in _refused(_changed(lambda d: d.update(public=other))).message
     plain = json.loads(keyfile.plain(kit.key(1))) | {"public": other}
@@ -114,24 +114,24 @@ MALFORMED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_key_file_is_refused_before_anything_is_derived(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_key_file_is_refused_before_anything_is_derived(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = _changed(MALFORMED[name])
 
     def never(*args: object, **kwargs: object) -> bytes:
         raise AssertionError("derived")
 
-    monkeypatch.setattr(keyfile, "_derive", never)
+    monkeypatch.setattr(keyfile, "derive_key", never)
     with pytest.raises(AssertionError, match="derived"):
         keyfile.unlock(keyfile.read(_sealed()), b"open sesame")
     assert "malformed" in _refused(raw).message
 
 
 @pytest.mark.parametrize("raw", [b"", b"{}", b"null", b"-----BEGIN PRIVATE KEY-----", b" " * 20_000])
-def test_a_file_that_is_no_key_file_is_refused(raw: bytes) -> None:
+def test_file_no_key_file_is_refused(raw: bytes) -> None:
     assert "malformed" in _refused(raw).message
 
 
-def test_a_key_file_has_at_most_sixteen_kibibytes_and_does_not_change() -> None:
+def test_key_file_has_at_most_sixteen_kibibytes_and_does_not_change() -> None:
     raw = _sealed()
     full = raw + b" " * (16 * 1024 - len(raw))
     file = keyfile.read(full)
@@ -142,18 +142,18 @@ def test_a_key_file_has_at_most_sixteen_kibibytes_and_does_not_change() -> None:
             value.version = 1
 
 
-def test_what_is_sealed_must_be_a_key() -> None:
+def test_what_is_sealed_must_be_key() -> None:
     document = json.loads(_sealed())
     sealed = document["sealed"]
     del sealed["ciphertext"]
-    aead = ChaCha20Poly1305(keyfile._derive(b"open sesame", SALT, CHEAP))
+    aead = ChaCha20Poly1305(keyfile.derive_key(b"open sesame", SALT, CHEAP))
     for secret in (bytes(31), bytes(33), b""):
         made = aead.encrypt(NONCE, secret, strict_json.dumps(document))
         raw = strict_json.dumps(document | {"sealed": sealed | {"ciphertext": base64.b64encode(made).decode()}})
         assert "does not hold an Ed25519 key" in _refused(raw).message
 
 
-def test_where_an_error_was_is_said_only_when_it_is_known() -> None:
+def test_where_error_was_is_said_only_when_it_is_known() -> None:
     assert _refused(_sealed(), b"wrong").where == ""
     with pytest.raises(errors.KeyFileError) as caught:
         keyfile.unlock(keyfile.read(_sealed(), where="a"), b"wrong", where="b")
@@ -161,7 +161,7 @@ def test_where_an_error_was_is_said_only_when_it_is_known() -> None:
 
 
 @pytest.mark.parametrize(("size", "fits"), [(0, False), (1, True), (1024, True), (1025, False)])
-def test_a_passphrase_has_a_length(size: int, fits: bool) -> None:
+def test_passphrase_has_length(size: int, fits: bool) -> None:
     passphrase = b"p" * size
     if not fits:
         with pytest.raises(errors.KeyFileError, match="between 1 and 1024 bytes"):

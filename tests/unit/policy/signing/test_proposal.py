@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from policy import errors
 from policy.signing import envelope, proposal, strict_json
@@ -33,7 +33,7 @@ def test_each_side_says_who_signed_and_how_many_are_missing() -> None:
         assert made.complete(PRESENT, NOW) is (missing == (0, 0))
 
 
-def test_complete_is_what_the_present_root_takes() -> None:
+def test_complete_is_what_present_root_takes() -> None:
     for signers in ((1,), (1, 2), (1, 3), (2, 4), (1, 3, 4), (3, 4), (2, 3, 4)):
         made = _proposal(*signers)
         try:
@@ -58,12 +58,12 @@ def test_signatures_are_gathered_and_those_of_strangers_left_behind() -> None:
     assert both.complete(PRESENT, NOW)
     assert PRESENT.successor(both.encode(), NOW).version == 2
     # One that names no key is found out; one that lies about its key is none.
-    bare = dataclasses.replace(
+    bare = structs.replace(
         other.envelope, signatures=tuple(envelope.Signature("", s.sig) for s in other.envelope.signatures)
     )
     assert one.merged(proposal.Proposal(other.document, bare), PRESENT, NOW) == both
     false = tuple(envelope.Signature(kit.public(2).keyid, s.sig) for s in _proposal(8).envelope.signatures)
-    lied = proposal.Proposal(other.document, dataclasses.replace(other.envelope, signatures=false))
+    lied = proposal.Proposal(other.document, structs.replace(other.envelope, signatures=false))
     assert len(one.merged(lied, PRESENT, NOW).envelope.signatures) == 1
 
 
@@ -75,7 +75,7 @@ def test_two_proposals_are_not_merged() -> None:
     assert _proposal(1).payload_digest == _proposal(2).payload_digest
 
 
-def test_a_signature_is_added_once() -> None:
+def test_signature_is_added_once() -> None:
     made = _proposal(1)
     signature = envelope.Signature(kit.public(2).keyid, kit.key(2).sign(made.envelope.pae()))
     twice = made.signed_by(signature).signed_by(signature)
@@ -83,7 +83,7 @@ def test_a_signature_is_added_once() -> None:
     assert PRESENT.successor(twice.encode(), NOW).version == 2
 
 
-def test_only_the_canonical_bytes_are_put_before_a_signer() -> None:
+def test_only_canonical_bytes_are_put_before_signer() -> None:
     for payload in (json.dumps(NEXT).encode(), strict_json.dumps(NEXT) + b" "):
         raw = envelope.sign(payload, roots.PAYLOAD_TYPE, [kit.key(1)]).encode()
         with pytest.raises(errors.TrustError, match="canonical"):

@@ -24,14 +24,14 @@ def _reason(trusted: trust.TrustedPackage, root: roots.TrustRoot) -> str | None:
     return trust.revoked(root, trusted.payload_digest, trusted.statement, trusted.signers)
 
 
-def test_nothing_revoked_ends_nothing_and_neither_does_a_key_that_was_taken_out() -> None:
+def test_nothing_revoked_ends_nothing_and_neither_does_key_that_was_taken_out() -> None:
     trusted = _accepted(1, root=kit.root(op(1), op(2)))
     assert _reason(trusted, kit.root(op(1), op(2))) is None
     assert _reason(trusted, kit.root(op(2))) is None
     assert _reason(trusted, kit.root(op(1), revoked=kit.revoked(keys=[kit.revoked_key(2)]))) is None
 
 
-def test_a_revoked_signer_ends_what_rested_on_it_alone() -> None:
+def test_revoked_signer_ends_what_rested_on_it_alone() -> None:
     later = kit.root(op(2), op(3), revoked=kit.revoked(keys=[kit.revoked_key(1)]))
     alone = _accepted(1, root=kit.root(op(1), op(2)))
     assert _reason(alone, later) == "the key of `op1`, who signed, was revoked: stolen"
@@ -41,7 +41,7 @@ def test_a_revoked_signer_ends_what_rested_on_it_alone() -> None:
     assert _reason(needed, later) == "the key of `op1`, who signed, was revoked: stolen"
 
 
-def test_a_revoked_approver_ends_an_unlimited_lifetime_and_no_other() -> None:
+def test_revoked_approver_ends_unlimited_lifetime_and_no_other() -> None:
     first = kit.root(op(1), op(2, scope=kit.scope(unlimited=False)), op(3))
     later = kit.root(op(2), op(3), revoked=kit.revoked(keys=[kit.revoked_key(1)]))
     unlimited = _accepted(1, 2, root=first, approve_unlimited=True)
@@ -51,7 +51,7 @@ def test_a_revoked_approver_ends_an_unlimited_lifetime_and_no_other() -> None:
     assert _reason(_accepted(1, 2, 3, root=first, approve_unlimited=True), later) is None
 
 
-def test_a_revoked_manifest_and_revoked_serials_end_what_they_name() -> None:
+def test_revoked_manifest_and_revoked_serials_end_what_they_name() -> None:
     trusted = _accepted(1, root=kit.root(), serial=7)
     entry = {"payload_digest": trusted.payload_digest, "at": NOW, "reason": "it leaks"}
     lists = kit.revoked(manifests=[entry])
@@ -63,7 +63,7 @@ def test_a_revoked_manifest_and_revoked_serials_end_what_they_name() -> None:
         assert (found is not None) is ends, row
 
 
-def test_an_approval_that_never_counted_is_not_what_ends_a_run() -> None:
+def test_approval_that_never_counted_is_not_what_ends_run() -> None:
     nobody = kit.scope(unlimited=False)
     trusted = _accepted(1, 2, root=kit.root(op(1, scope=nobody), op(2, scope=nobody)), approve_unlimited=True)
     assert _reason(trusted, kit.root(op(2), revoked=kit.revoked(keys=[kit.revoked_key(1)]))) is None
@@ -79,7 +79,7 @@ def _entries(kind: str, count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("kind", "most"), [("keys", 256), ("manifests", 512), ("serials", 256)])
-def test_lists_have_an_end_and_stay_what_they_are(kind: str, most: int) -> None:
+def test_lists_have_end_and_stay_what_they_are(kind: str, most: int) -> None:
     full = kit.root(revoked=kit.revoked(**{kind: _entries(kind, most)}))
     with pytest.raises(errors.TrustError, match="malformed"):
         kit.root(revoked=kit.revoked(**{kind: _entries(kind, most + 1)}))
@@ -91,7 +91,7 @@ def test_lists_have_an_end_and_stay_what_they_are(kind: str, most: int) -> None:
 
 
 @pytest.mark.parametrize("at", ["1", 1.0, True, None, -1, 2**53])
-def test_a_time_is_a_number(at: object) -> None:
+def test_time_is_number(at: object) -> None:
     kit.root(revoked=kit.revoked(keys=[kit.revoked_key(2, at=1)]))
     row = kit.revoked_key(2) | {"at": at}
     with pytest.raises(pydantic.ValidationError):
@@ -99,7 +99,7 @@ def test_a_time_is_a_number(at: object) -> None:
 
 
 @pytest.mark.parametrize("kind", ["keys", "manifests", "serials"])
-def test_each_entry_that_is_dropped_is_named(kind: str) -> None:
+def test_each_entry_dropped_is_named(kind: str) -> None:
     three = _entries(kind, 3)
     lists = [
         revocation.Revocations.model_validate(kit.revoked(**{kind: [r for r in three if r is not out]}))

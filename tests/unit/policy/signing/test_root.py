@@ -14,7 +14,7 @@ NOW, DAY = kit.NOW, kit.DAY
 op, document, raw = kit.operator, kit.root_document, kit.root_bytes
 
 
-def test_a_root_is_read_as_it_was_signed() -> None:
+def test_root_is_read_as_it_was_signed() -> None:
     made = root.TrustRoot.load(raw(document(op(1), op(2)), 1), NOW)
     assert made.version == 1
     assert [k.name for k in made.keys] == ["op1", "op2"]
@@ -73,18 +73,18 @@ MALFORMED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_root_is_refused(name: str) -> None:
+def test_malformed_root_is_refused(name: str) -> None:
     with pytest.raises(errors.TrustError, match="malformed"):
         root.TrustRoot.load(raw(MALFORMED[name], 1), NOW)
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"null", b" " * (root.MAX_BYTES + 1)])
-def test_a_file_that_is_no_envelope_is_refused(data: bytes) -> None:
+def test_file_no_envelope_is_refused(data: bytes) -> None:
     with pytest.raises(errors.TrustError, match="malformed"):
         root.TrustRoot.load(data, NOW)
 
 
-def test_a_root_has_at_most_a_mebibyte() -> None:
+def test_root_has_at_most_mebibyte() -> None:
     made = raw(document(op(1)), 1)
     assert root.MAX_BYTES == 2**20
     full = made + b" " * (root.MAX_BYTES - len(made))
@@ -93,7 +93,7 @@ def test_a_root_has_at_most_a_mebibyte() -> None:
         root.TrustRoot.load(full + b" ", NOW)
 
 
-def test_a_root_must_be_signed_by_its_own_threshold() -> None:
+def test_root_must_be_signed_by_its_own_threshold() -> None:
     two = document(op(1), op(2), threshold=2)
     assert root.TrustRoot.load(raw(two, 1, 2), NOW).version == 1
     for signers in ((1,), (2,), (1, 1), (1, 3), (3,)):
@@ -101,7 +101,7 @@ def test_a_root_must_be_signed_by_its_own_threshold() -> None:
             root.TrustRoot.load(raw(two, *signers), NOW)
 
 
-def test_a_signature_on_a_package_cannot_be_one_on_a_root() -> None:
+def test_signature_on_package_cannot_be_one_on_root() -> None:
     payload = strict_json.dumps(document())
     as_package = envelope.sign(payload, envelope.IN_TOTO_PAYLOAD_TYPE, [kit.key(1)])
     renamed = envelope.Envelope(payload, root.PAYLOAD_TYPE, as_package.signatures)
@@ -111,7 +111,7 @@ def test_a_signature_on_a_package_cannot_be_one_on_a_root() -> None:
         root.TrustRoot.load(renamed.encode(), NOW)
 
 
-def test_a_root_holds_from_its_start_to_just_before_its_end() -> None:
+def test_root_holds_from_its_start_to_just_before_its_end() -> None:
     data = raw(document(not_before=NOW - 10, expires_at=NOW + 10), 1)
     for moment in (NOW - 10, NOW, NOW + 9):
         root.TrustRoot.load(data, moment)
@@ -125,7 +125,7 @@ def test_a_root_holds_from_its_start_to_just_before_its_end() -> None:
 # --- versions -------------------------------------------------------------------------------------------
 
 
-def test_the_next_version_is_signed_by_old_and_new() -> None:
+def test_next_version_is_signed_by_old_and_new() -> None:
     old = kit.root(op(1))
     assert old.successor(raw(document(op(2), version=2), 1, 2), NOW).version == 2
     for signers in ((1,), (2,), (3,), (2, 3)):
@@ -134,12 +134,12 @@ def test_the_next_version_is_signed_by_old_and_new() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 3, 100])
-def test_a_version_is_never_skipped_or_repeated(version: int) -> None:
+def test_version_is_never_skipped_or_repeated(version: int) -> None:
     with pytest.raises(errors.TrustError, match="cannot follow"):
         kit.root(op(1)).successor(raw(document(op(1), version=version), 1), NOW)
 
 
-def test_the_old_threshold_counts_distinct_old_keys() -> None:
+def test_old_threshold_counts_distinct_old_keys() -> None:
     old = kit.root(op(1), op(2), threshold=2, signers=(1, 2))
     new = document(op(1), op(3), version=2)
     old.successor(raw(new, 1, 2), NOW)
@@ -155,7 +155,7 @@ NARROW = {
 
 
 @pytest.mark.parametrize("scope", NARROW)
-def test_a_key_that_may_not_sign_roots_cannot_widen_itself_by_the_next_version(scope: str) -> None:
+def test_key_that_may_not_sign_roots_cannot_widen_itself_by_next_version(scope: str) -> None:
     narrow = op(2, scope=NARROW[scope], root=False)
     old = kit.root(op(1), narrow)
     new = document(op(2), version=2)
@@ -172,18 +172,18 @@ def test_a_key_that_may_not_sign_roots_cannot_widen_itself_by_the_next_version(s
         kit.root(op(1), op(3)).successor(raw(new, 1, 2), NOW)
 
 
-def test_a_key_of_unlimited_scope_signs_no_root_unless_the_root_says_so() -> None:
+def test_key_of_unlimited_scope_signs_no_root_unless_root_says_so() -> None:
     old = kit.root(op(1), op(2, root=False))
     with pytest.raises(errors.TrustError, match="is not signed by the keys of version 1"):
         old.successor(raw(document(op(2), version=2), 2), NOW)
 
 
-def test_a_root_key_may_have_an_empty_scope_and_any_narrow_one() -> None:
+def test_root_key_may_have_empty_scope_and_any_narrow_one() -> None:
     only = op(1, scope={"agents": [], "roles": [], "approve_unlimited": False})
     assert kit.root(only).successor(raw(document(only, version=2), 1), NOW).version == 2
 
 
-def test_a_next_version_takes_back_no_revocation_and_may_add_one() -> None:
+def test_next_version_takes_back_no_revocation_and_may_add_one() -> None:
     lists = kit.revoked(keys=[kit.revoked_key(3)])
     old = kit.root(op(1), revoked=lists)
     more = kit.revoked(
@@ -203,7 +203,7 @@ def test_a_next_version_takes_back_no_revocation_and_may_add_one() -> None:
             second.successor(raw(document(op(1), version=3, revoked=fewer), 1), NOW)
 
 
-def test_a_key_that_has_ended_does_not_sign_the_next_version_while_the_root_holds() -> None:
+def test_key_that_has_ended_does_not_sign_next_version_while_root_holds() -> None:
     old = kit.root(op(1), op(2, expires_at=NOW + DAY))
     new = document(op(1), op(2), version=2)
     assert old.successor(raw(new, 2), NOW + DAY - 1).version == 2
@@ -213,7 +213,7 @@ def test_a_key_that_has_ended_does_not_sign_the_next_version_while_the_root_hold
         kit.root(op(1), op(2, not_before=NOW + 1)).successor(raw(new, 2), NOW)
 
 
-def test_a_key_that_needs_a_second_signer_needs_one_for_the_next_version() -> None:
+def test_key_that_needs_second_signer_needs_one_for_next_version() -> None:
     old = kit.root(op(1), op(2, threshold=2))
     new = document(op(1), op(2), version=2)
     assert old.successor(raw(new, 1, 2), NOW).version == 2
@@ -222,7 +222,7 @@ def test_a_key_that_needs_a_second_signer_needs_one_for_the_next_version() -> No
         old.successor(raw(new, 2), NOW)
 
 
-def test_an_ended_root_names_its_successor_but_not_an_ended_one() -> None:
+def test_ended_root_names_its_successor_but_not_ended_one() -> None:
     old = root.TrustRoot.parse(raw(document(op(1), expires_at=NOW - 1), 1))
     assert old.successor(raw(document(op(1), version=2), 1), NOW).version == 2
     with pytest.raises(errors.TrustError, match="has ended"):
@@ -246,11 +246,11 @@ def test_an_ended_root_names_its_successor_but_not_an_ended_one() -> None:
         ("a.b", "axb", False),
     ],
 )
-def test_a_scope_covers_ids_by_name_or_prefix(pattern: str, agent_id: str, covered: bool) -> None:
+def test_scope_covers_ids_by_name_or_prefix(pattern: str, agent_id: str, covered: bool) -> None:
     assert root.Scope(agents=(pattern,), roles=("*",), approve_unlimited=True).covers_agent(agent_id) is covered
 
 
-def test_no_role_is_no_ceiling_and_needs_the_star() -> None:
+def test_no_role_is_no_ceiling_and_needs_star() -> None:
     limited = root.Scope(agents=("*",), roles=("reader", "observer"), approve_unlimited=True)
     assert limited.covers_role("reader")
     assert not limited.covers_role("coordinator")

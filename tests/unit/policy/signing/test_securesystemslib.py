@@ -20,7 +20,7 @@ def _their_key(number: int = 1) -> SSlibKey:
     return SSlibKey.from_crypto(kit.key(number).public_key())
 
 
-def test_key_ids_are_the_same() -> None:
+def test_key_ids_are_same() -> None:
     for number in range(1, 6):
         assert kit.public(number).keyid == _their_key(number).keyid
     fresh = Ed25519PrivateKey.generate()
@@ -49,7 +49,7 @@ def test_we_verify_their_envelope() -> None:
     assert [s.keyid for s in trusted.signers] == [_their_key(1).keyid]
 
 
-def test_both_sign_the_same_bytes() -> None:
+def test_both_sign_same_bytes() -> None:
     theirs = TheirEnvelope(b"payload", envelope.IN_TOTO_PAYLOAD_TYPE, {})
     ours = envelope.sign(b"payload", envelope.IN_TOTO_PAYLOAD_TYPE, [kit.key(1)])
     assert theirs.pae() == ours.pae()

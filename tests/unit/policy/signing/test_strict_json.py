@@ -39,9 +39,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("raw", "says"), REFUSED, ids=range(len(REFUSED)))
-def test_a_malformed_document_is_refused(raw: bytes, says: str) -> None:
+def test_malformed_document_is_refused(raw: bytes, says: str) -> None:
     limit = 100_000 if says == "larger than" else 1_000_000
-    with pytest.raises(strict_json.MalformedError) as caught:
+    with pytest.raises(strict_json.MalformedJsonError) as caught:
         strict_json.loads(raw, max_bytes=limit)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -52,11 +52,11 @@ def test_what_is_written_is_read_back(value: object) -> None:
     assert strict_json.loads(strict_json.dumps(value), max_bytes=1000) == value
 
 
-def test_the_tolerant_reader_would_have_taken_the_last_of_two_keys() -> None:
+def test_tolerant_reader_would_have_taken_last_of_two_keys() -> None:
     assert json.loads(b'{"a":1,"a":2}') == {"a": 2}
 
 
-def test_a_model_names_the_place_of_a_fault() -> None:
+def test_model_names_place_of_fault() -> None:
     class Inner(pydantic.BaseModel):
         model_config = pydantic.ConfigDict(extra="forbid", strict=True)
         n: int
@@ -64,13 +64,13 @@ def test_a_model_names_the_place_of_a_fault() -> None:
     class Outer(pydantic.BaseModel):
         inner: Inner
 
-    with pytest.raises(strict_json.MalformedError, match=r"^`inner\.n`: input should be a valid integer$"):
+    with pytest.raises(strict_json.MalformedJsonError, match=r"^`inner\.n`: input should be a valid integer$"):
         strict_json.validate(Outer, {"inner": {"n": "1"}})
-    with pytest.raises(strict_json.MalformedError, match=r"`inner\.m`"):
+    with pytest.raises(strict_json.MalformedJsonError, match=r"`inner\.m`"):
         strict_json.validate(Outer, {"inner": {"n": 1, "m": 2}})
 
 
-def test_the_first_of_several_faults_is_told_and_a_fault_of_the_whole_is_the_documents() -> None:
+def test_first_of_several_faults_is_told_and_fault_of_whole_is_documents() -> None:
     class Pair(pydantic.BaseModel):
         model_config = pydantic.ConfigDict(extra="forbid", strict=True)
         a: int
@@ -82,9 +82,9 @@ def test_the_first_of_several_faults_is_told_and_a_fault_of_the_whole_is_the_doc
                 raise ValueError("both are one")
             return self
 
-    with pytest.raises(strict_json.MalformedError, match=r"^`a`: "):
+    with pytest.raises(strict_json.MalformedJsonError, match=r"^`a`: "):
         strict_json.validate(Pair, {"a": "x", "b": "y"})
-    with pytest.raises(strict_json.MalformedError, match=r"^`document`: value error, both are one$"):
+    with pytest.raises(strict_json.MalformedJsonError, match=r"^`document`: value error, both are one$"):
         strict_json.validate(Pair, {"a": 1, "b": 1})
 
 

@@ -42,7 +42,7 @@ def _revocations(name: str, number: int) -> revocation.Revocations:
 
 
 @pytest.mark.parametrize(("name", "most"), [("keys", 256), ("manifests", 512), ("serials", 256)])
-def test_a_list_of_revocations_is_so_long_and_no_longer(name: str, most: int) -> None:
+def test_list_of_revocations_is_so_long_and_no_longer(name: str, most: int) -> None:
     assert len(getattr(_revocations(name, most), name)) == most
     with pytest.raises(pydantic.ValidationError):
         _revocations(name, most + 1)
@@ -51,7 +51,7 @@ def test_a_list_of_revocations_is_so_long_and_no_longer(name: str, most: int) ->
 @pytest.mark.parametrize(
     ("pattern", "good"), [("a*", True), ("*", True), ("a*b", False), ("a*\n", False), ("a b", False)]
 )
-def test_a_star_stands_at_the_end_of_a_pattern(pattern: str, good: bool) -> None:
+def test_star_stands_at_end_of_pattern(pattern: str, good: bool) -> None:
     document = json.dumps(kit.scope(agents=(pattern,)))
     if good:
         assert root.Scope.model_validate_json(document).agents == (pattern,)
@@ -62,7 +62,7 @@ def test_a_star_stands_at_the_end_of_a_pattern(pattern: str, good: bool) -> None
 
 @pytest.mark.parametrize("name", ["public", "plain"])
 @pytest.mark.parametrize("change", [lambda h: h + "00", lambda h: h[:-2], lambda h: h.upper(), lambda h: "\n" + h])
-def test_a_key_is_64_digits_and_no_more(name: str, change: Any) -> None:
+def test_key_is_64_digits_and_no_more(name: str, change: Any) -> None:
     document = json.loads(keyfile.plain(kit.key(1)))
     document[name] = change("ab" * 32 if name == "plain" else document[name])
     with pytest.raises(errors.KeyFileError, match="malformed"):

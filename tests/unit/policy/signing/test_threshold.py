@@ -41,7 +41,7 @@ def test_one_who_counts_is_enough_unless_more_are_wanted() -> None:
 
 
 @given(several)
-def test_it_is_the_largest_set_in_which_each_demand_is_met(signed: tuple[Key, ...]) -> None:
+def test_it_is_largest_set_in_which_each_demand_is_met(signed: tuple[Key, ...]) -> None:
     fair = [s for s in subsets(signed) if all(k.threshold <= len(s) for k in s)]
     assert threshold.counting(signed) == max(fair, key=len)
     # It is the only set of its size: every other fair set is a subset of it.
@@ -55,16 +55,14 @@ def test_one_more_signature_never_takes_away(signed: tuple[Key, ...], wanted: in
 
 
 @given(several, several, st.integers(1, 6))
-def test_what_is_missing_is_the_fewest_that_would_do(
-    signed: tuple[Key, ...], others: tuple[Key, ...], least: int
-) -> None:
+def test_what_is_missing_is_fewest_that_would_do(signed: tuple[Key, ...], others: tuple[Key, ...], least: int) -> None:
     others = tuple(Key(k.number + 50, k.threshold) for k in others)
     enough = [len(s) for s in subsets(others) if len(threshold.counting((*signed, *s))) >= least]
     assert threshold.missing(signed, others, least=least) == min(enough, default=None)
 
 
 @given(several, st.sets(st.integers(0, 5)))
-def test_counting_before_the_role_is_known_and_again_after_is_counting_once(
+def test_counting_before_role_is_known_and_again_after_is_counting_once(
     signed: tuple[Key, ...], covering: set[int]
 ) -> None:
     """``trust.verify`` counts for the agent, then ``trust.authorise`` for the role among these: no signer is added."""

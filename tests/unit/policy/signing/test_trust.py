@@ -26,7 +26,7 @@ def _refused(
     return caught.value
 
 
-def test_a_signed_package_is_trusted() -> None:
+def test_signed_package_is_trusted() -> None:
     made = kit.signed()
     trusted = kit.verify(made)
     assert trusted.package is made
@@ -37,7 +37,7 @@ def test_a_signed_package_is_trusted() -> None:
     assert len(trusted.payload_digest) == 64
 
 
-def test_only_verify_makes_a_trusted_package() -> None:
+def test_only_verify_makes_trusted_package() -> None:
     trusted = kit.verify(kit.signed())
     values = {f.name: getattr(trusted, f.name) for f in dataclasses.fields(trusted)}
     with pytest.raises(TypeError, match="only"):
@@ -87,7 +87,7 @@ def test_again_it_is_asked_what_time_it_is_and_what_was_accepted() -> None:
         _again(trusted, root, serials=newer)
 
 
-def test_again_a_key_that_counted_and_ends_takes_what_it_alone_allowed_with_it() -> None:
+def test_again_key_that_counted_and_ends_takes_what_it_alone_allowed_with_it() -> None:
     """The other key remains valid: it is sufficient for the agent, but never was for the role."""
     worker = kit.scope(roles=("worker",), unlimited=True)
     other = kit.scope(roles=("reader",), unlimited=False)
@@ -316,7 +316,7 @@ def _authorise(trusted: trust.TrustedPackage, **changes: Any) -> tuple[trust.Sig
     return trust.authorise(trusted, **(values | changes))
 
 
-def test_authorise_returns_the_signers_that_count() -> None:
+def test_authorise_returns_signers_that_count() -> None:
     trusted = kit.verify(
         kit.signed(1, 2),
         kit.root(op(1), op(2, scope={"agents": ["*"], "roles": ["reader"], "approve_unlimited": True})),
@@ -326,12 +326,12 @@ def test_authorise_returns_the_signers_that_count() -> None:
     assert [s.name for s in _authorise(trusted, role="reader", operator="op2")] == ["op1", "op2"]
 
 
-def test_authorise_refuses_a_manifest_of_another_agent() -> None:
+def test_authorise_refuses_manifest_of_another_agent() -> None:
     with pytest.raises(errors.SignatureError, match="the manifest is of agent `other`"):
         _authorise(kit.verify(kit.signed()), agent_id="other")
 
 
-def test_authorise_refuses_a_role_outside_the_scope() -> None:
+def test_authorise_refuses_role_outside_scope() -> None:
     trusted = kit.verify(
         kit.signed(), kit.root(op(1, scope={"agents": ["*"], "roles": ["reader"], "approve_unlimited": True}))
     )
@@ -341,7 +341,7 @@ def test_authorise_refuses_a_role_outside_the_scope() -> None:
             _authorise(trusted, role=role)
 
 
-def test_authorise_counts_the_threshold_again_by_role() -> None:
+def test_authorise_counts_threshold_again_by_role() -> None:
     root = kit.root(
         op(1, threshold=2), op(2, threshold=2, scope={"agents": ["*"], "roles": ["reader"], "approve_unlimited": True})
     )
@@ -351,7 +351,7 @@ def test_authorise_counts_the_threshold_again_by_role() -> None:
         _authorise(trusted, role="coordinator")
 
 
-def test_an_approval_counts_with_a_signer_who_counts_and_may_give_it() -> None:
+def test_approval_counts_with_signer_who_counts_and_may_give_it() -> None:
     junior = op(2, scope=kit.scope(unlimited=False))
     root = kit.root(op(1, scope=kit.scope(roles=("reader",))), junior, op(3, threshold=3))
 
@@ -367,7 +367,7 @@ def test_an_approval_counts_with_a_signer_who_counts_and_may_give_it() -> None:
     assert not approved(2, 3, role=None)
 
 
-def test_the_operator_is_one_who_signed() -> None:
+def test_operator_is_one_who_signed() -> None:
     trusted = kit.verify(kit.signed(1), kit.root(op(1), op(2)))
     assert _authorise(trusted, operator="op1")
     for name in ("op2", "nobody", "", "OP1", kit.public(1).keyid):
@@ -375,7 +375,7 @@ def test_the_operator_is_one_who_signed() -> None:
             _authorise(trusted, operator=name)
 
 
-def test_an_operator_whose_signature_does_not_count_is_not_the_operator() -> None:
+def test_operator_whose_signature_does_not_count_is_not_operator() -> None:
     limited = op(2, scope={"agents": ["*"], "roles": ["reader"], "approve_unlimited": True})
     trusted = kit.verify(kit.signed(1, 2), kit.root(op(1), limited))
     _authorise(trusted, role="reader", operator="op2")

@@ -11,12 +11,12 @@ import pytest
 from policy.lifecycle import State
 from policy.prove.live import Layer, Standing
 from sandbox.attest import live_runs, reference, verifier
-from sandbox.attest.verifier import Report
+from sandbox.attest.verifier import Examination
 from sandbox.rundir import registry
 from sandbox.storage import artefact_reader
 
-DRIFT = Report("one", (Layer("rights", Standing.WIDER, "a filter", "none"),))
-HOLDS = Report("one", (Layer("rights", Standing.EQUAL),))
+DRIFT = Examination("one", (Layer("rights", Standing.WIDER, "a filter", "none"),))
+HOLDS = Examination("one", (Layer("rights", Standing.EQUAL),))
 
 
 @pytest.fixture
@@ -25,18 +25,18 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(reference.ReferenceValues, "read", lambda directory: made)
     monkeypatch.setattr(artefact_reader, "read", lambda directory: None)
     monkeypatch.setattr(live_runs, "_trusted", lambda *_: ((), ()))
-    monkeypatch.setattr(live_runs, "_AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr(live_runs, "AGAIN_SECONDS", 0.001)
     directory = tmp_path / "runs" / "one"
     directory.mkdir(parents=True)
     (directory / reference.RECORD).touch()
     return directory
 
 
-def _answers(monkeypatch: pytest.MonkeyPatch, run: Path, *reports: Report) -> tuple[bool, int]:
+def _answers(monkeypatch: pytest.MonkeyPatch, run: Path, *reports: Examination) -> tuple[bool, int]:
     """Whether it holds, and how many looks that took; the last report is what every further look comes to."""
     looks: list[verifier.VerifierCache] = []
 
-    def examine(made: object, artefacts: object, known: verifier.VerifierCache, *, state: Path) -> Report:
+    def examine(made: object, artefacts: object, known: verifier.VerifierCache, *, state: Path) -> Examination:
         looks.append(known)
         return reports[min(len(looks), len(reports)) - 1]
 
@@ -63,7 +63,7 @@ def test_drift_of_any_other_is_told_at_once(run: Path, monkeypatch: pytest.Monke
 
 def test_one_that_never_comes_to_stand_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run / registry.STATE).write_text(f"{State.ISOLATED}\n")
-    monkeypatch.setattr(live_runs, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(live_runs, "PATIENCE_SECONDS", 0.05)
     holds, looks = _answers(monkeypatch, run, DRIFT)
     assert not holds
     assert looks > 1

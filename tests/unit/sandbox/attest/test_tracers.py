@@ -21,7 +21,7 @@ def tracers(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[int, int]]:
     """By process: traced thread to tracer. The test fills it."""
     found: dict[int, dict[int, int]] = {}
     names = {name.pid: name for name in (*(one.name for one in FAMILY.all()), SHIM, GATE)}
-    monkeypatch.setattr(attest_tracers, "_PASSING_SECONDS", 0.0)
+    monkeypatch.setattr(attest_tracers, "PASSING_SECONDS", 0.0)
     monkeypatch.setattr(procfs, "name", names.get)
     monkeypatch.setattr(procfs, "parent", lambda pid: 1)
     monkeypatch.setattr(procfs, "tracers", lambda pid: found.get(pid, {}))
@@ -47,7 +47,7 @@ def test_any_thread_traced_by_others_is_drift(tracers: dict[int, dict[int, int]]
         assert drift() == [f"{kind} {pid}"]
 
 
-def test_a_sandbox_may_trace_its_stub_alone(tracers: dict[int, dict[int, int]]) -> None:
+def test_sandbox_may_trace_its_stub_alone(tracers: dict[int, dict[int, int]]) -> None:
     tracers[13] = {13: SANDBOX_THREAD}
     assert drift() == []
     for pid in (10, 11, 12, 1, 20):
@@ -56,7 +56,7 @@ def test_a_sandbox_may_trace_its_stub_alone(tracers: dict[int, dict[int, int]]) 
         assert len(drift()) == 1, pid
 
 
-def test_a_reused_number_is_no_drift(tracers: dict[int, dict[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reused_number_is_no_drift(tracers: dict[int, dict[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     tracers[20] = {20: 999}
     assert drift() == ["gate 20"], "control"
     names = {SHIM.pid: SHIM, GATE.pid: Name(GATE.pid, 77)}

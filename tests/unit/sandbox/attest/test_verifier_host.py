@@ -11,7 +11,7 @@ from policy import errors
 from policy.decompile import host_rules
 from sandbox.attest import network
 from sandbox.attest.network import Network
-from sandbox.attest.network_view import Seen, Space
+from sandbox.attest.network_view import ListingCache, Space
 from sandbox.kernel.net import dump, nft
 from sandbox.kernel.procfs import Name
 
@@ -20,18 +20,18 @@ RUN = host_rules.Run("cv-12345678", "eth0", ((1, 1),), ((2, 9), (12, 12)))
 MADE = Network(Name(1, 2), 3, SPACE, SPACE, "eth0", "/usr/sbin/nft", run=RUN, touching=("a rule",))
 
 
-def test_record_of_a_network_is_read_as_written() -> None:
+def test_record_of_network_is_read_as_written() -> None:
     assert Network.from_json(MADE.to_json()) == MADE
 
 
-def test_record_of_an_earlier_version_has_no_host_rules() -> None:
+def test_record_of_earlier_version_has_no_host_rules() -> None:
     written = MADE.to_json()
     del written["run"], written["touching"]
     found = Network.from_json(written)
     assert (found.run, found.touching) == (None, ())
 
 
-def test_host_rules_are_listed_once_for_a_transaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_rules_are_listed_once_for_transaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers, asked = [7], list[tuple[Any, ...]]()
     monkeypatch.setattr(dump, "cookie", lambda: "here")
     monkeypatch.setattr(dump, "generation", lambda: numbers[0])
@@ -41,10 +41,10 @@ def test_host_rules_are_listed_once_for_a_transaction(tmp_path: Path, monkeypatc
         return b'{"nftables": []}'
 
     monkeypatch.setattr(nft, "listed", listed)
-    look = network._host_listing
-    seen, binary, path = Seen(), Path("/usr/sbin/nft"), tmp_path / "host.json"
+    look = network.host_listing
+    seen, binary, path = ListingCache(), Path("/usr/sbin/nft"), tmp_path / "host.json"
     first = look(binary, path, seen)
-    assert [look(binary, path, seen), look(binary, path, Seen())] == [first, first]
+    assert [look(binary, path, seen), look(binary, path, ListingCache())] == [first, first]
     assert len(asked) == 1
     numbers[0] = 8
     look(binary, path, seen)
@@ -64,7 +64,7 @@ def test_nft_that_lists_nothing_says_how_to_mend_it(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(nft, "listed", listed)
     place = tmp_path / "host.json"
     with pytest.raises(errors.KernelError) as raised:
-        network._host_listing(Path("/usr/sbin/nft"), place, Seen())
+        network.host_listing(Path("/usr/sbin/nft"), place, ListingCache())
     assert (raised.value.where, "nft -j list ruleset" in str(raised.value.hint)) == ("/usr/sbin/nft", True)
     works.append(True)
-    assert network._host_listing(Path("/usr/sbin/nft"), place, Seen())[1]
+    assert network.host_listing(Path("/usr/sbin/nft"), place, ListingCache())[1]

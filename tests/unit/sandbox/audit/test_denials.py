@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from policy import denials, errors
+from policy.compile.artefacts import NAMES, Artefacts
 from policy.denials import Denial, Row
-from sandbox.audit.denials import DenialLog, failed_calls, refused_calls, traced
+from sandbox.audit.denials import DenialLog, every_program_is_granted, failed_calls, refused_calls, traced
 from sandbox.kernel.runsc import debug_log
 from tests.unit.policy.compile import sample
 
@@ -28,7 +32,7 @@ class Log:
         assert self.denials.round().look() is None
 
 
-def test_rows_are_written_at_once_then_by_the_round_and_at_the_end() -> None:
+def test_rows_are_written_at_once_then_by_round_and_at_end() -> None:
     log = Log()
     for _ in range(100_000):
         log.denials.told(NAME)
@@ -51,7 +55,7 @@ def test_rows_are_written_at_once_then_by_the_round_and_at_the_end() -> None:
         (errors.CpuTimeError("spent", clock="cpu_time_ms"), Denial("time", "cpu_time_ms", "cpu_time")),
     ],
 )
-def test_a_limit_that_ended_the_run_is_a_denial(error: errors.RunError, denial: Denial) -> None:
+def test_limit_that_ended_run_is_denial(error: errors.RunError, denial: Denial) -> None:
     log = Log()
     log.denials.ended_by(error)
     assert log.rows == [Row(denial, 1)]
@@ -65,7 +69,7 @@ def test_any_other_end_is_none(error: errors.CovenantError | None) -> None:
     assert log.rows == []
 
 
-def test_a_row_that_cannot_be_written_is_an_error_at_once() -> None:
+def test_row_that_cannot_be_written_is_error_at_once() -> None:
     def full(row: Row) -> None:
         raise errors.LedgerError("no space")
 
@@ -73,7 +77,7 @@ def test_a_row_that_cannot_be_written_is_an_error_at_once() -> None:
         DenialLog(full).told(NAME)
 
 
-def test_a_refused_call_is_one_of_its_kind() -> None:
+def test_refused_call_is_one_of_its_kind() -> None:
     log = Log()
     tell = refused_calls(sample.compiled(sample.manifest()), log.denials.told)
     for name in ("getcpu", "ioctl", "clone3", "execve", "execveat", "#999"):
@@ -92,7 +96,7 @@ def test_every_layer_has_words() -> None:
     assert all(denials.LAYERS.values())
 
 
-def test_a_flood_of_different_denials_writes_a_few_rows_a_turn_and_loses_none() -> None:
+def test_flood_of_different_denials_writes_few_rows_turn_and_loses_none() -> None:
     """Each is a row at once, and each row is durable: written in a row they would hold the run's clocks up."""
     log = Log()
     for number in range(500):
@@ -112,7 +116,7 @@ def test_a_flood_of_different_denials_writes_a_few_rows_a_turn_and_loses_none() 
     assert sum(row.count for row in log.rows) == 1500
 
 
-def test_a_run_that_ends_in_a_flood_writes_what_waits() -> None:
+def test_run_that_ends_in_flood_writes_what_waits() -> None:
     log = Log()
     for number in range(50):
         log.denials.told(Denial("dns", f"{number}.example.com", "name_not_granted"))
@@ -145,7 +149,7 @@ def test_a_run_that_ends_in_a_flood_writes_what_waits() -> None:
         ("openat", "", 2, None),
     ],
 )
-def test_a_failed_call_is_one_of_its_kind(
+def test_failed_call_is_one_of_its_kind(
     call: str, arguments: str, number: int, denial: tuple[str, str, str] | None
 ) -> None:
     log = Log()
@@ -153,7 +157,32 @@ def test_a_failed_call_is_one_of_its_kind(
     assert log.rows == ([] if denial is None else [Row(Denial(*denial), 3)])
 
 
-def test_what_is_traced_are_calls_of_the_machine() -> None:
+def test_missing_program_is_no_denial_of_whole_root() -> None:
+    """A shell that looks for git along PATH is refused nothing where every program of the root may be started."""
+    log = Log()
+    tell = failed_calls(log.denials.told, every_program=True)
+    tell(debug_log.Failed("execve", '0x7f /opt/own/bin/git, 0x7f ["git"], 0x0', 2), 3)
+    assert log.rows == []
+    tell(debug_log.Failed("execve", '0x7f /opt/own/data, 0x7f ["data"], 0x0', 13), 1)
+    assert log.rows == [Row(Denial("exec", "/opt/own/data", "not_granted"), 1)]
+
+
+@pytest.mark.parametrize(
+    ("image", "granted"),
+    [
+        (None, False),
+        ({"executable": []}, False),
+        ({"executable": ["layer:a"]}, False),
+        ({"executable": ["root"]}, True),
+    ],
+)
+def test_every_program_is_granted_by_root(image: dict[str, Any] | None, granted: bool) -> None:
+    root = {} if image is None else {"image": image}
+    files = {**dict.fromkeys(NAMES, b"{}"), "mounts.json": msgspec.json.encode({"root": root})}
+    assert every_program_is_granted(Artefacts(files)) == granted
+
+
+def test_what_is_traced_are_calls_of_machine() -> None:
     assert traced(files=False, arch="x86_64") == ("clone", "fork", "vfork", "execve", "execveat")
     assert "fork" not in traced(files=False, arch="aarch64")
     assert {"openat", "write"} <= set(traced(files=True, arch="aarch64"))

@@ -82,13 +82,13 @@ def test_what_was_appended_is_there_verifies_and_is_private(state: Path) -> None
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_reopening_goes_on_with_the_same_key_and_chain(state: Path) -> None:
+def test_reopening_goes_on_with_same_key_and_chain(state: Path) -> None:
     made = filled(state, 3) + filled(state, 2)
     assert ids(state) == made
     assert report(state).valid
 
 
-def test_a_given_key_signs_and_no_key_file_is_made(state: Path) -> None:
+def test_given_key_signs_and_no_key_file_is_made(state: Path) -> None:
     key = Ed25519PrivateKey.generate()
     with store.Ledger.open(state / "audit", key=key, head=state / "audit-head" / "head.json") as log:
         write(log)
@@ -98,7 +98,7 @@ def test_a_given_key_signs_and_no_key_file_is_made(state: Path) -> None:
         store.Ledger.open(state / "audit", key=Ed25519PrivateKey.generate(), head=state / "audit-head" / "head.json")
 
 
-def test_an_append_reads_no_more_for_a_long_log(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_reads_no_more_for_long_log(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(state, 200)
     read: list[int] = []
     real = os.pread
@@ -116,7 +116,7 @@ def test_an_append_reads_no_more_for_a_long_log(state: Path, monkeypatch: pytest
     assert sum(read) == 2 * audit_log_chain.HEAD_BYTES
 
 
-def test_an_event_that_is_refused_leaves_the_log_usable(state: Path) -> None:
+def test_event_refused_leaves_log_usable(state: Path) -> None:
     with opened(state) as log:
         with pytest.raises(errors.EventError):
             log.append("run_state", {}, issuer=ISSUER, now_ms=1)
@@ -147,7 +147,7 @@ def crash_states(before: tuple[bytes, ...], after: tuple[bytes, ...]) -> Iterato
 
 
 @pytest.mark.usefixtures("played")
-def test_a_crash_at_any_byte_loses_nothing_acknowledged(state: Path) -> None:
+def test_crash_at_any_byte_loses_nothing_acknowledged(state: Path) -> None:
     made = filled(state, 3)
     before = tuple(path.read_bytes() for path in paths(state))
     last = filled(state, 1)
@@ -193,7 +193,7 @@ def test_records_of_one_write_are_as_if_written_one_by_one(state: Path, held: in
     assert report(state).notes == ()
 
 
-def test_a_write_of_none_or_too_many_is_refused_before_anything(state: Path) -> None:
+def test_write_of_none_or_too_many_is_refused_before_anything(state: Path) -> None:
     with opened(state) as log:
         for count in (0, store.MOST_RECORDS + 1):
             with pytest.raises(errors.EventError):
@@ -232,7 +232,7 @@ def torn_writes(before: tuple[bytes, ...], after: tuple[bytes, ...]) -> Iterator
 
 @pytest.mark.usefixtures("played")
 @pytest.mark.parametrize("count", [2, 3])
-def test_a_crash_in_a_write_of_several_keeps_all_of_it_or_nothing_and_all_before(state: Path, count: int) -> None:
+def test_crash_in_write_of_several_keeps_all_of_it_or_nothing_and_all_before(state: Path, count: int) -> None:
     made = filled(state, 3)
     before = tuple(path.read_bytes() for path in paths(state))
     with opened(state) as log:
@@ -250,7 +250,7 @@ def test_a_crash_in_a_write_of_several_keeps_all_of_it_or_nothing_and_all_before
     assert kept == {3, 3 + count}
 
 
-def test_more_than_one_write_beyond_the_head_is_refused(state: Path) -> None:
+def test_more_than_one_write_beyond_head_is_refused(state: Path) -> None:
     """A head that was put back over several acknowledged writes, each of several records or of one."""
     head = paths(state)[2]
     filled(state, 1)
@@ -269,7 +269,7 @@ def test_more_than_one_write_beyond_the_head_is_refused(state: Path) -> None:
     log.close()
 
 
-def test_what_is_beyond_the_head_is_never_signed_however_many_lines(state: Path) -> None:
+def test_what_is_beyond_head_is_never_signed_however_many_lines(state: Path) -> None:
     made = filled(state, 1)
     before = tuple(path.read_bytes() for path in paths(state))
     with opened(state) as log:
@@ -284,7 +284,7 @@ def test_what_is_beyond_the_head_is_never_signed_however_many_lines(state: Path)
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["events", "chain"])
-def test_a_file_shorter_than_the_head_says_is_refused_at_every_byte(state: Path, which: int) -> None:
+def test_file_shorter_than_head_says_is_refused_at_every_byte(state: Path, which: int) -> None:
     filled(state, 3)
     whole = tuple(path.read_bytes() for path in paths(state))
     for size in range(len(whole[which]) - 400, len(whole[which])):
@@ -296,7 +296,7 @@ def test_a_file_shorter_than_the_head_says_is_refused_at_every_byte(state: Path,
     opened(state).close()
 
 
-def test_a_crash_while_a_log_is_made_does_not_stop_the_next_start(state: Path) -> None:
+def test_crash_while_log_is_made_does_not_stop_next_start(state: Path) -> None:
     opened(state).close()
     names = [*paths(state), state / "audit-head" / store.PUBLIC_KEY, state / "audit-head" / store.KEY]
     for gone in ([3], [2, 3], [2, 3, 4], [1, 2, 3, 4], [0, 1, 2, 3, 4]):
@@ -309,7 +309,7 @@ def test_a_crash_while_a_log_is_made_does_not_stop_the_next_start(state: Path) -
 
 
 @pytest.mark.parametrize("without", [[2], [2, 4]], ids=["head", "head and key"])
-def test_a_log_that_was_wiped_is_not_begun_anew(state: Path, without: list[int]) -> None:
+def test_log_that_was_wiped_is_not_begun_anew(state: Path, without: list[int]) -> None:
     # The head, the records and even the key are gone: the public key still says that there was a log.
     with opened(state) as log:
         write(log)
@@ -375,7 +375,7 @@ def fails(error: int, *, on: int, monkeypatch: pytest.MonkeyPatch, name: str) ->
         ("pwritev", 1, errno.EIO),
     ],
 )
-def test_a_failed_write_raises_and_the_log_takes_no_more(
+def test_failed_write_raises_and_log_takes_no_more(
     state: Path, monkeypatch: pytest.MonkeyPatch, name: str, on: int, error: int
 ) -> None:
     made = filled(state, 2)
@@ -394,7 +394,7 @@ def test_a_failed_write_raises_and_the_log_takes_no_more(
     assert report(state).valid
 
 
-def test_a_disk_that_is_really_full_raises(state: Path) -> None:
+def test_disk_really_full_raises(state: Path) -> None:
     """RLIMIT_FSIZE stands for a full disk: the write is cut short by the kernel, not by a double."""
     made = filled(state, 2)
     program = (
@@ -420,7 +420,7 @@ def test_a_disk_that_is_really_full_raises(state: Path) -> None:
 # --- tampering seen at open ---------------------------------------------------------------------------------
 
 
-def test_a_head_put_back_is_noticed_by_a_running_writer_and_an_older_copy_cannot_open(state: Path) -> None:
+def test_head_put_back_is_noticed_by_running_writer_and_older_copy_cannot_open(state: Path) -> None:
     head = paths(state)[2]
     filled(state, 1)
     old = head.read_bytes()
@@ -436,7 +436,7 @@ def test_a_head_put_back_is_noticed_by_a_running_writer_and_an_older_copy_cannot
     assert not report(state).valid
 
 
-def test_a_forged_record_is_never_signed_by_the_next_start(state: Path) -> None:
+def test_forged_record_is_never_signed_by_next_start(state: Path) -> None:
     made = filled(state, 2)
     events, chain, _ = paths(state)
     forged = events.read_bytes().splitlines()[0].replace(b'"reason":"0"', b'"reason":"forged"')
@@ -448,7 +448,7 @@ def test_a_forged_record_is_never_signed_by_the_next_start(state: Path) -> None:
     assert b"forged" not in chain.read_bytes() + events.read_bytes()
 
 
-def test_a_changed_last_record_stops_the_next_start(state: Path) -> None:
+def test_changed_last_record_stops_next_start(state: Path) -> None:
     filled(state, 3)
     events = paths(state)[0]
     events.write_bytes(events.read_bytes().replace(b'"reason":"2"', b'"reason":"9"'))
@@ -465,7 +465,7 @@ def test_a_changed_last_record_stops_the_next_start(state: Path) -> None:
         ("audit/events.chain.jsonl", "shorter than its signed head"),
     ],
 )
-def test_a_file_that_is_gone_stops_the_next_start(state: Path, gone: str, message: str) -> None:
+def test_file_gone_stops_next_start(state: Path, gone: str, message: str) -> None:
     filled(state, 2)
     (state / gone).unlink()
     with pytest.raises(errors.LedgerError, match=message) as caught:
@@ -473,7 +473,7 @@ def test_a_file_that_is_gone_stops_the_next_start(state: Path, gone: str, messag
     assert "covenant audit verify" in caught.value.hint
 
 
-def test_a_file_replaced_while_the_log_is_open_is_noticed(state: Path) -> None:
+def test_file_replaced_while_log_is_open_is_noticed(state: Path) -> None:
     for path in paths(state):
         log = opened(state)
         write(log)
@@ -516,7 +516,7 @@ def test_symlinks_hard_links_and_open_modes_are_refused(state: Path, name: str) 
 
 
 @pytest.mark.parametrize("name", ["audit", "audit-head"])
-def test_a_directory_that_is_a_symlink_or_open_to_others_is_refused(state: Path, name: str) -> None:
+def test_directory_symlink_or_open_to_others_is_refused(state: Path, name: str) -> None:
     filled(state, 1)
     (state / name).chmod(0o750)
     with pytest.raises(errors.LedgerError, match="not ours alone"):
@@ -538,7 +538,7 @@ def test_two_writers_take_turns(state: Path) -> None:
     assert report(state).valid
 
 
-def test_what_is_done_meanwhile_is_done_between_the_write_and_its_syncs(
+def test_what_is_done_meanwhile_is_done_between_write_and_its_syncs(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
@@ -575,7 +575,7 @@ def test_threads_and_logs_at_once(state: Path) -> None:
     assert report(state).events == 100
 
 
-def test_a_writer_that_dies_in_its_turn_is_cleared_up_by_the_other(state: Path) -> None:
+def test_writer_that_dies_in_its_turn_is_cleared_up_by_other(state: Path) -> None:
     with opened(state) as log:
         made = [write(log)]
         events = paths(state)[0]
@@ -586,9 +586,7 @@ def test_a_writer_that_dies_in_its_turn_is_cleared_up_by_the_other(state: Path) 
     assert report(state).valid
 
 
-def test_a_lock_that_is_never_released_is_an_error_after_a_bounded_wait(
-    state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lock_never_released_is_error_after_bounded_wait(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = opened(state)
     monkeypatch.setattr(store, "LOCK_SECONDS", 0.05)
     with paths(state)[0].open("rb") as other:
@@ -602,7 +600,7 @@ def test_a_lock_that_is_never_released_is_an_error_after_a_bounded_wait(
         write(log)
 
 
-def test_a_closed_log_refuses(state: Path) -> None:
+def test_closed_log_refuses(state: Path) -> None:
     log = opened(state)
     log.close()
     with pytest.raises(errors.LedgerError, match="it was closed"):

@@ -70,7 +70,7 @@ def ready(state: Path) -> list[str]:
 
 @pytest.mark.usefixtures("played")
 @pytest.mark.parametrize("writes", WRITES, ids=str)
-def test_a_power_cut_at_any_point_loses_nothing_acknowledged(
+def test_power_cut_at_any_point_loses_nothing_acknowledged(
     state: Path, monkeypatch: pytest.MonkeyPatch, writes: list[tuple[int, bool]]
 ) -> None:
     made = [ready(state)]
@@ -101,7 +101,7 @@ def test_a_power_cut_at_any_point_loses_nothing_acknowledged(
 @pytest.mark.parametrize("before", [[], [(1, False)], [(2, True)]], ids=str)
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.usefixtures("played")
-def test_a_kill_at_any_byte_loses_nothing_acknowledged(state: Path, before: list[tuple[int, bool]], count: int) -> None:
+def test_kill_at_any_byte_loses_nothing_acknowledged(state: Path, before: list[tuple[int, bool]], count: int) -> None:
     """Yield what a killed writer leaves: each file in turn as far as it came, and the rest after it.
 
     A head is whole or absent: no kill comes between.
@@ -126,7 +126,7 @@ def test_a_kill_at_any_byte_loses_nothing_acknowledged(state: Path, before: list
 
 
 @pytest.mark.parametrize(("name", "on"), [("write", 1), ("write", 2), ("pwritev", 1)])
-def test_a_write_that_fails_is_not_in_the_log(state: Path, monkeypatch: pytest.MonkeyPatch, name: str, on: int) -> None:
+def test_write_that_fails_is_not_in_log(state: Path, monkeypatch: pytest.MonkeyPatch, name: str, on: int) -> None:
     made = ready(state)
     real, calls = getattr(os, name), []
 
@@ -148,7 +148,7 @@ def test_a_write_that_fails_is_not_in_the_log(state: Path, monkeypatch: pytest.M
         check(state, [*made, *put(log, carried=False)])
 
 
-def test_it_asks_the_disk_once_and_where_there_is_no_room_as_ever(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_asks_disk_once_and_where_there_is_no_room_as_ever(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
 
     def watched(name: str) -> Callable[..., Any]:
@@ -247,7 +247,7 @@ class Refusing:
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("first", [True, False], ids=["another is told first", "it is told first"])
 @pytest.mark.parametrize("how", ["refreshed", "lines", "rows", "append"])
-def test_whoever_is_refused_while_the_log_is_read_writes_no_more(
+def test_whoever_is_refused_while_log_is_read_writes_no_more(
     state: Path, monkeypatch: pytest.MonkeyPatch, which: int, first: bool, how: str
 ) -> None:
     """A sync of the whole file, the part that the head carries included, cuts off the bytes beyond the head."""
@@ -280,7 +280,7 @@ def test_whoever_is_refused_while_the_log_is_read_writes_no_more(
     assert tuple(disk.disk) == contents(state)
 
 
-def test_a_log_whose_first_write_was_waited_for_is_not_emptied_unseen(state: Path) -> None:
+def test_log_whose_first_write_was_waited_for_is_not_emptied_unseen(state: Path) -> None:
     with opened(state) as log:
         put(log, 3)
     whole = contents(state)
@@ -294,7 +294,7 @@ def test_a_log_whose_first_write_was_waited_for_is_not_emptied_unseen(state: Pat
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_what_a_head_carries_covers_no_hole_before_it(state: Path, which: int) -> None:
+def test_what_head_carries_covers_no_hole_before_it(state: Path, which: int) -> None:
     ready(state)
     with opened(state) as log:
         put(log, 2, carried=False)
@@ -315,7 +315,7 @@ def test_what_a_head_carries_covers_no_hole_before_it(state: Path, which: int) -
 
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("how", ["carried", "ordinary"])
-def test_whoever_is_refused_the_sync_that_was_put_off_writes_no_more_and_the_next_writes_again(
+def test_whoever_is_refused_sync_that_was_put_off_writes_no_more_and_next_writes_again(
     state: Path, monkeypatch: pytest.MonkeyPatch, which: int, how: str
 ) -> None:
     made = ready(state)
@@ -345,7 +345,7 @@ def test_whoever_is_refused_the_sync_that_was_put_off_writes_no_more_and_the_nex
     assert tuple(disk.disk) == contents(state)
 
 
-def test_what_a_head_carries_is_put_in_its_place_and_what_was_changed_there_is_kept(state: Path) -> None:
+def test_what_head_carries_is_put_in_its_place_and_what_was_changed_there_is_kept(state: Path) -> None:
     made = ready(state)
     with opened(state) as log:
         made += put(log, 2)
@@ -377,7 +377,7 @@ def test_what_a_head_carries_is_put_in_its_place_and_what_was_changed_there_is_k
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_of_a_slot_that_was_changed_nothing_is_believed(state: Path, count: int) -> None:
+def test_of_slot_that_was_changed_nothing_is_believed(state: Path, count: int) -> None:
     """Then the head before it counts, which is what a torn write leaves, and verifying says that a slot is none."""
     made = ready(state)
     with opened(state) as log:

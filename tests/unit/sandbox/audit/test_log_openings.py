@@ -88,7 +88,7 @@ def some(state: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("carried", [True, False])
-def test_a_head_that_was_refused_and_reached_the_disk_is_not_there_when_the_power_goes(
+def test_head_that_was_refused_and_reached_disk_is_not_there_when_power_goes(
     state: Path, monkeypatch: pytest.MonkeyPatch, carried: bool
 ) -> None:
     """Restoring the old head was refused as well. The new one would name rows that the next opening sets aside."""
@@ -108,7 +108,7 @@ def test_a_head_that_was_refused_and_reached_the_disk_is_not_there_when_the_powe
 
 
 @pytest.mark.parametrize("carried", [True, False])
-def test_the_head_that_is_returned_is_on_the_disk_for_whoever_had_the_log_open(
+def test_head_returned_is_on_disk_for_whoever_had_log_open(
     state: Path, monkeypatch: pytest.MonkeyPatch, carried: bool
 ) -> None:
     made = some(state)
@@ -126,9 +126,7 @@ def test_the_head_that_is_returned_is_on_the_disk_for_whoever_had_the_log_open(
 
 
 @pytest.mark.parametrize("carried", [True, False])
-def test_a_head_that_an_opening_goes_on_from_is_on_the_disk(
-    state: Path, monkeypatch: pytest.MonkeyPatch, carried: bool
-) -> None:
+def test_head_that_opening_goes_on_from_is_on_disk(state: Path, monkeypatch: pytest.MonkeyPatch, carried: bool) -> None:
     """The disk refused the head and its writer died: the opening reads it from memory alone.
 
     The next write replaces the slot that the disk has.
@@ -151,7 +149,7 @@ def test_a_head_that_an_opening_goes_on_from_is_on_the_disk(
         assert verified(state).valid
 
 
-def test_an_opening_that_the_power_ends_leaves_a_head_of_what_was_acknowledged(
+def test_opening_that_power_ends_leaves_head_of_what_was_acknowledged(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither slot on the disk is as the opening reads it.
@@ -196,7 +194,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def test_what_the_head_of_another_process_carries_is_synced_before_it_is_written_over(
+def test_what_head_of_another_process_carries_is_synced_before_it_is_written_over(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(state) as one, opened(state) as other:
@@ -207,7 +205,7 @@ def test_what_the_head_of_another_process_carries_is_synced_before_it_is_written
         assert synced == [store.EVENTS, store.CHAIN, "head.json"]
 
 
-def test_what_an_opening_writes_again_is_on_the_disk(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_opening_writes_again_is_on_disk(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = ready(state)
     disk = Refusing(state, monkeypatch)
     with opened(state) as log:
@@ -218,7 +216,7 @@ def test_what_an_opening_writes_again_is_on_the_disk(state: Path, monkeypatch: p
     check(state, made)
 
 
-def test_what_was_set_aside_does_not_come_back_behind_rows_that_a_head_carries(
+def test_what_was_set_aside_does_not_come_back_behind_rows_that_head_carries(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The opening that set the rows aside was killed before its cut was on disk; the next one finds nothing to cut."""
@@ -244,7 +242,7 @@ def test_what_was_set_aside_does_not_come_back_behind_rows_that_a_head_carries(
         check(state, [*made, *put(log, carried=False)])
 
 
-def test_a_log_that_was_found_broken_takes_no_record_afterwards(state: Path) -> None:
+def test_log_that_was_found_broken_takes_no_record_afterwards(state: Path) -> None:
     with opened(state) as log, opened(state) as other:
         put(log, 2, carried=False)
         path = paths(state)[0]
@@ -270,7 +268,7 @@ def test_nothing_is_moved_where_one_file_is_refused(state: Path) -> None:
     assert list((state / "audit").glob("*.aside-*")) == []
 
 
-def test_of_a_log_that_is_empty_verifying_says_that_it_may_have_been_emptied(state: Path) -> None:
+def test_of_log_empty_verifying_says_that_it_may_have_been_emptied(state: Path) -> None:
     with opened(state):
         pass
     [fresh] = verified(state).notes

@@ -97,7 +97,7 @@ def state(tmp_path: Path, played: None) -> Path:
 
 @pytest.mark.parametrize("held", [1, 2, 4])
 @pytest.mark.parametrize("count", [1, 2, 3, store.MOST_RECORDS])
-def test_a_power_cut_at_any_point_loses_nothing_acknowledged(
+def test_power_cut_at_any_point_loses_nothing_acknowledged(
     state: Path, monkeypatch: pytest.MonkeyPatch, held: int, count: int
 ) -> None:
     with opened(state) as log:
@@ -128,7 +128,7 @@ def test_a_power_cut_at_any_point_loses_nothing_acknowledged(
     assert seen == {held, held + count}
 
 
-def test_the_head_is_written_when_both_files_are_on_the_disk(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_is_written_when_both_files_are_on_disk(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(state) as log:
         write(log, 2)
         disk = Disk(state, monkeypatch)
@@ -140,7 +140,7 @@ def test_the_head_is_written_when_both_files_are_on_the_disk(state: Path, monkey
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("again", [False, True])
-def test_nobody_goes_on_from_a_head_that_the_disk_has_refused(
+def test_nobody_goes_on_from_head_that_disk_has_refused(
     state: Path, monkeypatch: pytest.MonkeyPatch, count: int, again: bool
 ) -> None:
     """The kernel keeps refused writes in memory and reports the error once.
@@ -179,7 +179,7 @@ def test_nobody_goes_on_from_a_head_that_the_disk_has_refused(
     ).valid
 
 
-def test_zeros_of_a_power_cut_hide_no_second_write_before_them(state: Path) -> None:
+def test_zeros_of_power_cut_hide_no_second_write_before_them(state: Path) -> None:
     """Whole rows before the first lost block are still checked: they are one write's, or the log is refused."""
     with opened(state) as log:
         write(log, 1)

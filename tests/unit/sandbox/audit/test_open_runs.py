@@ -78,7 +78,7 @@ def dead(ledger: Ledger, run_id: str, *, started: bool) -> None:
     os.waitpid(pid, 0)
 
 
-def test_a_start_whose_process_is_gone_gets_one_end(ledger: Ledger) -> None:
+def test_start_whose_process_is_gone_gets_one_end(ledger: Ledger) -> None:
     dead(ledger, run("gone"), started=True)
     dead(ledger, run("before-its-start"), started=False)
     run_events.cut_off(ledger)
@@ -87,7 +87,7 @@ def test_a_start_whose_process_is_gone_gets_one_end(ledger: Ledger) -> None:
     assert [name for name in os.listdir(place(ledger)) if not name.startswith(".")] == []
 
 
-def test_a_start_whose_process_lives_gets_none(ledger: Ledger) -> None:
+def test_start_whose_process_lives_gets_none(ledger: Ledger) -> None:
     mark = open_runs.OpenRunMarker(ledger, run("alive"))
     start(ledger, run("alive"))
     with Ledger.open(ledger.place, head=ledger.place.parent / "audit-head" / "head.json") as other:
@@ -99,7 +99,7 @@ def test_a_start_whose_process_lives_gets_none(ledger: Ledger) -> None:
     assert ends(ledger) == [(run("alive"), "cut_off")]
 
 
-def test_what_is_settled_is_not_read_again_and_no_note_of_it_hides_a_start(ledger: Ledger) -> None:
+def test_what_is_settled_is_not_read_again_and_no_note_of_it_hides_start(ledger: Ledger) -> None:
     for number in range(3):
         start(ledger, run(number), 20_000)
     run_events.cut_off(ledger)
@@ -118,7 +118,7 @@ def test_what_is_settled_is_not_read_again_and_no_note_of_it_hides_a_start(ledge
 def test_whoever_writes_ends_and_does_not_go_on_keeps_no_run_from_being_refused(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_runs, "_TURN_SECONDS", 0.01)
+    monkeypatch.setattr(open_runs, "TURN_SECONDS", 0.01)
     with open_runs.settling(ledger):
         with pytest.raises(errors.KeeperError, match=f"process {os.getpid()}") as refused:
             open_runs.OpenRunMarker(ledger, run("late"))

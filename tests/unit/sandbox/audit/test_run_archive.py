@@ -41,11 +41,11 @@ def state(tmp_path: Path) -> Path:
     return folder
 
 
-def record(number: int = 0, **fields: Any) -> run_archive.Record:
-    return run_archive.Record(run_id=f"00000000-0000-4000-8000-{number:012d}", **{**FIELDS, **fields})
+def record(number: int = 0, **fields: Any) -> run_archive.ArchivedRun:
+    return run_archive.ArchivedRun(run_id=f"00000000-0000-4000-8000-{number:012d}", **{**FIELDS, **fields})
 
 
-def test_a_record_comes_back_and_is_private(state: Path) -> None:
+def test_record_comes_back_and_is_private(state: Path) -> None:
     run_archive.store(state, record())
     assert run_archive.read(state, record().run_id) == record()
     assert run_archive.ids(state) == [record().run_id]
@@ -55,7 +55,7 @@ def test_a_record_comes_back_and_is_private(state: Path) -> None:
     assert run_archive.read(state, record(1).run_id) is None
 
 
-def test_what_a_killed_writer_left_goes_with_a_later_record_and_what_one_is_writing_stays(state: Path) -> None:
+def test_what_killed_writer_left_goes_with_later_record_and_what_one_is_writing_stays(state: Path) -> None:
     run_archive.store(state, record())
     dead, alive = (state / "archive" / f".{record(number).run_id}.json.new" for number in (1, 2))
     for place in (dead, alive):
@@ -67,7 +67,7 @@ def test_what_a_killed_writer_left_goes_with_a_later_record_and_what_one_is_writ
     )
 
 
-def test_a_record_says_how_it_ended(state: Path) -> None:
+def test_record_says_how_it_ended(state: Path) -> None:
     assert record(status="ok", code=None).error() is None
     error = record().error()
     assert isinstance(error, errors.DeadlineError)
@@ -76,7 +76,7 @@ def test_a_record_says_how_it_ended(state: Path) -> None:
 
 
 @pytest.mark.parametrize("stderr", ["x" * 300_000, "\x1b" * 300_000, "\ufffd" * 50_000, "line\n" * 60_000])
-def test_a_record_is_bounded_whatever_was_written(state: Path, stderr: str) -> None:
+def test_record_is_bounded_whatever_was_written(state: Path, stderr: str) -> None:
     run_archive.store(state, record(stderr=run_archive.tail(stderr), message=stderr, package="/srv/\udce9"))
     place = state / "archive" / f"{record().run_id}.json"
     assert place.stat().st_size <= lifecycle.ARCHIVE_RECORD_BYTES
@@ -86,9 +86,9 @@ def test_a_record_is_bounded_whatever_was_written(state: Path, stderr: str) -> N
     assert stderr.encode("utf-8", "backslashreplace").decode().endswith(kept.stderr)
 
 
-def test_the_oldest_make_room_and_never_the_latest(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_make_room_and_never_latest(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "ARCHIVE_RECORDS", 5)
-    monkeypatch.setattr(run_archive, "_SLACK", 3)
+    monkeypatch.setattr(run_archive, "SLACK", 3)
     for number in range(20):
         run_archive.store(state, record(number))
         # Of two in one tick of the clock either may be called the older.
@@ -99,10 +99,10 @@ def test_the_oldest_make_room_and_never_the_latest(state: Path, monkeypatch: pyt
     assert kept == [record(number).run_id for number in range(19, 19 - len(kept), -1)]
 
 
-def test_a_clock_that_is_put_back_makes_no_record_the_oldest(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_put_back_makes_no_record_oldest(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the record of each run that ends goes at once, for as long as the clock has to catch up."""
     monkeypatch.setattr(lifecycle, "ARCHIVE_RECORDS", 5)
-    monkeypatch.setattr(run_archive, "_SLACK", 0)
+    monkeypatch.setattr(run_archive, "SLACK", 0)
     in_a_year = int(time.time()) + 365 * 86_400
     for number in range(5):
         run_archive.store(state, record(number))
@@ -130,7 +130,7 @@ def test_what_is_no_record_is_refused(state: Path, raw: bytes) -> None:
         run_archive.read(state, record().run_id)
 
 
-def test_a_link_that_somebody_laid_there_is_not_followed(state: Path, tmp_path: Path) -> None:
+def test_link_that_another_laid_there_is_not_followed(state: Path, tmp_path: Path) -> None:
     run_archive.store(state, record())
     place = state / "archive" / f"{record().run_id}.json"
     victim = tmp_path / "victim"
@@ -145,6 +145,26 @@ def test_a_link_that_somebody_laid_there_is_not_followed(state: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("run_id", ["", "../audit/events", "x", "../../etc/passwd"])
-def test_no_other_name_makes_a_record(run_id: str) -> None:
+def test_no_other_name_makes_record(run_id: str) -> None:
     with pytest.raises(ValueError, match="run_id"):
-        run_archive.Record(run_id=run_id, **FIELDS)
+        run_archive.ArchivedRun(run_id=run_id, **FIELDS)
+
+
+def test_record_without_stdout_is_of_older_version(state: Path) -> None:
+    run_archive.store(state, record(stdout="a banner\n", stdout_bytes=9))
+    place = state / "archive" / f"{record().run_id}.json"
+    written = json.loads(place.read_bytes())
+    assert (written.pop("stdout"), written.pop("stdout_bytes")) == ("a banner\n", 9)
+    place.write_text(json.dumps(written))
+    assert run_archive.read(state, record().run_id) == record()
+
+
+def test_record_of_escaped_output_fits(state: Path) -> None:
+    """Each control character takes six bytes: both outputs are shortened, the longer one first."""
+    run_archive.store(state, record(stderr="\x01" * 8000, stdout="\x02" * 8000))
+    place = state / "archive" / f"{record().run_id}.json"
+    assert place.stat().st_size <= lifecycle.ARCHIVE_RECORD_BYTES
+    fitted = run_archive.read(state, record().run_id)
+    assert fitted is not None
+    assert 1000 < len(fitted.stderr) < 8000
+    assert 1000 < len(fitted.stdout) < 8000

@@ -37,7 +37,7 @@ class Log:
         return []
 
 
-def test_rows_that_are_written_together_are_one_write_and_the_state_is_shown_once_that_is_asked(tmp_path: Path) -> None:
+def test_rows_written_together_are_one_write_and_state_is_shown_once_asked(tmp_path: Path) -> None:
     log = Log(tmp_path)
     rows = RunEvents(cast("Ledger", log), "r", {"display": "somebody", "pubkey": ""})
     rows.transition(State.PROVISIONED, "", waits=True)
@@ -56,7 +56,7 @@ def test_rows_that_are_written_together_are_one_write_and_the_state_is_shown_onc
     assert (tmp_path / registry.STATE).read_text() == "Running\n"
 
 
-def test_rows_whose_block_fails_are_written_all_the_same_with_the_next(tmp_path: Path) -> None:
+def test_rows_whose_block_fails_are_written_all_same_with_next(tmp_path: Path) -> None:
     log = Log(tmp_path)
     rows = RunEvents(cast("Ledger", log), "r", {"display": "somebody", "pubkey": ""})
     rows.transition(State.PROVISIONED, "")
@@ -72,7 +72,7 @@ def test_rows_whose_block_fails_are_written_all_the_same_with_the_next(tmp_path:
     assert [states for states, _ in log.writes] == [["Provisioned"], ["Validated", "Rejected"]]
 
 
-def test_a_mark_that_is_made_ahead_is_taken_away_where_no_start_was_written(tmp_path: Path) -> None:
+def test_mark_made_ahead_is_taken_away_where_no_start_was_written(tmp_path: Path) -> None:
     with Ledger.open(tmp_path / "audit", head=tmp_path / "head" / "head.json") as ledger:
         rows = RunEvents(ledger, "r", {"display": "somebody@local", "pubkey": "1" * 44})
         rows.expect_start()

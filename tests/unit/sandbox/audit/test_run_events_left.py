@@ -72,7 +72,7 @@ def _looks(state: Path) -> list[str | None]:
         return _ends(other)
 
 
-def test_an_end_that_could_not_be_written_is_for_whoever_looks_once_it_is_left(
+def test_end_that_could_not_be_written_is_for_whoever_looks_once_it_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with _opened(tmp_path) as log:

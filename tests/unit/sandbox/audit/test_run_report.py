@@ -57,7 +57,7 @@ def runs_in(told: run_report.RunReport) -> set[str | None]:
     return {one.run_id for one in found if one is not None}
 
 
-def test_a_family_is_told_as_its_rows_stand_and_nobody_elses(log: Ledger) -> None:
+def test_family_is_told_as_its_rows_stand_and_nobody_elses(log: Ledger) -> None:
     family = Family(log)
     family.run()
     retold = RunReportReader(log)
@@ -84,7 +84,7 @@ def test_a_family_is_told_as_its_rows_stand_and_nobody_elses(log: Ledger) -> Non
     assert retold.lost == set()
 
 
-def test_a_run_that_has_not_ended_is_counted_as_such(log: Ledger) -> None:
+def test_run_that_has_not_ended_is_counted_as_such(log: Ledger) -> None:
     family, retold = Family(log), RunReportReader(log)
     top = family.run()
     child = family.run(top, ended=False)
@@ -96,7 +96,7 @@ def test_a_run_that_has_not_ended_is_counted_as_such(log: Ledger) -> None:
     assert (retold.read().unended, retold.lost) == (0, set())
 
 
-def test_what_is_refused_before_there_is_a_run_is_told_by_its_own_row_alone(log: Ledger) -> None:
+def test_what_is_refused_before_there_is_run_is_told_by_its_own_row_alone(log: Ledger) -> None:
     family, retold = Family(log), RunReportReader(log)
     family.write("manifest_rejected", None, code="another")
     retold.refused(family.write("manifest_rejected", None, code="ours"))
@@ -105,7 +105,7 @@ def test_what_is_refused_before_there_is_a_run_is_told_by_its_own_row_alone(log:
     assert b'"code":"ours"' in row[1]
 
 
-def test_a_row_that_names_a_run_in_its_text_is_not_of_it(log: Ledger) -> None:
+def test_row_that_names_run_in_its_text_is_not_of_it(log: Ledger) -> None:
     family, retold = Family(log), RunReportReader(log)
     top = family.run()
     text = f'","kind":{{"type":"run_state","run_id":"{top}"'
@@ -114,7 +114,7 @@ def test_a_row_that_names_a_run_in_its_text_is_not_of_it(log: Ledger) -> None:
     assert runs_in(retold.read()) == {top}
 
 
-def test_rows_from_before_an_instance_got_its_intent_are_told_too(log: Ledger) -> None:
+def test_rows_from_before_instance_got_its_intent_are_told_too(log: Ledger) -> None:
     family, mark = Family(log), log.mark
     instance = str(uuid.uuid4())
     family.write("run_state", instance, state="Provisioned")
@@ -125,9 +125,9 @@ def test_rows_from_before_an_instance_got_its_intent_are_told_too(log: Ledger) -
     assert len(retold.read().rows) == 2
 
 
-def test_the_first_and_the_last_are_told_of_more_than_may_be(log: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_and_last_are_told_of_more_than_may_be(log: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_report, "MOST_ROWS", 12)
-    monkeypatch.setattr(run_report, "_LAST_ROWS", 4)
+    monkeypatch.setattr(run_report, "LAST_ROWS", 4)
     family, retold = Family(log), RunReportReader(log)
     top = family.run(ended=False)
     for number in range(30):
@@ -140,11 +140,11 @@ def test_the_first_and_the_last_are_told_of_more_than_may_be(log: Ledger, monkey
     assert (kinds[1], kinds[-1], told.left_out, told.cpu_ms) == ("run_started", "run_ended", 33 - 12, 5)
 
 
-def test_rows_are_bounded_in_bytes_and_one_that_is_long_is_told_by_its_hash(
+def test_rows_are_bounded_in_bytes_and_one_long_is_told_by_its_hash(
     log: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_report, "MOST_BYTES", 40_000)
-    monkeypatch.setattr(run_report, "_LAST_BYTES", 10_000)
+    monkeypatch.setattr(run_report, "LAST_BYTES", 10_000)
     family, retold = Family(log), RunReportReader(log)
     top = family.run(ended=False)
     long = family.write("run_state", top, state="Running", reason="x" * run_report.ROW_BYTES)
@@ -158,7 +158,7 @@ def test_rows_are_bounded_in_bytes_and_one_that_is_long_is_told_by_its_hash(
     assert [one.event_id for one in anchors if one] == [long]
 
 
-def test_a_log_that_grew_by_more_than_is_looked_through_is_said_to_be_read_in_part(
+def test_log_that_grew_by_more_than_is_looked_through_is_said_to_be_read_in_part(
     log: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family, whole, part = Family(log), RunReportReader(log), RunReportReader(log)
@@ -223,7 +223,7 @@ def test_what_is_too_far_back_is_not_looked_for_and_said_to_be_missing(
 
 
 @pytest.mark.parametrize("waited", [False, True])
-def test_how_long_the_rows_of_others_are_takes_nothing_from_a_family(
+def test_how_long_rows_of_others_are_takes_nothing_from_family(
     log: Ledger, monkeypatch: pytest.MonkeyPatch, *, waited: bool
 ) -> None:
     """Also for a run that began before its request. Its own rows count in full, and so do all rows in between."""

@@ -8,7 +8,7 @@ import pytest
 
 from policy import errors
 from policy.grants.effective import Effective
-from policy.grants.paths import Filesystem, PathSet
+from policy.grants.paths import FilesystemGrants, PathSet
 from sandbox.broker import children
 
 GOOD: dict[str, Any] = {"agent": "a", "text": "t"}
@@ -40,22 +40,22 @@ GOOD: dict[str, Any] = {"agent": "a", "text": "t"}
 )
 def test_what_is_no_request_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="`"):
-        children._request(fields)
+        children.parse_request(fields)
 
 
-def test_a_request_says_what_it_says() -> None:
-    asked = children._request({**GOOD, "on_excess": "narrow", "timeout_ms": 5})
+def test_request_says_what_it_says() -> None:
+    asked = children.parse_request({**GOOD, "on_excess": "narrow", "timeout_ms": 5})
     assert (asked.agent_id, asked.text, asked.on_excess, asked.timeout_ms, asked.only) == ("a", "t", "narrow", 5, None)
 
 
 @pytest.mark.parametrize("path", ["/" + "a" * (children.PATH_BYTES - 1), "/a" + "é" * (children.PATH_BYTES // 2 - 1)])
-def test_the_longest_path_is_taken(path: str) -> None:
-    only = children._request({**GOOD, "only": {"read": [path]}}).only
+def test_longest_path_is_taken(path: str) -> None:
+    only = children.parse_request({**GOOD, "only": {"read": [path]}}).only
     assert only is not None
     assert only.filesystem.write.paths == (path,)
 
 
-def test_texts_have_a_rate_in_bytes_of_the_log() -> None:
+def test_texts_have_rate_in_bytes_of_log() -> None:
     """A refused text takes nothing from the next one's allowance, and unused allowance has an upper bound."""
     now, nothing = [1_000.0], cast("Any", None)
     child_manager = children.ChildManager(
@@ -70,22 +70,22 @@ def test_texts_have_a_rate_in_bytes_of_the_log() -> None:
     assert [child_manager._may_log(half) for _ in range(3)] == [True, True, False]
 
 
-def test_the_longest_text_is_taken_by_a_run_that_sent_none() -> None:
+def test_longest_text_is_taken_by_run_that_sent_none() -> None:
     assert 6 * children.TEXT_BYTES < children.LOGGED_BURST
 
 
 def test_only_takes_and_never_gives() -> None:
     """Write access includes read access: a path that is left out has neither."""
     wishes = Effective.top()
-    of = Filesystem.of("host", ["/srv/a", "/srv/b"], ["/srv/b/out", "/srv/c"])
+    of = FilesystemGrants.of("host", ["/srv/a", "/srv/b"], ["/srv/b/out", "/srv/c"])
     for read, left in (
-        (["/srv/a/x"], Filesystem.of("host", ["/srv/a/x"], [])),
-        (["/srv/b"], Filesystem.of("host", ["/srv/b"], ["/srv/b/out"])),
+        (["/srv/a/x"], FilesystemGrants.of("host", ["/srv/a/x"], [])),
+        (["/srv/b"], FilesystemGrants.of("host", ["/srv/b"], ["/srv/b/out"])),
         (["/"], of),
-        ([], Filesystem.of("host", [], [])),
-        (["/etc"], Filesystem.of("host", [], [])),
+        ([], FilesystemGrants.of("host", [], [])),
+        (["/etc"], FilesystemGrants.of("host", [], [])),
     ):
-        only = children._request({**GOOD, "only": {"read": read, "memory_mb": 5}}).only
+        only = children.parse_request({**GOOD, "only": {"read": read, "memory_mb": 5}}).only
         assert only is not None
         met = of.meet(only.filesystem)
         assert (met.read, met.write) == (left.read, left.write)

@@ -20,7 +20,7 @@ from sandbox.broker.credentials import Credentials, Scope, Tellers, json_text
 from sandbox.broker.server import Broker
 from sandbox.run_io import Outcome, Watches
 from sandbox.vault import keys
-from sandbox.vault.backend import Opened
+from sandbox.vault.backend import OpenedSecret
 from sandbox.vault.embedded import FileVault
 
 REFUSED = {"error": {"code": "credential_refused", "message": "this credential is not available"}}
@@ -129,12 +129,12 @@ def run(vault: FileVault) -> Iterator[Run]:
         yield made
 
 
-def test_a_granted_secret_is_answered_and_written_down(run: Run) -> None:
+def test_granted_secret_is_answered_and_written_down(run: Run) -> None:
     assert run.ask(kind="credential", name="db", token=run.token()) == {"ok": {"version": 1, "value": SECRET}}
     assert (run.granted, run.denied) == ([("db", 1, "file")], [])
 
 
-def test_a_child_of_another_id_has_its_own_secrets_and_only_the_names_of_both(vault: FileVault) -> None:
+def test_child_of_another_id_has_its_own_secrets_and_only_names_of_both(vault: FileVault) -> None:
     with contextlib.closing(Run(vault, "another", ("db",))) as child:
         assert child.ask(kind="credential", name="db", token=child.token())["ok"]["value"] == "another's"
     with contextlib.closing(Run(vault, "third", ("db",))) as child:
@@ -171,14 +171,14 @@ def test_every_refusal_is_one_answer(run: Run, vault: FileVault) -> None:
     assert run.granted == []
 
 
-def test_the_token_is_given_once(run: Run) -> None:
+def test_token_is_given_once(run: Run) -> None:
     run.token()
     assert run.ask(kind="token") == REFUSED
     assert run.ask(kind="token", again=True) == REFUSED
     assert run.denied == [("", "token")] * 2
 
 
-def test_a_token_ends_with_the_deadline(run: Run) -> None:
+def test_token_ends_with_deadline(run: Run) -> None:
     first = run.ask(kind="token")["ok"]
     assert first["expires_ms"] == 60_000
     run.clock.now += 59.9
@@ -188,7 +188,7 @@ def test_a_token_ends_with_the_deadline(run: Run) -> None:
     assert run.denied == [("db", "expired")]
 
 
-def test_what_is_asked_before_the_intent_is_given_is_answered_then(vault: FileVault) -> None:
+def test_what_is_asked_before_intent_is_given_is_answered_then(vault: FileVault) -> None:
     """The vault at the time of the intent answers: a standby has no earlier secrets. At most twenty requests wait."""
     with contextlib.closing(Run(vault, begun=False)) as run:
         run.agent.sendall(b"".join(b'{"id": %d, "kind": "token"}\n' % n for n in range(25)))
@@ -207,12 +207,12 @@ def test_what_is_asked_before_the_intent_is_given_is_answered_then(vault: FileVa
         assert said == {"ok": {"version": 2, "value": "of then"}}
 
 
-def test_a_token_asked_for_after_the_deadline_is_refused(run: Run) -> None:
+def test_token_asked_for_after_deadline_is_refused(run: Run) -> None:
     run.clock.now += 60
     assert run.ask(kind="token") == REFUSED
 
 
-def test_a_run_that_is_revoked_gets_no_more(run: Run) -> None:
+def test_run_revoked_gets_no_more(run: Run) -> None:
     token = run.token()
     assert "ok" in run.ask(kind="credential", name="db", token=token)
     run.is_revoked = True
@@ -220,7 +220,7 @@ def test_a_run_that_is_revoked_gets_no_more(run: Run) -> None:
     assert run.denied == [("db", "revoked")]
 
 
-def test_a_vault_that_takes_its_time_for_each_secret_does_not_keep_a_start_for_all_of_them(run: Run) -> None:
+def test_vault_that_takes_its_time_for_each_secret_does_not_keep_start_for_all_of_them(run: Run) -> None:
     class Slow:
         name = "slow"
         asked = 0
@@ -246,7 +246,7 @@ def test_a_vault_that_takes_its_time_for_each_secret_does_not_keep_a_start_for_a
         given(4)
 
 
-def test_rotation_and_removal_hold_at_the_next_request(run: Run, vault: FileVault) -> None:
+def test_rotation_and_removal_hold_at_next_request(run: Run, vault: FileVault) -> None:
     token = run.token()
     vault.rotate("probe", "db", value("newer"), before=nothing)
     assert run.ask(kind="credential", name="db", token=token)["ok"] == {"version": 2, "value": "newer"}
@@ -256,7 +256,7 @@ def test_rotation_and_removal_hold_at_the_next_request(run: Run, vault: FileVaul
     assert run.ask(kind="credential", name="db", token=token)["ok"]["value"] == "again"
 
 
-def test_a_vault_that_cannot_be_opened_is_a_refusal_like_any_other(run: Run, tmp_path: pathlib.Path) -> None:
+def test_vault_that_cannot_be_opened_is_refusal_like_any_other(run: Run, tmp_path: pathlib.Path) -> None:
     token = run.token()
     (tmp_path / "key").chmod(0o644)
     assert run.ask(kind="credential", name="db", token=token) == REFUSED
@@ -264,7 +264,7 @@ def test_a_vault_that_cannot_be_opened_is_a_refusal_like_any_other(run: Run, tmp
     assert run.denied == [("db", "unavailable"), ("other", "not_granted")]
 
 
-def test_a_row_that_cannot_be_written_gives_nothing_and_ends_the_run(run: Run) -> None:
+def test_row_that_cannot_be_written_gives_nothing_and_ends_run(run: Run) -> None:
     token = run.token()
     run.failing = errors.LedgerError("the disk is full")
     run.agent.sendall(json.dumps({"id": 1, "kind": "credential", "name": "db", "token": token}).encode() + b"\n")
@@ -274,7 +274,7 @@ def test_a_row_that_cannot_be_written_gives_nothing_and_ends_the_run(run: Run) -
         run.agent.recv(1)
 
 
-def test_a_hundred_thousand_requests_get_a_bounded_number_of_answers(run: Run) -> None:
+def test_hundred_thousand_requests_get_bounded_number_of_answers(run: Run) -> None:
     """The test calls the handler directly, because the broker's own limit would slow an agent down."""
     token, said = run.token(), {"ok": 0, "error": 0}
 
@@ -325,7 +325,7 @@ def test_what_is_absent_takes_what_is_not_granted_takes(run: Run) -> None:
     assert asked == [("probe", "missing")] + [("probe", credentials.NO_NAME)] * 3
 
 
-def test_a_reader_that_does_not_read_has_what_waits_overwritten(run: Run, vault: FileVault) -> None:
+def test_reader_that_does_not_read_has_what_waits_overwritten(run: Run, vault: FileVault) -> None:
     """Also when the agent disconnects with unread answers."""
     long = "x" * 16_000
     vault.rotate("probe", "db", value(long), before=nothing)
@@ -355,7 +355,7 @@ def test_text_survives_being_quoted(text: str) -> None:
     assert b"\n" not in line
 
 
-def test_no_secret_stands_in_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_stands_in_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure while the secret is in clear text must not print it in the command line's traceback."""
     token = run.token()
 
@@ -369,4 +369,4 @@ def test_no_secret_stands_in_an_error(run: Run, monkeypatch: pytest.MonkeyPatch)
     text = "".join(traceback.format_exception(caught.value))
     assert "something broke" in text
     assert SECRET not in text
-    assert SECRET not in repr(run.served) + repr(Opened.__dict__)
+    assert SECRET not in repr(run.served) + repr(OpenedSecret.__dict__)

@@ -25,7 +25,7 @@ class Keeper:
     def __init__(self, path: Path, error: errors.CovenantError | None) -> None:
         self._error = error
         self.asked: list[tuple[str, Mapping[str, Any]]] = []
-        self.server = control_socket.Server(path, {"suspend": self._suspend, "kill": self._kill})
+        self.server = control_socket.ControlServer(path, {"suspend": self._suspend, "kill": self._kill})
 
     def _suspend(self, request: Mapping[str, Any]) -> control_socket.Reply:
         self.asked.append(("suspend", request))
@@ -64,7 +64,7 @@ def served(*keepers: Keeper) -> Iterator[None]:
 def test_all_below_is_asked_once_and_whoever_cannot_be_stopped_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delegation, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(delegation, "PATIENCE_SECONDS", 0.05)
     refusals = {
         "stands": None,
         "bare": errors.NotEnforceableError("it has no cgroup"),
@@ -95,20 +95,20 @@ def test_all_below_is_asked_once_and_whoever_cannot_be_stopped_is_ended(
 
 
 @pytest.mark.parametrize("fate", ["terminate", "wind-down", "adopt"])
-def test_a_run_starts_nothing_while_it_stands_or_is_ended_or_winds_down(tmp_path: Path, fate: str) -> None:
+def test_run_starts_nothing_while_it_stands_or_is_ended_or_winds_down(tmp_path: Path, fate: str) -> None:
     alive, ours = os.pipe2(os.O_CLOEXEC)
     try:
         for state, kind in (("Running", None), ("Suspended", errors.WrongStateError)):
             (tmp_path / registry.STATE).write_text(state)
-            assert _kind(delegation._ending(tmp_path, alive, fate)) == kind
+            assert _kind(delegation.ending(tmp_path, alive, fate)) == kind
         (tmp_path / registry.STATE).write_text("Terminated")
-        assert _kind(delegation._ending(tmp_path, None, fate)) == errors.ParentEndedError
+        assert _kind(delegation.ending(tmp_path, None, fate)) == errors.ParentEndedError
         (tmp_path / registry.STATE).write_text("Running")
     finally:
         os.close(ours)
     try:
         # Its parent has ended now.
-        found = _kind(delegation._ending(tmp_path, alive, fate))
+        found = _kind(delegation.ending(tmp_path, alive, fate))
         assert found == (None if fate == "adopt" else errors.ParentEndedError)
     finally:
         os.close(alive)

@@ -30,7 +30,7 @@ def opened(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def test_it_is_the_manifest_that_says_whose_a_package_is(tmp_path: Path) -> None:
+def test_it_is_manifest_that_says_whose_package_is(tmp_path: Path) -> None:
     package(tmp_path, "other", name="wanted")
     held = package(tmp_path, "wanted", name="elsewhere")
     (tmp_path / "file").touch()
@@ -74,7 +74,7 @@ def test_two_of_one_id_are_none(tmp_path: Path) -> None:
         package_lookup.find("wanted", (), beside)
 
 
-def test_a_manifest_that_somebody_holds_open_and_does_not_write_is_none(tmp_path: Path) -> None:
+def test_manifest_that_another_holds_open_and_does_not_write_is_none(tmp_path: Path) -> None:
     held = package(tmp_path, "wanted", name="its own")
     (tmp_path / "fifo").mkdir()
     os.mkfifo(tmp_path / "fifo" / "agent.toml")
@@ -110,14 +110,14 @@ def test_what_root_alone_can_write_comes_first(tmp_path: Path, monkeypatch: pyte
     assert set(looked) == {tmp_path / "configured", *(tmp_path / "configured").parents}
 
 
-def test_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
+def test_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
     package(tmp_path / "open", "wanted")
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(errors.HostError):
         package_lookup.find("wanted", (tmp_path / "open",), None)
 
 
-def test_a_manifest_that_nobody_signed_takes_no_time_of_whoever_looks(tmp_path: Path) -> None:
+def test_manifest_that_nobody_signed_takes_no_time_of_whoever_looks(tmp_path: Path) -> None:
     """A quarter of a MiB that is one key of dots takes tomllib a minute and a half of the supervisor's time."""
     held = package(tmp_path, "wanted", name="zz")
     dots = package(tmp_path, "wanted", name="dots") / "agent.toml"
@@ -145,7 +145,7 @@ def test_only_so_much_is_parsed_for_one_id(tmp_path: Path, monkeypatch: pytest.M
             package_lookup.find("wanted", (), beside)
 
 
-def test_a_manifest_that_is_too_long_is_none(tmp_path: Path) -> None:
+def test_manifest_too_long_is_none(tmp_path: Path) -> None:
     path = package(tmp_path, "wanted") / "agent.toml"
     manifest = path.read_bytes()
     path.write_bytes(manifest + b"#" * (package_lookup.MANIFEST_BYTES - len(manifest)))

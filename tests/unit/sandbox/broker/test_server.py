@@ -14,7 +14,7 @@ import pytest
 
 from policy import errors
 from sandbox.broker import server
-from sandbox.broker.server import Broker, Call
+from sandbox.broker.server import Broker, BrokerCall
 
 
 class Clock:
@@ -72,10 +72,10 @@ class Agent:
         return not self.made._alive
 
 
-HELD: list[Call] = []
+HELD: list[BrokerCall] = []
 
 
-def refuse(call: Call) -> None:
+def refuse(call: BrokerCall) -> None:
     raise errors.PackageError("no", hint="h")
 
 
@@ -131,14 +131,14 @@ def test_what_is_no_request_is_said_to_be_none(agent: Agent, line: bytes) -> Non
     assert second == {"id": 7, "ok": {}}
 
 
-def test_after_many_lines_that_are_none_nobody_listens(agent: Agent) -> None:
+def test_after_many_lines_none_nobody_listens(agent: Agent) -> None:
     agent.write(b"x\n" * (server.MALFORMED - 1))
     assert not agent.over()
     agent.write(b"x\n")
     assert agent.over()
 
 
-def test_a_line_without_an_end_ends_the_conversation(agent: Agent) -> None:
+def test_line_without_end_ends_conversation(agent: Agent) -> None:
     chunk = b"x" * 65536
     for _ in range(server.LINE_BYTES // len(chunk)):
         agent.write(chunk)
@@ -161,7 +161,7 @@ class Searched(bytearray):
         raise AssertionError("looked through from its start")
 
 
-def test_a_long_line_that_comes_byte_by_byte_is_looked_through_once(agent: Agent) -> None:
+def test_long_line_that_comes_byte_by_byte_is_looked_through_once(agent: Agent) -> None:
     searched = Searched()
     agent.made._in = searched
     line = b'{"id":1,"kind":"echo","text":"' + b"x" * 2000 + b'"}'
@@ -189,7 +189,7 @@ def test_who_asks_too_fast_waits(agent: Agent) -> None:
     assert len(agent.heard()) == 2 * server.PER_SECOND
 
 
-def test_a_long_line_counts_for_many(agent: Agent) -> None:
+def test_long_line_counts_for_many(agent: Agent) -> None:
     for n in range(8):
         agent.write(json.dumps({"id": n, "kind": "hold", "x": "x" * 1_000_000}).encode() + b"\n")
     for _ in range(20):
@@ -197,7 +197,7 @@ def test_a_long_line_counts_for_many(agent: Agent) -> None:
     assert len(HELD) == 1 + server.BURST // (15 * 4 + 1)
 
 
-def test_so_many_may_be_without_an_answer(agent: Agent) -> None:
+def test_so_many_may_be_without_answer(agent: Agent) -> None:
     for n in range(server.OUTSTANDING + 2):
         agent.later()
         agent.ask(id=n, kind="hold")
@@ -225,7 +225,7 @@ def test_who_does_not_read_is_not_listened_to_and_loses_nothing(agent: Agent) ->
     assert agent.made.room
 
 
-def test_descriptors_that_are_sent_along_do_not_arrive(agent: Agent) -> None:
+def test_descriptors_sent_along_do_not_arrive(agent: Agent) -> None:
     before = set(os.listdir("/proc/self/fd"))
     with contextlib.ExitStack() as stack:
         pipe = os.pipe()
@@ -238,7 +238,7 @@ def test_descriptors_that_are_sent_along_do_not_arrive(agent: Agent) -> None:
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_an_agent_that_hangs_up_is_answered_no_more(agent: Agent) -> None:
+def test_agent_that_hangs_up_is_answered_no_more(agent: Agent) -> None:
     agent.ask(id=1, kind="hold")
     agent.sock.close()
     agent.turn()
@@ -247,7 +247,7 @@ def test_an_agent_that_hangs_up_is_answered_no_more(agent: Agent) -> None:
     assert not agent.made._alive
 
 
-def test_others_are_looked_at_in_the_same_turn_and_everything_is_closed() -> None:
+def test_others_are_looked_at_in_same_turn_and_everything_is_closed() -> None:
     before = set(os.listdir("/proc/self/fd"))
     said: list[str] = []
     with Broker() as made:

@@ -36,7 +36,7 @@ def high() -> Iterator[int]:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_whoever_came_when_many_were_there_is_served_while_a_vault_takes_its_time(high: int) -> None:
+def test_whoever_came_when_many_were_there_is_served_while_vault_takes_its_time(high: int) -> None:
     ended = errors.KilledError("it was asked to end")
     fetcher: Any = object.__new__(Fetcher)
     own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

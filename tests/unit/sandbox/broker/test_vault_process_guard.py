@@ -14,7 +14,7 @@ from sandbox.broker.credentials import Credentials, Scope, Tellers
 from sandbox.broker.vault_process import Fetcher
 from sandbox.kernel import libc
 from sandbox.kernel.proc.secret_memory import Locked
-from sandbox.vault.backend import Opened
+from sandbox.vault.backend import OpenedSecret
 from tests.unit.sandbox.kernel.proc.test_secret_memory import PR_GET_DUMPABLE, status_of
 
 GUARDED, OPEN = "0 (1, 1)", "1"
@@ -38,18 +38,18 @@ class Vault:
     """A vault with one secret under any name: the guard of the process that opens it."""
 
     @contextlib.contextmanager
-    def opened(self, agent_id: str, name: str) -> Iterator[Opened]:
+    def opened(self, agent_id: str, name: str) -> Iterator[OpenedSecret]:
         raw = guard().encode()
         with Locked(len(raw)) as value:
             value.view[:] = raw
-            yield Opened(1, value)
+            yield OpenedSecret(1, value)
 
 
 def asks_a_vault() -> None:
     found: list[str] = []
 
-    def then(value: Opened | errors.VaultError | None) -> None:
-        assert isinstance(value, Opened)
+    def then(value: OpenedSecret | errors.VaultError | None) -> None:
+        assert isinstance(value, OpenedSecret)
         found.append(bytes(value.value.view).decode())
 
     undo_the_guard()
@@ -68,6 +68,6 @@ def serves_secrets() -> None:
 
 
 @pytest.mark.parametrize("who", [asks_a_vault, serves_secrets])
-def test_whoever_holds_secrets_of_a_run_leaves_no_core_and_is_nobodys_to_trace(who: Callable[[], None]) -> None:
+def test_whoever_holds_secrets_of_run_leaves_no_core_and_is_nobodys_to_trace(who: Callable[[], None]) -> None:
     """Also if the vault's backend sets no guard, such as a server's backend."""
     assert status_of(who) == 0

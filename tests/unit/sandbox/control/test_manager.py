@@ -38,25 +38,28 @@ def state(tmp_path: Path) -> Path:
 
 def ended(state: Path, number: int, **fields: Any) -> str:
     run_id = f"{number:08d}-0000-4000-8000-000000000000"
-    run_archive.store(state, run_archive.Record(run_id=run_id, **{**FIELDS, "issuer": SOMEBODY.display, **fields}))
+    run_archive.store(state, run_archive.ArchivedRun(run_id=run_id, **{**FIELDS, "issuer": SOMEBODY.display, **fields}))
     return run_id
 
 
 @pytest.mark.parametrize("kept", ["", "x", "a line\nanother\n", "äöü" * 100])
 @pytest.mark.parametrize("dropped", [0, 5, 70_000])
-def test_the_log_of_an_ended_run_is_read_on_from_anywhere(state: Path, kept: str, dropped: int) -> None:
+@pytest.mark.parametrize("stream", ["stderr", "stdout"])
+def test_log_of_ended_run_is_read_on_from_anywhere(
+    state: Path, kept: str, dropped: int, stream: manager.Stream
+) -> None:
     total = dropped + len(kept.encode())
-    run_id = ended(state, 1, stderr=kept, stderr_bytes=total)
-    whole = manager.logs(state, SOMEBODY, run_id)
+    run_id = ended(state, 1, **{stream: kept, f"{stream}_bytes": total})
+    whole = manager.logs(state, SOMEBODY, run_id, stream=stream)
     assert whole == {"run_id": run_id, "live": False, "begins": dropped, "next": total, "text": kept}
     for offset in range(0, total + 3, max(1, total // 50)):
-        piece = manager.logs(state, SOMEBODY, run_id, offset)
+        piece = manager.logs(state, SOMEBODY, run_id, offset, stream=stream)
         assert piece["begins"] == max(offset, dropped)
         assert piece["next"] == max(offset, total)
         assert piece["text"] == kept.encode()[max(0, offset - dropped) :].decode(errors="replace")
 
 
-def test_a_beginning_that_is_one_runs_alone_names_it(state: Path) -> None:
+def test_beginning_one_runs_alone_names_it(state: Path) -> None:
     one, two = ended(state, 11), ended(state, 12)
     assert manager.logs(state, ROOT, two[:8])["run_id"] == two
     for text in ("0", "9", "", "../audit", one + "x"):
@@ -80,7 +83,7 @@ def test_what_is_anothers_is_not_there(state: Path) -> None:
     assert str(mine.value).replace("1", "2") == str(nobodys.value)
 
 
-def test_who_asked_for_the_first_may_see_what_came_of_all_below_it(state: Path) -> None:
+def test_who_asked_for_first_may_see_what_came_of_all_below_it(state: Path) -> None:
     top = ended(state, 1)
     below = ended(state, 2, issuer=f"top@{top}", parent=top)
     deepest = ended(state, 3, issuer=f"mid@{below}", parent=below)
@@ -93,7 +96,7 @@ def test_who_asked_for_the_first_may_see_what_came_of_all_below_it(state: Path) 
         manager.logs(state, SOMEBODY, orphan)
 
 
-def test_who_asked_for_the_first_may_see_what_ended_below_one_that_outlived_it(
+def test_who_asked_for_first_may_see_what_ended_below_one_that_outlived_it(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The parent is live and its label names the first run, which has ended, with its record or without."""
@@ -129,7 +132,7 @@ def test_what_is_anothers_makes_nothing_ambiguous(state: Path) -> None:
         manager.logs(state, SOMEBODY, mine[:7])
 
 
-def test_records_that_name_each_other_as_parents_end_the_look(state: Path) -> None:
+def test_records_that_name_each_other_as_parents_end_look(state: Path) -> None:
     one, two = (f"0000000{n}-0000-4000-8000-000000000000" for n in (1, 2))
     ended(state, 1, parent=two)
     ended(state, 2, parent=one)
@@ -137,7 +140,7 @@ def test_records_that_name_each_other_as_parents_end_the_look(state: Path) -> No
         manager.logs(state, OTHER, one)
 
 
-def test_a_name_is_no_path(state: Path) -> None:
+def test_name_is_no_path(state: Path) -> None:
     """A caller names a run by the start of its id and can reach no other file by it."""
     ended(state, 1)
     (state / "unended").mkdir()
@@ -164,14 +167,14 @@ def test_only_who_may_see_it_waits_for_what_is_still_to_be_written(
 ) -> None:
     waited: list[str] = []
 
-    def record(where: Path, run_id: str, until: float, *, unseen: bool = False) -> run_archive.Record:
+    def record(where: Path, run_id: str, until: float, *, unseen: bool = False) -> run_archive.ArchivedRun:
         waited.append(run_id)
         ended(state, 7)
         found = run_archive.read(where, run_id)
         assert found is not None
         return found
 
-    monkeypatch.setattr(manager, "_await_record", record)
+    monkeypatch.setattr(manager, "await_record", record)
     for ask in (manager.logs, manager.ended):
         with pytest.raises(errors.NoRunError):
             ask(state, OTHER, just_ended)
@@ -180,26 +183,24 @@ def test_only_who_may_see_it_waits_for_what_is_still_to_be_written(
     assert waited == [just_ended]
 
 
-def test_root_waits_for_what_the_log_does_not_show(
-    state: Path, just_ended: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(manager, "_PATIENCE_SECONDS", 0.0)
+def test_root_waits_for_what_log_does_not_show(state: Path, just_ended: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager, "PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(open_runs, "start_of", lambda state, run_id: None)
     with pytest.raises(errors.KeeperError, match="is still being begun, or its end written"):
         manager.logs(state, ROOT, just_ended)
 
 
-def test_what_has_a_mark_and_cannot_be_seen_yet_is_asked_once_it_can(
+def test_what_has_mark_and_cannot_be_seen_yet_is_asked_once_it_can(
     state: Path, just_ended: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its shim is alive: it makes the run's directory after the mark."""
-    place, real, seen = state / "runs" / just_ended, manager._seen, list[int]()
+    place, real, seen = state / "runs" / just_ended, manager.visible_runs, list[int]()
 
     def comes(where: Path, requester: manager.Requester) -> list[Any]:
         seen.append(len(seen))
         return [SimpleNamespace(run_id=just_ended, path=place)] if len(seen) > 1 else real(where, requester)
 
-    monkeypatch.setattr(manager, "_seen", comes)
+    monkeypatch.setattr(manager, "visible_runs", comes)
     monkeypatch.setattr(registry, "under_way", lambda path: path == place and len(seen) > 0 and waited())
     monkeypatch.setattr(control_socket, "ask", lambda path, operation, **fields: {"text": "it lives"})
     looks: list[int] = []
@@ -218,15 +219,15 @@ def test_one_that_was_seen_and_ends_is_not_taken_for_one_that_begins(
     """Its label remains a moment longer than its socket, and the caller may have waited for hours."""
     monkeypatch.setattr(registry, "under_way", lambda path: True)
     with pytest.raises(errors.KeeperError, match="its end written"):
-        manager._await_record(state, just_ended, time.monotonic() + 0.1)
+        manager.await_record(state, just_ended, time.monotonic() + 0.1)
     ended(state, 7)
-    assert manager._await_record(state, just_ended, time.monotonic()).run_id == just_ended
+    assert manager.await_record(state, just_ended, time.monotonic()).run_id == just_ended
 
 
 def test_whoever_stays_unseen_is_not_waited_for_for_good(
     state: Path, just_ended: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manager, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(manager, "PATIENCE_SECONDS", 0.1)
     looks: list[int] = []
 
     def comes_and_goes(path: Path) -> bool:
@@ -269,15 +270,15 @@ def test_whoever_is_pushed_out_while_waiting_does_not_come_back_at_once(
     turns: list[str] = []
     (tmp_path / control_socket.NAME).touch()
     live = SimpleNamespace(run_id="a", path=tmp_path)
-    monkeypatch.setattr(manager, "_seen", lambda state, requester: [live])
-    monkeypatch.setattr(control_socket, "Connection", Full)
+    monkeypatch.setattr(manager, "visible_runs", lambda state, requester: [live])
+    monkeypatch.setattr(control_socket, "ControlConnection", Full)
     monkeypatch.setattr(time, "sleep", lambda seconds: turns.append("slept"))
     assert manager.ended(tmp_path, ROOT, "a", left=lambda: len(turns) >= 6) is None
     assert turns == ["asked", "slept"] * 3
 
 
 @pytest.mark.parametrize("begins", [True, False])
-def test_a_run_that_can_be_seen_and_listens_only_later_has_not_ended(
+def test_run_that_can_be_seen_and_listens_only_later_has_not_ended(
     state: Path, monkeypatch: pytest.MonkeyPatch, *, begins: bool
 ) -> None:
     """No process owes the log its end, because no row is written yet. A run that disappears meanwhile is cut off."""
@@ -290,7 +291,7 @@ def test_a_run_that_can_be_seen_and_listens_only_later_has_not_ended(
 
     asked: list[str] = []
     live = SimpleNamespace(run_id="00000001-0000-4000-8000-000000000000", path=state / "runs")
-    monkeypatch.setattr(manager, "_seen", lambda state, requester: [live])
+    monkeypatch.setattr(manager, "visible_runs", lambda state, requester: [live])
     monkeypatch.setattr(control_socket, "ask", ask)
     monkeypatch.setattr(registry, "under_way", lambda path: begins or len(asked) < 2)
     if begins:

@@ -13,7 +13,7 @@ import pytest
 
 from policy import denials, errors
 from sandbox.control import metrics
-from sandbox.control.metrics import Seen, Tally
+from sandbox.control.metrics import RunSample, Tally
 from sandbox.kernel.cgroup.stats import Usage, usage
 from sandbox.rundir.registry import Entry
 from sandbox.serve import metrics_http, metrics_worker
@@ -32,8 +32,8 @@ EMPTY: dict[str, Any] = {
 }
 
 
-def seen(agent_id: str, memory: int = 1, run_id: str = "r") -> Seen:
-    return Seen(Entry(run_id=run_id, agent_id=agent_id, **EMPTY), Usage(2_500_000, memory, 3, None, 5))
+def seen(agent_id: str, memory: int = 1, run_id: str = "r") -> RunSample:
+    return RunSample(Entry(run_id=run_id, agent_id=agent_id, **EMPTY), Usage(2_500_000, memory, 3, None, 5))
 
 
 def tally(tmp_path: Path, *rows: dict[str, Any]) -> Tally:
@@ -45,7 +45,7 @@ def tally(tmp_path: Path, *rows: dict[str, Any]) -> Tally:
     return Tally(log)
 
 
-def test_the_series_are_bounded_and_add_up() -> None:
+def test_series_are_bounded_and_add_up() -> None:
     agents = [seen(f"agent-{number}", memory=number) for number in range(1, 251)]
     numbers = prometheus_text.parse(metrics.text(agents, Tally(Path("/nowhere"))))
     memory = numbers["covenant_agent_memory_bytes"]
@@ -58,14 +58,14 @@ def test_the_series_are_bounded_and_add_up() -> None:
     assert numbers["covenant_runs"]['state="Isolated"'] == 250
 
 
-def test_no_agent_can_write_a_line_of_its_own() -> None:
+def test_no_agent_can_write_line_of_its_own() -> None:
     hostile = 'x"} 1\ncovenant_drifts_total 99\\'
     numbers = prometheus_text.parse(metrics.text([seen(hostile)], Tally(Path("/nowhere"))))
     assert numbers["covenant_drifts_total"] == {"": 0}
     assert len(numbers["covenant_agent_runs"]) == 1
 
 
-def test_what_is_counted_is_what_the_log_holds(tmp_path: Path) -> None:
+def test_what_is_counted_is_what_log_holds(tmp_path: Path) -> None:
     counted = tally(
         tmp_path,
         {"type": "run_started", "run_id": "r"},
@@ -96,14 +96,14 @@ def test_what_is_counted_is_what_the_log_holds(tmp_path: Path) -> None:
     assert set(numbers["covenant_denials_total"]) == {f'layer="{one}"' for one in (*denials.LAYERS, metrics.OTHER)}
 
 
-def test_a_cgroup_that_is_gone_counts_nothing(tmp_path: Path) -> None:
+def test_cgroup_gone_counts_nothing(tmp_path: Path) -> None:
     assert usage({"memory": tmp_path, "cpu": tmp_path, "pids": tmp_path}) == Usage()
     (tmp_path / "memory.current").write_text("7\n")
     (tmp_path / "cpu.stat").write_text("nr 1\nusage_usec 9\n")
     assert usage({"memory": tmp_path, "cpu": tmp_path}) == Usage(cpu_us=9, memory_bytes=7)
 
 
-def test_a_line_of_the_journal_is_one_line_of_ascii_and_says_whose_run_it_is() -> None:
+def test_line_of_journal_is_one_line_of_ascii_and_says_whose_run_it_is() -> None:
     kind = {
         "type": "run_ended",
         "run_id": "r",
@@ -120,7 +120,7 @@ def test_a_line_of_the_journal_is_one_line_of_ascii_and_says_whose_run_it_is() -
     }  # fmt: skip
 
 
-def test_only_the_end_of_a_long_log_is_read_for_the_live_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_end_of_long_log_is_read_for_live_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller of the supervisor may call it often."""
     (tmp_path / "audit").mkdir()
     row = {"type": "denied", "run_id": "r", "layer": "dns", "count": 1}
@@ -134,11 +134,9 @@ def test_only_the_end_of_a_long_log_is_read_for_the_live_runs(tmp_path: Path, mo
     assert short.by_run["r"] in (9, 10)
 
 
-def test_an_answer_that_is_too_late_for_who_asked_does_not_end_the_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answer_too_late_for_who_asked_does_not_end_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a busy machine would end the metrics, and after a few failures the same watcher's journal too."""
-    monkeypatch.setattr(metrics_http, "_SECONDS", 0.2)
+    monkeypatch.setattr(metrics_http, "SECONDS", 0.2)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "m"))

@@ -55,7 +55,7 @@ def live(runs: Path, run_id: str, signers: Sequence[int], *ancestors: str, **mor
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the waits for shims to zero: no shim is there to end its run."""
-    monkeypatch.setattr(tree_kill, "_STARTING_SECONDS", 0.0)
+    monkeypatch.setattr(tree_kill, "STARTING_SECONDS", 0.0)
 
 
 def enforced(runs: Path, root: trust.TrustRoot = REVOKES_1) -> tuple[revocation.Enforced, list[Mapping[str, Any]]]:
@@ -64,7 +64,7 @@ def enforced(runs: Path, root: trust.TrustRoot = REVOKES_1) -> tuple[revocation.
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_run_goes_with_all_below_it_and_nobody_else(tmp_path: Path) -> None:
+def test_run_goes_with_all_below_it_and_no_other(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         for run_id, signers, above in (
             ("root", (2,), ()),
@@ -87,14 +87,14 @@ def test_a_run_goes_with_all_below_it_and_nobody_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_whoever_was_adopted_still_rests_on_the_dead_run_that_started_it(tmp_path: Path) -> None:
+def test_whoever_was_adopted_still_rests_on_dead_run_that_started_it(tmp_path: Path) -> None:
     with live(tmp_path, "orphan", (1, 2), "gone"), live(tmp_path, "child", (1, 2, 2), "gone", "orphan"):
         done, _ = enforced(tmp_path)
         assert [(one.run_id, one.because) for one in done.ended] == [("orphan", "gone"), ("child", "gone")]
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_key_that_was_only_taken_out_ends_nothing_nor_does_a_root_that_revokes_nothing(tmp_path: Path) -> None:
+def test_key_that_was_only_taken_out_ends_nothing_nor_does_root_that_revokes_nothing(tmp_path: Path) -> None:
     with live(tmp_path, "one", (1,)), live(tmp_path, "unsigned", ()):
         assert enforced(tmp_path, kit.root(op(2))) == (revocation.NOTHING, [])
         assert enforced(tmp_path, ROOT) == (revocation.NOTHING, [])
@@ -102,7 +102,7 @@ def test_a_key_that_was_only_taken_out_ends_nothing_nor_does_a_root_that_revokes
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_self_test_holds_no_agent_and_a_label_that_cannot_be_judged_is_not_spared(tmp_path: Path) -> None:
+def test_self_test_holds_no_agent_and_label_that_cannot_be_judged_is_not_spared(tmp_path: Path) -> None:
     damaged = {revocation.AUTHORITY: '{"line":1}'}
     with (
         live(tmp_path, "canary", (1,), **{rundir_label.SELF_TEST: "1"}),
@@ -114,7 +114,7 @@ def test_a_self_test_holds_no_agent_and_a_label_that_cannot_be_judged_is_not_spa
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_log_that_takes_no_row_and_a_mark_that_cannot_be_made_keep_nobody_alive(
+def test_log_that_takes_no_row_and_mark_that_cannot_be_made_keep_nobody_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -140,7 +140,7 @@ def test_a_log_that_takes_no_row_and_a_mark_that_cannot_be_made_keep_nobody_aliv
         assert set(asked) == {"stop", "cut", "kill"}
 
 
-def test_a_run_of_which_the_gates_alone_are_up_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_of_which_gates_alone_are_up_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sandbox is about to be started, in a cgroup where no process was killed."""
     waited: list[str] = []
     monkeypatch.setattr(cgroup_kill, "stop", lambda leaves: None)
@@ -170,7 +170,7 @@ def _noted(path: Path, *, listed: bool) -> None:
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("what", ["its list", "where it lies", "its network"])
-def test_one_that_cannot_be_looked_at_is_told_of_and_keeps_nobody_else_alive(
+def test_one_that_cannot_be_looked_at_hears_of_and_keeps_no_other_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     killed, kill = list[str](), cgroup_kill.kill
@@ -235,16 +235,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 STOPPED = ["stop", "mark", "mark", "stop", "stop"]
 
 
-def test_all_stand_then_they_are_marked_then_the_row_then_they_are_cut_and_killed(
-    tmp_path: Path, asked: list[str]
-) -> None:
+def test_all_stand_then_they_are_marked_then_row_then_they_are_cut_and_killed(tmp_path: Path, asked: list[str]) -> None:
     with live(tmp_path, "one", (1,)), live(tmp_path, "two", (1,)):
         revocation.enforce(tmp_path, REVOKES_1, write=lambda fields: asked.append("row"))
     assert asked[:6] == [*STOPPED, "row"]
     assert sorted(asked[6:]) == ["cut", "kill"]
 
 
-def test_all_stand_before_the_root_is_written_and_so_does_what_was_shown_meanwhile(
+def test_all_stand_before_root_is_written_and_so_does_what_was_shown_meanwhile(
     tmp_path: Path, asked: list[str]
 ) -> None:
     rows: list[Mapping[str, Any]] = []
@@ -271,7 +269,7 @@ def test_all_stand_before_the_root_is_written_and_so_does_what_was_shown_meanwhi
 
 
 @pytest.mark.usefixtures("asked")
-def test_a_root_that_cannot_be_installed_ends_them_all_the_same(tmp_path: Path) -> None:
+def test_root_that_cannot_be_installed_ends_them_all_same(tmp_path: Path) -> None:
     def install() -> None:
         raise errors.TrustError("the disk is full")
 
@@ -290,7 +288,7 @@ def test_a_root_that_cannot_be_installed_ends_them_all_the_same(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("look", [1, 2])
-def test_a_list_of_runs_that_cannot_be_read_keeps_no_root_from_holding(
+def test_list_of_runs_that_cannot_be_read_keeps_no_root_from_holding(
     tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch, look: int
 ) -> None:
     seen, looks = registry.seen, iter(range(1, 3))
@@ -373,7 +371,7 @@ def test_keepers_wait_until_what_is_revoked_is_gone_and_not_for_whoever_starts_l
     ],
     ids=["revoked", "with its tree"],
 )
-def test_a_keeper_gives_way_where_its_run_is_marked_and_somebody_is_at_it(
+def test_keeper_gives_way_where_its_run_is_marked_and_another_is_at_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: Callable[[Path], None]
 ) -> None:
     path = tmp_path / "run"
@@ -384,7 +382,7 @@ def test_a_keeper_gives_way_where_its_run_is_marked_and_somebody_is_at_it(
         tree_kill.wait_for_sweep(path)  # it is not marked: it ends for another reason
         mark(path)
         with monkeypatch.context() as patch:
-            patch.setattr(tree_kill, "_SWEEP_SECONDS", 0.0)
+            patch.setattr(tree_kill, "SWEEP_SECONDS", 0.0)
             tree_kill.wait_for_sweep(path)  # the process that sweeps takes too long
         with contextlib.ExitStack() as other:
             other.enter_context(tree_kill.sweep_lock(tmp_path))  # a second sweep runs without the lock
@@ -396,7 +394,7 @@ def test_a_keeper_gives_way_where_its_run_is_marked_and_somebody_is_at_it(
         if len(looks) == 3:
             os.close(fd)
 
-    monkeypatch.setattr(tree_kill, "_SWEEP_SECONDS", 3600.0)
+    monkeypatch.setattr(tree_kill, "SWEEP_SECONDS", 3600.0)
     monkeypatch.setattr(time, "sleep", sleep)
     tree_kill.wait_for_sweep(path)
     assert len(looks) == 3
@@ -404,7 +402,7 @@ def test_a_keeper_gives_way_where_its_run_is_marked_and_somebody_is_at_it(
     tree_kill.wait_for_sweep(tmp_path / "gone")
 
 
-def test_whoever_comes_late_finds_the_root_or_the_mark(tmp_path: Path) -> None:
+def test_whoever_comes_late_finds_root_or_mark(tmp_path: Path) -> None:
     state_path = tmp_path / "state"
     state_path.mkdir(mode=0o700)
     with State(state_path) as state:
@@ -421,7 +419,7 @@ def test_whoever_comes_late_finds_the_root_or_the_mark(tmp_path: Path) -> None:
             revocation.refuse(state, 1, [above])
 
 
-def test_whoever_was_asked_for_by_a_run_that_is_gone_for_it_does_not_start(tmp_path: Path) -> None:
+def test_whoever_was_asked_for_by_run_gone_for_it_does_not_start(tmp_path: Path) -> None:
     """Its parent's mark was removed with the directory, but the run's own label has its authority."""
     line = authority.encode([_authority("above", 1), _authority("child", 2)])
     (tmp_path / "state").mkdir(mode=0o700)
@@ -435,10 +433,10 @@ def test_whoever_was_asked_for_by_a_run_that_is_gone_for_it_does_not_start(tmp_p
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_gate_that_somebody_does_not_let_go_of_keeps_nobody_alive(
+def test_gate_that_another_does_not_let_go_of_keeps_nobody_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tree_kill, "_GATE_SECONDS", 0.05)
+    monkeypatch.setattr(tree_kill, "GATE_SECONDS", 0.05)
     with live(tmp_path, "one", (1,)), lock.gate(tmp_path):
         done, rows = enforced(tmp_path)
         assert [one.run_id for one in done.ended] == ["one"]
@@ -446,7 +444,7 @@ def test_a_gate_that_somebody_does_not_let_go_of_keeps_nobody_alive(
         assert "the gate of the runs is not free" in done.failed[0]
 
 
-def test_a_child_rests_on_what_its_parent_rests_on(tmp_path: Path) -> None:
+def test_child_rests_on_what_its_parent_rests_on(tmp_path: Path) -> None:
     own = _authority("child", 2)
     assert authority.decode(revocation.line_below(tmp_path, "", own)) == (own,)
     assert revocation.line_below(tmp_path, "", None) == ""

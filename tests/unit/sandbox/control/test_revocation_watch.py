@@ -20,7 +20,7 @@ from tests.unit.sandbox.control.test_revocation import REASON, live, op
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
-    monkeypatch.setattr(revocation_watch, "_VERSION_EVERY", 1)
+    monkeypatch.setattr(revocation_watch, "VERSION_EVERY", 1)
     path = tmp_path / "state"
     path.mkdir(mode=0o700)
     (path / "runs").mkdir()
@@ -34,12 +34,12 @@ def _revoke(state: State) -> None:
     state.replace_root(kit.root_bytes(later, 1, 2), kit.NOW)
 
 
-def _watch(state: State, path: Path, rows: list[Any], version: int | None = 1) -> revocation_watch.Watch:
+def _watch(state: State, path: Path, rows: list[Any], version: int | None = 1) -> revocation_watch.RevocationWatch:
     label = json.loads((path / "label.json").read_bytes())
-    return revocation_watch.Watch(path, label, state, rows.append, version=version)
+    return revocation_watch.RevocationWatch(path, label, state, rows.append, version=version)
 
 
-def test_a_root_that_came_before_its_first_look_is_seen_as_well(state: State) -> None:
+def test_root_that_came_before_its_first_look_is_seen_as_well(state: State) -> None:
     """The root comes between the last check before the label is visible and the first look."""
     rows: list[Mapping[str, Any]] = []
     with live(state.path / "runs", "one", (1,)) as path:
@@ -60,7 +60,7 @@ def test_who_rests_on_nothing_of_it_goes_on(state: State) -> None:
         assert rows == []
 
 
-def test_on_a_full_disk_it_ends_without_a_mark(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_full_disk_it_ends_without_mark(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     """No other process could kill a run without a cgroup."""
 
     def full(*arguments: object, **more: object) -> None:
@@ -77,7 +77,7 @@ def test_on_a_full_disk_it_ends_without_a_mark(state: State, monkeypatch: pytest
         assert outcomes[1].message == REASON
 
 
-def test_a_keeper_does_not_wait_for_itself(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keeper_does_not_wait_for_itself(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own run has no cgroup, like a run that is starting, but no other process will end it."""
     waited: list[str] = []
 
@@ -95,7 +95,7 @@ def test_a_keeper_does_not_wait_for_itself(state: State, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("look", [State.present_root, lambda state: state.still_holds(1)])
 @pytest.mark.parametrize("where", ["root_version", "_clock"])
-def test_a_root_that_comes_between_two_reads_was_not_taken_away(
+def test_root_that_comes_between_two_reads_was_not_taken_away(
     state: State, monkeypatch: pytest.MonkeyPatch, where: str, look: Callable[[State], object]
 ) -> None:
     read, other = getattr(State, where), State(state.path)

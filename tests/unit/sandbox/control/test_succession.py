@@ -53,7 +53,7 @@ def _trusted(state: State, serial: int) -> trust.TrustedPackage:
 def _accept(state: State, trusted: trust.TrustedPackage, asks: Asks, rows: list[Any]) -> None:
     succession.accept(
         trusted,
-        cast("admission.Claim", asks),
+        cast("admission.AdmissionRequest", asks),
         state,
         state.path.parent / "runs",
         setting="end",
@@ -141,10 +141,10 @@ class Setting:
         return self.value
 
 
-def _watch(state: State, setting: Setting, serial: str, rows: list[Any]) -> succession.Watch:
+def _watch(state: State, setting: Setting, serial: str, rows: list[Any]) -> succession.SerialWatch:
     path = state.path.parent / "runs" / "gone"
     label = {"agent_id": _trusted(state, 9).statement.agent_id, registry.SERIAL: serial}
-    return succession.Watch(path, label, state, setting, rows.append)
+    return succession.SerialWatch(path, label, state, setting, rows.append)
 
 
 def test_watch_ends_older_run_at_second_look(state: State) -> None:
@@ -159,7 +159,7 @@ def test_watch_ends_older_run_at_second_look(state: State) -> None:
     assert isinstance(watch.look(), errors.SupersededError)
 
 
-def test_watch_goes_by_the_setting_of_now(state: State) -> None:
+def test_watch_goes_by_setting_of_now(state: State) -> None:
     setting = Setting("finish")
     watch = _watch(state, setting, "5", [])
     state.accept(_trusted(state, 6), now_ms=NOW)
@@ -169,7 +169,7 @@ def test_watch_goes_by_the_setting_of_now(state: State) -> None:
     assert isinstance(watch.look(), errors.SupersededError)
 
 
-def test_watch_ends_no_run_without_a_serial(state: State) -> None:
+def test_watch_ends_no_run_without_serial(state: State) -> None:
     watch = _watch(state, Setting(), "", [])
     state.accept(_trusted(state, 6), now_ms=NOW)
     assert [watch.look() for _ in range(3)] == [None] * 3

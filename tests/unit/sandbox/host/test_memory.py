@@ -23,14 +23,14 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_it_is_what_the_kernel_says() -> None:
+def test_it_is_what_kernel_says() -> None:
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     found = memory.read()
     assert found.total_mb == int(fields["MemTotal"].split()[0]) // 1024
     assert 0 < found.available_mb <= found.total_mb
 
 
-def test_the_pool_reads_it_with_and_without_pressure(proc: Path) -> None:
+def test_pool_reads_it_with_and_without_pressure(proc: Path) -> None:
     (proc / "meminfo").write_text(f"MemTotal:  2048000 kB\nMemFree: 1 kB\nMemAvailable:  1024000 kB\n{OTHERS}")
     assert memory.read() == Memory(2000, 1000)
     assert standby_pool.memory() == standby.Machine(2000, 1000)
@@ -44,7 +44,7 @@ def test_the_pool_reads_it_with_and_without_pressure(proc: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "MemFree: 1 kB\n", "MemTotal: x kB\nMemFree: 1 kB\n"])
-def test_what_is_not_said_is_an_error_of_the_machines(proc: Path, text: str | None) -> None:
+def test_what_is_not_said_is_error_of_machines(proc: Path, text: str | None) -> None:
     """The main loop of the supervisor takes those, and no others."""
     if text is not None:
         (proc / "meminfo").write_text(text)

@@ -61,9 +61,7 @@ UNUSABLE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("case", UNUSABLE)
-def test_a_starter_that_cannot_be_executed_starts_nothing_and_says_which_and_what_to_do(
-    placed: Path, case: str
-) -> None:
+def test_starter_that_cannot_be_executed_starts_nothing_and_says_which_and_what_to_do(placed: Path, case: str) -> None:
     assert _said() == b"here\n", "the control"
     UNUSABLE[case](placed)
     before = sorted(os.listdir("/proc/self/fd"))
@@ -77,8 +75,8 @@ def test_a_starter_that_cannot_be_executed_starts_nothing_and_says_which_and_wha
     assert _said() == b"here\n"
 
 
-def test_a_starter_of_another_version_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "_VERSION", "1")
+def test_starter_of_another_version_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "VERSION", "1")
     with pytest.raises(errors.KernelError, match="understand") as caught:
         spawn.spawn(HERE)
     assert "restart a supervisor" in caught.value.hint
@@ -94,7 +92,7 @@ def test_a_starter_of_another_version_says_what_to_do(monkeypatch: pytest.Monkey
     ],
     ids=["argument", "environment", "program", "directory"],
 )
-def test_a_word_that_no_program_can_be_given_is_an_error_of_the_starts(way: str, launch: proc_launch.Launch) -> None:
+def test_word_that_no_program_can_be_given_is_error_of_starts(way: str, launch: proc_launch.Launch) -> None:
     """The error is the project's own: the code that starts a run catches no others."""
     before = sorted(os.listdir("/proc/self/fd"))
     with pytest.raises(errors.KernelError, match="null byte"):
@@ -102,7 +100,7 @@ def test_a_word_that_no_program_can_be_given_is_an_error_of_the_starts(way: str,
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_newline_is_a_character_of_a_word(way: str) -> None:
+def test_newline_is_character_of_word(way: str) -> None:
     with spawn.spawn(proc_launch.Launch("/bin/echo", ["echo", "a\nkeep\n3"], {})) as child:
         assert child.reap() == 0
         assert os.read(child.stdout, 100) == b"a\nkeep\n3\n"
@@ -169,7 +167,7 @@ def _steps(folder: Path) -> list[tuple[tuple[str, ...], int]]:
     ]
 
 
-def test_of_any_list_of_steps_the_first_that_fails_is_told_and_nothing_is_executed(tmp_path: Path) -> None:
+def test_of_any_list_of_steps_first_that_fails_is_told_and_nothing_is_executed(tmp_path: Path) -> None:
     """Each run draws new steps; a failure shows the seed."""
     steps, seed = _steps(tmp_path), random.SystemRandom().randrange(1 << 32)
     draw, failures = random.Random(seed), 0
@@ -183,7 +181,7 @@ def test_of_any_list_of_steps_the_first_that_fails_is_told_and_nothing_is_execut
     assert 0 < failures < 250, "the control: both were drawn"
 
 
-def test_descriptors_that_are_not_open_are_found_before_the_program_is(tmp_path: Path) -> None:
+def test_descriptors_not_open_are_found_before_program_is(tmp_path: Path) -> None:
     """``keep`` only records its descriptor, so the last step has the error."""
     assert Told("keep", "999").failed == (1, errno.EBADF)
     assert Told("keep", "2", "keep", "2").failed is None
@@ -192,7 +190,7 @@ def test_descriptors_that_are_not_open_are_found_before_the_program_is(tmp_path:
     os.close(fd)
 
 
-def test_a_filter_that_refuses_what_is_left_to_do_ends_it() -> None:
+def test_filter_that_refuses_what_is_left_to_do_ends_it() -> None:
     """The filter is loaded before the last step: if it refuses that step, no program runs, even without a report."""
     told = Told("filter", REFUSE)
     assert told.printed == b""
@@ -200,7 +198,7 @@ def test_a_filter_that_refuses_what_is_left_to_do_ends_it() -> None:
 
 
 @pytest.mark.parametrize("report", ["2", "-1", "x", "999"])
-def test_without_a_report_nothing_that_failed_is_executed(report: str) -> None:
+def test_without_report_nothing_that_failed_is_executed(report: str) -> None:
     head = ["covenant-start", "2", str(os.getpid()), report]
     done = subprocess.run(
         [*head, "directory", "/nowhere", "execute", "/bin/echo", "echo", "here"],
@@ -224,11 +222,11 @@ def test_too_few_words_are_no_start(count: int) -> None:
     ],
     ids=["of another machine", "cut off"],
 )
-def test_doctor_says_of_a_starter_that_cannot_run_that_it_does_not(
+def test_doctor_says_of_starter_that_cannot_run_that_it_does_not(
     placed: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], object], found: str
 ) -> None:
     """An earlier doctor reported ok if the starter's file existed."""
-    monkeypatch.setattr(doctor, "_TABLE", tuple(row for row in doctor._TABLE if row[0] == "starter"))
+    monkeypatch.setattr(doctor, "TABLE", tuple(row for row in doctor.TABLE if row[0] == "starter"))
     config: Any = None  # which this check does not use
 
     def said() -> doctor.Check:

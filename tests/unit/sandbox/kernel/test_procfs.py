@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.kernel import procfs
-from sandbox.kernel.procfs import Mount, Name
+from sandbox.kernel.procfs import Name, ProcessMount
 
 SLEEP = (
     "import subprocess, sys, time\nchild = subprocess.Popen(['/usr/bin/sleep', '60'])\nprint(child.pid, flush=True)\n"
@@ -31,7 +31,7 @@ def child() -> Iterator[tuple[int, int]]:
         yield one.pid, int(one.stdout.readline())
 
 
-def test_a_process_is_what_it_is(child: tuple[int, int]) -> None:
+def test_process_is_what_it_is(child: tuple[int, int]) -> None:
     found = procfs.process(child[0])
     assert found is not None
     assert found.name == procfs.name(child[0])
@@ -46,7 +46,7 @@ def test_a_process_is_what_it_is(child: tuple[int, int]) -> None:
     assert procfs.thread_cgroups(child[0]) == [found.cgroups]
 
 
-def test_a_family_is_all_that_descend_and_nobody_else(child: tuple[int, int]) -> None:
+def test_family_is_all_that_descend_and_no_other(child: tuple[int, int]) -> None:
     mine = procfs.name(child[0])
     assert mine is not None
     assert procfs.family(mine) == list(child)
@@ -56,28 +56,28 @@ def test_a_family_is_all_that_descend_and_nobody_else(child: tuple[int, int]) ->
     assert not procfs.descends(os.getpid(), {child[0]})
 
 
-def test_a_family_is_the_same_by_each_ones_children_and_by_everybodys_parent(
+def test_family_is_same_by_each_ones_children_and_by_everybodys_parent(
     child: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = procfs.name(child[0])
     assert mine is not None
     for tells in (True, False):
-        monkeypatch.setattr(procfs, "_tells_children", lambda tells=tells: tells)
+        monkeypatch.setattr(procfs, "tells_children", lambda tells=tells: tells)
         assert procfs.family(mine) == list(child)
 
 
-def test_who_is_known_to_be_there_is_of_the_family_only_if_it_descends(
+def test_who_is_known_to_be_there_is_of_family_only_if_it_descends(
     child: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where the kernel left one out of a list of children, and a stranger is in the cgroup."""
     mine = procfs.name(child[0])
     assert mine is not None
-    monkeypatch.setattr(procfs, "_by_children", lambda first: [first])
+    monkeypatch.setattr(procfs, "by_children", lambda first: [first])
     assert procfs.family(mine) == [child[0]], "the control: it was left out"
     assert procfs.family(mine, {*child, os.getpid(), os.getppid()}) == list(child)
 
 
-def test_children_of_every_thread_are_of_the_family() -> None:
+def test_children_of_every_thread_are_of_family() -> None:
     code = (
         "import subprocess, sys, threading\n"
         "def begin(): print(subprocess.Popen(['/usr/bin/sleep', '60']).pid, flush=True); sys.stdin.read()\n"
@@ -104,14 +104,14 @@ def test_what_has_ended_is_gone_though_nobody_waited_for_it() -> None:
     assert procfs.parent(ended.pid) in (0, os.getpid())
 
 
-def test_who_lives_in_a_namespace(child: tuple[int, int]) -> None:
+def test_who_lives_in_namespace(child: tuple[int, int]) -> None:
     inode = procfs.namespaces()["net"]
     found = procfs.in_namespace("net", [inode, 1])
     assert {*child, os.getpid()} <= found[inode]
     assert found[1] == set()
 
 
-def test_the_binary_is_the_one_that_runs_whatever_its_name_leads_to(tmp_path: Path) -> None:
+def test_binary_is_one_that_runs_whatever_its_name_leads_to(tmp_path: Path) -> None:
     copy = tmp_path / "sleeper"
     copy.write_bytes(Path("/usr/bin/sleep").read_bytes())
     copy.chmod(0o755)
@@ -128,14 +128,14 @@ def test_the_binary_is_the_one_that_runs_whatever_its_name_leads_to(tmp_path: Pa
         one.kill()
 
 
-def test_a_mount_is_its_place_its_own_flags_and_what_it_shows() -> None:
+def test_mount_is_its_place_its_own_flags_and_what_it_shows() -> None:
     text = (
         "137 134 254:0 /a\\040b/root / ro,nosuid,nodev,relatime - ext4 /dev/vda rw,discard\n"
         "138 137 0:42 / /tmp\\134x rw,noexec,noatime,nosymfollow,idmapped shared:3 - tmpfs none rw,size=4k\n"
     )
     assert procfs.parse_mounts(text) == (
-        Mount("/", ("ro", "nosuid", "nodev"), "254:0", "/a b/root", "ext4"),
-        Mount("/tmp\\x", ("rw", "noexec", "nosymfollow", "idmapped"), "0:42", "/", "tmpfs"),
+        ProcessMount("/", ("ro", "nosuid", "nodev"), "254:0", "/a b/root", "ext4"),
+        ProcessMount("/tmp\\x", ("rw", "noexec", "nosymfollow", "idmapped"), "0:42", "/", "tmpfs"),
     )
 
 
@@ -148,7 +148,7 @@ for line in sys.stdin:
 """
 
 
-def test_a_process_with_a_name_of_any_bytes_is_read() -> None:
+def test_process_with_name_of_any_bytes_is_read() -> None:
     """A name is its process's own to choose, and the other lines of its status are not."""
     with subprocess.Popen([sys.executable, "-c", NAMED], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
         assert one.stdin is not None

@@ -41,7 +41,7 @@ def _failing(patch: pytest.MonkeyPatch, number: int, *, times: int = 1_000_000) 
 
 
 @pytest.mark.parametrize("number", UNREADABLE)
-def test_a_list_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_list_that_cannot_be_read_is_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     leaf = _leaf(tmp_path / "one")
     assert leaf.pids() == kill.listed(leaf) == []
     _failing(monkeypatch, number)
@@ -51,7 +51,7 @@ def test_a_list_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.ENODEV])
-def test_a_cgroup_that_is_gone_has_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_cgroup_gone_has_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     leaf = _leaf(tmp_path / "one")
     _failing(monkeypatch, number)
     assert leaf.pids() == kill.listed(leaf) == []
@@ -71,9 +71,7 @@ def test_who_ends_it_says_that_it_could_not_look(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_a_descriptor_that_is_free_again_is_enough(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, together: bool
-) -> None:
+def test_descriptor_free_again_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, together: bool) -> None:
     leaf = _leaf(tmp_path / "one")
     _failing(monkeypatch, errno.EMFILE, times=3)
     if together:
@@ -83,7 +81,7 @@ def test_a_descriptor_that_is_free_again_is_enough(
     assert leaf.pids() == []  # the three failures are used up
 
 
-def test_a_network_that_cannot_be_looked_for_is_told_and_that_of_the_dead_is_not(
+def test_network_that_cannot_be_looked_for_is_told_and_that_of_dead_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said, asked = list[str](), os.open
@@ -96,7 +94,7 @@ def test_a_network_that_cannot_be_looked_for_is_told_and_that_of_the_dead_is_not
     gone, here = disconnect.Link("gone", 0, {}), disconnect.Link("here", os.getpid(), {})
     with contextlib.ExitStack() as stack, monkeypatch.context() as patch:
         patch.setattr(os, "open", opened)
-        assert disconnect._others([gone], stack, said) == []
+        assert disconnect.others([gone], stack, said) == []
         assert said == []
-        assert disconnect._others([gone, here], stack, said) == []
+        assert disconnect.others([gone, here], stack, said) == []
     assert said == [f"the network that keeper {os.getpid()} is in cannot be seen: Too many open files"]

@@ -19,7 +19,7 @@ NOT_IN_A_GATE = {
 
 
 @pytest.mark.parametrize("module", ["sandbox.network.dns.server", "sandbox.network.tls.server"])
-def test_a_gate_imports_little(module: str) -> None:
+def test_gate_imports_little(module: str) -> None:
     code = f"import sys; sys.path += sys.argv[1:]; import sandbox.network.gate.main, {module}; print(*sys.modules)"
     command = [sys.executable, "-I", "-S", "-B", "-c", code, *prefork.roots()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={}, cwd="/")

@@ -29,18 +29,18 @@ def parsed(text: str) -> config.Config:
         ("", ()),
     ],
 )
-def test_the_hosts_file(text: str, found: tuple[str, ...]) -> None:
+def test_hosts_file(text: str, found: tuple[str, ...]) -> None:
     assert resolvers.nameservers(text) == found
 
 
-def test_the_operators_come_first(tmp_path: pathlib.Path) -> None:
+def test_operators_come_first(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "resolv.conf"
     file.write_text("nameserver 192.0.2.1\n" * 2 + "nameserver 192.0.2.2\nnameserver 192.0.2.3\nnameserver 192.0.2.4\n")
     assert resolvers.of(parsed(""), hosts_file=file) == ("192.0.2.1", "192.0.2.2", "192.0.2.3")
     assert resolvers.of(parsed('resolvers = ["192.0.2.7"]'), hosts_file=file) == ("192.0.2.7",)
 
 
-def test_none_at_all_is_an_error(tmp_path: pathlib.Path) -> None:
+def test_none_at_all_is_error(tmp_path: pathlib.Path) -> None:
     for file in (tmp_path / "missing", tmp_path / "empty"):
         if file.name == "empty":
             file.write_text("options edns0\n")
@@ -49,6 +49,6 @@ def test_none_at_all_is_an_error(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("text", ['resolvers = ["resolver.example"]', 'resolvers = "192.0.2.1"', "resolvers = [1]"])
-def test_a_resolver_is_an_address(text: str) -> None:
+def test_resolver_is_address(text: str) -> None:
     with pytest.raises(errors.ConfigError, match="resolvers"):
         parsed(text)

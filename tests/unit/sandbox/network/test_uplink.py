@@ -50,10 +50,10 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
 
     monkeypatch.setattr(uplink, "LOCK", lock)
     monkeypatch.setattr(uplink, "held_table", held)
-    monkeypatch.setattr(uplink, "_forward", lambda before, *, on: None)
-    monkeypatch.setattr(uplink, "_plug", plug)
-    monkeypatch.setattr(uplink, "_unplug", lambda name, place: made.step("unplug", locked=False))
-    monkeypatch.setattr(uplink, "_end", lambda name, binary, before: made.step("end", locked=False))
+    monkeypatch.setattr(uplink, "forward", lambda before, *, on: None)
+    monkeypatch.setattr(uplink, "plug", plug)
+    monkeypatch.setattr(uplink, "unplug", lambda name, place: made.step("unplug", locked=False))
+    monkeypatch.setattr(uplink, "end", lambda name, binary, before: made.step("end", locked=False))
     return made
 
 
@@ -65,7 +65,7 @@ def connecting() -> Iterator[Any]:
     assert not any(thread.name == "netns" for thread in threading.enumerate())
 
 
-def test_a_run_on_its_way_keeps_the_lock_until_it_has_its_device(made: Made) -> None:
+def test_run_on_its_way_keeps_lock_until_it_has_its_device(made: Made) -> None:
     with connecting() as connect:
         assert connect() == PLACE
         assert made.is_free()
@@ -75,7 +75,7 @@ def test_a_run_on_its_way_keeps_the_lock_until_it_has_its_device(made: Made) -> 
 def test_one_that_stands_on_its_way_lets_others_pass_and_looks_again(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uplink, "_KEEP_SECONDS", 0.01)
+    monkeypatch.setattr(uplink, "KEEP_SECONDS", 0.01)
     with connecting() as connect:
         until = time.monotonic() + 60
         while "table" not in made.steps or not made.is_free():
@@ -87,11 +87,11 @@ def test_one_that_stands_on_its_way_lets_others_pass_and_looks_again(
     assert made.is_free()
 
 
-def test_a_child_that_was_forked_meanwhile_and_stands_keeps_the_lock_from_nobody(
+def test_child_that_was_forked_meanwhile_and_stands_keeps_lock_from_nobody(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the starter, runsc is started by a fork beside the thread that holds the lock."""
-    monkeypatch.setattr(uplink, "_KEEP_SECONDS", 600.0)
+    monkeypatch.setattr(uplink, "KEEP_SECONDS", 600.0)
     until, (told, tell) = time.monotonic() + 60, os.pipe()
     with connecting() as connect:
         while "table" not in made.steps:
@@ -112,7 +112,7 @@ def test_a_child_that_was_forked_meanwhile_and_stands_keeps_the_lock_from_nobody
             os.waitpid(child, 0)
 
 
-def test_one_that_never_comes_so_far_leaves_the_lock(made: Made) -> None:
+def test_one_that_never_comes_so_far_leaves_lock(made: Made) -> None:
     with pytest.raises(RuntimeError), connecting():
         raise RuntimeError
     assert made.is_free()
@@ -123,7 +123,7 @@ def test_what_cannot_be_taken_away_is_told_and_replaces_no_error(made: Made, mon
     def refuses(name: str, binary: Path, before: object) -> None:
         raise errors.KernelError("nft: Cannot allocate memory")
 
-    monkeypatch.setattr(uplink, "_end", refuses)
+    monkeypatch.setattr(uplink, "end", refuses)
     told: list[str] = []
     spaces: Any = None
     with (

@@ -24,14 +24,14 @@ NUMBERS = data.syscalls(os.uname().machine).numbers
 
 
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
-def test_it_is_a_static_program_of_one_page(arch: str) -> None:
+def test_it_is_static_program_of_one_page(arch: str) -> None:
     raw = probe_program.program(arch)
     found = elf.parse(raw, name="canary")
     assert (found.arch, found.interpreter, found.needed) == (arch, "", ())
     assert len(raw) < 400
 
 
-def test_it_makes_the_calls_that_it_is_told_and_says_what_they_gave(tmp_path: Path) -> None:
+def test_it_makes_calls_that_it_is_told_and_says_what_they_gave(tmp_path: Path) -> None:
     """The test uses this machine's own kernel, with calls that change nothing."""
     program, file = tmp_path / "canary", tmp_path / "file"
     program.write_bytes(probe_program.program(os.uname().machine))
@@ -53,7 +53,7 @@ def test_it_makes_the_calls_that_it_is_told_and_says_what_they_gave(tmp_path: Pa
     assert absent == -errno.ENOENT
 
 
-def test_an_answer_to_something_else_is_none() -> None:
+def test_answer_to_something_else_is_none() -> None:
     calls = [Call(1, (Bytes(b"x"),))]
     sent = probe_program.message(calls)
     assert probe_program.results(calls, sent) == ((1, b"x"),)
@@ -64,7 +64,7 @@ def test_an_answer_to_something_else_is_none() -> None:
         probe_program.message(calls * 64)
 
 
-def answered(plan: denial_probes.Plan, result: Callable[[denial_probes.Probe], tuple[int, bytes]]) -> bytes:
+def answered(plan: denial_probes.ProbePlan, result: Callable[[denial_probes.Probe], tuple[int, bytes]]) -> bytes:
     """Return the answer of a canary whose probes gave these results, and whose other calls gave 3."""
     sent = bytearray(plan.message())
     by_call = {probe.call: result(probe) for probe in plan.probes}
@@ -82,7 +82,7 @@ def answered(plan: denial_probes.Plan, result: Callable[[denial_probes.Probe], t
 NXDOMAIN = struct.pack(">HHHHHH", 0xC0DE, 0x8183, 1, 0, 0, 0)
 
 
-def told(plan: denial_probes.Plan) -> set[denials.Denial]:
+def told(plan: denial_probes.ProbePlan) -> set[denials.Denial]:
     """Return the denials of the gateway and its gates for a canary that was refused every probe."""
     return {probe.told for probe in plan.probes if probe.told is not None}
 
@@ -119,7 +119,7 @@ def test_every_policy_has_denials_and_controls_and_each_of_them_counts(name: str
             assert "not refused by" in faults[0]
 
 
-def test_what_is_tried_follows_the_policy() -> None:
+def test_what_is_tried_follows_policy() -> None:
     def tried(**fields: str) -> set[str]:
         return {probe.what for probe in denial_probes.plan(sample.compiled(sample.manifest(**fields))).probes}
 
@@ -142,8 +142,8 @@ def test_what_is_tried_follows_the_policy() -> None:
     assert not any("name covenant" in what for what in tried(network="outbound-https-only"))
 
 
-def test_it_is_remembered_for_a_day_by_what_it_is_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = probe_run.Key("p" * 64, sample.host(), "")
+def test_it_is_remembered_for_day_by_what_it_is_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = probe_run.SelfTestKey("p" * 64, sample.host(), "")
     assert not probe_run.passed(tmp_path, key, now_ms=1000)
     probe_run.remember(tmp_path, key, now_ms=1000)
     assert probe_run.passed(tmp_path, key, now_ms=1000)
@@ -151,23 +151,23 @@ def test_it_is_remembered_for_a_day_by_what_it_is_about(tmp_path: Path, monkeypa
     assert not probe_run.passed(tmp_path, key, now_ms=1000 + probe_run.VALID_MS)
     assert not probe_run.passed(tmp_path, key, now_ms=999)
     for other in (
-        probe_run.Key("q" * 64, sample.host(), ""),
-        probe_run.Key("p" * 64, sample.host(kernel="6.2"), ""),
-        probe_run.Key("p" * 64, sample.host(), "eth0"),
+        probe_run.SelfTestKey("q" * 64, sample.host(), ""),
+        probe_run.SelfTestKey("p" * 64, sample.host(kernel="6.2"), ""),
+        probe_run.SelfTestKey("p" * 64, sample.host(), "eth0"),
     ):
         assert not probe_run.passed(tmp_path, other, now_ms=1000)
     monkeypatch.setattr(code_digest, "digest", lambda: "another Covenant")
     assert not probe_run.passed(tmp_path, key, now_ms=1000)
     monkeypatch.undo()
     # Values that change all the time are not part of the key.
-    assert probe_run.passed(tmp_path, probe_run.Key("p" * 64, sample.host(disk_free_mb=1), ""), now_ms=1000)
-    probe_run.remember(tmp_path, probe_run.Key("q" * 64, sample.host(), ""), now_ms=1000 + probe_run.VALID_MS)
+    assert probe_run.passed(tmp_path, probe_run.SelfTestKey("p" * 64, sample.host(disk_free_mb=1), ""), now_ms=1000)
+    probe_run.remember(tmp_path, probe_run.SelfTestKey("q" * 64, sample.host(), ""), now_ms=1000 + probe_run.VALID_MS)
     assert not probe_run.passed(tmp_path, key, now_ms=1000)
 
 
-def test_what_cannot_be_asked_at_once_is_a_refusal_and_no_fault_of_ours() -> None:
+def test_what_cannot_be_asked_at_once_is_refusal_and_no_fault_of_ours() -> None:
     """A path has up to 4,096 characters: four paths of over a thousand exceed the program's message."""
-    plan = denial_probes.Plan(NUMBERS, ("openat",))
+    plan = denial_probes.ProbePlan(NUMBERS, ("openat",))
     for _ in range(4):
         plan.denial("writing", plan.call("openat", -100, Bytes(b"/" + b"x" * 1100 + b"\0"), 1), errno.EROFS)
     with pytest.raises(errors.ArtefactError, match="cannot be written at once"):

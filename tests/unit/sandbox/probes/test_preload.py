@@ -12,7 +12,7 @@ import pytest
 from policy import data
 from policy.denials import Denial
 from sandbox.probes import preload, preload_object
-from sandbox.probes.preload_object import Step
+from sandbox.probes.preload_object import ProbeStep
 from sandbox.probes.probe_program import Bytes, Call, Result
 from sandbox.rootfs import elf
 from tests import proof_kit
@@ -28,10 +28,10 @@ def records(raw: bytes) -> Iterator[tuple[int, ...]]:
         yield struct.unpack_from("<8Qqq", raw, at + 80 * index)
 
 
-def test_it_is_a_shared_object_without_needs_whose_pointers_are_relocated() -> None:
+def test_it_is_shared_object_without_needs_whose_pointers_are_relocated() -> None:
     steps = [
-        Step(Call(257, (-100, Bytes(b"/x\0"), 0)), -4095, -1),
-        Step(Call(3, (Result(0), 7)), 0, 0),
+        ProbeStep(Call(257, (-100, Bytes(b"/x\0"), 0)), -4095, -1),
+        ProbeStep(Call(3, (Result(0), 7)), 0, 0),
     ]
     raw = preload_object.build("/usr/bin/python3.11", steps)
     found = elf.parse(raw, name="prelude")
@@ -48,7 +48,7 @@ def test_it_is_a_shared_object_without_needs_whose_pointers_are_relocated() -> N
 
 
 @pytest.mark.parametrize("name", sorted(proof_kit.CASES))
-def test_every_policy_has_its_tries_and_the_last_is_refused_by_every_filter(name: str) -> None:
+def test_every_policy_has_its_tries_and_last_is_refused_by_every_filter(name: str) -> None:
     made = preload.tries(proof_kit.CASES[name]().artefacts)
     steps = list(records(made.object))
     numbers = data.syscalls("aarch64" if name == "aarch64" else "x86_64").numbers
@@ -61,7 +61,17 @@ def test_every_policy_has_its_tries_and_the_last_is_refused_by_every_filter(name
     assert len(made.object) < 2 * 0x1000
 
 
-def test_what_must_be_heard_of_follows_the_policy() -> None:
+def test_tries_act_in_process_of_agent() -> None:
+    """getpid() is compared with 1, or with 2 where an init starts the agent."""
+    programs = sample.manifest(more='[permissions.executables]\nallow = ["/usr/bin/cat"]\n')
+    found = {}
+    for process, policy in ((1, sample.compiled(sample.manifest())), (2, sample.compiled(programs))):
+        code = preload.tries(policy).object
+        found[process] = code[code.index(bytes.fromhex("b8270000000f05")) + 7 :][:3]
+    assert found == {1: bytes.fromhex("83f801"), 2: bytes.fromhex("83f802")}
+
+
+def test_what_must_be_heard_of_follows_policy() -> None:
     def told(**fields: str) -> frozenset[Denial]:
         return preload.tries(sample.compiled(sample.manifest(**fields))).told
 

@@ -42,7 +42,7 @@ def table(*more: str) -> list[Mount]:
         (ROOT, "/", r"40 22 0:9 / /srv/docs rw - tmpfs none rw", "/proc"),
     ],
 )
-def test_a_mount_over_a_part_is_found(number: int, path: str, line: str, point: str) -> None:
+def test_mount_over_part_is_found(number: int, path: str, line: str, point: str) -> None:
     if path != "/":
         assert covered.over(number, path, table()) is None, "control"
     assert covered.over(number, path, table(line)) == point
@@ -59,11 +59,11 @@ def test_a_mount_over_a_part_is_found(number: int, path: str, line: str, point: 
         (41, "/srv/docs", "40 22 0:9 / /srv/docs rw - tmpfs none rw\n41 40 0:8 / /srv/docs rw - tmpfs none rw"),
     ],
 )
-def test_a_mount_elsewhere_covers_nothing(number: int, path: str, line: str) -> None:
+def test_mount_elsewhere_covers_nothing(number: int, path: str, line: str) -> None:
     assert covered.over(number, path, table(line)) is None
 
 
-def test_a_path_for_writing_may_lie_in_one_for_reading() -> None:
+def test_path_for_writing_may_lie_in_one_for_reading() -> None:
     assert covered.over(ROOT, "/srv", table()) == "/srv/data"
     assert covered.over(ROOT, "/srv", table(), beside={"/srv/data"}) is None
     more = table("40 30 0:9 / /srv/data/x rw - tmpfs none rw", "41 22 0:9 / /srv/y rw - tmpfs none rw")
@@ -71,16 +71,16 @@ def test_a_path_for_writing_may_lie_in_one_for_reading() -> None:
     assert covered.over(DATA, "/srv/data", more) == "/srv/data/x"
 
 
-def test_a_path_whose_mount_is_gone_is_covered() -> None:
+def test_path_whose_mount_is_gone_is_covered() -> None:
     assert covered.over(99, "/srv/docs", table()) == "/srv/docs"
 
 
-def test_a_table_that_leads_in_a_circle_ends() -> None:
+def test_table_that_leads_in_circle_ends() -> None:
     circle = "50 51 0:9 / /a rw - tmpfs none rw\n51 50 0:9 / / rw - tmpfs none rw"
     assert covered.over(50, "/a", table(circle)) is None
 
 
-def test_only_paths_of_the_host_are_granted() -> None:
+def test_only_paths_of_host_are_granted() -> None:
     plan = [
         {"type": "bind", "source": source, "destination": f"/{source}", "options": ["ro"]}
         for source in ("package", "resolver", "credentials", "/srv/docs")
@@ -92,7 +92,7 @@ def test_only_paths_of_the_host_are_granted() -> None:
     assert [*covered.found(plan, {}, table(line))] == [], "it was opened before this was written down"
 
 
-def test_a_covered_source_of_an_instance_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_covered_source_of_instance_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path)
     plan = [{"type": "bind", "source": path, "destination": path, "options": ["ro"]}]
     info = tmp_path.stat()

@@ -16,7 +16,7 @@ from sandbox.rootfs import elf
 from tests.unit.sandbox import tiny_elf
 
 
-def test_a_dynamic_program_is_read_as_the_loader_reads_it() -> None:
+def test_dynamic_program_is_read_as_loader_reads_it() -> None:
     data = tiny_elf.build(
         interpreter="/lib64/ld-linux-x86-64.so.2", needed=["libm.so.6", "libc.so.6"], runpath="$ORIGIN/../lib:/opt/lib"
     )
@@ -28,12 +28,12 @@ def test_a_dynamic_program_is_read_as_the_loader_reads_it() -> None:
     assert parsed.rpath == ()
 
 
-def test_a_static_program_needs_nothing() -> None:
+def test_static_program_needs_nothing() -> None:
     parsed = elf.parse(tiny_elf.build(kind=elf.ET_EXEC), name="it")
     assert (parsed.interpreter, parsed.needed, parsed.dynamic) == ("", (), False)
 
 
-def test_the_other_architecture_is_told_apart() -> None:
+def test_other_architecture_is_told_apart() -> None:
     assert elf.parse(tiny_elf.build(machine=183), name="it").arch == "aarch64"
 
 
@@ -79,14 +79,14 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_file_is_refused(name: str) -> None:
+def test_broken_file_is_refused(name: str) -> None:
     elf.parse(GOOD, name="control")
     with pytest.raises(errors.NotElfError):
         elf.parse(BROKEN[name], name="it")
 
 
 @pytest.mark.parametrize("cut", range(0, len(GOOD), 3))
-def test_a_cut_file_is_refused_and_never_worse(cut: int) -> None:
+def test_cut_file_is_refused_and_never_worse(cut: int) -> None:
     with pytest.raises(errors.NotElfError):
         elf.parse(GOOD[:cut], name="it")
 
@@ -94,7 +94,7 @@ def test_a_cut_file_is_refused_and_never_worse(cut: int) -> None:
 _SYSTEM = [p for d in ("/usr/lib/x86_64-linux-gnu", "/usr/bin") for p in sorted(Path(d).glob("*"))]
 
 
-def test_pyelftools_agrees_about_the_machine_s_own_files() -> None:
+def test_pyelftools_agrees_about_machine_s_own_files() -> None:
     """The oracle: another reader says the same about real programs and libraries."""
     compared = 0
     for path in _SYSTEM:

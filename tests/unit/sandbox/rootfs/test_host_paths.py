@@ -30,12 +30,12 @@ def docs(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_directory_and_a_file_are_found_as_what_they_are(docs: Path) -> None:
+def test_directory_and_file_are_found_as_what_they_are(docs: Path) -> None:
     assert host_paths.look_up(str(docs), owners=OWNERS) == GrantedPath(str(docs), "dir")
     assert host_paths.look_up(f"{docs}/page", owners=OWNERS) == GrantedPath(f"{docs}/page", "file")
 
 
-def test_the_descriptor_is_of_what_was_checked(docs: Path) -> None:
+def test_descriptor_is_of_what_was_checked(docs: Path) -> None:
     fd, _ = host_paths.open_granted(str(docs), owners=OWNERS)
     try:
         docs.rename(docs.parent / "moved")
@@ -116,13 +116,13 @@ def test_what_is_refused(docs: Path, arrange: Callable[[Path], str], why: str, m
     assert refusal.value.where == "agent.toml:7"
 
 
-def test_a_symlink_is_answered_with_the_real_path(docs: Path) -> None:
+def test_symlink_is_answered_with_real_path(docs: Path) -> None:
     with pytest.raises(errors.GrantedPathError) as refusal:
         host_paths.look_up(_link_last(docs), owners=OWNERS)
     assert refusal.value.hint == f"grant `{docs}` instead"
 
 
-def test_a_directory_of_someone_else_is_refused_until_the_operator_names_him(
+def test_directory_of_someone_else_is_refused_until_operator_names_him(
     docs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.fstat
@@ -139,7 +139,7 @@ def test_a_directory_of_someone_else_is_refused_until_the_operator_names_him(
     assert host_paths.look_up(str(docs), owners=(*OWNERS, 4242)).kind == "dir"
 
 
-def test_a_sticky_directory_of_root_may_be_passed_through() -> None:
+def test_sticky_directory_of_root_may_be_passed_through() -> None:
     """Through /tmp, but not /tmp itself: anyone could put things into what was granted."""
     assert stat.S_IMODE(os.stat("/tmp").st_mode) == 0o1777
     with pytest.raises(errors.GrantedPathError, match="can be written by others"):
@@ -149,7 +149,7 @@ def test_a_sticky_directory_of_root_may_be_passed_through() -> None:
 
 
 @pytest.mark.parametrize("path", ["/proc", "/proc/self", "/sys", "/proc/sys/kernel"])
-def test_kernel_file_systems_are_refused_even_without_the_table(path: str) -> None:
+def test_kernel_file_systems_are_refused_even_without_table(path: str) -> None:
     with pytest.raises(errors.GrantedPathError):
         host_paths.look_up(path, never={})
 

@@ -16,7 +16,7 @@ from tests.unit.sandbox import tiny_elf
 PADDING = 4096
 
 
-def test_only_the_entry_the_segment_size_and_the_padding_change() -> None:
+def test_only_entry_segment_size_and_padding_change() -> None:
     data = tiny_elf.build(padding=PADDING)
     before, after = elf.parse(data, name="before"), elf.parse(loader_patch.patch(data), name="after")
     end = before.segments[0].file_size
@@ -28,7 +28,7 @@ def test_only_the_entry_the_segment_size_and_the_padding_change() -> None:
     assert all(i in range(24, 32) or i in sizes or end <= i < end + loader_patch.TRAMPOLINE_SIZE for i in changed)
 
 
-def test_the_jump_lands_on_the_original_entry() -> None:
+def test_jump_lands_on_original_entry() -> None:
     data = tiny_elf.build(padding=PADDING)
     end = elf.parse(data, name="it").segments[0].file_size
     code = loader_patch.patch(data)[end : end + loader_patch.TRAMPOLINE_SIZE]
@@ -96,7 +96,7 @@ def _run(arguments: int, environment: int, auxv: list[tuple[int, int]]) -> str:
 
 @pytest.mark.parametrize("arguments", [0, 1, 5])
 @pytest.mark.parametrize("environment", [0, 1, 40])
-def test_the_code_tells_a_loader_from_a_program(arguments: int, environment: int) -> None:
+def test_code_tells_loader_from_program(arguments: int, environment: int) -> None:
     other = [(33, 0x7FFF0000), (6, 4096), (3, 0x400040)]
     assert _run(arguments, environment, [*other, (7, 0x7F0000000000), (9, 1)]) == "loader"
     assert _run(arguments, environment, [(7, 0x7F0000000000)]) == "loader"
@@ -106,13 +106,13 @@ def test_the_code_tells_a_loader_from_a_program(arguments: int, environment: int
     assert _run(arguments, environment, []) == "call 231 with 126"
 
 
-def test_an_argument_or_variable_cannot_pose_as_at_base() -> None:
+def test_argument_or_variable_cannot_pose_as_at_base() -> None:
     """Seven arguments make argc 7, the number of AT_BASE; only the vector behind both NULLs counts."""
     assert _run(7, 7, [(7, 0)]) == "call 231 with 126"
     assert _run(7, 7, [(7, 1)]) == "loader"
 
 
-def test_a_machine_without_a_trampoline_is_refused() -> None:
+def test_machine_without_trampoline_is_refused() -> None:
     with pytest.raises(errors.NotEnforceableError, match="aarch64"):
         loader_patch.patch(tiny_elf.build(machine=183, padding=PADDING))
 
@@ -133,7 +133,7 @@ def test_what_cannot_be_patched_is_refused(data: bytes, why: str) -> None:
         loader_patch.patch(data)
 
 
-def test_the_machine_s_own_loader() -> None:
+def test_machine_s_own_loader() -> None:
     original = Path(loader_patch.LOADERS[os.uname().machine]).read_bytes()
     if os.uname().machine == "aarch64":
         with pytest.raises(errors.NotEnforceableError):

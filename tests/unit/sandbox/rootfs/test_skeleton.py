@@ -17,7 +17,7 @@ import pytest
 
 from policy import errors
 from policy.host import Closure, ClosureFile
-from sandbox.rootfs import skeleton
+from sandbox.rootfs import skeleton, tree_store
 
 POINTS: list[skeleton.MountPoint] = [("/proc", "dir"), ("/workspace", "dir"), ("/srv/docs/page", "file")]
 
@@ -61,9 +61,7 @@ def _listing(root: Path) -> dict[str, tuple[str, int]]:
     return out
 
 
-def test_a_root_holds_the_closure_and_the_mount_points_and_nothing_else(
-    store: skeleton.Skeletons, runtime: Closure
-) -> None:
+def test_root_holds_closure_and_mount_points_and_nothing_else(store: skeleton.Skeletons, runtime: Closure) -> None:
     root = store.get([runtime], POINTS)
     assert _listing(root) == {
         "/bin": ("l", 0o777),
@@ -83,7 +81,7 @@ def test_a_root_holds_the_closure_and_the_mount_points_and_nothing_else(
     assert (root / "usr/bin/tool").stat().st_mtime == 1_600_000_000, "byte code names its source's mtime"
 
 
-def test_umask_does_not_reach_the_root(store: skeleton.Skeletons, runtime: Closure) -> None:
+def test_umask_does_not_reach_root(store: skeleton.Skeletons, runtime: Closure) -> None:
     old = os.umask(0o077)
     try:
         root = store.get([runtime], POINTS)
@@ -95,12 +93,12 @@ def test_umask_does_not_reach_the_root(store: skeleton.Skeletons, runtime: Closu
     assert modes["/usr/bin/tool"] == ("-", 0o755)
 
 
-def test_setuid_and_write_bits_of_a_listing_are_not_copied(tmp_path: Path, store: skeleton.Skeletons) -> None:
+def test_setuid_and_write_bits_of_listing_are_not_copied(tmp_path: Path, store: skeleton.Skeletons) -> None:
     closure = Closure("x", "/x", (_file(tmp_path, "/x", b"program", 0o6777),))
     assert _listing(store.get([closure], []))["/x"] == ("-", 0o755)
 
 
-def test_the_same_root_is_made_once(store: skeleton.Skeletons, runtime: Closure) -> None:
+def test_same_root_is_made_once(store: skeleton.Skeletons, runtime: Closure) -> None:
     root = store.get([runtime], POINTS)
     inode = root.stat().st_ino
     assert store.get([runtime], list(reversed(POINTS))) == root
@@ -115,7 +113,7 @@ def test_files_are_links_to_one_copy(store: skeleton.Skeletons, runtime: Closure
     assert (first / "usr/bin/tool").stat().st_nlink == 3
 
 
-def test_closures_are_merged_and_a_program_of_either_is_executable(
+def test_closures_are_merged_and_program_of_either_is_executable(
     tmp_path: Path, store: skeleton.Skeletons, runtime: Closure
 ) -> None:
     other = Closure(
@@ -135,7 +133,7 @@ def test_closures_that_disagree_are_refused(tmp_path: Path, store: skeleton.Skel
         store.get([runtime, other], [])
 
 
-def test_a_file_that_changed_after_the_listing_is_refused_and_leaves_nothing(
+def test_file_that_changed_after_listing_is_refused_and_leaves_nothing(
     tmp_path: Path, store: skeleton.Skeletons, runtime: Closure
 ) -> None:
     Path(runtime.files[3].source).write_bytes(b"another")
@@ -152,7 +150,7 @@ def test_a_file_that_changed_after_the_listing_is_refused_and_leaves_nothing(
     "point",
     [("/usr/bin/tool", "dir"), ("/usr/bin", "file"), ("/usr/bin/tool/x", "dir"), ("/bin/x", "dir"), ("/bin", "dir")],
 )
-def test_a_mount_point_that_runs_through_something_else_is_refused(
+def test_mount_point_that_runs_through_something_else_is_refused(
     store: skeleton.Skeletons, runtime: Closure, point: skeleton.MountPoint
 ) -> None:
     store.get([runtime], [("/usr/bin", "dir"), ("/usr/bin/tool", "file"), ("/usr/share/doc", "dir")])
@@ -161,21 +159,21 @@ def test_a_mount_point_that_runs_through_something_else_is_refused(
 
 
 @pytest.mark.parametrize("path", ["/", "relative", "/a/../etc", "/a//b", "//a", "/a/", "/a\0b", "/" + "a" * 5000])
-def test_a_path_that_could_lead_out_of_the_root_is_refused(store: skeleton.Skeletons, path: str) -> None:
+def test_path_that_could_lead_out_of_root_is_refused(store: skeleton.Skeletons, path: str) -> None:
     with pytest.raises(errors.HostError, match="cannot be a path"):
         store.get([], [(path, "dir")])
     with pytest.raises(errors.HostError, match="cannot be a path"):
         store.get([Closure("x", path, (ClosureFile(path, "dir", 0o755),))], [])
 
 
-def test_a_file_below_a_symlink_of_the_closure_is_refused(tmp_path: Path, store: skeleton.Skeletons) -> None:
+def test_file_below_symlink_of_closure_is_refused(tmp_path: Path, store: skeleton.Skeletons) -> None:
     """A write through the link would change the link's target on the host."""
     closure = Closure("x", "/x", (ClosureFile("/x", "symlink", target="/etc"), _file(tmp_path, "/x/passwd", b"evil")))
     with pytest.raises(errors.HostError, match="stands in no directory"):
         store.get([closure], [])
 
 
-def test_makers_at_the_same_time_agree(tmp_path: Path, runtime: Closure) -> None:
+def test_makers_at_same_time_agree(tmp_path: Path, runtime: Closure) -> None:
     def make(_: int) -> Path:
         return skeleton.Skeletons(tmp_path / "rootfs").get([runtime], POINTS)
 
@@ -197,7 +195,7 @@ def test_what_has_no_marker_does_not_count(store: skeleton.Skeletons, runtime: C
     assert (broken / "complete").exists()
 
 
-def test_a_store_that_others_can_enter_is_refused(store: skeleton.Skeletons) -> None:
+def test_store_that_others_can_enter_is_refused(store: skeleton.Skeletons) -> None:
     store.directory.chmod(0o755)
     with pytest.raises(errors.HomeError):
         skeleton.Skeletons(store.directory)
@@ -216,7 +214,7 @@ def test_collect_removes_what_is_unused_and_keeps_what_is_held(store: skeleton.S
     assert (store.get([runtime], POINTS) / "usr/bin/tool").read_bytes() == b"program"
 
 
-def test_collect_takes_what_a_killed_maker_left_and_not_what_one_is_making(store: skeleton.Skeletons) -> None:
+def test_collect_takes_what_killed_maker_left_and_not_what_one_is_making(store: skeleton.Skeletons) -> None:
     (store.directory / "skeletons" / ".new-dead" / "root").mkdir(parents=True)
     making = store.directory / "closures" / ".new-alive"
     making.mkdir()
@@ -255,7 +253,7 @@ def test_whoever_is_removing_it_is_waited_for(store: skeleton.Skeletons, runtime
 def test_whoever_holds_it_for_too_long_is_named(
     store: skeleton.Skeletons, runtime: Closure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(skeleton, "_TURN_SECONDS", 0.05)
+    monkeypatch.setattr(tree_store, "TURN_SECONDS", 0.05)
     root = store.get([runtime], POINTS)
     fd = os.open(root.parent, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX)

@@ -46,7 +46,7 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     links.mkdir()
     for place in (disk, disk / "sda2", *(tmp_path / "devices" / f"loop{n}" for n in range(4))):
         (links / (place / "dev").read_text().strip()).symlink_to(place)
-    monkeypatch.setattr(filesystems, "_SYS", links)
+    monkeypatch.setattr(filesystems, "SYS", links)
 
 
 def found(number: int, monkeypatch: pytest.MonkeyPatch) -> Mount:
@@ -58,7 +58,7 @@ def found(number: int, monkeypatch: pytest.MonkeyPatch) -> Mount:
 
 
 @pytest.mark.parametrize("name", ["a\u2028b", "a\x0cb", "a\rb", "a\x85b", "a\x1cb", "a\udcffb"])
-def test_a_name_that_a_user_of_fusermount_chose_ends_no_line_of_the_mount_table(
+def test_name_that_user_of_fusermount_chose_ends_no_line_of_mount_table(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such a name once kept every run with a granted path from starting; a byte that is not UTF-8, every run."""
@@ -74,17 +74,17 @@ def test_a_name_that_a_user_of_fusermount_chose_ends_no_line_of_the_mount_table(
     monkeypatch.setattr(small_files, "text", lambda path: text_of(file if path == "/proc/self/mountinfo" else path))
     assert filesystems.lines() == [others, *TABLE.splitlines()]
     assert cgroup.Hierarchies.read().version == 0
-    assert host_paths._filesystem_of(os.makedev(0, 44)) == "tmpfs"
+    assert host_paths.filesystem_of(os.makedev(0, 44)) == "tmpfs"
 
 
-def test_a_mount_table_is_read_with_its_escapes() -> None:
+def test_mount_table_is_read_with_its_escapes() -> None:
     table = {mount.number: mount for mount in filesystems.mounts(TABLE)}
     assert table[31] == Mount(31, 22, "7:1", "/", "/srv/a b\\", frozenset({"rw", "nosuid", "nodev"}), "xfs")
     assert table[33].root == "/srv/part"
 
 
 @pytest.mark.parametrize(("number", "path", "mb"), [(30, "/srv/room", 16), (31, "/srv/a b\\", 17)])
-def test_a_file_system_of_its_own_is_as_large_as_its_device(
+def test_file_system_of_its_own_is_as_large_as_its_device(
     number: int, path: str, mb: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found(number, monkeypatch)
@@ -112,7 +112,7 @@ def test_what_has_no_bound_of_its_own_says_why(
     assert why in said.lacking
 
 
-def test_the_disk_of_a_partition_is_the_whole_one_and_btrfs_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_of_partition_is_whole_one_and_btrfs_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert filesystems.whole_disk("8:2") == "8:0"
     assert filesystems.whole_disk("7:1") == "7:1"
     assert filesystems.whole_disk("0:50") is None
@@ -123,7 +123,7 @@ def test_the_disk_of_a_partition_is_the_whole_one_and_btrfs_has_none(monkeypatch
         limits.devices([("/", 22), ("/srv/btrfs", 37)])
 
 
-def test_a_line_is_written_for_each_disk_and_read_back_in_any_order() -> None:
+def test_line_is_written_for_each_disk_and_read_back_in_any_order() -> None:
     value = limits.on_devices("$DEVICE rbps=1 wbps=max riops=max wiops=max", ("7:0", "8:0"))
     lines = [f"{disk} rbps=1 wbps=max riops=max wiops=max" for disk in ("7:0", "8:0")]
     assert value == "\n".join(lines)
@@ -132,7 +132,7 @@ def test_a_line_is_written_for_each_disk_and_read_back_in_any_order() -> None:
     assert not same(lines[0], value)
 
 
-def test_the_mount_of_a_descriptor_is_found_in_the_real_table() -> None:
+def test_mount_of_descriptor_is_found_in_real_table() -> None:
     fd = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
     try:
         mount = filesystems.mount_of(fd)

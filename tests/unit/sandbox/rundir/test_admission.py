@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from policy import errors
 from policy.compile.artefacts import NAMES, Artefacts
 from policy.grants.effective import Effective
-from policy.grants.resources import Resources
+from policy.grants.resources import Ceilings
 from policy.grants.spawning import Spawning
 from policy.manifest import lines, parse
 from policy.package import Package
@@ -27,7 +28,7 @@ from policy.rules.case import Unsigned
 from policy.rules.parent import Drawn
 from sandbox.host import facts
 from sandbox.rundir import admission, directory, registry
-from sandbox.rundir.admission import Above, Claim, Lineage, Member
+from sandbox.rundir.admission import AdmissionRequest, AncestorRun, Lineage, ParentRun
 
 MANIFEST = b"""\
 [agent]
@@ -43,39 +44,39 @@ required = true
 backend = "linux-gvisor"
 """
 ISSUER = {"display": "operator@local", "pubkey": "p"}
-LARGE = Resources(memory_mb=100_000, pids_max=100_000, cpu_millis=100_000)
+LARGE = Ceilings(memory_mb=100_000, pids_max=100_000, cpu_millis=100_000)
 
 
-def member(run_id: str, *line: Above, resources: Resources = LARGE) -> Member:
+def member(run_id: str, *line: AncestorRun, resources: Ceilings = LARGE) -> ParentRun:
     effective = replace(Effective.bottom(), resources=resources, spawning=line[-1].spawning)
     artefacts = Artefacts(dict.fromkeys(NAMES, b"{}"))
-    return Member(run_id, "i", run_id, "d", effective, artefacts, line, ISSUER, frozenset())
+    return ParentRun(run_id, "i", run_id, "d", effective, artefacts, line, ISSUER, frozenset())
 
 
 def claim(
-    parent: Member | None,
+    parent: ParentRun | None,
     *,
     own: Drawn = Drawn(),  # noqa: B008 - it is frozen
     capacity_mb: int = 1 << 30,
     **wants: int,
-) -> Claim:
-    resources = Resources(**{"memory_mb": 1, "pids_max": 1, "cpu_millis": 1, **wants})
+) -> AdmissionRequest:
+    resources = Ceilings(**{"memory_mb": 1, "pids_max": 1, "cpu_millis": 1, **wants})
     effective = replace(Effective.bottom(), resources=resources)
     lineage = None if parent is None else Lineage(parent, time.monotonic() + 60, own, "reject")
     manifest = parse.parse(MANIFEST, file="agent.toml")
     unsigned = Unsigned(Package({"agent.toml": MANIFEST}, None), allowed=True)
-    return Claim(manifest, unsigned, effective, "p", capacity_mb, lineage=lineage)
+    return AdmissionRequest(manifest, unsigned, effective, "p", capacity_mb, lineage=lineage)
 
 
 @contextlib.contextmanager
-def admitted(runs: Path, run_id: str, asked: Claim) -> Iterator[None]:
+def admitted(runs: Path, run_id: str, asked: AdmissionRequest) -> Iterator[None]:
     """As the runner does it: behind the gate, then visible."""
     label = asked.label(issuer=ISSUER, operator=None, signers=(), now_ms=1)
     with directory.RunDirectory(runs / run_id, label, claim=lambda: asked.settle(runs)):
         yield
 
 
-def _race(runs: Path, number: int, asked: Claim, begin: Any, said: SimpleQueue[str], over: Any) -> None:
+def _race(runs: Path, number: int, asked: AdmissionRequest, begin: Any, said: SimpleQueue[str], over: Any) -> None:
     begin.wait()
     try:
         with admitted(runs, f"racer-{number}", asked):
@@ -87,7 +88,7 @@ def _race(runs: Path, number: int, asked: Claim, begin: Any, said: SimpleQueue[s
         said.put(repr(e))
 
 
-def race(runs: Path, asked: Mapping[int, Claim]) -> list[str]:
+def race(runs: Path, asked: Mapping[int, AdmissionRequest]) -> list[str]:
     """All at once, each in a process of its own; those that are admitted live until all have been told."""
     fork = multiprocessing.get_context("fork")
     said: SimpleQueue[str] = fork.SimpleQueue()
@@ -108,12 +109,12 @@ def root_run(runs: Path, run_id: str) -> contextlib.AbstractContextManager[objec
     return directory.RunDirectory(runs / run_id, label)
 
 
-def test_who_may_start_costs_no_scan_of_the_manifest_and_who_may_not_is_told_the_line(
+def test_who_may_start_costs_no_scan_of_manifest_and_who_may_not_is_told_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scans: list[str] = []
 
-    def scan(text: str) -> lines.Scan:
+    def scan(text: str) -> lines.TomlScan:
         scans.append(text)
         return whole(text)
 
@@ -124,15 +125,15 @@ def test_who_may_start_costs_no_scan_of_the_manifest_and_who_may_not_is_told_the
         assert scans == []
         label = {**claim(None).label(issuer=ISSUER, operator=None, signers=(), now_ms=1), "payload_digest": "another"}
         with directory.RunDirectory(tmp_path / "second", label), pytest.raises(errors.IdentityViolation) as caught:
-            replace(claim(None), package_name="elsewhere").check(registry.seen(tmp_path))
+            structs.replace(claim(None), package_name="elsewhere").check(registry.seen(tmp_path))
     assert caught.value.where == "agent.toml:2"
     assert len(scans) == 1
 
 
 def test_of_two_hundred_at_once_as_many_are_admitted_as_there_are_places(tmp_path: Path) -> None:
     """Half of them are children of the root, half of its child: the root's eight places are for all of them."""
-    root = member("root", Above("root", "root", 0, Spawning(3, 8)))
-    middle = member("middle", *root.line, Above("middle", "middle", 1, Spawning(2, 5)))
+    root = member("root", AncestorRun("root", "root", 0, Spawning(3, 8)))
+    middle = member("middle", *root.line, AncestorRun("middle", "middle", 1, Spawning(2, 5)))
     with root_run(tmp_path, "root"), admitted(tmp_path, "middle", claim(root)):
         answers = race(tmp_path, {n: claim(root if n % 2 else middle) for n in range(200)})
         # The middle one has a place of the root's as well.
@@ -144,17 +145,19 @@ def test_of_two_hundred_at_once_as_many_are_admitted_as_there_are_places(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["memory_mb", "pids_max", "cpu_millis"])
-def test_of_many_at_once_no_more_fit_a_sum(tmp_path: Path, name: str) -> None:
+def test_of_many_at_once_no_more_fit_sum(tmp_path: Path, name: str) -> None:
     """Ten of 30 beside 15 that the parent takes itself, of 100: two fit."""
-    limited = member("root", Above("root", "root", 0, Spawning(1, 100)), resources=replace(LARGE, **{name: 100}))
+    limited = member(
+        "root", AncestorRun("root", "root", 0, Spawning(1, 100)), resources=structs.replace(LARGE, **{name: 100})
+    )
     asked = claim(limited, own=Drawn(**{name: 15}), **{name: 30})
     with root_run(tmp_path, "root"):
         answers = race(tmp_path, dict.fromkeys(range(10), asked))
         assert (answers.count("admitted"), answers.count(f"resources.{name}")) == (2, 8)
 
 
-def test_a_place_is_free_when_its_holders_keeper_was_killed(tmp_path: Path) -> None:
-    one_place = member("root", Above("root", "root", 0, Spawning(1, 1)))
+def test_place_is_free_when_its_holders_keeper_was_killed(tmp_path: Path) -> None:
+    one_place = member("root", AncestorRun("root", "root", 0, Spawning(1, 1)))
     with root_run(tmp_path, "root"):
         ready, write = os.pipe()
         pid = os.fork()
@@ -174,22 +177,22 @@ def test_a_place_is_free_when_its_holders_keeper_was_killed(tmp_path: Path) -> N
             assert (tmp_path / "held").is_dir()
 
 
-def test_a_child_of_a_run_that_has_ended_is_refused(tmp_path: Path) -> None:
-    gone = member("root", Above("root", "root", 0, Spawning(1, 1)))
+def test_child_of_run_that_has_ended_is_refused(tmp_path: Path) -> None:
+    gone = member("root", AncestorRun("root", "root", 0, Spawning(1, 1)))
     with pytest.raises(errors.ParentEndedError), admitted(tmp_path, "late", claim(gone)):
         pass
     with root_run(tmp_path, "root"), admitted(tmp_path, "in time", claim(gone)):
         pass
 
 
-@pytest.mark.parametrize("name", Drawn.__slots__)
+@pytest.mark.parametrize("name", Drawn.__struct_fields__)
 def test_what_outlives_its_parent_is_held_by_who_is_above(tmp_path: Path, name: str) -> None:
     def some(amount: int) -> dict[str, Any]:
         return {name: amount}
 
-    limits = replace(LARGE, **{name: 10})
-    root = member("root", Above("root", "root", 0, Spawning(3, 8)), resources=limits)
-    middle = member("middle", *root.line, Above("middle", "middle", 1, Spawning(2, 5)), resources=limits)
+    limits = structs.replace(LARGE, **{name: 10})
+    root = member("root", AncestorRun("root", "root", 0, Spawning(3, 8)), resources=limits)
+    middle = member("middle", *root.line, AncestorRun("middle", "middle", 1, Spawning(2, 5)), resources=limits)
     with root_run(tmp_path, "root"), contextlib.ExitStack() as adopted:
         with admitted(tmp_path, "middle", claim(root, **some(8))):
             adopted.enter_context(admitted(tmp_path, "adopted", claim(middle, **some(7))))
@@ -201,24 +204,24 @@ def test_what_outlives_its_parent_is_held_by_who_is_above(tmp_path: Path, name: 
             pass
 
 
-def test_a_label_says_where_a_run_stands() -> None:
-    root = member("root", Above("root", "root", 0, Spawning(3, 8)))
-    middle = member("middle", *root.line, Above("middle", "middle", 1, Spawning(2, 5)))
+def test_label_says_where_run_stands() -> None:
+    root = member("root", AncestorRun("root", "root", 0, Spawning(3, 8)))
+    middle = member("middle", *root.line, AncestorRun("middle", "middle", 1, Spawning(2, 5)))
     label = claim(middle).label(issuer=ISSUER, operator="o", signers=(), now_ms=7)
     assert (label["parent"], label["ancestors"], label["depth"]) == ("middle", "root middle", "2")
     assert (label["started_ms"], label["operator"], label["on_parent_exit"]) == ("7", "o", "terminate")
 
 
 def test_depth_is_counted_from_each_ancestor(tmp_path: Path) -> None:
-    root = member("root", Above("root", "root", 0, Spawning(1, 8)))
-    middle = member("middle", *root.line, Above("middle", "middle", 1, Spawning(5, 5)))
+    root = member("root", AncestorRun("root", "root", 0, Spawning(1, 8)))
+    middle = member("middle", *root.line, AncestorRun("middle", "middle", 1, Spawning(5, 5)))
     with root_run(tmp_path, "root"), admitted(tmp_path, "middle", claim(root)):
         with pytest.raises(errors.SpawnBudgetViolation) as refusal, admitted(tmp_path, "leaf", claim(middle)):
             pass
         assert refusal.value.grant == "spawn.max_depth"
 
 
-def test_of_many_at_once_no_more_are_promised_than_the_machine_has(tmp_path: Path) -> None:
+def test_of_many_at_once_no_more_are_promised_than_machine_has(tmp_path: Path) -> None:
     """Without a parent; each takes its memory and its sandbox's."""
     asked = claim(None, capacity_mb=1000, memory_mb=236)
     assert asked.label(issuer=ISSUER, operator=None, signers=(), now_ms=1)["host_memory_mb"] == "300"
@@ -226,7 +229,7 @@ def test_of_many_at_once_no_more_are_promised_than_the_machine_has(tmp_path: Pat
     assert (answers.count("admitted"), answers.count("resources.memory_mb")) == (3, 9)
 
 
-def test_a_refusal_says_what_is_missing_and_who_holds_the_rest(tmp_path: Path) -> None:
+def test_refusal_says_what_is_missing_and_who_holds_rest(tmp_path: Path) -> None:
     asked = claim(None, capacity_mb=500, memory_mb=236)
     with admitted(tmp_path, "0123456789", asked), pytest.raises(errors.ResourceViolation) as refusal:
         asked.check(registry.live(tmp_path))
@@ -235,19 +238,19 @@ def test_a_refusal_says_what_is_missing_and_who_holds_the_rest(tmp_path: Path) -
     assert refusal.value.details["missing_mb"] == 100
     # The same beside it, where the operator promises more than there is.
     with admitted(tmp_path, "0123456789", asked):
-        replace(asked, overcommit=1.2).check(registry.live(tmp_path))
+        structs.replace(asked, overcommit=1.2).check(registry.live(tmp_path))
 
 
-def test_the_machines_capacity_is_no_more_than_what_it_has() -> None:
+def test_machines_capacity_is_no_more_than_what_it_has() -> None:
     total = int(Path("/proc/meminfo").read_text().split()[1]) // 1024
     assert 0 < facts.capacity_mb() <= total
 
 
-def test_a_refusal_tells_a_caller_of_their_own_runs_and_of_others_the_sum(tmp_path: Path) -> None:
+def test_refusal_tells_caller_of_their_own_runs_and_of_others_sum(tmp_path: Path) -> None:
     """Rules 6 and 8; root is told of all, and an agent that asks for a child of none."""
 
-    def asks(caller: str, capacity_mb: int = 1 << 30) -> Claim:
-        return replace(claim(None, capacity_mb=capacity_mb), caller=caller, most=9)
+    def asks(caller: str, capacity_mb: int = 1 << 30) -> AdmissionRequest:
+        return structs.replace(claim(None, capacity_mb=capacity_mb), caller=caller, most=9)
 
     with admitted(tmp_path, "mine-1234", asks("uid7@local")), admitted(tmp_path, "other-567", asks("uid8@local")):
         entries = registry.live(tmp_path)
@@ -268,16 +271,16 @@ def test_a_refusal_tells_a_caller_of_their_own_runs_and_of_others_the_sum(tmp_pa
 
         assert shown("operator@local") == [True, True]
         assert shown("uid7@local") == [True, False]
-        parent = Lineage(member("r", Above("r", "r", 0, Spawning())), time.monotonic(), Drawn(), "reject")
+        parent = Lineage(member("r", AncestorRun("r", "r", 0, Spawning())), time.monotonic(), Drawn(), "reject")
         assert shown("operator@local", parent) == [False, False]
 
 
 def test_who_is_bounded_may_have_so_many_runs_and_orphans_among_them(tmp_path: Path) -> None:
-    one = replace(claim(None), caller="uid7@local", most=2)
+    one = structs.replace(claim(None), caller="uid7@local", most=2)
     with admitted(tmp_path, "first", one):
         one.check(registry.live(tmp_path))
         with admitted(tmp_path, "second", one):
             with pytest.raises(errors.BusyError):
                 one.check(registry.live(tmp_path))
             for other in ("uid8@local", "operator@local"):
-                replace(one, caller=other).check(registry.live(tmp_path))
+                structs.replace(one, caller=other).check(registry.live(tmp_path))

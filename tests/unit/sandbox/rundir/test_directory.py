@@ -54,7 +54,7 @@ def test_runs_that_end_and_supervisors_that_start_do_not_meet(tmp_path: Path) ->
     assert [p.name for p in tmp_path.iterdir()] == [".gate"]
 
 
-def test_what_a_dead_process_left_is_found(tmp_path: Path) -> None:
+def test_what_dead_process_left_is_found(tmp_path: Path) -> None:
     """The control: the lock of a dead process is free."""
     code = (
         "import os, pathlib, sys\nfrom sandbox.rundir import directory as bundle\n"
@@ -72,7 +72,7 @@ def test_what_a_dead_process_left_is_found(tmp_path: Path) -> None:
     assert not left.exists()
 
 
-def test_a_directory_that_cannot_be_filled_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_that_cannot_be_filled_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full while the label is written: a truncated label would block every later run."""
 
     def full(path: Path, raw: bytes) -> int:
@@ -87,7 +87,7 @@ def test_a_directory_that_cannot_be_filled_is_not_left(tmp_path: Path, monkeypat
     assert registry.live(tmp_path) == []
 
 
-def test_what_a_killed_owner_was_starting_is_waited_for(tmp_path: Path) -> None:
+def test_what_killed_owner_was_starting_is_waited_for(tmp_path: Path) -> None:
     """A child that was forked with the lock holds it until PR_SET_PDEATHSIG kills it."""
     code = (
         "import os, sys, time\n"
@@ -107,7 +107,7 @@ def test_what_a_killed_owner_was_starting_is_waited_for(tmp_path: Path) -> None:
         assert [path.name for path in found] == ["run"]
 
 
-def test_what_a_dead_supervisor_left_running_is_killed_before_anything_that_may_fail(
+def test_what_dead_supervisor_left_running_is_killed_before_anything_that_may_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
@@ -129,7 +129,7 @@ def test_what_a_dead_supervisor_left_running_is_killed_before_anything_that_may_
     assert (tmp_path / "one").is_dir()
 
 
-def test_a_label_that_may_not_be_there_leaves_the_one_that_was(tmp_path: Path) -> None:
+def test_label_that_may_not_be_there_leaves_one_that_was(tmp_path: Path) -> None:
     seen: list[dict[str, str] | None] = []
 
     def refused() -> None:
@@ -146,7 +146,7 @@ def test_a_label_that_may_not_be_there_leaves_the_one_that_was(tmp_path: Path) -
         assert label.label_of(one.path) == {"agent_id": "b"}
 
 
-def test_a_label_changes_where_a_file_system_cannot_have_two_change_places(
+def test_label_changes_where_file_system_cannot_have_two_change_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def relabelled(name: str) -> tuple[dict[str, str] | None, bool]:
@@ -165,7 +165,7 @@ def test_a_label_changes_where_a_file_system_cannot_have_two_change_places(
     assert relabelled("cannot") == ({"agent_id": "b"}, False)
 
 
-def test_a_mark_has_the_first_reason_whoever_it_was_made_like(tmp_path: Path) -> None:
+def test_mark_has_first_reason_whoever_it_was_made_like(tmp_path: Path) -> None:
     first, second, third, marked = (tmp_path / name for name in ("first", "second", "third", "marked"))
     for path in (first, second, third, marked):
         path.mkdir()
@@ -181,7 +181,7 @@ def test_a_mark_has_the_first_reason_whoever_it_was_made_like(tmp_path: Path) ->
     assert marks.revoked_of(second) == "it leaks"
 
 
-def test_who_ends_a_run_with_its_tree_is_told_as_far_as_it_was_written(tmp_path: Path) -> None:
+def test_who_ends_run_with_its_tree_is_told_as_far_as_it_was_written(tmp_path: Path) -> None:
     first, second, torn = (tmp_path / name for name in ("first", "second", "torn"))
     for path in (first, second, torn):
         path.mkdir()
@@ -199,7 +199,7 @@ def test_who_ends_a_run_with_its_tree_is_told_as_far_as_it_was_written(tmp_path:
 
 
 @pytest.mark.parametrize("gone", [True, False], ids=["taken away", "still there"])
-def test_a_run_whose_cgroup_could_not_be_taken_away_leaves_what_says_where_it_lies(tmp_path: Path, gone: bool) -> None:
+def test_run_whose_cgroup_could_not_be_taken_away_leaves_what_says_where_it_lies(tmp_path: Path, gone: bool) -> None:
     """Without a free descriptor to read its list, the processes in the cgroup are unknown.
 
     The directory was once removed all the same, and with it the record by which the next start could have found it.

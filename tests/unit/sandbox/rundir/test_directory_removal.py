@@ -41,7 +41,7 @@ def killed_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_removal_that_is_killed_shows_no_usage_of_zero(tmp_path: Path, *, whole: bool) -> None:
+def test_removal_killed_shows_no_usage_of_zero(tmp_path: Path, *, whole: bool) -> None:
     """The run's end is not written yet. Recovery writes it, with a usage that is not known any more."""
     (tmp_path / "runs").mkdir()
     for step in itertools.count():

@@ -33,7 +33,7 @@ def _label(agent: str, *ancestors: str, **more: str) -> dict[str, str]:
     }
 
 
-def test_what_a_label_says_is_what_an_entry_has(runs: Path) -> None:
+def test_what_label_says_is_what_entry_has(runs: Path) -> None:
     numbers = {"memory_mb": "64", "pids_max": "8", "cpu_millis": "500", "host_memory_mb": "130", "started_ms": "7"}
     label = _label("a", "root", "above", signers="k1 k2", max_depth="2", max_descendants="3", **numbers)
     with directory.RunDirectory(runs / "one", label):
@@ -54,7 +54,7 @@ def test_no_directory_of_runs_is_no_run(tmp_path: Path) -> None:
     assert registry.live(tmp_path / "none") == []
 
 
-def test_a_subtree_is_a_run_and_all_below_it(runs: Path) -> None:
+def test_subtree_is_run_and_all_below_it(runs: Path) -> None:
     with contextlib.ExitStack() as stack:
         above: dict[str, tuple[str, ...]] = {
             "root": (),
@@ -81,7 +81,7 @@ def test_a_subtree_is_a_run_and_all_below_it(runs: Path) -> None:
         assert {one.run_id for one in registry.agents(entries)} == set(above)
 
 
-def test_a_run_whose_keeper_was_killed_is_not_counted(runs: Path) -> None:
+def test_run_whose_keeper_was_killed_is_not_counted(runs: Path) -> None:
     """Its directory remains until it is recovered, but its place is free at once."""
     code = (
         "import os, pathlib, signal, sys\nfrom sandbox.rundir import directory as bundle\n"
@@ -100,7 +100,7 @@ def test_a_run_whose_keeper_was_killed_is_not_counted(runs: Path) -> None:
     assert place.is_dir()
 
 
-def test_whoever_asks_for_the_others_is_not_looked_at_itself(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_asks_for_others_is_not_looked_at_itself(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
     label_of = rundir_label.label_of
 
@@ -116,7 +116,7 @@ def test_whoever_asks_for_the_others_is_not_looked_at_itself(runs: Path, monkeyp
         assert {one.run_id for one in registry.seen(runs)} == {"one", "two"}
 
 
-def test_a_refused_claim_leaves_nothing(runs: Path) -> None:
+def test_refused_claim_leaves_nothing(runs: Path) -> None:
     def refuse() -> None:
         assert registry.seen(runs) == []  # behind the gate: asking again must not wait for itself
         raise ValueError("no place")

@@ -18,7 +18,7 @@ class Clock:
         return self.ms * 1000
 
 
-def test_what_the_start_took_is_not_the_agents() -> None:
+def test_what_start_took_is_not_agents() -> None:
     clock = Clock()
     held = CpuTime(100, clock.read, cores=2)
     round_ = held.round()
@@ -55,7 +55,7 @@ def test_it_is_looked_at_before_every_core_together_could_use_it_up(cores: int) 
     assert error is not None
 
 
-def test_a_slow_user_is_looked_at_more_often_towards_the_end() -> None:
+def test_slow_user_is_looked_at_more_often_towards_end() -> None:
     clock = Clock()
     held = CpuTime(1000, clock.read, cores=2)
     held.started()

@@ -46,7 +46,7 @@ def test_what_is_not_known_of_one_that_was_given_it_is_not_said_to_be_nothing(
 
 
 @pytest.mark.parametrize("isolated", [True, False])
-def test_whoever_is_not_in_the_host_s_network_leaves_the_note_of_what_lies_there(
+def test_whoever_is_not_in_host_s_network_leaves_note_of_what_lies_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, isolated: bool
 ) -> None:
     """A shim outside the host's network must keep the note.

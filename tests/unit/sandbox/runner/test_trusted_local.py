@@ -51,7 +51,7 @@ def accounts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
 
 
-def test_the_dedicated_user_is_the_default_and_another_may_be_named() -> None:
+def test_dedicated_user_is_default_and_another_may_be_named() -> None:
     plan = trusted_local.plan(manifest(), config=CONFIG, user=None, signed=True)
     assert plan.identity == trusted_local.Identity("covenant-agent", 990, 990)
     assert plan.program == "/mnt/bin/a"
@@ -71,13 +71,13 @@ def test_the_dedicated_user_is_the_default_and_another_may_be_named() -> None:
         ("ranged", "range of the sandboxed runs"),
     ],
 )
-def test_a_user_that_is_as_good_as_root_or_shared_is_refused(user: str, message: str) -> None:
+def test_user_as_good_as_root_or_shared_is_refused(user: str, message: str) -> None:
     with pytest.raises(errors.BackendError, match=message):
         trusted_local.plan(manifest(), config=CONFIG, user=user, signed=True)
 
 
 @pytest.mark.parametrize("user", ["missing", "0", "", "a\0b"])
-def test_a_user_that_does_not_exist_is_named_with_the_mend(user: str) -> None:
+def test_user_that_does_not_exist_is_named_with_mend(user: str) -> None:
     with pytest.raises(errors.HostError, match="there is no user") as caught:
         trusted_local.identify(user, CONFIG)
     assert "useradd --system" in caught.value.hint
@@ -89,6 +89,6 @@ def test_without_root_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         trusted_local.plan(manifest(), config=CONFIG, user=None, signed=True)
 
 
-def test_what_the_manifest_demands_is_judged_before_the_user() -> None:
+def test_what_manifest_demands_is_judged_before_user() -> None:
     with pytest.raises(errors.BackendError, match="cpu_millis"):
         trusted_local.plan(manifest("cpu_millis = 5000\n"), config=CONFIG, user="toor", signed=True)

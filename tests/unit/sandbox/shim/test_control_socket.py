@@ -24,7 +24,7 @@ class Keeper:
     def __init__(self, directory: Path) -> None:
         self.ended_by: BaseException | None = None
         self.asked: list[Mapping[str, Any]] = []
-        self.server = control_socket.Server(
+        self.server = control_socket.ControlServer(
             directory, {"echo": self._echo, "refuse": self._refuse, "stop": self._stop, "full": self._full}
         )
         self._stop_read, self._stop_write = os.pipe()
@@ -79,30 +79,30 @@ def _connected(directory: Path) -> socket.socket:
     return one
 
 
-def test_an_answer_comes_back(keeper: Keeper, tmp_path: Path) -> None:
+def test_answer_comes_back(keeper: Keeper, tmp_path: Path) -> None:
     assert control_socket.ask(tmp_path, "echo", text="ä\x1b") == {"said": {"text": "ä\x1b"}}
 
 
 def test_one_connection_may_ask_twice(keeper: Keeper, tmp_path: Path) -> None:
-    with control_socket.Connection(tmp_path) as one:
+    with control_socket.ControlConnection(tmp_path) as one:
         assert one.ask("echo", n=1) == {"said": {"n": 1}}
         assert one.ask("echo", n=2) == {"said": {"n": 2}}
         assert not one.closed(0)
 
 
-def test_a_refusal_is_the_same_error_at_the_other_end(keeper: Keeper, tmp_path: Path) -> None:
+def test_refusal_is_same_error_at_other_end(keeper: Keeper, tmp_path: Path) -> None:
     with pytest.raises(errors.WrongStateError, match="suspended already") as caught:
         control_socket.ask(tmp_path, "refuse")
     assert caught.value.hint == "resume it"
 
 
-def test_an_operation_may_end_the_run(keeper: Keeper, tmp_path: Path) -> None:
+def test_operation_may_end_run(keeper: Keeper, tmp_path: Path) -> None:
     assert control_socket.ask(tmp_path, "stop") == {}
     control_socket.ask(tmp_path, "echo")  # in the next turn
     assert isinstance(keeper.ended_by, errors.KilledError)
 
 
-def test_a_log_that_takes_no_row_is_told_and_ends_the_run(keeper: Keeper, tmp_path: Path) -> None:
+def test_log_that_takes_no_row_is_told_and_ends_run(keeper: Keeper, tmp_path: Path) -> None:
     with pytest.raises(errors.LedgerError, match="no space left"):
         control_socket.ask(tmp_path, "full")
     control_socket.ask(tmp_path, "echo")
@@ -123,7 +123,7 @@ def test_a_log_that_takes_no_row_is_told_and_ends_the_run(keeper: Keeper, tmp_pa
         (b" " * 100_000, "larger than"),
     ],
 )
-def test_what_is_no_request_is_answered_with_an_error(keeper: Keeper, tmp_path: Path, raw: bytes, says: str) -> None:
+def test_what_is_no_request_is_answered_with_error(keeper: Keeper, tmp_path: Path, raw: bytes, says: str) -> None:
     with _connected(tmp_path) as one:
         one.send(raw)
         error = json.loads(one.recv(100_000))["error"]
@@ -133,7 +133,7 @@ def test_what_is_no_request_is_answered_with_an_error(keeper: Keeper, tmp_path: 
     assert keeper.ended_by is None
 
 
-def test_the_silent_are_few_and_the_longest_silent_goes_first(keeper: Keeper, tmp_path: Path) -> None:
+def test_silent_are_few_and_longest_silent_goes_first(keeper: Keeper, tmp_path: Path) -> None:
     silent = []
     for _ in range(3 * control_socket.CLIENTS):
         silent.append(_connected(tmp_path))
@@ -166,9 +166,9 @@ def test_descriptors_that_come_along_do_not_stay(keeper: Keeper, tmp_path: Path)
     os.close(read)
 
 
-def test_a_run_that_has_ended_is_named_so(tmp_path: Path) -> None:
+def test_run_that_has_ended_is_named_so(tmp_path: Path) -> None:
     one = Keeper(tmp_path)
-    with control_socket.Connection(tmp_path) as connection:
+    with control_socket.ControlConnection(tmp_path) as connection:
         assert not connection.closed(0)
         one.close()
         assert connection.closed(10)
@@ -180,12 +180,12 @@ def test_a_run_that_has_ended_is_named_so(tmp_path: Path) -> None:
         control_socket.ask(tmp_path / "nowhere", "echo")
 
 
-def test_a_keeper_that_hangs_is_an_error_in_time(tmp_path: Path) -> None:
-    with control_socket.Server(tmp_path, {}), pytest.raises(errors.KeeperError, match="does not answer"):
+def test_keeper_that_hangs_is_error_in_time(tmp_path: Path) -> None:
+    with control_socket.ControlServer(tmp_path, {}), pytest.raises(errors.KeeperError, match="does not answer"):
         control_socket.ask(tmp_path, "echo", seconds=0.05)
 
 
-def test_a_long_path_is_no_hindrance(tmp_path: Path) -> None:
+def test_long_path_is_no_hindrance(tmp_path: Path) -> None:
     deep = tmp_path
     for _ in range(4):
         deep = deep / ("d" * 60)

@@ -16,18 +16,21 @@ from hypothesis import strategies as st
 
 from policy import errors, lifecycle
 from policy.lifecycle import State
+from sandbox.audit.denials import DenialLog
 from sandbox.audit.log import Ledger
 from sandbox.audit.run_events import RunEvents
 from sandbox.control import tree_kill
-from sandbox.kernel.cgroup.cgroup import Leaf
 from sandbox.kernel.proc.pipes import BoundedTail
+from sandbox.lifecycle.run_log import RunLog
 from sandbox.run_io import ContainerIO, Limits
 from sandbox.rundir import lock, marks
 from sandbox.shim import control_socket
 from sandbox.shim import operations as shim_operations
+from sandbox.shim.agent_loop import AgentLoop
 from sandbox.shim.operations import RunOperations
 from sandbox.shim.stdio import StdioSession
 from sandbox.storage import atomic_file
+from tests.doubles.run_parts import Handle
 
 ISSUER = {"display": "operator@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"}
 MOVES = {(one.source, one.target) for one in lifecycle.TRANSITIONS}
@@ -102,14 +105,14 @@ class World:
         )
         self.directory = self.operations._directory = Path(tempfile.mkdtemp(dir=self.runs))
         calls = self.log.said.append
-        channel = ContainerIO(
-            *(-1, -1, -1, -1, -1), has_started=lambda: True, terminate=lambda: calls("ask"), kill=lambda: calls("kill")
-        )
-        self.channel = self.operations.joined(channel, cast("Leaf", self.freezer) if leaf else None)
-        self.exchange = StdioSession(self.channel, b"", Limits(1, 1, "clock"))
+        handle = Handle(lambda: calls("ask"), lambda: calls("kill"), self.freezer if leaf else None)
+        observer = RunLog(self.rows, DenialLog(self.rows.denied), self.operations)
+        channel = ContainerIO(*(-1, -1, -1, -1, -1), has_started=lambda: True, handle=handle, observer=observer)
+        self.channel = self.operations.joined(channel)
+        self.exchange = AgentLoop(self.channel, StdioSession(), b"", Limits(1, 1, "clock"))
         self.exchange._stderr, self.exchange._exited = BoundedTail(64 * 1024), False
         self.operations.converses(self.exchange)
-        self.channel.giving()
+        self.channel.observer.starting()
         self.log.said.clear()
 
     @property
@@ -137,11 +140,11 @@ def test_each_is_written_down_before_it_is_done() -> None:
     ]
     assert isinstance(reply.end, errors.KilledError)
     # The exchange ends the run now; its end is in the log already.
-    one.channel.ending(reply.end)
+    one.channel.observer.ending(reply.end)
     assert len(one.log.said) == 5
 
 
-def test_what_somebody_stopped_who_wrote_nothing_down_can_be_let_go_on() -> None:
+def test_what_another_stopped_who_wrote_nothing_down_can_be_let_go_on() -> None:
     """A revoking process was killed between the stop and the mark."""
     one = World()
     one.freezer.standing = True
@@ -174,7 +177,7 @@ def test_what_is_to_be_ended_with_its_tree_ends_where_whoever_asked_does_not_com
         one.ask("resume")
     assert forsaken.look() is None
     assert one.below == []
-    later = time.monotonic() + shim_operations._ENDING_SECONDS
+    later = time.monotonic() + shim_operations.ENDING_SECONDS
     monkeypatch.setattr(time, "monotonic", lambda: later)
     error = forsaken.look()
     assert isinstance(error, errors.KilledError)
@@ -184,28 +187,28 @@ def test_what_is_to_be_ended_with_its_tree_ends_where_whoever_asked_does_not_com
 
 
 @pytest.mark.parametrize("left", [False, True])
-def test_what_is_ended_with_its_tree_by_somebody_who_is_gone_ends_by_itself_with_all_below_it(left: bool) -> None:
+def test_what_is_ended_with_its_tree_by_another_who_is_gone_ends_by_itself_with_all_below_it(left: bool) -> None:
     one = World()
     marks.mark_stopped(one.directory, "uid7@local", "enough")
     # The tree's killers are done, or were killed halfway and left the rest to the run's shim.
     one.freezer.there = [7] if left else []
     error = marks.verdict(one.directory)
     assert isinstance(error, errors.KilledError)
-    one.channel.ending(error)
+    one.channel.observer.ending(error)
     assert one.log.said == ["Terminated: stopped: ended by uid7@local: enough"]
     assert one.below == ([("uid7@local", "enough")] if left else [])
-    one.channel.terminate()
+    one.channel.handle.terminate()
     assert one.log.said[1:] == ["kill"]  # a frozen run cannot be asked to end
 
 
-def test_what_a_signal_ended_leaves_nobody_below_it_to_whoever_is_gone() -> None:
+def test_what_signal_ended_leaves_nobody_below_it_to_whoever_is_gone() -> None:
     """The run is killed before its end is written, so its end does not name the process that killed it."""
     for marked in (True, False):
         one = World()
         if marked:
             marks.mark_stopped(one.directory, "uid7@local", "enough")
         one.freezer.there = []
-        one.channel.ending(errors.StoppedError("interrupted"))
+        one.channel.observer.ending(errors.StoppedError("interrupted"))
         assert one.below == ([("uid7@local", "enough")] if marked else [])
 
 
@@ -256,9 +259,9 @@ def test_what_is_being_revoked_and_does_not_stop_is_not_let_go_on(by: str) -> No
     assert one.state == "Suspended"
 
 
-def test_a_mark_is_set_before_the_thaw_or_after_it_and_never_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mark_is_set_before_thaw_or_after_it_and_never_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """A revoking process holds the gate and is about to set the mark: until then the run must not resume."""
-    monkeypatch.setattr(tree_kill, "_GATE_SECONDS", 0.05)
+    monkeypatch.setattr(tree_kill, "GATE_SECONDS", 0.05)
     one = World()
     one.ask("suspend")
     one.log.said.clear()
@@ -271,7 +274,7 @@ def test_a_mark_is_set_before_the_thaw_or_after_it_and_never_meanwhile(monkeypat
     assert held == [True]
 
 
-def test_the_reason_in_the_log_is_bounded() -> None:
+def test_reason_in_log_is_bounded() -> None:
     one = World()
     one.ask("suspend", by="b" * 9000, reason="r" * 9000)
     assert len(one.log.said[0]) < 3 * marks.WORDS
@@ -289,7 +292,7 @@ def test_what_cannot_be_written_down_is_not_done(operation: str) -> None:
     assert one.log.said == []
 
 
-def test_a_freezer_that_fails_leaves_the_run_as_it_was_and_says_so() -> None:
+def test_freezer_that_fails_leaves_run_as_it_was_and_says_so() -> None:
     one = World()
     one.freezer.broken = True
     with pytest.raises(errors.KernelError, match="cannot freeze"):
@@ -313,7 +316,7 @@ def test_where_nothing_can_be_frozen_it_is_said_and_everything_else_works() -> N
         assert one.ask("kill").end is not None
 
 
-def test_nothing_is_asked_of_a_run_that_is_over() -> None:
+def test_nothing_is_asked_of_run_over() -> None:
     for operation in ("suspend", "kill"):
         one = World()
         one.exchange._exited = True
@@ -349,7 +352,7 @@ def test_what_is_no_request_does_nothing(operation: str, fields: dict[str, Any])
     assert one.log.said == said
 
 
-def test_an_end_for_another_cause_has_its_code() -> None:
+def test_end_for_another_cause_has_its_code() -> None:
     one = World()
     reply = one.ask("kill", code="cut_off", by="its parent")
     assert isinstance(reply.end, errors.CutOffError)
@@ -358,7 +361,7 @@ def test_an_end_for_another_cause_has_its_code() -> None:
 
 @pytest.mark.parametrize("asked", [True, False])
 @pytest.mark.parametrize("stands", [True, False])
-def test_a_suspended_run_is_killed_and_not_asked_to_end(*, stands: bool, asked: bool) -> None:
+def test_suspended_run_is_killed_and_not_asked_to_end(*, stands: bool, asked: bool) -> None:
     """Follow the order of an exchange: the end is written first, for any cause.
 
     A frozen run would use up the whole grace period without doing anything.
@@ -368,8 +371,8 @@ def test_a_suspended_run_is_killed_and_not_asked_to_end(*, stands: bool, asked: 
         one.ask("suspend")
     error = one.ask("kill", grace_ms=60_000).end if asked else errors.DeadlineError("it is over", clock="ttl_seconds")
     assert error is not None
-    one.channel.ending(error)
-    one.channel.terminate()
+    one.channel.observer.ending(error)
+    one.channel.handle.terminate()
     assert one.state == "Terminated"
     assert one.log.said[-1] == ("kill" if stands else "ask")
 
@@ -381,7 +384,7 @@ def _clock(one: World, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_the_ttl_suspends_once_and_one_more_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ttl_suspends_once_and_one_more_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     one = World(ttl=10, suspends=True)
     now = _clock(one, monkeypatch)
     _, look = [r.look for r in one.channel.rounds]
@@ -402,7 +405,7 @@ def test_the_ttl_suspends_once_and_one_more_ends(monkeypatch: pytest.MonkeyPatch
     assert error.details["clock"] == "ttl_seconds"
 
 
-def test_a_run_that_another_suspended_ends_after_one_more_ttl_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_that_another_suspended_ends_after_one_more_ttl_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     one = World(ttl=10)
     now = _clock(one, monkeypatch)
     _, look = [r.look for r in one.channel.rounds]
@@ -425,7 +428,7 @@ def test_who_cannot_be_stopped_at_its_ttl_is_ended(monkeypatch: pytest.MonkeyPat
         assert isinstance(look(), errors.DeadlineError)
 
 
-def test_logs_are_read_on_from_anywhere_in_pieces_that_end_with_a_line() -> None:
+def test_logs_are_read_on_from_anywhere_in_pieces_that_end_with_line() -> None:
     one = World()
     whole = b"".join(b"line %d\n" % n for n in range(6000))
     one.exchange._stderr.feed(whole)
@@ -444,7 +447,7 @@ OPERATIONS = st.sampled_from(["suspend", "resume", "kill", "full", "free", "brea
 
 @hypothesis.given(st.lists(OPERATIONS, max_size=12))
 @hypothesis.settings(max_examples=300, deadline=None)
-def test_any_sequence_lands_as_the_table_says_or_is_refused(operations: list[str]) -> None:
+def test_any_sequence_lands_as_table_says_or_is_refused(operations: list[str]) -> None:
     """After any failures in between, the state is the last one written, and every step is in the table."""
     one = World()
     for operation in operations:

@@ -37,7 +37,7 @@ def _open_fds() -> list[int]:
     return sorted(int(name) for name in os.listdir("/proc/self/fd"))
 
 
-def test_it_has_only_the_descriptors_that_are_kept() -> None:
+def test_it_has_only_descriptors_kept() -> None:
     many = [os.open("/dev/zero", os.O_RDONLY) for _ in range(20)]
     try:
 
@@ -70,7 +70,7 @@ def test_it_keeps_several_and_closes_between_them() -> None:
         os.close(fd)
 
 
-def test_signals_are_as_for_a_new_process_and_the_session_is_its_own() -> None:
+def test_signals_are_as_for_new_process_and_session_is_its_own() -> None:
     before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     try:
@@ -131,7 +131,7 @@ def test_it_cleans_up_when_it_is_asked_to_end() -> None:
     os.close(ours)
 
 
-def test_a_killed_one_says_so() -> None:
+def test_killed_one_says_so() -> None:
     child = process.fork(lambda: time.sleep(60))
     child.signal(signal.SIGKILL)
     assert child.reap() == 128 + signal.SIGKILL
@@ -143,7 +143,7 @@ def _children() -> set[str]:
     return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
 
 
-def test_a_process_that_cannot_be_made_is_an_error_and_leaves_nothing() -> None:
+def test_process_that_cannot_be_made_is_error_and_leaves_nothing() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     before = _children()
     # The kernel gives out the lowest free number.

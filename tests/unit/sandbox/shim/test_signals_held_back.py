@@ -23,7 +23,7 @@ def own() -> Iterator[None]:
 
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_it_is_told_over_a_descriptor_and_raises_nothing(number: signal.Signals) -> None:
+def test_it_is_told_over_descriptor_and_raises_nothing(number: signal.Signals) -> None:
     with shim_signals.DeferredSignals() as signals:
         ((fd, act),) = signals.handlers().items()
         assert not select.select([fd], [], [], 0)[0]
@@ -116,7 +116,7 @@ def test_nobody_is_killed_once_it_is_over() -> None:
 
 
 @pytest.mark.usefixtures("own")
-def test_the_outermost_block_holds_and_whoever_goes_on_can_be_told_again() -> None:
+def test_outermost_block_holds_and_whoever_goes_on_can_be_told_again() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with shim_signals.DeferredSignals() as signals:
         with signals:
@@ -129,7 +129,7 @@ def test_the_outermost_block_holds_and_whoever_goes_on_can_be_told_again() -> No
 
 
 @pytest.mark.usefixtures("own")
-def test_whoever_is_on_the_way_out_is_not_interrupted_again() -> None:
+def test_whoever_is_on_way_out_is_not_interrupted_again() -> None:
     signals = shim_signals.DeferredSignals()
 
     def out() -> None:
@@ -145,7 +145,7 @@ def test_whoever_is_on_the_way_out_is_not_interrupted_again() -> None:
 
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("late", [False, True])
-def test_a_run_that_was_told_ended_for_that_unless_it_had_ended_by_itself(late: bool) -> None:
+def test_run_that_was_told_ended_for_that_unless_it_had_ended_by_itself(late: bool) -> None:
     over = [late]
     with shim_signals.DeferredSignals() as signals:
         (look,) = signals.handlers(over.clear, over=lambda: over[0]).values()

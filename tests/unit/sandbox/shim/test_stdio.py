@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 import subprocess
@@ -13,12 +12,15 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+from msgspec import structs
 
 from policy import errors
 from sandbox.kernel.proc.pipes import BoundedTail
 from sandbox.run_io import ContainerIO, Limits, Outcome, PeriodicCheck
-from sandbox.shim import stdio
+from sandbox.shim import agent_loop
+from sandbox.shim.agent_loop import AgentLoop
 from sandbox.shim.stdio import StdioSession
+from tests.doubles.run_parts import FullLog, Handle, Observer
 
 READ = "import sys, time, os, signal\nline = sys.stdin.readline()\n"
 
@@ -56,8 +58,8 @@ def child(
             pidfd=pidfd,
             started=started_r,
             has_started=lambda: bool(os.read(started_r, 1)),
-            terminate=lambda: process.send_signal(signal.SIGTERM),
-            kill=process.kill,
+            handle=Handle(lambda: process.send_signal(signal.SIGTERM), process.kill),
+            observer=Observer(),
         )
     finally:
         process.kill()
@@ -69,46 +71,44 @@ def child(
             os.close(fd)
 
 
-def _run(
-    code: str, *, intent: bytes = b"hi\n", starts: bool = True, stays: bool = False, **limits: float
-) -> StdioSession:
+def _run(code: str, *, intent: bytes = b"hi\n", starts: bool = True, stays: bool = False, **limits: float) -> AgentLoop:
     bounds = {"start_seconds": 60.0, "task_seconds": 60.0, "grace_seconds": 0.5, **limits}
     with child(code, starts=starts, stays=stays) as channel:
-        exchange = StdioSession(channel, intent, Limits(task_clock="clock", **bounds))  # type: ignore[arg-type]
+        exchange = AgentLoop(channel, StdioSession(), intent, Limits(task_clock="clock", **bounds))  # type: ignore[arg-type]
         exchange.run()
     return exchange
 
 
-def test_one_line_in_and_out_and_then_the_end_of_file() -> None:
+def test_one_line_in_and_out_and_then_end_of_file() -> None:
     done = _run(READ + "rest = sys.stdin.read()\nprint(repr((line, rest)))")
     assert done.error is None
     assert bytes(done.stdout) == b"('hi\\n', '')\n"
     assert done.started_at is not None
 
 
-def test_an_intent_larger_than_a_pipe_arrives_whole() -> None:
+def test_intent_larger_than_pipe_arrives_whole() -> None:
     done = _run(READ + "print(len(line))", intent=b"x" * 500_000 + b"\n")
     assert bytes(done.stdout) == b"500001\n"
 
 
-def test_an_agent_that_never_reads_does_not_hold_us() -> None:
+def test_agent_that_never_reads_does_not_hold_us() -> None:
     done = _run("import time; time.sleep(300)", intent=b"x" * 500_000 + b"\n", task_seconds=0.3)
     assert isinstance(done.error, errors.DeadlineError)
     assert done.ended_at < 200
 
 
-def test_an_agent_that_closes_stdin_is_heard_to_the_end() -> None:
+def test_agent_that_closes_stdin_is_heard_to_end() -> None:
     done = _run("import os, time\nos.close(0)\ntime.sleep(0.3)\nprint('still')", intent=b"x" * 500_000 + b"\n")
     assert done.error is None
     assert bytes(done.stdout) == b"still\n"
 
 
-def test_output_before_the_intent_is_an_error() -> None:
+def test_output_before_intent_is_error() -> None:
     done = _run("import time\nprint('early', flush=True)\ntime.sleep(5)", starts=False)
     assert isinstance(done.error, errors.EarlyOutputError)
 
 
-def test_a_start_that_does_not_come_has_its_own_deadline() -> None:
+def test_start_that_does_not_come_has_its_own_deadline() -> None:
     done = _run("import time; time.sleep(30)", starts=False, start_seconds=0.3)
     assert isinstance(done.error, errors.StartTimeoutError)
     assert done.started_at is None
@@ -125,26 +125,27 @@ def test_term_then_grace_then_kill() -> None:
     assert 1.1 < done.ended_at < 200
 
 
-def test_asking_that_takes_its_time_is_part_of_the_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asking_that_takes_its_time_is_part_of_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking takes the whole grace of an hour on a fake clock; a second grace after it would exceed the test's time."""
     took = [0.0]
-    monkeypatch.setattr(stdio, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + took[0]))
+    monkeypatch.setattr(agent_loop, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + took[0]))
     with child(READ + "time.sleep(300)", stays=True) as channel:
-        slow = dataclasses.replace(channel, terminate=lambda: took.__setitem__(0, 3600.0))
-        exchange = StdioSession(slow, b"hi\n", Limits(60.0, 0.5, "clock", grace_seconds=3600.0))
+        handle = Handle(lambda: took.__setitem__(0, 3600.0), channel.handle.kill)
+        slow = structs.replace(channel, handle=handle)
+        exchange = AgentLoop(slow, StdioSession(), b"hi\n", Limits(60.0, 0.5, "clock", grace_seconds=3600.0))
         exchange.run()
     assert isinstance(exchange.error, errors.DeadlineError)
     assert exchange.forced
     assert 3600.4 < exchange.ended_at < 3800
 
 
-def test_no_grace_that_somebody_asks_for_goes_beyond_the_deadline() -> None:
+def test_no_grace_that_another_asks_for_goes_beyond_deadline() -> None:
     def asked() -> errors.RunError:
         return errors.KilledError("ended by somebody", gently=True, grace_seconds=600.0)
 
     with child(READ + "time.sleep(300)", stays=True) as channel:
-        told = dataclasses.replace(channel, rounds=[PeriodicCheck(0.1, asked)])
-        exchange = StdioSession(told, b"hi\n", Limits(60.0, 2.0, "clock", grace_seconds=0.5))
+        told = structs.replace(channel, rounds=[PeriodicCheck(0.1, asked)])
+        exchange = AgentLoop(told, StdioSession(), b"hi\n", Limits(60.0, 2.0, "clock", grace_seconds=0.5))
         exchange.run()
     assert isinstance(exchange.error, errors.KilledError)
     assert exchange.forced
@@ -152,13 +153,13 @@ def test_no_grace_that_somebody_asks_for_goes_beyond_the_deadline() -> None:
     assert 2.4 < exchange.ended_at - exchange.started_at < 200
 
 
-def test_a_flood_of_stdout_is_cut_at_its_bound() -> None:
+def test_flood_of_stdout_is_cut_at_its_bound() -> None:
     done = _run(READ + "while True: os.write(1, b'x' * 65536)", stdout_bytes=1_000_000)
     assert isinstance(done.error, errors.OutputTooLargeError)
     assert 1_000_000 < len(done.stdout) < 1_200_000
 
 
-def test_a_flood_of_stderr_keeps_its_head_and_tail_and_does_not_end_the_run() -> None:
+def test_flood_of_stderr_keeps_its_head_and_tail_and_does_not_end_run() -> None:
     done = _run(READ + "os.write(2, b'head')\nfor _ in range(200): os.write(2, b'y' * 65536)\nos.write(2, b'tail')")
     assert done.error is None
     assert done.stderr.startswith(b"head")
@@ -167,7 +168,7 @@ def test_a_flood_of_stderr_keeps_its_head_and_tail_and_does_not_end_the_run() ->
     assert done.stderr_total == 200 * 65536 + 8
 
 
-def test_a_grandchild_that_keeps_the_pipes_does_not_keep_us() -> None:
+def test_grandchild_that_keeps_pipes_does_not_keep_us() -> None:
     code = READ + "print('done', flush=True)\nif os.fork() == 0:\n    time.sleep(60)\nos._exit(0)"
     begin = time.monotonic()
     done = _run(code)
@@ -176,7 +177,7 @@ def test_a_grandchild_that_keeps_the_pipes_does_not_keep_us() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[1], [50, 50], [99, 1], [100, 1], [1000], [30] * 100])
-def test_a_bounded_tail_keeps_both_ends(sizes: list[int]) -> None:
+def test_bounded_tail_keeps_both_ends(sizes: list[int]) -> None:
     tail, whole = BoundedTail(100), b""
     for index, size in enumerate(sizes):
         data = bytes([65 + index % 26]) * size
@@ -192,18 +193,19 @@ def test_a_bounded_tail_keeps_both_ends(sizes: list[int]) -> None:
         assert f"[{len(whole) - 100} bytes dropped]".encode() in value
 
 
-def test_a_child_that_hangs_after_a_kill_for_memory_is_ended_and_named() -> None:
+def test_child_that_hangs_after_kill_for_memory_is_ended_and_named() -> None:
     """The kernel may kill a process for which the others wait for ever; only the cgroup's counter shows it."""
     begin = time.monotonic()
     with child("import time; time.sleep(300)") as channel:
-        hanging = dataclasses.replace(channel, out_of_memory=lambda: time.monotonic() - begin > 0.5)
-        exchange = StdioSession(hanging, b"hi\n", Limits(250.0, 250.0, "clock", 5.0))
+        handle = Handle(kill=channel.handle.kill, out_of_memory=lambda: time.monotonic() - begin > 0.5)
+        hanging = structs.replace(channel, handle=handle)
+        exchange = AgentLoop(hanging, StdioSession(), b"hi\n", Limits(250.0, 250.0, "clock", 5.0))
         exchange.run()
     assert isinstance(exchange.error, errors.OutOfMemoryError)
     assert 0.5 < exchange.ended_at < 200
 
 
-def test_what_serves_the_run_is_heard_and_looked_at_while_it_lasts() -> None:
+def test_what_serves_run_is_heard_and_looked_at_while_it_lasts() -> None:
     heard: list[bytes] = []
     looks: list[float] = []
     read, write = os.pipe()
@@ -216,8 +218,8 @@ def test_what_serves_the_run_is_heard_and_looked_at_while_it_lasts() -> None:
         os.write(write, b"x")
 
     with child(READ + "time.sleep(0.6)\nprint('done')") as channel:
-        served = dataclasses.replace(channel, watches={read: hear}, rounds=(PeriodicCheck(0.1, look),))
-        exchange = StdioSession(served, b"hi\n", Limits(60.0, 60.0, "clock", 0.5))
+        served = structs.replace(channel, watches={read: hear}, rounds=(PeriodicCheck(0.1, look),))
+        exchange = AgentLoop(served, StdioSession(), b"hi\n", Limits(60.0, 60.0, "clock", 0.5))
         exchange.run()
     os.close(read)
     os.close(write)
@@ -227,7 +229,7 @@ def test_what_serves_the_run_is_heard_and_looked_at_while_it_lasts() -> None:
     assert len(looks) > 1
 
 
-def test_what_is_said_just_before_the_end_is_heard_after_it() -> None:
+def test_what_is_said_just_before_end_is_heard_after_it() -> None:
     heard: list[bool] = []
     read, write = os.pipe()
     os.write(write, b"x")
@@ -237,8 +239,8 @@ def test_what_is_said_just_before_the_end_is_heard_after_it() -> None:
         heard.append(exchange._exited)
 
     with child(READ + "print('done')") as channel:
-        exchange = StdioSession(
-            dataclasses.replace(channel, watches={read: hear}), b"hi\n", Limits(60.0, 60.0, "clock", 0.5)
+        exchange = AgentLoop(
+            structs.replace(channel, watches={read: hear}), StdioSession(), b"hi\n", Limits(60.0, 60.0, "clock", 0.5)
         )
         exchange.run()
     os.close(read)
@@ -249,16 +251,16 @@ def test_what_is_said_just_before_the_end_is_heard_after_it() -> None:
 
 
 @pytest.mark.parametrize("by", ["watch", "round"])
-def test_what_serves_the_run_can_end_it(by: str) -> None:
+def test_what_serves_run_can_end_it(by: str) -> None:
     read, write = os.pipe()
     os.write(write, b"x")
     error = errors.SandboxCrashedError("the gateway is gone")
     with child(READ + "time.sleep(300)") as channel:
         if by == "watch":
-            served = dataclasses.replace(channel, watches={read: lambda: error})
+            served = structs.replace(channel, watches={read: lambda: error})
         else:
-            served = dataclasses.replace(channel, rounds=(PeriodicCheck(0.1, lambda: error),))
-        exchange = StdioSession(served, b"hi\n", Limits(60.0, 250.0, "clock", 0.5))
+            served = structs.replace(channel, rounds=(PeriodicCheck(0.1, lambda: error),))
+        exchange = AgentLoop(served, StdioSession(), b"hi\n", Limits(60.0, 250.0, "clock", 0.5))
         exchange.run()
     os.close(read)
     os.close(write)
@@ -267,7 +269,7 @@ def test_what_serves_the_run_can_end_it(by: str) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_is_looked_at_at_the_start_is_so_before_the_agent_is_told_anything(fails: bool) -> None:
+def test_what_is_looked_at_at_start_is_so_before_agent_is_told_anything(fails: bool) -> None:
     looks: list[errors.RunError | None] = []
     error = errors.DriftError("a limit was raised") if fails else None
 
@@ -276,8 +278,8 @@ def test_what_is_looked_at_at_the_start_is_so_before_the_agent_is_told_anything(
         return error
 
     with child(READ + "print('told ' + line.strip())") as channel:
-        served = dataclasses.replace(channel, rounds=(PeriodicCheck(3600, look, at_start=True),))
-        exchange = StdioSession(served, b"hi\n", Limits(60.0, 250.0, "clock", 0.5))
+        served = structs.replace(channel, rounds=(PeriodicCheck(3600, look, at_start=True),))
+        exchange = AgentLoop(served, StdioSession(), b"hi\n", Limits(60.0, 250.0, "clock", 0.5))
         exchange.run()
     assert looks == [error], "once, and not by its clock"
     assert exchange.error is error
@@ -285,7 +287,7 @@ def test_what_is_looked_at_at_the_start_is_so_before_the_agent_is_told_anything(
 
 
 @pytest.mark.parametrize("sizes", [[], [10], [50, 50], [30, 30, 41], [1] * 99, [1] * 300, [1000], [99, 1, 500]])
-def test_what_a_bounded_tail_keeps_can_be_read_on_from_anywhere(sizes: list[int]) -> None:
+def test_what_bounded_tail_keeps_can_be_read_on_from_anywhere(sizes: list[int]) -> None:
     tail, whole = BoundedTail(100), b""
     for number, size in enumerate(sizes):
         data = bytes([number % 251]) * size
@@ -302,7 +304,7 @@ def test_what_a_bounded_tail_keeps_can_be_read_on_from_anywhere(sizes: list[int]
     assert tail.since(tail.total)[1] == b""
 
 
-def test_of_the_looks_at_the_start_the_first_that_ends_the_run_is_the_last() -> None:
+def test_of_looks_at_start_first_that_ends_run_is_last() -> None:
     """A look may take long, and after the first ending there is no run for the next one."""
     looks: list[str] = []
 
@@ -315,29 +317,29 @@ def test_of_the_looks_at_the_start_the_first_that_ends_the_run_is_the_last() -> 
 
     with child(READ + "time.sleep(30)") as channel:
         rounds = look("first", None), look("second", errors.KilledError("no")), look("third", None)
-        told = dataclasses.replace(channel, rounds=rounds, giving=lambda: looks.append("giving"))
-        exchange = StdioSession(told, b"hi\n", Limits(5.0, 5.0, "clock", 0.1))
+        observer = Observer()
+        told = structs.replace(channel, rounds=rounds, observer=observer)
+        exchange = AgentLoop(told, StdioSession(), b"hi\n", Limits(5.0, 5.0, "clock", 0.1))
         exchange.run()
     assert looks == ["first", "second"]
+    assert observer.events == [exchange.error]
     assert isinstance(exchange.error, errors.KilledError)
     assert exchange.started_at is None
 
 
 def test_what_must_be_written_down_first_is_so_or_does_not_happen() -> None:
     """A row before the intent is given and one before the run is ended: a log that refuses either ends the exchange."""
-    said: list[object] = []
+    observer = Observer()
     with child(READ + "time.sleep(30)") as channel:
-        told = dataclasses.replace(channel, giving=lambda: said.append("giving"), ending=said.append)
-        exchange = StdioSession(told, b"hi\n", Limits(5.0, 0.1, "clock", 0.1))
+        told = structs.replace(channel, observer=observer)
+        exchange = AgentLoop(told, StdioSession(), b"hi\n", Limits(5.0, 0.1, "clock", 0.1))
         exchange.run()
-    assert said == ["giving", exchange.error]
+    assert observer.events == ["starting", exchange.error]
     assert exchange.over
 
-    def full() -> None:
-        raise errors.LedgerError("no space left")
-
     with child("import sys; print(len(sys.stdin.readline()))") as channel:
-        exchange = StdioSession(dataclasses.replace(channel, giving=full), b"hi\n", Limits(5.0, 5.0, "clock", 0.1))
+        full = structs.replace(channel, observer=FullLog())
+        exchange = AgentLoop(full, StdioSession(), b"hi\n", Limits(5.0, 5.0, "clock", 0.1))
         with pytest.raises(errors.LedgerError):
             exchange.run()
         assert exchange.started_at is None

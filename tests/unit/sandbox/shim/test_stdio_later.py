@@ -9,13 +9,15 @@ import select
 import signal
 import termios
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from policy import errors
 from sandbox.run_io import ContainerIO, IntentDelivery, Limits, PeriodicCheck
+from sandbox.shim.agent_loop import AgentLoop
 from sandbox.shim.stdio import StdioSession
 from tests.unit.sandbox.shim.test_stdio import READ, child
 
@@ -65,14 +67,14 @@ class Scripted:
         return self.brings.pop(0)
 
 
-def _run(code: str, later: Scripted, *, start: Limits = START) -> StdioSession:
+def _run(code: str, later: Scripted, *, start: Limits = START) -> AgentLoop:
     with child(code) as channel:
-        exchange = StdioSession(channel, b"", start, later=later)
+        exchange = AgentLoop(channel, StdioSession(), b"", start, later=later)
         exchange.run()
     return exchange
 
 
-def test_the_agent_is_told_when_somebody_comes_and_its_clocks_count_from_then() -> None:
+def test_agent_is_told_when_another_comes_and_its_clocks_count_from_then() -> None:
     later = Scripted([None, IntentDelivery(b"hi\n", TASK)], after=3)
     done = _run(READ + "print(line.strip(), repr(sys.stdin.read()))", later)
     assert done.error is None
@@ -82,15 +84,17 @@ def test_the_agent_is_told_when_somebody_comes_and_its_clocks_count_from_then() 
     assert 0 <= done.started_at <= done.ended_at
 
 
-def test_the_task_has_its_own_clock_and_waiting_has_none() -> None:
-    later = Scripted([IntentDelivery(b"hi\n", replace(TASK, task_seconds=0.3))])
-    done = _run(READ + "time.sleep(30)", later, start=replace(START, start_seconds=0.2))
+def test_task_has_its_own_clock_and_waiting_has_none() -> None:
+    later = Scripted([IntentDelivery(b"hi\n", structs.replace(TASK, task_seconds=0.3))])
+    done = _run(READ + "time.sleep(30)", later, start=structs.replace(START, start_seconds=0.2))
     assert isinstance(done.error, errors.DeadlineError)
     assert done.error.details["clock"] == "timeout"
 
 
-def test_an_agent_that_never_waits_has_the_deadline_of_the_start() -> None:
-    done = _run("import time; time.sleep(30)", Scripted([], after=10**6), start=replace(START, start_seconds=0.2))
+def test_agent_that_never_waits_has_deadline_of_start() -> None:
+    done = _run(
+        "import time; time.sleep(30)", Scripted([], after=10**6), start=structs.replace(START, start_seconds=0.2)
+    )
     assert isinstance(done.error, errors.StartTimeoutError)
     assert done.started_at is None
 
@@ -117,7 +121,7 @@ def test_who_spoke_before_it_was_held_is_refused_before_it_is_told() -> None:
     code_says = Word()
     with child("print('now', flush=True)\n" + READ + "print(len(line))") as channel:
         given = IntentDelivery(b"hi\n", TASK, release=lambda: released.append("released"))
-        exchange = StdioSession(channel, b"", START, later=Late([given], after=0))
+        exchange = AgentLoop(channel, StdioSession(), b"", START, later=Late([given], after=0))
         exchange.run()
     assert isinstance(exchange.error, errors.EarlyOutputError)
     assert not released
@@ -132,7 +136,9 @@ def test_it_is_let_go_only_when_its_intent_is_there() -> None:
             there.append(pending(pid_of(channel)))
             os.kill(pid_of(channel), signal.SIGCONT)
 
-        exchange = StdioSession(channel, b"", START, later=Scripted([IntentDelivery(b"hi\n", TASK, release=release)]))
+        exchange = AgentLoop(
+            channel, StdioSession(), b"", START, later=Scripted([IntentDelivery(b"hi\n", TASK, release=release)])
+        )
         exchange.run()
     assert there == [3]
     assert bytes(exchange.stdout) == b"hi\n"
@@ -152,15 +158,15 @@ def pending(pid: int) -> int:
     return held[0]
 
 
-def test_one_that_dies_while_it_is_held_ends_the_exchange_untold() -> None:
+def test_one_that_dies_while_it_is_held_ends_exchange_untold() -> None:
     with child(READ + "time.sleep(30)") as channel:
-        later = Scripted([], come=channel.kill)
-        done = StdioSession(channel, b"", START, later=later)
+        later = Scripted([], come=channel.handle.kill)
+        done = AgentLoop(channel, StdioSession(), b"", START, later=later)
         done.run()
     assert (done.started_at, done.error) == (None, None)
 
 
-def test_an_error_instead_of_an_intent_ends_it() -> None:
+def test_error_instead_of_intent_ends_it() -> None:
     done = _run(READ + "time.sleep(30)", Scripted([errors.KilledError("the package was revoked")]))
     assert isinstance(done.error, errors.KilledError)
     assert done.started_at is None
@@ -178,7 +184,7 @@ def test_while_it_is_held_only_its_own_rounds_are_looked_at() -> None:
     later = Scripted([], rounds=(PeriodicCheck(0.02, held),))
     with child(READ + "time.sleep(0.2); print(1)") as channel:
         one = PeriodicCheck(0.02, lambda: seen.append("run"))
-        StdioSession(replace(channel, rounds=(one,)), b"", START, later=later).run()
+        AgentLoop(structs.replace(channel, rounds=(one,)), StdioSession(), b"", START, later=later).run()
     first, last = seen.index("held"), len(seen) - 1 - seen[::-1].index("held")
     assert set(seen[first : last + 1]) == {"held"}
     assert "run" in seen[last + 1 :]
@@ -190,7 +196,7 @@ def test_who_may_end_it_while_it_waits_cannot_any_more_once_it_is_told_and_who_c
     heard: list[str] = []
     later = Scripted([], watches={gone: lambda: errors.KilledError("the supervisor went")})
     with child(READ + "time.sleep(30)") as channel:
-        done = StdioSession(channel, b"", START, later=later)
+        done = AgentLoop(channel, StdioSession(), b"", START, later=later)
         done.run()
     assert "supervisor" in str(done.error)
 
@@ -204,14 +210,14 @@ def test_who_may_end_it_while_it_waits_cannot_any_more_once_it_is_told_and_who_c
 
     later.brings, later.take = [None], take  # type: ignore[method-assign]
     with child(READ + "time.sleep(30)") as channel:
-        done = StdioSession(channel, b"", START, later=later)
+        done = AgentLoop(channel, StdioSession(), b"", START, later=later)
         done.run()
     assert "whoever asked" in str(done.error)
     assert done.started_at is not None
     assert not heard
 
 
-def test_what_was_forgotten_in_a_turn_ends_nothing_in_the_same_turn() -> None:
+def test_what_was_forgotten_in_turn_ends_nothing_in_same_turn() -> None:
     """The intent and the end of the standby's holder come at once: the first one seen counts."""
     gone = os.eventfd(1, os.EFD_CLOEXEC)
     OPEN.append(gone)

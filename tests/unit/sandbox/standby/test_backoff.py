@@ -54,12 +54,12 @@ def test_what_cannot_be_read_is_none(state: Path) -> None:
         assert backoff.waiting(state, now_ms=now_ms()) == []
 
 
-def test_without_a_supervisor_nothing_is_tried(tmp_path: Path) -> None:
+def test_without_supervisor_nothing_is_tried(tmp_path: Path) -> None:
     backoff.note(tmp_path, "a", count=1, restless=False, wait_seconds=600)
     assert backoff.waiting(tmp_path, now_ms=now_ms()) == []
 
 
-def test_the_doctor_says_it(state: Path) -> None:
+def test_doctor_says_it(state: Path) -> None:
     config = Config(state=state)
     assert doctor.standby(config, 0.0).status is Status.OK
     backoff.note(state, "restless", count=1, restless=True, wait_seconds=600)

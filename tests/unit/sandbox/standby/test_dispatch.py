@@ -16,7 +16,8 @@ import pytest
 from policy import contract, denials, errors
 from policy.package import Package
 from sandbox.config import Config
-from sandbox.lifecycle.types import Request, RunResult
+from sandbox.lifecycle.types import Request
+from sandbox.run_result import RunResult
 from sandbox.rundir import directory as rundir_directory
 from sandbox.rundir import label as rundir_label
 from sandbox.standby import dispatch, wanted
@@ -76,11 +77,11 @@ def _offers(connection: socket.socket) -> None:
 
 def _answers(connection: socket.socket, message: dict[str, Any]) -> bool:
     _offers(connection)
-    dispatch.send(connection, {"answer": dispatch.answer_document(ANSWER)})
+    dispatch.send(connection, {"answer": ANSWER.to_json()})
     return True
 
 
-def test_an_answer_comes_back_as_it_was_given(runs: Path) -> None:
+def test_answer_comes_back_as_it_was_given(runs: Path) -> None:
     instance = Instance(runs, _answers)
     assert dispatch.ready(runs, PACKAGE) == 1
     assert dispatch.dispatch(runs, _request(), {}, settings="s") == ANSWER
@@ -89,7 +90,7 @@ def test_an_answer_comes_back_as_it_was_given(runs: Path) -> None:
     assert dispatch.ready(runs, PACKAGE) == 0
 
 
-def test_an_error_comes_back_as_the_error_that_it_was(runs: Path) -> None:
+def test_error_comes_back_as_error_that_it_was(runs: Path) -> None:
     def fails(connection: socket.socket, message: dict[str, Any]) -> bool:
         _offers(connection)
         dispatch.send(connection, {"error": errors.KernelError("no memory", hint="more").to_json()})
@@ -107,7 +108,7 @@ def test_nobody_is_found_for_another_envelope(runs: Path, other: Package) -> Non
     assert instance.seen == []
 
 
-def test_an_order_is_for_exactly_one_package() -> None:
+def test_order_is_for_exactly_one_package() -> None:
     order = dispatch.order(_request(), "s")
     assert dispatch.ordered(order, PACKAGE) is not None
     assert dispatch.ordered(order, Package({"agent.toml": b"[other]"}, b"an envelope")) is None
@@ -146,7 +147,7 @@ def test_whoever_may_end_it_does_and_hears_what_came_of_it(runs: Path) -> None:
         _offers(connection)
         connection.settimeout(10)
         assert connection.recv(1) == b""
-        dispatch.send(connection, {"answer": dispatch.answer_document(ANSWER)})
+        dispatch.send(connection, {"answer": ANSWER.to_json()})
         return True
 
     left = os.eventfd(1, os.EFD_CLOEXEC)
@@ -158,7 +159,7 @@ def test_whoever_may_end_it_does_and_hears_what_came_of_it(runs: Path) -> None:
         os.close(left)
 
 
-def test_one_that_is_not_wanted_is_told_why_and_one_that_is_gone_is_not_missed(runs: Path) -> None:
+def test_one_not_wanted_is_told_why_and_one_gone_is_not_missed(runs: Path) -> None:
     instance = Instance(runs, lambda connection, message: True)
     dispatch.end(runs, "r", "too many")
     instance.join(10)
@@ -178,7 +179,7 @@ def test_what_is_no_message_is_nobody(raw: bytes) -> None:
             dispatch.receive(ours)
 
 
-def test_a_record_is_one_for_each_agent_id_and_another_for_another_envelope(tmp_path: Path) -> None:
+def test_record_is_one_for_each_agent_id_and_another_for_another_envelope(tmp_path: Path) -> None:
     assert (wanted.wanted(tmp_path), wanted.version(tmp_path)) == ([], 0)
     keys = set()
     for envelope in (b"one", b"\xfftwo"):
@@ -203,7 +204,7 @@ def test_one_at_whose_door_too_many_wait_is_not_waited_for_and_asked_again(runs:
         with contextlib.suppress(BlockingIOError):
             while True:
                 waiting.append(
-                    stack.enter_context(dispatch._connected(runs / "r", dispatch._name(PACKAGE), seconds=0.0))
+                    stack.enter_context(dispatch.connect(runs / "r", dispatch.socket_name(PACKAGE), seconds=0.0))
                 )
         assert dispatch.end(runs, "r", "too many") is False
         for one in waiting:
@@ -212,7 +213,7 @@ def test_one_at_whose_door_too_many_wait_is_not_waited_for_and_asked_again(runs:
             dispatch.accepted(door)
 
 
-def test_a_copy_of_the_package_in_another_place_changes_no_record(tmp_path: Path) -> None:
+def test_copy_of_package_in_another_place_changes_no_record(tmp_path: Path) -> None:
     """Else each requester could end the warm sandboxes of all by a run of its own copy."""
 
     def wants(place: str, count: int = 2) -> tuple[int, list[str]]:
@@ -273,9 +274,9 @@ def test_what_waits_gives_way_only_where_that_would_be_enough(runs: Path, missin
 
 
 def test_silent_client_is_let_go_and_next_served(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_ORDER_SECONDS", 0.1)
-    instance, name = Instance(runs, _answers), dispatch._name(PACKAGE)
-    with dispatch._connected(runs / "r", name) as silent:
+    monkeypatch.setattr(dispatch, "ORDER_SECONDS", 0.1)
+    instance, name = Instance(runs, _answers), dispatch.socket_name(PACKAGE)
+    with dispatch.connect(runs / "r", name) as silent:
         assert dispatch.dispatch(runs, _request(), {}, settings="s") == ANSWER
         instance.join(60)
         assert silent.recv(1) == b""

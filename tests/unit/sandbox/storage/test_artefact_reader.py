@@ -26,7 +26,7 @@ def test_what_was_written_is_read(compiled: Path) -> None:
     assert dict(artefact_reader.read(compiled).files) == {name: name.encode() for name in artefacts.NAMES}
 
 
-def test_a_package_is_no_compiled_directory(compiled: Path) -> None:
+def test_package_is_no_compiled_directory(compiled: Path) -> None:
     (compiled / "agent.toml").write_text("")
     (compiled / "mounts.json").unlink()
     assert not artefact_reader.holds(compiled)
@@ -39,7 +39,7 @@ def test_what_could_be_either_is_neither(compiled: Path) -> None:
         artefact_reader.holds(compiled)
 
 
-def test_the_digest_is_read_like_an_artefact(compiled: Path) -> None:
+def test_digest_is_read_like_artefact(compiled: Path) -> None:
     assert artefact_reader.digest(compiled) == "0"
     place = compiled / "digest"
     for harm in (_link, _fifo, _directory):
@@ -81,7 +81,7 @@ def test_anything_else_is_refused(compiled: Path, harm: Callable[[Path], None]) 
     assert caught.value.where == "seccomp.bpf"
 
 
-def test_a_further_file_is_refused(compiled: Path) -> None:
+def test_further_file_is_refused(compiled: Path) -> None:
     (compiled / "more.json").write_text("{}")
     with pytest.raises(errors.ArtefactError, match=r"more\.json"):
         artefact_reader.read(compiled)

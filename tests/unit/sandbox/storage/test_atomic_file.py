@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("size", [0, 1, 5_000_000_000])
-def test_a_file_is_told_as_stat_tells_it(tmp_path: Path, folder: int, size: int) -> None:
+def test_file_is_told_as_stat_tells_it(tmp_path: Path, folder: int, size: int) -> None:
     made = tmp_path / "rows\u00e9"
     made.touch()
     os.truncate(made, size)
@@ -36,7 +36,7 @@ def test_a_file_is_told_as_stat_tells_it(tmp_path: Path, folder: int, size: int)
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o4755, 0o000])
-def test_an_open_file_is_told_as_fstat_tells_it(tmp_path: Path, mode: int) -> None:
+def test_open_file_is_told_as_fstat_tells_it(tmp_path: Path, mode: int) -> None:
     made = tmp_path / "rows"
     made.write_bytes(b"one")
     (tmp_path / "second").hardlink_to(made)
@@ -47,7 +47,7 @@ def test_an_open_file_is_told_as_fstat_tells_it(tmp_path: Path, mode: int) -> No
     assert found.st_nlink == 2
 
 
-def test_a_link_is_told_and_not_what_it_leads_to(tmp_path: Path, folder: int) -> None:
+def test_link_is_told_and_not_what_it_leads_to(tmp_path: Path, folder: int) -> None:
     made, link = tmp_path / "rows", tmp_path / "link"
     made.write_bytes(b"one")
     link.symlink_to(made)
@@ -55,7 +55,7 @@ def test_a_link_is_told_and_not_what_it_leads_to(tmp_path: Path, folder: int) ->
     assert atomic_file.which(folder, "link") == ((info.st_dev, info.st_ino), info.st_size)
 
 
-def test_another_file_under_the_name_is_another(tmp_path: Path, folder: int) -> None:
+def test_another_file_under_name_is_another(tmp_path: Path, folder: int) -> None:
     made = tmp_path / "rows"
     made.write_bytes(b"one")
     before = atomic_file.which(folder, "rows")
@@ -65,13 +65,13 @@ def test_another_file_under_the_name_is_another(tmp_path: Path, folder: int) -> 
     assert atomic_file.which(folder, "rows")[0] != before[0]
 
 
-def test_a_name_that_nothing_has_is_told_as_missing(folder: int) -> None:
+def test_name_that_nothing_has_is_told_as_missing(folder: int) -> None:
     with pytest.raises(FileNotFoundError, match="statx"):
         atomic_file.which(folder, "rows")
 
 
 @pytest.mark.parametrize("what", ["gate", "directory", "look"])
-def test_a_lock_is_let_go_though_whoever_was_forked_meanwhile_has_a_copy_of_it(tmp_path: Path, what: str) -> None:
+def test_lock_is_let_go_though_whoever_was_forked_meanwhile_has_copy_of_it(tmp_path: Path, what: str) -> None:
     """In a process with threads, a child of another thread holds the lock until execve, and may hang before it."""
     tmp_path.chmod(0o700)
     directory = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
@@ -129,7 +129,7 @@ def held(place: Path) -> Iterator[None]:
         yield
 
 
-def test_whoever_holds_a_lock_for_good_is_named_and_keeps_nobody_waiting(
+def test_whoever_holds_lock_for_good_is_named_and_keeps_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(atomic_file, "TURN_SECONDS", 0.01)
@@ -144,12 +144,12 @@ def test_whoever_holds_a_lock_for_good_is_named_and_keeps_nobody_waiting(
         with pytest.raises(errors.KeeperError), rundir_directory.abandoned(tmp_path):
             pass
     assert list(tmp_path.iterdir()) == [gate]
-    monkeypatch.setattr(atomic_file, "_LOCKS", tmp_path / "of-another-kernel")
+    monkeypatch.setattr(atomic_file, "LOCKS", tmp_path / "of-another-kernel")
     with held(gate), pytest.raises(errors.KeeperError, match="held by another process"):
         registry.live(tmp_path)
 
 
-def test_what_a_run_came_to_is_told_where_its_directory_cannot_be_removed(
+def test_what_run_came_to_is_told_where_its_directory_cannot_be_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with contextlib.ExitStack() as stack:
@@ -163,7 +163,7 @@ def test_what_a_run_came_to_is_told_where_its_directory_cannot_be_removed(
 
 
 @pytest.mark.parametrize("what", ["gate", "enforcement", "directory"])
-def test_a_terminal_stops_nobody_over_a_lock(tmp_path: Path, folder: int, what: str) -> None:
+def test_terminal_stops_nobody_over_lock(tmp_path: Path, folder: int, what: str) -> None:
     """Under sudo an ordinary user could suspend `covenant ps` from its terminal while it holds the gate."""
     stopping = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -37,7 +38,7 @@ def test_files_come_back_as_they_lie(folder: Path) -> None:
     assert package_reader.read(folder).digest == read.digest
 
 
-def test_a_descriptor_is_read_and_stays_open(folder: Path) -> None:
+def test_descriptor_is_read_and_stays_open(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         folder.rename(folder.with_name("moved"))
@@ -121,14 +122,30 @@ def test_anything_but_plain_files_is_refused(name: str, folder: Path) -> None:
     assert says in caught.value.message
 
 
-def test_a_directory_in_the_place_of_the_envelope_is_refused(folder: Path) -> None:
+def test_links_of_npm_are_refused_with_a_fix(folder: Path) -> None:
+    """As `npm install` leaves a tree; without the links the package is read, with the files of the tool."""
+    tool = folder / "node_modules" / "tool"
+    tool.mkdir(parents=True)
+    (tool / "tool.js").write_text("1")
+    bins = folder / "node_modules" / ".bin"
+    bins.mkdir()
+    (bins / "tool").symlink_to("../tool/tool.js")
+    with pytest.raises(errors.PackageError, match="is a symlink") as caught:
+        package_reader.read(folder)
+    assert "take node_modules/.bin out" in caught.value.hint
+    assert "covenant layer build NAME npm DIR" in caught.value.hint
+    shutil.rmtree(bins)
+    assert "node_modules/tool/tool.js" in package_reader.read(folder).files
+
+
+def test_directory_in_place_of_envelope_is_refused(folder: Path) -> None:
     (folder / "agent.dsse.json").mkdir()
     (folder / "agent.dsse.json" / "x").write_bytes(b"")
     with pytest.raises(errors.PackageError, match="both a file and a directory"):
         package_reader.read(folder)
 
 
-def test_a_symlink_to_the_package_is_refused(folder: Path) -> None:
+def test_symlink_to_package_is_refused(folder: Path) -> None:
     link = folder.with_name("link")
     link.symlink_to(folder)
     with pytest.raises(errors.PackageError, match="it is a symlink"):
@@ -139,7 +156,7 @@ def test_a_symlink_to_the_package_is_refused(folder: Path) -> None:
         package_reader.read(folder / "main.py")
 
 
-def test_a_hard_link_is_its_bytes(folder: Path, tmp_path: Path) -> None:
+def test_hard_link_is_its_bytes(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "elsewhere"
     other.write_bytes(b"shared")
     os.link(other, folder / "linked")
@@ -148,7 +165,7 @@ def test_a_hard_link_is_its_bytes(folder: Path, tmp_path: Path) -> None:
     assert read.files["linked"] == b"shared"
 
 
-def test_a_tree_of_empty_directories_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tree_of_empty_directories_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "MAX_FILES", 20)
     for number in range(40):
         (folder / f"d{number}").mkdir()
@@ -162,7 +179,7 @@ def test_a_tree_of_empty_directories_ends(folder: Path, monkeypatch: pytest.Monk
 @pytest.fixture
 def before_open(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Callable[[], None]], None]]:
     """Run something between the lstat and the open of one name: what a racing process could do."""
-    real = package_reader._open
+    real = package_reader.open_entry
     acts: dict[str, Callable[[], None]] = {}
 
     def opened(name: str, path: str, directory: int, flags: int) -> int:
@@ -171,7 +188,7 @@ def before_open(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Call
             act()
         return real(name, path, directory, flags)
 
-    monkeypatch.setattr(package_reader, "_open", opened)
+    monkeypatch.setattr(package_reader, "open_entry", opened)
     yield acts.__setitem__
     assert not acts
 
@@ -179,7 +196,7 @@ def before_open(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Call
 Before = Callable[[str, Callable[[], None]], None]
 
 
-def test_a_file_swapped_for_a_symlink_is_not_followed(folder: Path, before_open: Before) -> None:
+def test_file_swapped_for_symlink_is_not_followed(folder: Path, before_open: Before) -> None:
     def swap() -> None:
         (folder / "main.py").unlink()
         (folder / "main.py").symlink_to("/etc/passwd")
@@ -189,7 +206,7 @@ def test_a_file_swapped_for_a_symlink_is_not_followed(folder: Path, before_open:
         package_reader.read(folder)
 
 
-def test_a_directory_swapped_for_a_symlink_is_not_followed(folder: Path, before_open: Before) -> None:
+def test_directory_swapped_for_symlink_is_not_followed(folder: Path, before_open: Before) -> None:
     def swap() -> None:
         (folder / "lib").rename(folder / "was-lib")
         (folder / "lib").symlink_to("/etc")
@@ -199,7 +216,7 @@ def test_a_directory_swapped_for_a_symlink_is_not_followed(folder: Path, before_
         package_reader.read(folder)
 
 
-def test_a_file_swapped_for_a_fifo_does_not_hang(folder: Path, before_open: Before) -> None:
+def test_file_swapped_for_fifo_does_not_hang(folder: Path, before_open: Before) -> None:
     def swap() -> None:
         (folder / "main.py").unlink()
         os.mkfifo(folder / "main.py")
@@ -221,7 +238,7 @@ def test_a_file_swapped_for_a_fifo_does_not_hang(folder: Path, before_open: Befo
 
 
 @pytest.mark.parametrize("data", [b"main and more", b"m", b"niam"])
-def test_a_file_that_changes_while_it_is_read_is_refused(data: bytes, folder: Path, before_open: Before) -> None:
+def test_file_that_changes_while_it_is_read_is_refused(data: bytes, folder: Path, before_open: Before) -> None:
     def write() -> None:
         (folder / "main.py").write_bytes(data)
         os.utime(folder / "main.py", ns=(1, 1))
@@ -231,13 +248,13 @@ def test_a_file_that_changes_while_it_is_read_is_refused(data: bytes, folder: Pa
         package_reader.read(folder)
 
 
-def test_a_file_that_goes_away_is_refused(folder: Path, before_open: Before) -> None:
+def test_file_that_goes_away_is_refused(folder: Path, before_open: Before) -> None:
     before_open("main.py", (folder / "main.py").unlink)
     with pytest.raises(errors.PackageError, match="went away"):
         package_reader.read(folder)
 
 
-def test_a_file_that_ends_early_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_ends_early_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package_reader.read(folder)
     monkeypatch.setattr(os, "read", lambda fd, size: b"")
     with pytest.raises(errors.PackageError, match="changed while it was read"):

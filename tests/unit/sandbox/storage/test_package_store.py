@@ -20,7 +20,7 @@ def _package() -> Package:
     return Package({"agent.toml": b"x", "bin/entry": b"y", "lib/a/b": b"z"})
 
 
-def test_a_copy_has_the_packages_bytes_and_our_modes(tmp_path: Path) -> None:
+def test_copy_has_packages_bytes_and_our_modes(tmp_path: Path) -> None:
     copy = package_store.PackageStore(tmp_path / "p").put(_package(), executable="bin/entry")
     modes = {str(p.relative_to(copy)): stat.S_IMODE(p.stat().st_mode) for p in copy.rglob("*")}
     assert modes == {
@@ -35,7 +35,7 @@ def test_a_copy_has_the_packages_bytes_and_our_modes(tmp_path: Path) -> None:
     assert package_store.PackageStore(tmp_path / "p").put(_package(), executable="bin/entry") == copy
 
 
-def test_what_a_killed_maker_left_goes_with_the_next_start_and_a_live_makers_copy_stays(
+def test_what_killed_maker_left_goes_with_next_start_and_live_makers_copy_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fork = multiprocessing.get_context("fork")
@@ -67,7 +67,7 @@ def test_what_a_killed_maker_left_goes_with_the_next_start_and_a_live_makers_cop
     assert list((tmp_path / "p").iterdir()) == []
 
 
-def test_unused_copy_survives_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_copy_survives_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, remove = package_store.PackageStore(tmp_path / "p"), shutil.rmtree
 
     def swept(path: Path) -> None:

@@ -43,7 +43,7 @@ def _trusted(state: State, serial: int, **changes: Any) -> trust.TrustedPackage:
 # --- the directory --------------------------------------------------------------------------------
 
 
-def test_a_directory_that_is_not_ours_alone_is_refused(tmp_path: Path) -> None:
+def test_directory_not_ours_alone_is_refused(tmp_path: Path) -> None:
     good = tmp_path / "good"
     good.mkdir(mode=0o700)
     State(good).close()
@@ -66,7 +66,7 @@ def test_another_owner_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -
         State(path)
 
 
-def test_the_state_stays_where_it_was_opened(state: State, path: Path) -> None:
+def test_state_stays_where_it_was_opened(state: State, path: Path) -> None:
     path.rename(path.with_name("moved"))
     path.mkdir(mode=0o700)
     state.accept(_trusted(state, 7), now_ms=NOW)
@@ -94,7 +94,7 @@ def test_version_1_is_installed_once(path: Path) -> None:
             state.init_root(ROOT, NOW)
 
 
-def test_a_root_is_followed_by_the_next_only(state: State) -> None:
+def test_root_is_followed_by_next_only(state: State) -> None:
     second = kit.root_bytes(kit.root_document(kit.operator(2), version=2), 1, 2)
     with pytest.raises(errors.TrustError, match="is not signed by the keys of version 1"):
         state.replace_root(kit.root_bytes(kit.root_document(kit.operator(2), version=2), 2), NOW)
@@ -105,7 +105,7 @@ def test_a_root_is_followed_by_the_next_only(state: State) -> None:
             state.replace_root(raw, NOW)
 
 
-def test_a_next_root_that_had_ended_before_is_not_installed(state: State) -> None:
+def test_next_root_that_had_ended_before_is_not_installed(state: State) -> None:
     state.accept(_trusted(state, 10), now_ms=NOW + kit.DAY)
     ended = kit.root_bytes(kit.root_document(version=2, expires_at=NOW + kit.DAY), 1)
     with pytest.raises(errors.TrustError, match="has ended"):
@@ -113,14 +113,14 @@ def test_a_next_root_that_had_ended_before_is_not_installed(state: State) -> Non
     assert state.root_version() == 1
 
 
-def test_a_root_under_the_name_of_another_version_is_refused(state: State, path: Path) -> None:
+def test_root_under_name_of_another_version_is_refused(state: State, path: Path) -> None:
     (path / "trust" / "root-00000002.json").write_bytes(ROOT)
     (path / "trust" / "root-00000002.json").chmod(0o600)
     with pytest.raises(errors.TrustError, match="says that it is version 1"):
         state.trust_root(NOW)
 
 
-def test_a_state_that_lost_its_roots_is_not_begun_again(state: State, path: Path) -> None:
+def test_state_that_lost_its_roots_is_not_begun_again(state: State, path: Path) -> None:
     state.replace_root(kit.root_bytes(kit.root_document(version=2), 1), NOW)
     for file in (path / "trust").iterdir():
         file.unlink()
@@ -129,14 +129,14 @@ def test_a_state_that_lost_its_roots_is_not_begun_again(state: State, path: Path
             attempt()
 
 
-def test_an_init_that_was_killed_can_be_repeated_and_sets_no_clock_back(state: State, path: Path) -> None:
+def test_init_that_was_killed_can_be_repeated_and_sets_no_clock_back(state: State, path: Path) -> None:
     (path / "trust" / "root-00000001.json").unlink()
     state.init_root(ROOT, NOW - 5 * kit.DAY)
     assert state.greatest_time_ms() == NOW
     assert state.trust_root(NOW).version == 1
 
 
-def test_what_is_accepted_later_keeps_the_version_in_the_record(state: State, path: Path) -> None:
+def test_what_is_accepted_later_keeps_version_in_record(state: State, path: Path) -> None:
     state.replace_root(kit.root_bytes(kit.root_document(version=2), 1), NOW)
     state.accept(_trusted(state, 10), now_ms=NOW + kit.DAY)
     (path / "trust" / "root-00000002.json").unlink()
@@ -144,7 +144,7 @@ def test_what_is_accepted_later_keeps_the_version_in_the_record(state: State, pa
         state.present_root()
 
 
-def test_a_root_that_came_in_between_is_asked_before_anything_starts(state: State) -> None:
+def test_root_that_came_in_between_is_asked_before_anything_starts(state: State) -> None:
     verified = _trusted(state, 10)
     entry = {"payload_digest": verified.payload_digest, "at": NOW, "reason": "it leaks"}
     taken_back = kit.root_document(version=2, revoked=kit.revoked(manifests=[entry]))
@@ -155,7 +155,7 @@ def test_a_root_that_came_in_between_is_asked_before_anything_starts(state: Stat
     state.accept(_trusted(state, 11), now_ms=NOW)
 
 
-def test_a_replacement_that_was_killed_halfway_is_missed_as_well_once_anything_was_accepted(
+def test_replacement_that_was_killed_halfway_is_missed_as_well_once_anything_was_accepted(
     state: State, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object) -> None:
@@ -173,7 +173,7 @@ def test_a_replacement_that_was_killed_halfway_is_missed_as_well_once_anything_w
         state.present_root()
 
 
-def test_what_is_told_before_a_root_holds_can_stop_it_and_is_not_told_of_one_that_cannot(state: State) -> None:
+def test_what_is_told_before_root_holds_can_stop_it_and_is_not_told_of_one_that_cannot(state: State) -> None:
     told: list[int] = []
     second = kit.root_bytes(kit.root_document(version=2), 1)
 
@@ -232,7 +232,7 @@ def test_two_processes_that_race_have_one_winner(state: State, path: Path) -> No
         assert accepted.payload_digest in {r.payload_digest for r in rivals}
 
 
-def test_a_held_lock_is_waited_for_and_then_refused(state: State, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_lock_is_waited_for_and_then_refused(state: State, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trusted = _trusted(state, 10)
     monkeypatch.setattr(atomic_file, "LOCK_SECONDS", 0.05)
     fd = os.open(path, os.O_RDONLY)
@@ -250,7 +250,7 @@ def test_a_held_lock_is_waited_for_and_then_refused(state: State, path: Path, mo
 # --- the clock ------------------------------------------------------------------------------------
 
 
-def test_the_greatest_time_only_grows_and_not_every_moment(state: State) -> None:
+def test_greatest_time_only_grows_and_not_every_moment(state: State) -> None:
     assert state.greatest_time_ms() == NOW
     trusted = _trusted(state, 10)
     for moment, greatest in [
@@ -263,7 +263,7 @@ def test_the_greatest_time_only_grows_and_not_every_moment(state: State) -> None
         assert state.greatest_time_ms() == greatest
 
 
-def test_accepting_the_same_again_writes_nothing(state: State, path: Path) -> None:
+def test_accepting_same_again_writes_nothing(state: State, path: Path) -> None:
     trusted = _trusted(state, 10)
     state.accept(trusted, now_ms=NOW)
     before = {f: f.stat().st_ino for f in path.rglob("*")}
@@ -271,7 +271,7 @@ def test_accepting_the_same_again_writes_nothing(state: State, path: Path) -> No
     assert {f: f.stat().st_ino for f in path.rglob("*")} == before
 
 
-def test_a_root_that_was_read_still_holds_until_another_does_or_it_is_taken_away(state: State, path: Path) -> None:
+def test_root_that_was_read_still_holds_until_another_does_or_it_is_taken_away(state: State, path: Path) -> None:
     assert state.still_holds(1) == NOW == state.greatest_time_ms() == state.time_under(1)
     assert state.root_place(1).read_bytes() == ROOT
     state.replace_root(kit.root_bytes(kit.root_document(version=2), 1), NOW + CLOCK_STEP_MS)
@@ -290,7 +290,7 @@ def test_a_root_that_was_read_still_holds_until_another_does_or_it_is_taken_away
             ask(1)
 
 
-def test_what_was_verified_under_an_old_root_is_not_accepted_where_the_new_one_was_taken_away(state: State) -> None:
+def test_what_was_verified_under_old_root_is_not_accepted_where_new_one_was_taken_away(state: State) -> None:
     """The new root's revocations still hold, although the folder shows the old root again."""
     trusted = _trusted(state, 10)
     state.replace_root(kit.root_bytes(kit.root_document(version=2), 1), NOW + CLOCK_STEP_MS)
@@ -325,7 +325,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_serial_is_an_error_and_never_an_empty_ratchet(name: str, state: State, path: Path) -> None:
+def test_damaged_serial_is_error_and_never_empty_ratchet(name: str, state: State, path: Path) -> None:
     trusted = _trusted(state, 10)
     state.accept(trusted, now_ms=NOW)
     file = _serial_file(path)
@@ -353,7 +353,7 @@ def test_unsafe_records_are_refused(state: State, path: Path) -> None:
         state.accepted("hello")
 
 
-def test_a_ratchet_that_was_taken_away_is_missed(state: State, path: Path) -> None:
+def test_ratchet_that_was_taken_away_is_missed(state: State, path: Path) -> None:
     (path / "serials").rmdir()
     with pytest.raises(errors.StateError, match="serials` is missing"):
         state.accepted("hello")
@@ -416,7 +416,7 @@ def _crash(act: Callable[[], int], step: int, *, torn: bool) -> int:
 
 
 @pytest.mark.parametrize("torn", [False, True])
-def test_a_crash_at_any_point_leaves_the_old_serial_or_the_new(state: State, path: Path, torn: bool) -> None:
+def test_crash_at_any_point_leaves_old_serial_or_new(state: State, path: Path, torn: bool) -> None:
     died = 0
     for step in range(40):
         serial = 100 + 10 * step
@@ -443,7 +443,7 @@ def test_a_crash_at_any_point_leaves_the_old_serial_or_the_new(state: State, pat
     assert leftovers == []
 
 
-def test_a_crash_while_the_root_is_installed_leaves_none_or_a_whole_one(tmp_path: Path) -> None:
+def test_crash_while_root_is_installed_leaves_none_or_whole_one(tmp_path: Path) -> None:
     def install(place: Path) -> int:
         with State(place) as made:
             made.init_root(ROOT, NOW)
@@ -467,7 +467,7 @@ def test_a_crash_while_the_root_is_installed_leaves_none_or_a_whole_one(tmp_path
     assert died >= 6
 
 
-def test_a_crash_while_a_root_is_replaced_leaves_the_old_one_or_the_new_one_with_its_line(tmp_path: Path) -> None:
+def test_crash_while_root_is_replaced_leaves_old_one_or_new_one_with_its_line(tmp_path: Path) -> None:
     line = {"operator": "op1", "version_from": 1, "version_to": 2, "digest": "0" * 64, "signers": [], "changes": []}
     revoked = kit.revoked(serials=[{"agent_id": "hello", "serial_at_most": 5, "at": NOW, "reason": "old"}])
     second = kit.root_bytes(kit.root_document(version=2, revoked=revoked), 1)
@@ -532,7 +532,7 @@ def test_what_is_written_is_synced_before_and_after_it_gets_its_name(
     assert calls == [f"fsync {name}", "rename", "fsync ."]
 
 
-def test_a_full_disk_is_an_error_and_changes_nothing(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_error_and_changes_nothing(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     first = _trusted(state, 10)
     state.accept(first, now_ms=NOW)
     second = _trusted(state, 11)

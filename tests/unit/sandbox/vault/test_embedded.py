@@ -76,9 +76,7 @@ def edit(state: pathlib.Path, change: Edit, name: str = FILE) -> None:
 # --- what it keeps --------------------------------------------------------------------------------
 
 
-def test_a_passphrase_opens_it_as_well_as_the_key_file(
-    state: pathlib.Path, vault: FileVault, key_file: pathlib.Path
-) -> None:
+def test_passphrase_opens_it_as_well_as_key_file(state: pathlib.Path, vault: FileVault, key_file: pathlib.Path) -> None:
     vault.put("a", "n", value("geheim"), before=nothing)
     with keys.configured(str(key_file)) as by_file, keys.passphrase(bytearray(b"correct horse")) as typed:
         vault.rekey([by_file, typed], before=nothing, parameters=CHEAP)
@@ -88,7 +86,7 @@ def test_a_passphrase_opens_it_as_well_as_the_key_file(
         read(FileVault(state, lambda: keys.passphrase(bytearray(b"correct hors"))))
 
 
-def test_after_rekey_the_old_key_opens_nothing(
+def test_after_rekey_old_key_opens_nothing(
     state: pathlib.Path, vault: FileVault, key_file: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     vault.put("a", "n", value("geheim"), before=nothing)
@@ -100,7 +98,7 @@ def test_after_rekey_the_old_key_opens_nothing(
         read(at(state, key_file))
 
 
-def test_a_key_file_is_whole_or_not_there(tmp_path: pathlib.Path) -> None:
+def test_key_file_is_whole_or_not_there(tmp_path: pathlib.Path) -> None:
     """A half-written file of a killed process is made anew; an existing key is never replaced."""
     (tmp_path / ".key.new").write_bytes(b"half")
     keys.make_file(tmp_path / "key")
@@ -122,12 +120,12 @@ def test_no_secret_lies_in_its_files(state: pathlib.Path, vault: FileVault) -> N
             assert b"planted" not in path.read_bytes(), path
 
 
-def test_a_second_vault_is_not_made_over_the_first(vault: FileVault, key_file: pathlib.Path) -> None:
+def test_second_vault_is_not_made_over_first(vault: FileVault, key_file: pathlib.Path) -> None:
     with keys.configured(str(key_file)) as key, pytest.raises(errors.VaultError, match="there is a vault"):
         vault.create([key], before=nothing)
 
 
-def test_a_log_that_takes_no_row_changes_nothing(vault: FileVault) -> None:
+def test_log_that_takes_no_row_changes_nothing(vault: FileVault) -> None:
     def refuse(change: object) -> None:
         raise errors.LedgerError("the disk is full")
 
@@ -226,7 +224,7 @@ def _flipped(raw: bytes, at_byte: int) -> bytes:
     return raw[:at_byte] + bytes([raw[at_byte] ^ 1]) + raw[at_byte + 1 :]
 
 
-def test_an_older_file_put_back_is_refused(state: pathlib.Path, vault: FileVault, key_file: pathlib.Path) -> None:
+def test_older_file_put_back_is_refused(state: pathlib.Path, vault: FileVault, key_file: pathlib.Path) -> None:
     vault.put("a", "n", value("one"), before=nothing)
     older = (state / FILE).read_bytes()
     vault.rotate("a", "n", value("two"), before=nothing)
@@ -243,7 +241,7 @@ def test_an_older_file_put_back_is_refused(state: pathlib.Path, vault: FileVault
 
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("verb", ["rotate", "remove", "rekey"])
-def test_an_older_file_is_refused_from_the_first_read_after_a_killed_change(
+def test_older_file_is_refused_from_first_read_after_killed_change(
     state: pathlib.Path, vault: FileVault, key_file: pathlib.Path, tmp_path: pathlib.Path, verb: str, *, killed: bool
 ) -> None:
     """No later change happens: the next reader writes the head that the change could not write."""
@@ -267,7 +265,7 @@ def test_an_older_file_is_refused_from_the_first_read_after_a_killed_change(
             read(at(state, one))
 
 
-def test_whoever_cannot_write_the_head_after_a_killed_change_is_given_nothing(
+def test_whoever_cannot_write_head_after_killed_change_is_given_nothing(
     state: pathlib.Path, vault: FileVault, key_file: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sandbox.storage import atomic_file
@@ -287,7 +285,7 @@ def test_whoever_cannot_write_the_head_after_a_killed_change_is_given_nothing(
     assert read(at(state, key_file)) == "two"
 
 
-def test_a_head_is_not_written_for_what_no_key_has_sealed(
+def test_head_is_not_written_for_what_no_key_has_sealed(
     state: pathlib.Path, vault: FileVault, key_file: pathlib.Path
 ) -> None:
     """An attacker with the folder alone can make a next document, but no reader writes it into the head."""
@@ -302,7 +300,7 @@ def test_a_head_is_not_written_for_what_no_key_has_sealed(
     assert read(vault) == "one"
 
 
-def test_an_older_record_put_back_into_the_newest_file_is_refused(
+def test_older_record_put_back_into_newest_file_is_refused(
     state: pathlib.Path, vault: FileVault, key_file: pathlib.Path
 ) -> None:
     vault.put("a", "n", value("one"), before=nothing)
@@ -315,7 +313,7 @@ def test_an_older_record_put_back_into_the_newest_file_is_refused(
         read(at(state, key_file))
 
 
-def test_another_vault_of_the_same_key_is_refused(
+def test_another_vault_of_same_key_is_refused(
     state: pathlib.Path, vault: FileVault, key_file: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     vault.put("a", "n", value("one"), before=nothing)
@@ -367,7 +365,7 @@ OTHERS: dict[str, Callable[[pathlib.Path], object]] = {
 
 @pytest.mark.parametrize("name", [FILE, HEAD])
 @pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
-def test_a_file_in_other_hands_is_refused(
+def test_file_in_other_hands_is_refused(
     state: pathlib.Path, vault: FileVault, name: str, change: Callable[[pathlib.Path], object]
 ) -> None:
     vault.put("a", "n", value("one"), before=nothing)
@@ -377,7 +375,7 @@ def test_a_file_in_other_hands_is_refused(
 
 
 @pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
-def test_a_key_file_in_other_hands_is_refused(
+def test_key_file_in_other_hands_is_refused(
     vault: FileVault, key_file: pathlib.Path, change: Callable[[pathlib.Path], object]
 ) -> None:
     vault.put("a", "n", value("one"), before=nothing)
@@ -402,9 +400,7 @@ def forked(work: Callable[[], None]) -> Iterator[int]:
         os.waitpid(pid, 0)
 
 
-def test_a_kill_in_a_change_leaves_the_old_or_the_new(
-    state: pathlib.Path, vault: FileVault, key_file: pathlib.Path
-) -> None:
+def test_kill_in_change_leaves_old_or_new(state: pathlib.Path, vault: FileVault, key_file: pathlib.Path) -> None:
     vault.put("a", "n", value("0"), before=nothing)
 
     def forever() -> None:
@@ -432,7 +428,7 @@ CUTS = ["before the file", "between the file and the head", "after the head"]
 
 
 @pytest.mark.parametrize("cut", range(3), ids=CUTS)
-def test_a_stop_at_each_step_of_a_write(
+def test_stop_at_each_step_of_write(
     state: pathlib.Path, vault: FileVault, key_file: pathlib.Path, cut: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sandbox.storage import atomic_file
@@ -457,7 +453,7 @@ def test_a_stop_at_each_step_of_a_write(
     assert read(fresh) == "newest"
 
 
-def test_an_interrupted_init_may_be_repeated(
+def test_interrupted_init_may_be_repeated(
     state: pathlib.Path, key_file: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sandbox.storage import atomic_file
@@ -501,9 +497,7 @@ def test_writers_take_turns_and_readers_see_one_of_them(
 
 
 @pytest.mark.parametrize("kind", ["file", "passphrase"])
-def test_whoever_has_what_opens_a_vault_leaves_no_core_and_is_nobodys_to_trace(
-    kind: str, key_file: pathlib.Path
-) -> None:
+def test_whoever_has_what_opens_vault_leaves_no_core_and_is_nobodys_to_trace(kind: str, key_file: pathlib.Path) -> None:
     """Also `covenant vault list`, which neither accepts nor prints a secret."""
 
     def look() -> None:
@@ -516,7 +510,7 @@ def test_whoever_has_what_opens_a_vault_leaves_no_core_and_is_nobodys_to_trace(
 
 
 @pytest.mark.parametrize("verb", ["rotate", "rekey"])
-def test_nobody_waits_for_whoever_is_asked_for_a_passphrase(
+def test_nobody_waits_for_whoever_is_asked_for_passphrase(
     state: pathlib.Path, vault: FileVault, key_file: pathlib.Path, verb: str
 ) -> None:
     """Also after a killed change, whose head the next reader writes under the lock."""

@@ -39,7 +39,7 @@ def status(given: Head) -> int:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8421", "localhost:8421", "LocalHost:8421", "[::1]:8421"])
-def test_the_names_of_this_machine_pass(host: str) -> None:
+def test_names_of_this_machine_pass(host: str) -> None:
     assert status(head(("Host", host))) == 0
 
 
@@ -52,22 +52,22 @@ def test_the_names_of_this_machine_pass(host: str) -> None:
         *("localhost:08421", "localhost:8421 ", "evil.example\tlocalhost:8421"),
     ],
 )
-def test_a_name_that_was_bound_anew_does_not(host: str) -> None:
+def test_name_that_was_bound_anew_does_not(host: str) -> None:
     assert status(head(("Host", host))) == 421
 
 
 @pytest.mark.parametrize("hosts", [(), (HOST, HOST), (HOST, ("host", "evil.example"))])
-def test_a_request_has_one_host(hosts: tuple[tuple[str, str], ...]) -> None:
+def test_request_has_one_host(hosts: tuple[tuple[str, str], ...]) -> None:
     assert status(head(*hosts)) == 400
 
 
 @pytest.mark.parametrize("target", ["http://evil.example/tools", "*", "evil.example:443", "", "tools"])
-def test_a_target_is_a_path(target: str) -> None:
+def test_target_is_path(target: str) -> None:
     assert status(head(HOST, target=target)) == 400
 
 
 @pytest.mark.parametrize(("version", "wanted"), [((1, 0), 0), ((1, 1), 0), ((0, 9), 400), ((2, 0), 400), ((1, 2), 400)])
-def test_a_request_is_of_a_version_that_is_spoken(version: tuple[int, int], wanted: int) -> None:
+def test_request_is_of_version_spoken(version: tuple[int, int], wanted: int) -> None:
     assert status(Head("GET", "/tools", CIMultiDict([HOST]), version=version)) == wanted
 
 
@@ -79,7 +79,7 @@ def test_only_listed_origins_ask(method: str) -> None:
     assert status(head(HOST, ("Origin", CONSOLE), ("Origin", CONSOLE), method=method)) == 400
 
 
-def test_what_a_browser_says_of_a_request_without_origin_counts() -> None:
+def test_what_browser_says_of_request_without_origin_counts() -> None:
     for site in ("cross-site", "same-site"):
         assert status(head(HOST, ("Sec-Fetch-Site", site))) == 403, site
         assert status(head(HOST, ("Sec-Fetch-Site", site), ("Origin", CONSOLE))) == 0, site
@@ -90,7 +90,7 @@ def test_what_a_browser_says_of_a_request_without_origin_counts() -> None:
 @pytest.mark.parametrize(
     "kind", ["application/json", "Application/JSON; charset=utf-8", 'application/json;charset="utf-8"']
 )
-def test_a_body_is_json(kind: str) -> None:
+def test_body_is_json(kind: str) -> None:
     assert status(head(HOST, ("Content-Type", kind), method="POST", body=True)) == 0
 
 
@@ -101,11 +101,11 @@ def test_a_body_is_json(kind: str) -> None:
         *("text/plain; application/json", "application/json, text/plain", "application/json; charset=utf-7", ""),
     ],
 )
-def test_what_a_form_can_send_is_none(kind: str) -> None:
+def test_what_form_can_send_is_none(kind: str) -> None:
     assert status(head(HOST, ("Content-Type", kind), method="POST", body=True)) == 415
 
 
-def test_a_body_says_what_it_is_once_and_not_with_get() -> None:
+def test_body_says_what_it_is_once_and_not_with_get() -> None:
     assert status(head(HOST, method="POST", body=True)) == 415
     assert status(head(HOST, method="POST")) == 0
     assert status(head(HOST, JSON, JSON, method="POST", body=True)) == 400
@@ -113,7 +113,7 @@ def test_a_body_says_what_it_is_once_and_not_with_get() -> None:
     assert status(head(HOST, JSON, ("Content-Encoding", "gzip"), method="POST", body=True)) == 415
 
 
-def test_a_body_has_a_length_that_may_be() -> None:
+def test_body_has_length_that_may_be() -> None:
     limit = guard.BODY_BYTES
     for length, wanted in ((str(limit), 0), (str(limit + 1), 413), ("9" * 5000, 413), ("-1", 413), ("1e3", 413)):
         found = status(head(HOST, JSON, ("Content-Length", length), method="POST", body=True))
@@ -121,7 +121,7 @@ def test_a_body_has_a_length_that_may_be() -> None:
 
 
 @pytest.mark.parametrize("name", ["token", "Access_Token", "bearer", "authorization", "token_b58"])
-def test_a_token_in_the_query_is_refused(name: str) -> None:
+def test_token_in_query_is_refused(name: str) -> None:
     assert status(head(HOST, query=["limit", name])) == 400
     assert status(head(HOST, query=["limit", "tokens"])) == 0
 
@@ -145,7 +145,7 @@ def test_bad_origins_are_told_from_good_ones() -> None:
 
 
 @pytest.mark.parametrize("value", ["Bearer abc", "bearer abc", "BEARER  abc "])
-def test_a_scheme_has_no_case(value: str) -> None:
+def test_scheme_has_no_case(value: str) -> None:
     assert guard.bearer(CIMultiDict([("Authorization", value)])) == "abc"
 
 
@@ -157,6 +157,6 @@ def test_no_token_is_no_caller(values: list[str]) -> None:
 
 
 @given(st.text(max_size=40))
-def test_no_text_is_a_host_but_ours(text: str) -> None:
+def test_no_text_is_host_but_ours(text: str) -> None:
     ours = {"127.0.0.1:8421", "localhost:8421", "[::1]:8421"}
     assert (status(head(("Host", text))) == 0) == (text.lower() in ours)

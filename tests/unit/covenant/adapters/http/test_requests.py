@@ -26,7 +26,7 @@ def build(method: str, path: str, *, body: Any = None, query: tuple[tuple[str, s
     return http_requests.build(BY[method, path], path=parts, query=query, body=raw)
 
 
-def test_the_table_has_every_route_of_version_1() -> None:
+def test_table_has_every_route_of_version_1() -> None:
     """Section 5 of covenant-v1.md, word for word."""
     written = """GET /health, /version; POST /intent; POST /intents/resume; GET /intents/:id/result;
     GET /intents/:id/events; GET /memory/recent, /memory/search; POST /memory/purge, /memory/repair, /memory/compact,
@@ -45,7 +45,7 @@ def test_the_table_has_every_route_of_version_1() -> None:
     assert len(BY) == len(routes.TABLE)
 
 
-def test_every_kind_has_a_route_but_those_that_are_for_a_connection() -> None:
+def test_every_kind_has_route_but_those_for_connection() -> None:
     """And secrets, which a web page's program has no business with."""
     routed = {route.kind for route in routes.TABLE} - {""}
     missing = set(requests.KINDS) - routed
@@ -55,7 +55,7 @@ def test_every_kind_has_a_route_but_those_that_are_for_a_connection() -> None:
     assert {route.answer for route in routes.TABLE} - {"", "health", "version"} <= set(responses.KINDS)
 
 
-def test_a_query_is_read_by_the_types_of_the_fields() -> None:
+def test_query_is_read_by_types_of_fields() -> None:
     asked = build(
         "GET", "/memory/search", query=(("q", "12"), ("limit", "3"), ("min_relevance", "0.5"), ("tier", "working"))
     )
@@ -69,14 +69,14 @@ def test_what_is_not_said_has_version_1s_defaults() -> None:
     assert build("GET", "/verify").window == 100
 
 
-def test_peers_are_listed_by_version_1s_names_and_an_unknown_status_is_no_filter() -> None:
+def test_peers_are_listed_by_version_1s_names_and_unknown_status_is_no_filter() -> None:
     path = "/peers/list"
     assert build("GET", path, query=(("prefix", "4u"), ("status", "live"))).status_filter == "live"
     asked = build("GET", path, query=(("prefix", "4u"), ("status", "sleeping")))
     assert (asked.pubkey_prefix, asked.status_filter) == ("4u", None)
 
 
-def test_a_part_of_the_path_is_a_field() -> None:
+def test_part_of_path_is_field() -> None:
     assert build("GET", "/audit/prove/{event_id}", event_id="e-1") == requests.ProveAuditInclusion(event_id="e-1")
 
 
@@ -89,16 +89,16 @@ def test_a_part_of_the_path_is_a_field() -> None:
         ("/a2a/retry-stale", "policy", {"enabled": True}),
     ],
 )
-def test_a_body_may_be_the_request_or_the_one_field_of_it(path: str, field: str, inner: dict[str, Any]) -> None:
+def test_body_may_be_request_or_one_field_of_it(path: str, field: str, inner: dict[str, Any]) -> None:
     assert build("POST", path, body=inner) == build("POST", path, body={field: inner})
 
 
-def test_a_body_that_need_not_say_anything_may_say_nothing() -> None:
+def test_body_that_need_not_say_anything_may_say_nothing() -> None:
     assert build("POST", "/peers/rotate") == build("POST", "/peers/rotate", body={}) == requests.RotateOperatorToken()
     assert build("POST", "/a2a/retry-stale") == requests.RetryA2AStale()
 
 
-def test_a_body_can_name_neither_another_kind_nor_how_it_is_carried() -> None:
+def test_body_can_name_neither_another_kind_nor_how_it_is_carried() -> None:
     asked = build("POST", "/intent", body={"kind": "rotate_operator_token", "text": "t", "prefer_stream": True})
     assert asked == requests.SubmitIntent(text="t")
 
@@ -139,13 +139,13 @@ def test_what_is_no_request_is_refused(body: bytes) -> None:
         *((("tier", "other"),), (("limit", "9" * 30),), (("limit", "1_0"),), (("limit", " 1"),), (("limit", "0x1"),)),
     ],
 )
-def test_a_query_that_is_none_is_refused(query: tuple[tuple[str, str], ...]) -> None:
+def test_query_none_is_refused(query: tuple[tuple[str, str], ...]) -> None:
     with pytest.raises(errors.MalformedRequestError):
         build("GET", "/memory/recent", query=query)
 
 
 @pytest.mark.parametrize("segment", ["..", ".", ".hidden", "a/b", "a%2fb", "", "a b", "a\r\nb", "ä", "a" * 129, "a\0"])
-def test_no_part_of_a_path_leads_out_of_it(segment: str) -> None:
+def test_no_part_of_path_leads_out_of_it(segment: str) -> None:
     assert re.fullmatch(routes.SEGMENT, segment) is None
     assert re.fullmatch(routes.SEGMENT, "0b9f2f0a-5a3c-4c8e-9a51-8d1a4f0f2a11")
 
@@ -155,7 +155,7 @@ def test_no_part_of_a_path_leads_out_of_it(segment: str) -> None:
     st.binary(max_size=60),
     st.lists(st.tuples(st.text(max_size=8), st.text(max_size=8))),
 )
-def test_whatever_comes_is_a_request_or_refused(route: Route, body: bytes, query: list[tuple[str, str]]) -> None:
+def test_whatever_comes_is_request_or_refused(route: Route, body: bytes, query: list[tuple[str, str]]) -> None:
     if not route.kind:
         return
     try:

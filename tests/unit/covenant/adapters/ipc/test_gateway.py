@@ -50,7 +50,7 @@ def records(count: int, *, text: str = "x") -> Any:
 # The handshake --------------------------------------------------------------------------------------------------
 
 
-async def test_whoever_has_a_token_comes_in_after_any_number_of_questions(covenant_home: Path) -> None:
+async def test_whoever_has_token_comes_in_after_any_number_of_questions(covenant_home: Path) -> None:
     async with ipc_kit.running(covenant_home) as adapter, adapter.client() as client:
         for _ in range(3):
             info = await client.ask({"kind": "protocol_info"})
@@ -72,7 +72,7 @@ async def test_whoever_has_a_token_comes_in_after_any_number_of_questions(covena
         (b"[" * 1000, "nested deeper than 64 levels"),
     ],
 )
-async def test_any_other_first_frame_ends_the_connection_and_is_written(
+async def test_any_other_first_frame_ends_connection_and_is_written(
     covenant_home: Path, first: Any, reason: str
 ) -> None:
     async with ipc_kit.running(covenant_home) as adapter, adapter.client() as client:
@@ -81,8 +81,8 @@ async def test_any_other_first_frame_ends_the_connection_and_is_written(
         assert adapter.audit.of("authentication_failed") == [{"transport": "ipc", "reason": reason}]
 
 
-async def test_a_stranger_may_not_send_much(covenant_home: Path) -> None:
-    bounds = limits.Bounds(handshake_bytes=100)
+async def test_stranger_may_not_send_much(covenant_home: Path) -> None:
+    bounds = limits.IpcBounds(handshake_bytes=100)
     async with ipc_kit.running(covenant_home, bounds=bounds) as adapter, adapter.client() as client:
         await client.stream.send((101).to_bytes(4, "big"))
         assert (await client.receive())["kind"] == "authentication_failed"
@@ -93,15 +93,15 @@ async def test_a_stranger_may_not_send_much(covenant_home: Path) -> None:
 
 
 async def test_who_does_not_say_who_it_is_in_time_goes(covenant_home: Path) -> None:
-    bounds = limits.Bounds(handshake_seconds=0.1)
+    bounds = limits.IpcBounds(handshake_seconds=0.1)
     async with ipc_kit.running(covenant_home, bounds=bounds) as adapter, adapter.client() as client:
         assert await client.receive() == {"kind": "authentication_failed", "reason": "no token came in time"}
         assert await client.receive() is None
         assert len(adapter.audit.of("authentication_failed")) == 1
 
 
-async def test_a_flood_of_wrong_tokens_has_few_rows_and_is_counted(covenant_home: Path) -> None:
-    bounds = limits.Bounds(refusals=2, refusal_seconds=3600.0)
+async def test_flood_of_wrong_tokens_has_few_rows_and_is_counted(covenant_home: Path) -> None:
+    bounds = limits.IpcBounds(refusals=2, refusal_seconds=3600.0)
     wrong = {"kind": "authenticate", "token_b58": "nobody's"}
     async with ipc_kit.running(covenant_home, bounds=bounds) as adapter:
         for _ in range(30):
@@ -138,7 +138,7 @@ async def test_nobody_authenticates_twice(covenant_home: Path) -> None:
 # Answers --------------------------------------------------------------------------------------------------------
 
 
-async def test_answers_come_in_the_order_of_the_requests(covenant_home: Path) -> None:
+async def test_answers_come_in_order_of_requests(covenant_home: Path) -> None:
     async with ipc_kit.running(covenant_home) as adapter, adapter.client() as client:
         await client.enter()
         kinds = ["ping", "protocol_info", "sap_status", "nonsense"] * 500
@@ -190,7 +190,7 @@ async def test_what_was_begun_is_done_although_whoever_asked_has_gone(covenant_h
             await done.wait()
 
 
-async def test_a_fault_of_ours_is_an_answer_and_the_connection_goes_on(
+async def test_fault_of_ours_is_answer_and_connection_goes_on(
     covenant_home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def broken(server: Any, caller: Any, asked: Any) -> responses.Response:
@@ -204,7 +204,7 @@ async def test_a_fault_of_ours_is_an_answer_and_the_connection_goes_on(
         assert await client.ask(PING) == PONG
 
 
-async def test_an_answer_that_no_frame_holds_is_refused(covenant_home: Path) -> None:
+async def test_answer_that_no_frame_holds_is_refused(covenant_home: Path) -> None:
     big = records(9, text="x" * (1 << 20))
     async with ipc_kit.running(covenant_home, handlers={"recent_memory": big}) as adapter, adapter.client() as client:
         await client.enter()
@@ -212,7 +212,7 @@ async def test_an_answer_that_no_frame_holds_is_refused(covenant_home: Path) -> 
         assert await client.ask(PING) == PONG
 
 
-async def test_a_stream_has_a_beginning_chunks_and_an_end(covenant_home: Path) -> None:
+async def test_stream_has_beginning_chunks_and_end(covenant_home: Path) -> None:
     async with (
         ipc_kit.running(covenant_home, handlers={"recent_memory": records(3)}) as adapter,
         adapter.client() as client,
@@ -228,7 +228,7 @@ async def test_a_stream_has_a_beginning_chunks_and_an_end(covenant_home: Path) -
         assert (await client.ask({"kind": "recent_memory"}))["kind"] == "memories"
 
 
-async def test_what_no_frame_holds_comes_as_a_stream(covenant_home: Path) -> None:
+async def test_what_no_frame_holds_comes_as_stream(covenant_home: Path) -> None:
     big = records(9, text="x" * (1 << 20))
     async with ipc_kit.running(covenant_home, handlers={"recent_memory": big}) as adapter, adapter.client() as client:
         await client.enter()
@@ -237,7 +237,7 @@ async def test_what_no_frame_holds_comes_as_a_stream(covenant_home: Path) -> Non
         assert [len(part["chunk"]["text"]) for part in parts[1:-1]] == [1 << 20] * 9
 
 
-async def test_a_refusal_of_a_stream_is_one_error(covenant_home: Path) -> None:
+async def test_refusal_of_stream_is_one_error(covenant_home: Path) -> None:
     async with (
         ipc_kit.running(covenant_home, handlers={"recent_audit": refuses}) as adapter,
         adapter.client() as client,
@@ -279,9 +279,7 @@ async def refuses(server: Any, caller: Any, asked: Any) -> responses.Response:
         (b'{"kind":"ping"}' + b" " * 300_000 + b"x", "malformed_request"),
     ],
 )
-async def test_a_frame_that_is_no_request_is_an_error_and_the_next_one_is_answered(
-    covenant_home: Path, raw: bytes, code: str
-) -> None:
+async def test_frame_no_request_is_error_and_next_one_is_answered(covenant_home: Path, raw: bytes, code: str) -> None:
     handlers = {"call_tool": refuses}
     async with ipc_kit.running(covenant_home, handlers=handlers) as adapter, adapter.client() as client:
         await client.enter()
@@ -290,7 +288,7 @@ async def test_a_frame_that_is_no_request_is_an_error_and_the_next_one_is_answer
         assert await client.ask(PING) == PONG
 
 
-async def test_a_frame_that_is_too_long_ends_its_own_connection_only(covenant_home: Path) -> None:
+async def test_frame_too_long_ends_its_own_connection_only(covenant_home: Path) -> None:
     async with ipc_kit.running(covenant_home) as adapter, adapter.client() as other, adapter.client() as client:
         await other.enter("yours")
         await client.enter()
@@ -300,7 +298,7 @@ async def test_a_frame_that_is_too_long_ends_its_own_connection_only(covenant_ho
         assert await other.ask(PING) == PONG
 
 
-async def test_the_longest_frame_is_taken(covenant_home: Path) -> None:
+async def test_longest_frame_is_taken(covenant_home: Path) -> None:
     raw = b'{"kind":"ping","x":"' + b"y" * (frames.MAX_BYTES - 22) + b'"}'
     assert len(raw) == frames.MAX_BYTES
     async with ipc_kit.running(covenant_home) as adapter, adapter.client() as client:
@@ -308,8 +306,8 @@ async def test_the_longest_frame_is_taken(covenant_home: Path) -> None:
         assert await client.ask(raw) == PONG
 
 
-async def test_half_a_frame_ends_its_own_connection_only(covenant_home: Path) -> None:
-    bounds = limits.Bounds(frame_seconds=1)
+async def test_half_frame_ends_its_own_connection_only(covenant_home: Path) -> None:
+    bounds = limits.IpcBounds(frame_seconds=1)
     async with (
         ipc_kit.running(covenant_home, bounds=bounds) as adapter,
         adapter.client() as other,
@@ -323,7 +321,7 @@ async def test_half_a_frame_ends_its_own_connection_only(covenant_home: Path) ->
         assert await other.ask(PING) == PONG
 
 
-async def test_a_frame_that_is_cut_off_is_said_to_be(covenant_home: Path) -> None:
+async def test_frame_cut_off_is_said_to_be(covenant_home: Path) -> None:
     async with ipc_kit.running(covenant_home) as adapter, adapter.client() as client:
         await client.enter()
         await client.stream.send(ipc_kit.frame(PING)[:-1])
@@ -332,7 +330,7 @@ async def test_a_frame_that_is_cut_off_is_said_to_be(covenant_home: Path) -> Non
         assert await client.receive() is None
 
 
-async def test_a_frame_may_come_byte_by_byte(covenant_home: Path) -> None:
+async def test_frame_may_come_byte_by_byte(covenant_home: Path) -> None:
     async with ipc_kit.running(covenant_home) as adapter, adapter.client() as client:
         await client.enter()
         for byte in ipc_kit.frame(PING) * 2:
@@ -340,8 +338,8 @@ async def test_a_frame_may_come_byte_by_byte(covenant_home: Path) -> None:
         assert [await client.receive() for _ in range(2)] == [PONG, PONG]
 
 
-async def test_large_frames_of_one_peer_wait_for_each_other_and_for_nobody_else(covenant_home: Path) -> None:
-    bounds = limits.Bounds(small_bytes=1000, large_frames=1)
+async def test_large_frames_of_one_peer_wait_for_each_other_and_for_no_other(covenant_home: Path) -> None:
+    bounds = limits.IpcBounds(small_bytes=1000, large_frames=1)
     # Larger than one read of asyncio.
     large = ipc_kit.frame({**PING, "x": "y" * (1 << 20)})
     async with (
@@ -370,7 +368,7 @@ async def test_large_frames_of_one_peer_wait_for_each_other_and_for_nobody_else(
 
 
 async def test_one_that_reads_nothing_holds_up_nobody_and_goes(covenant_home: Path) -> None:
-    bounds = limits.Bounds(frame_seconds=1)
+    bounds = limits.IpcBounds(frame_seconds=1)
     async with (
         ipc_kit.running(
             covenant_home, bounds=bounds, handlers={"recent_memory": records(2, text="z" * 500_000)}
@@ -389,7 +387,7 @@ async def test_one_that_reads_nothing_holds_up_nobody_and_goes(covenant_home: Pa
         assert await other.ask(PING) == PONG
 
 
-async def test_a_flood_of_requests_leaves_others_their_turn(covenant_home: Path) -> None:
+async def test_flood_of_requests_leaves_others_their_turn(covenant_home: Path) -> None:
     async with ipc_kit.running(covenant_home) as adapter, adapter.client() as other, adapter.client() as client:
         await other.enter("yours")
         await client.enter()
@@ -402,7 +400,7 @@ async def test_a_flood_of_requests_leaves_others_their_turn(covenant_home: Path)
 
 
 async def test_strangers_make_room_for_strangers_and_take_none_from_those_inside(covenant_home: Path) -> None:
-    bounds = limits.Bounds(strangers=4)
+    bounds = limits.IpcBounds(strangers=4)
     async with ipc_kit.running(covenant_home, bounds=bounds) as adapter, adapter.client() as inside:
         await inside.enter()
         async with anyio.create_task_group() as group, adapter.client() as first:
@@ -418,7 +416,7 @@ async def test_strangers_make_room_for_strangers_and_take_none_from_those_inside
 
 
 async def test_more_connections_than_there_may_be_are_told_so(covenant_home: Path) -> None:
-    bounds = limits.Bounds(connections=2)
+    bounds = limits.IpcBounds(connections=2)
     async with (
         ipc_kit.running(covenant_home, bounds=bounds) as adapter,
         adapter.client() as first,
@@ -432,8 +430,8 @@ async def test_more_connections_than_there_may_be_are_told_so(covenant_home: Pat
         assert await first.ask(PING) == PONG
 
 
-async def test_one_peer_has_a_bound_of_its_own(covenant_home: Path) -> None:
-    bounds = limits.Bounds(of_one_peer=1)
+async def test_one_peer_has_bound_of_its_own(covenant_home: Path) -> None:
+    bounds = limits.IpcBounds(of_one_peer=1)
     async with (
         ipc_kit.running(covenant_home, bounds=bounds) as adapter,
         adapter.client() as first,
@@ -451,7 +449,7 @@ async def test_one_peer_has_a_bound_of_its_own(covenant_home: Path) -> None:
 # The end --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_stop_lets_what_has_begun_be_answered(covenant_home: Path) -> None:
+async def test_stop_lets_what_has_begun_be_answered(covenant_home: Path) -> None:
     gate = Gate()
     async with ipc_kit.running(covenant_home, handlers={"purge_memory": gate}) as adapter, adapter.client() as client:
         await client.enter()
@@ -472,7 +470,7 @@ async def stop(adapter: ipc_kit.Running, grace_seconds: float) -> None:
     await adapter.gateway.stop(grace_seconds=grace_seconds)
 
 
-async def test_a_stop_ends_what_takes_longer_than_its_grace(covenant_home: Path) -> None:
+async def test_stop_ends_what_takes_longer_than_its_grace(covenant_home: Path) -> None:
     gate = Gate()
     async with ipc_kit.running(covenant_home, handlers={"purge_memory": gate}) as adapter, adapter.client() as client:
         await client.enter()

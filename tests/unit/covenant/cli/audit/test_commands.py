@@ -47,7 +47,7 @@ def edit(path: Path, old: bytes, new: bytes) -> None:
     path.write_bytes(raw.replace(old, new))
 
 
-def test_verify_is_green_and_names_the_log(covenant_home: Path) -> None:
+def test_verify_is_green_and_names_log(covenant_home: Path) -> None:
     fill(covenant_home / "supervisor", 3)
     result = call("verify")
     assert result.exit_code == 0
@@ -58,9 +58,7 @@ def test_verify_is_green_and_names_the_log(covenant_home: Path) -> None:
     assert [log["origin"] for log in answer["logs"]] == ["supervisor"]
 
 
-def test_a_terminal_stops_nobody_who_keeps_writers_waiting(
-    covenant_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_terminal_stops_nobody_who_keeps_writers_waiting(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under sudo an ordinary user could suspend the command: while it holds the log's lock, no run can start."""
     fill(covenant_home / "supervisor", 3)
     seen: list[bool] = []
@@ -77,7 +75,7 @@ def test_a_terminal_stops_nobody_who_keeps_writers_waiting(
     assert signal.SIGTSTP not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
-def test_one_edited_byte_is_red_with_status_3_and_names_the_record(covenant_home: Path) -> None:
+def test_one_edited_byte_is_red_with_status_3_and_names_record(covenant_home: Path) -> None:
     fill(covenant_home / "supervisor", 3)
     edit(covenant_home / "supervisor" / "audit" / "events.jsonl", b'"run_id":"r1"', b'"run_id":"r9"')
     result = call("verify")
@@ -90,7 +88,7 @@ def test_one_edited_byte_is_red_with_status_3_and_names_the_record(covenant_home
     assert [(f["kind"], f["index"]) for f in answer["report"]["failures"]] == [("entry_mismatch", 1)]
 
 
-def test_both_logs_are_read_and_the_failed_one_is_the_report(covenant_home: Path) -> None:
+def test_both_logs_are_read_and_failed_one_is_report(covenant_home: Path) -> None:
     fill(covenant_home / "supervisor", 2)
     fill(covenant_home, 3, at=10)
     assert call("verify").exit_code == 0
@@ -105,7 +103,7 @@ def test_both_logs_are_read_and_the_failed_one_is_the_report(covenant_home: Path
     assert [row["origin"] for row in rows] == ["supervisor", "daemon", "daemon", "daemon"]
 
 
-def test_covenant_state_moves_the_supervisors_log(
+def test_covenant_state_moves_supervisors_log(
     covenant_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(tmp_path / "state", 1)
@@ -121,7 +119,7 @@ def test_no_log_is_not_green_and_nothing_is_made(covenant_home: Path, verb: str)
     assert not covenant_home.exists()
 
 
-def test_a_removed_or_emptied_log_is_red_while_its_head_names_records(covenant_home: Path) -> None:
+def test_removed_or_emptied_log_is_red_while_its_head_names_records(covenant_home: Path) -> None:
     fill(covenant_home / "supervisor", 2)
     folder = covenant_home / "supervisor" / "audit"
     for name in ("events.jsonl", "events.chain.jsonl"):
@@ -134,7 +132,7 @@ def test_a_removed_or_emptied_log_is_red_while_its_head_names_records(covenant_h
     assert call("verify").exit_code == 3
 
 
-def test_a_log_without_its_head_or_key_is_red(covenant_home: Path) -> None:
+def test_log_without_its_head_or_key_is_red(covenant_home: Path) -> None:
     fill(covenant_home / "supervisor", 2)
     (covenant_home / "supervisor" / "audit-head" / "ledger.pub").rename(covenant_home / "kept")
     assert call("verify").exit_code == 3
@@ -154,7 +152,7 @@ def test_a_log_without_its_head_or_key_is_red(covenant_home: Path) -> None:
     assert call("verify").exit_code == 0  # no file is left that shows that there was a log
 
 
-def test_a_symlink_in_place_of_a_file_is_refused(covenant_home: Path) -> None:
+def test_symlink_in_place_of_file_is_refused(covenant_home: Path) -> None:
     fill(covenant_home / "supervisor", 1)
     events = covenant_home / "supervisor" / "audit" / "events.jsonl"
     events.rename(covenant_home / "moved")
@@ -175,7 +173,7 @@ def test_what_was_set_aside_is_reported(covenant_home: Path) -> None:
     assert call("verify").exit_code == 0
 
 
-def test_recent_shows_the_last_records_in_order_with_escapes_made_visible(covenant_home: Path) -> None:
+def test_recent_shows_last_records_in_order_with_escapes_made_visible(covenant_home: Path) -> None:
     fill(covenant_home / "supervisor", 5, reason="\x1b[2J\u202eevil\nline")
     result = call("recent", "-n", "2")
     assert [line.split("run_id=")[1].split()[0] for line in result.stdout.splitlines()] == ["r3", "r4"]
@@ -190,7 +188,7 @@ def test_recent_shows_the_last_records_in_order_with_escapes_made_visible(covena
         assert len(document("recent", "-n", limit)["events"]) == shown
 
 
-def test_recent_survives_a_log_full_of_junk(covenant_home: Path) -> None:
+def test_recent_survives_log_full_of_junk(covenant_home: Path) -> None:
     fill(covenant_home / "supervisor", 1)
     junk = [b"\xff\x1b", b"[]", b"[" * 50_000, b'{"timestamp_ms":1e999,"kind":[]}', b'{"timestamp_ms":9e99}', b""]
     (covenant_home / "supervisor" / "audit" / "events.jsonl").write_bytes(b"".join(j + b"\n" for j in junk))
@@ -205,7 +203,7 @@ def test_recent_survives_a_log_full_of_junk(covenant_home: Path) -> None:
     assert ["unreadable" in row for row in said["events"]] == [True, True, True, False]
 
 
-def test_the_exit_status_of_the_real_command(covenant_home: Path, clone: Path) -> None:
+def test_exit_status_of_real_command(covenant_home: Path, clone: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         code = "from covenant.cli.main import entry; entry()"
         return subprocess.run(
@@ -244,7 +242,7 @@ def copied(line: bytes | None) -> None:
         log.append("supervisor_row", fields, issuer=ISSUER, now_ms=1_700_000_000_000)
 
 
-def test_a_copied_row_is_shown_as_it_was_with_its_origin(covenant_home: Path) -> None:
+def test_copied_row_is_shown_as_it_was_with_its_origin(covenant_home: Path) -> None:
     fields = {"run_id": "r", "agent_id": "a", "operator": None, "state": "Running", "reason": "x\u202ey"}
     line = events.event_line("run_state", fields, event_id="e", issuer=ISSUER, now_ms=1_600_000_000_000)
     copied(line)
@@ -261,12 +259,12 @@ def test_a_copied_row_is_shown_as_it_was_with_its_origin(covenant_home: Path) ->
     [None, b"no row", b'{"kind":{"type":"supervisor_row","line":"{}"}}', b'{"kind":7}', b"[" * 100_000],
     ids=["too long", "no json", "a copy of a copy", "no kind", "deep"],
 )
-def test_a_copy_without_a_row_is_shown_as_it_is(covenant_home: Path, line: bytes | None) -> None:
+def test_copy_without_row_is_shown_as_it_is(covenant_home: Path, line: bytes | None) -> None:
     copied(line)
     assert " daemon supervisor_row intent_id=i run_id=r" in call("recent").stdout
 
 
-def test_a_log_whose_files_lack_what_its_head_carries_is_read_with_it(covenant_home: Path) -> None:
+def test_log_whose_files_lack_what_its_head_carries_is_read_with_it(covenant_home: Path) -> None:
     """A power cut leaves this state in the write of a start that its caller waited for; the next start completes it."""
     base = covenant_home / "supervisor"
     fill(base, 2)
@@ -308,7 +306,7 @@ def shown() -> list[str]:
 @pytest.mark.parametrize("records", [1, 3])
 @pytest.mark.parametrize("carried", [True, False])
 @pytest.mark.parametrize("lacks", [None, 0, 1], ids=["both", "chain", "events"])
-def test_what_nobody_acknowledged_is_not_shown_and_is_a_note(
+def test_what_nobody_acknowledged_is_not_shown_and_is_note(
     covenant_home: Path, records: int, carried: bool, lacks: int | None
 ) -> None:
     """The command reads the rows that a killed writer left as the next start will leave them."""
@@ -333,7 +331,7 @@ def test_what_nobody_acknowledged_is_not_shown_and_is_a_note(
 
 
 @pytest.mark.parametrize("which", [(0,), (1,), (0, 1)], ids=["events", "chain", "both"])
-def test_what_no_writer_leaves_beyond_the_head_is_red(covenant_home: Path, which: tuple[int, ...]) -> None:
+def test_what_no_writer_leaves_beyond_head_is_red(covenant_home: Path, which: tuple[int, ...]) -> None:
     """These are the rows of two writes, which the next start refuses."""
     base = covenant_home / "supervisor"
     fill(base, 2)
@@ -349,7 +347,7 @@ def test_what_no_writer_leaves_beyond_the_head_is_red(covenant_home: Path, which
         fill(base, 1)
 
 
-def test_a_tail_that_is_longer_than_a_writer_leaves_is_red(covenant_home: Path) -> None:
+def test_tail_longer_than_writer_leaves_is_red(covenant_home: Path) -> None:
     base = covenant_home / "supervisor"
     fill(base, 2)
     with (base / "audit" / "events.jsonl").open("ab") as stream:
@@ -363,7 +361,7 @@ def test_a_tail_that_is_longer_than_a_writer_leaves_is_red(covenant_home: Path) 
         fill(base, 1)
 
 
-def test_what_is_set_aside_while_the_log_is_read_is_not_missed(
+def test_what_is_set_aside_while_log_is_read_is_not_missed(
     covenant_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command unlocks before it reads the files: by then a writer has put other rows beyond the head."""
@@ -385,7 +383,7 @@ def test_what_is_set_aside_while_the_log_is_read_is_not_missed(
     assert shown() == ["r0", "r1", "r2", "r3", "r4"]
 
 
-def test_an_old_head_beside_the_supervisors_log_hides_no_cut(covenant_home: Path) -> None:
+def test_old_head_beside_supervisors_log_hides_no_cut(covenant_home: Path) -> None:
     """An earlier version kept heads in a file, as the daemon's log does."""
     base = covenant_home / "supervisor"
     fill(base, 2)

@@ -105,7 +105,7 @@ def daemon(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # What a killed daemon left ---------------------------------------------------------------------------------------
 
 
-def test_what_pending_acknowledged_is_read_where_the_files_lack_it(home: Path) -> None:
+def test_what_pending_acknowledged_is_read_where_files_lack_it(home: Path) -> None:
     fill(home, 2, signed=False)
     files = [home / "audit" / "events.jsonl", home / "audit" / "events.chain.jsonl", home / "audit-head" / "head.json"]
     before = [file.read_bytes() for file in files]
@@ -127,7 +127,7 @@ def test_what_pending_acknowledged_is_read_where_the_files_lack_it(home: Path) -
         assert (found["valid"], found["report"]["events"]) == (True, 3)
 
 
-def test_a_row_that_pending_does_not_name_is_still_red(home: Path) -> None:
+def test_row_that_pending_does_not_name_is_still_red(home: Path) -> None:
     fill(home, 2)
     with (home / "audit" / "events.jsonl").open("ab") as stream:
         stream.write(b'{"id":"forged"}\n')
@@ -135,7 +135,7 @@ def test_a_row_that_pending_does_not_name_is_still_red(home: Path) -> None:
 
 
 @pytest.mark.parametrize("purging", [False, True])
-def test_reading_beside_a_daemon_that_writes_is_never_red(home: Path, purging: bool) -> None:
+def test_reading_beside_daemon_that_writes_is_never_red(home: Path, purging: bool) -> None:
     fill(home, 1, signed=False)
     clock = itertools.count(server_kit.NOW_MS + 1)
 
@@ -164,7 +164,7 @@ def test_reading_beside_a_daemon_that_writes_is_never_red(home: Path, purging: b
 # Checkpoints -----------------------------------------------------------------------------------------------------
 
 
-def test_verify_holds_the_rows_against_every_checkpoint(home: Path) -> None:
+def test_verify_holds_rows_against_every_checkpoint(home: Path) -> None:
     fill(home, 5)
     assert json.loads(works("verify", "--json"))["valid"]
     file = home / "audit" / "checkpoints.jsonl"
@@ -213,7 +213,7 @@ def test_removed_checkpoints_are_named(home: Path) -> None:
     assert failures() == []
 
 
-def test_removed_checkpoints_stay_named_after_a_start(home: Path) -> None:
+def test_removed_checkpoints_stay_named_after_start(home: Path) -> None:
     fill(home, 3)
     file = home / "audit" / "checkpoints.jsonl"
     file.unlink()
@@ -221,13 +221,13 @@ def test_removed_checkpoints_stay_named_after_a_start(home: Path) -> None:
     assert failures() == ["checkpoint_missing"]
 
 
-def test_a_home_without_a_checkpoint_lacks_none(home: Path) -> None:
+def test_home_without_checkpoint_lacks_none(home: Path) -> None:
     fill(home, 3, signed=False)
     (home / "audit" / "checkpoints.jsonl").unlink(missing_ok=True)
     assert failures() == []
 
 
-def test_a_removed_cosignature_is_named(home: Path, tmp_path: Path) -> None:
+def test_removed_cosignature_is_named(home: Path, tmp_path: Path) -> None:
     fill(home, 3)
     file = home / "audit" / "checkpoints.jsonl"
     plain = file.read_bytes()
@@ -247,7 +247,7 @@ def test_a_removed_cosignature_is_named(home: Path, tmp_path: Path) -> None:
     assert failures() == []
 
 
-def test_a_cut_leaves_a_row_of_the_newest_checkpoint(daemon: Path) -> None:
+def test_cut_leaves_row_of_newest_checkpoint(daemon: Path) -> None:
     fill(daemon, 3)
     assert json.loads(works("purge", "--before-ms", str(server_kit.NOW_MS + 1), "--json"))["purged"] > 3
     assert failures() == []
@@ -256,7 +256,7 @@ def test_a_cut_leaves_a_row_of_the_newest_checkpoint(daemon: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["control: no cut", "after a cut"])
-def test_removed_cosignature_of_the_newest_is_named(daemon: Path, tmp_path: Path, cut: bool) -> None:
+def test_removed_cosignature_of_newest_is_named(daemon: Path, tmp_path: Path, cut: bool) -> None:
     fill(daemon, 3)
     file, vkey = daemon / "audit" / "checkpoints.jsonl", str(daemon / "audit-head" / "checkpoint.vkey")
     newest = json.loads(file.read_bytes().splitlines()[-1])["note"]
@@ -276,7 +276,7 @@ NO_CHECKPOINTS = {"no JSON": b"garbage\n", "nested deeply": b'{"note":' + b"[" *
 
 
 @pytest.mark.parametrize("line", NO_CHECKPOINTS.values(), ids=NO_CHECKPOINTS)
-def test_line_that_is_no_checkpoint_is_named(home: Path, line: bytes) -> None:
+def test_line_no_checkpoint_is_named(home: Path, line: bytes) -> None:
     fill(home, 3)
     file = home / "audit" / "checkpoints.jsonl"
     file.write_bytes(file.read_bytes() + line)
@@ -285,7 +285,7 @@ def test_line_that_is_no_checkpoint_is_named(home: Path, line: bytes) -> None:
         checkpoints.Notary("origin", None).load(line)  # type: ignore[arg-type]
 
 
-def test_the_newest_checkpoint_is_printed_without_a_daemon(home: Path) -> None:
+def test_newest_checkpoint_is_printed_without_daemon(home: Path) -> None:
     fill(home, 3)
     printed = note.Note.parse(works("checkpoint").encode())
     key = note.Verifier.parse((home / "audit-head" / "checkpoint.vkey").read_text())
@@ -293,19 +293,19 @@ def test_the_newest_checkpoint_is_printed_without_a_daemon(home: Path) -> None:
     assert note.Checkpoint.parse(printed.text).size == 3
 
 
-def test_a_log_without_a_checkpoint_says_so(home: Path) -> None:
+def test_log_without_checkpoint_says_so(home: Path) -> None:
     fill(home, 1, signed=False)
     assert isinstance(call("checkpoint").exception, errors.UsageError)
 
 
-def test_with_a_daemon_the_checkpoint_covers_the_newest_row(daemon: Path) -> None:
+def test_with_daemon_checkpoint_covers_newest_row(daemon: Path) -> None:
     fill(daemon, 3)
     size = note.Checkpoint.parse(note.Note.parse(works("checkpoint").encode()).text).size
     # The three, and the row about the checkpoint of three.
     assert size == 4
 
 
-def test_a_proof_is_shown_and_checked(daemon: Path) -> None:
+def test_proof_is_shown_and_checked(daemon: Path) -> None:
     ids = fill(daemon, 3)
     assert works("prove", ids[1]).startswith("row 1 of 3, root ")
     assert json.loads(works("prove", ids[1], "--json"))["proof"]["event_id"] == ids[1]
@@ -317,7 +317,7 @@ def test_a_proof_is_shown_and_checked(daemon: Path) -> None:
 # Witnesses -------------------------------------------------------------------------------------------------------
 
 
-def test_a_witness_follows_the_log_and_its_cosignatures_are_kept(home: Path, tmp_path: Path) -> None:
+def test_witness_follows_log_and_its_cosignatures_are_kept(home: Path, tmp_path: Path) -> None:
     fill(home, 3)
     key, vkey = tmp_path / "witness.key", str(home / "audit-head" / "checkpoint.vkey")
     be = ["cosign", "--key", str(key), "--name", "witness.example/w1", "--log", vkey]
@@ -335,7 +335,7 @@ def test_a_witness_follows_the_log_and_its_cosignatures_are_kept(home: Path, tmp
     assert "audit_checkpoint_cosigned" in kinds
 
 
-def test_a_running_daemon_keeps_cosignatures_for_its_operator(daemon: Path, tmp_path: Path) -> None:
+def test_running_daemon_keeps_cosignatures_for_its_operator(daemon: Path, tmp_path: Path) -> None:
     fill(daemon, 3)
     vkey = str(daemon / "audit-head" / "checkpoint.vkey")
     made = {}
@@ -354,7 +354,7 @@ def test_a_running_daemon_keeps_cosignatures_for_its_operator(daemon: Path, tmp_
     assert isinstance(refused.exception, errors.NoteError)
 
 
-def test_a_witness_signs_no_other_history(home: Path, tmp_path: Path) -> None:
+def test_witness_signs_no_other_history(home: Path, tmp_path: Path) -> None:
     fill(home, 3)
     key, vkey = tmp_path / "witness.key", str(home / "audit-head" / "checkpoint.vkey")
     be = ["cosign", "--key", str(key), "--name", "w", "--log", vkey]
@@ -376,7 +376,7 @@ def test_a_witness_signs_no_other_history(home: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", ["", "[]", "{", '{"x": {"size": "3", "root_hex": ""}}', '{"x": {"size": 3}}', '{"x": 1}']
 )
-def test_a_witness_that_cannot_know_what_it_saw_signs_nothing(home: Path, tmp_path: Path, damage: str) -> None:
+def test_witness_that_cannot_know_what_it_saw_signs_nothing(home: Path, tmp_path: Path, damage: str) -> None:
     fill(home, 3)
     key = tmp_path / "witness.key"
     be = ["cosign", "--key", str(key), "--name", "w", "--log", str(home / "audit-head" / "checkpoint.vkey")]
@@ -388,7 +388,7 @@ def test_a_witness_that_cannot_know_what_it_saw_signs_nothing(home: Path, tmp_pa
     assert seen.read_text() == damage
 
 
-def test_what_a_witness_saw_is_on_the_disk_before_it_signs(
+def test_what_witness_saw_is_on_disk_before_it_signs(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(home, 3)
@@ -458,7 +458,7 @@ def _has_open(pid: int, path: Path) -> bool:
     return False
 
 
-def test_a_cosignature_of_a_stranger_is_not_kept(home: Path, tmp_path: Path) -> None:
+def test_cosignature_of_stranger_is_not_kept(home: Path, tmp_path: Path) -> None:
     fill(home, 3)
     vkey = str(home / "audit-head" / "checkpoint.vkey")
     made = {}
@@ -472,7 +472,7 @@ def test_a_cosignature_of_a_stranger_is_not_kept(home: Path, tmp_path: Path) -> 
 # Cuts ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_purge_is_the_daemons(daemon: Path) -> None:
+def test_purge_is_daemons(daemon: Path) -> None:
     fill(daemon, 3)
     assert works("purge", "--before-ms", str(server_kit.NOW_MS)) == "0 rows cut\n"
     assert json.loads(works("purge", "--before-ms", str(server_kit.NOW_MS + 1), "--json"))["purged"] == 7
@@ -482,10 +482,10 @@ def test_a_purge_is_the_daemons(daemon: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["--before-ms", "1", "--older-than-ms", "1"]])
-def test_a_purge_needs_one_time(home: Path, arguments: list[str]) -> None:
+def test_purge_needs_one_time(home: Path, arguments: list[str]) -> None:
     assert isinstance(call("purge", *arguments).exception, errors.UsageError)
 
 
-def test_without_a_daemon_a_purge_is_refused(home: Path) -> None:
+def test_without_daemon_purge_is_refused(home: Path) -> None:
     fill(home, 1)
     assert isinstance(call("purge", "--before-ms", "1").exception, errors.DaemonSilentError)

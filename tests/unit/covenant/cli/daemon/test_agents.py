@@ -26,7 +26,7 @@ ONE = {
     [({"truncated": True}, True), ({"truncated": False}, False), ({}, False)],
     ids=["cut", "all", "old"],
 )
-def test_a_cut_list_says_so_beside_the_table(said: dict[str, Any], more: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cut_list_says_so_beside_table(said: dict[str, Any], more: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "ask", lambda kind: {"kind": "agents", "agents": [ONE], **said})
     result = CliRunner().invoke(cli, ["agents", "list"])
     assert result.exit_code == 0, result.output

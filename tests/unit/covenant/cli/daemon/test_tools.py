@@ -97,7 +97,7 @@ def test_verify(pinned: Path) -> None:
     assert call("tools", "verify", pinned).stdout == "hello: 4 tools verified\n"
 
 
-def test_the_seeds_example_is_refused_for_its_filler_digest_with_status_3(tmp_path: Path) -> None:
+def test_seeds_example_is_refused_for_its_filler_digest_with_status_3(tmp_path: Path) -> None:
     package = written(tmp_path / "pkg", kit.package(kit.SEED, grants="", pin=False))
     (package / "agent.toml").write_bytes((package / "agent.toml").read_bytes().replace(b'"hello"', b'"default"', 1))
     found = document(3, "tools", "verify", package)
@@ -133,14 +133,14 @@ def test_pin_makes_no_file_that_anybody_may_write_or_run(fresh: Path) -> None:
     assert (fresh / "tools.lock.json").stat().st_mode & 0o7777 == 0o644
 
 
-def test_pin_says_that_a_signature_no_longer_holds(fresh: Path) -> None:
+def test_pin_says_that_signature_no_longer_holds(fresh: Path) -> None:
     (fresh / "agent.dsse.json").write_bytes(b"{}")
     result = call("tools", "pin", fresh)
     assert result.stdout == "wrote tools.json and tools.lock.json\n"
     assert "sign it again" in result.stderr
 
 
-def test_pin_without_the_servers_package_writes_nothing(fresh: Path) -> None:
+def test_pin_without_servers_package_writes_nothing(fresh: Path) -> None:
     for path in (fresh / "tools" / "fs").rglob("*"):
         if path.is_file():
             path.unlink()
@@ -152,7 +152,7 @@ def test_pin_without_the_servers_package_writes_nothing(fresh: Path) -> None:
     assert not (fresh / "tools.lock.json").exists()
 
 
-def test_what_a_killed_pin_left_is_no_file_of_the_package(fresh: Path) -> None:
+def test_what_killed_pin_left_is_no_file_of_package(fresh: Path) -> None:
     from sandbox.storage import atomic_file
 
     (fresh / atomic_file.temporary_name("tools.json")).write_bytes(b"half")
@@ -166,13 +166,13 @@ def test_pinned_tools_are_signed(pinned: Path) -> None:
     assert {"tools.json", "tools.lock.json", "tools/fs/dist/index.js"} <= set(signed["statement"]["subjects"])
 
 
-def test_a_package_without_tools(pinned: Path) -> None:
+def test_package_without_tools(pinned: Path) -> None:
     os.unlink(pinned / "tools.json")
     for verb in ("list", "verify", "pin"):
         assert "no `tools.json`" in refused(errors.PackageError, "tools", verb, pinned).message
 
 
-def test_a_malformed_document_is_refused_with_its_place(pinned: Path) -> None:
+def test_malformed_document_is_refused_with_its_place(pinned: Path) -> None:
     (pinned / "tools.json").write_bytes(b'{"schema_version": 1,\n "agnet": ""}')
     error = refused(errors.ToolsError, "tools", "verify", pinned)
     assert error.to_json()["errors"][-1] == {

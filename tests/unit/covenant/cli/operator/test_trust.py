@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from covenant.cli import times
 from covenant.cli.operator import trust_update_steps
@@ -62,9 +62,7 @@ def _version() -> int:
 # --- one operator -----------------------------------------------------------------------------------------
 
 
-def test_each_verb_is_one_version_in_the_log_the_state_and_the_working_copy(
-    covenant_home: Path, public: dict[str, str]
-) -> None:
+def test_each_verb_is_one_version_in_log_state_and_working_copy(covenant_home: Path, public: dict[str, str]) -> None:
     steps: list[tuple[tuple[str, ...], str]] = [
         (("add", "bob", "--agents", "team-*", "--roles", "reader"), "adds `bob`"),
         (("set", "bob", "--threshold", "2", "--approve-unlimited"), "changes `bob`"),
@@ -120,7 +118,7 @@ def test_what_is_listed_is_what_was_asked_for(public: dict[str, str]) -> None:
     assert (bob["root"], bob["threshold"]) == (True, 1)
 
 
-def test_the_only_key_is_rotated_by_both_and_the_old_one_signs_no_more(package: Path, public: dict[str, str]) -> None:
+def test_only_key_is_rotated_by_both_and_old_one_signs_no_more(package: Path, public: dict[str, str]) -> None:
     done("manifest", "sign", package, "--key", "ann")
     done("manifest", "verify", package)
     # bob's key is in this home and the new version needs it, so the command signs with it too.
@@ -134,7 +132,7 @@ def test_the_only_key_is_rotated_by_both_and_the_old_one_signs_no_more(package: 
     done("trust", "renew", "--expires", "400d", "--sign-with", "bob")
 
 
-def test_a_key_in_the_place_of_another_holds_as_long_as_that_one(
+def test_key_in_place_of_another_holds_as_long_as_that_one(
     public: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done("trust", "add", "bob", "--expires", "30d", *BY_ANN)
@@ -150,7 +148,7 @@ def test_a_key_in_the_place_of_another_holds_as_long_as_that_one(
     assert document("trust", "show")["keys"][1]["expires_at"] == real + 41 * kit.DAY
 
 
-def test_a_revocation_is_seen_by_verify(package: Path, public: dict[str, str]) -> None:
+def test_revocation_is_seen_by_verify(package: Path, public: dict[str, str]) -> None:
     done("trust", "add", "bob", *BY_ANN)
     done("manifest", "sign", package, "--key", "bob", "--serial", "5")
     done("manifest", "verify", package)
@@ -176,7 +174,7 @@ def test_what_is_revoked_by_its_package_is_something_that_was_signed(package: Pa
     file = package / "agent.dsse.json"
     signed = envelope.decode(file.read_bytes())
     decoy = envelope.Envelope(signed.payload.replace(b'"serial":5', b'"serial":4'), signed.payload_type, ())
-    file.write_bytes(dataclasses.replace(decoy, signatures=signed.signatures).encode())
+    file.write_bytes(structs.replace(decoy, signatures=signed.signatures).encode())
     revoke = ("trust", "revoke", "--package", package, "--reason", "it leaks", *BY_ANN)
     assert "no key of the trust root signed" in refused("rule_2_signature", *revoke).message
     assert _version() == 1
@@ -190,7 +188,7 @@ def test_what_is_revoked_by_its_package_is_something_that_was_signed(package: Pa
     assert _version() == 2
 
 
-def test_an_unlimited_lifetime_is_approved_by_a_key_that_may(package: Path) -> None:
+def test_unlimited_lifetime_is_approved_by_key_that_may(package: Path) -> None:
     (package / "agent.toml").write_bytes(kit.MANIFEST + b"[lifetime]\nunlimited = true\n")
     done("manifest", "sign", package, "--key", "ann", "--approve-unlimited")
     assert "approves an unlimited lifetime" in done("manifest", "sign", package, "--key", "ann", "--approve-unlimited")
@@ -199,7 +197,7 @@ def test_an_unlimited_lifetime_is_approved_by_a_key_that_may(package: Path) -> N
     assert document("trust", "show")["keys"][0]["scope"]["approve_unlimited"] is False
 
 
-def test_a_root_that_has_ended_is_renewed_by_its_own_keys(
+def test_root_that_has_ended_is_renewed_by_its_own_keys(
     package: Path, public: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done("manifest", "sign", package, "--key", "ann", "--expires", "900d")
@@ -211,7 +209,7 @@ def test_a_root_that_has_ended_is_renewed_by_its_own_keys(
     done("manifest", "verify", package)
 
 
-def test_what_somebody_else_wrote_is_shown_before_it_is_signed(
+def test_what_another_process_wrote_is_shown_before_it_is_signed(
     covenant_home: Path, tmp_path: Path, public: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done("trust", "add", "bob", "--root", "--root-threshold", "2", "--sign-with", "ann", "--sign-with", "bob")
@@ -222,7 +220,7 @@ def test_what_somebody_else_wrote_is_shown_before_it_is_signed(
         raise AssertionError("signed")
 
     with monkeypatch.context() as patched:
-        patched.setattr("covenant.keys.signers.Door.signature", too_early)
+        patched.setattr("covenant.keys.signers.Signer.signature", too_early)
         result = call("trust", "import", tmp_path / "asked", "--key", "bob")
     assert str(result.exception) == "signed"
     assert "signing version 3, which\n  adds `eve`" in result.stderr
@@ -249,7 +247,7 @@ def _at(home: Path, monkeypatch: pytest.MonkeyPatch, *, root: bool = False) -> N
     monkeypatch.setattr("covenant.cli.operator.trust_update_steps.running_as_root", lambda: root)
 
 
-def test_two_operators_make_a_version_between_them(
+def test_two_operators_make_version_between_them(
     covenant_home: Path, bobs: Path, tmp_path: Path, public: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, asked, answered = (tmp_path / name for name in ("first.json", "asked.json", "answered.json"))
@@ -301,7 +299,7 @@ def test_two_operators_make_a_version_between_them(
     assert _version() == 2
 
 
-def test_a_threshold_of_two_is_signed_by_two_operators_in_two_calls(package: Path, public: dict[str, str]) -> None:
+def test_threshold_of_two_is_signed_by_two_operators_in_two_calls(package: Path, public: dict[str, str]) -> None:
     done("trust", "add", "bob", *BY_ANN)
     done("trust", "set", "bob", "--threshold", "2", *BY_ANN)
     done("manifest", "sign", package, "--key", "bob")
@@ -310,7 +308,7 @@ def test_a_threshold_of_two_is_signed_by_two_operators_in_two_calls(package: Pat
     assert [s["name"] for s in document("manifest", "verify", package)["signers"]] == ["ann", "bob"]
 
 
-def test_a_host_that_is_behind_is_brought_up_one_version_at_a_time(
+def test_host_behind_is_brought_up_one_version_at_time(
     covenant_home: Path, bobs: Path, tmp_path: Path, public: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done("trust", "add", "bob", *BY_ANN)
@@ -336,7 +334,7 @@ def test_a_host_that_is_behind_is_brought_up_one_version_at_a_time(
     assert _version() == 3
 
 
-def test_without_root_only_the_working_copy_changes(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_root_only_working_copy_changes(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("covenant.cli.operator.trust_update_steps.running_as_root", lambda: False)
     done("keys", "new", "ann", "--no-passphrase")
     done("keys", "new", "bob", "--no-passphrase")
@@ -416,7 +414,7 @@ def test_what_is_refused_changes_nothing(name: str, covenant_home: Path, public:
     assert len(_rows(covenant_home)) == 1
 
 
-def test_the_key_of_the_local_identity_is_never_listed(
+def test_key_of_local_identity_is_never_listed(
     covenant_home: Path, public: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed = (covenant_home / "identity" / "local.key").read_bytes()
@@ -444,9 +442,7 @@ def test_the_key_of_the_local_identity_is_never_listed(
     done("trust", "init", "--key", "ann")
 
 
-def test_nothing_holds_that_is_not_in_the_log(
-    covenant_home: Path, public: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_holds_not_in_log(covenant_home: Path, public: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     before = (covenant_home / "trust" / "root.json").read_bytes()
 
     def full(self: object, *arguments: object, **more: object) -> str:
@@ -469,7 +465,7 @@ def test_two_steps_at_once_have_one_winner_and_one_line(
     """The other step runs after this one read the state: from this home, and from another that shares the state."""
 
     real = trust_root.advance
-    for lock in (trust_root._check_holds_still, lambda held, home: None):
+    for lock in (trust_root.check_holds_still, lambda held, home: None):
 
         def late(*arguments: Any, **more: Any) -> Any:
             with monkeypatch.context() as inner:
@@ -480,14 +476,14 @@ def test_two_steps_at_once_have_one_winner_and_one_line(
         before, lines = _version(), len(_rows(covenant_home))
         with monkeypatch.context() as patched:
             patched.setattr(trust_root, "advance", late)
-            patched.setattr(trust_root, "_check_holds_still", lock)
+            patched.setattr(trust_root, "check_holds_still", lock)
             refused("trust_root", "trust", "add", "bob", *BY_ANN)
         assert (_version(), len(_rows(covenant_home))) == (before + 1, lines + 1)
         working = (covenant_home / "trust" / "root.json").read_bytes()
         assert working == (covenant_home / "supervisor" / "trust" / f"root-{before + 1:08d}.json").read_bytes()
 
 
-def test_a_working_copy_does_not_stand_for_a_root_that_was_taken_away(
+def test_working_copy_does_not_stand_for_root_that_was_taken_away(
     covenant_home: Path, package: Path, public: dict[str, str]
 ) -> None:
     done("manifest", "sign", package, "--key", "ann")
@@ -503,7 +499,7 @@ def test_a_working_copy_does_not_stand_for_a_root_that_was_taken_away(
     refused("revoked", "manifest", "verify", package)
 
 
-def test_a_working_copy_that_cannot_be_written_hides_no_version_that_holds(
+def test_working_copy_that_cannot_be_written_hides_no_version_that_holds(
     public: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(directory: int, name: str, *more: Any, **options: Any) -> None:
@@ -517,19 +513,19 @@ def test_a_working_copy_that_cannot_be_written_hides_no_version_that_holds(
             patched.setattr(atomic_file, "replace", full)
             if not decides:
                 patched.setattr("covenant.cli.operator.trust_update_steps.running_as_root", lambda: False)
-                patched.setattr("covenant.keys.trust_root._is_ours", lambda path: False)
+                patched.setattr("covenant.keys.trust_root.is_ours", lambda path: False)
             message = refused("trust_root", "trust", "add", "bob", *BY_ANN).message
         assert message.startswith(says)
         assert message.endswith("No space left on device")
     assert _version() == 2
 
 
-def test_a_version_that_never_held_is_not_handed_on(
+def test_version_that_never_held_is_not_handed_on(
     covenant_home: Path, tmp_path: Path, public: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command is killed between the two files of the working copy; later there is another version 2."""
     monkeypatch.setattr("covenant.cli.operator.trust_update_steps.running_as_root", lambda: False)
-    monkeypatch.setattr("covenant.keys.trust_root._is_ours", lambda path: False)
+    monkeypatch.setattr("covenant.keys.trust_root.is_ours", lambda path: False)
 
     def killed(directory: int, name: str, *more: Any, **options: Any) -> None:
         if name == "root.json":
@@ -549,7 +545,7 @@ def test_a_version_that_never_held_is_not_handed_on(
     assert names == ["ann", "bob"]
 
 
-def test_one_version_waits_at_a_time(covenant_home: Path, tmp_path: Path, public: dict[str, str]) -> None:
+def test_one_version_waits_at_time(covenant_home: Path, tmp_path: Path, public: dict[str, str]) -> None:
     done("trust", "add", "bob", "--root", "--root-threshold", "2", "--sign-with", "ann", "--sign-with", "bob")
     assert document("trust", "add", "eve", *BY_ANN)["kind"] == "trust_pending"
     kept = (covenant_home / "trust" / "next.json").read_bytes()
@@ -582,7 +578,7 @@ TAMPERED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 
 @pytest.mark.parametrize("name", TAMPERED)
-def test_a_file_that_was_changed_on_its_way_is_signed_by_nobody(
+def test_file_that_was_changed_on_its_way_is_signed_by_nobody(
     name: str, covenant_home: Path, tmp_path: Path, public: dict[str, str]
 ) -> None:
     made = document("trust", "add", "carol", "--public", public["bob"], "--root", "--root-threshold", "2", *BY_ANN)
@@ -602,7 +598,7 @@ def test_a_file_that_was_changed_on_its_way_is_signed_by_nobody(
     assert not (covenant_home / "trust" / "next.json").exists()
 
 
-def test_a_damaged_pending_file_is_said_and_can_be_dropped(covenant_home: Path, public: dict[str, str]) -> None:
+def test_damaged_pending_file_is_said_and_can_be_dropped(covenant_home: Path, public: dict[str, str]) -> None:
     file = covenant_home / "trust" / "next.json"
     file.write_bytes(b"{}")
     file.chmod(0o600)
@@ -615,7 +611,7 @@ def test_a_damaged_pending_file_is_said_and_can_be_dropped(covenant_home: Path, 
 
 
 @pytest.mark.parametrize("name", ["a", "ann@laptop", "A.b_c-9", "a" * 64, "a" * 65, "", ".a", "-a", "a b", "a\n", "é"])
-def test_a_name_is_what_a_root_can_list(name: str) -> None:
+def test_name_is_what_root_can_list(name: str) -> None:
     fits = re.fullmatch(revocation.NAME_PATTERN[1:-1], name) is not None
     try:
         taken = trust_update_steps.check_name(name) == name
@@ -624,7 +620,7 @@ def test_a_name_is_what_a_root_can_list(name: str) -> None:
     assert taken is fits
 
 
-def test_an_emergency_revocation_says_who_waits_now(public: dict[str, str]) -> None:
+def test_emergency_revocation_says_who_waits_now(public: dict[str, str]) -> None:
     done("trust", "add", "bob", *BY_ANN)
     done("trust", "add", "eve", *BY_ANN)
     for name in ("bob", "eve"):

@@ -62,7 +62,7 @@ def private(path: Path, text: str) -> Path:
     return path
 
 
-def test_the_verbs_and_what_they_leave_in_the_log(home: Path) -> None:
+def test_verbs_and_what_they_leave_in_log(home: Path) -> None:
     cli_kit.done("vault", "init")
     assert ((home / "vault.key").stat().st_mode & 0o777, (home / "vault.key").stat().st_size) == (0o400, 32)
     said = [
@@ -91,15 +91,15 @@ def test_the_verbs_and_what_they_leave_in_the_log(home: Path) -> None:
         assert not path.is_file() or b"planted" not in path.read_bytes(), path
 
 
-def test_a_secret_by_a_descriptor(home: Path) -> None:
+def test_secret_by_descriptor(home: Path) -> None:
     cli_kit.done("vault", "init")
     put("probe", "db", "planted\n\n")
-    with command._opened(command._config(), None).opened("probe", "db") as found:
+    with command.opened_vault(command.vault_config(), None).opened("probe", "db") as found:
         assert found is not None
         assert bytes(found.value.view) == b"planted\n"  # one newline is taken away
 
 
-def test_a_secret_is_no_argument(home: Path) -> None:
+def test_secret_is_no_argument(home: Path) -> None:
     cli_kit.done("vault", "init")
     result = cli_kit.call("vault", "put", "probe", "db", "planted")
     assert result.exit_code == 2
@@ -108,7 +108,7 @@ def test_a_secret_is_no_argument(home: Path) -> None:
     assert cli_kit.document("vault", "list")["secrets"] == []
 
 
-def test_a_passphrase_opens_it_and_rekey_replaces_it(home: Path, tmp_path: Path) -> None:
+def test_passphrase_opens_it_and_rekey_replaces_it(home: Path, tmp_path: Path) -> None:
     first, second = private(tmp_path / "first", "correct horse\n"), private(tmp_path / "second", "battery staple\n")
     cli_kit.done("vault", "init", "--new-passphrase-file", first)
     put("probe", "db", "planted", "--passphrase-file", first)
@@ -144,12 +144,12 @@ NO_TABLES = [
 
 
 @pytest.mark.parametrize("text", NO_TABLES)
-def test_a_table_that_is_none_is_refused(home: Path, text: str) -> None:
+def test_table_none_is_refused(home: Path, text: str) -> None:
     (home / "supervisor" / "config.toml").write_text(f"[vault]\n{text}\n")
     cli_kit.refused("config_invalid", "vault", "list")
 
 
-def test_a_credential_of_systemd_opens_it(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credential_of_systemd_opens_it(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "supervisor" / "config.toml").write_text('[vault]\nkey = "credential:covenant-vault"\n')
     error = cli_kit.refused("vault_locked", "vault", "init")
     assert "LoadCredentialEncrypted" in error.hint
@@ -178,7 +178,7 @@ def _older(home: Path) -> Callable[[], None]:
     return put_back
 
 
-def test_an_older_vault_put_back_whole_is_shown_by_the_log(home: Path) -> None:
+def test_older_vault_put_back_whole_is_shown_by_log(home: Path) -> None:
     """With its head, as only root can: the files agree, and the log does not."""
     cli_kit.done("vault", "init")
     put("probe", "db", "one")
@@ -193,7 +193,7 @@ def test_an_older_vault_put_back_whole_is_shown_by_the_log(home: Path) -> None:
     assert cli_kit.document("vault", "list", "other")["notes"] == []
 
 
-def test_the_grant_log_tells_who_was_given_what(home: Path) -> None:
+def test_grant_log_tells_who_was_given_what(home: Path) -> None:
     cli_kit.done("vault", "init")
     base = home / "supervisor"
     own = {"run_id": "11111111-aaaa", "agent_id": "probe", "operator": "ann"}
@@ -213,16 +213,16 @@ def test_the_grant_log_tells_who_was_given_what(home: Path) -> None:
     assert [row["what"] for row in cli_kit.document("vault", "grant-log")["rows"]] == ["created", "granted", "refused"]
 
 
-def test_a_vault_that_is_not_there(home: Path) -> None:
+def test_vault_not_there(home: Path) -> None:
     with piped("x") as fd:
         error = cli_kit.refused("vault_unusable", "vault", "put", "probe", "db", "--fd", fd)
     assert isinstance(error, errors.VaultError)
     assert (error.message, error.hint) == ("there is no vault", "covenant vault init")
 
 
-def test_doctor_opens_it_as_a_run_does(home: Path) -> None:
+def test_doctor_opens_it_as_run_does(home: Path) -> None:
     def look() -> doctor.Finding:
-        return doctor._vault(command._config(), 1)
+        return doctor._vault(command.vault_config(), 1)
 
     with pytest.raises(errors.VaultError, match="there is no vault"):
         look()

@@ -13,7 +13,7 @@ from policy import errors
 FILES = {"config.json": b"{}", "digest": b"00\n"}
 
 
-def test_control_the_files_are_written_into_a_new_directory(tmp_path: Path) -> None:
+def test_control_files_are_written_into_new_directory(tmp_path: Path) -> None:
     commands.write_out(tmp_path / "out", FILES)
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == FILES
     with pytest.raises(errors.UsageError, match="cannot be made: File exists"):
@@ -21,7 +21,7 @@ def test_control_the_files_are_written_into_a_new_directory(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("lure", ["a directory with a link", "a link to a directory"])
-def test_a_directory_put_in_the_new_ones_place_leads_nowhere(
+def test_directory_put_in_new_ones_place_leads_nowhere(
     lure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     victim = tmp_path / "victim"

@@ -47,7 +47,7 @@ def log(covenant_home: Path) -> Log:
     return Log(covenant_home)
 
 
-def test_a_run_is_named_by_how_its_id_begins(log: Log) -> None:
+def test_run_is_named_by_how_its_id_begins(log: Log) -> None:
     log.run(FIRST, "one", Row(NAME, 1), Row(NAME, 41))
     log.run(SECOND, "two")
     document = cli_kit.document("denials", FIRST[:8])
@@ -61,7 +61,7 @@ def test_a_run_is_named_by_how_its_id_begins(log: Log) -> None:
         assert "id that begins so" in str(cli_kit.refused("usage", "denials", text))
 
 
-def test_without_its_package_a_run_is_shown_with_what_would_grant_it(log: Log, tmp_path: Path) -> None:
+def test_without_its_package_run_is_shown_with_what_would_grant_it(log: Log, tmp_path: Path) -> None:
     log.run(FIRST, "one", Row(NAME, 2), package=str(tmp_path / "gone"))
     shown = cli_kit.call("denials", FIRST)
     assert f"{NAME.id}: dns www.example.org: name_not_granted (2 times)" in shown.stdout
@@ -69,7 +69,7 @@ def test_without_its_package_a_run_is_shown_with_what_would_grant_it(log: Log, t
     assert "--package PACKAGE" in shown.stderr
 
 
-def test_a_target_is_an_agents_word_and_cannot_steer_a_terminal(log: Log) -> None:
+def test_target_is_agents_word_and_cannot_steer_terminal(log: Log) -> None:
     hostile = Denial("dns", "a\x1b[2J\u202e.example", "name_not_granted")
     log.run(FIRST, "one", Row(hostile, 1))
     shown = cli_kit.done("denials", FIRST)
@@ -78,7 +78,7 @@ def test_a_target_is_an_agents_word_and_cannot_steer_a_terminal(log: Log) -> Non
     assert "\\x1b[2J\\u202e" in shown
 
 
-def test_what_run_says_is_short_and_leaves_a_libcs_attempts_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_run_says_is_short_and_leaves_libcs_attempts_out(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [Row(Denial("packet", f"192.0.2.1:{port}/tcp", "not_granted"), port) for port in range(1, 9)]
     command.remark([Row(Denial("syscall", "socket", "arguments"), 1)], "r")
     assert capsys.readouterr().err == ""
@@ -89,5 +89,5 @@ def test_what_run_says_is_short_and_leaves_a_libcs_attempts_out(capsys: pytest.C
     assert said[5:] == ["denied: 3 more", "  explained by: covenant denials run-1"]
 
 
-def test_no_log_and_no_run_of_an_agent(covenant_home: Path) -> None:
+def test_no_log_and_no_run_of_agent(covenant_home: Path) -> None:
     cli_kit.refused("ledger", "denials", "1234")

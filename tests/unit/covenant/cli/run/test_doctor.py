@@ -30,7 +30,7 @@ OPTIONAL = doctor.Check("nft", doctor.Status.MISSING, "network modes", "no \x1b[
 UNKNOWN = doctor.Check("runsc live", doctor.Status.UNKNOWN, "calls", "not probed", "run as root", required=True)
 
 
-def test_a_host_that_can_enforce(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_that_can_enforce(monkeypatch: pytest.MonkeyPatch) -> None:
     status, out = _invoke(monkeypatch, GOOD, OPTIONAL, arguments=("--deadline", "7"))
     assert status == 0
     assert "linux-gvisor can be enforced" in out
@@ -40,7 +40,7 @@ def test_a_host_that_can_enforce(monkeypatch: pytest.MonkeyPatch) -> None:
     assert out.count("fix:") == 1, "what is ok needs none"
 
 
-def test_a_host_of_which_it_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_of_which_it_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     status, out = _invoke(monkeypatch, GOOD, OPTIONAL, UNKNOWN)
     assert status == 1
     assert "cannot be said to be enforced on this host: runsc live" in out

@@ -22,13 +22,13 @@ def package(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "-inf", "1e400", "1e308", "0", "-1", "x"])
-def test_a_timeout_that_is_no_length_of_time_is_a_usage_error(seconds: str, package: str) -> None:
+def test_timeout_no_length_of_time_is_usage_error(seconds: str, package: str) -> None:
     result = CliRunner().invoke(cli, ["run", package, "hi", "--timeout", seconds])
     ours = isinstance(result.exception, errors.UsageError)
     assert ours or result.exit_code == 2, (result.output, result.exception)
 
 
-def test_control_a_length_of_time_is_taken(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_length_of_time_is_taken(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1)
     result = CliRunner().invoke(cli, ["run", package, "hi", "--timeout", "0.5"])
     assert isinstance(result.exception, errors.CovenantError)

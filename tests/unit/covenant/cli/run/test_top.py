@@ -35,7 +35,7 @@ def run(run_id: str, agent_id: str, depth: int = 0, **more: Any) -> dict[str, An
 
 def test_what_each_uses_stands_below_whoever_started_it() -> None:
     runs = [run("a", "parent"), run("b", "child", 1), run("c", "grand\x1bchild", 2), run("d", "other")]
-    total, heads, *lines = top._table(runs, {"a" * 9: 1000}, 2.0)
+    total, heads, *lines = top.table(runs, {"a" * 9: 1000}, 2.0)
     assert total == "4 runs, 12M in all"
     assert heads.split() == HEADS
     # Half a second of one core in two seconds; a run without an earlier sample shows no percentage.
@@ -47,7 +47,7 @@ def test_what_each_uses_stands_below_whoever_started_it() -> None:
 
 def test_what_nobody_counts_is_not_said_to_be_nothing() -> None:
     nothing: dict[str, Any] = dict.fromkeys(("cpu_ms", "memory_bytes", "processes", "received_bytes", "sent_bytes"))
-    _, _, line = top._table([run("a", "local", **nothing)], {"a" * 9: 0}, 1.0)
+    _, _, line = top.table([run("a", "local", **nothing)], {"a" * 9: 0}, 1.0)
     assert line.split() == ["aaaaaaaa", "Running", "-", "-", "-", "64M", "-", "-", "-", "2", "local"]
 
 
@@ -56,14 +56,14 @@ def test_what_nobody_counts_is_not_said_to_be_nothing() -> None:
     [(0, "0B"), (9_999, "9999B"), (10_000, "9K"), (10 << 20, "10M"), (20 << 30, "20G"), (20 << 40, "20T")],
 )
 def test_sizes_are_short(number: int, wanted: str) -> None:
-    assert top._size(number) == wanted
+    assert top.short_size(number) == wanted
 
 
-def test_a_terminal_is_shown_each_look_in_the_place_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_is_shown_each_look_in_place_of_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     looks, shown = iter([1000, 1250]), list[str]()
     clock = iter([0.0, 1.0, 1.5])
-    monkeypatch.setattr(top, "_looker", lambda: lambda: [run("a", "one", cpu_ms=next(looks))])
-    monkeypatch.setattr(top, "_not_ready", lambda: ["standby: `two` waits"])
+    monkeypatch.setattr(top, "looker", lambda: lambda: [run("a", "one", cpu_ms=next(looks))])
+    monkeypatch.setattr(top, "not_ready", lambda: ["standby: `two` waits"])
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((60, 24)))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))

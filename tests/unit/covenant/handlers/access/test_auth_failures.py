@@ -44,7 +44,7 @@ def made(rows: Rows, home: Path, group: Any, *, most: int = 3, seconds: float = 
     return Refusals(server_kit.make(home=home, audit=log), "ipc", group, most=most, seconds=seconds)
 
 
-async def test_the_first_are_written_one_by_one_and_the_rest_is_a_number(tmp_path: Path) -> None:
+async def test_first_are_written_one_by_one_and_rest_is_number(tmp_path: Path) -> None:
     rows = Rows()
     async with anyio.create_task_group() as group:
         refusals = made(rows, tmp_path, group)
@@ -60,7 +60,7 @@ async def test_the_first_are_written_one_by_one_and_the_rest_is_a_number(tmp_pat
     assert MORE.fullmatch(rows.reasons[3]).groups() == ("997", "refusal 999")  # type: ignore[union-attr]
 
 
-async def test_the_number_comes_by_itself_once_the_time_is_over(tmp_path: Path) -> None:
+async def test_number_comes_by_itself_once_time_is_over(tmp_path: Path) -> None:
     rows = Rows()
     async with anyio.create_task_group() as group:
         refusals = made(rows, tmp_path, group, most=1, seconds=0.05)
@@ -73,7 +73,7 @@ async def test_the_number_comes_by_itself_once_the_time_is_over(tmp_path: Path) 
     assert sum(int(found[1]) if (found := MORE.fullmatch(reason)) else 1 for reason in rows.reasons) == told
 
 
-async def test_a_log_without_room_ends_nothing_but_the_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_log_without_room_ends_nothing_but_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = Rows()
     rows.full = True
     with caplog.at_level(logging.ERROR):

@@ -14,7 +14,7 @@ from covenant.handlers.audit import audit, provenance
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
 from covenant.keys.identity import Identity
-from covenant.stores.audit.interface import Entry
+from covenant.stores.audit.interface import AuditEntry
 from covenant.stores.capabilities.in_memory import InMemoryCapabilities
 from covenant.stores.capabilities.interface import to_wire
 from covenant.wire import requests
@@ -105,9 +105,9 @@ async def test_rows_of_some_kinds_are_found_behind_any_number_of_others_and_only
     assert (await audit.recent_audit(server, peer(), later)).events == ()
 
 
-async def test_an_answer_holds_no_more_than_a_frame(server: Server) -> None:
+async def test_answer_holds_no_more_than_frame(server: Server) -> None:
     big = {"intent_id": "i", "intent_text": "x" * 1_500_000, "matched_pattern": "p"}
-    await server.audit.append_all([Entry("intent_ignored", big, PEER)] * 9)
+    await server.audit.append_all([AuditEntry("intent_ignored", big, PEER)] * 9)
     found = await audit.recent_audit(server, peer(), requests.RecentAudit(limit=10))
     assert len(found.events) == paging.ROOM // 1_500_000
     await server.audit.append("intent_ignored", {**big, "intent_text": "x" * 6_000_000}, PEER)
@@ -117,7 +117,7 @@ async def test_an_answer_holds_no_more_than_a_frame(server: Server) -> None:
 # verify, purge, prove --------------------------------------------------------------------------------------------
 
 
-async def test_verifying_is_the_operators(server: Server) -> None:
+async def test_verifying_is_operators(server: Server) -> None:
     await rows(server, 3)
     report = (await audit.verify_audit_integrity(server, operator(server), requests.VerifyAuditIntegrity())).report
     assert (report.valid, report.events, report.anchors, report.failures) == (True, 3, 3, ())
@@ -125,7 +125,7 @@ async def test_verifying_is_the_operators(server: Server) -> None:
         await audit.verify_audit_integrity(server, peer(), requests.VerifyAuditIntegrity())
 
 
-async def test_failures_are_texts_that_name_the_row(server: Server) -> None:
+async def test_failures_are_texts_that_name_row(server: Server) -> None:
     ids = await rows(server, 3)
     assert isinstance(server.audit, InMemoryAudit)
     server.audit._lines[1] = server.audit._lines[1].replace(b"row 1", b"row 9")
@@ -136,7 +136,7 @@ async def test_failures_are_texts_that_name_the_row(server: Server) -> None:
     assert ids[1] in failure
 
 
-async def test_a_purge_needs_a_grant_and_leaves_its_rows(server: Server) -> None:
+async def test_purge_needs_grant_and_leaves_its_rows(server: Server) -> None:
     await rows(server, 4, step_ms=10)
     asked = requests.PurgeAudit(before_ms=server.now_ms())
     with pytest.raises(errors.CapabilityMissingError):
@@ -158,7 +158,7 @@ async def test_a_purge_needs_a_grant_and_leaves_its_rows(server: Server) -> None
     assert (await server.audit.verify()).valid
 
 
-async def test_a_scope_bounds_how_far_a_purge_reaches(server: Server) -> None:
+async def test_scope_bounds_how_far_purge_reaches(server: Server) -> None:
     await rows(server, 4, step_ms=10)
     allowed = server.now_ms() - 10
     await allow(server, PEER, "audit.purge", {"version": 1, "before_ms": allowed})
@@ -168,7 +168,7 @@ async def test_a_scope_bounds_how_far_a_purge_reaches(server: Server) -> None:
     assert (await audit.purge_audit(server, peer(), requests.PurgeAudit(before_ms=allowed))).purged == 2
 
 
-async def test_a_proof_can_be_checked_with_nothing_but_the_answer(server: Server) -> None:
+async def test_proof_can_be_checked_with_nothing_but_answer(server: Server) -> None:
     ids = await rows(server, 7, PEER)
     for event_id in ids:
         asked = requests.ProveAuditInclusion(event_id=event_id)
@@ -185,7 +185,7 @@ async def test_a_proof_can_be_checked_with_nothing_but_the_answer(server: Server
             assert merkle.includes(claimed, checkpoint.root)
 
 
-async def test_anothers_row_is_as_one_that_is_not_there(server: Server) -> None:
+async def test_anothers_row_is_as_one_not_there(server: Server) -> None:
     [theirs] = await rows(server, 1, OTHER)
     asked = requests.ProveAuditInclusion(event_id=theirs)
     assert (await audit.prove_audit_inclusion(server, peer(), asked)).proof is None
@@ -203,7 +203,7 @@ async def _cosigned(server: Server, witness: Ed25519PrivateKey) -> tuple[str, st
     return signed.with_signature(line).raw.decode(), vkey
 
 
-async def test_the_operator_has_cosignatures_kept(server: Server) -> None:
+async def test_operator_has_cosignatures_kept(server: Server) -> None:
     checkpoint, vkey = await _cosigned(server, Ed25519PrivateKey.generate())
     asked = requests.CosignAuditCheckpoint(checkpoint=checkpoint, witnesses=(vkey,))
     with pytest.raises(errors.CovenantError):
@@ -306,9 +306,7 @@ async def test_others_are_told_of_their_own_acts_alone(server: Server) -> None:
     assert (await provenance.query_provenance(server, peer(), elsewhere)).actions == ()
 
 
-async def test_only_the_operator_has_the_log_verified_each_time(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_operator_has_log_verified_each_time(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill(server)
     looked = []
     real = server.audit.verify
@@ -331,7 +329,7 @@ async def test_only_the_operator_has_the_log_verified_each_time(
         assert len(looked) == expected
 
 
-async def test_one_look_at_the_log_at_a_time_is_shared_by_who_asked_before_it_began(
+async def test_one_look_at_log_at_time_is_shared_by_who_asked_before_it_began(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(server)
@@ -375,9 +373,7 @@ async def test_one_look_at_the_log_at_a_time_is_shared_by_who_asked_before_it_be
     assert sorted(answers)[-10:] == [5] * 10
 
 
-async def test_a_look_that_was_cancelled_keeps_nobody_else_from_one(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_look_that_was_cancelled_keeps_no_other_from_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill(server)
     real, begun = server.audit.verify, []
 
@@ -417,7 +413,7 @@ def test_every_kind_of_row_can_be_read() -> None:
         assert found.outcome
 
 
-def test_the_tables_name_their_kinds() -> None:
+def test_tables_name_their_kinds() -> None:
     names = {*audit.HANDLERS, *provenance.HANDLERS}
     assert names == {
         "recent_audit",

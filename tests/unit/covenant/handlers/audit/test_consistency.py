@@ -32,7 +32,7 @@ async def report(world: World, *, caller: object = None, window: int = 100) -> r
     return answer
 
 
-async def test_what_the_daemon_itself_does_leaves_no_drift(world: World) -> None:
+async def test_what_daemon_itself_does_leaves_no_drift(world: World) -> None:
     alice = await world.granted(ALICE, *ALL)
     stored = await world.ask(alice, requests.PutMemory(tier=Tier.WORKING, text="zero"))
     for text in ("one", "two", "three"):
@@ -76,7 +76,7 @@ async def test_drift_fails_its_check_and_counts_its_orphans(world: World) -> Non
     assert (await report(world, window=0)).drift == ()
 
 
-async def test_everybody_but_the_operator_sees_drift_in_its_own(world: World) -> None:
+async def test_everybody_but_operator_sees_drift_in_its_own(world: World) -> None:
     await world.server.memory.put(record(1, "", owner=ALICE))
     await world.server.memory.put(record(2, "", owner=BOB))
     await world.server.receipts.append(receipt(3, memory=7, payer=BOB, settled_at=500))
@@ -112,7 +112,7 @@ async def test_what_others_do_neither_hides_nor_crowds_out_what_is_wrong_with_on
         assert "audit_without_memory" not in {one.kind for one in (await report(world, caller=caller)).drift}
 
 
-async def test_peers_look_one_after_the_other_and_the_operator_waits_for_none(
+async def test_peers_look_one_after_other_and_operator_waits_for_none(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks, most, go_on = 0, 0, anyio.Event()
@@ -144,14 +144,14 @@ async def test_peers_look_one_after_the_other_and_the_operator_waits_for_none(
     assert (looks, most) == (0, 1)
 
 
-async def test_a_cycle_that_leaves_the_window_is_followed(world: World) -> None:
+async def test_cycle_that_leaves_window_is_followed(world: World) -> None:
     for number, parent in ((1, 3), (2, 1), (3, 2)):
         await world.server.memory.put(record(number, owner=ALICE, parent=name(parent)))
     found = await report(world, window=1)
     assert ("memory_parent_cycle", name(3)) in [(one.kind, one.id) for one in found.drift]
 
 
-async def test_rows_of_the_database_that_are_no_records_are_told(world: World, tmp_path: Path) -> None:
+async def test_rows_of_database_no_records_are_told(world: World, tmp_path: Path) -> None:
     path = tmp_path / "memory.db"
     async with opened("durable", path) as store:
         await store.put(record(1, owner=ALICE, embedding=(1.0,)))
@@ -177,7 +177,7 @@ async def test_rows_of_the_database_that_are_no_records_are_told(world: World, t
         assert kinds <= {"capability_without_audit"}
 
 
-async def test_the_oldest_rows_are_not_judged_when_there_are_too_many(
+async def test_oldest_rows_are_not_judged_when_there_are_too_many(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consistency, "MAX_LOG", 2)

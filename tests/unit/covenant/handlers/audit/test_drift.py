@@ -147,7 +147,7 @@ def test_every_kind_is_provoked() -> None:
 
 
 @pytest.mark.parametrize("kind", drift_kinds.KINDS)
-def test_the_least_that_makes_a_kind_makes_it_alone(kind: str) -> None:
+def test_least_that_makes_kind_makes_it_alone(kind: str) -> None:
     (one,) = drift.found(PROVOKED[kind])
     assert one.kind == kind
     assert one.message
@@ -187,7 +187,7 @@ def test_what_is_sound_has_no_drift() -> None:
     ],
     ids=lambda e: e.kind["type"],
 )
-def test_what_the_log_says_was_deleted_or_never_kept_is_not_missed(told: AuditEvent) -> None:
+def test_what_log_says_was_deleted_or_never_kept_is_not_missed(told: AuditEvent) -> None:
     rows = [dispatched(1), told]
     assert drift.found(Window(events=rows[:1], log=rows)) == []
 
@@ -210,7 +210,7 @@ def test_what_deleted_nothing_excuses_nothing(told: AuditEvent) -> None:
     assert one.kind == "audit_without_memory"
 
 
-def test_what_is_older_than_the_log_is_not_judged() -> None:
+def test_what_is_older_than_log_is_not_judged() -> None:
     unjudged = Window(records=[record(1)], paying=[PAID], existing=frozenset({name(1)}), grants=[grant()])
     assert len(drift.found(unjudged)) == 2
     for one in (
@@ -224,7 +224,7 @@ def test_what_is_older_than_the_log_is_not_judged() -> None:
     assert drift.found(Window(grants=[undated])) == []
 
 
-def test_the_same_drift_is_told_once_and_in_the_order_of_the_table() -> None:
+def test_same_drift_is_told_once_and_in_order_of_table() -> None:
     window = Window(
         records=[record(2, " "), record(1, " ")], events=[dispatched(5), dispatched(5)], existing=frozenset({name(5)})
     )
@@ -234,7 +234,7 @@ def test_the_same_drift_is_told_once_and_in_the_order_of_the_table() -> None:
     assert kinds.count("intent_dispatched_duplicate") == 1
 
 
-def test_the_page_shows_the_table(clone: pathlib.Path) -> None:
+def test_page_shows_table(clone: pathlib.Path) -> None:
     page = (clone / "docs/memory.md").read_text().splitlines()
     shown = [line for line in page if line.startswith(tuple(f"| {check} |" for check in drift_kinds.CHECKS))]
     mends = [f"| {k.check} | {name} | {k.repair.replace('<id>', 'ID')} |" for name, k in drift_kinds.KINDS.items()]

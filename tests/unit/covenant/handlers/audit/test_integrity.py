@@ -12,7 +12,7 @@ from tests import intents_kit, server_kit
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_clock_that_is_put_back_makes_no_old_look_new(tmp_path: Path) -> None:
+async def test_clock_put_back_makes_no_old_look_new(tmp_path: Path) -> None:
     clock = server_kit.Clock(10**9)
     server = intents_kit.make(tmp_path, now_ms=clock)
     assert (await integrity.verified(server, within_ms=60_000)).events == 0

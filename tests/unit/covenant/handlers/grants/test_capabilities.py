@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from covenant.handlers.access import authorization
-from covenant.handlers.access.authorization import Facts
+from covenant.handlers.access.authorization import RequestFacts
 from covenant.handlers.caller import Caller
 from covenant.wire import requests
 from policy import errors
@@ -33,13 +33,13 @@ def grant(action: str, scope: Any = None, **more: Any) -> requests.GrantCapabili
 
 async def holds(world: World, caller: Caller, action: str, **facts: Any) -> bool:
     try:
-        await authorization.require(world.server, caller, action, agent_id="test", facts=Facts(**facts))
+        await authorization.require(world.server, caller, action, agent_id="test", facts=RequestFacts(**facts))
     except (errors.CapabilityMissingError, errors.CapabilityScopeError):
         return False
     return True
 
 
-async def test_the_operator_grants_itself(world: World) -> None:
+async def test_operator_grants_itself(world: World) -> None:
     answer = await world.ask(world.operator, grant("memory.write"))
     assert (answer.subject_display, answer.action) == ("operator@local", "memory.write")
     (kept,) = (await world.ask(world.operator, requests.RecentCapabilities())).capabilities
@@ -78,7 +78,7 @@ async def test_what_nobody_is_granted(world: World, asked: requests.GrantCapabil
     assert [(kind, row["reason"]) for kind, _, row in world.rows] == [("capability_grant_rejected", refused.message)]
 
 
-async def test_nobody_else_grants_what_it_does_not_hold(world: World) -> None:
+async def test_no_other_grants_what_it_does_not_hold(world: World) -> None:
     ada = await world.enroll(ADA, "memory.read")
     for asked in (
         grant("memory.write"),
@@ -91,7 +91,7 @@ async def test_nobody_else_grants_what_it_does_not_hold(world: World) -> None:
     assert not await holds(world, ada, "memory.write")
 
 
-async def test_a_holder_gives_less(world: World) -> None:
+async def test_holder_gives_less(world: World) -> None:
     ada, bob = await world.enroll(ADA, "memory.read"), await world.enroll(BOB)
     answer = await world.ask(ada, grant("memory.read", {"version": 1, "tiers": ["working"]}, subject=BOB.display))
     assert world.kinds() == ["capability_granted", "capability_attenuated"]
@@ -113,7 +113,7 @@ async def test_a_holder_gives_less(world: World) -> None:
     assert await holds(world, ada, "memory.read", tier="episodic")
 
 
-async def test_a_holder_signs_itself(world: World) -> None:
+async def test_holder_signs_itself(world: World) -> None:
     ada = await world.enroll(ADA, "memory.read")
     (held,) = world.capabilities.usage(1, ADA.pubkey)
     scope = {"version": 1, "parent_b58": held.signature, "tiers": ["working"]}
@@ -143,7 +143,7 @@ async def test_a_holder_signs_itself(world: World) -> None:
         assert isinstance(await world.refused(caller, asked.model_copy(update=changed)), errors.GrantRefusedError)
 
 
-async def test_a_gift_ends_with_what_is_held(world: World) -> None:
+async def test_gift_ends_with_what_is_held(world: World) -> None:
     ada = await world.enroll(ADA)
     held = await world.ask(world.operator, grant("memory.read", subject=ADA.pubkey, expires_at=2000))
     given = await world.ask(ada, grant("memory.read", subject=BOB.pubkey))
@@ -164,7 +164,7 @@ async def test_metered(world: World) -> None:
     more = grant(ECHO, {"version": 1, "max_uses": 3}, subject=BOB.pubkey)
     assert isinstance(await world.refused(ada, more), errors.GrantRefusedError)
     for _ in range(2):
-        bobs = await authorization.require(world.server, bob, ECHO, agent_id="test", facts=Facts(tool="echo"))
+        bobs = await authorization.require(world.server, bob, ECHO, agent_id="test", facts=RequestFacts(tool="echo"))
         world.kinds()
         try:
             await authorization.consume(world.server, [bobs])
@@ -172,7 +172,7 @@ async def test_metered(world: World) -> None:
             assert world.kinds() == ["capability_budget_exhausted"]
         else:
             assert world.kinds() == ["capability_used"]
-    adas = await authorization.require(world.server, ada, ECHO, agent_id="test", facts=Facts(tool="echo"))
+    adas = await authorization.require(world.server, ada, ECHO, agent_id="test", facts=RequestFacts(tool="echo"))
     await authorization.consume(world.server, [adas])
     with pytest.raises(errors.CapabilityExhaustedError):
         await authorization.consume(world.server, [adas])
@@ -180,7 +180,7 @@ async def test_metered(world: World) -> None:
     assert (use.budget.max_uses, use.budget.used, use.budget.remaining, use.effective) == (2, 2, 0, False)
 
 
-async def test_a_grant_with_uses_left_is_taken_before_one_without(world: World) -> None:
+async def test_grant_with_uses_left_is_taken_before_one_without(world: World) -> None:
     ada = await world.enroll(ADA)
     first = await world.ask(world.operator, grant(ECHO, {"version": 1, "max_uses": 1}, subject=ADA.pubkey))
     await authorization.consume(world.server, [world.capabilities.get(first.signature_b58).signed])  # type: ignore[union-attr]
@@ -215,7 +215,7 @@ async def test_who_may_revoke(world: World) -> None:
     assert (await world.ask(world.operator, requests.RevokeCapability(signature_b58=held))).removed
 
 
-async def test_purging_needs_a_grant_of_everybody(world: World) -> None:
+async def test_purging_needs_grant_of_everybody(world: World) -> None:
     asked = requests.PurgeCapabilities(before_ms=500)
     assert isinstance(await world.refused(world.operator, asked), errors.CapabilityMissingError)
     await world.ask(world.operator, grant("capabilities.purge", {"version": 1, "before_ms": 500}))
@@ -250,7 +250,7 @@ async def test_one_tier_and_all_of_them(world: World) -> None:
     assert await holds(world, bob, "memory.read.episodic", tier="episodic")
 
 
-async def test_a_row_that_cannot_be_written_is_a_refusal(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_row_that_cannot_be_written_is_refusal(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     ada = await world.enroll(ADA, "memory.read")
 
     async def full(*_: Any) -> None:

@@ -120,7 +120,7 @@ async def _until(said: Said, text: str) -> str:
 
 
 @pytest.mark.parametrize("action", [WRITE, "tool.web_search"])
-async def test_who_loses_a_grant_loses_what_runs_under_it_and_nobody_else_does(tmp_path: Path, action: str) -> None:
+async def test_who_loses_grant_loses_what_runs_under_it_and_no_other_does(tmp_path: Path, action: str) -> None:
     works = Works()
     async with _at_work(tmp_path, works, ("hers", ALICE), ("his", BOB)) as (server, said):
         await _revoke(server, _held(server, ALICE, action))
@@ -141,7 +141,7 @@ async def test_who_loses_a_grant_loses_what_runs_under_it_and_nobody_else_does(t
     assert (server.budget.tokens(billing.budget_of("worker")) or 0) < 100
 
 
-async def test_a_grant_above_ends_what_runs_under_those_below(tmp_path: Path) -> None:
+async def test_grant_above_ends_what_runs_under_those_below(tmp_path: Path) -> None:
     works = Works()
     async with _at_work(tmp_path, works, ("his", BOB)) as (server, said):
         above = _held(server, BOB, WRITE)
@@ -171,7 +171,7 @@ async def test_whoever_holds_another_or_had_lost_theirs_before_goes_on(tmp_path:
 
 
 @pytest.mark.parametrize("how", ["not there yet", "cannot be asked for"])
-async def test_a_run_that_cannot_be_ended_ends_with_its_request(tmp_path: Path, how: str) -> None:
+async def test_run_that_cannot_be_ended_ends_with_its_request(tmp_path: Path, how: str) -> None:
     works = Works(found=False, fails=how == "cannot be asked for")
     async with _at_work(tmp_path, works, ("hers", ALICE)) as (server, said):
         await _revoke(server, _held(server, ALICE, WRITE))
@@ -181,7 +181,7 @@ async def test_a_run_that_cannot_be_ended_ends_with_its_request(tmp_path: Path, 
     assert server.budget.unsettled() == ()
 
 
-async def test_an_answer_that_comes_with_the_end_is_nobodys(tmp_path: Path) -> None:
+async def test_answer_that_comes_with_end_is_nobodys(tmp_path: Path) -> None:
     works = Works(answers=True)
     async with _at_work(tmp_path, works, ("hers", ALICE)) as (server, said):
         await _revoke(server, _held(server, ALICE, WRITE))
@@ -207,7 +207,7 @@ async def test_it_is_ended_though_whoever_takes_it_back_goes_away(tmp_path: Path
         assert [row["signature_b58"] for row in await rows(server, "capability_revoked")] == [signature]
 
 
-async def test_that_it_was_taken_back_is_written_while_the_run_still_ends(tmp_path: Path) -> None:
+async def test_that_it_was_taken_back_is_written_while_run_still_ends(tmp_path: Path) -> None:
     works = Works()
     async with _at_work(tmp_path, works, ("hers", ALICE)) as (server, said):
         whole: Any = works.end
@@ -222,7 +222,7 @@ async def test_that_it_was_taken_back_is_written_while_the_run_still_ends(tmp_pa
         assert await _until(said, "hers") == "revoked"
 
 
-async def test_it_is_ended_though_the_log_takes_nothing_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_is_ended_though_log_takes_nothing_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     works = Works()
     async with _at_work(tmp_path, works, ("hers", ALICE)) as (server, said):
         whole = server.audit.append_all

@@ -29,7 +29,7 @@ def revoke(prefix: str, **more: Any) -> requests.RevokePeer:
     return requests.RevokePeer(token_prefix=prefix, **more)
 
 
-async def test_a_peer_is_let_in_with_its_actions(world: World) -> None:
+async def test_peer_is_let_in_with_its_actions(world: World) -> None:
     asked = enroll(actions=("memory.read", "intent.delegate", "memory.read"), expires_at=2000)
     answer = await world.ask(world.operator, asked)
     assert [one.action for one in answer.granted] == ["memory.read", "intent.delegate"]
@@ -67,7 +67,7 @@ async def test_who_is_not_let_in(world: World, asked: requests.EnrollPeer, error
     assert world.capabilities.find(ADA.pubkey, "memory.read", 0) is None
 
 
-async def test_whose_grants_have_no_room_is_not_let_in_even_for_a_moment(world: World) -> None:
+async def test_whose_grants_have_no_room_is_not_let_in_even_for_moment(world: World) -> None:
     for ends in range(2000, 2000 + MAX_PER_ACTION):
         asked = requests.GrantCapability(action="memory.read", subject=ADA.pubkey, expires_at=ends)
         await world.ask(world.operator, asked)
@@ -78,7 +78,7 @@ async def test_whose_grants_have_no_room_is_not_let_in_even_for_a_moment(world: 
     assert "peer_enrolled" not in world.kinds()
 
 
-async def test_only_the_operator_lets_in_and_rotates(world: World) -> None:
+async def test_only_operator_lets_in_and_rotates(world: World) -> None:
     ada = await world.enroll(ADA, "peers.list", "peers.revoke", "peers.purge")
     assert isinstance(await world.refused(ada, enroll("eve@local")), errors.OperatorOnlyError)
     assert isinstance(await world.refused(ada, requests.RotateOperatorToken()), errors.OperatorOnlyError)
@@ -145,7 +145,7 @@ async def test_every_outcome_of_revoking(world: World) -> None:
         assert isinstance(await world.refused(world.operator, asked), errors.PeerRefusedError)
 
 
-async def test_a_whole_token_is_a_prefix_too(world: World) -> None:
+async def test_whole_token_is_prefix_too(world: World) -> None:
     answer = await world.ask(world.operator, enroll())
     assert (await world.ask(world.operator, revoke(answer.token_b58))).outcome.type == "revoked"
 
@@ -177,7 +177,7 @@ async def test_delegated_revoking(world: World) -> None:
     assert (await world.ask(ada, revoke(bob.token_prefix))).outcome.type == "revoked"
 
 
-async def test_nobody_locks_the_operator_out(world: World) -> None:
+async def test_nobody_locks_operator_out(world: World) -> None:
     ada = await world.enroll(ADA, "peers.revoke")
     prefix = world.peers.operator_token[:6]
     for asked in (revoke(prefix), revoke(prefix, force=True), revoke(world.peers.operator_token)):
@@ -207,7 +207,7 @@ async def test_who_ended_is_written_once(world: World) -> None:
     assert world.kinds() == ["peer_expired"]
 
 
-async def test_who_was_let_in_without_a_row_is_not_let_in(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_was_let_in_without_row_is_not_let_in(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def full(*_: Any, **__: Any) -> None:
         raise errors.StoreFullError("no room")
 

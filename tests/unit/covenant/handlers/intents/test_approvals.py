@@ -36,7 +36,7 @@ class Waits:
         return 1
 
 
-async def test_the_operator_alone_sees_and_answers(tmp_path: Path) -> None:
+async def test_operator_alone_sees_and_answers(tmp_path: Path) -> None:
     waits = Waits()
     server = intents_kit.make(tmp_path, runners=Runners({}, waits))
     operator = server_kit.caller(server.identity.agent, operator=True)

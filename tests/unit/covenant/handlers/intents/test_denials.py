@@ -51,7 +51,7 @@ async def shown(server: Server, caller: Caller, **fields: object) -> list[parts.
     return list((await denials.recent_denials(server, caller, wanted)).denials)
 
 
-async def test_denials_are_shown_to_whoever_asked_for_the_run(covenant_home: pathlib.Path) -> None:
+async def test_denials_are_shown_to_whoever_asked_for_run(covenant_home: pathlib.Path) -> None:
     server = await made(covenant_home)
     await asked(server, ALICE, runtime_kit.Acts(succeeds))
     with pytest.raises(errors.DeadlineError):

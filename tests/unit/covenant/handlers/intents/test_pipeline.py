@@ -41,7 +41,7 @@ async def _submit(server: Server, text: str, caller: Caller = ALICE, **fields: A
     return await submit.submit_intent(server, caller, requests.SubmitIntent(text=text, **fields))
 
 
-async def test_an_answer_is_in_memory_in_receipts_and_in_the_log_before_it_is_given(tmp_path: Path) -> None:
+async def test_answer_is_in_memory_in_receipts_and_in_log_before_it_is_given(tmp_path: Path) -> None:
     runtime_kit.package(tmp_path, "wordcount", name="Count words")
     server = await _made(tmp_path)
     result = await _submit(server, "count my words")
@@ -97,7 +97,7 @@ async def test_what_ended_while_credits_were_reserved_is_not_served_by_what_was_
         assert [row["passed"] for row in await rows(server, "capability_check")][-1] is False
 
 
-async def test_a_grant_that_is_taken_back_while_another_is_found_again_lets_nothing_begin(tmp_path: Path) -> None:
+async def test_grant_taken_back_while_another_is_found_again_lets_nothing_begin(tmp_path: Path) -> None:
     """While the last check's row is written, one of two grants is granted again and the other is revoked."""
     acts = Acts()
     runtime_kit.package(tmp_path, "finder", budget=9, required='["tool.web_search"]')
@@ -131,7 +131,7 @@ async def test_a_grant_that_is_taken_back_while_another_is_found_again_lets_noth
     assert acts.asked == []
 
 
-async def test_without_an_agent_the_answer_is_version_1_s_echo(tmp_path: Path) -> None:
+async def test_without_agent_answer_is_version_1_s_echo(tmp_path: Path) -> None:
     server = await _made(tmp_path)
     result = await _submit(server, "nobody knows this")
     assert result.text == "phase 0 echo (no agent matched): nobody knows this"
@@ -142,7 +142,7 @@ async def test_without_an_agent_the_answer_is_version_1_s_echo(tmp_path: Path) -
     assert [row["matched_agent"] for row in await rows(server, "intent_dispatched")] == [None]
 
 
-async def test_what_the_ignore_set_matches_goes_no_further(tmp_path: Path) -> None:
+async def test_what_ignore_set_matches_goes_no_further(tmp_path: Path) -> None:
     acts = Acts()
     server = await _made(tmp_path, acts=acts)
     result = await _submit(server, "read /home/me/secrets.toml")
@@ -152,7 +152,7 @@ async def test_what_the_ignore_set_matches_goes_no_further(tmp_path: Path) -> No
     assert await server.memory.recent(None, 10) == []
 
 
-async def test_an_answer_that_names_a_secret_is_given_and_not_kept(tmp_path: Path) -> None:
+async def test_answer_that_names_secret_is_given_and_not_kept(tmp_path: Path) -> None:
     async def tells(card: Card, asked: Intent) -> RunResult:
         return RunResult(text="it is in /etc/secrets.toml", usage=USED)
 
@@ -167,7 +167,7 @@ async def test_an_answer_that_names_a_secret_is_given_and_not_kept(tmp_path: Pat
     assert (await rows(server, "intent_dispatched"))[0]["status"] == "not_stored"
 
 
-async def test_an_answer_that_memory_could_never_show_is_given_and_not_kept(tmp_path: Path) -> None:
+async def test_answer_that_memory_could_never_show_is_given_and_not_kept(tmp_path: Path) -> None:
     async def tells(card: Card, asked: Intent) -> RunResult:
         return RunResult(text="x" * (2 * contract.INTENT_BYTES), usage=USED)
 
@@ -181,7 +181,7 @@ async def test_an_answer_that_memory_could_never_show_is_given_and_not_kept(tmp_
     assert [row["code"] for row in await rows(server, "intent_failed")] == ["memory_invalid"]
 
 
-async def test_the_check_is_written_either_way_and_without_a_grant_nothing_runs(tmp_path: Path) -> None:
+async def test_check_is_written_either_way_and_without_grant_nothing_runs(tmp_path: Path) -> None:
     acts = Acts()
     runtime_kit.package(tmp_path, "finder", required='["memory.write", "tool.web_search"]')
     server = await _made(tmp_path, acts=acts)
@@ -198,7 +198,7 @@ async def test_the_check_is_written_either_way_and_without_a_grant_nothing_runs(
         await _submit(server, "finder, find", BOB)
 
 
-async def test_a_scope_that_is_not_for_working_memory_is_no_grant(tmp_path: Path) -> None:
+async def test_scope_not_for_working_memory_is_no_grant(tmp_path: Path) -> None:
     server = await _made(tmp_path, grants=())
     scope = {"version": 1, "tiers": ["episodic"], "apply": True}
     await intents_kit.granted(server, ALICE, "memory.write", scope=scope)
@@ -207,7 +207,7 @@ async def test_a_scope_that_is_not_for_working_memory_is_no_grant(tmp_path: Path
     assert len(await rows(server, "capability_scope_rejected")) == 1
 
 
-async def test_an_agent_can_be_named_and_one_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+async def test_agent_can_be_named_and_one_not_there_is_error(tmp_path: Path) -> None:
     for agent_id in ("a", "b"):
         runtime_kit.package(tmp_path, agent_id, name="Same words")
     server = await _made(tmp_path)
@@ -228,7 +228,7 @@ async def test_an_agent_can_be_named_and_one_that_is_not_there_is_an_error(tmp_p
         (None, "high", "high"),
     ],
 )
-async def test_the_priority_is_the_manifest_s_or_a_lower_one(
+async def test_priority_is_manifest_s_or_lower_one(
     tmp_path: Path, asked: str | None, manifest: str, given: str
 ) -> None:
     acts = Acts()
@@ -238,7 +238,7 @@ async def test_the_priority_is_the_manifest_s_or_a_lower_one(
     assert acts.asked[0].priority == given
 
 
-async def test_an_intent_that_no_agent_could_be_given_costs_no_row(tmp_path: Path) -> None:
+async def test_intent_that_no_agent_could_be_given_costs_no_row(tmp_path: Path) -> None:
     server = await _made(tmp_path)
     with pytest.raises(errors.UsageError):
         await _submit(server, "x" * (1 << 20) + "x")
@@ -248,7 +248,7 @@ async def test_an_intent_that_no_agent_could_be_given_costs_no_row(tmp_path: Pat
 # --- runs that fail -------------------------------------------------------------------------------------------------
 
 
-async def test_a_run_that_fails_is_settled_and_written_down(tmp_path: Path) -> None:
+async def test_run_that_fails_is_settled_and_written_down(tmp_path: Path) -> None:
     async def fails(card: Card, asked: Intent) -> RunResult:
         raise with_spent(errors.AgentFailedError("the agent exited with status 3"), Spent(USED, "run-1"))
 
@@ -265,7 +265,7 @@ async def test_a_run_that_fails_is_settled_and_written_down(tmp_path: Path) -> N
     assert not server.budget.unsettled()
 
 
-async def test_a_run_that_never_began_gives_its_credit_back(tmp_path: Path) -> None:
+async def test_run_that_never_began_gives_its_credit_back(tmp_path: Path) -> None:
     async def refuses(card: Card, asked: Intent) -> RunResult:
         raise errors.UnsignedError("the package is not signed")
 
@@ -279,7 +279,7 @@ async def test_a_run_that_never_began_gives_its_credit_back(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("error", [errors.ServiceError, errors.PreemptedError])
-async def test_a_run_whose_end_nobody_saw_keeps_what_was_reserved(
+async def test_run_whose_end_nobody_saw_keeps_what_was_reserved(
     tmp_path: Path, error: type[errors.CovenantError]
 ) -> None:
     """So does a run that its budget ended, if its usage until then is unknown."""
@@ -296,7 +296,7 @@ async def test_a_run_whose_end_nobody_saw_keeps_what_was_reserved(
 
 
 @pytest.mark.parametrize("how", ["cancelled", "fault"])
-async def test_whoever_goes_away_and_a_fault_of_ours_leave_a_row_that_says_so(tmp_path: Path, how: str) -> None:
+async def test_whoever_goes_away_and_fault_of_ours_leave_row_that_says_so(tmp_path: Path, how: str) -> None:
     began = anyio.Event()
 
     async def waits(card: Card, asked: Intent) -> RunResult:
@@ -327,19 +327,19 @@ async def test_whoever_goes_away_and_a_fault_of_ours_leave_a_row_that_says_so(tm
     assert server.budget.tokens(billing.budget_of("a")) == 9
 
 
-async def test_after_the_daemon_died_its_runs_are_settled_and_written_down(tmp_path: Path) -> None:
+async def test_after_daemon_died_its_runs_are_settled_and_written_down(tmp_path: Path) -> None:
     server = await _made(tmp_path)
     agent = billing.budget_of("a")
     await server.budget.set_capacity(agent, 10)
     await server.budget.try_debit(agent, 1, "an-intent")
-    await recovery.look(server)
+    await recovery.recover_open_intents(server)
     assert not server.budget.unsettled()
     assert server.budget.tokens(agent) == 9
     (row,) = await rows(server, "intent_failed")
     assert (row["intent_id"], row["matched_agent"], row["code"]) == ("an-intent", "a", "cut_off")
 
 
-async def test_a_memory_that_takes_nothing_does_not_throw_the_answer_away(tmp_path: Path) -> None:
+async def test_memory_that_takes_nothing_does_not_throw_answer_away(tmp_path: Path) -> None:
     class Full:
         async def put(self, record: Any, *, room: Any = None) -> None:
             raise errors.MemoryStoreError("the disk is full")
@@ -353,7 +353,7 @@ async def test_a_memory_that_takes_nothing_does_not_throw_the_answer_away(tmp_pa
     ]
 
 
-async def test_a_log_that_takes_nothing_gives_no_answer(tmp_path: Path) -> None:
+async def test_log_that_takes_nothing_gives_no_answer(tmp_path: Path) -> None:
     server = await _made(tmp_path)
     whole = server.audit.append_all
 
@@ -370,7 +370,7 @@ async def test_a_log_that_takes_nothing_gives_no_answer(tmp_path: Path) -> None:
 # --- budget ---------------------------------------------------------------------------------------------------------
 
 
-async def test_without_credits_the_intent_waits_for_whoever_submitted_it(tmp_path: Path) -> None:
+async def test_without_credits_intent_waits_for_whoever_submitted_it(tmp_path: Path) -> None:
     clock = server_kit.Clock()
     runtime_kit.package(tmp_path, "a", budget=2, required='["tool.web_search"]')
     server = await _made(tmp_path, now_ms=clock, grants=("memory.write", "tool.web_search"))
@@ -402,7 +402,7 @@ async def _metered(server: Server, action: str, most: int) -> Callable[[], int]:
     return lambda: grant.used
 
 
-async def test_an_intent_that_waits_for_credits_has_used_no_grant(tmp_path: Path) -> None:
+async def test_intent_that_waits_for_credits_has_used_no_grant(tmp_path: Path) -> None:
     clock = server_kit.Clock()
     runtime_kit.package(tmp_path, "a", budget=2, required='["tool.call.x", "tool.call.y"]')
     server = await _made(tmp_path, now_ms=clock)
@@ -423,7 +423,7 @@ async def test_an_intent_that_waits_for_credits_has_used_no_grant(tmp_path: Path
     assert len(await server.budget.recent(100)) == debits
 
 
-async def test_however_many_ask_together_no_two_share_a_use_and_no_credit_is_lost(tmp_path: Path) -> None:
+async def test_however_many_ask_together_no_two_share_use_and_no_credit_is_lost(tmp_path: Path) -> None:
     acts = Acts()
     runtime_kit.package(tmp_path, "a", budget=100, required='["tool.call.x", "tool.call.y"]')
     server = await _made(tmp_path, acts=acts)
@@ -447,7 +447,7 @@ async def test_however_many_ask_together_no_two_share_a_use_and_no_credit_is_los
     assert server.budget.tokens(billing.budget_of("a")) == 100 - 3 * billing.cost(USED)
 
 
-async def test_one_that_is_asked_again_under_its_key_waits_no_longer(tmp_path: Path) -> None:
+async def test_one_asked_again_under_its_key_waits_no_longer(tmp_path: Path) -> None:
     clock = server_kit.Clock()
     runtime_kit.package(tmp_path, "a", budget=2)
     server = await _made(tmp_path, now_ms=clock)
@@ -461,7 +461,7 @@ async def test_one_that_is_asked_again_under_its_key_waits_no_longer(tmp_path: P
     assert server.checkpoints.active() == ()
 
 
-async def test_a_budget_of_nothing_is_no_gate_and_a_changed_one_holds_at_once(tmp_path: Path) -> None:
+async def test_budget_of_nothing_is_no_gate_and_changed_one_holds_at_once(tmp_path: Path) -> None:
     runtime_kit.package(tmp_path, "a", budget=0)
     server = await _made(tmp_path)
     await _submit(server, "x", agent="a")
@@ -501,7 +501,7 @@ async def test_one_that_its_budget_ended_waits_as_well(tmp_path: Path) -> None:
 # --- the same intent twice ------------------------------------------------------------------------------------------
 
 
-async def test_with_a_key_an_intent_runs_once_however_often_it_is_asked(tmp_path: Path) -> None:
+async def test_with_key_intent_runs_once_however_often_it_is_asked(tmp_path: Path) -> None:
     acts = Acts()
     runtime_kit.package(tmp_path, "a")
     server = await _made(tmp_path, acts=acts)
@@ -528,7 +528,7 @@ async def test_with_a_key_an_intent_runs_once_however_often_it_is_asked(tmp_path
     assert len(acts.asked) == 3
 
 
-async def test_with_a_key_an_intent_that_failed_may_be_tried_again(tmp_path: Path) -> None:
+async def test_with_key_intent_that_failed_may_be_tried_again(tmp_path: Path) -> None:
     async def fails_first(card: Card, asked: Intent) -> RunResult:
         if len(acts.asked) == 1:
             raise with_spent(errors.AgentFailedError("no"), Spent(USED, "run-1"))
@@ -546,7 +546,7 @@ async def test_with_a_key_an_intent_that_failed_may_be_tried_again(tmp_path: Pat
 
 
 @pytest.mark.parametrize("why", ["full", "ignored", "deleted", "log gone"])
-async def test_with_a_key_an_intent_whose_answer_is_not_kept_is_not_done_again(
+async def test_with_key_intent_whose_answer_is_not_kept_is_not_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     async def tells(card: Card, asked: Intent) -> RunResult:
@@ -573,7 +573,7 @@ async def test_with_a_key_an_intent_whose_answer_is_not_kept_is_not_done_again(
     assert (await _submit(server, "x", agent="a", idempotency_key="other")).text == result.text
 
 
-async def test_an_answer_whose_row_a_death_took_is_written_down_before_it_is_given_again(tmp_path: Path) -> None:
+async def test_answer_whose_row_death_took_is_written_down_before_it_is_given_again(tmp_path: Path) -> None:
     """The log fails between the record and the row, as after a kill; no client has the answer then."""
     server = await _made(tmp_path)
     whole = server.audit.append_all
@@ -598,7 +598,7 @@ async def test_an_answer_whose_row_a_death_took_is_written_down_before_it_is_giv
 
 
 @pytest.mark.parametrize("why", ["kept", "full", "deleted"])
-async def test_with_a_key_an_echo_leaves_its_rows_once_however_often_it_is_asked(
+async def test_with_key_echo_leaves_its_rows_once_however_often_it_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     server = await _made(tmp_path)
@@ -623,7 +623,7 @@ async def test_with_a_key_an_echo_leaves_its_rows_once_however_often_it_is_asked
 # --- who watches ----------------------------------------------------------------------------------------------------
 
 
-async def test_whoever_watches_hears_each_step_and_the_end(tmp_path: Path) -> None:
+async def test_whoever_watches_hears_each_step_and_end(tmp_path: Path) -> None:
     runtime_kit.package(tmp_path, "a", name="Count words")
     server = await _made(tmp_path)
     with server.feed.subscribe("intent") as heard:

@@ -28,12 +28,12 @@ from covenant.runtime.packages import Card
 from covenant.runtime.runner import Intent, Runners, RunResult, Spent, with_spent
 from covenant.settings import Settings
 from covenant.stores.audit import event_text
-from covenant.stores.audit.interface import Entry, Scan
+from covenant.stores.audit.interface import AuditEntry, Scan
 from covenant.stores.budget.interface import Reservation
 from covenant.wire import requests
 from covenant.wire.types import BudgetPauseCheckpoint
 from policy import errors
-from policy.audit_log.chain import Row
+from policy.audit_log.chain import ChainRow
 from tests import runtime_kit, server_kit
 from tests.intents_kit import ALICE
 from tests.runtime_kit import USED, Acts
@@ -110,7 +110,7 @@ _WAYS: dict[str, tuple[int, Any]] = {
 
 
 @pytest.mark.parametrize("way", _WAYS)
-async def test_a_kill_at_any_moment_leaves_no_intent_without_its_row(way: str, home: Path, tmp_path: Path) -> None:
+async def test_kill_at_any_moment_leaves_no_intent_without_its_row(way: str, home: Path, tmp_path: Path) -> None:
     per_hour, act = _WAYS[way]
     clock = server_kit.Clock()
     if act is not None:
@@ -151,7 +151,7 @@ async def _is_whole(when: str, copy: Path, clock: server_kit.Clock, way: str, ac
         left = {one.paired_receipt: one for one in server.budget.unsettled()}
         assert all(one.submitter == ALICE.agent for one in left.values()), when
         before = await _ends(server)
-        await recovery.look(server)
+        await recovery.recover_open_intents(server)
         assert server.budget.unsettled() == (), when
         after = await _ends(server)
         accepted.update(left)
@@ -181,11 +181,11 @@ async def _ends(server: Server) -> dict[str, list[str]]:
 
 async def _a_second_start_changes_nothing(server: Server, when: str) -> None:
     before = await server.audit.recent(1000)
-    await recovery.look(server)
+    await recovery.recover_open_intents(server)
     assert await server.audit.recent(1000) == before, when
 
 
-async def test_what_was_written_of_an_intent_before_it_was_asked_again_is_not_its_end(home: Path) -> None:
+async def test_what_was_written_of_intent_before_it_was_asked_again_is_not_its_end(home: Path) -> None:
     """A failed intent that is submitted again under its key has the same id."""
     clock = server_kit.Clock()
     async with daemon_stores.opened(Settings(home=home), clock=clock) as opened:
@@ -194,11 +194,11 @@ async def test_what_was_written_of_an_intent_before_it_was_asked_again_is_not_it
         await server.audit.append_all([recovery._failed(server, Reservation(agent, 0, "k", 1, ALICE.agent))])
         clock.at_ms += 1
         await server.budget.try_debit(agent, 0, "k", submitter=ALICE.agent)
-        await recovery.look(server)
+        await recovery.recover_open_intents(server)
         assert await _ends(server) == {"k": ["intent_failed"] * 2}
 
 
-async def test_an_end_that_is_long_or_stands_behind_many_is_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_end_long_or_stands_behind_many_is_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recovery holds a bounded part of the log at once; a dispatched intent must not get the row of a failed one."""
     monkeypatch.setattr(event_text, "MOST_HELD_BYTES", 1)
     names = [f"k{number}" for number in range(3)]
@@ -209,17 +209,17 @@ async def test_an_end_that_is_long_or_stands_behind_many_is_found(home: Path, mo
             done = {"intent_text": "words", "matched_agent": "a", "result_hash_hex": "0" * 64, "status": "ok"}
             # The rows about one intent are not about the others.
             failed = {"matched_agent": "a", "run_id": None, "stage": "memory", "code": "c", "message": "m"}
-            rows = [Entry("intent_failed", {"intent_id": name, **failed}, ALICE.agent)] * 3
+            rows = [AuditEntry("intent_failed", {"intent_id": name, **failed}, ALICE.agent)] * 3
             await server.audit.append_all(
-                [*rows, Entry("intent_dispatched", {"run_id": None, "intent_id": name, **done}, ALICE.agent)]
+                [*rows, AuditEntry("intent_dispatched", {"run_id": None, "intent_id": name, **done}, ALICE.agent)]
             )
         before = await server.audit.scan(lambda row: False, 1)
-        await recovery.look(server)
+        await recovery.recover_open_intents(server)
         assert server.budget.unsettled() == ()
         assert (await server.audit.scan(lambda row: False, 1)).scanned == before.scanned
 
 
-async def test_a_log_that_is_not_looked_through_tells_of_no_intent_that_it_failed(home: Path) -> None:
+async def test_log_not_looked_through_tells_of_no_intent_that_it_failed(home: Path) -> None:
     async with daemon_stores.opened(Settings(home=home), clock=server_kit.Clock()) as opened:
         server = opened.server
         await server.budget.try_debit(billing.budget_of("a"), 0, "k", submitter=ALICE.agent)
@@ -229,7 +229,7 @@ async def test_a_log_that_is_not_looked_through_tells_of_no_intent_that_it_faile
 
         server.audit.scan = cut  # type: ignore[method-assign]
         with pytest.raises(errors.StoreError, match="looked through"):
-            await recovery.look(server)
+            await recovery.recover_open_intents(server)
         assert [one.paired_receipt for one in server.budget.unsettled()] == ["k"]
         assert await _ends(server) == {}
 
@@ -248,7 +248,7 @@ def _full(monkeypatch: pytest.MonkeyPatch, *files: str) -> None:
 
 @pytest.mark.parametrize("way", ["done", "failed"])
 @pytest.mark.parametrize("files", [("working.jsonl",), ("ledger.jsonl",), ("working.jsonl", "events.jsonl")])
-async def test_what_a_run_used_is_neither_given_back_nor_lost_where_the_disk_is_full(
+async def test_what_run_used_is_neither_given_back_nor_lost_where_disk_is_full(
     home: Path, monkeypatch: pytest.MonkeyPatch, way: str, files: tuple[str, ...]
 ) -> None:
     runtime_kit.package(home, "a", budget=9)
@@ -288,7 +288,7 @@ async def test_what_a_run_used_is_neither_given_back_nor_lost_where_the_disk_is_
             assert len(await server.receipts.recent(9)) == 2
 
 
-async def test_what_no_disk_took_until_the_daemon_was_killed_is_taken_as_it_was_reserved(
+async def test_what_no_disk_took_until_daemon_was_killed_is_taken_as_it_was_reserved(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime_kit.package(home, "a", budget=9)
@@ -302,7 +302,7 @@ async def test_what_no_disk_took_until_the_daemon_was_killed_is_taken_as_it_was_
         shutil.copytree(home, copy)
         monkeypatch.undo()
     async with daemon_stores.opened(Settings(home=copy), clock=clock) as opened:
-        await recovery.look(opened.server)
+        await recovery.recover_open_intents(opened.server)
         assert (opened.server.budget.unsettled(), opened.server.budget.tokens(agent)) == ((), 8)
         assert await _ends(opened.server) == {acts.asked[0].id: ["intent_failed"]}
 
@@ -313,7 +313,7 @@ async def test_what_no_disk_took_until_the_daemon_was_killed_is_taken_as_it_was_
 async def test_what_no_room_mends_does_not_keep_all_others_from_running(
     home: Path, fault: errors.CovenantError
 ) -> None:
-    left, written = pending_writes.Unfinished(), list[str]()
+    left, written = pending_writes.PendingWrites(), list[str]()
 
     async def broken() -> None:
         raise fault
@@ -335,7 +335,7 @@ async def _ready(server: Server, acts: Acts) -> None:
     await capabilities.give(server, server.identity.agent, signed)
 
 
-async def test_a_refused_budget_leaves_what_waits_where_it_is(home: Path) -> None:
+async def test_refused_budget_leaves_what_waits_where_it_is(home: Path) -> None:
     """Others took the credits before the resume: the intent keeps its id and waits on, and its checkpoint stays."""
     clock = server_kit.Clock()
     runtime_kit.package(home, "a", budget=1)
@@ -358,7 +358,7 @@ async def test_a_refused_budget_leaves_what_waits_where_it_is(home: Path) -> Non
 
 
 @pytest.mark.parametrize("error", [errors.LedgerError("it does not hold together"), errors.StoreError("it broke")])
-async def test_an_end_that_the_log_does_not_take_is_written_once_it_does(home: Path, error: Exception) -> None:
+async def test_end_that_log_does_not_take_is_written_once_it_does(home: Path, error: Exception) -> None:
     runtime_kit.package(home, "a", budget=9)
     acts = Acts()
     async with daemon_stores.opened(Settings(home=home), clock=server_kit.Clock()) as opened:
@@ -366,7 +366,7 @@ async def test_an_end_that_the_log_does_not_take_is_written_once_it_does(home: P
         await _ready(server, acts)
         whole = server.audit.append_all
 
-        async def refuses(entries: Sequence[Entry]) -> list[str]:
+        async def refuses(entries: Sequence[AuditEntry]) -> list[str]:
             if any(one.kind == "intent_dispatched" for one in entries):
                 raise error
             return await whole(entries)
@@ -384,7 +384,7 @@ async def test_an_end_that_the_log_does_not_take_is_written_once_it_does(home: P
 @pytest.mark.parametrize("way", ["done", "failed"])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", ["receipts.append", "memory.put", "audit.append_all", "budget.settle"])
-async def test_an_end_that_is_cut_off_in_any_step_is_written_once(
+async def test_end_cut_off_in_any_step_is_written_once(
     home: Path, monkeypatch: pytest.MonkeyPatch, way: str, when: str, step: str
 ) -> None:
     """The store hangs until the deadline of the end has passed; the requested write has happened by then or has not."""
@@ -436,7 +436,7 @@ async def test_an_end_that_is_cut_off_in_any_step_is_written_once(
             assert len(acts.asked) == 1
 
 
-async def test_a_reservation_is_whole_or_not_at_all_whoever_goes_away(home: Path) -> None:
+async def test_reservation_is_whole_or_not_at_all_whoever_goes_away(home: Path) -> None:
     """A reservation that is cut off halfway would stay open until the next start, and so would its key."""
     runtime_kit.package(home, "a", budget=9)
     acts = Acts()
@@ -461,7 +461,7 @@ async def test_a_reservation_is_whole_or_not_at_all_whoever_goes_away(home: Path
         assert (await submit.submit_intent(server, ALICE, asked)).text == "a: words"
 
 
-async def test_rows_that_a_hung_disk_takes_late_are_not_written_again(
+async def test_rows_that_hung_disk_takes_late_are_not_written_again(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the deadline the rows are still being written, and no scan finds them: only a later row proves their fate."""
@@ -474,7 +474,7 @@ async def test_rows_that_a_hung_disk_takes_late_are_not_written_again(
         whole, hangs, goes_on = log._files.append, threading.Event(), threading.Event()
         scopes: list[anyio.CancelScope] = []
 
-        def append(written: Sequence[Row]) -> None:
+        def append(written: Sequence[ChainRow]) -> None:
             if any(b'"intent_dispatched"' in row.line for row in written):
                 hangs.set()
                 assert goes_on.wait(60)

@@ -16,7 +16,7 @@ def _keywords(agent_id: str, description: str = "", **fields: str) -> frozenset[
     return text_router.keywords(parse.parse(written.encode()))
 
 
-def test_an_agent_s_words_are_its_id_its_name_and_its_actions_without_the_namespace() -> None:
+def test_agent_s_words_are_its_id_its_name_and_its_actions_without_namespace() -> None:
     found = _keywords(
         "word-count", name="The Counter of Größe", required='["tool.web_search"]', optional='["memory.read"]'
     )
@@ -35,7 +35,7 @@ def test_what_it_says_that_it_does_are_words_of_it_too() -> None:
     ) == text_router.RouteMatch("asker", 1)
 
 
-def test_of_those_that_have_as_many_of_the_words_it_is_the_first_by_id_in_whatever_order() -> None:
+def test_of_those_that_have_as_many_of_words_it_is_first_by_id_in_whatever_order() -> None:
     known = [(agent_id, _keywords(agent_id, name="Same words")) for agent_id in ("c", "a", "b")]
     for order in (known, known[::-1]):
         assert text_router.route("same words", order) == text_router.RouteMatch("a", 2)

@@ -62,7 +62,7 @@ async def ready(world: World, name: str = "hello", **package: Any) -> tuple[Agen
     return me, hello
 
 
-async def test_an_agent_does_its_task(world: World) -> None:
+async def test_agent_does_its_task(world: World) -> None:
     me, hello = await ready(world)
     async with delivering(world):
         assert (await world.send(me, hello)).kind == "a2_a_task_queued"
@@ -131,7 +131,7 @@ async def test_who_has_another_token_is_not_shown_out(world: World) -> None:
         assert (await answer(world, ADA)).status == "ok"
 
 
-async def test_a_grant_can_be_bound_to_the_agent_that_was_looked_at(world: World) -> None:
+async def test_grant_can_be_bound_to_agent_that_was_looked_at(world: World) -> None:
     me, hello = world.identity.agent, await world.package("hello")
     await world.grant(me, "memory.write")
     await world.grant(me, f"a2a.send.{hello.display}", manifest_sha256=world.server.agents.find("hello").digest)
@@ -153,7 +153,7 @@ async def test_a_grant_can_be_bound_to_the_agent_that_was_looked_at(world: World
 
 
 @pytest.mark.parametrize("what", ["package", "grant"])
-async def test_what_changes_between_the_check_and_the_run_is_looked_at_again(world: World, what: str) -> None:
+async def test_what_changes_between_check_and_run_is_looked_at_again(world: World, what: str) -> None:
     """The rows of the check take their time: until the run begins the agent and its sender's grants may be others."""
     me, hello = world.identity.agent, await world.package("hello")
     await world.grant(me, "memory.write")
@@ -183,7 +183,7 @@ async def test_what_changes_between_the_check_and_the_run_is_looked_at_again(wor
     assert world.runs.asked == []
 
 
-async def test_a_task_ends_with_the_grant_that_it_was_sent_under(world: World) -> None:
+async def test_task_ends_with_grant_that_it_was_sent_under(world: World) -> None:
     me, hello = world.identity.agent, await world.package("hello")
     await world.grant(me, "memory.write")
     digest = world.server.agents.find("hello").digest
@@ -203,7 +203,7 @@ async def test_a_task_ends_with_the_grant_that_it_was_sent_under(world: World) -
     assert len(world.runs.ended) == 1
 
 
-async def test_a_full_disk_keeps_nobody_s_tasks_going(world: World) -> None:
+async def test_full_disk_keeps_nobody_s_tasks_going(world: World) -> None:
     made, hello = await _of_a_peer(world)
     world.runs.hold = anyio.Event()
     whole, failures = world.server.mailbox.cancel, [errors.StoreFullError("full")]
@@ -233,9 +233,9 @@ async def test_what_waited_before_is_done_too(world: World) -> None:
     assert len(world.runs.asked) == 3
 
 
-async def test_a_disk_that_was_full_once_leaves_no_task_behind(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "_AFTER_A_FAILURE", 0.0)
-    monkeypatch.setattr(delivery, "_LONGEST_WAIT", 0.01)
+async def test_disk_that_was_full_once_leaves_no_task_behind(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "AFTER_A_FAILURE", 0.0)
+    monkeypatch.setattr(delivery, "LONGEST_WAIT", 0.01)
     me, hello = await ready(world)
     lease, refused = world.server.mailbox.lease, list[str]()
 
@@ -252,7 +252,7 @@ async def test_a_disk_that_was_full_once_leaves_no_task_behind(world: World, mon
     assert refused == [hello.pubkey]
 
 
-async def test_the_senders_grants_decide(world: World) -> None:
+async def test_senders_grants_decide(world: World) -> None:
     """No way around the capability check: a peer gets done by an agent what it could have asked for itself."""
     _, hello = await ready(world, required='["tool.web_search"]')
     await world.server.peers.enroll(ADA, None)
@@ -270,7 +270,7 @@ async def test_the_senders_grants_decide(world: World) -> None:
     assert world.runs.asked == [("hello", "count to three", ADA)]
 
 
-async def test_an_agent_that_is_not_there(world: World) -> None:
+async def test_agent_not_there(world: World) -> None:
     me, hello = await ready(world)
     await world.send(me, hello)
     (world.home / "agents/hello/agent.toml").unlink()
@@ -280,7 +280,7 @@ async def test_an_agent_that_is_not_there(world: World) -> None:
         assert (await answer(world, me)).error_message == "no_such_agent: no agent has the id `hello`"
 
 
-async def test_a_failed_run_and_an_ignored_text_are_answers(world: World) -> None:
+async def test_failed_run_and_ignored_text_are_answers(world: World) -> None:
     me, hello = await ready(world)
 
     def fails(intent: Any) -> RunResult:
@@ -312,7 +312,7 @@ async def test_as_many_at_once_as_may_be(world: World) -> None:
     assert world.server.mailbox.running == set()
 
 
-async def test_whoever_queues_tasks_without_end_holds_up_nobody_else(world: World) -> None:
+async def test_whoever_queues_tasks_without_end_holds_up_no_other(world: World) -> None:
     """Each may last as long as its agent's manifest grants, and all of them were sent before."""
     _, hello = await _of_a_peer(world)
     await world.server.peers.enroll(EVE, None)
@@ -338,7 +338,7 @@ async def test_whoever_queues_tasks_without_end_holds_up_nobody_else(world: Worl
     assert world.runs.most_at_once == 4
 
 
-async def test_who_takes_a_task_back_ends_its_run(world: World) -> None:
+async def test_who_takes_task_back_ends_its_run(world: World) -> None:
     me, hello = await ready(world)
     world.runs.hold = anyio.Event()
     async with delivering(world):
@@ -354,7 +354,7 @@ async def test_who_takes_a_task_back_ends_its_run(world: World) -> None:
     assert (await world.rows("intent_failed"))[0]["code"] == "stopped"
 
 
-async def test_a_deadline_ends_a_run(world: World) -> None:
+async def test_deadline_ends_run(world: World) -> None:
     me, hello = await ready(world)
     world.runs.hold = anyio.Event()
     async with delivering(world):
@@ -366,7 +366,7 @@ async def test_a_deadline_ends_a_run(world: World) -> None:
     assert await world.rows("a2_a_task_expired") != []
 
 
-async def test_a_stop_is_not_the_end_of_a_task(home: Path) -> None:
+async def test_stop_is_not_end_of_task(home: Path) -> None:
     """Killed or stopped while it ran: the next daemon has it done, or says that it may have been, and knows which."""
     first = World(home)
     box = await DurableMailbox.open(home, now_ms=first.clock)
@@ -402,9 +402,7 @@ async def test_a_stop_is_not_the_end_of_a_task(home: Path) -> None:
     await box.close()
 
 
-async def test_a_run_whose_answer_was_not_posted_is_not_run_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_run_whose_answer_was_not_posted_is_not_run_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     me, hello = await ready(world)
     await world.send(me, hello)
     asked: list[str] = []
@@ -422,7 +420,7 @@ async def test_a_run_whose_answer_was_not_posted_is_not_run_again(
     assert len(world.runs.asked) == 1
 
 
-async def test_a_task_that_ends_the_daemon_each_time_is_given_up(home: Path) -> None:
+async def test_task_that_ends_daemon_each_time_is_given_up(home: Path) -> None:
     world = World(home)
     world.server.mailbox.limits = Limits(max_attempts=1)
     me, hello = await ready(world)
@@ -442,7 +440,7 @@ async def compacted(world: World) -> list[Mapping[str, Any]]:
 
 
 @pytest.mark.parametrize("limits", [Limits(entries=4), Limits(of_sender=4)])
-async def test_a_mailbox_that_is_half_full_is_compacted(world: World, limits: Limits) -> None:
+async def test_mailbox_half_full_is_compacted(world: World, limits: Limits) -> None:
     world.server.mailbox.limits = limits
     me, hello = await ready(world)
     async with delivering(world):
@@ -454,7 +452,7 @@ async def test_a_mailbox_that_is_half_full_is_compacted(world: World, limits: Li
     assert all(row["dropped"] >= 1 for row in rows)
 
 
-async def test_a_compaction_that_made_no_room_is_not_made_again_at_once(world: World) -> None:
+async def test_compaction_that_made_no_room_is_not_made_again_at_once(world: World) -> None:
     world.server.mailbox.limits = Limits(of_sender=4)
     me, hello = await ready(world)
     async with delivering(world):

@@ -32,7 +32,7 @@ def code(answer: Any) -> str | None:
     return found
 
 
-async def test_a_task_goes_its_way(world: World) -> None:
+async def test_task_goes_its_way(world: World) -> None:
     await friends(world)
     assert (await world.send(ADA, BOB)).kind == "a2_a_task_queued"
     given = await world.ask(BOB, requests.TryRecvA2ATask())
@@ -59,7 +59,7 @@ async def test_a_task_goes_its_way(world: World) -> None:
     ]
 
 
-async def test_whether_an_id_is_taken_by_another_is_nobody_s_to_know(world: World) -> None:
+async def test_whether_id_is_taken_by_another_is_nobody_s_to_know(world: World) -> None:
     """Eve sends under the id of Ada's task, to Bob and to herself: the answers are as if the id were free."""
     await friends(world)
     await world.grant(EVE, f"a2a.send.{BOB.pubkey}", f"a2a.send.{EVE.pubkey}", "a2a.repair.force_error")
@@ -146,7 +146,7 @@ async def test_scopes_bound_both_ends(world: World, whose: AgentId, action: str,
     assert (await world.send(ADA, BOB)).kind == "a2_a_task_queued"
 
 
-async def test_an_answer_to_nothing_is_refused_before_anybody_is_asked(world: World) -> None:
+async def test_answer_to_nothing_is_refused_before_anybody_is_asked(world: World) -> None:
     await friends(world)
     await world.send(ADA, BOB)
     asked = len(await world.rows("capability_check"))
@@ -177,7 +177,7 @@ async def test_answering_needs_leave(world: World) -> None:
     assert code(await world.post(BOB)) == "capability_not_held"
 
 
-async def test_the_queue_shows_each_its_own(world: World) -> None:
+async def test_queue_shows_each_its_own(world: World) -> None:
     await friends(world)
     hello = await world.package("hello")
     await world.grant(ADA, f"a2a.send.{hello.display}")
@@ -238,7 +238,7 @@ async def test_repairs(world: World) -> None:
     ]
 
 
-async def test_a_repair_within_its_scope(world: World) -> None:
+async def test_repair_within_its_scope(world: World) -> None:
     await world.grant(ADA, f"a2a.send.{BOB.pubkey}")
     await world.grant(BOB, f"a2a.recv.{ADA.pubkey}")
     await world.grant(ADA, "a2a.repair.requeue", duplicate_risk="idempotent", peer_pubkey_b58=BOB.pubkey)
@@ -250,7 +250,7 @@ async def test_a_repair_within_its_scope(world: World) -> None:
     assert (await world.ask(ADA, safe)).kind == "a2_a_repaired"
 
 
-async def test_cancel_is_the_senders(world: World) -> None:
+async def test_cancel_is_senders(world: World) -> None:
     await friends(world)
     await world.send(ADA, BOB)
     cancel = requests.CancelA2ATask(task_id="t1", reason="no need")
@@ -263,7 +263,7 @@ async def test_cancel_is_the_senders(world: World) -> None:
     ]
 
 
-async def test_stale_tasks_are_the_operators_to_retry(world: World) -> None:
+async def test_stale_tasks_are_operators_to_retry(world: World) -> None:
     await friends(world)
     await world.send(ADA, BOB, idempotency=Idempotency(duplicate_safety="idempotent", key="k"))
     await world.ask(BOB, requests.TryRecvA2ATask())

@@ -92,7 +92,7 @@ def test_what_is_seeded_lets_plain_words_pass(text: str) -> None:
         ("**/key.txt", "key.txt", True),
     ],
 )
-def test_a_rule_finds(rule: str, text: str, found: bool) -> None:
+def test_rule_finds(rule: str, text: str, found: bool) -> None:
     assert (IgnoreSet.of(rule).match(text) is not None) == found
 
 
@@ -111,7 +111,7 @@ def test_a_rule_finds(rule: str, text: str, found: bool) -> None:
         (("# a", "", "   ", "!", "/"), "a", None),
     ],
 )
-def test_the_last_match_wins_for_each_place(rules: tuple[str, ...], text: str, pattern: str | None) -> None:
+def test_last_match_wins_for_each_place(rules: tuple[str, ...], text: str, pattern: str | None) -> None:
     assert IgnoreSet.of(*rules).match(text) == pattern
 
 
@@ -119,7 +119,7 @@ def test_the_last_match_wins_for_each_place(rules: tuple[str, ...], text: str, p
 @given(
     st.lists(st.text(alphabet="ab*?/![]\\ .#é\n", max_size=10), max_size=5), st.text(alphabet="ab/ .\n\\é", max_size=60)
 )
-def test_any_rules_and_any_text_give_an_answer(rules: list[str], text: str) -> None:
+def test_any_rules_and_any_text_give_answer(rules: list[str], text: str) -> None:
     made = IgnoreSet.of(*rules)
     found = made.match(text)
     assert found is None or found in made.rules
@@ -130,13 +130,13 @@ def test_any_rules_and_any_text_give_an_answer(rules: list[str], text: str) -> N
 
 @settings(deadline=None)
 @given(st.text(alphabet="abc/. ", min_size=1, max_size=30), st.text(max_size=30), st.text(max_size=30))
-def test_what_a_rule_says_is_found_wherever_it_stands(said: str, before: str, after: str) -> None:
+def test_what_rule_says_is_found_wherever_it_stands(said: str, before: str, after: str) -> None:
     said = said.strip("/ ")
     if said:
         assert IgnoreSet.of(said).match(f"{before}{said}{after}") == said
 
 
-def test_a_long_text_made_to_be_slow_is_searched_all_the_same() -> None:
+def test_long_text_made_to_be_slow_is_searched_all_same() -> None:
     rules = IgnoreSet.of(*SEEDED, "a**b**c", "foo*bar", "x/**/y/**/z", "x/", "!x", "!/")
     for text in ("a" * 10**6, "foo" * 10**5, "x/" * 10**5 + "y/" * 10**5, "a/.en" * 10**5, "/" * 10**6):
         assert rules.match(text) is None
@@ -145,14 +145,14 @@ def test_a_long_text_made_to_be_slow_is_searched_all_the_same() -> None:
 # The file ------------------------------------------------------------------------------------------------------
 
 
-def test_a_home_without_rules_gets_the_seeded_ones(home: Path) -> None:
+def test_home_without_rules_gets_seeded_ones(home: Path) -> None:
     assert IgnoreSet.open(home).rules == SEEDED
     assert (home / ".covenantignore").stat().st_mode & 0o777 == 0o600
     (home / ".covenantignore").write_text("mine\n")
     assert IgnoreSet.open(home).rules == ("mine",)
 
 
-def test_a_change_counts_at_the_next_text(home: Path) -> None:
+def test_change_counts_at_next_text(home: Path) -> None:
     made = IgnoreSet.open(home)
     path = home / ".covenantignore"
     path.write_text("first\n")
@@ -165,9 +165,7 @@ def test_a_change_counts_at_the_next_text(home: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [b"\xff\xfe", b"x\n" * 600_000])
-def test_while_the_file_cannot_be_read_the_rules_before_hold(
-    home: Path, bad: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_while_file_cannot_be_read_rules_before_hold(home: Path, bad: bytes, caplog: pytest.LogCaptureFixture) -> None:
     made = IgnoreSet.open(home)
     (home / ".covenantignore").write_bytes(bad)
     assert made.rules == SEEDED
@@ -178,7 +176,7 @@ def test_while_the_file_cannot_be_read_the_rules_before_hold(
     assert made.match("x/.env") == "**/.env"
 
 
-def test_a_link_a_directory_and_a_home_for_all_are_refused(home: Path, tmp_path: Path) -> None:
+def test_link_directory_and_home_for_all_are_refused(home: Path, tmp_path: Path) -> None:
     (home / ".covenantignore").symlink_to(_written(tmp_path / "rules", "x"))
     with pytest.raises(errors.IgnoreFileError, match="symlink"):
         IgnoreSet.open(home)
@@ -198,7 +196,7 @@ def _written(path: Path, text: str) -> Path:
 
 
 @pytest.mark.anyio
-async def test_a_long_text_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_text_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     rules, begun, go_on = IgnoreSet.of("secret"), threading.Event(), threading.Event()
     whole = rules.match
 
@@ -209,7 +207,7 @@ async def test_a_long_text_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch)
         return whole(text)
 
     monkeypatch.setattr(rules, "match", match)
-    monkeypatch.setattr(ignore_rules, "_AT_ONCE", 100)
+    monkeypatch.setattr(ignore_rules, "AT_ONCE", 100)
     found: list[str | None] = []
 
     async def look(text: str) -> None:
@@ -226,7 +224,7 @@ async def test_a_long_text_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.anyio
-async def test_an_answer_waits_for_none_of_those_who_only_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answer_waits_for_none_of_those_who_only_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     rules, begun, go_on = IgnoreSet.of("secret"), threading.Semaphore(0), threading.Event()
     whole = rules.match
 
@@ -237,7 +235,7 @@ async def test_an_answer_waits_for_none_of_those_who_only_ask(monkeypatch: pytes
         return whole(text)
 
     monkeypatch.setattr(rules, "match", match)
-    monkeypatch.setattr(ignore_rules, "_AT_ONCE", 100)
+    monkeypatch.setattr(ignore_rules, "AT_ONCE", 100)
     async with anyio.create_task_group() as group:
         for _ in range(8):
             group.start_soon(rules.find, "asked" + "x" * 1000)

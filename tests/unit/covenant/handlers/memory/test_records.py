@@ -93,7 +93,7 @@ REQUESTS: list[requests.Request] = [
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: r.kind)
-async def test_without_a_grant_nothing_happens_and_a_row_says_so(world: World, request_: requests.Request) -> None:
+async def test_without_grant_nothing_happens_and_row_says_so(world: World, request_: requests.Request) -> None:
     await world.server.memory.put(record(1, owner=ALICE))
     for caller in (server_kit.caller(ALICE), world.operator):
         with pytest.raises(errors.CapabilityMissingError):
@@ -104,7 +104,7 @@ async def test_without_a_grant_nothing_happens_and_a_row_says_so(world: World, r
     assert len(await world.server.audit.recent(100)) == 2
 
 
-async def test_everybody_sees_its_own_records_and_the_operator_all(world: World) -> None:
+async def test_everybody_sees_its_own_records_and_operator_all(world: World) -> None:
     await world.server.memory.put(record(1, "a fox", owner=ALICE))
     await world.server.memory.put(record(2, "a fox", owner=BOB))
     alice = await world.granted(ALICE, *ALL)
@@ -136,7 +136,7 @@ async def test_everybody_sees_its_own_records_and_the_operator_all(world: World)
         ({"version": 1, "apply": False}, {1, 2, 3}),
     ],
 )
-async def test_a_read_shows_what_its_scope_admits(world: World, scope: Any, seen: set[int]) -> None:
+async def test_read_shows_what_its_scope_admits(world: World, scope: Any, seen: set[int]) -> None:
     for number in (1, 2, 3):
         tier = Tier.EPISODIC if number == 3 else Tier.WORKING
         await world.server.memory.put(record(number, "fox", owner=ALICE, tier=tier))
@@ -147,7 +147,7 @@ async def test_a_read_shows_what_its_scope_admits(world: World, scope: Any, seen
     assert newest.created_at == max(seen)
 
 
-async def test_a_grant_for_one_tier_reads_that_tier(world: World) -> None:
+async def test_grant_for_one_tier_reads_that_tier(world: World) -> None:
     await world.server.memory.put(record(1, owner=ALICE, tier=Tier.EPISODIC))
     alice = await world.granted(ALICE, "memory.read.episodic")
     assert len((await world.ask(alice, requests.RecentMemory(tier=Tier.EPISODIC))).records) == 1
@@ -156,7 +156,7 @@ async def test_a_grant_for_one_tier_reads_that_tier(world: World) -> None:
             await world.ask(alice, requests.RecentMemory(tier=tier))
 
 
-async def test_an_answer_is_cut_where_a_frame_would_not_take_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answer_is_cut_where_frame_would_not_take_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "MAX_ANSWER_BYTES", 3000)
     for number in (1, 2, 3):
         await world.server.memory.put(record(number, "x" * 1000, owner=ALICE))
@@ -169,7 +169,7 @@ async def test_an_answer_is_cut_where_a_frame_would_not_take_it(world: World, mo
 # Writing ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_client_writes_a_record_that_is_found_paid_for_and_told_of(world: World) -> None:
+async def test_client_writes_record_found_paid_for_and_told_of(world: World) -> None:
     alice = await world.granted(ALICE, *ALL)
     with world.server.feed.subscribe("memory") as live:
         stored = (
@@ -215,7 +215,7 @@ async def test_what_may_not_be_kept_is_not(world: World, text: str, metadata: An
     assert len(await world.rows("memory_write_ignored")) == (error is errors.TextIgnoredError)
 
 
-async def test_without_an_embedder_words_are_found(world: World) -> None:
+async def test_without_embedder_words_are_found(world: World) -> None:
     class Broken(HashEmbedder):
         async def embed(self, text: str) -> tuple[float, ...]:
             raise errors.EmbedderError("embedder is away")
@@ -227,7 +227,7 @@ async def test_without_an_embedder_words_are_found(world: World) -> None:
     assert len((await world.ask(alice, requests.SearchMemory(query="fox"))).records) == 1
 
 
-async def test_a_promotion_needs_both_tiers(world: World) -> None:
+async def test_promotion_needs_both_tiers(world: World) -> None:
     await world.server.memory.put(record(1, owner=ALICE))
     narrow = await world.granted(ALICE, "memory.write", scope={"version": 1, "tiers": ["longterm"]})
     with pytest.raises(errors.CapabilityScopeError, match="working"):
@@ -277,7 +277,7 @@ async def test_scopes_bound_maintenance(world: World, scope: Any, request_: requ
         assert len(await world.rows("capability_scope_rejected")) == 1
 
 
-async def test_a_repair_shows_before_and_after_and_its_row_the_reason(world: World) -> None:
+async def test_repair_shows_before_and_after_and_its_row_reason(world: World) -> None:
     given = record(1, owner=ALICE, parent=name(9), metadata={"a": 1})
     await world.server.memory.put(given)
     alice = await world.granted(ALICE, *ALL)
@@ -299,7 +299,7 @@ async def test_a_repair_shows_before_and_after_and_its_row_the_reason(world: Wor
         await world.ask(alice, repair(parts.DetachParent(id=name(1), expected_parent="other")))
 
 
-async def test_a_record_is_shown_once_where_no_answer_takes_it_twice_and_does_not_outgrow_one(world: World) -> None:
+async def test_record_is_shown_once_where_no_answer_takes_it_twice_and_does_not_outgrow_one(world: World) -> None:
     given = record(1, "x" * records.MAX_TEXT_BYTES, owner=ALICE, parent=name(9))
     await world.server.memory.put(given)
     alice = await world.granted(ALICE, *ALL)
@@ -315,7 +315,7 @@ async def test_a_record_is_shown_once_where_no_answer_takes_it_twice_and_does_no
     assert kept.metadata is None
 
 
-async def test_a_compaction_names_as_many_records_as_fit_and_counts_the_others(
+async def test_compaction_names_as_many_records_as_fit_and_counts_others(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paging, "ROOM", 3 * 2 * (len(name(1)) + 3))
@@ -332,23 +332,23 @@ async def test_a_compaction_names_as_many_records_as_fit_and_counts_the_others(
 
 
 @pytest.mark.parametrize("reason", ["", " \n", "x" * 5000])
-async def test_a_reason_is_mandatory(world: World, reason: str) -> None:
+async def test_reason_is_mandatory(world: World, reason: str) -> None:
     alice = await world.granted(ALICE, *ALL)
     for request_ in (repair(parts.DeleteRecord(id=name(1)), reason=reason), compact(reason=reason)):
         with pytest.raises(errors.MemoryInvalidError, match="reason"):
             await world.ask(alice, request_)
 
 
-async def test_an_empty_policy_is_refused(world: World) -> None:
+async def test_empty_policy_is_refused(world: World) -> None:
     alice = await world.granted(ALICE, *ALL)
     with pytest.raises(errors.MemoryInvalidError, match="nothing"):
         await world.ask(alice, compact(marked_at_ms=4))
 
 
-async def test_a_compaction_says_what_it_did_in_as_many_rows_as_it_takes(
+async def test_compaction_says_what_it_did_in_as_many_rows_as_it_takes(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "_IDS_IN_A_ROW", 2)
+    monkeypatch.setattr(maintenance, "IDS_IN_A_ROW", 2)
     for number in range(1, 6):
         await world.server.memory.put(record(number, owner=ALICE))
     await world.server.memory.put(record(6, owner=ALICE, tier=Tier.LONGTERM))
@@ -364,7 +364,7 @@ async def test_a_compaction_says_what_it_did_in_as_many_rows_as_it_takes(
     assert [r["stale_marked"] for r in rows] == [[name(6)], []]
 
 
-async def test_the_backfill_is_the_operators_and_for_everybody(world: World) -> None:
+async def test_backfill_is_operators_and_for_everybody(world: World) -> None:
     await world.server.memory.put(record(1, owner=ALICE))
     await world.server.receipts.append(receipt(1, memory=1, payer=ALICE, settled_at=5))
     alice = await world.granted(ALICE, *ALL)

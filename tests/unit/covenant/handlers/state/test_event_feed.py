@@ -9,7 +9,7 @@ import pytest
 
 from covenant.handlers.state import intent_progress
 from covenant.handlers.state.event_feed import Feed, Item, Subscription
-from covenant.handlers.state.intent_progress import Live
+from covenant.handlers.state.intent_progress import RunningIntents
 from policy import errors
 
 pytestmark = pytest.mark.anyio
@@ -64,7 +64,7 @@ async def test_there_are_only_so_many() -> None:
         assert feed.subscribers == 1
 
 
-async def test_a_daemon_that_stops_ends_each_stream_after_what_was() -> None:
+async def test_daemon_that_stops_ends_each_stream_after_what_was() -> None:
     feed = Feed()
     with feed.subscribe("audit") as subscription:
         feed.publish("audit", "last")
@@ -91,9 +91,9 @@ async def test_whoever_waits_is_woken() -> None:
     assert got == ["now"]
 
 
-async def test_who_comes_late_to_an_intent_hears_what_it_has_done() -> None:
+async def test_who_comes_late_to_intent_hears_what_it_has_done() -> None:
     feed = Feed()
-    intents = Live(feed)
+    intents = RunningIntents(feed)
     intents.say("i", "key", "accepted", 1, agent="a@b")
     with feed.subscribe("intent") as subscription:
         intents.say("i", "somebody else's key is not taken", "run_started", 2, run_id="r")
@@ -106,8 +106,8 @@ async def test_who_comes_late_to_an_intent_hears_what_it_has_done() -> None:
     assert heard[1].to_json() == {"intent_id": "i", "sequence": 2, "type": "ended", "at_ms": 3, "status": "ok"}
 
 
-async def test_what_is_kept_of_intents_has_an_end() -> None:
-    intents = Live(Feed())
+async def test_what_is_kept_of_intents_has_end() -> None:
+    intents = RunningIntents(Feed())
     for number in range(intent_progress.EVENTS + 5):
         intents.say("one", "key", "tool", number)
     assert [one.sequence for one in intents.so_far("one")] == list(range(5, intent_progress.EVENTS + 5))

@@ -59,7 +59,7 @@ def _code(answer: responses.Response) -> str | None:
     return answer.code if isinstance(answer, responses.Error) else None
 
 
-async def test_calls_of_tools_are_all_written_and_so_many_in_a_time(tmp_path: Path, seconds: Seconds) -> None:
+async def test_calls_of_tools_are_all_written_and_so_many_in_time(tmp_path: Path, seconds: Seconds) -> None:
     server = await _made(tmp_path, seconds)
     said = [_code(await server.respond(ALICE, _echo())) for _ in range(20)]
     assert said == [None] * 5 + ["too_many_requests"] * 15
@@ -70,12 +70,12 @@ async def test_calls_of_tools_are_all_written_and_so_many_in_a_time(tmp_path: Pa
     assert [_code(await server.respond(ALICE, _echo())) for _ in range(3)] == [None, None, "too_many_requests"]
     seconds.now += 1000.0
     assert [_code(await server.respond(ALICE, _echo())) for _ in range(6)].count(None) == 5
-    await server.floods.sum_up(server.audit, all_=True)
+    await server.refusals.sum_up(server.audit, all_=True)
     (row,) = await rows(server, "refusals_summed")
     assert (row["count"], row["codes"]) == (17, {"too_many_requests": 17})
 
 
-async def test_an_intent_takes_of_it_only_where_it_costs_nothing(tmp_path: Path, seconds: Seconds) -> None:
+async def test_intent_takes_of_it_only_where_it_costs_nothing(tmp_path: Path, seconds: Seconds) -> None:
     acts = Acts()
     runtime_kit.package(tmp_path, "paid", budget=99)
     runtime_kit.package(tmp_path, "free")
@@ -102,7 +102,7 @@ async def test_an_intent_takes_of_it_only_where_it_costs_nothing(tmp_path: Path,
     assert len(acts.asked) == 14
 
 
-async def test_to_look_through_the_log_for_a_key_is_bounded_as_well(
+async def test_to_look_through_log_for_key_is_bounded_as_well(
     tmp_path: Path, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "MAX_OWN", Room(records=0, bytes=0))
@@ -120,10 +120,10 @@ async def test_to_look_through_the_log_for_a_key_is_bounded_as_well(
     assert len(looks) <= 2 * 4
 
 
-async def test_an_answer_that_is_kept_is_looked_after_once(
+async def test_answer_kept_is_looked_after_once(
     tmp_path: Path, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submit, "_MOST_WHOLE", 2)
+    monkeypatch.setattr(submit, "MOST_WHOLE", 2)
     server = await _made(tmp_path, seconds)
     looks, whole = list[int](), server.audit.scan
 
@@ -151,7 +151,7 @@ async def test_an_answer_that_is_kept_is_looked_after_once(
     assert (len(looks), len(server.whole)) == (5, 0)
 
 
-async def test_the_operator_is_not_bounded(tmp_path: Path, seconds: Seconds) -> None:
+async def test_operator_is_not_bounded(tmp_path: Path, seconds: Seconds) -> None:
     server = await _made(tmp_path, seconds)
     operator = Caller(agent=server.identity.agent, operator=True, token_prefix="oooooo", transport="ipc")
     await intents_kit.granted(server, operator, "tool.call.echo", "memory.write")
@@ -160,7 +160,7 @@ async def test_the_operator_is_not_bounded(tmp_path: Path, seconds: Seconds) -> 
         assert _code(await server.respond(operator, requests.SubmitIntent(text="x"))) is None
 
 
-async def test_an_empty_bucket_hides_no_other_refusal(tmp_path: Path, seconds: Seconds) -> None:
+async def test_empty_bucket_hides_no_other_refusal(tmp_path: Path, seconds: Seconds) -> None:
     server = await _made(tmp_path, seconds)
     for _ in range(10):
         await server.respond(ALICE, _echo())
@@ -194,13 +194,13 @@ async def test_what_is_free_leaves_no_row(tmp_path: Path) -> None:
 
 
 async def test_full_buckets_are_let_go_of(tmp_path: Path, seconds: Seconds, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rate_limit, "_MOST_IDLE", 2)
+    monkeypatch.setattr(rate_limit, "MOST_IDLE", 2)
     server = await _made(tmp_path, seconds)
     for caller in (ALICE, BOB):
-        server.rates.admit(caller, server.floods, server.now_ms())
+        server.rates.admit(caller, server.refusals, server.now_ms())
     seconds.now += 10.0
     for _ in range(5):
-        server.rates.admit(server_kit.caller(mailbox_kit.EVE), server.floods, server.now_ms())
+        server.rates.admit(server_kit.caller(mailbox_kit.EVE), server.refusals, server.now_ms())
     assert list(server.rates._buckets) == [mailbox_kit.EVE.pubkey]
     with pytest.raises(errors.BusyError, match="2 requests a second"):
-        server.rates.admit(server_kit.caller(mailbox_kit.EVE), server.floods, server.now_ms())
+        server.rates.admit(server_kit.caller(mailbox_kit.EVE), server.refusals, server.now_ms())

@@ -17,7 +17,7 @@ from covenant.handlers.intents.pipeline import MOST_OF_IGNORED
 from covenant.handlers.memory import records
 from covenant.handlers.server import Server
 from covenant.handlers.state import refusal_summary
-from covenant.handlers.state.refusal_summary import Floods
+from covenant.handlers.state.refusal_summary import RefusalSummary
 from covenant.runtime.packages import Card
 from covenant.runtime.runner import Intent, RunResult
 from covenant.stores.memory.interface import Room
@@ -46,7 +46,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
 
 async def _made(home: Path, seconds: Seconds, acts: Acts | None = None, **given: Any) -> Server:
     server = intents_kit.make(home, acts=acts, **given)
-    server.floods = Floods(seconds)
+    server.refusals = RefusalSummary(seconds)
     await server.agents.reload()
     for who in (ALICE, BOB):
         await intents_kit.granted(server, who, "memory.write")
@@ -70,7 +70,7 @@ def _spend(server: Server) -> Any:
 
 
 @pytest.mark.parametrize("why", ["credits", "grant", "agent"])
-async def test_intents_that_are_refused_fill_no_log(tmp_path: Path, seconds: Seconds, why: str) -> None:
+async def test_intents_refused_fill_no_log(tmp_path: Path, seconds: Seconds, why: str) -> None:
     acts = Acts()
     runtime_kit.package(tmp_path, "a", budget=1, required='["tool.call.x"]' if why == "grant" else "[]")
     server = await _made(tmp_path, seconds, acts)
@@ -91,7 +91,7 @@ async def test_intents_that_are_refused_fill_no_log(tmp_path: Path, seconds: Sec
     assert await rows(server, "refusals_summed") == []
     written = len(await rows(server, "intent_failed"))
     seconds.now += refusal_summary.SECONDS
-    await server.floods.sum_up(server.audit)
+    await server.refusals.sum_up(server.audit)
     (row,) = await rows(server, "refusals_summed")
     assert (row["peer_pubkey_b58"], row["peer_display"], row["code"]) == (ALICE.agent.pubkey, ALICE.agent.display, code)
     # Each refusal has its own row or is in this count; Bob's has its own row.
@@ -106,13 +106,13 @@ async def test_who_is_refused_often_may_do_what_it_may(tmp_path: Path, seconds: 
     server = await _made(tmp_path, seconds)
     for _ in range(2 * MOST):
         assert await _refused(server, agent="none") == "no_such_agent"
-    assert server.floods.full(ALICE)
+    assert server.refusals.full(ALICE)
     done = await submit.submit_intent(server, ALICE, requests.SubmitIntent(text="x", agent="a"))
     assert done.text == "a: x"
     assert [row["intent_id"] for row in await rows(server, "intent_dispatched")] == [done.intent_id]
 
 
-async def test_every_check_that_refuses_is_bounded_and_the_operator_s_are_not(tmp_path: Path, seconds: Seconds) -> None:
+async def test_every_check_that_refuses_is_bounded_and_operator_s_are_not(tmp_path: Path, seconds: Seconds) -> None:
     server = await _made(tmp_path, seconds)
     operator = Caller(agent=server.identity.agent, operator=True, token_prefix="oooooo", transport="ipc")
     for caller, found in ((ALICE, MOST), (operator, MOST + 20)):
@@ -123,7 +123,7 @@ async def test_every_check_that_refuses_is_bounded_and_the_operator_s_are_not(tm
         assert len(await rows(server, "capability_check")) == found
 
 
-async def test_the_names_that_a_refusal_repeats_are_bounded_as_well(
+async def test_names_that_refusal_repeats_are_bounded_as_well(
     tmp_path: Path, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(refusal_summary, "MOST_BYTES", 1000)
@@ -134,7 +134,7 @@ async def test_the_names_that_a_refusal_repeats_are_bounded_as_well(
     assert len(await rows(server, "capability_check")) == 2
 
 
-async def test_the_words_of_who_is_refused_are_bounded_as_well(
+async def test_words_of_who_is_refused_are_bounded_as_well(
     tmp_path: Path, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(refusal_summary, "MOST_BYTES", 1000)
@@ -143,13 +143,13 @@ async def test_the_words_of_who_is_refused_are_bounded_as_well(
         asked = requests.SubmitIntent(text="/home/me/secrets.toml " + "x" * 600)
         assert (await submit.submit_intent(server, ALICE, asked)).status == "ignored"
     assert len(await rows(server, "intent_ignored")) == 2
-    await server.floods.sum_up(server.audit, all_=True)
+    await server.refusals.sum_up(server.audit, all_=True)
     assert [(row["count"], row["code"]) for row in await rows(server, "refusals_summed")] == [
         (MOST - 2, "text_ignored")
     ]
 
 
-async def test_of_an_answer_that_cost_nothing_and_has_no_room_the_log_has_the_beginning_of_its_question(
+async def test_of_answer_that_cost_nothing_and_has_no_room_log_has_beginning_of_its_question(
     tmp_path: Path, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "MAX_OWN", Room(records=1, bytes=10**6))
@@ -160,20 +160,20 @@ async def test_of_an_answer_that_cost_nothing_and_has_no_room_the_log_has_the_be
     assert [row["intent_text"] for row in await rows(server, "intent_dispatched")] == [text, text[:MOST_OF_IGNORED]]
 
 
-async def test_refusals_of_the_mailbox_are_in_it(tmp_path: Path, seconds: Seconds) -> None:
+async def test_refusals_of_mailbox_are_in_it(tmp_path: Path, seconds: Seconds) -> None:
     tmp_path.chmod(0o700)
     world = mailbox_kit.World(tmp_path)
-    world.server.floods = Floods(seconds)
+    world.server.refusals = RefusalSummary(seconds)
     for number in range(3 * MOST):
         await world.post(mailbox_kit.EVE, f"t{number}")
     assert len(await world.rows("a2_a_result_rejected")) == MOST
-    await world.server.floods.sum_up(world.server.audit, all_=True)
+    await world.server.refusals.sum_up(world.server.audit, all_=True)
     assert [row["count"] for row in await world.rows("refusals_summed")] == [2 * MOST]
 
 
-async def test_a_number_that_no_disk_takes_is_not_lost(tmp_path: Path, seconds: Seconds) -> None:
+async def test_number_that_no_disk_takes_is_not_lost(tmp_path: Path, seconds: Seconds) -> None:
     server = await _made(tmp_path, seconds)
-    server.floods.count(ALICE, 1, "c", "m")
+    server.refusals.suppress(ALICE, 1, "c", "m")
     whole = server.audit.append
 
     async def full(*given: Any, **more: Any) -> str:
@@ -181,22 +181,22 @@ async def test_a_number_that_no_disk_takes_is_not_lost(tmp_path: Path, seconds: 
 
     server.audit.append = full  # type: ignore[method-assign]
     with pytest.raises(errors.StoreFullError):
-        await server.floods.sum_up(server.audit, all_=True)
+        await server.refusals.sum_up(server.audit, all_=True)
     seconds.now += 2 * refusal_summary.SECONDS
     # Its interval is over, but it is still one flood: later refusals are added to its count.
-    assert server.floods.full(ALICE)
-    server.floods.count(ALICE, 2, "d", "n")
+    assert server.refusals.full(ALICE)
+    server.refusals.suppress(ALICE, 2, "d", "n")
     server.audit.append = whole  # type: ignore[method-assign]
     async with anyio.create_task_group() as group:
-        group.start_soon(server.floods.run, server.audit)
+        group.start_soon(server.refusals.run, server.audit)
         await anyio.wait_all_tasks_blocked()
         group.cancel_scope.cancel()
     (row,) = await rows(server, "refusals_summed")
     assert (row["count"], row["since_ms"], row["code"], row["message"]) == (2, 1, "d", "n")
-    assert not server.floods.full(ALICE)
+    assert not server.refusals.full(ALICE)
 
 
-async def test_a_package_that_cannot_start_fills_no_log(tmp_path: Path, seconds: Seconds) -> None:
+async def test_package_that_cannot_start_fills_no_log(tmp_path: Path, seconds: Seconds) -> None:
     async def refuses(card: Card, asked: Intent) -> RunResult:
         if card.id == "b":
             return await runtime_kit.echoes(card, asked)
@@ -218,7 +218,7 @@ async def test_a_package_that_cannot_start_fills_no_log(tmp_path: Path, seconds:
     assert len(acts.asked) == MOST + 2
     assert server.budget.tokens(billing.budget_of("a")) == 99
     seconds.now += refusal_summary.SECONDS
-    await server.floods.sum_up(server.audit)
+    await server.refusals.sum_up(server.audit)
     (row,) = await rows(server, "refusals_summed")
     assert (row["count"], row["codes"]) == (50, {"unsigned": 50})
     # The package may be fixed by now, so its start is tried again.
@@ -226,7 +226,7 @@ async def test_a_package_that_cannot_start_fills_no_log(tmp_path: Path, seconds:
     assert (await submit.submit_intent(server, ALICE, requests.SubmitIntent(text="x", agent="a"))).text == "a: x"
 
 
-async def test_a_changed_manifest_is_tried_also_in_a_flood(tmp_path: Path, seconds: Seconds) -> None:
+async def test_changed_manifest_is_tried_also_in_flood(tmp_path: Path, seconds: Seconds) -> None:
     async def refuses(card: Card, asked: Intent) -> RunResult:
         raise errors.UnsignedError("no operator signed it")
 
@@ -242,39 +242,39 @@ async def test_a_changed_manifest_is_tried_also_in_a_flood(tmp_path: Path, secon
     assert (await submit.submit_intent(server, ALICE, requests.SubmitIntent(text="x", agent="a"))).text == "a: x"
 
 
-async def test_the_row_of_a_flood_names_each_kind_with_its_number(tmp_path: Path, seconds: Seconds) -> None:
+async def test_row_of_flood_names_each_kind_with_its_number(tmp_path: Path, seconds: Seconds) -> None:
     server = await _made(tmp_path, seconds)
     for number in range(refusal_summary.MOST_CODES + 2):
         for _ in range(20 - number):
-            server.floods.count(ALICE, 1, f"c{number:02}", "m")
+            server.refusals.suppress(ALICE, 1, f"c{number:02}", "m")
     # The number of codes in memory is bounded.
     for number in range(1000):
-        server.floods.count(ALICE, 1, f"x{number}", "m")
-    await server.floods.sum_up(server.audit, all_=True)
+        server.refusals.suppress(ALICE, 1, f"x{number}", "m")
+    await server.refusals.sum_up(server.audit, all_=True)
     (row,) = await rows(server, "refusals_summed")
     named = {f"c{number:02}": 20 - number for number in range(refusal_summary.MOST_CODES)}
     assert row["codes"] == {**named, refusal_summary.OTHERS: row["count"] - sum(named.values())}
 
 
-async def test_what_is_counted_while_a_number_is_written_is_in_the_next(tmp_path: Path, seconds: Seconds) -> None:
+async def test_what_is_counted_while_number_is_written_is_in_next(tmp_path: Path, seconds: Seconds) -> None:
     server = await _made(tmp_path, seconds)
-    server.floods.count(ALICE, 1, "first", "m")
+    server.refusals.suppress(ALICE, 1, "first", "m")
     whole = server.audit.append
 
     async def counts(*given: Any, **more: Any) -> str:
-        server.floods.count(ALICE, 1, "second", "m")
+        server.refusals.suppress(ALICE, 1, "second", "m")
         server.audit.append = whole  # type: ignore[method-assign]
         return await whole(*given, **more)
 
     server.audit.append = counts  # type: ignore[method-assign]
     for _ in range(2):
-        await server.floods.sum_up(server.audit, all_=True)
+        await server.refusals.sum_up(server.audit, all_=True)
     assert [row["codes"] for row in await rows(server, "refusals_summed")] == [{"first": 1}, {"second": 1}]
 
 
-async def test_a_number_that_is_written_while_the_daemon_ends_is_told_once(tmp_path: Path, seconds: Seconds) -> None:
+async def test_number_written_while_daemon_ends_is_told_once(tmp_path: Path, seconds: Seconds) -> None:
     server = await _made(tmp_path, seconds)
-    server.floods.count(ALICE, 1, "c", "m")
+    server.refusals.suppress(ALICE, 1, "c", "m")
     whole, taken, goes_on = server.audit.append, anyio.Event(), anyio.Event()
 
     async def slow(*given: Any, **more: Any) -> str:
@@ -288,11 +288,11 @@ async def test_a_number_that_is_written_while_the_daemon_ends_is_told_once(tmp_p
 
         async def sums_up() -> None:
             try:
-                await server.floods.sum_up(server.audit, all_=True)
+                await server.refusals.sum_up(server.audit, all_=True)
                 await anyio.lowlevel.checkpoint()
             finally:
                 with anyio.CancelScope(shield=True):
-                    await server.floods.sum_up(server.audit, all_=True)
+                    await server.refusals.sum_up(server.audit, all_=True)
 
         group.start_soon(sums_up)
         await taken.wait()

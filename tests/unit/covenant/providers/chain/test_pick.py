@@ -28,7 +28,7 @@ ROOT = receipt_tree.root([hashlib.sha256(bytes([n])).digest() for n in range(5)]
 BATCH = Batch(receipt_tree.batch_id(ROOT).hex(), ROOT.hex(), 5)
 
 
-def test_without_a_chain_it_is_said_what_is_missing() -> None:
+def test_without_chain_it_is_said_what_is_missing() -> None:
     status = interface.OffChain().status()
     assert not status.ready
     assert status.missing == ("cluster", "rpc_url", "program_id", "covnt_mint", "signer")
@@ -37,14 +37,14 @@ def test_without_a_chain_it_is_said_what_is_missing() -> None:
 
 
 @pytest.mark.anyio
-async def test_without_a_chain_nothing_is_anchored() -> None:
+async def test_without_chain_nothing_is_anchored() -> None:
     with pytest.raises(errors.ChainError) as refused:
         await interface.OffChain().anchor(BATCH, now_ms=1)
     assert "program_id" in refused.value.hint
 
 
 @pytest.mark.anyio
-async def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
 
     def without(name: str, *more: Any) -> Any:
@@ -62,7 +62,7 @@ async def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) ->
         assert "covenant-supervisor[settlement]" in refused.value.hint
 
 
-def test_the_instruction_has_its_name_the_batch_and_the_accounts() -> None:
+def test_instruction_has_its_name_batch_and_accounts() -> None:
     made = transactions.anchor_instruction(BATCH, program_id=PROGRAM, authority=SIGNER.pubkey())
     name = hashlib.sha256(b"global:anchor_receipt_batch").digest()[:8]
     batch_id = hashlib.sha256(b"covenant-receipts:" + ROOT.hex().encode()).digest()
@@ -97,7 +97,7 @@ def test_addresses_are_derived_from_version_1s_seeds() -> None:
         assert not found.is_on_curve()
 
 
-def test_the_transaction_is_signed_fits_a_packet_and_reads_back() -> None:
+def test_transaction_is_signed_fits_packet_and_reads_back() -> None:
     instruction = transactions.anchor_instruction(BATCH, program_id=PROGRAM, authority=SIGNER.pubkey())
     made = transactions.signed(instruction, signer=SIGNER, blockhash=Hash.default())
     raw = bytes(made)
@@ -110,7 +110,7 @@ def test_the_transaction_is_signed_fits_a_packet_and_reads_back() -> None:
         transactions.signed(big, signer=SIGNER, blockhash=Hash.default())
 
 
-def test_a_memo_says_the_batch_and_nothing_else_is_one() -> None:
+def test_memo_says_batch_and_nothing_else_is_one() -> None:
     text = transactions.memo(BATCH)
     assert transactions.read_memo(text) == BATCH
     for other in ("", text + " ", text.upper(), text.replace("v1", "v2"), f"x{text}", f"Memo (len 9): {text}"):
@@ -118,7 +118,7 @@ def test_a_memo_says_the_batch_and_nothing_else_is_one() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 2**32])
-def test_a_batch_whose_number_has_no_place_is_refused(count: int) -> None:
+def test_batch_whose_number_has_no_place_is_refused(count: int) -> None:
     batch = Batch(BATCH.batch_id, BATCH.merkle_root, count)
     with pytest.raises(errors.ChainError):
         transactions.memo(batch)
@@ -134,7 +134,7 @@ def _execute(instruction: Instruction, *, paid: bool = True) -> TransactionMetad
     return vm.send_transaction(made)
 
 
-def test_the_program_of_the_machine_carries_the_root() -> None:
+def test_program_of_machine_carries_root() -> None:
     """The memo program itself repeats the text and names who signed: not we, but what was executed."""
     done = _execute(transactions.memo_instruction(BATCH, authority=SIGNER.pubkey()))
     assert isinstance(done, TransactionMetadata)
@@ -144,7 +144,7 @@ def test_the_program_of_the_machine_carries_the_root() -> None:
     assert f"Program {transactions.MEMO_PROGRAM} success" in logs
 
 
-def test_the_machine_refuses_what_nobody_pays_for_and_a_program_that_is_not_there() -> None:
+def test_machine_refuses_what_nobody_pays_for_and_program_not_there() -> None:
     memo = transactions.memo_instruction(BATCH, authority=SIGNER.pubkey())
     assert isinstance(_execute(memo, paid=False), FailedTransactionMetadata)
     absent = Keypair.from_seed(b"9" * 32).pubkey()
@@ -153,7 +153,7 @@ def test_the_machine_refuses_what_nobody_pays_for_and_a_program_that_is_not_ther
 
 
 @pytest.mark.anyio
-async def test_a_root_is_anchored_in_the_machine() -> None:
+async def test_root_is_anchored_in_machine() -> None:
     vm = LocalVm(bytes(range(32)))
     status = vm.status()
     assert status.ready
@@ -166,7 +166,7 @@ async def test_a_root_is_anchored_in_the_machine() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_machine_that_kept_another_root_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_machine_that_kept_another_root_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     true_memo = transactions.memo
 
     def wrong(batch: Batch) -> str:
@@ -178,7 +178,7 @@ async def test_a_machine_that_kept_another_root_is_found_out(monkeypatch: pytest
 
 
 @pytest.mark.anyio
-async def test_a_transaction_that_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_transaction_that_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "MEMO_PROGRAM", str(Keypair.from_seed(b"9" * 32).pubkey()))
     with pytest.raises(errors.ChainError, match="failed"):
         await LocalVm(bytes(range(32))).anchor(BATCH, now_ms=1)

@@ -42,7 +42,7 @@ def cosine(first: str, second: str) -> float:
         ("network timeouts of Postgres", "postgres"),
     ],
 )
-def test_forms_of_words_and_slips_of_the_pen_are_near(query: str, nearest: str) -> None:
+def test_forms_of_words_and_slips_of_pen_are_near(query: str, nearest: str) -> None:
     scores = {name: cosine(query, text) for name, text in DOCUMENTS.items()}
     assert max(scores, key=scores.__getitem__) == nearest
     assert scores[nearest] > 0.2
@@ -59,13 +59,13 @@ def test_this_version_makes_these_bits(text: str) -> None:
     assert hashlib.sha256(struct.pack("<384f", *hashed.embed(text))).hexdigest() == DIGESTS[text]
 
 
-def test_only_the_beginning_of_a_long_text_counts() -> None:
+def test_only_beginning_of_long_text_counts() -> None:
     text = "word " * (hashed.MAX_CHARACTERS // 5 + 1)
     assert hashed.embed(text + "other") == hashed.embed(text)
 
 
 @given(st.text())
-def test_a_vector_has_norm_1_or_the_text_has_no_words(text: str) -> None:
+def test_vector_has_norm_1_or_text_has_no_words(text: str) -> None:
     vector = hashed.embed(text)
     assert vector == hashed.embed(text)
     if vector:
@@ -77,7 +77,7 @@ def test_a_vector_has_norm_1_or_the_text_has_no_words(text: str) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("text", ["short", "long " * 500, "", "\ud800"])
-async def test_the_embedder_is_the_function(text: str) -> None:
+async def test_embedder_is_function(text: str) -> None:
     embedder = hashed.HashEmbedder()
     assert await embedder.embed(text) == hashed.embed(text)
     assert (embedder.name, embedder.dimensions) == (hashed.NAME, 384)

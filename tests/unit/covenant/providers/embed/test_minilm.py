@@ -73,7 +73,7 @@ class Session:
 
 
 @pytest.mark.anyio
-async def test_the_vector_is_the_mean_of_the_tokens_made_to_norm_1() -> None:
+async def test_vector_is_mean_of_tokens_made_to_norm_1() -> None:
     hidden = np.zeros((1, 4, 384), dtype=np.float32)
     hidden[0, :, 0], hidden[0, 1, 1] = 3.0, 16.0
     session = Session(hidden)
@@ -116,14 +116,14 @@ def with_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.usefixtures("without")
-async def test_without_the_extra_the_refusal_names_it() -> None:
+async def test_without_extra_refusal_names_it() -> None:
     with pytest.raises(errors.EmbedderError, match="onnxruntime") as refused:
         await pick.pick(EmbedSettings(provider="minilm"))
     assert "covenant-supervisor[minilm]" in refused.value.hint
 
 
 @pytest.mark.usefixtures("with_runtime")
-def test_without_the_model_the_refusal_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_model_refusal_names_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minilm, "PACKAGE", "a_package_that_is_not_there")
     with pytest.raises(errors.EmbedderError, match="needs its model") as refused:
         minilm.load()
@@ -146,7 +146,7 @@ def test_another_model_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.anyio
-async def test_the_real_model_knows_what_words_mean_where_it_is_installed() -> None:
+async def test_real_model_knows_what_words_mean_where_it_is_installed() -> None:
     there = all(importlib.util.find_spec(name) is not None for name in ("onnxruntime", minilm.PACKAGE))
     if not there:
         with pytest.raises(errors.EmbedderError):

@@ -19,25 +19,25 @@ def write(home: Path, text: str, mode: int = 0o600) -> Path:
     return path
 
 
-def test_without_the_file_or_the_section_the_default_holds(home: Path) -> None:
+def test_without_file_or_section_default_holds(home: Path) -> None:
     assert pick.read_settings(home) == EmbedSettings()
     write(home, '[llm]\napi_key = "k"\n')
     assert pick.read_settings(home) == EmbedSettings(provider="local")
 
 
-def test_the_section_is_read_and_others_are_left_alone(home: Path) -> None:
+def test_section_is_read_and_others_are_left_alone(home: Path) -> None:
     write(home, '[embed]\nprovider = "ollama"\nmodel = "m"\nendpoint = "http://h:1"\nother = 1\n[search]\nx = 1\n')
     assert pick.read_settings(home) == EmbedSettings(provider="ollama", model="m", endpoint="http://h:1")
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644])
-def test_a_file_that_others_can_read_is_refused(home: Path, mode: int) -> None:
+def test_file_that_others_can_read_is_refused(home: Path, mode: int) -> None:
     write(home, "[embed]\n", mode)
     with pytest.raises(errors.SettingError, match=f"mode 0{mode:o}"):
         pick.read_settings(home)
 
 
-def test_a_symlink_is_refused(home: Path, tmp_path: Path) -> None:
+def test_symlink_is_refused(home: Path, tmp_path: Path) -> None:
     (home / "secrets.toml").symlink_to(write(tmp_path, "[embed]\n"))
     with pytest.raises(errors.SettingError, match="symlink"):
         pick.read_settings(home)
@@ -66,7 +66,7 @@ def test_what_cannot_be_used_is_named_and_never_repeated(text: str, said: str) -
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("provider", ["local", "mock"])
-async def test_the_default_and_version_1s_mock_are_the_local_one(provider: str) -> None:
+async def test_default_and_version_1s_mock_are_local_one(provider: str) -> None:
     picked = await pick.pick(EmbedSettings.model_validate({"provider": provider}))
     assert isinstance(picked.embedder, HashEmbedder)
     assert picked.warning == ""

@@ -59,7 +59,7 @@ def test_off_has_no_ruleset_no_gate_and_loopback_alone() -> None:
     assert artefacts.json("runtime.json")["flags"]["--network"] == "none"
 
 
-def test_a_network_gives_the_agent_one_interface_and_gvisors_own_stack() -> None:
+def test_network_gives_agent_one_interface_and_gvisors_own_stack() -> None:
     artefacts = sample.compiled(full(*MIXED))
     assert artefacts.json("network.json")["interfaces"] == ["eth0", "lo"]
     assert artefacts.json("runtime.json")["flags"]["--network"] == "sandbox"
@@ -70,9 +70,7 @@ def test_a_network_gives_the_agent_one_interface_and_gvisors_own_stack() -> None
 @pytest.mark.parametrize(
     ("mode", "protocols", "ports"), [("outbound-https-only", {"tls"}, 443), ("full", {"tcp", "udp"}, 65535)]
 )
-def test_a_mode_without_a_table_is_every_public_address_and_every_name(
-    mode: str, protocols: set[str], ports: int
-) -> None:
+def test_mode_without_table_is_every_public_address_and_every_name(mode: str, protocols: set[str], ports: int) -> None:
     artefacts = sample.compiled(sample.manifest(network=mode))
     found = rows(artefacts)
     assert set(found) == {(host, p) for host in ("any public address", "*") for p in protocols}
@@ -96,7 +94,7 @@ def test_every_name_with_another_access_than_every_address_has_sets_of_its_own()
 # --- sets and their names -------------------------------------------------------------------------------
 
 
-def test_addresses_that_are_reached_alike_share_one_pair_of_sets() -> None:
+def test_addresses_reached_alike_share_one_pair_of_sets() -> None:
     entries = [(f"198.18.{n}.4", "[443]", "tls") for n in range(128)]
     entries += [(f"2001:db8:{n:x}::1", "[443]", "tls") for n in range(1, 129)]
     artefacts = sample.compiled(full(*entries))
@@ -108,7 +106,7 @@ def test_addresses_that_are_reached_alike_share_one_pair_of_sets() -> None:
     assert len(artefacts.json("network.json")["grants"]) == 256
 
 
-def test_a_grants_names_do_not_change_when_others_come_and_go() -> None:
+def test_grants_names_do_not_change_when_others_come_and_go() -> None:
     alone = {entry[0]: rows(sample.compiled(full(entry))) for entry in MIXED}
     together = rows(sample.compiled(full(*MIXED)))
     for found in alone.values():
@@ -116,7 +114,7 @@ def test_a_grants_names_do_not_change_when_others_come_and_go() -> None:
             assert together[key] == row
 
 
-def test_neighbours_become_one_span_and_it_is_written_as_a_block_where_it_is_one() -> None:
+def test_neighbours_become_one_span_and_it_is_written_as_block_where_it_is_one() -> None:
     artefacts = sample.compiled(
         full(("192.0.2.0", "[80]", "tcp"), ("192.0.2.1", "[80]", "tcp"), ("192.0.2.4", "[80]", "tcp"),
              ("192.0.2.5", "[80]", "tcp"), ("192.0.2.6", "[80]", "tcp"))
@@ -143,7 +141,7 @@ def test_mapped_addresses_are_ipv4() -> None:
     assert [name[:3] for name, _ in found.groups[0].sets] == ["a4_"]
 
 
-def test_what_no_name_leads_to_is_everything_that_is_not_public() -> None:
+def test_what_no_name_leads_to_is_everything_not_public() -> None:
     for version, low in ((4, 0), (6, 2**33)):
         artefacts = sample.compiled(full(("api.example.com", "[443]", "tls")))
         text = lines(artefacts)
@@ -191,7 +189,7 @@ def test_without_tls_grants_there_is_no_gate_and_without_names_no_dns() -> None:
     assert artefacts.json("gates.json") == {"version": 1, "dns": None, "tls": None}
 
 
-def test_the_rate_is_one_bucket_each_way_and_no_higher_than_the_kernel_takes() -> None:
+def test_rate_is_one_bucket_each_way_and_no_higher_than_kernel_takes() -> None:
     for asked, held in ((1_000_000, 1_000_000), (10**12, firewall.MAX_BYTES_PER_SECOND)):
         artefacts = sample.compiled(full(*MIXED, resources=f"net_bps = {asked}"))
         assert artefacts.json("network.json")["net_bps"] == asked
@@ -207,7 +205,7 @@ def test_the_rate_is_one_bucket_each_way_and_no_higher_than_the_kernel_takes() -
     assert "limit rate over" not in sample.compiled(full(*MIXED)).files["firewall.nft"].decode()
 
 
-def test_what_is_refused_is_told_first_within_a_rate_and_in_one_place() -> None:
+def test_what_is_refused_is_told_first_within_rate_and_in_one_place() -> None:
     for grants in (MIXED, (("192.0.2.7", "[80]", "tcp"),)):
         artefacts = sample.compiled(full(*grants))
         told = "limit rate 64/second burst 128 packets log group 27 snaplen 128"
@@ -215,7 +213,7 @@ def test_what_is_refused_is_told_first_within_a_rate_and_in_one_place() -> None:
         assert artefacts.files["firewall.nft"].decode().count(" log ") == 1
 
 
-def test_the_gates_know_patterns_ports_and_addresses() -> None:
+def test_gates_know_patterns_ports_and_addresses() -> None:
     gates = sample.compiled(full(*MIXED)).json("gates.json")
     assert [entry["pattern"] for entry in gates["dns"]["names"]] == ["*.example.org", "api.example.com"]
     assert all(len(entry["sets"][v]) == 1 for entry in gates["dns"]["names"] for v in ("v4", "v6"))
@@ -226,7 +224,7 @@ def test_the_gates_know_patterns_ports_and_addresses() -> None:
 # --- causes ---------------------------------------------------------------------------------------------
 
 
-def test_every_rule_of_a_network_names_its_line() -> None:
+def test_every_rule_of_network_names_its_line() -> None:
     found = full(*MIXED, resources="net_bps = 5")
     artefacts = sample.compiled(found)
     by_rule = {f"{r.artefact}:{r.rule}": r for r in report.explain(artefacts, where=found.where)}
@@ -245,7 +243,7 @@ def test_every_rule_of_a_network_names_its_line() -> None:
     assert by_rule["firewall.nft:chain/refuse/1"].kind == "built-in"
 
 
-def test_a_destination_that_the_manifest_does_not_cover_is_not_compiled() -> None:
+def test_destination_that_manifest_does_not_cover_is_not_compiled() -> None:
     found = full(*MIXED)
     own = nine.requested(found, roles=data.roles())
     for entry in (
@@ -283,7 +281,7 @@ TAMPERED = {
 
 
 @pytest.mark.parametrize("case", TAMPERED)
-def test_a_ruleset_with_something_more_is_not_explained(case: str) -> None:
+def test_ruleset_with_something_more_is_not_explained(case: str) -> None:
     found = full(*MIXED)
     artefacts = sample.compiled(found)
     report.explain(artefacts, where=found.where)
@@ -295,7 +293,7 @@ def test_a_ruleset_with_something_more_is_not_explained(case: str) -> None:
         report.explain(changed, where=found.where)
 
 
-def test_a_ruleset_without_a_network_and_a_network_without_one_are_not_explained() -> None:
+def test_ruleset_without_network_and_network_without_one_are_not_explained() -> None:
     off, on = sample.compiled(sample.manifest()), sample.compiled(full(*MIXED))
     for one, other in ((off, on), (on, off)):
         swapped = Artefacts({**one.files, "firewall.nft": other.files["firewall.nft"]})
@@ -303,6 +301,6 @@ def test_a_ruleset_without_a_network_and_a_network_without_one_are_not_explained
             report.explain(swapped, where=str)
 
 
-def test_the_text_of_a_span() -> None:
-    assert destinations._text(0x0A000000, 0x0AFFFFFF) == "10.0.0.0/8"
-    assert destinations._text(2**33, 2**33 + 2**128 - 1) == "::/0"
+def test_text_of_span() -> None:
+    assert destinations.text(0x0A000000, 0x0AFFFFFF) == "10.0.0.0/8"
+    assert destinations.text(2**33, 2**33 + 2**128 - 1) == "::/0"

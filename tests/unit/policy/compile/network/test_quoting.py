@@ -8,7 +8,7 @@ from policy.compile.network import quoting
 
 
 @pytest.mark.parametrize("word", ["a", "x4", "agent0", "a4_0123456789abcdef", "refused_tcp", "a" * 32])
-def test_a_word_is_itself(word: str) -> None:
+def test_word_is_itself(word: str) -> None:
     assert quoting.name(word) == word
     assert quoting.quoted(word) == f'"{word}"'
 
@@ -16,13 +16,13 @@ def test_a_word_is_itself(word: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "4a", "_a", "A", "a-b", "a b", 'a"', "a;b", "a\n", "a{", "a\\", "á", "a*", "a" * 33, "٤a", "aſ"]
 )
-def test_whatever_could_end_a_word_is_refused(text: str) -> None:
+def test_whatever_could_end_word_is_refused(text: str) -> None:
     for door in (quoting.name, quoting.quoted):
         with pytest.raises(ValueError, match="a name of the ruleset"):
             door(text)
 
 
-def test_a_digest_is_over_the_parts_and_where_they_end() -> None:
+def test_digest_is_over_parts_and_where_they_end() -> None:
     assert quoting.digest("a", "b") == quoting.digest("a", "b")
     different = [("a", "b"), ("ab",), ("ab", ""), ("", "ab"), ("b", "a"), ("a", "b", ""), ("a", "1:b"), ("a1:b",)]
     assert len({quoting.digest(*parts) for parts in different}) == len(different)
@@ -40,7 +40,7 @@ def test_a_digest_is_over_the_parts_and_where_they_end() -> None:
         (2**33 + 2**128 - 1, "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
     ],
 )
-def test_an_address_is_printed_from_its_number(point: int, text: str) -> None:
+def test_address_is_printed_from_its_number(point: int, text: str) -> None:
     assert quoting.address(point) == text
     assert quoting.elements(((point, point),)) == text
 

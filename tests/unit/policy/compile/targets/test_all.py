@@ -31,22 +31,22 @@ def fields() -> set[str]:
 
 
 @pytest.mark.parametrize("target", FOREIGN)
-def test_the_table_has_a_row_for_every_field_and_for_nothing_else(target: str) -> None:
+def test_table_has_row_for_every_field_and_for_nothing_else(target: str) -> None:
     assert {row.field for row in target_table.targets()[target].rows} == fields()
 
 
 @pytest.mark.parametrize("target", FOREIGN)
-def test_every_row_names_a_test_that_exists(target: str) -> None:
+def test_every_row_names_test_that_exists(target: str) -> None:
     assert {row.when for row in target_table.targets()[target].rows} <= set(loss.TESTS)
 
 
-def test_every_target_has_a_compiler_and_every_test_a_row() -> None:
+def test_every_target_has_compiler_and_every_test_row() -> None:
     assert set(targets_all.COMPILERS) == set(FOREIGN)
     used = {row.when for target in target_table.targets().values() for row in target.rows}
     assert set(loss.TESTS) == used
 
 
-def test_the_native_target_loses_nothing() -> None:
+def test_native_target_loses_nothing() -> None:
     found = kit.manifest(network="full", resources=IO)
     assert loss.report(target_table.targets()[targets_all.NATIVE], kit.effective(found), found) == ()
     with pytest.raises(errors.UsageError, match=r"kubernetes\.image"):
@@ -56,7 +56,7 @@ def test_the_native_target_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("target", FOREIGN)
-def test_a_lost_restriction_is_refused_with_every_id(target: str) -> None:
+def test_lost_restriction_is_refused_with_every_id(target: str) -> None:
     found = kit.manifest(resources="net_bps = 1")
     wanted = kit.restrictions(target, found)
     assert len(wanted) > 1
@@ -86,7 +86,7 @@ def test_what_is_not_lost_cannot_be_accepted(target: str, more: str) -> None:
         kit.compiled(target, found, accepted=(*kit.restrictions(target, found), f"{target}.{more}"))
 
 
-def test_a_loss_of_another_target_cannot_be_accepted() -> None:
+def test_loss_of_another_target_cannot_be_accepted() -> None:
     found = kit.manifest()
     ours = kit.restrictions("kubernetes", found)
     with pytest.raises(errors.UsageError, match="no restriction"):
@@ -94,7 +94,7 @@ def test_a_loss_of_another_target_cannot_be_accepted() -> None:
 
 
 @pytest.mark.parametrize("target", FOREIGN)
-def test_the_accepted_losses_stand_in_the_output(target: str) -> None:
+def test_accepted_losses_stand_in_output(target: str) -> None:
     found = kit.manifest(resources="net_bps = 1", more='[permissions.credentials]\ngrants = ["token"]')
     document = json.loads(kit.compiled(target, found).files["loss.json"])
     wanted = kit.restrictions(target, found)
@@ -192,14 +192,14 @@ def test_another_backend_has_no_target() -> None:
         kit.compiled("kubernetes", changed)
 
 
-def test_an_unknown_target_is_refused() -> None:
+def test_unknown_target_is_refused() -> None:
     found = kit.manifest()
     order = targets_all.Order(kit.effective(found), found, sample.host(), kit.PACKAGE)
     with pytest.raises(errors.UsageError, match="not known"):
         targets_all.compile("nomad", order)
 
 
-def test_kubernetes_wants_an_image() -> None:
+def test_kubernetes_wants_image() -> None:
     with pytest.raises(errors.UsageError, match="image"):
         kit.compiled("kubernetes", kit.manifest(), image=None)
 
@@ -223,12 +223,12 @@ TABLE = {"requires": ["x"], "rows": [{"field": "a.b", "how": "held", "says": "so
         "held",
     ],
 )
-def test_a_malformed_row_is_refused(row: object) -> None:
+def test_malformed_row_is_refused(row: object) -> None:
     with pytest.raises(target_table.TargetTableError):
         target_table.read({"kubernetes": {**TABLE, "rows": [row]}})
 
 
-def test_a_table_with_one_id_twice_or_without_rows_is_refused() -> None:
+def test_table_with_one_id_twice_or_without_rows_is_refused() -> None:
     lost = {"field": "a.b", "how": "lost-grant", "says": "so", "id": "x"}
     assert target_table.read({"kubernetes": {**TABLE, "rows": [lost]}})["kubernetes"].rows[0].id == "x"
     tables: list[dict[str, object]] = [

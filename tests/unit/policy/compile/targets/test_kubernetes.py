@@ -53,7 +53,7 @@ def container(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_the_published_schemas_take_every_object_strictly(name: str, version: str) -> None:
+def test_published_schemas_take_every_object_strictly(name: str, version: str) -> None:
     made = objects(name)
     for one in ("pod", "policy"):
         kubernetes_validate.validate(made[one], version, strict=True)
@@ -68,7 +68,7 @@ def test_the_published_schemas_take_every_object_strictly(name: str, version: st
         ("policy", ("spec", "egres"), []),
     ],
 )
-def test_the_schemas_refuse_a_misspelt_key_and_a_wrong_type(one: str, path: tuple[str, str], value: Any) -> None:
+def test_schemas_refuse_misspelt_key_and_wrong_type(one: str, path: tuple[str, str], value: Any) -> None:
     changed = copy.deepcopy(objects("entries")[one])
     changed[path[0]][path[1]] = value
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -79,14 +79,14 @@ def test_the_schemas_refuse_a_misspelt_key_and_a_wrong_type(one: str, path: tupl
     ("key", "value"),
     [("toFQDN", []), ("toFQDNs", [{"matchName": "a b"}]), ("toPorts", [{"ports": [{"port": "70000"}]}])],
 )
-def test_the_model_of_the_cilium_policy_refuses_what_the_crd_refuses(key: str, value: Any) -> None:
+def test_model_of_cilium_policy_refuses_what_crd_refuses(key: str, value: Any) -> None:
     changed = copy.deepcopy(objects("entries")["cilium"])
     changed["spec"]["egress"].append({key: value})
     with pytest.raises(jsonschema.ValidationError):
         VALIDATOR.validate(changed)
 
 
-def test_the_pod_runs_under_gvisor_as_nobody_with_nothing_shared() -> None:
+def test_pod_runs_under_gvisor_as_nobody_with_nothing_shared() -> None:
     spec = objects("least")["pod"]["spec"]
     assert spec["runtimeClassName"] == "gvisor"
     assert spec["restartPolicy"] == "Never"
@@ -102,7 +102,7 @@ def test_the_pod_runs_under_gvisor_as_nobody_with_nothing_shared() -> None:
     assert held["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_the_pod_names_the_profile_that_is_written_beside_it() -> None:
+def test_pod_names_profile_written_beside_it() -> None:
     made = objects("hello")
     named = {"type": "Localhost", "localhostProfile": made["profile_name"]}
     assert container("hello")["securityContext"]["seccompProfile"] == named
@@ -113,7 +113,7 @@ def test_the_pod_names_the_profile_that_is_written_beside_it() -> None:
     assert not {"execve", "execveat", "memfd_create", "ptrace"} & allowed
 
 
-def test_no_volume_is_anything_but_memory_and_only_the_scratch_is_writable() -> None:
+def test_no_volume_is_anything_but_memory_and_only_scratch_is_writable() -> None:
     for name, found in MANIFESTS.items():
         spec = objects(name)["pod"]["spec"]
         assert all(set(volume) == {"name", "emptyDir"} for volume in spec["volumes"])
@@ -125,7 +125,7 @@ def test_no_volume_is_anything_but_memory_and_only_the_scratch_is_writable() -> 
     assert volumes["scratch"] == {"medium": "Memory", "sizeLimit": "100Mi"}
 
 
-def test_limits_are_those_of_the_manifest_and_memory_is_asked_for_in_full() -> None:
+def test_limits_are_those_of_manifest_and_memory_is_asked_for_in_full() -> None:
     found = kit.manifest(resources="memory_mb = 300\ndisk_mb = 7\npids_max = 9\ncpu_millis = 250\ncpu_weight = 5")
     (one,) = json.loads(kit.compiled("kubernetes", found).files["pod.json"])["spec"]["containers"]
     memory = f"{300 + 7 + cgroup.overhead_mb(9)}Mi"
@@ -143,12 +143,12 @@ def test_limits_are_those_of_the_manifest_and_memory_is_asked_for_in_full() -> N
         ("cpu_ms_per_task = 3000", "[lifetime]\nttl_seconds = 7", 3),
     ],
 )
-def test_the_deadline_is_the_earlier_clock_in_whole_seconds_downwards(resources: str, more: str, seconds: int) -> None:
+def test_deadline_is_earlier_clock_in_whole_seconds_downwards(resources: str, more: str, seconds: int) -> None:
     found = kit.manifest(resources=resources, more=more)
     assert json.loads(kit.compiled("kubernetes", found).files["pod.json"])["spec"]["activeDeadlineSeconds"] == seconds
 
 
-def test_without_a_network_nothing_is_open_and_no_resolver_is_named() -> None:
+def test_without_network_nothing_is_open_and_no_resolver_is_named() -> None:
     made = objects("hello")
     assert made["policy"]["spec"]["policyTypes"] == ["Ingress", "Egress"]
     assert made["policy"]["spec"]["ingress"] == made["policy"]["spec"]["egress"] == []
@@ -158,7 +158,7 @@ def test_without_a_network_nothing_is_open_and_no_resolver_is_named() -> None:
     assert made["pod"]["spec"]["dnsConfig"] == {"nameservers": ["127.0.0.1"]}
 
 
-def test_the_policies_select_by_a_label_that_only_this_policy_has() -> None:
+def test_policies_select_by_label_that_only_this_policy_has() -> None:
     made, other = objects("entries"), objects("full")
     selector = {"covenant-supervisor/policy": made["pod"]["metadata"]["labels"]["covenant-supervisor/policy"]}
     assert made["policy"]["spec"]["podSelector"] == {"matchLabels": selector}
@@ -176,7 +176,7 @@ def test_another_package_or_image_is_another_policy() -> None:
     assert objects("hello") == made[0]
 
 
-def test_a_dollar_in_an_entry_stays_a_dollar() -> None:
+def test_dollar_in_entry_stays_dollar() -> None:
     found = kit.manifest(entry="$(HOME)/a$$b.py")
     (one,) = json.loads(kit.compiled("kubernetes", found).files["pod.json"])["spec"]["containers"]
     assert one["command"] == ["/usr/bin/python3", "$$(HOME)/a$$$$b.py"]
@@ -202,17 +202,17 @@ def test_bandwidth_is_asked_for_in_bits() -> None:
         "../a@sha256:" + "0123456789abcdef" * 4,
     ],
 )
-def test_an_image_that_is_not_pinned_is_refused(image: str) -> None:
+def test_image_not_pinned_is_refused(image: str) -> None:
     with pytest.raises(errors.UsageError):
         kit.compiled("kubernetes", MANIFESTS["hello"], image=image)
 
 
-def test_an_image_that_is_pinned_is_taken_as_it_is() -> None:
+def test_image_pinned_is_taken_as_it_is() -> None:
     for image in (kit.IMAGE, "a@sha256:" + "0123456789abcdef" * 4, kit.IMAGE.replace("registry", "localhost:5000/x")):
         assert kubernetes.check_image(image) == image
 
 
-def test_accepted_losses_stand_on_the_pod() -> None:
+def test_accepted_losses_stand_on_pod() -> None:
     accepted = kit.restrictions("kubernetes", MANIFESTS["hello"])
     annotations = objects("hello")["pod"]["metadata"]["annotations"]
     assert annotations["covenant-supervisor/accepted-losses"].split() == sorted(accepted)

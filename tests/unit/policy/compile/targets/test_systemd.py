@@ -53,7 +53,7 @@ def test_every_fixed_setting_stands_once_and_nothing_widens() -> None:
         assert not set(WIDENS) & set(found)
 
 
-def test_the_process_is_the_interpreter_with_the_entry_and_no_variable_is_replaced() -> None:
+def test_process_is_interpreter_with_entry_and_no_variable_is_replaced() -> None:
     found = service(entry="a $HOME %i b.py")
     assert found["ExecStart"] == [':"/usr/bin/python3.11" "a $HOME %%i b.py"']
     assert found["WorkingDirectory"] == ["/workspace"]
@@ -64,12 +64,12 @@ def test_the_process_is_the_interpreter_with_the_entry_and_no_variable_is_replac
     assert found["RuntimeMaxSec"] == ["30000ms"]
 
 
-def test_a_lifetime_that_ends_earlier_is_the_deadline() -> None:
+def test_lifetime_that_ends_earlier_is_deadline() -> None:
     assert service(more="[lifetime]\nttl_seconds = 7")["RuntimeMaxSec"] == ["7000ms"]
     assert service(more="[lifetime]\nttl_seconds = 77")["RuntimeMaxSec"] == ["30000ms"]
 
 
-def test_the_root_holds_the_closure_and_the_package_and_nothing_else() -> None:
+def test_root_holds_closure_and_package_and_nothing_else() -> None:
     found = service()
     binds = found["BindReadOnlyPaths"]
     assert f'"/var/lib/covenant/packages/{kit.PACKAGE}":"/workspace":norbind' in binds
@@ -82,14 +82,14 @@ def test_the_root_holds_the_closure_and_the_package_and_nothing_else() -> None:
     assert root.startswith("/run/covenant/roots/covenant-sample-")
 
 
-def test_the_scratch_is_a_tmpfs_of_its_size_or_empty() -> None:
+def test_scratch_is_tmpfs_of_its_size_or_empty() -> None:
     options = "nosuid,nodev,noexec"
     assert service()["TemporaryFileSystem"][0] == f"/tmp:size=100M,mode=1777,{options}"
     empty = f"ro,size=4K,mode=0755,{options}"
     assert service(filesystem="read-only-package")["TemporaryFileSystem"] == [f"/tmp:{empty}", f"/run:{empty}"]
 
 
-def test_limits_are_those_of_the_manifest() -> None:
+def test_limits_are_those_of_manifest() -> None:
     found = service(
         resources="memory_mb = 300\ndisk_mb = 7\npids_max = 9\ncpu_millis = 255\ncpu_weight = 5\nswap_mb = 3\n"
         "cpu_time_ms = 1500\nio_read_bps = 11\nio_write_bps = 12\nio_read_iops = 13\nio_write_iops = 14"
@@ -124,7 +124,7 @@ def test_what_is_not_limited_has_no_setting() -> None:
     assert not {"LimitCPU", "IOReadBandwidthMax", "IOWriteIOPSMax"} & set(service())
 
 
-def test_the_filter_has_the_granted_names_and_clone3_beside_clone() -> None:
+def test_filter_has_granted_names_and_clone3_beside_clone() -> None:
     found = kit.manifest()
     (line,) = service()["SystemCallFilter"]
     assert set(line.split()) == set(kit.effective(found).syscalls.names) | {"clone3"}
@@ -134,7 +134,7 @@ def test_the_filter_has_the_granted_names_and_clone3_beside_clone() -> None:
 
 
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
-def test_an_agent_without_a_call_has_a_filter_all_the_same(arch: str) -> None:
+def test_agent_without_call_has_filter_all_same(arch: str) -> None:
     # systemd.exec(5): an empty SystemCallFilter= is no filter at all.
     every = sorted(kit.effective(kit.manifest()).syscalls.names)
     only_there = set(every) - set(data.syscalls(arch).numbers)
@@ -150,7 +150,7 @@ def test_another_machine_has_its_own_names() -> None:
     assert "arch_prctl" not in line.split()
 
 
-def test_without_a_network_there_is_none_and_with_one_only_the_addresses() -> None:
+def test_without_network_there_is_none_and_with_one_only_addresses() -> None:
     off = service()
     assert off["PrivateNetwork"] == ["yes"]
     assert off["RestrictAddressFamilies"] == ["AF_UNIX"]
@@ -169,7 +169,7 @@ def test_read_paths_are_bound_read_only_and_write_paths_are_not_there() -> None:
 
 
 @pytest.mark.parametrize("path", ["/usr", "/usr/lib/libc.so.6", "/tmp/x", "/workspace", "/run/x", "/proc/1", "/gone"])
-def test_a_read_path_that_would_cover_the_root_or_is_not_there_is_refused(path: str) -> None:
+def test_read_path_that_would_cover_root_or_is_not_there_is_refused(path: str) -> None:
     granted = {p: GrantedPath(p, "dir") for p in (path,) if p != "/gone"}
     with pytest.raises(errors.NotEnforceableError, match="read path") as caught:
         kit.compiled(
@@ -180,7 +180,7 @@ def test_a_read_path_that_would_cover_the_root_or_is_not_there_is_refused(path: 
     assert caught.value.where.startswith("agent.toml:")
 
 
-def test_a_runtime_or_program_that_is_not_on_the_host_is_refused() -> None:
+def test_runtime_or_program_not_on_host_is_refused() -> None:
     with pytest.raises(errors.NotEnforceableError, match="python3"):
         kit.compiled("systemd", kit.manifest(), host=sample.host(runtimes={}))
     with pytest.raises(errors.NotEnforceableError, match="/usr/bin/cat"):
@@ -191,14 +191,14 @@ def test_a_runtime_or_program_that_is_not_on_the_host_is_refused() -> None:
         )
 
 
-def test_a_granted_program_is_in_the_root_and_can_be_started() -> None:
+def test_granted_program_is_in_root_and_can_be_started() -> None:
     found = service(more='[permissions.executables]\nallow = ["/usr/bin/cat"]')
     assert '"/usr/bin/cat":"/usr/bin/cat":norbind' in found["BindReadOnlyPaths"]
     assert '"+/usr/bin/cat"' in found["ExecPaths"]
     assert "execve" in found["SystemCallFilter"][0].split()
 
 
-def test_a_compiled_agent_is_the_only_program_of_its_package() -> None:
+def test_compiled_agent_is_only_program_of_its_package() -> None:
     host = sample.host(runtimes={"rust-bin": Closure("rust-bin", "/workspace/bin/x", ())})
     text = files(kit.manifest(runtime="rust-bin", entry="bin/x"), host=host)["@.service"]
     found = settings(text)
@@ -209,14 +209,14 @@ def test_a_compiled_agent_is_the_only_program_of_its_package() -> None:
         files(kit.manifest(runtime="rust-bin", entry="bin/x'y"), host=host)
 
 
-def test_credentials_are_files_of_the_unit() -> None:
+def test_credentials_are_files_of_unit() -> None:
     found = service(more='[permissions.credentials]\ngrants = ["b", "a.key"]')
     store = systemd.CREDENTIALS
     assert found["LoadCredentialEncrypted"] == [f"a.key:{store}/a.key", f"b:{store}/b"]
     assert "LoadCredentialEncrypted" not in service()
 
 
-def test_the_socket_is_roots_and_takes_one_connection() -> None:
+def test_socket_is_roots_and_takes_one_connection() -> None:
     text = files(kit.manifest())[".socket"]
     found = settings(text, "Socket")
     assert found["SocketMode"] == ["0600"]
@@ -226,7 +226,7 @@ def test_the_socket_is_roots_and_takes_one_connection() -> None:
     assert len(path) < 108  # sun_path of unix(7)
 
 
-def test_the_user_and_the_root_are_made_as_the_unit_names_them() -> None:
+def test_user_and_root_are_made_as_unit_names_them() -> None:
     made = files(kit.manifest(id="A.b_c" * 25))
     found = settings(made["@.service"])
     (user,) = found["User"]
@@ -250,7 +250,7 @@ def test_what_was_accepted_stands_in_both_units() -> None:
 
 
 @pytest.mark.parametrize("name", ["hello", "librarian"])
-def test_the_samples_compile_to_ini_files_without_a_stray_line(name: str) -> None:
+def test_samples_compile_to_ini_files_without_stray_line(name: str) -> None:
     found = parse.parse((ROOT / f"agents/{name}/agent.toml").read_bytes())
     host = sample.host(granted={p: GrantedPath(p, "dir") for p in ("/usr/share/doc",)})
     for ending, text in files(found, host=host).items():
@@ -276,7 +276,7 @@ LINKED = Closure(
 )
 
 
-def test_a_file_is_bound_at_every_place_that_a_symlink_leads_to() -> None:
+def test_file_is_bound_at_every_place_that_symlink_leads_to() -> None:
     found = {one.destination: one for one in unit_root.binds([LINKED])}
     assert set(found) == {
         "/bin/py", "/bin/python", "/usr/bin/py", "/usr/bin/python",
@@ -287,7 +287,7 @@ def test_a_file_is_bound_at_every_place_that_a_symlink_leads_to() -> None:
     assert {name for name, one in found.items() if not one.runs} == {"/lib/locale", "/usr/lib/locale"}
 
 
-def test_symlinks_that_lead_in_a_ring_end() -> None:
+def test_symlinks_that_lead_in_ring_end() -> None:
     ring = Closure(
         "x",
         "/a/f",

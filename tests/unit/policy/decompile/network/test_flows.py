@@ -8,7 +8,7 @@ import pytest
 
 from policy import errors
 from policy.decompile.network import flows, nft, packets
-from policy.decompile.network.flows import ALL, POLICY, Flow, Kind
+from policy.decompile.network.flows import ALL, POLICY, Flow, PacketKind
 from policy.decompile.network.packets import ACCEPT, DROP, Packet
 from policy.grants.sets import addresses
 from tests.unit.policy.decompile.network.test_nft import SET, chain, table
@@ -33,23 +33,23 @@ def line(number: int | None, *rules: str, policy: str = "drop", more: str = "") 
 
 
 def flow(*rules: str, policy: str = "drop", more: str = "") -> Flow:
-    return Flow.of(forward(*rules, policy=policy, more=more), Kind("forward", "tcp", iif="a", oif="b"))
+    return Flow.of(forward(*rules, policy=policy, more=more), PacketKind("forward", "tcp", iif="a", oif="b"))
 
 
-def test_a_hook_without_a_chain_accepts() -> None:
-    found = Flow.of(nft.parse(table()), Kind("output", "tcp"))
+def test_hook_without_chain_accepts() -> None:
+    found = Flow.of(nft.parse(table()), PacketKind("output", "tcp"))
     assert found.accepted(frozenset()) == ALL
     assert found.open()
     assert found.barrier() is None
     assert packets.verdict(nft.parse(table()), "output", Packet(1)) == ACCEPT
 
 
-def test_what_no_rule_ends_ends_by_the_policy() -> None:
+def test_what_no_rule_ends_ends_by_policy() -> None:
     found = flow("tcp dport { 80 } accept").ports(frozenset())
     assert found == {ACCEPT: ((80, 80),), POLICY: ((0, 79), (81, 65535))}
 
 
-def test_the_first_rule_that_matches_decides() -> None:
+def test_first_rule_that_matches_decides() -> None:
     found = flow("tcp dport { 80-90 } drop", "tcp dport { 85-95 } accept").ports(frozenset())
     assert found[ACCEPT] == ((91, 95),)
     assert found[DROP] == ((80, 90),)
@@ -63,14 +63,14 @@ def test_jump_comes_back_and_goto_does_not() -> None:
     assert conditional.accepted(frozenset()) == ((80, 82),)
 
 
-def test_only_the_sets_that_hold_a_destination_matter() -> None:
+def test_only_sets_that_hold_destination_matter() -> None:
     found = flow("ip daddr @a4_x tcp dport { 80 } accept", "ip daddr @n4_x tcp dport { 81 } accept")
     assert found.accepted(frozenset()) == ()
     assert found.accepted(frozenset({"a4_x", "elsewhere"})) == ((80, 80),)
     assert found.accepted(frozenset({"a4_x", "n4_x"})) == ((80, 81),)
 
 
-def test_a_chain_for_one_set_called_from_a_chain_for_another_wants_both() -> None:
+def test_chain_for_one_set_called_from_chain_for_another_wants_both() -> None:
     more = chain("ip daddr @n4_x accept", name="more")
     found = flow("ip daddr @a4_x jump more", more=more)
     assert found.accepted(frozenset({"n4_x"})) == found.accepted(frozenset({"a4_x"})) == ()
@@ -96,11 +96,11 @@ ENDS = chain("drop", name="ends")
         ([], "policy"),
     ],
 )
-def test_a_barrier_is_a_rule_that_drops_all_before_one_accepts(rules: list[str], found: str | None) -> None:
+def test_barrier_is_rule_that_drops_all_before_one_accepts(rules: list[str], found: str | None) -> None:
     assert line(flow(*rules, more=ENDS).barrier(), *rules, more=ENDS) == found
 
 
-def test_a_return_in_the_middle_is_no_barrier() -> None:
+def test_return_in_middle_is_no_barrier() -> None:
     more = chain("tcp dport { 80 } return", "drop", name="more")
     found = flow("jump more", "accept", more=more)
     assert found.barrier() is None
@@ -119,7 +119,7 @@ def test_a_return_in_the_middle_is_no_barrier() -> None:
         (["return"], "accept", False),
     ],
 )
-def test_open_is_a_rule_that_accepts_all_first(rules: list[str], policy: str, is_open: bool) -> None:
+def test_open_is_rule_that_accepts_all_first(rules: list[str], policy: str, is_open: bool) -> None:
     assert flow(*rules, policy=policy, more=chain(name="nothing")).open() is is_open
 
 
@@ -146,12 +146,12 @@ def test_rules_are_additive_when_nothing_is_taken_before_it_is_given(
     assert line(odd, *rules, policy=policy, more=NOTHING) == found
 
 
-def test_sets_that_are_left_out_may_take() -> None:
+def test_sets_left_out_may_take() -> None:
     found = flow("ip daddr @a4_x drop", "ip daddr @n4_x accept")
     assert flows.unordered(found, ("accept", "drop"), {"a4_x"}) is None
 
 
-def test_packets_to_a_destination_come_by_the_rules_that_nothing_ended_them_before() -> None:
+def test_packets_to_destination_come_by_rules_that_nothing_ended_them_before() -> None:
     found = flow("ip daddr @a4_x tcp dport { 80 } accept", "ip daddr @a4_x drop", "ip daddr @n4_x accept")
     places = found.places(["n4_x"])
     assert not found.passes(frozenset({"a4_x"}), places)
@@ -159,23 +159,23 @@ def test_packets_to_a_destination_come_by_the_rules_that_nothing_ended_them_befo
 
 
 @pytest.mark.parametrize("rule", ['iifname "a" accept', "meta skuid 1 accept"])
-def test_a_rule_that_asks_for_what_its_hook_does_not_know_is_refused(rule: str) -> None:
+def test_rule_that_asks_for_what_its_hook_does_not_know_is_refused(rule: str) -> None:
     text = table(chain("type filter hook output priority filter; policy drop;", 'iifname "a" accept', name="output"))
     with pytest.raises(errors.ArtefactError, match="does not know"):
-        Flow.of(nft.parse(text), Kind("output", "tcp", oif="b", uid=1))
+        Flow.of(nft.parse(text), PacketKind("output", "tcp", oif="b", uid=1))
     with pytest.raises(errors.ArtefactError, match="does not know"):
-        Flow.of(forward("meta skuid 1 accept"), Kind("forward", "tcp", iif="a", oif="b"))
+        Flow.of(forward("meta skuid 1 accept"), PacketKind("forward", "tcp", iif="a", oif="b"))
 
 
 def test_chains_that_call_one_another_for_ever_are_refused() -> None:
     found = forward("jump more", more=chain("jump more", name="more"))
     with pytest.raises(errors.ArtefactError, match="too deeply"):
-        Flow.of(found, Kind("forward", "tcp"))
+        Flow.of(found, PacketKind("forward", "tcp"))
     with pytest.raises(errors.ArtefactError, match="too deeply"):
         packets.verdict(found, "forward", Packet(1))
 
 
-def test_chains_that_are_called_too_often_are_refused_in_time() -> None:
+def test_chains_called_too_often_are_refused_in_time() -> None:
     # 16 levels that call the next one twice would be 65,536 copies of the last.
     names = [f"c{level}" for level in range(16)]
     calls = "".join(
@@ -186,7 +186,7 @@ def test_chains_that_are_called_too_often_are_refused_in_time() -> None:
         flow("jump c0", more=calls + chain("accept", name="c15"))
 
 
-def test_memberships_cut_the_whole_line_where_a_set_begins_or_ends() -> None:
+def test_memberships_cut_whole_line_where_set_begins_or_ends() -> None:
     cut = list(flows.memberships((0, 99), [("a", ((10, 19),)), ("b", ((15, 29), (99, 99)))]))
     assert cut == [
         (0, 9, frozenset()),

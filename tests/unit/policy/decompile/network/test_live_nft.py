@@ -54,7 +54,7 @@ def listing(items: list[Any]) -> bytes:
     return json.dumps({"nftables": items}).encode()
 
 
-def test_what_is_listed_is_the_text() -> None:
+def test_what_is_listed_is_text() -> None:
     assert live_nft.text(listing(ITEMS)).decode() == TEXT
 
 
@@ -64,13 +64,13 @@ def test_elements_are_put_in_order_and_prefixes_and_ranges_are_spans() -> None:
     assert "elements = { 10.1.0.0-10.1.255.255, 10.2.0.5-10.2.0.9, 10.9.0.1 }" in text
 
 
-def test_an_answer_in_its_last_moment_is_one() -> None:
+def test_answer_in_its_last_moment_is_one() -> None:
     last = {"set": {**NAMES["set"], "elem": [{"elem": {"val": "93.184.216.34", "timeout": 60}}]}}
     assert live_nft.text(listing([*WHOLE, last])) == live_nft.text(listing([*WHOLE, NAMES]))
 
 
 @pytest.mark.parametrize(("listed", "read"), [("tcp", "tcp"), (6, "tcp"), (17, "udp"), (47, "47")])
-def test_a_protocol_has_its_name_where_the_machine_has_no_table_of_them(listed: int | str, read: str) -> None:
+def test_protocol_has_its_name_where_machine_has_no_table_of_them(listed: int | str, read: str) -> None:
     """nft prints a number if /etc/protocols is missing (a Debian without netbase)."""
     match = {"match": {"op": "==", "left": {"meta": {"key": "l4proto"}}, "right": listed}}
     rule = {"rule": {**RULE["rule"], "expr": [match, {"accept": None}]}}
@@ -141,7 +141,7 @@ REFUSED: dict[str, tuple[Callable[[list[Any]], None], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_in_the_tables_is_refused(name: str) -> None:
+def test_what_is_not_in_tables_is_refused(name: str) -> None:
     edit, says = REFUSED[name]
     items = copy.deepcopy(ITEMS)
     edit(items)
@@ -171,6 +171,6 @@ def test_other_tables_are_told_without_what_changes_by_itself() -> None:
     assert live_nft.read(listing(ITEMS)).others == b"[]\n"
 
 
-def test_the_longest_answer_is_the_longest_that_the_gates_give() -> None:
+def test_longest_answer_is_longest_that_gates_give() -> None:
     """The reader shares no code with the compilers, so it repeats the number."""
-    assert gates.TTL_SECONDS[1] + broker.GRACE_SECONDS == live_nft._LONGEST_SECONDS
+    assert gates.TTL_SECONDS[1] + broker.GRACE_SECONDS == live_nft.LONGEST_SECONDS

@@ -6,7 +6,7 @@ import pytest
 
 from policy import errors
 from policy.decompile.network import nft
-from policy.decompile.network.nft import Rule, Verdict
+from policy.decompile.network.nft import ReadRule, RuleVerdict
 from policy.grants.sets import addresses
 
 SET = "\tset a4_x {\n\t\ttype ipv4_addr\n\t\tflags interval\n\t\telements = { 10.0.0.0-10.0.0.9, 10.0.0.11 }\n\t}\n"
@@ -26,50 +26,50 @@ def base(name: str = "forward", kind: str = "filter", priority: str = "filter", 
     return chain(f"type {kind} hook {name} priority {priority}; policy {policy};", name=name)
 
 
-def test_a_table_is_its_sets_chains_and_counters() -> None:
+def test_table_is_its_sets_chains_and_counters() -> None:
     found = nft.parse(
         table(SET, DYNAMIC, COUNTER, base(), base("prerouting", "nat", "dstnat", "accept"), chain("drop"))
     )
     low = addresses.parse("10.0.0.0")
     assert low is not None
-    assert found.sets["a4_x"] == nft.Set("a4_x", 4, False, ((low[0], low[0] + 9), (low[0] + 11, low[0] + 11)))
-    assert found.sets["n6_x"] == nft.Set("n6_x", 6, True, ())
+    assert found.sets["a4_x"] == nft.ReadSet("a4_x", 4, False, ((low[0], low[0] + 9), (low[0] + 11, low[0] + 11)))
+    assert found.sets["n6_x"] == nft.ReadSet("n6_x", 6, True, ())
     assert found.counters == {"c_x"}
-    assert found.chains["forward"] == nft.Chain("forward", (), "drop")
+    assert found.chains["forward"] == nft.ReadChain("forward", (), "drop")
     assert found.chains["prerouting"].policy == "accept"
-    assert found.chains["some"] == nft.Chain("some", (Rule(21, Verdict("drop")),))
+    assert found.chains["some"] == nft.ReadChain("some", (ReadRule(21, RuleVerdict("drop")),))
 
 
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("accept", Rule(1, Verdict("accept"))),
-        ("drop", Rule(1, Verdict("drop"))),
-        ("return", Rule(1, Verdict("return"))),
-        ("goto more", Rule(1, Verdict("goto", "more"))),
-        ("jump more", Rule(1, Verdict("jump", "more"))),
-        ("redirect to :8443", Rule(1, Verdict("redirect", port=8443))),
-        ("reject with icmpx port-unreachable", Rule(1, Verdict("drop"))),
-        ("reject with tcp reset", Rule(1, Verdict("drop"), protocol="tcp")),
-        ('iifname "agent0" oifname "uplink0" drop', Rule(1, Verdict("drop"), iif="agent0", oif="uplink0")),
-        ("ip daddr @a4_x drop", Rule(1, Verdict("drop"), family=4, addresses="a4_x")),
-        ("ip6 daddr @a6_x drop", Rule(1, Verdict("drop"), family=6, addresses="a6_x")),
-        ("tcp dport { 80, 90-99 } drop", Rule(1, Verdict("drop"), protocol="tcp", ports=((80, 80), (90, 99)))),
-        ("udp dport { 80, 81 } drop", Rule(1, Verdict("drop"), protocol="udp", ports=((80, 81),))),
-        ("meta l4proto udp udp dport { 0 } drop", Rule(1, Verdict("drop"), protocol="udp", ports=((0, 0),))),
+        ("accept", ReadRule(1, RuleVerdict("accept"))),
+        ("drop", ReadRule(1, RuleVerdict("drop"))),
+        ("return", ReadRule(1, RuleVerdict("return"))),
+        ("goto more", ReadRule(1, RuleVerdict("goto", "more"))),
+        ("jump more", ReadRule(1, RuleVerdict("jump", "more"))),
+        ("redirect to :8443", ReadRule(1, RuleVerdict("redirect", port=8443))),
+        ("reject with icmpx port-unreachable", ReadRule(1, RuleVerdict("drop"))),
+        ("reject with tcp reset", ReadRule(1, RuleVerdict("drop"), protocol="tcp")),
+        ('iifname "agent0" oifname "uplink0" drop', ReadRule(1, RuleVerdict("drop"), iif="agent0", oif="uplink0")),
+        ("ip daddr @a4_x drop", ReadRule(1, RuleVerdict("drop"), family=4, addresses="a4_x")),
+        ("ip6 daddr @a6_x drop", ReadRule(1, RuleVerdict("drop"), family=6, addresses="a6_x")),
+        ("tcp dport { 80, 90-99 } drop", ReadRule(1, RuleVerdict("drop"), protocol="tcp", ports=((80, 80), (90, 99)))),
+        ("udp dport { 80, 81 } drop", ReadRule(1, RuleVerdict("drop"), protocol="udp", ports=((80, 81),))),
+        ("meta l4proto udp udp dport { 0 } drop", ReadRule(1, RuleVerdict("drop"), protocol="udp", ports=((0, 0),))),
         (
             "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept",
-            Rule(1, Verdict("accept"), protocol=nft.NEIGHBOUR),
+            ReadRule(1, RuleVerdict("accept"), protocol=nft.NEIGHBOUR),
         ),
-        ("ct state established,related accept", Rule(1, Verdict("accept"), established=True)),
-        ("ct status dnat accept", Rule(1, Verdict("accept"), dnat=True)),
-        ("meta skuid 64998 accept", Rule(1, Verdict("accept"), uid=64998)),
-        ("limit rate over 9 bytes/second drop", Rule(1, Verdict("drop"), limit=9)),
-        ('counter name "c_x" drop', Rule(1, Verdict("drop"), counter="c_x")),
-        (nft.LOG, Rule(1, Verdict("log"))),
+        ("ct state established,related accept", ReadRule(1, RuleVerdict("accept"), established=True)),
+        ("ct status dnat accept", ReadRule(1, RuleVerdict("accept"), dnat=True)),
+        ("meta skuid 64998 accept", ReadRule(1, RuleVerdict("accept"), uid=64998)),
+        ("limit rate over 9 bytes/second drop", ReadRule(1, RuleVerdict("drop"), limit=9)),
+        ('counter name "c_x" drop', ReadRule(1, RuleVerdict("drop"), counter="c_x")),
+        (nft.LOG, ReadRule(1, RuleVerdict("log"))),
     ],
 )
-def test_a_rule_is_its_matches_and_a_verdict(text: str, rule: Rule) -> None:
+def test_rule_is_its_matches_and_verdict(text: str, rule: ReadRule) -> None:
     assert nft.rule(text, 1) == rule
 
 

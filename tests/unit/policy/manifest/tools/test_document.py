@@ -20,7 +20,7 @@ def refuse(raw: bytes) -> errors.ToolsError:
     return caught.value
 
 
-def test_the_seeds_example_parses() -> None:
+def test_seeds_example_parses() -> None:
     m = tools_document.parse(kit.SEED)
     assert (m.schema_version, m.agent_id, m.allowed_side_effects) == (
         1,
@@ -64,7 +64,7 @@ def test_refused(path: tuple[str | int, ...], value: Any, message: str) -> None:
     assert error.to_json()["errors"][0]["where"] == error.where
 
 
-def test_the_place_is_that_of_the_value_or_the_key() -> None:
+def test_place_is_that_of_value_or_key() -> None:
     raw = kit.text(kit.full("servers", 0, "tools", 1, "side_effect_class", value="wirte"))
     error = refuse(raw)
     line, column = map(int, error.where.split(":")[1:])
@@ -77,7 +77,7 @@ def test_the_place_is_that_of_the_value_or_the_key() -> None:
     assert error.hint.startswith("did you mean `allowed_side_effects`?")
 
 
-def test_all_findings_in_the_order_of_the_file() -> None:
+def test_all_findings_in_order_of_file() -> None:
     document = kit.full("servers", 1, "version", value="latest")
     document["servers"][0]["alias"] = "FS"
     error = refuse(kit.text(document))
@@ -105,20 +105,20 @@ def test_all_findings_in_the_order_of_the_file() -> None:
         (b" " * (1024 * 1024 + 1), "larger than 1048576 bytes", "tools.json"),
     ],
 )
-def test_bytes_that_are_no_document(raw: bytes, message: str, where: str) -> None:
+def test_bytes_no_document(raw: bytes, message: str, where: str) -> None:
     error = refuse(raw)
     assert message in error.message
     assert error.where == where
 
 
-def test_rules_hold_without_the_parser() -> None:
+def test_rules_hold_without_parser() -> None:
     document = tools_document.parse(kit.text(kit.FULL)).model_dump()
     document["servers"][0]["command"] = None
     with pytest.raises(pydantic.ValidationError, match="contradict"):
         tools_document.ToolManifest.model_validate(document)
 
 
-def test_empty_keys_of_the_other_transport_are_no_matter() -> None:
+def test_empty_keys_of_other_transport_are_no_matter() -> None:
     document = kit.full("servers", 1, "args", value=[])
     document["servers"][1]["env"] = []
     assert tools_document.parse(kit.text(document)).servers[1].args == ()
@@ -136,7 +136,7 @@ def test_endpoints() -> None:
         )
 
 
-def test_numbers_of_a_schema_are_kept() -> None:
+def test_numbers_of_schema_are_kept() -> None:
     schema = {"type": "object", "properties": {"n": {"maximum": 10**30, "enum": [None, True, "é"]}}}
     raw = json.dumps(kit.full("servers", 0, "tools", 0, "input_schema", value=schema)).encode()
     assert tools_document.parse(raw).servers[0].tools[0].input_schema == schema

@@ -36,7 +36,7 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize("value", TOKENS)
-def test_a_token_is_refused_and_not_repeated(value: str) -> None:
+def test_token_is_refused_and_not_repeated(value: str) -> None:
     assert secret_scan.looks_secret(value)
     with pytest.raises(PydanticCustomError) as caught:
         secret_scan.literal(value)
@@ -46,7 +46,7 @@ def test_a_token_is_refused_and_not_repeated(value: str) -> None:
 
 
 @pytest.mark.parametrize("value", HARMLESS)
-def test_a_harmless_literal(value: str) -> None:
+def test_harmless_literal(value: str) -> None:
     assert secret_scan.literal(value, name="LOG_LEVEL") == value
     assert secret_scan.referenced(value) is None
 
@@ -54,7 +54,7 @@ def test_a_harmless_literal(value: str) -> None:
 @pytest.mark.parametrize(
     "name", ["GITHUB_TOKEN", "api_key", "X-Api-Key", "Authorization", "DB_PASSWORD", "Cookie", "APIKEY"]
 )
-def test_under_a_telling_name_every_literal_is_refused(name: str) -> None:
+def test_under_telling_name_every_literal_is_refused(name: str) -> None:
     with pytest.raises(PydanticCustomError, match="written out"):
         secret_scan.literal("hunter2", name=name)
     assert secret_scan.literal("", name=name) == ""
@@ -68,7 +68,7 @@ def test_under_a_telling_name_every_literal_is_refused(name: str) -> None:
         ("$credential:a.b_c", "a.b_c"),
     ],
 )
-def test_a_whole_reference(value: str, name: str) -> None:
+def test_whole_reference(value: str, name: str) -> None:
     assert secret_scan.referenced(value) == name
 
 
@@ -77,7 +77,7 @@ def test_a_whole_reference(value: str, name: str) -> None:
     ["Bearer $env:TOKEN", "$env:TOKEN ", "$env:", "$env:1A", "x$credential:a", "$credential:", "$credential:-a",
      "${env:TOKEN}", "$ENV:TOKEN", "$env:A$env:B", "$env:TOKEN\n", "$Credential:x"],
 )  # fmt: skip
-def test_a_partial_reference_is_refused(value: str) -> None:
+def test_partial_reference_is_refused(value: str) -> None:
     with pytest.raises(PydanticCustomError, match="not the whole value"):
         secret_scan.referenced(value)
 
@@ -100,16 +100,16 @@ def test_a_partial_reference_is_refused(value: str) -> None:
         (digests.of(b"").removeprefix("sha256:"), "digest of nothing"),
     ],
 )
-def test_a_filler(digits: str, reason: str) -> None:
+def test_filler(digits: str, reason: str) -> None:
     assert reason in digests.filler(digests.well_formed(f"sha256:{digits}"))
 
 
 @pytest.mark.parametrize("value", ["sha256:0000…", "sha256:…", "sha256:abc..."])
-def test_an_abbreviation_is_a_filler(value: str) -> None:
+def test_abbreviation_is_filler(value: str) -> None:
     assert digests.filler(digests.well_formed(value)) == "it is abbreviated"
 
 
-def test_a_digest_is_no_filler() -> None:
+def test_digest_is_no_filler() -> None:
     for data in (b"a", b"b", b"c" * 1000):
         assert digests.filler(digests.of(data)) == ""
 
@@ -138,7 +138,7 @@ def test_names_that_only_look_like_those(name: str) -> None:
 @pytest.mark.parametrize(
     "line", ["--api-key=x", "API_KEY=x", "--token x", "-access_key x", "a --db-password=x", "--auth x", "token=x"]
 )
-def test_an_option_is_given_a_secret(line: str) -> None:
+def test_option_is_given_secret(line: str) -> None:
     with pytest.raises(PydanticCustomError, match="written out"):
         secret_scan.command_line(line.split())
 
@@ -146,12 +146,12 @@ def test_an_option_is_given_a_secret(line: str) -> None:
 @pytest.mark.parametrize(
     "line", ["--token", "--token --x", "--tokenizer=x", "token x", "--api-key=", "--max-tokens 5", "--author x", "x=y"]
 )
-def test_an_option_is_given_none(line: str) -> None:
+def test_option_is_given_none(line: str) -> None:
     secret_scan.command_line(line.split())
 
 
 @pytest.mark.parametrize("value", ["https://a.example/?token=x", "a?b=c&X-Amz-Signature=x", "?api_key=x", "h?sig=x"])
-def test_a_query_that_carries_a_secret(value: str) -> None:
+def test_query_that_carries_secret(value: str) -> None:
     assert secret_scan.looks_secret(value)
 
 
@@ -165,7 +165,7 @@ def test_prose_may_speak_of_secrets_and_holds_none() -> None:
 @pytest.mark.parametrize(
     "value", ["wJalrXUtnFEMI/K7MDENG" + "/bPxRfiCYEXAMPLEKEY", "q8Zr3-Lw9Xk2_Vn7Tb5H" + "-c1Jd6M0_pAsYeFgU4"]
 )
-def test_a_random_run_with_the_signs_of_base64(value: str) -> None:
+def test_random_run_with_signs_of_base64(value: str) -> None:
     assert secret_scan.looks_secret(value)
     assert secret_scan.looks_secret(f"--x={value}")
 
@@ -180,5 +180,5 @@ def test_a_random_run_with_the_signs_of_base64(value: str) -> None:
         "00000000-0000-4000-8000-000000000000",
     ],
 )
-def test_a_path_or_a_hyphenated_name_is_none(value: str) -> None:
+def test_path_or_hyphenated_name_is_none(value: str) -> None:
     assert not secret_scan.looks_secret(value)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from policy import errors
 from policy.signing import envelope
@@ -20,7 +20,7 @@ ID, SIG = kit.public(1).keyid, envelope.decode(kit.signed(1).envelope or b"").si
 
 
 def _with(*signatures: envelope.Signature) -> bytes:
-    return dataclasses.replace(envelope.decode(kit.signed(1).envelope or b""), signatures=signatures).encode()
+    return structs.replace(envelope.decode(kit.signed(1).envelope or b""), signatures=signatures).encode()
 
 
 def test_control_two_people_are_two() -> None:
@@ -39,7 +39,7 @@ def test_one_signature_under_two_ids_is_one(second: str) -> None:
         kit.verify(kit.signed().with_envelope(_with(*[envelope.Signature(ID, SIG)] * 16)), BOTH)
 
 
-def test_an_id_that_somebody_claims_gives_nothing() -> None:
+def test_id_that_another_claims_gives_nothing() -> None:
     # The key of an outsider, under the ids of both operators.
     by_another = envelope.decode(kit.signed(3).envelope or b"").signatures[0].sig
     for ids in ((ID,), (ID, kit.public(2).keyid)):
@@ -69,18 +69,18 @@ def test_one_key_has_one_spelling(spelled: Any) -> None:
         roots.TrustRoot.load(kit.root_bytes(kit.root_document(op(1), op(2, public=other))), NOW)
 
 
-def test_two_keys_do_not_share_a_name() -> None:
+def test_two_keys_do_not_share_name() -> None:
     with pytest.raises(errors.TrustError, match="two keys have one name"):
         roots.TrustRoot.load(kit.root_bytes(kit.root_document(op(1), op(2, name="op1"))), NOW)
 
 
-def test_an_id_beside_a_key_is_not_read_because_it_is_refused() -> None:
+def test_id_beside_key_is_not_read_because_it_is_refused() -> None:
     listed = {**op(2), "keyid": ID}
     with pytest.raises(errors.TrustError, match="malformed"):
         roots.TrustRoot.load(kit.root_bytes(kit.root_document(op(1), listed)), NOW)
 
 
-def test_the_other_sign_of_a_point_is_another_key_and_verifies_nothing() -> None:
+def test_other_sign_of_point_is_another_key_and_verifies_nothing() -> None:
     # The negated point differs in the top bit only; a sloppy comparison would take it for the same key, or both.
     mirrored = bytearray(kit.public(1).raw)
     mirrored[31] ^= 0x80
@@ -91,7 +91,7 @@ def test_the_other_sign_of_a_point_is_another_key_and_verifies_nothing() -> None
     kit.verify(kit.signed(1, 3), root)
 
 
-def test_a_root_counts_a_key_once_as_well() -> None:
+def test_root_counts_key_once_as_well() -> None:
     document = kit.root_document(op(1), op(2), version=2, threshold=2)
     present = kit.root(op(1), op(2), threshold=2)
     made = json.loads(kit.root_bytes(document, 1))

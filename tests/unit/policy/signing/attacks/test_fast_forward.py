@@ -15,7 +15,7 @@ NOW, DAY = kit.NOW, kit.DAY
 
 
 @pytest.mark.parametrize("version", [3, 4, 2**31])
-def test_a_root_goes_up_by_one(version: int) -> None:
+def test_root_goes_up_by_one(version: int) -> None:
     present = kit.root()
     # Signed by everybody who could: it is the number that is refused.
     with pytest.raises(errors.TrustError, match=f"version {version} cannot follow 1"):
@@ -24,13 +24,13 @@ def test_a_root_goes_up_by_one(version: int) -> None:
 
 
 @pytest.mark.parametrize("serial", [NOW + DAY + 1, NOW + 1000 * DAY, statement.MAX_TIME_MS])
-def test_a_serial_is_at_most_a_day_ahead(serial: int) -> None:
+def test_serial_is_at_most_day_ahead(serial: int) -> None:
     with pytest.raises(errors.SerialError, match="more than a day ahead"):
         kit.verify(kit.signed(serial=serial))
     kit.verify(kit.signed(serial=NOW + DAY))
 
 
-def test_a_serial_that_was_refused_moves_no_ratchet(tmp_path: Path) -> None:
+def test_serial_that_was_refused_moves_no_ratchet(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir(mode=0o700)
     with State(tmp_path / "state") as state:
         state.init_root(kit.root_bytes(kit.root_document(), 1), NOW)
@@ -41,7 +41,7 @@ def test_a_serial_that_was_refused_moves_no_ratchet(tmp_path: Path) -> None:
         assert state.accepted("hello") is not None
 
 
-def test_a_root_from_the_future_is_not_installed(tmp_path: Path) -> None:
+def test_root_from_future_is_not_installed(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir(mode=0o700)
     with State(tmp_path / "state") as state:
         state.init_root(kit.root_bytes(kit.root_document(), 1), NOW)
@@ -52,7 +52,7 @@ def test_a_root_from_the_future_is_not_installed(tmp_path: Path) -> None:
         assert state.replace_root(later, NOW + 1).version == 2
 
 
-def test_a_revocation_of_serials_in_the_far_future_is_the_roots_own_word() -> None:
+def test_revocation_of_serials_in_far_future_is_roots_own_word() -> None:
     # It locks the agent out, and only the thresholds of two versions can say it: no one signer of packages can.
     row = {"agent_id": "hello", "serial_at_most": statement.MAX_TIME_MS, "at": NOW, "reason": "withdrawn"}
     raw = kit.root_bytes(kit.root_document(kit.operator(1), version=2, revoked=kit.revoked(serials=[row])), 1)

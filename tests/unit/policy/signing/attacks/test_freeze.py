@@ -13,7 +13,7 @@ NOW, DAY = kit.NOW, kit.DAY
 op = kit.operator
 
 
-def test_a_root_that_nobody_renewed_stops_everything() -> None:
+def test_root_that_nobody_renewed_stops_everything() -> None:
     frozen = kit.root(expires_at=NOW + DAY)
     forever = kit.signed(expires_at=statement.MAX_TIME_MS)
     kit.verify(forever, frozen, now_ms=NOW + DAY - 1)
@@ -22,14 +22,14 @@ def test_a_root_that_nobody_renewed_stops_everything() -> None:
             kit.verify(forever, frozen, now_ms=late)
 
 
-def test_a_package_that_nobody_signed_again_stops_by_itself() -> None:
+def test_package_that_nobody_signed_again_stops_by_itself() -> None:
     made = kit.signed(expires_at=NOW + DAY)
     kit.verify(made, now_ms=NOW + DAY - 1)
     with pytest.raises(errors.ExpiredError):
         kit.verify(made, now_ms=NOW + DAY)
 
 
-def test_a_key_that_nobody_renewed_signs_no_more() -> None:
+def test_key_that_nobody_renewed_signs_no_more() -> None:
     root = kit.root(op(1, expires_at=NOW + DAY), op(2))
     kit.verify(kit.signed(1), root, now_ms=NOW + DAY - 1)
     with pytest.raises(errors.ExpiredError, match="the key of `op1`"):
@@ -37,7 +37,7 @@ def test_a_key_that_nobody_renewed_signs_no_more() -> None:
     kit.verify(kit.signed(2), root, now_ms=NOW + DAY)
 
 
-def test_a_frozen_host_is_thawed_by_the_next_version_alone() -> None:
+def test_frozen_host_is_thawed_by_next_version_alone() -> None:
     frozen = roots.TrustRoot.parse(kit.root_bytes(kit.root_document(expires_at=NOW)))
     with pytest.raises(errors.TrustError, match="has ended"):
         frozen.successor(kit.root_bytes(kit.root_document(version=2, expires_at=NOW + 1), 1), NOW + 1)
@@ -57,7 +57,7 @@ def test_nothing_can_be_written_that_never_ends(end: object) -> None:
     assert strict_json.dumps(kit.root(expires_at=statement.MAX_TIME_MS).document.expires_at) == b"9007199254740991"
 
 
-def test_the_end_of_a_root_revives_no_key_that_ended_before() -> None:
+def test_end_of_root_revives_no_key_that_ended_before() -> None:
     guest = op(2, expires_at=NOW - 5 * DAY)
     later = op(3, not_before=NOW + 1)
     frozen = roots.TrustRoot.parse(kit.root_bytes(kit.root_document(op(1), guest, later, expires_at=NOW), 1))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+from msgspec import structs
 
 from policy import errors, package
 from policy.signing import envelope, trust
@@ -24,12 +23,12 @@ def test_signatures_of_two_packages_do_not_add_up() -> None:
     one, other = kit.signed(1), kit.signed(2, serial=NOW + 1)
     kit.verify(kit.signed(1, 2), BOTH)
     for base in (one, other):
-        mixed = dataclasses.replace(_of(base), signatures=_of(one).signatures + _of(other).signatures)
+        mixed = structs.replace(_of(base), signatures=_of(one).signatures + _of(other).signatures)
         with pytest.raises(errors.SignatureError, match="1 operators signed and 2 are needed"):
             kit.verify(base.with_envelope(mixed.encode()), BOTH)
 
 
-def test_the_files_of_one_package_under_the_envelope_of_another() -> None:
+def test_files_of_one_package_under_envelope_of_another() -> None:
     newer = {**kit.FILES, "main.py": b"print('mended')\n"}
     old, new = kit.signed(), kit.signed(files=newer, serial=NOW + 1)
     kit.verify(new)
@@ -43,7 +42,7 @@ def test_the_files_of_one_package_under_the_envelope_of_another() -> None:
         kit.verify(halves)
 
 
-def test_the_statement_of_one_agent_over_the_manifest_of_another() -> None:
+def test_statement_of_one_agent_over_manifest_of_another() -> None:
     # An operator may sign for `hello` only; the files say that they are `other`.
     files = {**kit.FILES, "agent.toml": kit.MANIFEST.replace(b'"hello"', b'"other"')}
     trusted = kit.verify(kit.signed(files=files), kit.root(op(1, scope=kit.scope(agents=("hello",)))))
@@ -58,13 +57,13 @@ def test_signatures_of_two_candidates_for_one_version_do_not_add_up() -> None:
     theirs = kit.root_document(op(1), op(2), op(4), version=2, threshold=2)
     signed = [envelope.decode(kit.root_bytes(d, n)) for d, n in ((mine, 1), (theirs, 2))]
     for base in signed:
-        mixed = dataclasses.replace(base, signatures=signed[0].signatures + signed[1].signatures)
+        mixed = structs.replace(base, signatures=signed[0].signatures + signed[1].signatures)
         with pytest.raises(errors.TrustError, match="is not signed by the keys of version 1"):
             present.successor(mixed.encode(), NOW)
     assert present.successor(kit.root_bytes(mine, 1, 2), NOW).version == 2
 
 
-def test_a_successor_of_one_root_does_not_follow_another_with_the_same_number() -> None:
+def test_successor_of_one_root_does_not_follow_another_with_same_number() -> None:
     here, elsewhere = kit.root(op(1)), kit.root(op(2))
     raw = kit.root_bytes(kit.root_document(op(2), version=2), 2)
     assert elsewhere.successor(raw, NOW).version == 2
@@ -72,10 +71,10 @@ def test_a_successor_of_one_root_does_not_follow_another_with_the_same_number() 
         here.successor(raw, NOW)
 
 
-def test_a_signature_on_version_1_is_none_on_version_2() -> None:
+def test_signature_on_version_1_is_none_on_version_2() -> None:
     first, second = kit.root_document(op(1)), kit.root_document(op(1), version=2)
     old = envelope.decode(kit.root_bytes(first, 1))
-    mixed = dataclasses.replace(envelope.decode(kit.root_bytes(second, 9)), signatures=old.signatures)
+    mixed = structs.replace(envelope.decode(kit.root_bytes(second, 9)), signatures=old.signatures)
     with pytest.raises(errors.TrustError, match="not signed"):
         roots.TrustRoot.parse(mixed.encode())
     with pytest.raises(errors.TrustError, match="is not signed by the keys"):

@@ -36,7 +36,7 @@ def _with_payload(payload: bytes) -> dict[str, Any]:
     return _document() | {"payload": base64.b64encode(payload).decode()}
 
 
-def test_control_the_envelope_written_anew_verifies() -> None:
+def test_control_envelope_written_anew_verifies() -> None:
     kit.verify(MADE.with_envelope(json.dumps(_document(), indent=3).encode()))
 
 
@@ -55,7 +55,7 @@ def test_control_the_envelope_written_anew_verifies() -> None:
         ("unknown_sections", ["x"]),
     ],
 )
-def test_each_field_of_the_predicate_is_signed(field: str, value: object) -> None:
+def test_each_field_of_predicate_is_signed(field: str, value: object) -> None:
     payload = _payload()
     assert payload["predicate"][field] != value
     payload["predicate"][field] = value
@@ -69,7 +69,7 @@ def test_each_subject_is_signed() -> None:
         _refused(_with_payload(json.dumps(payload).encode()))
 
 
-def test_the_same_statement_in_other_bytes_is_not_what_was_signed() -> None:
+def test_same_statement_in_other_bytes_is_not_what_was_signed() -> None:
     payload = base64.b64decode(_document()["payload"])
     assert json.loads(payload) == _payload()
     for other in (
@@ -92,7 +92,7 @@ def test_two_payloads_in_one_envelope_are_refused() -> None:
             kit.verify(MADE.with_envelope(twice.encode()))
 
 
-def test_a_payload_is_not_moved_across_the_border_to_its_type() -> None:
+def test_payload_is_not_moved_across_border_to_its_type() -> None:
     signed = envelope.decode(MADE.envelope or b"")
     kind, payload = signed.payload_type, signed.payload
     for other, rest in ((f"{kind} {len(payload)}", payload), (kind[:-1], kind[-1:].encode() + payload)):
@@ -101,7 +101,7 @@ def test_a_payload_is_not_moved_across_the_border_to_its_type() -> None:
     assert envelope.signers(signed, [kit.public(1)]) == (kit.public(1),)
 
 
-def test_the_payload_of_a_root_is_signed_too() -> None:
+def test_payload_of_root_is_signed_too() -> None:
     present = kit.root()
     document = kit.root_document(version=2)
     raw = json.loads(kit.root_bytes(document))

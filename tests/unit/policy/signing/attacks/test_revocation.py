@@ -31,7 +31,7 @@ def _serials(at_most: int, agent_id: str = "hello") -> dict[str, Any]:
 # --- keys -------------------------------------------------------------------------------------------
 
 
-def test_a_signature_made_before_the_revocation_does_not_count() -> None:
+def test_signature_made_before_revocation_does_not_count() -> None:
     made = kit.signed(2, serial=5, not_before=0)
     kit.verify(made, BEFORE)
     with pytest.raises(errors.RevokedError, match="the key of `op2` that signed was revoked: stolen"):
@@ -48,7 +48,7 @@ def test_neither_does_one_that_hides_its_key_id(keyid: str) -> None:
         kit.verify(kit.signed().with_envelope(hidden.encode()), AFTER)
 
 
-def test_a_revoked_key_makes_up_no_threshold() -> None:
+def test_revoked_key_makes_up_no_threshold() -> None:
     before = kit.root(op(1, threshold=2), op(2, threshold=2), op(3))
     after = kit.root(op(1, threshold=2), op(3), revoked=LISTS)
     made = kit.signed(1, 2)
@@ -59,7 +59,7 @@ def test_a_revoked_key_makes_up_no_threshold() -> None:
     assert [s.name for s in kit.verify(kit.signed(2, 3), after).signers] == ["op3"]
 
 
-def test_a_revoked_key_signs_no_root() -> None:
+def test_revoked_key_signs_no_root() -> None:
     document = kit.root_document(op(1), op(3), version=2, revoked=LISTS)
     for signers in ((2,), (2, 3)):
         with pytest.raises(errors.TrustError, match="is not signed by the keys of version 1"):
@@ -67,7 +67,7 @@ def test_a_revoked_key_signs_no_root() -> None:
     assert AFTER.successor(kit.root_bytes(document, 1), NOW).version == 2
 
 
-def test_a_revoked_key_is_never_listed_again() -> None:
+def test_revoked_key_is_never_listed_again() -> None:
     both = kit.root_document(op(1), op(2), version=2, revoked=LISTS)
     with pytest.raises(errors.TrustError, match="the key of `op2` is listed and revoked"):
         AFTER.successor(kit.root_bytes(both, 1), NOW)
@@ -93,7 +93,7 @@ def test_not_even_over_two_versions(tmp_path: Path) -> None:
             kit.verify(kit.signed(2), state.trust_root(NOW))
 
 
-def test_a_key_may_sign_its_own_revocation() -> None:
+def test_key_may_sign_its_own_revocation() -> None:
     document = kit.root_document(op(1), version=2, revoked=LISTS)
     assert BEFORE.successor(kit.root_bytes(document, 2, 1), NOW).version == 2
 
@@ -101,7 +101,7 @@ def test_a_key_may_sign_its_own_revocation() -> None:
 # --- manifests --------------------------------------------------------------------------------------------
 
 
-def test_a_revoked_manifest_stays_revoked_under_any_number_of_signatures() -> None:
+def test_revoked_manifest_stays_revoked_under_any_number_of_signatures() -> None:
     digest = kit.verify(kit.signed(1), BEFORE).payload_digest
     root = kit.root(op(1), op(2), revoked=_manifest(digest))
     for signers in ((1,), (2,), (1, 2), (2, 1)):
@@ -111,7 +111,7 @@ def test_a_revoked_manifest_stays_revoked_under_any_number_of_signatures() -> No
     kit.verify(kit.signed(1, serial=NOW + 1), root)
 
 
-def test_a_revoked_serial_takes_all_older_ones_and_other_payloads_with_it() -> None:
+def test_revoked_serial_takes_all_older_ones_and_other_payloads_with_it() -> None:
     root = kit.root(revoked=_serials(10))
     for serial in (0, 9, 10):
         for more in ({}, {"audience": kit.HOST}, {"approve_unlimited": True}):
@@ -124,7 +124,7 @@ def test_a_revoked_serial_takes_all_older_ones_and_other_payloads_with_it() -> N
 
 
 @pytest.mark.parametrize("lists", [_manifest("0" * 64), _serials(10)])
-def test_a_manifest_is_not_unrevoked(lists: dict[str, Any]) -> None:
+def test_manifest_is_not_unrevoked(lists: dict[str, Any]) -> None:
     present = kit.root(revoked=lists)
     kept = kit.root_document(version=2, revoked=lists)
     assert present.successor(kit.root_bytes(kept), NOW).version == 2
@@ -133,7 +133,7 @@ def test_a_manifest_is_not_unrevoked(lists: dict[str, Any]) -> None:
             present.successor(kit.root_bytes(kit.root_document(version=2, revoked=fewer)), NOW)
 
 
-def test_nobody_unrevokes_by_a_threshold() -> None:
+def test_nobody_unrevokes_by_threshold() -> None:
     present = kit.root(op(1), op(2), op(3), threshold=3, revoked=_serials(10))
     with pytest.raises(errors.TrustError, match="takes back"):
         present.successor(kit.root_bytes(kit.root_document(op(1), op(2), op(3), threshold=3, version=2), 1, 2, 3), NOW)

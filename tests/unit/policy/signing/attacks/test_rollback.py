@@ -32,7 +32,7 @@ def _verify(state: State, signer: int, **changes: Any) -> trust.TrustedPackage:
     return kit.verify(kit.signed(signer, **changes), state.trust_root(NOW), serials=state)
 
 
-def test_an_older_package_does_not_come_back(path: Path) -> None:
+def test_older_package_does_not_come_back(path: Path) -> None:
     with State(path) as state:
         state.accept(_verify(state, 1, serial=10), now_ms=NOW)
         state.accept(_verify(state, 1, serial=11), now_ms=NOW)
@@ -43,14 +43,14 @@ def test_an_older_package_does_not_come_back(path: Path) -> None:
         _verify(state, 1, serial=12)
 
 
-def test_an_older_package_by_another_operator_does_not_either(path: Path) -> None:
+def test_older_package_by_another_operator_does_not_either(path: Path) -> None:
     with State(path) as state:
         state.accept(_verify(state, 1, serial=11), now_ms=NOW)
         with pytest.raises(errors.SerialError):
             _verify(state, 2, serial=10)
 
 
-def test_an_older_root_is_not_installed_over_a_newer_one(path: Path) -> None:
+def test_older_root_is_not_installed_over_newer_one(path: Path) -> None:
     with State(path) as state:
         _verify(state, 2)
         state.replace_root(SECOND, NOW)
@@ -63,7 +63,7 @@ def test_an_older_root_is_not_installed_over_a_newer_one(path: Path) -> None:
             _verify(state, 2)
 
 
-def test_a_root_that_was_taken_away_is_missed(path: Path) -> None:
+def test_root_that_was_taken_away_is_missed(path: Path) -> None:
     with State(path) as state:
         state.replace_root(SECOND, NOW)
         assert state.trust_root(NOW).version == 2
@@ -82,7 +82,7 @@ def test_a_root_that_was_taken_away_is_missed(path: Path) -> None:
         assert state.trust_root(NOW).version == 2
 
 
-def test_a_clock_that_is_set_back_revives_no_package_and_no_root(path: Path) -> None:
+def test_clock_set_back_revives_no_package_and_no_root(path: Path) -> None:
     with State(path) as state:
         state.accept(_verify(state, 1, serial=10), now_ms=NOW + kit.DAY)
         seen = state.greatest_time_ms()

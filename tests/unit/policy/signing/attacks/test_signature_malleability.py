@@ -7,13 +7,13 @@ one envelope has one reading everywhere. The curve arithmetic is RFC 8032, secti
 from __future__ import annotations
 
 import base64
-import dataclasses
 import hashlib
 import json
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from msgspec import structs
 
 from policy import errors
 from policy.signing import envelope
@@ -66,12 +66,12 @@ BASE = _decode(bytes([0x58]) + bytes([0x66]) * 31)
 def _refused(sig: bytes) -> None:
     assert sig != SIG
     assert not kit.public(1).verifies(sig, MADE.pae())
-    made = dataclasses.replace(MADE, signatures=(envelope.Signature(kit.public(1).keyid, sig),))
+    made = structs.replace(MADE, signatures=(envelope.Signature(kit.public(1).keyid, sig),))
     with pytest.raises(errors.SignatureError):
         kit.verify(kit.signed().with_envelope(made.encode()))
 
 
-def test_control_the_signature_itself_and_the_arithmetic() -> None:
+def test_control_signature_itself_and_arithmetic() -> None:
     kit.verify(kit.signed(1))
     secret = hashlib.sha512(bytes([1]) * 32).digest()[:32]
     scalar = (int.from_bytes(secret, "little") & (2**254 - 8)) | 2**254
@@ -81,16 +81,16 @@ def test_control_the_signature_itself_and_the_arithmetic() -> None:
 
 
 @pytest.mark.parametrize("multiple", [1, 2, 7, 14])
-def test_s_plus_a_multiple_of_the_order(multiple: int) -> None:
+def test_s_plus_multiple_of_order(multiple: int) -> None:
     _refused(R + (S + multiple * L).to_bytes(32, "little"))
 
 
-def test_the_negated_s_and_the_negated_r() -> None:
+def test_negated_s_and_negated_r() -> None:
     _refused(R + (L - S).to_bytes(32, "little"))
     _refused(bytes([*R[:31], R[31] ^ 0x80]) + SIG[32:])
 
 
-def test_r_with_a_part_of_small_order() -> None:
+def test_r_with_part_of_small_order() -> None:
     # A verifier that multiplies by the cofactor takes R + T for R, for each T of small order.
     torsion = _decode(ORDER_8)
     for n in range(1, 8):
@@ -98,7 +98,7 @@ def test_r_with_a_part_of_small_order() -> None:
         _refused(_encode(moved) + SIG[32:])
 
 
-def test_r_in_an_encoding_that_is_not_canonical() -> None:
+def test_r_in_encoding_not_canonical() -> None:
     # y + p fits into 255 bits only for y below 19, and no honest R has such a y; the forged ones are refused.
     for y in range(19):
         for sign in (0, 1):
@@ -107,7 +107,7 @@ def test_r_in_an_encoding_that_is_not_canonical() -> None:
     _refused((1).to_bytes(32, "little") + bytes(32))
 
 
-def test_a_key_with_a_part_of_small_order_signs_at_most_for_itself() -> None:
+def test_key_with_part_of_small_order_signs_at_most_for_itself() -> None:
     # A + T is another 32 bytes, so another key with another id: it is not listed, and what it signs is unknown.
     mixed = _encode(_add(_decode(kit.public(1).raw), _decode(ORDER_8)))
     assert envelope.PublicKey(mixed).keyid != kit.public(1).keyid
@@ -115,14 +115,14 @@ def test_a_key_with_a_part_of_small_order_signs_at_most_for_itself() -> None:
 
 
 @pytest.mark.parametrize("y", [0, 1, P - 1, P, P + 1, int.from_bytes(ORDER_8, "little")])
-def test_a_key_of_small_order_cannot_be_listed(y: int) -> None:
+def test_key_of_small_order_cannot_be_listed(y: int) -> None:
     for sign in (0, 1):
         public = (y | sign << 255).to_bytes(32, "little").hex()
         with pytest.raises(errors.TrustError, match="malformed"):
             roots.TrustRoot.load(kit.root_bytes(kit.root_document(kit.operator(1), kit.operator(2, public=public))), 0)
 
 
-def test_why_a_key_of_small_order_must_not_be_listed() -> None:
+def test_why_key_of_small_order_must_not_be_listed() -> None:
     identity = (1).to_bytes(32, "little")
     for message in (b"one", b"another"):
         Ed25519PublicKey.from_public_bytes(identity).verify(identity + bytes(32), message)
@@ -137,7 +137,7 @@ def test_more_or_fewer_bytes(extra: bytes) -> None:
         kit.verify(kit.signed().with_envelope(json.dumps(document).encode()))
 
 
-def test_a_signature_in_base64_has_one_spelling_an_alphabet() -> None:
+def test_signature_in_base64_has_one_spelling_alphabet() -> None:
     document: dict[str, Any] = json.loads(kit.signed(1).envelope or b"")
     text = document["signatures"][0]["sig"]
     assert text.endswith("==")
@@ -160,7 +160,7 @@ def test_a_signature_in_base64_has_one_spelling_an_alphabet() -> None:
     kit.verify(kit.signed().with_envelope(json.dumps(document).encode()))
 
 
-def test_bytes_after_the_envelope() -> None:
+def test_bytes_after_envelope() -> None:
     raw = kit.signed(1).envelope or b""
     kit.verify(kit.signed().with_envelope(raw.rstrip()))
     for after in (b"{}", b"\0", raw, b"x", b"]"):

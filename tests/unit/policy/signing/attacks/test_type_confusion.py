@@ -29,7 +29,7 @@ ROOT = strict_json.dumps(kit.root_document(version=2))
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_a_statement_is_one_under_its_own_type_only(kind: str) -> None:
+def test_statement_is_one_under_its_own_type_only(kind: str) -> None:
     made = package.Package(kit.FILES, kit.envelope(STATEMENT, payload_type=kind))
     if kind == envelope.IN_TOTO_PAYLOAD_TYPE:
         kit.verify(made)
@@ -39,7 +39,7 @@ def test_a_statement_is_one_under_its_own_type_only(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_a_root_is_one_under_its_own_type_only(kind: str) -> None:
+def test_root_is_one_under_its_own_type_only(kind: str) -> None:
     raw = kit.envelope(ROOT, payload_type=kind)
     if kind == roots.PAYLOAD_TYPE:
         assert kit.root().successor(raw, NOW).version == 2
@@ -48,7 +48,7 @@ def test_a_root_is_one_under_its_own_type_only(kind: str) -> None:
         kit.root().successor(raw, NOW)
 
 
-def test_a_signature_made_for_one_type_is_none_under_the_other() -> None:
+def test_signature_made_for_one_type_is_none_under_other() -> None:
     for payload, own, other in (
         (STATEMENT, envelope.IN_TOTO_PAYLOAD_TYPE, roots.PAYLOAD_TYPE),
         (ROOT, roots.PAYLOAD_TYPE, envelope.IN_TOTO_PAYLOAD_TYPE),
@@ -58,7 +58,7 @@ def test_a_signature_made_for_one_type_is_none_under_the_other() -> None:
         assert not envelope.signers(envelope.Envelope(payload, other, signed.signatures), [kit.public(1)])
 
 
-def test_a_root_is_no_statement_and_a_statement_no_root_even_when_signed_as_one() -> None:
+def test_root_is_no_statement_and_statement_no_root_even_when_signed_as_one() -> None:
     with pytest.raises(errors.SignatureError, match="the statement is malformed"):
         kit.verify(package.Package(kit.FILES, kit.envelope(ROOT)))
     with pytest.raises(errors.TrustError, match="the trust root is malformed"):
@@ -67,7 +67,7 @@ def test_a_root_is_no_statement_and_a_statement_no_root_even_when_signed_as_one(
 
 @pytest.mark.parametrize(("field", "value"), [("_type", "https://in-toto.io/Statement/v0.1"), ("_type", None)])
 @pytest.mark.parametrize("predicate", [statement.PREDICATE_TYPE, "https://slsa.dev/provenance/v1", "x"])
-def test_a_statement_of_another_tool_is_none_of_ours(field: str, value: object, predicate: str) -> None:
+def test_statement_of_another_tool_is_none_of_ours(field: str, value: object, predicate: str) -> None:
     document = json.loads(STATEMENT)
     document["predicateType"] = predicate
     if predicate != statement.PREDICATE_TYPE:
@@ -78,7 +78,7 @@ def test_a_statement_of_another_tool_is_none_of_ours(field: str, value: object, 
         kit.verify(package.Package(kit.FILES, kit.envelope(strict_json.dumps(document))))
 
 
-def test_a_signed_head_of_the_log_is_no_envelope_and_no_root() -> None:
+def test_signed_head_of_log_is_no_envelope_and_no_root() -> None:
     # The log's key signs its heads; were it ever listed in a root, what it signed is still nothing to `verify`.
     head = chain.sign_head(chain.Head(), Ed25519PrivateKey.from_private_bytes(bytes([1]) * 32))
     with pytest.raises(errors.SignatureError, match="malformed"):
@@ -112,7 +112,7 @@ def test_each_field_has_one_type(field: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["1.0", "1e3", "NaN", "Infinity", "-0", "01", "+1", "0x1", "1_000", "9" * 5000])
-def test_a_number_has_one_form(text: str) -> None:
+def test_number_has_one_form(text: str) -> None:
     payload = STATEMENT.replace(f'"serial":{NOW}'.encode(), f'"serial":{text}'.encode())
     assert payload != STATEMENT
     made = package.Package(kit.FILES, kit.envelope(payload))
@@ -128,7 +128,7 @@ def test_a_number_has_one_form(text: str) -> None:
     ("field", "value"),
     [("threshold", "1"), ("threshold", True), ("version", 2.0), ("version", True), ("keys", {}), ("revoked", [])],
 )
-def test_the_fields_of_a_root_have_one_type_too(field: str, value: object) -> None:
+def test_fields_of_root_have_one_type_too(field: str, value: object) -> None:
     kit.root().successor(kit.root_bytes(kit.root_document(version=2)), NOW)
     raw = envelope.sign(
         json.dumps({**kit.root_document(version=2), field: value}).encode(), roots.PAYLOAD_TYPE, [kit.key(1)]
@@ -137,7 +137,7 @@ def test_the_fields_of_a_root_have_one_type_too(field: str, value: object) -> No
         kit.root().successor(raw, NOW)
 
 
-def test_a_true_is_no_one_in_a_keys_own_fields() -> None:
+def test_true_is_no_one_in_keys_own_fields() -> None:
     for changes in ({"threshold": True}, {"root": 1}, {"not_before": False}, {"name": 1}, {"public": 1}):
         raw = kit.root_bytes(kit.root_document(kit.operator(1, **changes), version=2))
         with pytest.raises(errors.TrustError, match="malformed"):

@@ -29,7 +29,7 @@ def _tree(tmp_path: Path, *, enabled: str = "cpu memory pids", has: str = "cpuse
 
 @pytest.fixture(autouse=True)
 def _no_systemd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(delegation, "_SYSTEMD", tmp_path / "no-systemd")
+    monkeypatch.setattr(delegation, "SYSTEMD", tmp_path / "no-systemd")
     delegation.base.cache_clear()
 
 
@@ -40,18 +40,18 @@ def test_version_1_is_found_per_controller() -> None:
     assert "freezer" in found.mounts
 
 
-def test_a_hybrid_machine_is_version_1(tmp_path: Path) -> None:
+def test_hybrid_machine_is_version_1(tmp_path: Path) -> None:
     assert Hierarchies.read(V1 + "\n" + _tree(tmp_path, has="hugetlb")).version == 1
 
 
-def test_a_unified_machine_is_version_2(tmp_path: Path) -> None:
+def test_unified_machine_is_version_2(tmp_path: Path) -> None:
     found = Hierarchies.read(_tree(tmp_path))
     assert found.version == 2
     assert set(found.mounts) == {*NEEDED, "io"}
 
 
 @pytest.mark.parametrize("missing", ["memory", "pids", "cpu"])
-def test_a_missing_controller_is_no_version(tmp_path: Path, missing: str) -> None:
+def test_missing_controller_is_no_version(tmp_path: Path, missing: str) -> None:
     has = " ".join({"cpu", "memory", "pids"} - {missing})
     found = Hierarchies.read(_tree(tmp_path, has=has))
     assert found.version == 0
@@ -59,7 +59,7 @@ def test_a_missing_controller_is_no_version(tmp_path: Path, missing: str) -> Non
         pass
 
 
-def test_controllers_that_the_machine_has_not_enabled_are_refused_and_not_enabled(tmp_path: Path) -> None:
+def test_controllers_that_machine_has_not_enabled_are_refused_and_not_enabled(tmp_path: Path) -> None:
     found = Hierarchies.read(_tree(tmp_path, enabled="cpu"))
     with pytest.raises(errors.NotEnforceableError, match="memory"), Leaf(found, "run"):
         pass
@@ -72,14 +72,14 @@ def _leaf(tmp_path: Path) -> Leaf:
     return leaf
 
 
-def test_a_leaf_lies_below_covenant_and_delegates_there_alone(tmp_path: Path) -> None:
+def test_leaf_lies_below_covenant_and_delegates_there_alone(tmp_path: Path) -> None:
     leaf = _leaf(tmp_path)
     assert (tmp_path / "covenant" / "run").is_dir()
     assert (tmp_path / "covenant" / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
     assert leaf.join_files() == (str(tmp_path / "covenant" / "run" / "cgroup.procs"),)
 
 
-def test_a_limit_is_written_and_one_that_does_not_hold_is_an_error(tmp_path: Path) -> None:
+def test_limit_is_written_and_one_that_does_not_hold_is_error(tmp_path: Path) -> None:
     leaf = _leaf(tmp_path)
     path = tmp_path / "covenant" / "run" / "pids.max"
     path.write_text("")
@@ -91,7 +91,7 @@ def test_a_limit_is_written_and_one_that_does_not_hold_is_an_error(tmp_path: Pat
         leaf.apply([Limit("pids", "pids.max", "8")])
 
 
-def test_a_required_file_that_is_not_there_is_refused_and_an_optional_one_is_reported(tmp_path: Path) -> None:
+def test_required_file_not_there_is_refused_and_optional_one_is_reported(tmp_path: Path) -> None:
     leaf = _leaf(tmp_path)
     leaf.paths.pop("cpu")
     for controller, file in (("cpu", "cpu.max"), ("memory", "memory.nothing")):
@@ -103,7 +103,7 @@ def test_a_required_file_that_is_not_there_is_refused_and_an_optional_one_is_rep
 
 
 @pytest.mark.parametrize(("text", "kills"), [("low 0\noom 3\noom_kill 2\n", 2), ("oom_kill 0", 0), ("", 0)])
-def test_oom_kills_are_read_from_the_counter(tmp_path: Path, text: str, kills: int) -> None:
+def test_oom_kills_are_read_from_counter(tmp_path: Path, text: str, kills: int) -> None:
     leaf = _leaf(tmp_path)
     (tmp_path / "covenant" / "run" / "memory.events").write_text(text)
     assert leaf.oom_kills() == kills
@@ -117,11 +117,11 @@ def _v1_leaf(tmp_path: Path, *, state: str) -> Leaf:
 
 
 @pytest.mark.parametrize(("says", "frozen"), [("FROZEN\n", True), ("FREEZING\n", False), ("THAWED\n", False)])
-def test_a_leaf_that_still_freezes_is_not_frozen(tmp_path: Path, says: str, frozen: bool) -> None:
+def test_leaf_that_still_freezes_is_not_frozen(tmp_path: Path, says: str, frozen: bool) -> None:
     assert _v1_leaf(tmp_path, state=says).frozen() is frozen
 
 
-def test_a_leaf_that_does_not_freeze_in_time_is_thawed_again_and_said(
+def test_leaf_that_does_not_freeze_in_time_is_thawed_again_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leaf = _v1_leaf(tmp_path, state="THAWED\n")
@@ -132,7 +132,7 @@ def test_a_leaf_that_does_not_freeze_in_time_is_thawed_again_and_said(
     assert (leaf.paths["freezer"] / "freezer.state").read_text() == "THAWED"
 
 
-def test_a_leaf_in_which_nobody_is_left_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaf_in_which_nobody_is_left_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that killed them while they were frozen has thawed the leaf."""
     leaf = _v1_leaf(tmp_path, state="THAWED\n")
     monkeypatch.setattr(leaf, "_freezer_says", lambda: False)
@@ -140,7 +140,7 @@ def test_a_leaf_in_which_nobody_is_left_is_not_waited_for(tmp_path: Path, monkey
     leaf.freeze(deadline_seconds=60)
 
 
-def test_one_that_is_to_stand_all_the_same_is_not_thawed_where_it_did_not_freeze_in_time(
+def test_one_to_stand_all_same_is_not_thawed_where_it_did_not_freeze_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stands() -> NoReturn:
@@ -166,7 +166,7 @@ def test_version_2_says_it_by_its_events(tmp_path: Path) -> None:
     assert (place / "cgroup.freeze").read_text() == "0"
 
 
-def test_without_a_freezer_nothing_is_frozen_and_it_says_so(tmp_path: Path) -> None:
+def test_without_freezer_nothing_is_frozen_and_it_says_so(tmp_path: Path) -> None:
     leaf = Leaf(Hierarchies(1, {}), "run", paths={"memory": tmp_path})
     assert not leaf.freezable
     for act in (leaf.freeze, leaf.thaw, leaf.frozen):
@@ -174,7 +174,7 @@ def test_without_a_freezer_nothing_is_frozen_and_it_says_so(tmp_path: Path) -> N
             act()
 
 
-def test_a_leaf_that_is_gone_is_an_error_and_not_thawed(tmp_path: Path) -> None:
+def test_leaf_gone_is_error_and_not_thawed(tmp_path: Path) -> None:
     leaf = _v1_leaf(tmp_path, state="FROZEN\n")
     (leaf.paths["freezer"] / "freezer.state").unlink()
     with pytest.raises(errors.KernelError, match="cannot be read"):

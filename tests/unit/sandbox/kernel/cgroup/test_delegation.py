@@ -20,7 +20,7 @@ from sandbox.kernel.cgroup import delegation
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A hierarchy whose root has the controllers switched off for its children, on a machine without systemd."""
     (tmp_path / "cgroup.subtree_control").write_text("memory pids")
-    monkeypatch.setattr(delegation, "_SYSTEMD", tmp_path / "no-systemd")
+    monkeypatch.setattr(delegation, "SYSTEMD", tmp_path / "no-systemd")
     monkeypatch.setattr(delegation, "_own", lambda root: root / "some.slice" / "unit.scope" / "below")
     delegation.base.cache_clear()
     return tmp_path
@@ -36,14 +36,14 @@ def _unit(root: Path, *, controllers: str = "cpuset cpu io memory pids", marked:
     return unit
 
 
-def test_a_delegated_unit_is_the_base_and_its_processes_step_aside(root: Path) -> None:
+def test_delegated_unit_is_base_and_its_processes_step_aside(root: Path) -> None:
     unit = _unit(root)
     assert delegation.base(root) == unit
     assert (unit / "supervisor").is_dir()
     assert (unit / "cgroup.subtree_control").read_text() == "+memory +pids +cpu +io"
 
 
-def test_a_unit_that_nobody_delegated_is_not_ours(root: Path) -> None:
+def test_unit_that_nobody_delegated_is_not_ours(root: Path) -> None:
     unit = _unit(root, marked=False)
     with pytest.raises(errors.NotEnforceableError, match="cpu"):
         delegation.base(root)
@@ -52,20 +52,20 @@ def test_a_unit_that_nobody_delegated_is_not_ours(root: Path) -> None:
     assert (root / "cgroup.subtree_control").read_text() == "memory pids"
 
 
-def test_a_mark_on_the_root_itself_does_not_make_the_machine_ours(root: Path) -> None:
+def test_mark_on_root_itself_does_not_make_machine_ours(root: Path) -> None:
     _unit(root, marked=False)
     os.setxattr(root, "user.delegate", b"1")
     with pytest.raises(errors.NotEnforceableError):
         delegation.base(root)
 
 
-def test_a_delegated_unit_without_a_controller_is_refused(root: Path) -> None:
+def test_delegated_unit_without_controller_is_refused(root: Path) -> None:
     _unit(root, controllers="memory pids")
     with pytest.raises(errors.NotEnforceableError, match="not delegated"):
         delegation.base(root)
 
 
-def test_without_systemd_the_machine_must_have_switched_the_controllers_on(root: Path) -> None:
+def test_without_systemd_machine_must_have_switched_controllers_on(root: Path) -> None:
     (root / "cgroup.subtree_control").write_text("cpu memory pids")
     assert delegation.base(root) == root / "covenant"
 
@@ -78,13 +78,13 @@ def _with_systemd(root: Path, monkeypatch: pytest.MonkeyPatch, answer: Any) -> l
         asked.append(command)
         return subprocess.CompletedProcess(command, *answer())
 
-    monkeypatch.setattr(delegation, "_SYSTEMD", root)
-    monkeypatch.setattr(delegation, "_DEADLINE_SECONDS", 0.1)
+    monkeypatch.setattr(delegation, "SYSTEMD", root)
+    monkeypatch.setattr(delegation, "DEADLINE_SECONDS", 0.1)
     monkeypatch.setattr(subprocess, "run", run)
     return asked
 
 
-def test_systemd_is_asked_for_a_delegated_scope(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systemd_is_asked_for_delegated_scope(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def moved() -> tuple[int, bytes, bytes]:
         _unit(root)
         return 0, b"", b""
@@ -100,7 +100,7 @@ def test_systemd_is_asked_for_a_delegated_scope(root: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("answer", "message"), [((1, b"", b"Access denied\n"), "Access denied"), ((0, b"", b""), "did not move")]
 )
-def test_a_systemd_that_does_not_help_is_an_error_that_says_so(
+def test_systemd_that_does_not_help_is_error_that_says_so(
     root: Path, monkeypatch: pytest.MonkeyPatch, answer: tuple[int, bytes, bytes], message: str
 ) -> None:
     _unit(root, marked=False)

@@ -10,7 +10,7 @@ from policy import errors
 from sandbox.kernel.net import netns
 
 
-def test_a_call_aside_gives_its_value_or_raises_what_it_raised() -> None:
+def test_call_aside_gives_its_value_or_raises_what_it_raised() -> None:
     def fails() -> int:
         raise errors.KernelError("it does not say")
 
@@ -19,7 +19,7 @@ def test_a_call_aside_gives_its_value_or_raises_what_it_raised() -> None:
         netns.aside(fails)()
 
 
-def test_where_no_thread_is_left_it_is_an_error_of_the_machine_and_none_of_ours(
+def test_where_no_thread_is_left_it_is_error_of_machine_and_none_of_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else a look that starts two threads would leave the first behind, and end a run that it should only watch."""

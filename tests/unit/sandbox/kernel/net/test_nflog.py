@@ -52,7 +52,7 @@ def message(packet: bytes, hook: int = FORWARD, kind: int = 0x400) -> bytes:
         (v6("2001:db8::5", 44, b"\x06\0\0\x09" + bytes(4) + ports(80)), "[2001:db8::5]/tcp"),
     ],
 )
-def test_a_destination_is_written_as_policy_why_asks_for_it(packet: bytes, target: str) -> None:
+def test_destination_is_written_as_policy_why_asks_for_it(packet: bytes, target: str) -> None:
     assert list(nflog.parse(message(packet))) == [Denial("packet", target, "not_granted")]
 
 
@@ -71,14 +71,14 @@ def test_what_no_grant_can_allow_has_another_code(packet: bytes, target: str) ->
     assert denial.grant is None
 
 
-def test_the_gateways_own_doors_and_the_gates_own_packets() -> None:
+def test_gateways_own_doors_and_gates_own_packets() -> None:
     packet = v4("192.0.0.1", 6, 22)
     assert list(nflog.parse(message(packet, LOCAL_IN))) == [Denial("packet", "192.0.0.1:22/tcp", "gateway")]
     assert list(nflog.parse(message(packet, LOCAL_OUT))) == []
 
 
 @pytest.mark.parametrize("packet", [v6("ff02::2", 58, b"\x85" + bytes(7)), v4("224.0.0.22", 2)])
-def test_a_network_stacks_own_noise_is_no_denial(packet: bytes) -> None:
+def test_network_stacks_own_noise_is_no_denial(packet: bytes) -> None:
     for hook in (LOCAL_IN, FORWARD):
         assert list(nflog.parse(message(packet, hook))) == []
 
@@ -89,12 +89,12 @@ def test_several_messages_in_one_datagram() -> None:
 
 
 @given(st.binary(max_size=200), st.sampled_from([FORWARD, LOCAL_IN, LOCAL_OUT, 255]))
-def test_any_packet_is_read_without_an_error(packet: bytes, hook: int) -> None:
+def test_any_packet_is_read_without_error(packet: bytes, hook: int) -> None:
     for denial in nflog.parse(message(packet, hook)):
         assert denial.layer == "packet"
         assert len(denial.target) < 80
 
 
 @given(st.binary(max_size=400))
-def test_any_datagram_is_read_without_an_error(data: bytes) -> None:
+def test_any_datagram_is_read_without_error(data: bytes) -> None:
     list(nflog.parse(data))

@@ -36,7 +36,7 @@ def listener(deep: Path) -> Iterator[socket.socket]:
         yield made
 
 
-def test_a_socket_is_found_through_a_descriptor_that_is_closed_afterwards(deep: Path, listener: socket.socket) -> None:
+def test_socket_is_found_through_descriptor_closed_afterwards(deep: Path, listener: socket.socket) -> None:
     before = os.listdir("/proc/self/fd")
     with socket.socket(socket.AF_UNIX) as one, unix_address.within(deep, "socket") as address:
         one.connect(address)
@@ -45,7 +45,7 @@ def test_a_socket_is_found_through_a_descriptor_that_is_closed_afterwards(deep: 
     assert not Path(address).exists()
 
 
-def test_a_symlink_is_followed_by_whoever_says_so(tmp_path: Path, deep: Path, listener: socket.socket) -> None:
+def test_symlink_is_followed_by_whoever_says_so(tmp_path: Path, deep: Path, listener: socket.socket) -> None:
     link = tmp_path / "link"
     link.symlink_to(deep)
     with pytest.raises(NotADirectoryError), unix_address.within(link, "socket"):
@@ -55,7 +55,7 @@ def test_a_symlink_is_followed_by_whoever_says_so(tmp_path: Path, deep: Path, li
 
 
 @pytest.mark.parametrize("linked", [False, True])
-def test_a_client_finds_the_supervisor_of_such_a_state(
+def test_client_finds_supervisor_of_such_state(
     tmp_path: Path, deep: Path, listener: socket.socket, *, linked: bool
 ) -> None:
     """The client's state path may be a symlink; the supervisor's may not, because it holds it by its own path."""
@@ -72,7 +72,7 @@ def test_a_client_finds_the_supervisor_of_such_a_state(
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_another_process_finds_the_trace_by_the_same_address(deep: Path) -> None:
+def test_another_process_finds_trace_by_same_address(deep: Path) -> None:
     """runsc connects from its own process, where /proc/self would be its own."""
     one = StartTrace(deep)
     try:

@@ -20,11 +20,11 @@ _MAPS = """\
 """
 
 
-def test_only_whole_regions_of_memory_that_is_the_process_s_own_are_asked_for() -> None:
-    assert [hex(one) for one in hugepages._regions(_MAPS)] == ["0x7f0000200000", "0x7f0000400000", "0x7f0000600000"]
+def test_only_whole_regions_of_memory_process_s_own_are_asked_for() -> None:
+    assert [hex(one) for one in hugepages.regions(_MAPS)] == ["0x7f0000200000", "0x7f0000400000", "0x7f0000600000"]
 
 
-def test_what_was_put_together_holds_what_it_held_and_a_fork_s_writes_stay_its_own() -> None:
+def test_what_was_put_together_holds_what_it_held_and_fork_s_writes_stay_its_own() -> None:
     held = [os.urandom(4000) for _ in range(2000)]
     digest = hashlib.sha256(b"".join(held)).digest()
     hugepages.collapse()
@@ -38,7 +38,7 @@ def test_what_was_put_together_holds_what_it_held_and_a_fork_s_writes_stay_its_o
     assert hashlib.sha256(b"".join(held)).digest() == digest
 
 
-def test_a_kernel_that_refuses_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_that_refuses_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def refuse(address: int, length: int, advice: int) -> None:
@@ -46,5 +46,5 @@ def test_a_kernel_that_refuses_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
         raise OSError(22, "madvise")
 
     monkeypatch.setattr(libc, "madvise", refuse)
-    monkeypatch.setattr(hugepages, "_regions", lambda maps: iter((1 << 30, 2 << 30)))
+    monkeypatch.setattr(hugepages, "regions", lambda maps: iter((1 << 30, 2 << 30)))
     assert (hugepages.collapse(), asked) == (0, [1 << 30, 2 << 30])

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from policy import errors
 from sandbox.kernel import libc
@@ -61,7 +61,7 @@ def _detached(folder: Path) -> int:
 def _told(launch: proc_launch.Launch, folders: Path) -> dict[str, Any]:
     mount = _detached(folders / "shown")
     try:
-        launch = replace(launch, mounts=[proc_launch.Attach(mount, str(folders / "over"))])
+        launch = structs.replace(launch, mounts=[proc_launch.Attach(mount, str(folders / "over"))])
         with spawn.spawn(launch) as child, os.fdopen(os.dup(child.stdout)) as out:
             text = out.read()
             assert child.reap() == 0
@@ -71,7 +71,7 @@ def _told(launch: proc_launch.Launch, folders: Path) -> dict[str, Any]:
     return value
 
 
-def test_a_program_cannot_tell_how_it_was_started(monkeypatch: pytest.MonkeyPatch, folders: Path) -> None:
+def test_program_cannot_tell_how_it_was_started(monkeypatch: pytest.MonkeyPatch, folders: Path) -> None:
     """The test compares namespaces, mounts, descriptors, signals, session, identity, directory and environment."""
     joined = folders / "procs"
     joined.touch()
@@ -113,7 +113,7 @@ def test_a_program_cannot_tell_how_it_was_started(monkeypatch: pytest.MonkeyPatc
     assert sorted(os.listdir(folders / "over")) == ["of-over"]
 
 
-def test_a_network_of_its_own_is_a_new_one_with_nothing_up(way: str) -> None:
+def test_network_of_its_own_is_new_one_with_nothing_up(way: str) -> None:
     show = ["sh", "-c", "readlink /proc/self/ns/net; cat /sys/class/net/lo/flags /proc/net/dev"]
     with spawn.spawn(proc_launch.Launch("/bin/sh", show, {"PATH": "/bin"}, own_network=True)) as child:
         assert child.reap() == 0
@@ -143,7 +143,7 @@ FAILURES: dict[str, tuple[Callable[[int], proc_launch.Launch], str]] = {
 
 
 @pytest.mark.parametrize("case", FAILURES)
-def test_a_step_that_fails_is_named(way: str, case: str) -> None:
+def test_step_that_fails_is_named(way: str, case: str) -> None:
     make, words = FAILURES[case]
     fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -217,7 +217,7 @@ ALLOW = struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000).hex()
 
 
 @pytest.mark.parametrize("count", [1, 2, 64])
-def test_a_filter_of_as_many_instructions_as_it_can_note_is_loaded(count: int) -> None:
+def test_filter_of_as_many_instructions_as_it_can_note_is_loaded(count: int) -> None:
     show = ("execute", "/bin/grep", "grep", "^Seccomp", "/proc/self/status")
     status, told, printed = _directly("die", *show)
     before = dict(line.split(":\t") for line in printed.decode().splitlines())
@@ -239,7 +239,7 @@ def test_what_is_no_filter_is_not_loaded(word: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["-1", "3x", "", "99999999999", "0x3", " "])
-def test_a_number_is_a_number(word: str) -> None:
+def test_number_is_number(word: str) -> None:
     for words in (("network", word), ("keep", word), ("attach", word, "/")):
         status, told, printed = _directly("die", *words, "execute", "/bin/echo", "echo")
         assert (status, printed) == (127, b"")
@@ -250,7 +250,7 @@ def test_of_another_version_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> 
     """The version differs after a package was upgraded under a running supervisor."""
     status, told, printed = _directly("execute", "/bin/echo", "echo", version="3")
     assert (status, printed, json.loads(told)[0]) == (127, b"", -1)
-    monkeypatch.setattr(launcher, "_VERSION", "3")
+    monkeypatch.setattr(launcher, "VERSION", "3")
     with pytest.raises(errors.KernelError, match=r"cannot start the sandbox: understand `.*covenant-start`: Protocol"):
         spawn.spawn(proc_launch.Launch(*TRUE))
 
@@ -269,13 +269,13 @@ def test_what_was_not_built_is_forked(monkeypatch: pytest.MonkeyPatch, tmp_path:
         assert os.read(child.stdout, 100) == b"here\n"
 
 
-def test_a_prepare_is_always_run() -> None:
+def test_prepare_is_always_run() -> None:
     """`prepare` is Python code of the caller, and a quick start must not skip it."""
     with spawn.spawn(proc_launch.Launch(*TRUE, prepare=lambda: os._exit(42))) as child:
         assert child.reap() == 42
 
 
-def test_what_is_only_covered_is_covered_in_a_namespace_of_its_own() -> None:
+def test_what_is_only_covered_is_covered_in_namespace_of_its_own() -> None:
     """The test only compares the steps: without a namespace they would cover the host's own directory."""
     words = launcher.Steps(proc_launch.Launch(*TRUE, covered=["/srv/a", "/srv/b"])).words
     assert words[words.index("private") :][:5] == ["private", "cover", "/srv/a", "cover", "/srv/b"]

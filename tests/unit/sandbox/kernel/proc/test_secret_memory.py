@@ -78,7 +78,7 @@ def test_what_says_itself_does_not_say_its_content() -> None:
         assert "sesame" not in repr(secret) + str(secret) + repr(secret.view)
 
 
-def test_a_guarded_process_leaves_no_core_and_is_nobodys_to_trace() -> None:
+def test_guarded_process_leaves_no_core_and_is_nobodys_to_trace() -> None:
     def look() -> None:
         libc.prctl(libc.PR_SET_DUMPABLE, 1)
         assert libc.prctl(PR_GET_DUMPABLE) == 1, "the control"
@@ -89,7 +89,7 @@ def test_a_guarded_process_leaves_no_core_and_is_nobodys_to_trace() -> None:
     assert status_of(look) == 0
 
 
-def test_memory_that_cannot_be_locked_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_cannot_be_locked_is_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(address: int, length: int) -> None:
         raise OSError(12, "mlock: Cannot allocate memory")
 

@@ -42,7 +42,7 @@ def test_whatever_was_caught_or_ignored_is_at_its_default_but_what_is_to_be_igno
     assert not _child(_all_default)  # the control
 
 
-def test_where_the_kernel_does_not_say_all_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_kernel_does_not_say_all_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise FileNotFoundError
 

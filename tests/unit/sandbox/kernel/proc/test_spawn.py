@@ -43,7 +43,7 @@ def _script(code: str, out: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("what", ["nothing", "signal.SIGINT", "signal.SIGTERM"])
-def test_a_signal_right_after_fork_does_not_make_the_child_clean_up_for_the_parent(tmp_path: Path, what: str) -> None:
+def test_signal_right_after_fork_does_not_make_child_clean_up_for_parent(tmp_path: Path, what: str) -> None:
     code = f"""
 def handler(number, frame): raise KeyboardInterrupt
 for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, handler)
@@ -63,7 +63,7 @@ finally:
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_parent_that_dies_before_its_death_is_watched_takes_the_child_along(tmp_path: Path, dies: bool) -> None:
+def test_parent_that_dies_before_its_death_is_watched_takes_child_along(tmp_path: Path, dies: bool) -> None:
     code = f"""
 watch = libc.set_parent_death_signal
 def late(number):
@@ -78,7 +78,7 @@ with process.spawn(launch) as child: child.reap()
     assert _script(code, tmp_path / "said") == ["begin"] + ([] if dies else ["agent"])
 
 
-def test_no_descriptor_for_the_child_is_no_child(tmp_path: Path) -> None:
+def test_no_descriptor_for_child_is_no_child(tmp_path: Path) -> None:
     """Eight descriptors suffice for the pipes but not for the pidfd: the forked child must not run unwatched."""
     out = tmp_path / "out"
     launch = proc_launch.Launch("/bin/sh", ["sh", "-c", f"sleep 0.2; echo ran > {out}"], {"PATH": "/bin"})
@@ -100,7 +100,7 @@ def test_no_descriptor_for_the_child_is_no_child(tmp_path: Path) -> None:
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-def test_what_the_caller_ignores_the_child_does_not() -> None:
+def test_what_caller_ignores_child_does_not() -> None:
     numbers = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGTSTP)
     before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
     try:
@@ -135,7 +135,7 @@ def _nothing_left(before: tuple[list[str], set[str]]) -> None:
     assert children <= before[1]
 
 
-def test_a_child_that_stands_on_its_way_is_not_waited_for_for_good(stands: proc_launch.Launch) -> None:
+def test_child_that_stands_on_its_way_is_not_waited_for_for_good(stands: proc_launch.Launch) -> None:
     before, killed = _ours(), list[bool]()
     with pytest.raises(errors.StartTimeoutError, match=r"`/bin/true` was not executed within 0.1 s"):
         spawn.spawn(stands, spawn.Patience(0.1, kill=lambda: killed.append(True)))
@@ -182,10 +182,10 @@ def test_who_asks_for_something_else_is_answered_and_it_goes_on(stands: proc_lau
     assert asked == [b"state"]
 
 
-def test_one_that_outlives_its_signal_is_told_of_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_outlives_its_signal_hears_of_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that waits for a hung disk behaves so: SIGKILL does not end it."""
     before, launch = _ours(), proc_launch.Launch("/bin/sleep", ["sleep", "60"], {})
-    monkeypatch.setattr(spawn, "_DEATH_SECONDS", 0.05)
+    monkeypatch.setattr(spawn, "DEATH_SECONDS", 0.05)
     monkeypatch.setattr(spawn.Child, "signal", lambda self, number: None)
     with pytest.raises(errors.KernelError, match=r"process \d+ survives SIGKILL"), spawn.spawn(launch) as child:
         pass

@@ -55,7 +55,7 @@ def test_another_message_is_no_start(trace: StartTrace, message: bytes) -> None:
         assert trace.poll() is False
 
 
-def test_a_sandbox_that_dies_before_it_is_greeted_is_no_error_here(trace: StartTrace) -> None:
+def test_sandbox_that_dies_before_it_is_greeted_is_no_error_here(trace: StartTrace) -> None:
     """Its exit is reported elsewhere; a broken pipe from here would be taken for the machine's failure."""
     other = peer(trace)
     other.send(b"\x08\x01")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import functools
 import os
 
 import pytest
+from msgspec import structs
 
 from policy import data, errors
 from policy.compile import seccomp
@@ -21,7 +21,7 @@ NUMBERS = data.syscalls("x86_64").numbers
 
 def described(**changes: object) -> seccomp.DenyFilter:
     denied = seccomp.compile_denylist(data.deny().names, arch="x86_64", network=False)
-    return dataclasses.replace(denied, **changes)  # type: ignore[arg-type]
+    return structs.replace(denied, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def act(program: bytes, name: str, *arguments: int, arch: int = X86) -> int:
     return bpf.decide(program, number=NUMBERS[name], arch=arch, arguments=arguments)
 
 
-def test_all_of_the_deny_list_is_refused_and_nothing_else_is(program: bytes) -> None:
+def test_all_of_deny_list_is_refused_and_nothing_else_is(program: bytes) -> None:
     denied = {NUMBERS[name] for name in data.deny().names if name in NUMBERS}
     assert len(denied) > 70
     for number in range(601):
@@ -78,14 +78,14 @@ def _network_program() -> bytes:
 
 
 @pytest.mark.parametrize("upper", [0, 1 << 32, 0xFFFFFFFF << 32])
-def test_what_acts_on_a_terminal_for_others_is_refused(program: bytes, upper: int) -> None:
+def test_what_acts_on_terminal_for_others_is_refused(program: bytes, upper: int) -> None:
     refused = {0x5412, 0x541C, 0x5423}  # TIOCSTI, TIOCLINUX, TIOCSETD
     for request in (*range(0x5400, 0x5460), 0, 0xFFFFFFFF, 0x80045430):
         assert act(program, "ioctl", 0, request | upper) == (EPERM if request in refused else bpf.ALLOW), hex(request)
 
 
 @pytest.mark.parametrize("upper", [0, 1 << 32, 0xFFFFFFFF << 32])
-def test_no_personality_but_the_ordinary_one(program: bytes, upper: int) -> None:
+def test_no_personality_but_ordinary_one(program: bytes, upper: int) -> None:
     for value in (0, 0xFFFFFFFF):
         assert act(program, "personality", value | upper) == bpf.ALLOW
     for bit in range(32):
@@ -93,7 +93,7 @@ def test_no_personality_but_the_ordinary_one(program: bytes, upper: int) -> None
             assert (act(program, "personality", value | upper) == EPERM) == (value not in (0, 0xFFFFFFFF)), hex(value)
 
 
-def test_an_export_is_the_same_each_time_and_leaves_no_descriptor() -> None:
+def test_export_is_same_each_time_and_leaves_no_descriptor() -> None:
     prepared = load.prepare(described())
     before = set(os.listdir("/proc/self/fd"))
     assert load.export(prepared) == load.export(prepared)
@@ -108,7 +108,7 @@ class Broken:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_an_export_that_fails_is_an_error() -> None:
+def test_export_that_fails_is_error() -> None:
     with pytest.raises(errors.HostError, match="No space left"):
         load.export(Broken())
 
@@ -120,24 +120,24 @@ def test_no_32_bit_and_no_x32_call_passes(program: bytes) -> None:
             assert bpf.decide(program, number=number, arch=X86) == EPERM
 
 
-def test_a_number_that_libseccomp_disagrees_with_is_an_error() -> None:
+def test_number_that_libseccomp_disagrees_with_is_error() -> None:
     wrong = seccomp.DenyRule("bpf", NUMBERS["read"], errno.EPERM)
     with pytest.raises(errors.HostError, match="`bpf` is 0 in our table and 321"):
         load.prepare(described(rules=(wrong,)))
 
 
-def test_a_call_that_libseccomp_knows_but_our_table_does_not_is_an_error() -> None:
+def test_call_that_libseccomp_knows_but_our_table_does_not_is_error() -> None:
     with pytest.raises(errors.HostError, match="knows system call `bpf`"):
         load.prepare(described(absent=("bpf",)))
 
 
-def test_a_call_newer_than_libseccomp_is_denied_by_number() -> None:
+def test_call_newer_than_libseccomp_is_denied_by_number() -> None:
     future = seccomp.DenyRule("a_call_of_tomorrow", 599, errno.EPERM)
     prepared = load.prepare(described(rules=(future,), absent=("stime", "no_such_call")))
     assert bpf.decide(load.export(prepared), number=599, arch=X86) == EPERM
 
 
-def test_the_filter_of_another_architecture_is_not_loaded() -> None:
+def test_filter_of_another_architecture_is_not_loaded() -> None:
     arm = seccomp.compile_denylist(["bpf"], arch="aarch64", network=True)
     with pytest.raises(errors.HostError, match="`aarch64`"):
         load.prepare(arm)

@@ -19,7 +19,7 @@ def run(loop: Loop, *coroutines: Coroutine[Any, Any, None]) -> None:
     loop.run()
 
 
-def test_a_descriptor_wakes_who_waits_for_it() -> None:
+def test_descriptor_wakes_who_waits_for_it() -> None:
     loop = Loop()
     seen: list[bool | bytes] = []
     reads, writes = os.pipe()
@@ -41,7 +41,7 @@ def test_a_descriptor_wakes_who_waits_for_it() -> None:
     assert seen == [True, b"x"]
 
 
-def test_a_time_that_runs_out_wakes_as_well() -> None:
+def test_time_that_runs_out_wakes_as_well() -> None:
     loop, seen = Loop(), []
     reads, writes = os.pipe()
     never = Future()
@@ -57,7 +57,7 @@ def test_a_time_that_runs_out_wakes_as_well() -> None:
     assert seen == [False, None]
 
 
-def test_a_time_that_nobody_waits_for_any_more_is_not_kept() -> None:
+def test_time_that_nobody_waits_for_any_more_is_not_kept() -> None:
     """An agent that sends a question byte by byte has the gate wait again for each; the others' times still come."""
     loop = Loop()
     seen: list[int | None] = []
@@ -82,7 +82,7 @@ def test_a_time_that_nobody_waits_for_any_more_is_not_kept() -> None:
     assert max(one for one in seen if one is not None) <= 1024
 
 
-def test_a_value_comes_once() -> None:
+def test_value_comes_once() -> None:
     loop, seen = Loop(), []
     future = Future()
 
@@ -114,7 +114,7 @@ def test_what_is_forgotten_is_not_called() -> None:
     assert called == ["once"]
 
 
-def test_an_error_ends_the_loop() -> None:
+def test_error_ends_loop() -> None:
     """And with it the gate, and with that the run: nothing goes on half."""
     loop = Loop()
 

@@ -57,7 +57,7 @@ def read(wire: bytes, kind: int = dns_wire.A) -> dns_wire.Answer | None:
         ("a b.example.com.", None),
     ],
 )
-def test_a_name_is_a_host_or_it_is_none(name: str, host: str | None) -> None:
+def test_name_is_host_or_it_is_none(name: str, host: str | None) -> None:
     wire = dns.name.from_text(name).to_wire()
     assert wire is not None
     found = dns_wire.parse_query(query()[:12] + wire + b"\0\1\0\1")
@@ -97,12 +97,12 @@ def test_what_is_no_question(bent: Callable[[bytes], bytes], rcode: int | None) 
 
 
 @pytest.mark.parametrize(("said", "taken"), [(0, 512), (512, 512), (1000, 1000), (4096, 1232), (65535, 1232)])
-def test_the_size_that_the_asker_takes(said: int, taken: int) -> None:
+def test_size_that_asker_takes(said: int, taken: int) -> None:
     wire = dns.message.make_query(NAME, "A", use_edns=0, payload=said).to_wire()
     assert dns_wire.parse_query(wire).payload == taken
 
 
-def test_a_question_is_built_from_the_name_alone() -> None:
+def test_question_is_built_from_name_alone() -> None:
     made = dns.message.from_wire(
         dns_wire.upstream_query(7, dns_wire.question(NAME, dns_wire.AAAA, cased=b"API.example.CoM"))
     )
@@ -116,7 +116,7 @@ def test_addresses_are_read_through_aliases() -> None:
     assert (found.addresses, found.last, found.ttl, found.negative) == ((b"\1\2\3\4",), "c.net", 300, False)
 
 
-def test_what_is_not_about_the_name_is_left() -> None:
+def test_what_is_not_about_name_is_left() -> None:
     found = read(answered(("evil.net.", "A", "1.2.3.4"), (f"{NAME}.", "AAAA", "2606:4700::1")))
     assert found is not None
     assert (found.addresses, found.negative) == ((), True)
@@ -132,7 +132,7 @@ def test_what_is_not_about_the_name_is_left() -> None:
         (answered((f"{NAME}.", "A", "1.2.3.4")), False),
     ],
 )
-def test_an_answer_without_records_is_one_or_leads_on(wire: bytes, *, negative: bool) -> None:
+def test_answer_without_records_is_one_or_leads_on(wire: bytes, *, negative: bool) -> None:
     found = read(wire)
     assert found is not None
     assert found.negative is negative
@@ -149,7 +149,7 @@ def test_an_answer_without_records_is_one_or_leads_on(wire: bytes, *, negative: 
         lambda wire: b"",
     ],
 )
-def test_what_is_no_answer_to_the_question(bent: Callable[[bytes], bytes]) -> None:
+def test_what_is_no_answer_to_question(bent: Callable[[bytes], bytes]) -> None:
     wire = answered((f"{NAME}.", "A", "1.2.3.4"))
     assert read(wire) is not None
     assert read(bent(wire)) is None
@@ -165,19 +165,19 @@ def test_what_is_no_answer_to_the_question(bent: Callable[[bytes], bytes]) -> No
         answered((f"{NAME}.", "A", "1.2.3.4"))[:6] + b"\xff\xff" + answered((f"{NAME}.", "A", "1.2.3.4"))[8:],
     ],
 )
-def test_an_answer_that_cannot_be_read(wire: bytes) -> None:
+def test_answer_that_cannot_be_read(wire: bytes) -> None:
     with pytest.raises(MalformedError):
         read(wire)
 
 
-def test_an_answer_with_a_truncated_tail_is_truncated() -> None:
+def test_answer_with_truncated_tail_is_truncated() -> None:
     wire = answered((f"{NAME}.", "A", "1.2.3.4"))
     found = read(wire[:2] + b"\x83" + wire[3:-3])
     assert found is not None
     assert found.truncated
 
 
-def test_a_failure_may_come_without_the_question() -> None:
+def test_failure_may_come_without_question() -> None:
     found = read(b"\x12\x34\x80\x05" + b"\0" * 8)
     assert found is not None
     assert found.rcode == 5
@@ -211,11 +211,11 @@ def services(*texts: str) -> list[str]:
         ("1 B.Example.", ["1 B.Example."]),
     ],
 )
-def test_an_https_record_keeps_what_is_known_and_never_ech(given: str, kept: list[str]) -> None:
+def test_https_record_keeps_what_is_known_and_never_ech(given: str, kept: list[str]) -> None:
     assert services(given) == kept
 
 
-def test_an_answer_that_does_not_fit_is_cut_whole() -> None:
+def test_answer_that_does_not_fit_is_cut_whole() -> None:
     asked = dns_wire.parse_query(query())
     data = [bytes([1, 2, 3, n]) for n in range(32)]
     whole = dns.message.from_wire(dns_wire.reply(asked, 0, data=data, ttl=60))

@@ -25,24 +25,24 @@ def named(*extensions: bytes) -> bytes:
     return kit.hello(NAME, *extensions)
 
 
-def test_a_real_hello_is_read() -> None:
+def test_real_hello_is_read() -> None:
     found = read(kit.real(NAME, alpn=("h2", "http/1.1")))
     assert isinstance(found, Hello)
     assert (found.name, found.ech, found.alpn) == (NAME, False, (b"h2", b"http/1.1"))
     assert 0x0304 in found.versions
 
 
-def test_a_real_hello_of_tls_1_2_is_read() -> None:
+def test_real_hello_of_tls_1_2_is_read() -> None:
     assert read(kit.real(NAME, newest=ssl.TLSVersion.TLSv1_2)) == Hello(NAME, ech=False)
 
 
-def test_a_real_hello_without_a_name_is_read() -> None:
+def test_real_hello_without_name_is_read() -> None:
     found = read(kit.real(None))
     assert isinstance(found, Hello)
     assert found.name is None
 
 
-def test_a_hello_without_extensions_has_no_name() -> None:
+def test_hello_without_extensions_has_no_name() -> None:
     bare = kit.body()[:-2]
     assert read(kit.record(kit.message(bare))) == Hello(None, ech=False)
     assert read(kit.record(kit.message(kit.body()))) == Hello(None, ech=False)
@@ -58,7 +58,7 @@ def test_a_hello_without_extensions_has_no_name() -> None:
         ("localhost", "localhost"),
     ],
 )
-def test_a_name_is_compared_in_one_spelling(written: str, expected: str) -> None:
+def test_name_is_compared_in_one_spelling(written: str, expected: str) -> None:
     found = read(kit.hello(written))
     assert isinstance(found, Hello)
     assert found.name == expected
@@ -78,7 +78,7 @@ def test_what_is_no_host_name_is_malformed(name: bytes) -> None:
     assert read(kit.record(kit.message(kit.body(kit.server_name(name))))) == "malformed"
 
 
-def test_a_name_has_one_place() -> None:
+def test_name_has_one_place() -> None:
     one = kit.server_name(NAME.encode())
     assert read(kit.record(kit.message(kit.body(one, one)))) == "malformed"
     entry = b"\0" + kit.vector(2, NAME.encode())
@@ -90,7 +90,7 @@ def test_a_name_has_one_place() -> None:
 
 
 @pytest.mark.parametrize("kind", [0xFE0D, 0xFE08, 0xFE0A, 0xFFCE, 0xFF02, 0xFF03, 0xFD00])
-def test_an_encrypted_hello_is_seen_whatever_its_draft(kind: int) -> None:
+def test_encrypted_hello_is_seen_whatever_its_draft(kind: int) -> None:
     found = read(named(kit.extension(kind, b"\0" * 40)))
     assert isinstance(found, Hello)
     assert found.ech
@@ -145,7 +145,7 @@ def test_what_two_readers_could_take_in_two_ways_is_malformed(data: bytes) -> No
     assert read(data) == "malformed"
 
 
-def test_a_hello_is_joined_over_records_and_segments() -> None:
+def test_hello_is_joined_over_records_and_segments() -> None:
     data = kit.records(kit.message(kit.body(kit.server_name(NAME.encode()))), (1, 1, 1, 2, 30, 5))
     reader = HelloReader()
     for byte in data[:-1]:
@@ -160,7 +160,7 @@ def padded(size: int) -> bytes:
     return kit.message(kit.body(kit.server_name(NAME.encode()), kit.extension(21, b"\0" * (size - short))))
 
 
-def test_the_longest_hello_is_read_and_one_byte_more_is_not() -> None:
+def test_longest_hello_is_read_and_one_byte_more_is_not() -> None:
     longest = padded(HELLO_BYTES)
     assert read(kit.record(longest)) == Hello(NAME, ech=False)
     assert read(kit.records(longest, [1] * HELLO_BYTES)) == Hello(NAME, ech=False)
@@ -170,7 +170,7 @@ def test_the_longest_hello_is_read_and_one_byte_more_is_not() -> None:
     assert read(kit.record(b"\x01\xff\xff\xff")) == "hello_too_long"
 
 
-def test_the_second_hello_may_follow_what_the_server_throws_away() -> None:
+def test_second_hello_may_follow_what_server_throws_away() -> None:
     between = kit.record(b"\x01", kind=20) + kit.record(b"x" * 16640, kind=23, version=0x0303)
     assert read(between + named(), again=True) == Hello(NAME, ech=False)
     reader = HelloReader(again=True)
@@ -192,7 +192,7 @@ def answer(data: bytes) -> bool | str | None:
         return refusal.code
 
 
-def test_the_answer_tells_whether_another_hello_follows() -> None:
+def test_answer_tells_whether_another_hello_follows() -> None:
     assert answer(kit.server_hello()) is False
     assert answer(kit.server_hello(retry=True)) is True
     reader = AnswerReader()
@@ -202,7 +202,7 @@ def test_the_answer_tells_whether_another_hello_follows() -> None:
     assert reader.rest == kit.record(b"\x01", kind=20)
 
 
-def test_an_answer_may_begin_with_a_warning() -> None:
+def test_answer_may_begin_with_warning() -> None:
     warning = kit.record(b"\x01\x70", kind=21)
     assert answer(warning) is None
     assert answer(warning + kit.server_hello(retry=True)) is True
@@ -218,13 +218,13 @@ def test_an_answer_may_begin_with_a_warning() -> None:
         kit.record(b"\x01\x70", kind=21) * 10000,
     ],
 )  # fmt: skip
-def test_an_answer_that_is_none_is_refused(data: bytes) -> None:
+def test_answer_none_is_refused(data: bytes) -> None:
     assert answer(data) in ("malformed", "not_tls")
 
 
-def test_an_answer_that_is_not_tls_is_refused() -> None:
+def test_answer_not_tls_is_refused() -> None:
     assert answer(b"HTTP/1.1 400 Bad Request\r\n") == "not_tls"
 
 
-def test_a_hello_as_an_answer_is_refused() -> None:
+def test_hello_as_answer_is_refused() -> None:
     assert answer(kit.hello()) == "malformed"

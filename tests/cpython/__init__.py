@@ -1,0 +1,1 @@
+"""CPython's own test suite in a session of Covenant, and in plain runsc of the same root."""

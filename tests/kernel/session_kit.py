@@ -1,0 +1,125 @@
+"""A home with layers for sessions, and ``covenant exec`` in it: with pipes, in a terminal, in a network of a test's."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from sandbox.layers import sources
+from sandbox.layers.store import LayerStore
+from tests.kernel.world import ROOT, World
+
+SECONDS = 120.0
+Done = subprocess.CompletedProcess[bytes]
+
+
+class Home:
+    """A home whose store has the built-in layers of ``names``. ``before`` is a command that each one is run by."""
+
+    def __init__(self, base: Path, *names: str) -> None:
+        self.world = World(base)
+        self.base = base
+        self.before: list[str] = []
+        for name in names:
+            sources.build(LayerStore(self.world.state), name, [])
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of a command with this home."""
+        return {"PATH": os.environ["PATH"], "COVENANT_HOME": str(self.world.home), "PYTHONPATH": str(ROOT)}
+
+    def covenant(self, *words: str | Path, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> Done:
+        """Run one command, with pipes."""
+        return subprocess.run(
+            [*self.before, sys.executable, "-m", "covenant", *map(str, words)],
+            env={**self.environment(), **(env or {})},
+            cwd=self.base,
+            input=stdin,
+            capture_output=True,
+            timeout=SECONDS,
+            check=False,
+        )
+
+    def exec(self, *words: str | Path, stdin: bytes = b"") -> Done:
+        """Run ``covenant exec``, with pipes."""
+        return self.covenant("exec", *words, stdin=stdin)
+
+    def refused(self, *words: str | Path) -> tuple[str, str]:
+        """Run ``covenant exec``, which is refused before anything starts. Returns the message and the fix."""
+        before = self.starts()
+        done = self.exec(*words)
+        assert (done.returncode, done.stdout) == (125, b""), (done.returncode, done.stdout, done.stderr)
+        assert self.starts() == before, "nothing was started"
+        found = re.search(r"^covenant: (.*) \[\w+\]\n  fix: (.*)$", done.stderr.decode(), re.MULTILINE)
+        assert found, done.stderr
+        return found[1], found[2]
+
+    def starts(self) -> int:
+        """Return the number of runs that were started."""
+        return sum(row["kind"]["type"] == "run_started" for row in self.world.rows())
+
+    @contextlib.contextmanager
+    def terminal(self, *words: str | Path) -> Iterator[Terminal]:
+        """Run ``covenant exec`` in a terminal."""
+        made = Terminal([sys.executable, "-m", "covenant", "exec", *map(str, words)], self.environment(), self.base)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+class Terminal:
+    """A terminal of a test's own, of 30 rows and 90 columns, with one command in it."""
+
+    def __init__(self, command: list[str], environment: Mapping[str, str], place: Path) -> None:
+        self.master, self._slave = pty.openpty()
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("4H", 30, 90, 0, 0))
+        self._before = termios.tcgetattr(self._slave)
+        self._process = subprocess.Popen(
+            command,
+            env={**environment, "TERM": "xterm-256color"},
+            cwd=place,
+            stdin=self._slave,
+            stdout=self._slave,
+            stderr=self._slave,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - the test has one thread
+        )
+        self.shown = b""
+
+    def type(self, keys: bytes) -> None:
+        """Type these keys."""
+        os.write(self.master, keys)
+
+    def until(self, mark: bytes) -> None:
+        """Read until this is shown."""
+        end = time.monotonic() + SECONDS
+        while mark not in self.shown:
+            ready, _, _ = select.select([self.master], [], [], max(0.0, end - time.monotonic()))
+            assert ready, self.shown
+            self.shown += os.read(self.master, 65536)
+
+    def ended(self) -> int:
+        """Return the exit status of the command, with the rest of its output read."""
+        status = self._process.wait(SECONDS)
+        while select.select([self.master], [], [], 0)[0]:
+            self.shown += os.read(self.master, 65536)
+        assert termios.tcgetattr(self._slave) == self._before, "the terminal has its settings again"
+        return status
+
+    def close(self) -> None:
+        """End the command, and close the terminal."""
+        self._process.kill()
+        self._process.wait()
+        os.close(self.master)
+        os.close(self._slave)

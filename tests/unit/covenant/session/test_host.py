@@ -1,0 +1,77 @@
+"""Layers and paths of a session: a profile takes the newest layer of a name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from covenant.session import host, profiles
+from policy import errors
+from sandbox.layers.store import LayerStore
+
+SHELL = profiles.load("shell")
+
+
+def packed(state: Path, name: str, content: str) -> str:
+    """Pack a layer of one file, and return its reference."""
+    top = state.parent / f"{name}-{content}"
+    top.mkdir()
+    (top / "file").write_text(content)
+    return str(LayerStore(state).pack_tree(top, name).ref)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+def refs(state: Path, *named: str) -> list[str]:
+    return [str(ref) for ref, _ in host.layers(state, SHELL, named)]
+
+
+def test_newest_layer_of_profile_is_taken(state: Path) -> None:
+    older = packed(state, "debian-minimal", "older")
+    assert refs(state) == [older]
+    newer = packed(state, "debian-minimal", "newer")
+    assert newer != older
+    assert refs(state) == [newer]
+
+
+def test_layers_keep_their_order_once(state: Path) -> None:
+    base, app, other = (packed(state, name, name) for name in ("debian-minimal", "app", "other"))
+    assert refs(state, "other", "app") == [base, other, app]
+    assert refs(state, app, "app", "debian-minimal", app.partition("sha256:")[2][:12]) == [base, app]
+
+
+def test_layer_has_name_that_was_asked(state: Path) -> None:
+    """One tree that was packed under two names is known by both."""
+    base = packed(state, "debian-minimal", "x")
+    (state.parent / "debian-minimal-x").rename(state.parent / "moved")
+    LayerStore(state).pack_tree(state.parent / "moved", "latest")
+    assert refs(state) == [base]
+
+
+def test_relative_path_is_made_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/usr/share")
+    assert host.readable("doc") == "/usr/share/doc"
+    assert host.readable("./doc/../doc/") == "/usr/share/doc"
+    with pytest.raises(errors.GrantedPathError, match="there is nothing"):
+        host.readable("absent")
+
+
+@pytest.mark.parametrize("path", ["/tmp", "/tmp/x", "/proc/self", "/run", "/dev/null", "/workspace/x"])
+def test_path_that_session_covers_is_refused(path: str) -> None:
+    with pytest.raises(errors.GrantedPathError, match="of its own") as e:
+        host.readable(path)
+    assert "--prefix /opt/NAME" in e.value.hint
+    assert host.readable("/usr/../usr/bin") == "/usr/bin"
+
+
+def test_volume_needs_its_own_file_system(tmp_path: Path) -> None:
+    with pytest.raises(errors.GrantedPathError, match="No such file") as missing:
+        host.volume(str(tmp_path / "absent"))
+    assert missing.value.hint == f"mkdir {tmp_path}/absent"
+    with pytest.raises(errors.NotEnforceableError, match="has no bound") as e:
+        host.volume(str(tmp_path))
+    assert e.value.hint.endswith(f"IMAGE {tmp_path}")
