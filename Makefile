@@ -1,5 +1,5 @@
 # Aliases; the scripts are the real thing and need no make.
-.PHONY: contain crash demo kernel longer test lint load undo unit mutants fuzz coverage golden vm
+.PHONY: agents contain cpython crash demo kernel longer test lint load undo unit mutants fuzz coverage golden vm
 
 demo:
 	./scripts/demo
@@ -27,6 +27,14 @@ vm:
 # Every hostile agent in every setting, beside its control: docs/containment.md. As root; about three minutes.
 contain:
 	.venv/bin/python -m tests.containment
+
+# The agents that people use, each beside a model that follows a script: docs/agents.md. As root; installs them first.
+agents:
+	.venv/bin/python -m tests.agents
+
+# 150 modules of CPython's own tests, in a session and in plain runsc. As root; downloads them by apt.
+cpython:
+	.venv/bin/python -m tests.cpython
 
 lint:
 	.venv/bin/ruff check .

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from covenant.stores.audit.durable import DurableAudit  # noqa: E402
-from covenant.stores.audit.interface import Entry  # noqa: E402
+from covenant.stores.audit.interface import AuditEntry  # noqa: E402
 from covenant.wire.types import AgentId  # noqa: E402
 from policy import base58  # noqa: E402
 
@@ -86,7 +86,7 @@ async def grown(folder: Path, rows: int) -> DurableAudit:
     """A log with this many rows."""
     await anyio.Path(folder).mkdir(mode=0o700)
     opened = await DurableAudit.open(folder, issuer=AGENT, now_ms=now_ms)
-    batch = [Entry("capability_check", FIELDS)] * 1000
+    batch = [AuditEntry("capability_check", FIELDS)] * 1000
     for start in range(0, rows, len(batch)):
         await opened.append_all(batch[: rows - start])
     return opened

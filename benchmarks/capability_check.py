@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 import anyio  # noqa: E402
 
 from covenant.handlers.access import authorization  # noqa: E402
-from covenant.handlers.access.authorization import Facts  # noqa: E402
+from covenant.handlers.access.authorization import RequestFacts  # noqa: E402
 from covenant.keys.identity import Identity  # noqa: E402
 from covenant.stores.capabilities import rows  # noqa: E402
 from covenant.stores.capabilities.durable import DurableCapabilities  # noqa: E402
@@ -34,11 +34,11 @@ from policy.capabilities.token import Token  # noqa: E402
 
 _CHECKED = 2000
 _IDENTITY = Identity(b"d" * 32)
-_PLAIN: tuple[str, Any, Facts] = ("intent.delegate", {}, Facts())
-_SCOPED: tuple[str, Any, Facts] = (
+_PLAIN: tuple[str, Any, RequestFacts] = ("intent.delegate", {}, RequestFacts())
+_SCOPED: tuple[str, Any, RequestFacts] = (
     "memory.purge",
     {"version": 1, "tiers": ["working"], "before_ms": 9, "apply": True},
-    Facts(tier="working", before_ms=5, apply=True),
+    RequestFacts(tier="working", before_ms=5, apply=True),
 )
 
 

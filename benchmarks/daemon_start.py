@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from covenant.keys.identity import Identity  # noqa: E402
 from covenant.stores.audit.durable import DurableAudit  # noqa: E402
-from covenant.stores.audit.interface import Entry  # noqa: E402
+from covenant.stores.audit.interface import AuditEntry  # noqa: E402
 from covenant.stores.capabilities import rows as grants  # noqa: E402
 from covenant.stores.capabilities.interface import Grant  # noqa: E402
 from policy import base58  # noqa: E402
@@ -55,7 +55,7 @@ async def fill(home: Path, count: int) -> None:
     """As many rows in the log."""
     identity = Identity.load(home)
     log = await DurableAudit.open(home, issuer=identity.agent, now_ms=lambda: time.time_ns() // 1_000_000)
-    row = Entry("authentication_failed", {"transport": "ipc", "reason": "the token is nobody's"})
+    row = AuditEntry("authentication_failed", {"transport": "ipc", "reason": "the token is nobody's"})
     for _ in range(count // 1000):
         await log.append_all([row] * 1000)
     await log.close()

@@ -20,18 +20,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from policy.grants.credentials import Credentials  # noqa: E402
+from policy.grants.credentials import CredentialSet  # noqa: E402
 from policy.grants.effective import Effective  # noqa: E402
-from policy.grants.executables import Executables  # noqa: E402
+from policy.grants.executables import ExecutableSet  # noqa: E402
 from policy.grants.identity import Identity  # noqa: E402
-from policy.grants.lifetime import Lifetime  # noqa: E402
+from policy.grants.lifetime import LifetimeGrant  # noqa: E402
 from policy.grants.network import Network  # noqa: E402
-from policy.grants.paths import Filesystem  # noqa: E402
-from policy.grants.resources import UNITS, Resources  # noqa: E402
+from policy.grants.paths import FilesystemGrants  # noqa: E402
+from policy.grants.resources import UNITS, Ceilings  # noqa: E402
 from policy.grants.sets.domain import NameSet  # noqa: E402
-from policy.grants.skills import Skills  # noqa: E402
+from policy.grants.skills import SkillSet  # noqa: E402
 from policy.grants.spawning import Spawning  # noqa: E402
-from policy.grants.syscalls import Syscalls  # noqa: E402
+from policy.grants.syscalls import SyscallSet  # noqa: E402
 from policy.rules.parent import Ancestor, Drawn, Parent, delegate  # noqa: E402
 
 Tuples = tuple[tuple[str, str], ...]
@@ -54,15 +54,15 @@ def grants(count: int, level: int) -> tuple[Effective, Tuples]:
     calls = [f"call_{i}" for i in kept]
     effective = Effective(
         identity=Identity.top(),
-        filesystem=Filesystem.of("host", paths, writes),
+        filesystem=FilesystemGrants.of("host", paths, writes),
         network=Network.of([*names, *blocks]),  # type: ignore[list-item]
-        syscalls=Syscalls.of(calls),
-        executables=Executables.of(programs),
-        resources=Resources(*(10_000 - level for _ in UNITS)),
-        credentials=Credentials.of(secrets),
-        skills=Skills(NameSet.of(tools), NameSet.of(("read",))),
+        syscalls=SyscallSet.of(calls),
+        executables=ExecutableSet.of(programs),
+        resources=Ceilings(*(10_000 - level for _ in UNITS)),
+        credentials=CredentialSet.of(secrets),
+        skills=SkillSet(NameSet.of(tools), NameSet.of(("read",))),
         spawning=Spawning(DEPTH, 100),
-        lifetime=Lifetime(100_000 - level),
+        lifetime=LifetimeGrant(100_000 - level),
     )
     listed = [("read", p) for p in paths] + [("write", p) for p in writes]
     listed += [("name", str(n)) for n in names] + [("block", str(b)) for b in blocks]

@@ -121,13 +121,13 @@ def _answer(net: Internet, connection: socket.socket) -> None:
 def drive(state: Path, home: Path, where: Path, count: int) -> None:
     """Start ``count`` runs, the first above the others, and wait until stdin ends; then until the last has ended."""
     first: list[str] = []
-    label = admission.Claim.label
+    label = admission.AdmissionRequest.label
 
-    def below(self: admission.Claim, **more: object) -> dict[str, str]:
+    def below(self: admission.AdmissionRequest, **more: object) -> dict[str, str]:
         made = label(self, **more)  # type: ignore[arg-type]
         return made | ({"parent": first[0], "ancestors": first[0], "depth": "1"} if first else {})
 
-    admission.Claim.label = below  # type: ignore[method-assign]
+    admission.AdmissionRequest.label = below  # type: ignore[method-assign]
     issuer = {"display": "operator@local", "pubkey": sys.argv[-1]}
     read = package_reader.read(where)
 

@@ -50,10 +50,13 @@ def captured(world: World, flags: dict[str, str]) -> Iterator[dict[str, Path]]:
         bundle = world.base / "raw"
         shutil.copytree(directory.bundle, bundle)
         kept["bundle"] = bundle
-        kept["rootfs"] = job.rootfs
+        kept["rootfs"] = job.files.rootfs
         for index, mount in enumerate(job.artefacts.json("mounts.json")["mounts"]):
             if mount["type"] == "bind":
-                kept[f"mounts/{index}"] = Path(os.readlink(f"/proc/self/fd/{job.sources[mount['destination']]}"))
+                source = Path(os.readlink(f"/proc/self/fd/{job.files.sources[mount['destination']]}"))
+                if source.is_relative_to(directory.path):  # gone with the run
+                    source = Path(shutil.copytree(source, world.base / f"raw-mount-{index}"))
+                kept[f"mounts/{index}"] = source
         flags.update(job.artefacts.json("runtime.json")["flags"])
         return original(job, directory, *rest)
 

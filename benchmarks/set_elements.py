@@ -70,7 +70,7 @@ def main() -> None:
     def program(text: bytes) -> None:
         subprocess.run([str(NFT), "-f", "-"], input=text, check=True, capture_output=True)
 
-    def brokered(made: broker.Broker, line: socket.socket) -> None:
+    def brokered(made: broker.SetBroker, line: socket.socket) -> None:
         for at in range(0, COUNT, 32):
             line.send(broker_wire.add_request(at, 300, [0], [one.address for one in NAMED[at : at + 32]]))
             assert made.serve() is None
@@ -101,7 +101,7 @@ def main() -> None:
             program(flush)
             timed("1,000: together", lambda: elements.add({name: NAMED}))
             program(flush)
-            made = broker.Broker(plan, netlink, ("127.0.0.1",))
+            made = broker.SetBroker(plan, netlink, ("127.0.0.1",))
             with contextlib.closing(made), socket.socket(fileno=os.dup(made.gate_end)) as line:
                 timed("1,000: brokered", lambda made=made, line=line: brokered(made, line))  # type: ignore[misc]
             program(flush)

@@ -29,7 +29,7 @@ is the page to copy.
 
 ```sh
 covenant manifest new mine --runtime python3      # a package that works, to begin with
-covenant manifest check mine                      # what is wrong, at file, line and column, and what would be right
+covenant manifest check mine                      # what is wrong and what would be right, and what run refuses here
 covenant manifest schema > agent.schema.json      # JSON Schema 2020-12, for editors; also docs/schema
 ```
 
@@ -122,12 +122,37 @@ def _default(info: FieldInfo) -> str:
     return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
 
 
+_PLACES = (
+    ("/workspace", "the package, read-only"),
+    ("/tmp", "the scratch of `disk_mb`; empty and read-only with `read-only-package`"),
+    (
+        "/run/covenant",
+        "`policy.json`, the agent's limits, and `denials.jsonl`, its denials ([denials](denials.md))",
+    ),
+    ("/dev/shm", "shared memory of `dev_shm_mb`; empty and read-only without"),
+    (
+        "/etc/ssl/certs/ca-certificates.crt, /usr/lib/ssl/cert.pem",
+        'with a network and `base = "closure"`: the trust anchors of the host',
+    ),
+    ("/proc, /dev", "gVisor's own"),
+    ("/etc/hosts, /etc/nsswitch.conf, /etc/passwd, /etc/group", "`localhost`, and names for its uid and gid"),
+)
+
+
 def _rules() -> Iterator[str]:
     yield ""
     yield "## Rules across sections"
     yield ""
     for rule in agent.RULES:
         yield f"- {' '.join((rule.__doc__ or '').split())}".replace("``", "`")
+    yield ""
+    yield "## Places of every root"
+    yield ""
+    yield "Every agent under linux-gvisor finds these, whatever its manifest grants. No grant may lie on one of them."
+    yield ""
+    yield "| place | contents |"
+    yield "|---|---|"
+    yield from (f"| `{place}` | {contents} |" for place, contents in _PLACES)
     yield ""
     yield "## The schema"
     yield ""

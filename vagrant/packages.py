@@ -18,7 +18,7 @@ from scripts.machine import apt, console, gvisor, runsc, where  # noqa: E402
 from scripts.machine.record import Record  # noqa: E402
 
 RECORD = pathlib.Path("/var/lib/covenant-provision")
-PACKAGES = ("iproute2", "libseccomp2", "nftables", "procps", "python3", "python3-venv")
+PACKAGES = ("erofs-utils", "iproute2", "libseccomp2", "nftables", "procps", "python3", "python3-venv")
 
 
 def main() -> int:

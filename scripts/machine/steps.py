@@ -65,6 +65,7 @@ NEEDS = (
         "checks the units of policy compile --target systemd, and starts one in the tests",
     ),
     Need("nodejs", _file("/usr/bin/node", "/usr/local/bin/node"), "the runtime of the sample agent in JavaScript"),
+    Need("erofs-utils", _file("/usr/bin/mkfs.erofs", "/usr/sbin/mkfs.erofs"), "roots of layers as one file each"),
 )
 
 

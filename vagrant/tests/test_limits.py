@@ -110,7 +110,7 @@ def fleet(operator: kit.Operator, image: Callable[[str], pathlib.Path], untried:
             agent.process.communicate(timeout=kit.PATIENCE_SECONDS)
 
 
-def test_every_limit_is_in_the_kernel(fleet: Fleet) -> None:
+def test_every_limit_is_in_kernel(fleet: Fleet) -> None:
     mib = 1 << 20
     held = {name: {f: (leaf / f).read_text().strip() for f in _FILES} for name, leaf in fleet.leaves.items()}
     assert held["hog"] == {
@@ -132,7 +132,7 @@ def test_every_limit_is_in_the_kernel(fleet: Fleet) -> None:
 _FILES = ("memory.max", "memory.swap.max", "memory.oom.group", "pids.max", "cpu.max", "cpu.weight")
 
 
-def test_cpu_max_is_a_quota(fleet: Fleet) -> None:
+def test_cpu_max_is_quota(fleet: Fleet) -> None:
     """The slow run gets a tenth of a core and is throttled, as the kernel counts it.
 
     Its neighbour gets many times that.
@@ -151,7 +151,7 @@ def _used(fleet: Fleet) -> dict[str, Any]:
     return {name: kit.numbers(fleet.leaves[name] / "cpu.stat") for name in ("slow", "hog")}
 
 
-def test_memory_max_kills_the_agent_and_nobody_else(fleet: Fleet) -> None:
+def test_memory_max_kills_agent_and_no_other(fleet: Fleet) -> None:
     document = fleet.agents["hog"].answer()
     assert (document["kind"], document["code"]) == ("error", "out_of_memory")
     ended = [row for row in kit.rows("run_ended") if row["agent_id"] == "hog"][-1]
@@ -178,7 +178,7 @@ def test_cgroup_kill_ends_all_of_one_agent(fleet: Fleet) -> None:
     assert fleet.agents["bystander"].process.poll() is None
 
 
-def test_pids_max_is_a_wall(fleet: Fleet) -> None:
+def test_pids_max_is_wall(fleet: Fleet) -> None:
     """Nothing that the agent does reaches the second wall, so the wall comes down to where the agent is."""
     leaf, agent = fleet.leaves["fork"], fleet.agents["fork"]
     seen = int((leaf / "pids.current").read_text())
@@ -198,7 +198,7 @@ def test_pids_max_is_a_wall(fleet: Fleet) -> None:
     assert fleet.agents["bystander"].process.poll() is None
 
 
-def test_io_max_is_a_rate_and_who_hit_nothing_answers(fleet: Fleet) -> None:
+def test_io_max_is_rate_and_who_hit_nothing_answers(fleet: Fleet) -> None:
     """The same bytes to disks of the same kind: within the granted rate, and without one."""
     seconds = {name: fleet.agents[name].value() for name in ("writer", "bystander")}
     rate = {name: (WRITTEN_MB << 20) / value for name, value in seconds.items()}

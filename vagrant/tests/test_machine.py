@@ -18,7 +18,7 @@ def test_pure_cgroup_v2_under_systemd(host: Any) -> None:
     assert {"cpu", "io", "memory", "pids"} <= set(host.file("/sys/fs/cgroup/cgroup.controllers").content_string.split())
 
 
-def test_the_installed_command_is_the_wheels_and_nothing_else(host: Any) -> None:
+def test_installed_command_is_wheels_and_nothing_else(host: Any) -> None:
     assert host.file("/usr/local/bin/covenant").linked_to == "/opt/covenant/bin/covenant"
     found = host.check_output("cd / && /opt/covenant/bin/python -I -c 'import covenant; print(covenant.__file__)'")
     assert found.startswith("/opt/covenant/lib/")
@@ -37,7 +37,7 @@ def test_doctor_is_green(operator: Any) -> None:
     assert by_name["cgroup limits"].startswith("cgroup v2")
 
 
-def test_a_signed_agent_of_the_repository_runs_and_an_unsigned_one_does_not(
+def test_signed_agent_of_repository_runs_and_unsigned_one_does_not(
     operator: kit.Operator, tmp_path: pathlib.Path
 ) -> None:
     path = pathlib.Path(shutil.copytree(kit.CLONE / "agents/hello", tmp_path / "hello"))
