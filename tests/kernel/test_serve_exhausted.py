@@ -165,7 +165,13 @@ def _has_no_worker(served: Served) -> bool:
     for pid in served.waiting():
         os.kill(pid, signal.SIGKILL)
     lower(served.pid)
-    return len(serving.children_of(served.pid)) == 1
+    # What an ended child leaves is closed a moment later, and would be room for the next.
+    open_now = served.descriptors()
+    time.sleep(0.2)
+    if served.descriptors() != open_now or len(serving.children_of(served.pid)) != 1:
+        return False
+    lower(served.pid)
+    return served.descriptors() == open_now and len(serving.children_of(served.pid)) == 1
 
 
 def _may_ask_twice_at_once(served: Served) -> bool:
