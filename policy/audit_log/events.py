@@ -198,6 +198,15 @@ SUPERVISOR: dict[str, dict[str, str]] = {
     # manifest was revoked, itself or one above it.
     "runs_revoked": {"operator": "text?", "version": "int", "runs": "objects"},
     # Durable before a tree is ended because its issuer asked for it: each as {run_id, agent_id}.
+    # Durable before the first change of the caller's directory, and before a workspace is removed.
+    "workspace_applied": {
+        "run_id": "text",
+        "operator": "text?",
+        "policy_digest": "digest",
+        "changes_sha256": "digest",
+        "changes": "int",
+    },
+    "workspace_discarded": {"run_id": "text", "operator": "text?", "policy_digest": "digest", "changes": "int"},
     "runs_stopped": {"operator": "text?", "reason": "text", "runs": "objects"},
     # Durable before the version holds; `changes` in the words that its signers were shown.
     "trust_changed": {

@@ -5,14 +5,14 @@ What is not listed is not in the root and does not exist for the agent. Every mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from msgspec import structs
 
 from policy import errors
-from policy.compile import init, links
+from policy.compile import init, links, workspace
 from policy.compile.artefacts import Cause, Provenance, built_in
 from policy.compile.causes import Origins, holds_path
 from policy.grants.effective import Effective
@@ -20,6 +20,7 @@ from policy.grants.paths import FilesystemGrants
 from policy.host import Closure, HostFacts
 from policy.manifest import text
 from policy.manifest.agent import Manifest
+from policy.manifest.workspace import TREE
 
 WORKSPACE = "/workspace"
 SCRATCH = "/tmp"  # noqa: S108 - the path inside the agent's own root, a tmpfs of its own
@@ -39,6 +40,8 @@ MASKED = {
     "/dev/net": "the tun device belongs to no grant",
     "/sys": "what gVisor tells of the host's hardware belongs to no grant",
 }
+# The caller's directory behind an overlay, which the supervisor makes for the run.
+CALLERS = "workspace"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - of the agent's root
 _EMPTY = ("ro", *_SAFE, "noexec", "mode=0555", "size=4k")
 # The flags of a granted path. A program that walks a writable one on the host follows no link of the agent in it;
@@ -52,7 +55,7 @@ _KEYS = {"read": ("read", "write"), "write": ("write",)}  # what is granted for 
 class Mount:
     """One mount of the plan. ``source`` is ``package``, ``proc``, ``tmpfs``, ``resolver`` (a file of ours that names
     the gateway), ``credentials`` (a file system of the run's own, which the supervisor fills), ``limits`` (a directory
-    of the run's own, for OWN_LIMITS) or the granted host path."""
+    of the run's own, for OWN_LIMITS), ``workspace`` (the caller's directory) or the granted host path."""
 
     destination: str
     type: str
@@ -107,6 +110,11 @@ def compile(
         provenance.add(f"mounts.json:{CREDENTIALS}", origins.of("permissions.credentials.files"))
         mounts.append(Mount(CREDENTIALS, "bind", "credentials", "dir", _FLAGS["read"]))
         reserved = (*reserved, CREDENTIALS)
+    terms = workspace.terms(effective, origins.manifest)
+    if terms is not None:
+        callers = _workspace(terms, origins, (runtime, *programs), reserved, provenance)
+        mounts.append(callers)
+        reserved = (*reserved, callers.destination)
     mounts += _granted(effective, origins, host, (runtime, *programs), reserved, provenance)
     named_links = links.compile(effective, origins, host, provenance)
     mounts.sort(key=lambda m: m.destination.split("/"))
@@ -124,6 +132,7 @@ def compile(
             **({"links": named_links} if named_links else {}),
         },
         "mounts": [m.document() for m in mounts],
+        **({} if terms is None else {"workspace": terms}),
     }
 
 
@@ -134,7 +143,8 @@ def _image(
 
     None for a root of closures alone, where no tree is granted.
     """
-    stack, trees = origins.manifest.root.stack, sorted(effective.executables.trees)
+    # The workspace is no part of the root: its mount says whether its programs can be started.
+    stack, trees = origins.manifest.root.stack, sorted(effective.executables.trees - {TREE})
     if not stack and not trees:
         return None
     for index, one in enumerate(origins.manifest.root.layers):
@@ -166,7 +176,9 @@ def host_flags(source: str, options: Sequence[str]) -> tuple[str, ...]:
     the host's mount, and refuses execve by its own flags (ADR 0067). What is written by an agent keeps it in both.
     """
     own = source in ("resolver", "credentials", "limits")
-    return tuple(flag for flag in options if flag != "noexec" or own or "ro" not in options)
+    # An agent maps what it wrote from its own scratch as well, so a workspace loses nothing by it.
+    mapped = source == CALLERS or "ro" in options
+    return tuple(flag for flag in options if flag != "noexec" or own or not mapped)
 
 
 def as_files(effective: Effective, manifest: Manifest) -> bool:
@@ -199,17 +211,20 @@ def scratch_mb(effective: Effective, origins: Origins, host: HostFacts) -> int:
     if effective.filesystem.mode == "read-only-package":
         return 0
     disk, taken = effective.resources.disk_mb or 0, sum(rooms(effective, host).values())
+    disk -= workspace.max_mb(origins.manifest)
     shared = shared_mb(effective, origins.manifest)
     if taken and disk <= taken:
         raise errors.NotEnforceableError(
-            f"disk_mb is {disk}, and the file systems of the written paths have {taken} MiB",
-            hint=f"write disk_mb = {taken + 1} or more, or make them smaller: what they leave is the size of /tmp",
+            f"disk_mb leaves {disk}, and the file systems of the written paths have {taken} MiB",
+            hint=f"write disk_mb = {taken + 1 + workspace.max_mb(origins.manifest)} or more, "
+            "or make them smaller: what they leave is the size of /tmp",
             where=origins.manifest.where("resources.disk_mb"),
         )
     if disk - taken <= shared:
         raise errors.NotEnforceableError(
             f"disk_mb leaves {disk - taken} MiB, and dev_shm_mb is {shared}",
-            hint=f"write disk_mb = {taken + shared + 1} or more, or a smaller dev_shm_mb",
+            hint=f"write disk_mb = {taken + shared + 1 + workspace.max_mb(origins.manifest)} or more, "
+            "or a smaller dev_shm_mb",
             where=origins.manifest.where("sandbox.dev_shm_mb"),
         )
     return disk - taken - shared
@@ -252,6 +267,34 @@ def started_from_package(manifest: Manifest) -> bool:
 
 def _is_relative(entry: str) -> bool:
     return "/" in entry and not entry.startswith("/")
+
+
+def _workspace(
+    terms: Mapping[str, Any],
+    origins: Origins,
+    closures: Sequence[Closure],
+    reserved: Sequence[str],
+    provenance: Provenance,
+) -> Mount:
+    """The caller's directory. Its programs can be started where the tree is granted.
+
+    Raises:
+        errors.NotEnforceableError: its place is taken.
+    """
+    place, where = origins.manifest.workspace.path, origins.manifest.where("workspace.path")
+    for taken in reserved:
+        if _within(place, taken) or _within(taken, place):
+            message = f"the workspace at {text.quote(place)} collides with `{taken}` of the agent's root"
+            raise errors.NotEnforceableError(message, hint='write another path, as path = "/work"', where=where)
+    for closure in closures:
+        if file := closure.below(place):
+            message = f"the workspace at {text.quote(place)} covers `{file}` of the closure of `{closure.name}`"
+            raise errors.NotEnforceableError(message, hint='write another path, as path = "/work"', where=where)
+    provenance.add(f"mounts.json:{place}", origins.of("workspace.mode"))
+    for name in terms:
+        provenance.add(f"mounts.json:workspace/{name}", origins.of(f"workspace.{workspace.KEYS.get(name, name)}"))
+    noexec = () if TREE in origins.effective.executables.trees else ("noexec",)
+    return Mount(place, "bind", CALLERS, "dir", ("rw", *_SAFE, *noexec))
 
 
 def _shared_memory(origins: Origins, provenance: Provenance) -> Mount:

@@ -12,6 +12,7 @@ reason or a wrong type is an error of the build) and cached for the life of the 
     syscalls/ARCH.toml      version, arch, linux, [numbers] name = number
     never_grantable.toml    version, [trees] and [write_trees] "/path" = "reason"
     roles.toml              version, [roles.NAME] (policy.data.role_table)
+    workspace.toml          version, [mask] and [protect] "pattern" = "reason"
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from policy.data.types import (
     NeverGrantable,
     Profile,
     SyscallTable,
+    WorkspaceFiles,
 )
 from policy.grants.roles import Roles
 
@@ -48,6 +50,7 @@ __all__ = [
     "Profile",
     "Roles",
     "SyscallTable",
+    "WorkspaceFiles",
     "addition",
     "additions",
     "arguments",
@@ -59,11 +62,13 @@ __all__ = [
     "roles",
     "syscall_names",
     "syscalls",
+    "workspace_files",
 ]
 
 ARCHES = ("aarch64", "x86_64")
 _CALL = re.compile(r"[a-z_][a-z0-9_]{0,63}")
 _PATH = re.compile(r"/|(/[^/\0]+)+")
+_PATTERN = re.compile(r"[^/\0\[\]{}\\]+(/[^/\0\[\]{}\\]+)*")
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 
 
@@ -215,3 +220,12 @@ def roles() -> Roles:
         return role_table.read(table["version"], table["roles"])
     except ValueError as e:
         raise errors.InstallationError(f"roles.toml: {e}") from e
+
+
+@functools.cache
+def workspace_files() -> WorkspaceFiles:
+    """The files of every workspace that are shown empty, and those whose changes are never applied."""
+    path = "workspace.toml"
+    table = load(path, {"version": int, "mask": dict, "protect": dict})
+    mask, protect = (_reasons(path, table[key], _PATTERN) for key in ("mask", "protect"))
+    return WorkspaceFiles(table["version"], mask, protect)

@@ -118,3 +118,12 @@ class NeverGrantable:
     version: int
     trees: Mapping[str, str] = field(repr=False)
     write_trees: Mapping[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceFiles:
+    """Patterns of a workspace's files, each with its reason. ``mask`` are shown empty, ``protect`` never applied."""
+
+    version: int
+    mask: Mapping[str, str] = field(repr=False)
+    protect: Mapping[str, str] = field(repr=False)

@@ -155,10 +155,11 @@ def _mounts(compiled: Files, found: Readout) -> dict[str, bytes]:
 def _inside(mount: Mapping[str, Any], flags: tuple[str, ...]) -> tuple[str, ...]:
     """Return the flags of a mount in the agent's root by those that it has on the host.
 
-    A mount for reading from the host has noexec in the root alone, where the configuration says so. On the host it
-    would keep the agent's own libraries from being mapped.
+    A mount for reading from the host, and a workspace, has noexec in the root alone, where the configuration says so.
+    On the host it would keep the agent's own libraries from being mapped.
     """
-    if "ro" not in mount["options"] or "noexec" not in mount["options"] or mount["source"] in _OWN_SOURCES:
+    mapped = "ro" in mount["options"] or mount["source"] == "workspace"
+    if not mapped or "noexec" not in mount["options"] or mount["source"] in _OWN_SOURCES:
         return flags
     if "noexec" in flags:
         place = shown(mount["destination"])

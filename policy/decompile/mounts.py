@@ -27,6 +27,9 @@ _MASK = ("ro", *_HELD, "mode=0555", "size=4k")
 _READ = ("ro", *_HELD)
 _WRITE = ("rw", *_HELD, "nosymfollow", "idmapped")
 _PROC = _HELD
+WORKSPACE_TERMS: Final = {"apply": str, "below": list, "mask": list, "max_mb": int, "protect": list}
+# The caller's directory behind an overlay, without and with programs that can be started.
+_CALLERS = (("rw", *_HELD), ("rw", "nosuid", "nodev"))
 # The package of a program of its own has to be executable; everything in it but the entry is 0444.
 _PACKAGE = {"script": _READ, "program": ("ro", "nosuid", "nodev")}
 _SCRATCH_HEAD = (*_HELD, "mode=1777")
@@ -74,6 +77,18 @@ class ReadImage(Struct, frozen=True):
     programs: tuple[str, ...] = ()
 
 
+class ReadWorkspace(Struct, frozen=True):
+    """The caller's directory: its place, and its terms as they stand in mounts.json (policy.compile.workspace)."""
+
+    place: str
+    max_mb: int
+    below: tuple[str, ...]
+    mask: tuple[str, ...]
+    protect: tuple[str, ...]
+    apply: str
+    programs: bool
+
+
 class RootContents(Struct, frozen=True):
     """The contents of an agent's root.
 
@@ -81,7 +96,7 @@ class RootContents(Struct, frozen=True):
     ``granted`` those of the host, with ``file`` or ``dir``; ``rooms`` what can be written below each writable one, MiB.
     ``shared_mb`` is the size of /dev/shm. ``resolver`` says that the gateway is named as the one to ask for names,
     ``secrets`` that the granted secrets are files. ``links`` are the links of the root that granted paths lead through,
-    each with its text.
+    each with its text. ``workspace`` is the caller's directory, None without one.
     """
 
     filesystem: FilesystemGrants
@@ -97,6 +112,7 @@ class RootContents(Struct, frozen=True):
     shared_mb: int = 0
     image: ReadImage = ReadImage()
     links: Mapping[str, str] = types.MappingProxyType({})
+    workspace: ReadWorkspace | None = None
 
 
 class _Mount(Struct, frozen=True):
@@ -113,8 +129,10 @@ def read(files: Files, oci: config.Config) -> RootContents:
     Raises:
         errors.ArtefactError: a mount is of no known kind, a cover is missing, or the two files differ.
     """
+    document = documents.load(files, MOUNTS)
     shape = {"mounts": list, "rooms": dict, "root": dict, "version": int}
-    whole = closed(documents.load(files, MOUNTS), MOUNTS, shape)
+    shape |= {"workspace": dict} if type(document) is dict and "workspace" in document else {}
+    whole = closed(document, MOUNTS, shape)
     fixed(whole["version"], f"{MOUNTS}:version", VERSION)
     form = {"closures": list, "mount_points": list, "readonly": bool}
     form |= {"image": dict} if "image" in whole["root"] else {}
@@ -132,7 +150,8 @@ def read(files: Files, oci: config.Config) -> RootContents:
     fixed(oci.mounts, f"{config.CONFIG}:mounts", [_configured(index, mount) for index, mount in enumerate(mounts)])
     runtime, programs = _closures(root["closures"], oci.args)
     _from_closures(runtime, programs, mounts, init=oci.init)
-    seen = _seen(mounts, oci, runtime, programs, whole["rooms"], image)
+    callers = _workspace(whole.get("workspace"), mounts)
+    seen = _seen(mounts, oci, runtime, programs, whole["rooms"], image, callers)
     if "links" not in root:
         return seen
     entries = (runtime.entry, *(program.entry for program in programs), *image.programs)
@@ -163,6 +182,29 @@ def _image(value: dict[str, Any]) -> ReadImage:
         if listed != sorted(set(listed)):
             raise refuse(where, f"{shown(listed)} is not sorted, or repeats")
     return ReadImage(tuple(layers), tuple(trees), tuple(_path(one, where) for one in programs))
+
+
+def _workspace(value: dict[str, Any] | None, mounts: Sequence[_Mount]) -> ReadWorkspace | None:
+    """The workspace of the terms and the mount, of which there are both or neither."""
+    where = f"{MOUNTS}:workspace"
+    found = [mount for mount in mounts if mount.source == "workspace"]
+    if len(found) != (value is not None):
+        raise refuse(where, f"there are {len(found)} mounts of a workspace, and {int(value is not None)} of its terms")
+    if value is None:
+        return None
+    own = closed(value, where, WORKSPACE_TERMS)
+    if own["max_mb"] < 1:
+        raise refuse(where, f"{shown(own['max_mb'])} bounds nothing")
+    documents.one_of(own["apply"], where, ("ask", "never"))
+    lists = {name: tuple(documents.listed(own[name], where, str)) for name in ("below", "mask", "protect")}
+    for name, one in lists.items():
+        if list(one) != sorted(set(one)) or not one:
+            raise refuse(where, f"{name} is empty, not sorted, or repeats")
+    below = tuple(_path(one, where) for one in lists["below"])
+    programs = "noexec" not in found[0].options
+    return ReadWorkspace(
+        found[0].destination, own["max_mb"], below, lists["mask"], lists["protect"], own["apply"], programs
+    )
 
 
 def _mount(value: object) -> _Mount:
@@ -277,6 +319,7 @@ def _seen(
     programs: tuple[ReadClosure, ...],
     rooms: Mapping[str, Any],
     image: ReadImage,
+    callers: ReadWorkspace | None,
 ) -> RootContents:
     kinds = {mount.destination: kind for mount, kind in zip(mounts, _kinds(mounts, runtime), strict=True)}
     needed = (*MASKS, "/proc", SHARED_MEMORY, SCRATCH, WORKSPACE, OWN_LIMITS)
@@ -292,11 +335,14 @@ def _seen(
     mode: paths.Mode = "host" if write else "read-only-package" if scratch is None else "ephemeral"
     if write and scratch is None:
         raise refuse(MOUNTS, "a writable path without a /tmp of its own")
+    if callers is not None and scratch is None:
+        raise refuse(MOUNTS, "a workspace without a /tmp of its own")
+    trees = (*image.trees, *(["workspace"] if callers is not None and callers.programs else ()))
     if sorted(rooms) != sorted(write) or any(type(mb) is not int or mb < 1 for mb in rooms.values()):
         raise refuse(f"{MOUNTS}:rooms", f"{shown(rooms)} does not bound each of the written paths {shown(write)}")
     return RootContents(
         FilesystemGrants.of(mode, (place for place, kind in kinds.items() if kind == "read"), write),
-        ExecutableSet.of(((program.name, program.sha256) for program in programs), image.trees),
+        ExecutableSet.of(((program.name, program.sha256) for program in programs), trees),
         runtime,
         programs,
         scratch,
@@ -307,6 +353,7 @@ def _seen(
         kinds.get(CREDENTIALS) == "credentials",
         shared,
         image,
+        workspace=callers,
     )
 
 
@@ -332,6 +379,7 @@ def _kinds(mounts: Sequence[_Mount], runtime: ReadClosure) -> Iterator[str]:
             }
         else:
             known = {("bind", place, _READ): "read", ("bind", place, _WRITE): "write"}
+            known |= {("bind", "workspace", options): "workspace" for options in _CALLERS}
             if place == RESOLVER:
                 known[("bind", "resolver", _READ)] = "resolver"
             if place == CREDENTIALS:

@@ -118,7 +118,7 @@ def read(files: Files) -> Decompiled:
     if oci.terminal != (held.contract == "terminal"):
         raise refuse(config.CONFIG, f"a terminal, and the contract {held.contract}")
     disk, odd = divmod(oci.disk_bytes, config.MIB)
-    written = sum(seen.rooms.values())
+    written = sum(seen.rooms.values()) + (0 if seen.workspace is None else seen.workspace.max_mb)
     if odd or (seen.scratch_mb is not None and seen.scratch_mb + seen.shared_mb + written != disk):
         sizes = f"scratch {seen.scratch_mb} MiB, shared memory {seen.shared_mb} and written paths {written}"
         message = f"a file may have {oci.disk_bytes} bytes, {sizes}"

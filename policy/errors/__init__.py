@@ -19,3 +19,4 @@ from policy.errors.rules import *  # noqa: F403
 from policy.errors.runs import *  # noqa: F403
 from policy.errors.service import *  # noqa: F403
 from policy.errors.signatures import *  # noqa: F403
+from policy.errors.workspaces import *  # noqa: F403

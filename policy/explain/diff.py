@@ -128,6 +128,7 @@ _FACTS: dict[str, Callable[[Decompiled], object]] = {
     "how it speaks": lambda d: (d.process.contract, d.process.intent),
     "the layers of its root": lambda d: d.seen.image.layers,
     "the size of /dev/shm": lambda d: d.seen.shared_mb,
+    "the terms of its workspace": lambda d: d.seen.workspace,
     "the content of a granted program": lambda d: {p.name: p.digest for p in d.seen.programs},
     "runsc": lambda d: d.runsc,
 }

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
-from policy.compile import mounts
+from policy.compile import mounts, workspace
 from policy.grants.effective import Effective
 from policy.manifest.agent import Manifest
 
@@ -29,11 +29,13 @@ def document(effective: Effective, manifest: Manifest) -> dict[str, Any]:
     """
     whole = effective.canonical()
     limits = {**whole["resources"], **whole["lifetime"], "dev_shm_mb": mounts.shared_mb(effective, manifest)}
+    terms = workspace.terms(effective, manifest)
     return {
         "version": VERSION,
         "agent": {"id": manifest.agent.id, "version": manifest.agent.version, "role": manifest.agent.role},
         "grants": {name: whole[name] for name in _GRANTS},
         "limits": limits,
+        **({} if terms is None else {"workspace": {"path": manifest.workspace.path, **terms}}),
         "services": list(_services(effective, manifest)),
         "denials": f"{mounts.OWN_LIMITS}/{DENIALS}",
     }

@@ -169,7 +169,9 @@ def _agree(config_mounts: list[dict[str, Any]], plan: list[dict[str, Any]]) -> N
 
 
 def _mounts(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    closed("mounts.json", plan, {"version", "rooms", "root", "mounts"})
+    closed("mounts.json", {"workspace": None, **plan}, {"version", "rooms", "root", "mounts", "workspace"})
+    if "workspace" in plan:
+        yield from _workspace(plan["workspace"])
     root = {"image": None, "links": [], **plan["root"]}
     closed("root of mounts.json", root, {"readonly", "closures", "mount_points", "image", "links"})
     if root["image"] is not None:
@@ -190,6 +192,16 @@ def _mounts(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
         options = ",".join(mount["options"])
         room = f", {plan['rooms'][mount['destination']]} MiB at most" if mount["destination"] in plan["rooms"] else ""
         yield f"mounts.json:{mount['destination']}", f"{mount['type']} of {mount['source']}, {options}{room}"
+
+
+def _workspace(terms: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    closed("workspace of mounts.json", terms, {"apply", "below", "mask", "max_mb", "protect"})
+    says = "the caller applies the changes" if terms["apply"] == "ask" else "nobody applies the changes"
+    yield "mounts.json:workspace/apply", says
+    yield "mounts.json:workspace/below", f"the caller's directory lies in {', '.join(terms['below'])}"
+    yield "mounts.json:workspace/mask", f"shown empty and never applied: {' '.join(terms['mask'])}"
+    yield "mounts.json:workspace/protect", f"never applied: {' '.join(terms['protect'])}"
+    yield "mounts.json:workspace/max_mb", f"changes of {terms['max_mb']} MiB at most"
 
 
 def _image(image: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -19,6 +19,7 @@ from policy.manifest import fields, lines, paths, text
 from policy.manifest import process as processes
 from policy.manifest.permissions import Permissions  # by name: the field of that name would hide the module
 from policy.manifest.process import Process, Root
+from policy.manifest.workspace import TREE, Workspace
 
 Problem = tuple[str, str, str]
 SUBPROCESS_RUNTIMES = frozenset({"rust-bin", "python3", "node", "command"})
@@ -147,9 +148,10 @@ def _lifetime(m: Manifest) -> Iterator[Problem]:
 
 
 def _process(m: Manifest) -> Iterator[Problem]:
-    """``[process]`` and ``[root]`` need ``backend = "linux-gvisor"``; ``sandbox.standby`` needs the contract line;
-    ``{intent}`` stands in an argument of the contract text alone; a variable that changes a loader is not set."""
-    for name in ("process", "root"):
+    """``[process]``, ``[root]`` and ``[workspace]`` need ``backend = "linux-gvisor"``; ``sandbox.standby`` needs the
+    contract line; ``{intent}`` stands in an argument of the contract text alone; a variable that changes a loader is
+    not set."""
+    for name in ("process", "root", "workspace"):
         if name in m.model_fields_set and m.agent.runtime == "hermes":
             yield name, f"[{name}] is written while the runtime is `hermes`", "take the section out"
         elif name in m.model_fields_set and m.sandbox.backend != "linux-gvisor":
@@ -179,8 +181,10 @@ def _trees(m: Manifest) -> Iterator[Problem]:
         yield "root.layers", f"two layers have the name `{name}`", "build one of them under another name"
     for index, entry in enumerate(m.permissions.executables.allow):
         at = f"permissions.executables.allow[{index}]"
-        if entry.tree == "workspace":
-            yield at, "`workspace` is named while there is no [workspace]", "name the programs, a layer, or root"
+        if entry.tree == TREE:
+            if not m.workspace.exec:
+                message = "`workspace` is named while workspace.exec is `false`"
+                yield at, message, "write exec = true below [workspace], or name the programs, a layer, or root"
         elif entry.tree.startswith(processes.LAYER_TREE):
             name = entry.tree.removeprefix(processes.LAYER_TREE)
             if name not in names:
@@ -201,6 +205,29 @@ def _dev_shm(m: Manifest) -> Iterator[Problem]:
         yield "sandbox.dev_shm_mb", message, f"write disk_mb = {size + 1} or more: the rest is the size of /tmp"
 
 
+def _workspace(m: Manifest) -> Iterator[Problem]:
+    """``[workspace]``, when written, has ``mode`` and ``from``; it needs a file system that can be written, its
+    ``max_mb`` is a part of ``disk_mb``, and ``exec = true`` goes with ``"workspace"`` in
+    permissions.executables.allow."""
+    if "workspace" not in m.model_fields_set:
+        return
+    one = m.workspace
+    if one.mode is None:
+        yield "workspace", "[workspace] has no mode", 'write mode = "overlay"'
+    if not one.below:
+        yield "workspace.from", "[workspace] does not say where it may lie", 'write from = ["/home"], for example'
+    if m.sandbox.filesystem == "read-only-package":
+        message = "[workspace] is written while sandbox.filesystem is `read-only-package`"
+        yield "workspace", message, 'write filesystem = "ephemeral"'
+    elif one.max_mb + m.sandbox.dev_shm_mb >= m.resources.disk_mb:
+        message = f"max_mb is `{one.max_mb}` of a disk_mb of `{m.resources.disk_mb}`"
+        least = one.max_mb + m.sandbox.dev_shm_mb + 1
+        yield "workspace.max_mb", message, f"write disk_mb = {least} or more: the rest is the size of /tmp"
+    if one.exec and all(entry.tree != TREE for entry in m.permissions.executables.allow):
+        message = "workspace.exec is `true` while permissions.executables.allow has no `workspace`"
+        yield "workspace.exec", message, 'write allow = ["workspace"] below [permissions.executables], or exec = false'
+
+
 RULES: tuple[Callable[[Manifest], Iterator[Problem]], ...] = (
     _entry,
     _sandbox,
@@ -213,6 +240,7 @@ RULES: tuple[Callable[[Manifest], Iterator[Problem]], ...] = (
     _process,
     _trees,
     _dev_shm,
+    _workspace,
 )
 
 
@@ -429,6 +457,7 @@ class Manifest(fields.Section):
     lifetime: Lifetime = Lifetime()
     process: Process = Process()
     root: Root = Root()
+    workspace: Workspace = Workspace()
 
     _source: ManifestFile = PrivateAttr(default=ManifestFile())
 

@@ -10,6 +10,7 @@ from collections.abc import Hashable
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 from policy.manifest import text
 
@@ -21,6 +22,11 @@ class Section(BaseModel):
     """A table of the manifest: frozen, and closed, so that an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def keys(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return the keys of a table as the file writes them, in the order of the schema."""
+    return {info.alias or name: info for name, info in model.model_fields.items()}
 
 
 def says(what: str) -> Any:

@@ -128,8 +128,8 @@ def keys(path: lines.Path) -> tuple[str, ...]:
     model: type[BaseModel] = agent.Manifest
     for part in path:
         if isinstance(part, str):
-            model = next(models(model.model_fields[part].annotation))
-    return tuple(model.model_fields)
+            model = next(models(fields.keys(model)[part].annotation))
+    return tuple(fields.keys(model))
 
 
 def elsewhere(key: str) -> str:
@@ -143,8 +143,8 @@ def _field(path: lines.Path) -> Any:
     *around, last = (part for part in path if isinstance(part, str))
     model: type[BaseModel] = agent.Manifest
     for part in around:
-        model = next(models(model.model_fields[part].annotation))
-    return model.model_fields[last]
+        model = next(models(fields.keys(model)[part].annotation))
+    return fields.keys(model)[last]
 
 
 def models(annotation: Any) -> Iterator[type[BaseModel]]:

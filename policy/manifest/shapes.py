@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from policy.manifest import agent, fields, hosts, paths, permissions, process, text, tool_uri
+from policy.manifest import agent, fields, hosts, paths, permissions, process, text, tool_uri, workspace
 from policy.package import INVISIBLE
 
 Fragment = dict[str, Any]
@@ -113,6 +113,13 @@ VALIDATORS: dict[Callable[..., Any], Fragment] = {
             "pattern": whole(f"(?:[\\t\\n]|[^{HIDDEN}])*"),
         },
     },
+    workspace.pattern: {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": workspace.PATTERN_CHARACTERS,
+        "allOf": [_PLAIN],
+        **_any(r"(?!.*(?:^|/)\.{1,2}(?:/|$))(?!.*\*\*[^/])(?!.*[^/]\*\*)[^\[\]{}\\/]+(?:/[^\[\]{}\\/]+)*"),
+    },
     permissions._unique_paths: {"uniqueItems": True},  # noqa: SLF001
     permissions._unique_entries: {"uniqueItems": True},  # noqa: SLF001
 }
@@ -209,7 +216,10 @@ RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
         ),
     ),
     agent._process: (  # noqa: SLF001
-        _when({"anyOf": [{"required": ["process"]}, {"required": ["root"]}]}, {"not": _HERMES, **_GVISOR}),
+        _when(
+            {"anyOf": [{"required": ["process"]}, {"required": ["root"]}, {"required": ["workspace"]}]},
+            {"not": _HERMES, **_GVISOR},
+        ),
         _when(_written("agent", runtime=_IS("command")), _GVISOR),
         _when(
             _written("process", contract={"enum": ["text", "stdio", "terminal"]}),
@@ -226,12 +236,41 @@ RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
         ),
     ),
     agent._trees: (  # noqa: SLF001
-        _domain("executables", allow={"items": {"not": _IS("workspace")}}),
+        _when(
+            {"not": _written("workspace", exec=_IS(True))},
+            _domain("executables", allow={"items": {"not": _IS("workspace")}}),
+        ),
     ),
     agent._dev_shm: (  # noqa: SLF001
         _when(
             _written("sandbox", dev_shm_mb=_AT_LEAST_ONE),
             _written("sandbox", filesystem={"enum": ["ephemeral", "host"]}),
+        ),
+    ),
+    agent._workspace: (  # noqa: SLF001
+        _when(
+            {"required": ["workspace"]},
+            {
+                **_written("sandbox", filesystem={"enum": ["ephemeral", "host"]}),
+                "allOf": [_written("workspace", mode=_IS("overlay"), **{"from": {"minItems": 1}})],
+            },
+        ),
+        _when(
+            _written("workspace", exec=_IS(True)),
+            {
+                "required": ["permissions"],
+                "properties": {
+                    "permissions": {
+                        "required": ["executables"],
+                        "properties": {
+                            "executables": {
+                                "required": ["allow"],
+                                "properties": {"allow": {"contains": _IS("workspace")}},
+                            }
+                        },
+                    }
+                },
+            },
         ),
     ),
     agent._lifetime: (  # noqa: SLF001
@@ -260,7 +299,7 @@ LEFT = (
     "port ranges that run backwards or overlap, and two network entries that differ only in the order of their ports",
     "an executable listed twice, once with a digest",
     "two layers of one name, a tree of programs that is not in the root, a variable with the name of a secret",
-    "a dev_shm_mb that leaves nothing of disk_mb",
+    "a dev_shm_mb or a workspace that leaves nothing of disk_mb",
     "a system call that is both allowed and denied, and whether profiles, calls and roles exist",
     "an unknown section that is within two edits of a known one",
 )

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import Struct
 
-from policy import errors, symlinks
+from policy import data, errors, symlinks
 from policy.decompile.documents import shown
 from policy.decompile.read import Decompiled
 from policy.host import Closure, HostFacts
@@ -25,7 +25,8 @@ class Facts(Struct, frozen=True):
     path to ``file`` or ``dir``; ``args`` starts the agent; by ``secret_files`` what is granted of secrets is files.
     ``stack`` is whose network stack the operator has agents with a network use. ``env``, ``cwd``, ``contract`` and
     ``layers`` are the manifest's, ``variables`` those that it writes, ``shared_mb`` its size of /dev/shm. ``links`` are
-    the links of the host that granted paths lead through.
+    the links of the host that granted paths lead through. ``workspace`` are the terms of the caller's directory: its
+    place, MiB, where it may lie, what is masked and protected, and how it is applied. None without one.
     """
 
     arch: str
@@ -44,6 +45,7 @@ class Facts(Struct, frozen=True):
     layers: tuple[tuple[str, str], ...] = ()
     shared_mb: int = 0
     links: Mapping[str, str] = msgspec.field(default_factory=dict)
+    workspace: tuple[object, ...] | None = None
 
     @classmethod
     def of(cls, manifest: Manifest, host: HostFacts, package_digest: str) -> Facts:
@@ -70,6 +72,7 @@ class Facts(Struct, frozen=True):
             tuple((one.name, one.digest) for one in manifest.root.stack),
             manifest.sandbox.dev_shm_mb,
             {link: target for found in host.granted.values() for link, target in found.links},
+            _workspace(manifest),
         )
 
     def environment(self, own: tuple[str, ...]) -> list[str]:
@@ -98,6 +101,7 @@ def check(facts: Facts, found: Decompiled, package_digest: str) -> None:
         ("contract", found.process.contract, facts.contract),
         ("intent", found.process.intent, _intent(facts)),
         ("layers", list(seen.image.layers), list(facts.layers)),
+        ("workspace", _read_workspace(found), facts.workspace),
         ("MiB of /dev/shm", seen.shared_mb, facts.shared_mb if seen.scratch_mb is not None else 0),
         ("programs of layers", list(seen.image.programs), _programs(facts, found)),
         ("runtime", seen.runtime.name, facts.runtime),
@@ -120,6 +124,20 @@ def check(facts: Facts, found: Decompiled, package_digest: str) -> None:
             raise errors.ProofError(
                 f"the artefacts name {shown(here)} as {name}, and not {shown(expected)}", domain="facts"
             )
+
+
+def _workspace(manifest: Manifest) -> tuple[object, ...] | None:
+    """The terms that the artefacts must have, taken from the manifest and from the built-in lists."""
+    one, files = manifest.workspace, data.workspace_files()
+    if one.mode is None:
+        return None
+    mask, protect = sorted({*one.mask, *files.mask}), sorted({*one.protect, *files.protect})
+    return (one.path, one.max_mb, tuple(sorted(one.below)), tuple(mask), tuple(protect), one.apply)
+
+
+def _read_workspace(found: Decompiled) -> tuple[object, ...] | None:
+    one = found.seen.workspace
+    return None if one is None else (one.place, one.max_mb, one.below, one.mask, one.protect, one.apply)
 
 
 def _name(variable: str) -> str:

@@ -36,7 +36,8 @@ def parent_intersection(case: Case) -> None:
     spawn request asked to be narrowed.
 
     Raises:
-        errors.ParentViolation: another parent than the statement names, one without time left, or less than is asked.
+        errors.ParentViolation: another parent than the statement names, one without time left, or less than is asked;
+            or the child asks for a workspace.
     """
     statement, parent, outcome = case.statement, case.parent, case.delegation
     pinned = None if statement is None else statement.parent_digest
@@ -47,6 +48,13 @@ def parent_intersection(case: Case) -> None:
         )
     if parent is not None and parent.remaining_seconds is not None and parent.remaining_seconds <= 0:
         raise errors.ParentViolation(f"agent `{parent.agent_id}` has no time left", grant="lifetime")
+    if parent is not None and case.manifest.workspace.mode is not None:
+        raise errors.ParentViolation(
+            f"a child of agent `{parent.agent_id}` asks for a workspace, and has no caller whose directory it could be",
+            grant="workspace.mode",
+            hint="take [workspace] out, or have the parent pass the files on",
+            where=case.where("workspace.mode"),
+        )
     if parent is None or outcome is None or not outcome.removed or case.on_excess == "narrow":
         return
     over = items.excess(case.manifest, case.requested, parent.ceiling)

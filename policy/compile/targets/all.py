@@ -87,6 +87,7 @@ def _check_process(target: str, manifest: Manifest) -> None:
         "process.contract": process.contract != "line" and f"the contract `{process.contract}`",
         "process.env": bool(process.env) and "variables of the manifest",
         "process.cwd": process.cwd != WORKSPACE and f"the directory `{process.cwd}`",
+        "workspace.mode": manifest.workspace.mode is not None and "a workspace",
         "sandbox.dev_shm_mb": bool(manifest.sandbox.dev_shm_mb) and "a /dev/shm of its own",
     }
     for key, demand in demands.items():

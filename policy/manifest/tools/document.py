@@ -20,11 +20,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from policy.manifest import digests, fields, hosts, json_places, lines, report, text, tool_uri
+from policy.manifest import digests, fields, hosts, lines, report, text, tool_uri
 from policy.manifest.agent import AGENT_ID
 from policy.manifest.permissions import SideEffect
+from policy.manifest.tools import json_places, secret_scan
 from policy.manifest.tools import report as tools_report
-from policy.manifest.tools import secret_scan
 
 FILE = "tools.json"
 MAX_BYTES = 1024 * 1024

@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from policy import errors
-from policy.manifest import json_places, lines, report, text
+from policy.manifest import lines, report, text
+from policy.manifest.tools import json_places
 from policy.signing import strict_json
 
 _PLACE = re.compile(r"not JSON at line (\d+) column (\d+)")

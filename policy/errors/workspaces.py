@@ -1,0 +1,25 @@
+"""Errors of workspaces: the caller's directory behind an overlay, and its changes."""
+
+from __future__ import annotations
+
+from policy.errors.base import Actor
+from policy.errors.operator import OperatorError
+
+
+class WorkspaceError(OperatorError):
+    """A directory cannot be a workspace, or there is no workspace of that name. The directory was not changed."""
+
+    code = "workspace"
+
+
+class WorkspaceBusyError(WorkspaceError):
+    """Another process uses the workspace or its directory at this moment."""
+
+    code = "workspace_busy"
+    actor = Actor.MACHINE
+
+
+class WorkspaceConflictError(WorkspaceError):
+    """The host changed files of the directory since the session began. Nothing was applied; each file is named."""
+
+    code = "workspace_conflict"

@@ -1,0 +1,240 @@
+"""The changes of a workspace: paths that an agent added, modified and removed, and why one of them is not applied.
+
+A change is refused by name, and with it every change that needs it. A conflict is a path that the host changed since
+the session began: it is never overwritten.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final, Literal, Self
+
+from msgspec import Struct, structs
+
+from policy.workspace import globs
+from policy.workspace.entries import LowerEntry, LowerView, UpperEntry
+
+Action = Literal["add", "modify", "delete", "mode"]
+Kind = Literal["file", "dir", "link", "other"]
+
+_PERMISSIONS: Final = 0o777
+_SPECIAL_BITS: Final = 0o7000
+_STICKY: Final = 0o1000
+# How the name of a staged file begins (policy.workspace.steps).
+STAGED: Final = "/.covenant-"
+_GIT: Final = ".git"
+# The files of a bare repository: with them in a directory, git reads its `config`.
+_BARE: Final = frozenset({"HEAD", "objects", "refs"})
+
+
+class Change(Struct, frozen=True):
+    """One change. ``kind`` is that of the result, of a removed path for ``delete``.
+
+    ``base`` is the path in the caller's directory, None for a new one. ``refused`` and ``conflict`` say why it is not
+    applied; both are empty for a change that can be applied.
+    """
+
+    path: str
+    action: Action
+    kind: Kind
+    mode: int = 0
+    size: int = 0
+    sha256: str = ""
+    target: str = ""
+    base: LowerEntry | None = None
+    refused: str = ""
+    conflict: str = ""
+
+    def is_applicable(self) -> bool:
+        """Whether nothing speaks against it."""
+        return not self.refused and not self.conflict
+
+
+class Terms(Struct, frozen=True):
+    """Patterns of the files that are shown empty, and of those whose changes are never applied."""
+
+    mask: tuple[str, ...]
+    protect: tuple[str, ...]
+
+
+class _Sides(Struct, frozen=True):
+    """The facts that a change is judged by: copied paths, and the names and the change time of each directory."""
+
+    terms: Terms
+    started_ns: int
+    copied: frozenset[str]
+    names: Mapping[str, Collection[str]]
+    changed_ns: Mapping[str, int]
+
+    @classmethod
+    def of(cls, entries: Sequence[UpperEntry], lower: LowerView, terms: Terms, started_ns: int) -> Self:
+        names: dict[str, set[str]] = {above: set(found) for above, found in lower.names.items()}
+        for one in entries:
+            above, _, name = one.path.rpartition("/")
+            if one.kind == "gone":
+                names.setdefault(above, set()).discard(name)
+            else:
+                names.setdefault(above, set()).add(name)
+        return cls(terms, started_ns, frozenset(one.path for one in entries if one.copied), names, lower.changed_ns)
+
+
+def compare(upper: Iterable[UpperEntry], lower: LowerView, *, terms: Terms, started_ns: int) -> tuple[Change, ...]:
+    """Return the changes in the order of their paths, a removed path before a new one of the same name.
+
+    ``started_ns`` is the time before which the host's changes are part of what the agent saw.
+    """
+    entries = sorted(upper)
+    sides = _Sides.of(entries, lower, terms, started_ns)
+    there = frozenset(one.path for one in entries if one.kind != "gone")
+    found = [change for entry in entries for change in _of(entry, lower, there)]
+    return tuple(_together([_judged(change, sides) for change in _once(found)]))
+
+
+def _once(found: Sequence[Change]) -> list[Change]:
+    """Sort, and keep one change of each path and action: a directory may be hidden and removed."""
+    by_key = {(one.path, one.action != "delete"): one for one in found}
+    return [by_key[key] for key in sorted(by_key, key=lambda key: (key[0].split("/"), key[1]))]
+
+
+def _of(entry: UpperEntry, lower: LowerView, there: Collection[str]) -> Iterator[Change]:
+    """Yield the changes of an entry of the upper layer. ``there`` are all paths of the layer."""
+    base = lower.entries.get(entry.path)
+    if entry.kind == "gone":
+        if base is not None:
+            yield from _removed(base, lower)
+        return
+    if base is not None and base.kind != entry.kind:
+        yield from _removed(base, lower)
+        base = None
+    if entry.kind == "dir" and base is not None:
+        if entry.opaque:
+            yield from (one for one in _removed(base, lower) if one.path not in there)
+        if (entry.mode ^ base.mode) & _PERMISSIONS:
+            yield _new(entry, "mode", base)
+        return
+    if base is None:
+        yield _new(entry, "add", None)
+    elif entry.kind == "link":
+        if entry.target != base.target:
+            yield _new(entry, "modify", base)
+    elif entry.sha256 != base.sha256 or entry.size != base.size:
+        yield _new(entry, "modify", base)
+    elif (entry.mode ^ base.mode) & (_PERMISSIONS | _SPECIAL_BITS):
+        yield _new(entry, "mode", base)
+
+
+def _new(entry: UpperEntry, action: Action, base: LowerEntry | None) -> Change:
+    kind: Kind = "other" if entry.kind == "gone" else entry.kind
+    return Change(entry.path, action, kind, entry.mode, entry.size, entry.sha256, entry.target, base)
+
+
+def _removed(base: LowerEntry, lower: LowerView) -> Iterator[Change]:
+    """Yield the removal of a path and of everything below it."""
+    below = base.path + "/"
+    for path, one in lower.entries.items():
+        if path == base.path or path.startswith(below):
+            yield Change(path, "delete", one.kind, one.mode, one.size, one.sha256, one.target, one)
+
+
+def _judged(change: Change, sides: _Sides) -> Change:
+    """Return the change with the reason why it is not applied, if there is one."""
+    refused = _refusal(change, sides.terms) or _twin(change, sides) or _bare(change, sides)
+    if refused:
+        return structs.replace(change, refused=refused)
+    base = change.base
+    if base is None and change.path in sides.copied and _is_newer(change.path.rpartition("/")[0], sides):
+        return structs.replace(change, conflict="removed on the host since the session began")
+    if base is not None and base.kind != "dir" and base.changed_ns >= sides.started_ns:
+        return structs.replace(change, conflict="changed on the host since the session began")
+    return change
+
+
+def _is_newer(directory: str, sides: _Sides) -> bool:
+    """Whether the host changed the names of a directory since the session began, or removed it.
+
+    A file that was copied up keeps the mark when the agent renames it: a missing name alone says nothing.
+    """
+    return sides.changed_ns.get(directory, sides.started_ns) >= sides.started_ns
+
+
+def _refusal(change: Change, terms: Terms) -> str:
+    if _is_hidden(change.path) or _is_hidden(change.target):
+        return "its name has characters that are not shown"
+    if globs.matching(terms.mask)(change.path):
+        return "masked: the agent does not see it"
+    if globs.matching(terms.protect)(change.path):
+        return "protected: it can start a program or steer a tool on the host"
+    if change.path.rpartition("/")[2].lower() == _GIT and (change.kind != "dir" or change.action == "delete"):
+        return "protected: it would name another repository"
+    if STAGED in f"/{change.path}" and change.action != "delete":
+        return "its name is one of an apply"
+    if change.kind == "link" and change.action != "delete" and _leads_out(change):
+        return "it leads out of the directory"
+    if change.kind == "other":
+        return "neither a file, a directory nor a link"
+    if change.action != "delete" and change.mode & _SPECIAL_BITS & ~(_STICKY if change.kind == "dir" else 0):
+        return "it has a setuid, setgid or sticky bit"
+    base = change.base
+    if base is not None and base.kind == "file" and base.names > 1:
+        return "the host has another name of this file"
+    return ""
+
+
+def _leads_out(change: Change) -> bool:
+    """Whether a link may lead out of the directory: absolute, or with more `..` than it is deep.
+
+    A `..` after a name counts too: the name may be a link.
+    """
+    parts = [part for part in change.target.split("/") if part not in ("", ".")]
+    up = next((at for at, part in enumerate(parts) if part != ".."), len(parts))
+    return change.target.startswith("/") or up > change.path.count("/") or ".." in parts[up:]
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether a name has a control, a format character, or bytes that are no UTF-8."""
+    return any(unicodedata.category(ch) in ("Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp") for ch in name)
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFKC", name).casefold()
+
+
+def _twin(change: Change, sides: _Sides) -> str:
+    """Refuse a new name that differs from another in its directory only in case or composition."""
+    if change.action != "add":
+        return ""
+    above, _, name = change.path.rpartition("/")
+    mine = _folded(name)
+    twin = next((one for one in sorted(sides.names.get(above, ())) if one != name and _folded(one) == mine), None)
+    return "" if twin is None else f"it differs from `{twin}` only in case"
+
+
+def _bare(change: Change, sides: _Sides) -> str:
+    """Refuse the ``config`` of a directory that is a bare repository: git would start the programs that it names."""
+    above, _, name = change.path.rpartition("/")
+    if name.lower() != "config" or change.action == "delete":
+        return ""
+    names = {one if one == "HEAD" else one.lower() for one in sides.names.get(above, ())}
+    return "protected: git would take its directory for a repository" if names >= _BARE else ""
+
+
+def _together(found: Sequence[Change]) -> Iterator[Change]:
+    """Refuse each change that needs another one which is not applied."""
+    stays = {one.path for one in found if one.action == "delete" and not one.is_applicable()}
+    holding = {above: path for path in stays for above in _ancestors(path)} | {path: path for path in stays}
+    missing: set[str] = set()
+    # Sorted by components: what a change needs comes before it, but for what a directory holds.
+    for one in found:
+        needs = next((f"`{above}` is not applied" for above in _ancestors(one.path) if above in missing), "")
+        if not needs and one.path in holding and one.action in ("add", "delete"):
+            needs = f"`{holding[one.path]}` stays"
+        judged = structs.replace(one, refused=needs) if needs and one.is_applicable() else one
+        if judged.action == "add" and not judged.is_applicable():
+            missing.add(judged.path)
+        yield judged
+
+
+def _ancestors(path: str) -> Iterator[str]:
+    while path := path.rpartition("/")[0]:
+        yield path

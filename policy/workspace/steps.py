@@ -1,0 +1,56 @@
+"""The steps that apply the changes of a workspace, in an order in which each can be done, and done again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from policy.workspace.changes import Change
+
+Verb = Literal["unlink", "rmdir", "mkdir", "rename", "chmod"]
+
+
+class ApplyStep(Struct, frozen=True):
+    """One step. ``staged`` is where a new file or link lies until it is renamed, relative to the same directory."""
+
+    verb: Verb
+    path: str
+    mode: int = 0
+    staged: str = ""
+
+
+def staging(changes: Iterable[Change], prefix: str, existing: Iterable[str]) -> dict[str, str]:
+    """Return where each new file and link is staged: beside its place, or in the nearest directory that exists.
+
+    ``existing`` are the directories that exist and stay. A name begins with ``prefix``.
+    """
+    there, out = set(existing), dict[str, str]()
+    for one in changes:
+        if one.action in ("add", "modify") and one.kind in ("file", "link"):
+            above = one.path.rpartition("/")[0]
+            while above and above not in there:
+                above = above.rpartition("/")[0]
+            out[one.path] = f"{above}/{prefix}{len(out)}".lstrip("/")
+    return out
+
+
+def steps(changes: Sequence[Change], staged: dict[str, str]) -> list[ApplyStep]:
+    """Return the steps: removals from the deepest, then directories, then files and links, then modes from the deepest.
+
+    A new directory gets its mode at the end, so that files can be put into it.
+    """
+    removed = [one for one in reversed(changes) if one.action == "delete"]
+    made = [one for one in changes if one.action == "add" and one.kind == "dir"]
+    modes = [one for one in reversed(changes) if one.action == "mode" or one in made]
+    return [
+        *(ApplyStep("rmdir" if one.kind == "dir" else "unlink", one.path) for one in removed),
+        *(ApplyStep("mkdir", one.path, 0o700) for one in made),
+        *(
+            ApplyStep("rename", one.path, one.mode, staged[one.path])
+            for one in changes
+            if one.path in staged and one.action in ("add", "modify")
+        ),
+        *(ApplyStep("chmod", one.path, one.mode) for one in modes),
+    ]
