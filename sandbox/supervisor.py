@@ -90,6 +90,11 @@ class Supervisor:
                 from sandbox.layers.images import RootImages
 
                 RootImages(self.path).collect(unused_seconds=UNUSED_ROOT_SECONDS)
+            if (self.path / "workspaces").exists():
+                # Imported only here, as the images of layers.
+                from sandbox.workspace import operations
+
+                operations.recover(self.path)
             Skeletons(self.path / "rootfs").collect(unused_seconds=UNUSED_ROOT_SECONDS)
             self._stack = self._stack.pop_all()
         return self
@@ -183,7 +188,7 @@ class Supervisor:
             the
                 log.
         """
-        if self.keeps_standby and not request.dev and request.user is None:
+        if self.keeps_standby and not request.dev and request.user is None and request.workspace is None:
             ready = dispatch.dispatch(self.path / "runs", request, watches or {}, settings=self.config.digest)
             if ready is not None:
                 return ready

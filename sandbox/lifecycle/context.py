@@ -42,6 +42,7 @@ CheckSerial = Callable[[trust.TrustedPackage, trust.Accepted | None], None]
 
 # The log's text for an agent that requests standby and has none.
 _NO_STANDBY = "standby: nobody keeps instances ready here, each run starts cold (covenant-supervisor does)"
+_NO_CALLER = "standby: an agent with a workspace starts cold, its directory comes with its caller"
 _NOT_AHEAD = "standby: an agent that may ask its supervisor for more starts cold, its rights count from its intent"
 
 
@@ -151,6 +152,9 @@ class RunContext:
     def settle_standby(self, decision: decide.Decision) -> None:
         """Set ``standby`` for an agent that wants instances kept ready, or ``standby_notes`` if none are."""
         wanted = decision.manifest.sandbox.standby
+        if wanted and decision.manifest.workspace.mode is not None:
+            self.standby_notes = (_NO_CALLER,)
+            return
         if not wanted or self.child is not None or self.request.dev:
             return
         if command.BROKER_FLAG in decision.artefacts.json("runtime.json")["flags"]:

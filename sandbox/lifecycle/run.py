@@ -43,6 +43,8 @@ from sandbox.run_result import RunResult
 from sandbox.rundir import directory as rundir_directory
 from sandbox.runner import gvisor, prepare
 from sandbox.shim import signals
+from sandbox.workspace import session
+from sandbox.workspace.session import RunWorkspace
 
 if TYPE_CHECKING:
     from policy.why.ask import Sight
@@ -304,6 +306,7 @@ class Run:
             broker=context.broker(decision, deadline, stack),
             secrets=context.secrets,  # making the broker has found them
             tell_agent=functools.partial(self._tell_agent, decision, facts),
+            workspace=self._workspace(decision),
             files=prepare.files(
                 context.request.package,
                 decision,
@@ -314,6 +317,29 @@ class Run:
                 stack=stack,
             ),
         )
+
+    def _workspace(self, decision: decide.Decision) -> RunWorkspace | None:
+        """Return the workspace of the run, checked; nothing of it is made yet.
+
+        Raises:
+            errors.WorkspaceError: a workspace without a directory, a directory without one, or another is meant.
+        """
+        context, dependencies = self.context, self.context.dependencies
+        given, terms = context.request.workspace, decision.artefacts.json("mounts.json").get("workspace")
+        if terms is None and given is None:
+            return None
+        if terms is None or given is None:
+            raise errors.WorkspaceError(
+                "the manifest has a [workspace], and no directory was given"
+                if given is None
+                else "a directory was given, and the manifest has no [workspace]",
+                hint="covenant run PACKAGE TEXT --workspace DIR" if given is None else "leave --workspace out",
+                where=decision.manifest.where("workspace.mode"),
+            )
+        never = host_facts.never_granted(dependencies.config, dependencies.never_granted)
+        directory = session.check(given, terms, never)
+        about = session.About(context.run_id, decision.manifest.agent.id, decision.policy_digest, directory)
+        return RunWorkspace(dependencies.path, given, terms, about)
 
     def _tell_agent(
         self, decision: decide.Decision, facts: HostFacts, fd: int

@@ -17,6 +17,7 @@ from sandbox.config import Config
 from sandbox.network import gateway
 from sandbox.run_io import CallerStreams
 from sandbox.storage.trust_state import State
+from sandbox.workspace.session import GivenDirectory
 
 # Called with a run's id, and (records, bytes of events, bytes of the chain) of the log before its first row.
 Began = Callable[[str, tuple[int, int, int] | None], None]
@@ -37,6 +38,7 @@ class Request(Struct, frozen=True):
     - ``began`` is called for each run of this request, with the head of the log before the run's first row. The head
       is None for the run of the request itself.
     - ``caller`` are the caller's ends of a stream session. Its agent has no intent, and ``text`` is empty.
+    - ``workspace`` is the directory that the caller gives to the agent, for a manifest with ``[workspace]``.
     - ``live`` takes the first lines of stderr as they come, for a client that shows them. A child has none.
     """
 
@@ -56,6 +58,7 @@ class Request(Struct, frozen=True):
     told: Mapping[str, str] | None = None
     began: Began = lambda run_id, since: None
     caller: CallerStreams | None = None
+    workspace: GivenDirectory | None = None
     live: Callable[[str], None] | None = None
 
     @property

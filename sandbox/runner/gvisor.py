@@ -87,6 +87,9 @@ def _run(
             heard = stack.enter_context(contextlib.closing(preload.ProbeReports(job.files.tries, denied)))
             denied = heard.denied
         uid = stack.enter_context(uids)
+        if job.workspace is not None:
+            # Before the cgroup: it is settled when no process of the run is left.
+            stack.enter_context(job.workspace)
         directory = lasting.enter_context(RunDirectory(runs / job.run_id, job.label, claim=job.claim))
         if job.operations is not None:
             stack.enter_context(job.operations.listening(directory.path))
@@ -102,6 +105,7 @@ def _run(
         leaf.apply(limits)
         directory.write_config(_config(job, uid, directory))
         job = runner_mounts.with_secrets(own_limits.given(job, directory.path, stack), stack, uid)
+        job = runner_mounts.with_workspace(job, uid)
         mounts = [*runner_mounts.attached(job, directory, stack, uid), runner_mounts.memory(job, directory, stack)]
         gate = None if gates is None else _gateway(job, directory, stack.enter_context(gates), denied, lasting)
         started = stack.enter_context(contextlib.closing(start_trace.StartTrace(directory.trace)))

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import structs
 
 from policy.compile import mounts as compiled_mounts
+from policy.compile.mounts import CALLERS
 from sandbox.kernel import libc, small_files
 from sandbox.kernel.fs import idmap as idmapped
 from sandbox.kernel.fs import secret_files
@@ -47,6 +48,16 @@ def with_secrets(job: SandboxSpec, stack: contextlib.ExitStack, uid: int) -> San
     return structs.replace(job, files=structs.replace(job.files, sources=sources))
 
 
+def with_workspace(job: SandboxSpec, uid: int) -> SandboxSpec:
+    """The job with the overlay of the caller's directory among its sources, where its policy has one."""
+    places = [m["destination"] for m in job.artefacts.json("mounts.json")["mounts"] if m["source"] == CALLERS]
+    if not places:
+        return job
+    assert job.workspace is not None, "the request was checked"
+    sources = {**job.files.sources, places[0]: job.workspace.mounted(uid)}
+    return structs.replace(job, files=structs.replace(job.files, sources=sources))
+
+
 def attached(job: SandboxSpec, directory: RunDirectory, stack: contextlib.ExitStack, uid: int) -> list[launch.Attach]:
     """Detached copies of every source, flags set before anything can see them (sandbox-facts: the gofer's view
     has no flags unless the mount has them already)."""
@@ -62,7 +73,7 @@ def attached(job: SandboxSpec, directory: RunDirectory, stack: contextlib.ExitSt
     for mount, target in zip(plan, targets, strict=True):
         if mount["type"] == "bind":
             fd, options = job.files.sources[mount["destination"]], mount["options"]
-            if mount["source"] == CREDENTIALS:  # it is no copy of anything, and sealed already
+            if mount["source"] in (CREDENTIALS, CALLERS):  # it is no copy of anything, and has its flags
                 out.append(launch.Attach(fd, str(target)))
                 continue
             flags = compiled_mounts.host_flags(mount["source"], options)

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from policy.compile.artefacts import Artefacts
+from policy.compile.mounts import CALLERS
 from policy.contract import LINE, Contract
 from sandbox.attest import monitor
 from sandbox.broker.server import Broker
@@ -22,11 +23,12 @@ from sandbox.run_io import CallerStreams, DeferredIntent, Limits, Outcome, Perio
 from sandbox.runner.limits import Meter
 from sandbox.shim.operations import RunOperations
 from sandbox.shim.signals import DeferredSignals
+from sandbox.workspace.session import RunWorkspace
 
 # The source of the mount that holds the run's secrets.
 CREDENTIALS = "credentials"
 # The sources of mounts that are made for each run, and are no files of the host.
-OF_THE_RUN = (CREDENTIALS, "limits")
+OF_THE_RUN = (CREDENTIALS, "limits", CALLERS)
 # Called with a function that writes a secret, and with watches to serve meanwhile.
 Secrets = Callable[[Callable[[str, memoryview], None], Watches], Outcome]
 # The mount point of the package's copy.
@@ -85,6 +87,7 @@ class SandboxSpec(Struct, frozen=True):
     - ``after`` takes the remains of the run's network, to be removed after the answer is sent; without it they are
       removed when the run has ended.
     - ``signals`` are deferred from the beginning of the exchange.
+    - ``workspace`` is the caller's directory where the policy has one.
     - ``tell_agent`` writes denials to the open file that the agent reads, until it is left; without it the file stays
       empty.
     """
@@ -112,3 +115,4 @@ class SandboxSpec(Struct, frozen=True):
     after: contextlib.ExitStack | None = None
     signals: DeferredSignals | None = None
     tell_agent: Callable[[int], contextlib.AbstractContextManager[None]] | None = None
+    workspace: RunWorkspace | None = None

@@ -98,8 +98,11 @@ def run(
     user: str | None = None,
     stderr: Callable[[str], None] | None = None,
     said: Said = lambda state: None,
+    workspace: int | None = None,
 ) -> RunResult:
     """Run the package in the open ``directory`` (``covenant run``). ``stderr`` takes the agent's first lines there.
+
+    ``workspace`` is an open directory that becomes the agent's workspace.
 
     Raises:
         errors.CovenantError: as ``ask``.
@@ -113,7 +116,9 @@ def run(
         else:
             said(state)
 
-    return RunResult.from_json(ask(sock, "run", fds=[directory], said=heard, text=text, **fields))
+    fds = [directory] if workspace is None else [directory, workspace]
+    fields |= {} if workspace is None else {"workspace": True}
+    return RunResult.from_json(ask(sock, "run", fds=fds, said=heard, text=text, **fields))
 
 
 def session(
@@ -123,6 +128,7 @@ def session(
     *,
     timeout_ms: int | None = None,
     said: Said = lambda state: None,
+    workspace: int | None = None,
 ) -> RunResult:
     """Open a session with the package in the open ``directory``; ``caller`` are pipes for the supervisor.
 
@@ -145,6 +151,9 @@ def session(
         if caller.stdin < 0:
             fields["attached"] = False
             fds = [directory]
+    if workspace is not None:
+        fields["workspace"] = True
+        fds.append(workspace)
     return RunResult.from_json(ask(sock, "session", fds=fds, said=said, **fields))
 
 

@@ -60,6 +60,7 @@ class RunRequest(ServiceRequest):
     With ``rows`` one frame comes before the last: what the log says of the run and of all that descended from it
     (sandbox.audit.run_report), however the run went. With ``stderr`` the agent's first lines there come as they are
     written, each time as a state `stderr` with its ``text``; an instance of standby tells them with its answer alone.
+    With ``workspace`` a second directory comes, which becomes the agent's workspace.
     """
 
     kind: Literal["run"]
@@ -73,6 +74,7 @@ class RunRequest(ServiceRequest):
     on_behalf_of: OnBehalfOf | None = None
     rows: bool = False
     stderr: bool = False
+    workspace: bool = False
 
     @pydantic.field_validator("text")
     @classmethod
@@ -85,8 +87,8 @@ class RunRequest(ServiceRequest):
 
     @property
     def descriptors(self) -> int:
-        """The package's directory."""
-        return 1
+        """The package's directory, and the workspace's."""
+        return 1 + self.workspace
 
 
 class TerminalSize(pydantic.BaseModel):
@@ -105,7 +107,8 @@ class SessionRequest(ServiceRequest):
     sizes (run_io.RESIZE), and with ``recording`` a fourth takes an asciicast. The session ends when the client leaves.
 
     A session with a terminal goes on if the client sends run_io.DETACH before it leaves, or asked with ``keep``.
-    Without ``attached`` it begins without a client's pipes (``AttachRequest``).
+    Without ``attached`` it begins without a client's pipes (``AttachRequest``). With ``workspace`` a directory comes
+    last, which becomes the agent's workspace.
     """
 
     kind: Literal["session"]
@@ -114,6 +117,7 @@ class SessionRequest(ServiceRequest):
     recording: bool = False
     keep: bool = False
     attached: bool = True
+    workspace: bool = False
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> SessionRequest:
@@ -125,8 +129,8 @@ class SessionRequest(ServiceRequest):
 
     @property
     def descriptors(self) -> int:
-        """The package's directory, three pipes, and one more for a recording."""
-        return 4 + self.recording if self.attached else 1
+        """The package's directory, three pipes, one more for a recording, and the workspace's directory."""
+        return (4 + self.recording if self.attached else 1) + self.workspace
 
 
 class AttachRequest(ServiceRequest):

@@ -27,6 +27,7 @@ from sandbox.serve.api.session import Session
 from sandbox.shim import signals as shim_signals
 from sandbox.storage import package_reader as packages
 from sandbox.supervisor import Supervisor
+from sandbox.workspace.session import GivenDirectory
 
 # What root's own package may take at least, of each access to it.
 ROOT_SECONDS: Final = 60.0
@@ -40,7 +41,8 @@ def session(session: Session, asked: protocol.SessionRequest) -> None:
     """
     # A terminal hears itself of its caller's leaving, which it may outlive.
     request = protocol.RunRequest(kind="run", text="", timeout_ms=asked.timeout_ms, detach=asked.terminal is not None)
-    run(session, request, _caller(session, asked))
+    given = _given(session, asked.descriptors - 1) if asked.workspace else None
+    run(session, request, _caller(session, asked), given)
 
 
 def _caller(session: Session, asked: protocol.SessionRequest) -> CallerStreams:
@@ -66,8 +68,31 @@ def _caller(session: Session, asked: protocol.SessionRequest) -> CallerStreams:
     )
 
 
-def run(session: Session, asked: protocol.RunRequest, caller: CallerStreams | None = None) -> None:
-    """Run it, and answer with what came of it. ``caller`` are the caller's ends of a session.
+def _given(session: Session, index: int) -> GivenDirectory:
+    """Return the workspace that the client gives, which its own rights opened.
+
+    Raises:
+        errors.RequestError: the descriptor is no directory.
+    """
+    from sandbox.workspace import caller
+
+    fd, who = session.directory(index), session.caller
+    if who.uid != 0:
+        return GivenDirectory(fd, caller.CallerIdentity(who.uid, who.gid, who.groups))
+    # Root gives its owner's rights, not its own.
+    info = os.fstat(fd)
+    return GivenDirectory(fd, caller.of(info.st_uid, info.st_gid))
+
+
+def run(
+    session: Session,
+    asked: protocol.RunRequest,
+    caller: CallerStreams | None = None,
+    given: GivenDirectory | None = None,
+) -> None:
+    """Run it, and answer with what came of it.
+
+    ``caller`` are the caller's ends of a session, ``given`` is the workspace of one.
 
     Raises:
         errors.CovenantError: it was refused, or the machine failed; either is in the log.
@@ -75,13 +100,15 @@ def run(session: Session, asked: protocol.RunRequest, caller: CallerStreams | No
     if asked.user is not None and session.caller.uid != 0:
         raise errors.CallerError("only root may say which user an agent becomes", hint="leave --as out")
     directory = session.directory(0)
+    if asked.workspace:
+        given = _given(session, 1)
     with shim_signals.DeferredSignals() as signals, contextlib.ExitStack() as after:
         try:
             with session.opened() as own, contextlib.ExitStack() as stack:
                 report_reader = RunReportReader(own.ledger)
                 if asked.rows:
                     stack.push(functools.partial(send_report, session, own, report_reader))
-                answer = _run(session, asked, own, directory, report_reader, after, caller)
+                answer = _run(session, asked, own, directory, report_reader, after, caller, given)
             session.answer(document(answer))
         finally:
             signals.hold()  # what runs share on the uplink is taken away whole, or stays for good
@@ -106,6 +133,7 @@ def _run(
     report_reader: RunReportReader,
     after: contextlib.ExitStack,
     caller: CallerStreams | None,
+    given: GivenDirectory | None,
 ) -> RunResult:
     issuer = session.issuer(own)
     run_ids: list[str] = []
@@ -142,6 +170,7 @@ def _run(
             rights=functools.partial(in_their_name, session, own, place_of(directory)),
             began=began,
             caller=caller,
+            workspace=given,
             live=(lambda lines: session.state("stderr", text=lines)) if asked.stderr else None,
             **_for_whom(asked.on_behalf_of, issuer),
         )

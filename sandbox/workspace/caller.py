@@ -1,0 +1,73 @@
+"""Do a piece of work with the rights of a caller alone: its ids, and no capability."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from policy import errors
+from sandbox.kernel import libc
+from sandbox.kernel.proc import child
+
+T = TypeVar("T")
+
+
+class CallerIdentity(Struct, frozen=True):
+    """The ids of a caller."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+
+def of(uid: int, gid: int) -> CallerIdentity:
+    """Return the identity of a user with the groups that this machine gives it."""
+    import pwd
+
+    try:
+        groups = os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
+    except KeyError:
+        groups = [gid]
+    return CallerIdentity(uid, gid, tuple(sorted(set(groups))))
+
+
+def work(identity: CallerIdentity, does: Callable[[], T], kind: type[T]) -> T:
+    """Call ``does`` in a process with the caller's rights, and return its result, which has the type ``kind``.
+
+    Raises:
+        errors.WorkspaceError: it raised an error of the system, or the process was killed.
+    """
+
+    def done() -> tuple[bytes, Sequence[int]]:
+        take(identity)
+        return msgspec.msgpack.encode(does()), ()
+
+    try:
+        raw, _ = child.work(done)
+    except OSError as e:
+        raise errors.WorkspaceError(e.strerror or str(e)) from e
+    return msgspec.msgpack.decode(raw, type=kind)
+
+
+def take(identity: CallerIdentity) -> None:
+    """Become the caller for good.
+
+    Raises:
+        OSError: the kernel refuses a step.
+    """
+    parent = os.getppid()
+    libc.drop_bounding_set()
+    os.setgroups(identity.groups)
+    os.setresgid(identity.gid, identity.gid, identity.gid)
+    os.setresuid(identity.uid, identity.uid, identity.uid)
+    libc.drop_capabilities()
+    libc.set_no_new_privs()
+    # A change of uid clears the signal (prctl(2)).
+    libc.set_parent_death_signal(signal.SIGKILL)
+    if os.getppid() != parent:
+        raise OSError(0, "the parent is gone")

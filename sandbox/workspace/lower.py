@@ -1,0 +1,117 @@
+"""Read the caller's directory, as the caller: the paths that a workspace's changes are compared with."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
+
+from msgspec import structs
+
+from policy.workspace.entries import LowerEntry, LowerKind, LowerView, UpperEntry
+from sandbox.kernel import libc
+from sandbox.workspace import upper
+
+BENEATH: Final = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_XDEV
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_PERMISSIONS: Final = 0o7777
+
+
+def view(top: int, entries: Sequence[UpperEntry]) -> LowerView:
+    """Return what the comparison needs of the open directory ``top``.
+
+    Raises:
+        OSError: something cannot be read.
+    """
+    found: dict[str, LowerEntry] = {}
+    names: dict[str, tuple[str, ...]] = {}
+    changed: dict[str, int] = {}
+    for above, inside in _by_directory(entries):
+        fd = opened(top, above)
+        if fd is None:
+            continue
+        try:
+            names[above] = tuple(map(upper.shown, os.listdir(fd)))
+            changed[above] = os.fstat(fd).st_ctime_ns
+            for one in inside:
+                base = _entry(fd, one.path, one)
+                if base is None:
+                    continue
+                found[one.path] = base
+                if base.kind == "dir" and (one.kind != "dir" or one.opaque):
+                    found.update((below.path, below) for below in _tree(top, one.path))
+        finally:
+            os.close(fd)
+    return LowerView(found, names, changed)
+
+
+def _by_directory(entries: Sequence[UpperEntry]) -> Iterator[tuple[str, list[UpperEntry]]]:
+    by_directory: dict[str, list[UpperEntry]] = {}
+    for one in entries:
+        by_directory.setdefault(one.path.rpartition("/")[0], []).append(one)
+    yield from by_directory.items()
+
+
+def opened(top: int, path: str) -> int | None:
+    """Open a directory below ``top``, of the same mount and through no link. None where there is none."""
+    try:
+        return libc.openat2(path or ".", _DIRECTORY, dir_fd=top, resolve=BENEATH)
+    except OSError as e:
+        if e.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV):
+            return None
+        raise
+
+
+def entry(directory: int, path: str) -> LowerEntry | None:
+    """Return what the open directory of a path has under its last name, without a digest. None for nothing."""
+    try:
+        info = os.lstat(path.rpartition("/")[2], dir_fd=directory)
+    except FileNotFoundError:
+        return None
+    other_mount = stat.S_ISDIR(info.st_mode) and info.st_dev != os.fstat(directory).st_dev
+    kind = "other" if other_mount else _kind(info)
+    mode = info.st_mode & _PERMISSIONS
+    target = os.readlink(path.rpartition("/")[2], dir_fd=directory) if kind == "link" else ""
+    times = (info.st_ctime_ns, info.st_mtime_ns)
+    return LowerEntry(path, kind, mode, info.st_size, info.st_nlink, *times, info.st_dev, info.st_ino, target=target)
+
+
+def _entry(directory: int, path: str, beside: UpperEntry) -> LowerEntry | None:
+    """Return the entry with its digest, where the other side has a file of the same size."""
+    base = entry(directory, path)
+    if base is None or base.kind != "file" or beside.kind != "file" or base.size != beside.size:
+        return base
+    fd = os.open(path.rpartition("/")[2], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
+    try:
+        return structs.replace(base, sha256=upper.digest(fd))
+    finally:
+        os.close(fd)
+
+
+def _tree(top: int, path: str) -> Iterator[LowerEntry]:
+    """Yield everything below a directory."""
+    fd = opened(top, path)
+    if fd is None:
+        return
+    try:
+        below: Collection[LowerEntry] = [
+            one
+            for name in sorted(os.listdir(fd))
+            if (one := entry(fd, f"{path}/{name}") if upper.is_text(name) else LowerEntry(upper.shown(name), "other"))
+        ]
+    finally:
+        os.close(fd)
+    for one in below:
+        yield one
+        if one.kind == "dir":
+            yield from _tree(top, one.path)
+
+
+def _kind(info: os.stat_result) -> LowerKind:
+    if stat.S_ISREG(info.st_mode):
+        return "file"
+    if stat.S_ISDIR(info.st_mode):
+        return "dir"
+    return "link" if stat.S_ISLNK(info.st_mode) else "other"

@@ -1,0 +1,297 @@
+"""Operations on a workspace whose run is over: compare it with the directory, apply it, discard it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from policy import errors
+from policy.workspace import changes as policy_changes
+from policy.workspace import steps as policy_steps
+from policy.workspace.changes import Change
+from policy.workspace.entries import LowerView, UpperEntry
+from sandbox.workspace import apply as applying
+from sandbox.workspace import caller, image, lower, session, store
+from sandbox.workspace.apply import Kept
+
+
+class Applied(Struct, frozen=True):
+    """The result of an apply: the changes that were applied, those that were not, and what the host kept."""
+
+    applied: tuple[Change, ...]
+    left: tuple[Change, ...]
+    kept: tuple[Kept, ...]
+
+
+def digest(changes: Sequence[Change]) -> str:
+    """Return the SHA-256 of changes, without what the host had before."""
+    rows = [(one.path, one.action, one.kind, one.mode, one.sha256, one.target) for one in changes]
+    return hashlib.sha256(msgspec.json.encode(rows)).hexdigest()
+
+
+class OpenWorkspace:
+    """A workspace that this process holds, with its image attached and an apply that was cut off brought to its end.
+
+    Use ``opened``.
+    """
+
+    def __init__(self, place: store.WorkspaceDirectory, attached: image.AttachedImage) -> None:
+        self.place = place
+        self.record = place.record()
+        self._attached = attached
+        self._entries: list[UpperEntry] | None = None
+
+    def entries(self) -> list[UpperEntry]:
+        """Return what the agent changed."""
+        if self._entries is None:
+            self._entries = session.read_upper(self._attached, self.record.caller)
+        return self._entries
+
+    def changes(self) -> tuple[Change, ...]:
+        """Compare with the directory as it is now.
+
+        Raises:
+            errors.WorkspaceError: the directory is not the one that was given, or cannot be read by the caller.
+        """
+        entries = self.entries()
+        view = caller.work(self.record.caller, lambda: self._view(entries), LowerView)
+        return policy_changes.compare(entries, view, terms=self.record.terms, started_ns=self.record.started_ns)
+
+    def _view(self, entries: Sequence[UpperEntry]) -> LowerView:
+        with self._directory() as top:
+            return lower.view(top, entries)
+
+    @contextlib.contextmanager
+    def _directory(self) -> Iterator[int]:
+        """Open the caller's directory, as the caller."""
+        record = self.record
+        fd = os.open(record.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            info = os.fstat(fd)
+            if (info.st_dev, info.st_ino) != (record.device, record.inode):
+                raise OSError(0, "it is another directory than the one that was given", record.directory)
+            yield fd
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def upper(self) -> Iterator[int]:
+        """Open the upper layer, read-only."""
+        self.entries()  # from now on the caller can read it
+        changes = self._attached.mounted(writable=False)
+        try:
+            top = os.open(image.UPPER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=changes)
+            try:
+                yield top
+            finally:
+                os.close(top)
+        finally:
+            os.close(changes)
+
+    def contents(self, paths: Collection[str], most: int) -> dict[str, tuple[bytes, bytes]]:
+        """Return the first ``most`` bytes of each path: of the directory, and of the workspace. As the caller."""
+        with self.upper() as top:
+            return caller.work(
+                self.record.caller, lambda: self._contents(top, paths, most), dict[str, tuple[bytes, bytes]]
+            )
+
+    def _contents(self, upper: int, paths: Collection[str], most: int) -> dict[str, tuple[bytes, bytes]]:
+        with self._directory() as top:
+            return {path: (_start(top, path, most), _start(upper, path, most)) for path in paths}
+
+    def apply(self, paths: Collection[str] = (), *, log: Callable[[Sequence[Change]], None]) -> Applied:
+        """Apply all changes that can be applied, or those at and below ``paths``.
+
+        ``log`` is called with them before the first one is done, and stops the apply when it raises.
+
+        Raises:
+            errors.WorkspaceConflictError: the host changed one of them.
+            errors.WorkspaceError: the manifest allows no apply, or a step failed.
+        """
+        if self.record.apply == "never":
+            raise errors.WorkspaceError(
+                "the manifest says that these changes are never applied", hint="look at them: covenant workspace diff"
+            )
+        found = self.changes()
+        asked = [one for one in found if not paths or any(_within(one.path, path) for path in paths)]
+        if paths and not asked:
+            raise errors.WorkspaceError("no change is at or below what was named", hint="covenant workspace diff RUN")
+        if conflicts := [one for one in asked if one.conflict]:
+            raise errors.WorkspaceConflictError(
+                f"the host changed {len(conflicts)} of the paths: {', '.join(one.path for one in conflicts[:5])}",
+                hint="covenant workspace diff shows both; apply other paths by name, or discard",
+            )
+        chosen = [one for one in asked if one.is_applicable()]
+        chosen = _with_directories(chosen, found)
+        kept = self._applied(chosen, log) if chosen else []
+        rest = tuple(one for one in found if one not in chosen)
+        return Applied(tuple(chosen), rest, tuple(kept))
+
+    def _applied(self, chosen: list[Change], log: Callable[[Sequence[Change]], None]) -> list[Kept]:
+        record, place = self.record, self.place
+        existing = caller.work(record.caller, lambda: self._existing(chosen), list[str])
+        staged = policy_steps.staging(chosen, f"{policy_changes.STAGED[1:]}{record.run_id[:8]}-", existing)
+        place.note(store.Journal(staged))
+        try:
+            with self.upper() as top:
+                changed = caller.work(record.caller, lambda: self._stage(top, chosen, staged), list[str])
+            if changed:
+                raise errors.WorkspaceConflictError(
+                    f"the host changed {', '.join(changed[:5])} at this moment", hint="apply again"
+                )
+            log(chosen)
+        except BaseException:
+            self.unstage(staged)
+            raise
+        bases = {one.path: one.base for one in chosen if one.base is not None}
+        journal = store.Journal(staged, policy_steps.steps(chosen, staged), bases)
+        place.note(journal)
+        return self.commit(journal)
+
+    def _existing(self, chosen: Sequence[Change]) -> list[str]:
+        """The directories of the changes that exist, and stay. As the caller."""
+        gone = {one.path for one in chosen if one.action == "delete"}
+        with self._directory() as top:
+            above = {path for one in chosen for path in _ancestors(one.path)} - gone
+            return ["", *(path for path in sorted(above) if _is_directory(top, path))]
+
+    def _stage(self, upper: int, chosen: Sequence[Change], staged: dict[str, str]) -> list[str]:
+        with self._directory() as top:
+            return applying.stage(top, upper, chosen, staged)
+
+    def commit(self, journal: store.Journal) -> list[Kept]:
+        """Do the steps of a journal, and close it."""
+        steps = journal.steps or []
+        kept = caller.work(self.record.caller, lambda: self._commit(steps, journal), list[Kept])
+        self.place.note(None)
+        return kept
+
+    def _commit(self, steps: Sequence[policy_steps.ApplyStep], journal: store.Journal) -> list[Kept]:
+        with self._directory() as top:
+            return applying.commit(top, steps, journal.bases)
+
+    def unstage(self, staged: dict[str, str]) -> None:
+        """Take back what an apply wrote that did not come to its steps."""
+        caller.work(self.record.caller, functools.partial(self._unstage, list(staged.values())), int)
+        self.place.note(None)
+
+    def _unstage(self, names: Sequence[str]) -> int:
+        with self._directory() as top:
+            return applying.unstage(top, names)
+
+
+def _with_directories(chosen: list[Change], found: Sequence[Change]) -> list[Change]:
+    """Add the new directories of the chosen changes, so that a file of a new directory can be applied alone."""
+    needed = {above for one in chosen for above in _ancestors(one.path)}
+    have = {(one.path, one.action) for one in chosen}
+    more = [
+        one
+        for one in found
+        if one.path in needed and one.kind == "dir" and one.action == "add" and (one.path, one.action) not in have
+    ]
+    order = {(one.path, one.action): number for number, one in enumerate(found)}
+    return sorted([*chosen, *more], key=lambda one: order[one.path, one.action])
+
+
+def _ancestors(path: str) -> Iterator[str]:
+    while path := path.rpartition("/")[0]:
+        yield path
+
+
+def _is_directory(top: int, path: str) -> bool:
+    fd = lower.opened(top, path)
+    if fd is None:
+        return False
+    os.close(fd)
+    return True
+
+
+def _within(path: str, above: str) -> bool:
+    above = above.rstrip("/")
+    return above in ("", ".") or path == above or path.startswith(above + "/")
+
+
+def _start(top: int, path: str, most: int) -> bytes:
+    above, _, name = path.rpartition("/")
+    directory = lower.opened(top, above)
+    if directory is None:
+        return b""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:
+        return b""
+    finally:
+        os.close(directory)
+    try:
+        return os.read(fd, most)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def opened(place: store.WorkspaceDirectory) -> Iterator[OpenWorkspace]:
+    """Hold a workspace and attach its image. An apply that was cut off is brought to its end first.
+
+    Raises:
+        errors.WorkspaceBusyError: its run goes on, or another process applies it.
+        errors.WorkspaceError: it cannot be opened.
+    """
+    with place.locked():
+        record = place.record()
+        if not record.settled:
+            image.check(place.image)
+        with image.AttachedImage(place.image) as attached:
+            one = OpenWorkspace(place, attached)
+            finish(one)
+            if not record.settled:
+                place.settle(len(one.entries()))
+            yield one
+
+
+def finish(one: OpenWorkspace) -> None:
+    """Bring an apply to its end that was cut off: forward when its steps had begun, back otherwise."""
+    journal = one.place.journal()
+    if journal is None:
+        return
+    if journal.steps is None:
+        one.unstage(journal.staged)
+    else:
+        one.commit(journal)
+
+
+def recover(state: Path) -> None:
+    """Finish each apply that was cut off. Settle what runs left that were killed with their supervisor.
+
+    A workspace that is in use, or cannot be repaired, is left as it is.
+    """
+    for place in store.listed(state):
+        with contextlib.suppress(errors.WorkspaceError):
+            if place.record().settled and place.journal() is None:
+                continue
+            with opened(place) as one:
+                left = bool(one.entries())
+            if not left:
+                discard(place)
+    for path in store.unmade(state):
+        store.WorkspaceDirectory(path).remove()
+
+
+def discard(place: store.WorkspaceDirectory, *, log: Callable[[], None] = lambda: None) -> None:
+    """Remove a workspace with its changes. ``log`` is called before, and stops it when it raises.
+
+    Raises:
+        errors.WorkspaceBusyError: its run goes on, or another process applies it.
+    """
+    # An apply that was cut off is ended first, where the directory is still there.
+    with contextlib.suppress(errors.WorkspaceError), opened(place):
+        pass
+    with place.locked():
+        log()
+        place.remove()

@@ -1,0 +1,183 @@
+"""The workspace of one run: checked before it starts, laid over the caller's directory, settled when it has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from msgspec import Struct
+
+from policy import errors
+from policy.workspace.changes import Terms
+from policy.workspace.entries import UpperEntry
+from sandbox.kernel.fs import filesystems
+from sandbox.rootfs import host_paths
+from sandbox.workspace import image, masks, overlay, store, upper
+from sandbox.workspace.caller import CallerIdentity
+
+# Those of this machine's own kernel that take idmapped mounts.
+_FILE_SYSTEMS = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"})
+# The coarse clock of the kernel, by which files are stamped, is behind by at most one tick.
+_TICK_NS = 10_000_000
+
+
+class GivenDirectory(Struct, frozen=True):
+    """The directory that a caller gives to a run: an open descriptor, and who the caller is."""
+
+    fd: int
+    caller: CallerIdentity
+
+
+class About(Struct, frozen=True):
+    """The run of a workspace, and the path of the directory."""
+
+    run_id: str
+    agent_id: str
+    policy_digest: str
+    directory: str
+
+
+def check(given: GivenDirectory, terms: Mapping[str, Any], never: Mapping[str, str]) -> str:
+    """Check a directory against the terms of a manifest (mounts.json, ``workspace``). Returns its path.
+
+    Raises:
+        errors.WorkspaceError: it lies elsewhere than the manifest says, is another's, or is none.
+        errors.NeverGrantableError: no manifest is granted it.
+    """
+    kind = filesystems.mount_of(given.fd).kind
+    if kind not in _FILE_SYSTEMS:
+        # Others belong to a process or another machine, which may keep the supervisor waiting, or take no idmapping.
+        raise errors.WorkspaceError(
+            f"the directory lies on `{kind}`", hint=f"give one on {', '.join(sorted(_FILE_SYSTEMS))}"
+        )
+    path = os.readlink(f"/proc/self/fd/{given.fd}")
+    info = os.fstat(given.fd)
+    if not stat.S_ISDIR(info.st_mode) or not path.startswith("/") or not info.st_nlink:
+        raise errors.WorkspaceError(f"`{path}` is no directory", hint="give a directory that exists")
+    who = given.caller
+    if info.st_uid != who.uid or info.st_gid not in (who.gid, *who.groups):
+        # In the overlay the agent has the rights of owner and group, and a caller can give no others than its own.
+        raise errors.WorkspaceError(
+            f"`{path}` belongs to uid {info.st_uid} and gid {info.st_gid}, and uid {who.uid} gives it",
+            hint="give a directory of your own, or have its owner start the agent",
+        )
+    if not any(path == one or path.startswith(one.rstrip("/") + "/") for one in terms["below"]):
+        raise errors.WorkspaceError(
+            f"`{path}` lies outside of {', '.join(terms['below'])}",
+            hint="give a directory below one of these, or have the operator sign workspace.from with its place",
+        )
+    host_paths.check_never(path, never)
+    return path
+
+
+class RunWorkspace:
+    """As a context manager: what is left at the end is kept when the agent changed something, and removed otherwise.
+
+    ``mounted`` is called once within the block. The block ends after the last process of the run.
+    """
+
+    def __init__(self, state: Path, given: GivenDirectory, terms: Mapping[str, Any], about: About) -> None:
+        self._state = state
+        self._given = given
+        self._terms = terms
+        self._about = about
+        self._place = store.place(state, about.run_id)
+        self._stack = contextlib.ExitStack()
+        self._attached: image.AttachedImage | None = None
+        self.changes = 0
+
+    def __enter__(self) -> RunWorkspace:
+        return self
+
+    def mounted(self, uid: int) -> int:
+        """Return a detached mount of the overlay for the run's user. It is closed with the block.
+
+        Raises:
+            errors.WorkspaceError: it cannot be made.
+        """
+        info = os.fstat(self._given.fd)
+        owner = overlay.Owner(info.st_uid, info.st_gid)
+        terms = Terms(tuple(self._terms["mask"]), tuple(self._terms["protect"]))
+        self._place.make(
+            store.WorkspaceRecord(
+                run_id=self._about.run_id,
+                agent_id=self._about.agent_id,
+                policy_digest=self._about.policy_digest,
+                directory=self._about.directory,
+                device=info.st_dev,
+                inode=info.st_ino,
+                caller=self._given.caller,
+                started_ns=time.time_ns() - _TICK_NS,
+                max_mb=self._terms["max_mb"],
+                apply=self._terms["apply"],
+                terms=terms,
+            )
+        )
+        self._stack.enter_context(self._place.locked())
+        image.create(self._place.image, self._terms["max_mb"], self._state / "workspaces" / store.TEMPLATES)
+        self._attached = self._stack.enter_context(image.AttachedImage(self._place.image))
+        changes = self._attached.mounted()
+        try:
+            hidden = masks.found(self._given.fd, terms.mask)
+            self._lay_out(changes, hidden, owner)
+            fd = overlay.made(
+                self._given.fd, changes, owner=owner, uid=uid, masks=bool(hidden), scratch=self._place.path
+            )
+        finally:
+            os.close(changes)
+        self._stack.callback(os.close, fd)
+        return fd
+
+    def _lay_out(self, changes: int, hidden: list[str], owner: overlay.Owner) -> None:
+        """Make the directories of the layers. The mode of the upper one is that of the workspace."""
+        mode = os.fstat(self._given.fd).st_mode & 0o777
+        for name in (image.UPPER, image.WORK, image.MASK):
+            os.mkdir(name, 0o700, dir_fd=changes)
+            os.chown(name, owner.uid, owner.gid, dir_fd=changes)
+            os.chmod(name, mode, dir_fd=changes)
+        if hidden:
+            layer = os.open(image.MASK, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=changes)
+            try:
+                masks.put(self._given.fd, layer, hidden, (owner.uid, owner.gid))
+            finally:
+                os.close(layer)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._stack:
+            if self._attached is None:
+                self._place.remove()
+                return
+            try:
+                self.changes = len(read_upper(self._attached, self._given.caller))
+            except errors.WorkspaceError:
+                # It is repaired when it is next opened: nothing is thrown away here.
+                return
+            if self.changes:
+                self._place.settle(self.changes)
+        if not self.changes:
+            self._place.remove()
+
+
+def read_upper(attached: image.AttachedImage, caller: CallerIdentity) -> list[UpperEntry]:
+    """Return what the agent changed.
+
+    Raises:
+        errors.WorkspaceError: it cannot be read.
+    """
+    changes = attached.mounted()
+    try:
+        top = os.open(image.UPPER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=changes)
+        try:
+            return upper.read(top, (caller.uid, caller.gid))
+        finally:
+            os.close(top)
+    finally:
+        os.close(changes)

@@ -1,0 +1,204 @@
+"""The workspaces below COVENANT_STATE: one directory for each run that has, or had, a workspace.
+
+workspaces/RUN/record.json    whose directory it is, and on what terms
+workspaces/RUN/image.ext4     the changes
+workspaces/RUN/journal.json   an apply that is under way: what was staged, then the steps
+workspaces/RUN/lock           held by the process that uses it
+workspaces/templates          empty images
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct, structs
+
+from policy import errors
+from policy.workspace.changes import Terms
+from policy.workspace.entries import LowerEntry
+from policy.workspace.steps import ApplyStep
+from sandbox.workspace.caller import CallerIdentity
+
+RECORD, IMAGE, JOURNAL, LOCK = "record.json", "image.ext4", "journal.json", "lock"
+_MAKING_SECONDS: Final = 60.0
+TEMPLATES: Final = "templates"
+
+
+class WorkspaceRecord(Struct, frozen=True):
+    """One workspace. ``device`` and ``inode`` identify the directory, ``caller`` applies the changes.
+
+    ``started_ns`` is the time of the overlay (nanoseconds since 1970). ``settled`` says that the run is over and its
+    image was left in order.
+    """
+
+    run_id: str
+    agent_id: str
+    policy_digest: str
+    directory: str
+    device: int
+    inode: int
+    caller: CallerIdentity
+    started_ns: int
+    max_mb: int
+    apply: str
+    terms: Terms
+    settled: bool = False
+    changes: int = 0
+
+
+class Journal(Struct, frozen=True):
+    """An apply under way. Without ``steps`` nothing was changed yet, and ``staged`` is to be removed."""
+
+    staged: dict[str, str]
+    steps: list[ApplyStep] | None = None
+    bases: dict[str, LowerEntry] = {}
+
+
+class WorkspaceDirectory:
+    """One workspace of the store."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.image = path / IMAGE
+
+    def make(self, record: WorkspaceRecord) -> None:
+        """Make it, with its record.
+
+        Raises:
+            errors.WorkspaceError: it cannot be made.
+        """
+        try:
+            self.path.mkdir(mode=0o700, parents=True)
+            self.write(record)
+        except OSError as e:
+            raise errors.WorkspaceError(f"a workspace cannot be made: {e.strerror}", where=str(self.path)) from e
+
+    def record(self) -> WorkspaceRecord:
+        """Return its record.
+
+        Raises:
+            errors.WorkspaceError: it is damaged.
+        """
+        try:
+            return msgspec.json.decode((self.path / RECORD).read_bytes(), type=WorkspaceRecord)
+        except (OSError, msgspec.MsgspecError) as e:
+            raise errors.WorkspaceError(f"the workspace `{self.path.name}` is damaged: {e}") from e
+
+    def write(self, record: WorkspaceRecord) -> None:
+        """Write its record, durably."""
+        _put(self.path / RECORD, msgspec.json.encode(record))
+
+    def journal(self) -> Journal | None:
+        """Return the apply under way, None without one.
+
+        Raises:
+            errors.WorkspaceError: it is damaged.
+        """
+        try:
+            return msgspec.json.decode((self.path / JOURNAL).read_bytes(), type=Journal)
+        except FileNotFoundError:
+            return None
+        except msgspec.MsgspecError as e:
+            raise errors.WorkspaceError(f"the journal of the workspace `{self.path.name}` is damaged: {e}") from e
+
+    def note(self, journal: Journal | None) -> None:
+        """Write the apply under way, durably; None when it is over."""
+        if journal is not None:
+            _put(self.path / JOURNAL, msgspec.json.encode(journal))
+            return
+        (self.path / JOURNAL).unlink(missing_ok=True)
+        _sync(self.path)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold it for this process.
+
+        Raises:
+            errors.WorkspaceBusyError: another process has it.
+            errors.WorkspaceError: it is gone.
+        """
+        try:
+            fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as e:
+            raise errors.WorkspaceError(f"there is no workspace of run `{self.path.name}`") from e
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise errors.WorkspaceBusyError(
+                f"the workspace of run `{self.path.name}` is in use", hint="wait until the run or the apply has ended"
+            ) from None
+        finally:
+            os.close(fd)
+
+    def settle(self, changes: int) -> None:
+        """Write down that its run is over and how many changes it left."""
+        self.write(structs.replace(self.record(), settled=True, changes=changes))
+
+    def remove(self) -> None:
+        """Remove it with everything in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def place(state: Path, run_id: str) -> WorkspaceDirectory:
+    """Return the workspace of a run, which may not be made yet."""
+    return WorkspaceDirectory(state / "workspaces" / run_id)
+
+
+def listed(state: Path) -> list[WorkspaceDirectory]:
+    """Return the workspaces of the store, the oldest run first."""
+    top = state / "workspaces"
+    names = sorted(one.name for one in top.iterdir() if (one / RECORD).exists()) if top.exists() else []
+    return [WorkspaceDirectory(top / name) for name in names]
+
+
+def unmade(state: Path) -> list[Path]:
+    """Return the directories of workspaces that were killed while they were made: they have no record."""
+    top = state / "workspaces"
+    found = [one for one in top.iterdir() if one.name != TEMPLATES] if top.exists() else []
+    return [one for one in found if not (one / RECORD).exists() and _is_free(one)]
+
+
+def _is_free(path: Path) -> bool:
+    """Whether no process makes it now: it is older than the making of one takes."""
+    return time.time() - path.lstat().st_ctime > _MAKING_SECONDS
+
+
+def find(state: Path, word: str) -> WorkspaceDirectory:
+    """Return the workspace of the run that a word begins.
+
+    Raises:
+        errors.WorkspaceError: there is none, or several.
+    """
+    found = [one for one in listed(state) if one.path.name.startswith(word)]
+    exact = [one for one in found if one.path.name == word]
+    if len(exact or found) != 1:
+        several = "several workspaces begin" if found else "no workspace begins"
+        raise errors.WorkspaceError(f"{several} with `{word[:80]}`", hint="covenant workspace list")
+    return (exact or found)[0]
+
+
+def _put(path: Path, data: bytes) -> None:
+    making = path.with_name(f".{path.name}.new")
+    with open(making, "wb", opener=lambda name, flags: os.open(name, flags | os.O_CLOEXEC, 0o600)) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(making, path)
+    _sync(path.parent)
+
+
+def _sync(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
