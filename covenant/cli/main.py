@@ -46,6 +46,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     ),
     "vault": ("covenant.cli.operator.vault", "vault", "Keep the secrets that agents are granted by name."),
     "layer": ("covenant.cli.operator.layer", "layer", "Build and keep the trees that agents' roots are made of."),
+    "workspace": (
+        "covenant.cli.operator.workspace",
+        "workspace",
+        "Look at and apply what agents changed in directories.",
+    ),
     "bench": ("covenant.cli.run.bench", "bench", "Measure what a run costs here, beside the raw tools."),
     "doctor": ("covenant.cli.run.doctor", "doctor", "Say what this host can enforce, and the fix for the rest."),
     "daemon": ("covenant.cli.daemon.basics", "daemon", "Serve this home, as covenantd does."),

@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from sandbox.layers.store import LayerInfo, LayerStore
 
 
+# Where the root of a session has files of its own, so that no workspace can be there.
+_ROOT_PLACES = (
+    *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/proc", "/run", "/sbin", "/sys"),
+    *("/tmp", "/usr", "/var", "/workspace"),  # noqa: S108
+)
+_WORK = "/work"
+
+
 def cores() -> int:
     """Return the number of processors that this process may use, which is what a run may be granted."""
     return len(os.sched_getaffinity(0))
@@ -172,6 +180,22 @@ def volume(path: str) -> package.Volume:
             f"--write {text.quote(path)} has no bound: {limit.lacking}", hint=writable_size.MEND.replace("PATH", place)
         )
     return package.Volume(place, limit.mb)
+
+
+def workspace(directory: Path, profile: Profile) -> package.Project:
+    """Return a directory of the caller as the session's workspace: at its own path where the root has room for it.
+
+    Raises:
+        errors.UsageError: there is no such directory, or a manifest cannot name it.
+    """
+    try:
+        real = os.path.realpath(directory, strict=True)
+    except OSError as e:
+        raise errors.UsageError(
+            f"--workspace {text.quote(str(directory))}: {e.strerror}", hint="give a directory that exists"
+        ) from e
+    taken = any(real == one or real.startswith(f"{one}/") or one.startswith(f"{real}/") for one in _ROOT_PLACES)
+    return package.Project(real, _WORK if taken else real, profile.disk_mb)
 
 
 def check_secrets(config: Config, agent_id: str, secrets: Sequence[typed.SecretWord]) -> None:

@@ -31,6 +31,14 @@ class Volume(Struct, frozen=True):
     mb: int
 
 
+class Project(Struct, frozen=True):
+    """A directory of the caller, where the session finds it, and the MiB that it may change there."""
+
+    directory: str
+    place: str
+    mb: int
+
+
 class Options(Struct, frozen=True):
     """The options of one session.
 
@@ -49,6 +57,7 @@ class Options(Struct, frozen=True):
     role: str = ""
     contract: str = "stdio"
     cwd: str = "/tmp"  # noqa: S108 - the agent's own
+    workspace: Project | None = None
     cores: int = 1
 
 
@@ -71,6 +80,7 @@ def manifest(name: str, profile: Profile, options: Options, command: Sequence[st
         *_agent(name, options, command[0], program),
         *_limits(profile, options),
         *_permissions(profile, options),
+        *(() if options.workspace is None else _workspace(options.workspace)),
         *_process(profile, options, arguments),
         "",
     ])  # fmt: skip
@@ -111,7 +121,8 @@ def _limits(profile: Profile, options: Options) -> Iterator[str]:
     yield "\n[resources]"
     yield f"cpu_ms_per_task = {profile.seconds * 1000}"
     yield f"memory_mb = {profile.memory_mb}"
-    yield f"disk_mb = {profile.disk_mb + sum(one.mb for one in options.write)}"
+    taken = sum(one.mb for one in options.write) + (0 if options.workspace is None else options.workspace.mb)
+    yield f"disk_mb = {profile.disk_mb + taken}"
     yield f"pids_max = {profile.pids_max}"
     yield f"cpu_millis = {min(profile.cpu_millis, options.cores * 1000)}"
     yield f"network = {_text(mode)}"
@@ -131,8 +142,16 @@ def _permissions(profile: Profile, options: Options) -> Iterator[str]:
     if options.secrets:
         names = sorted({one.name for one in options.secrets})
         yield f"\n[permissions.credentials]\ngrants = {_texts(names)}\nfiles = true"
-    yield f"\n[permissions.executables]\nallow = {_texts(profile.programs)}"
+    programs = (*profile.programs, *(() if options.workspace is None else ("workspace",)))
+    yield f"\n[permissions.executables]\nallow = {_texts(programs)}"
     yield f"\n[root]\nbase = {_text(options.base)}\nlayers = {_texts(options.layers)}"
+
+
+def _workspace(project: Project) -> Iterator[str]:
+    yield '\n[workspace]\nmode = "overlay"'
+    yield f"path = {_text(project.place)}"
+    yield f"from = {_texts([project.directory])}"
+    yield f"exec = true\nmax_mb = {project.mb}"
 
 
 def _process(profile: Profile, options: Options, arguments: Sequence[str]) -> Iterator[str]:
@@ -140,7 +159,7 @@ def _process(profile: Profile, options: Options, arguments: Sequence[str]) -> It
     yield "\n[process]"
     yield f"args = {_texts(arguments)}"
     yield f"env = {{ {', '.join(pairs)} }}" if pairs else "env = {}"
-    yield f"cwd = {_text(options.cwd)}"
+    yield f"cwd = {_text(options.cwd if options.workspace is None else options.workspace.place)}"
     yield f"contract = {_text(options.contract)}"
 
 

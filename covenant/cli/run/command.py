@@ -39,6 +39,7 @@ class Typed(Struct, frozen=True):
     secrets: tuple[str, ...]
     env: tuple[str, ...]
     role: str
+    workspace: Path | None = None
 
 
 class Session(Struct, frozen=True):
@@ -72,6 +73,12 @@ class Session(Struct, frozen=True):
 @click.option("--layer", "layers", multiple=True, metavar="NAME", help="Add a layer of the store over the base.")
 @click.option("--secret", "secrets", multiple=True, metavar="NAME[=VAR]", help="Grant a secret: a file, or VAR too.")
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="Set a variable; its value is in the manifest.")
+@click.option(
+    "--workspace",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Work on this directory; changes are kept apart.",
+)
 @click.option("--role", metavar="NAME", help="Hold the session to this role, and write it into the manifest.")
 @click.option("--save", type=click.Path(path_type=Path), metavar="DIR", help="Write the package there and run nothing.")
 @click.option("--tty/--no-tty", default=None, help="Give the command a terminal; without this, where there is one.")
@@ -89,6 +96,7 @@ def exec_(
     layers: tuple[str, ...],
     secrets: tuple[str, ...],
     env: tuple[str, ...],
+    workspace: Path | None,
     role: str | None,
     save: Path | None,
     tty: bool | None,
@@ -100,7 +108,7 @@ def exec_(
 
     The exit status is the command's, 128 + n for a signal; 125 is a refusal of ours.
     """
-    words = Typed(command, profile or "", net, read, write, layers, secrets, env, role or "")
+    words = Typed(command, profile or "", net, read, write, layers, secrets, env, role or "", workspace)
     try:
         terminal = _with_terminal(tty, saves=save is not None, record=record)
         made = _checked(words, "terminal" if terminal else "stdio")
@@ -113,7 +121,7 @@ def exec_(
         return session.EXIT_REFUSED
     with tempfile.TemporaryDirectory(prefix="covenant-exec-") as directory:
         (Path(directory) / "agent.toml").write_text(made.text())
-        how = How(quiet=quiet and not terminal, raw=raw, record=record)
+        how = How(quiet=quiet and not terminal, raw=raw, record=record, workspace=workspace)
         name = f"covenant exec {os.path.basename(command[0])}"
         return running.connect(Path(directory), None, dev=True, how=how, name=name)
 
@@ -173,6 +181,7 @@ def _checked(words: Typed, contract: str) -> Session:
         role=words.role,
         contract=contract,
         cores=host.cores(),
+        workspace=None if words.workspace is None else host.workspace(words.workspace, profile),
     )
     host.check_program(settings, refs, options, profile, words.command[0])
     host.check_secrets(settings, package.agent_id(words.command[0]), secrets)

@@ -10,7 +10,7 @@ class How(NamedTuple):
     """How a session is shown: ``quiet`` without words of ours, ``raw`` without the filter of escape sequences.
 
     ``record`` is the file of a recording. ``keys`` detach the terminal; with ``keep`` the session also goes on when the
-    command ends otherwise.
+    command ends otherwise. ``workspace`` is the directory that the caller gives to the agent.
     """
 
     quiet: bool = False
@@ -18,6 +18,7 @@ class How(NamedTuple):
     record: Path | None = None
     keys: bytes = b""
     keep: bool = False
+    workspace: Path | None = None
 
 
 PLAIN: Final = How()

@@ -6,8 +6,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from policy.package import Package
     from sandbox.run_result import RunResult
     from sandbox.supervisor import Supervisor
+    from sandbox.workspace.session import GivenDirectory
 
 # A year is longer than any other timeout of a run; infinity has no value in milliseconds.
 _TIMEOUT = click.option(
@@ -41,6 +42,12 @@ _RECORD = click.option(
     help="In a terminal: record what the agent shows as an asciicast.",
 )
 
+_WORKSPACE = click.option(
+    "--workspace",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The directory that the agent works on, for a manifest with [workspace]; changes are kept apart.",
+)
 _KEEP = click.option(
     "--keep", is_flag=True, help="In a terminal: let the session go on when this command ends or is killed."
 )
@@ -63,6 +70,7 @@ _AT_WORK: Final = "the agent is at work"
 @_DETACH
 @_KEEP
 @keys.OPTION
+@_WORKSPACE
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def run(
     package: Path,
@@ -74,6 +82,7 @@ def run(
     detach: bool,
     keep: bool,
     detach_keys: str,
+    workspace: Path | None,
     as_json: bool,
 ) -> int:
     """Run the signed PACKAGE with the intent TEXT (``-`` reads it from stdin) and print its answer.
@@ -81,16 +90,17 @@ def run(
     A package with the contract `stdio` or `terminal` takes no TEXT: it is connected to stdin, stdout and stderr, or to
     the terminal, and its exit status is passed on.
     """
-    if detach and (text is not None or keep or record is not None or as_json or user is not None):
+    others = (text, record, user, workspace)
+    if detach and (keep or as_json or any(one is not None for one in others)):
         raise errors.UsageError(
-            "--detach starts a session, which has no TEXT, --keep, --record, --json or --as",
+            "--detach starts a session, which has no TEXT, --keep, --record, --workspace, --json or --as",
             hint="leave the others out",
         )
     if detach:
         from covenant.cli.run import session as sessions
 
         return sessions.start_detached(package, _milliseconds(timeout))
-    how = How(raw=raw, record=record, keys=keys.parse(detach_keys), keep=keep)
+    how = How(raw=raw, record=record, keys=keys.parse(detach_keys), keep=keep, workspace=workspace)
     return _run(package, text, timeout, user, how=how, as_json=as_json, dev=False)
 
 
@@ -100,10 +110,19 @@ def run(
 @_TIMEOUT
 @_RAW
 @_RECORD
+@_WORKSPACE
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def dev(package: Path, text: str | None, timeout: float | None, raw: bool, record: Path | None, as_json: bool) -> int:
+def dev(
+    package: Path,
+    text: str | None,
+    timeout: float | None,
+    raw: bool,
+    record: Path | None,
+    workspace: Path | None,
+    as_json: bool,
+) -> int:
     """Sign PACKAGE with a local key that holds for this agent id on this host only, then run it."""
-    how = How(raw=raw, record=record)
+    how = How(raw=raw, record=record, workspace=workspace)
     return _run(package, text, timeout, None, how=how, as_json=as_json, dev=True)
 
 
@@ -134,7 +153,17 @@ def connect(path: Path, timeout_ms: int | None, *, dev: bool = False, how: How, 
     from covenant.cli.run import session as sessions
 
     def here(connection: streams.SessionPipes) -> RunResult:
-        return _here(path, "", timeout_ms, None, dev=dev, as_json=how.quiet, connection=connection, name=name)
+        return _here(
+            path,
+            "",
+            timeout_ms,
+            None,
+            dev=dev,
+            as_json=how.quiet,
+            connection=connection,
+            name=name,
+            workspace=how.workspace,
+        )
 
     return sessions.status_of(path, timeout_ms, here, supervised=not dev, how=how)
 
@@ -169,9 +198,10 @@ def _run(
     if not dev:  # dev signs with root's local key, which is not available over a socket
         with supervisor_client.supervisor() as sock:
             if sock is not None:
-                answer = _asked(sock, path, _text(text), timeout_ms, user, shown, as_json=as_json)
+                answer = _asked(sock, path, _text(text), timeout_ms, user, shown, as_json=as_json, how=how)
                 return _report(answer, shown, as_json=as_json)
-    return _report(_here(path, text, timeout_ms, user, dev=dev, as_json=as_json, shown=shown), shown, as_json=as_json)
+    answer = _here(path, text, timeout_ms, user, dev=dev, as_json=as_json, shown=shown, workspace=how.workspace)
+    return _report(answer, shown, as_json=as_json)
 
 
 def _asked(
@@ -183,12 +213,17 @@ def _asked(
     shown: ShownStderr,
     *,
     as_json: bool,
+    how: How,
 ) -> RunResult:
     """Request the run from a supervisor, which reads the package through our descriptor."""
     from sandbox.serve.api import client
 
-    directory = supervisor_client.open_package(path)
-    try:
+    with ExitStack() as held:
+        directory = supervisor_client.open_package(path)
+        held.callback(os.close, directory)
+        workspace = None if how.workspace is None else supervisor_client.open_workspace(how.workspace)
+        if workspace is not None:
+            held.callback(os.close, workspace)
         with shown.waiting as stack:
 
             def said(state: Mapping[str, Any]) -> None:
@@ -196,9 +231,16 @@ def _asked(
                 if state.get("state") == "accepted":
                     stack.enter_context(spinner.shown(_AT_WORK, quiet=as_json))
 
-            return client.run(sock, directory, text, timeout_ms=timeout_ms, user=user, stderr=shown.show, said=said)
-    finally:
-        os.close(directory)
+            return client.run(
+                sock,
+                directory,
+                text,
+                timeout_ms=timeout_ms,
+                user=user,
+                stderr=shown.show,
+                said=said,
+                workspace=workspace,
+            )
 
 
 def _here(
@@ -212,6 +254,7 @@ def _here(
     connection: streams.SessionPipes | None = None,
     name: str = "",
     shown: ShownStderr | None = None,
+    workspace: Path | None = None,
 ) -> RunResult:
     """Run the agent with the supervisor's code in this process. A session has a ``connection`` and no intent."""
     from covenant.keys import identity
@@ -228,7 +271,7 @@ def _here(
         with supervisor.logged(issuer):
             package, dev_id = _signed_for_dev(path, supervisor) if dev else (packages.read(path), "")
         waiting = ExitStack() if shown is None else shown.waiting
-        with packages.beside(path) as children, waiting:
+        with packages.beside(path) as children, waiting, _given(workspace) as given:
             waiting.enter_context(spinner.shown(_AT_WORK, quiet=as_json or connection is not None))
             if connection is not None:
                 connection.begin()
@@ -245,8 +288,26 @@ def _here(
                     children=children,
                     caller=None if connection is None else connection.streams,
                     live=None if shown is None else shown.show,
+                    workspace=given,
                 )
             )
+
+
+@contextmanager
+def _given(directory: Path | None) -> Iterator[GivenDirectory | None]:
+    """Open the directory that becomes the workspace of a run. Root gives its owner's rights, not its own."""
+    if directory is None:
+        yield None
+        return
+    from sandbox.workspace import caller
+    from sandbox.workspace.session import GivenDirectory
+
+    fd = supervisor_client.open_workspace(directory)
+    try:
+        info = os.fstat(fd)
+        yield GivenDirectory(fd, caller.of(info.st_uid, info.st_gid))
+    finally:
+        os.close(fd)
 
 
 def _say_whose(home: Path, supervisor: Supervisor) -> None:

@@ -181,11 +181,16 @@ def _supervised(
             connection.detaches(how.keys if how.record is None else b"", leave)
 
     directory = supervisor_client.open_package(path)
+    workspace = None if how.workspace is None else supervisor_client.open_workspace(how.workspace)
     try:
-        return client.session(sock, directory, connection.streams, timeout_ms=timeout_ms, said=said)
+        return client.session(
+            sock, directory, connection.streams, timeout_ms=timeout_ms, said=said, workspace=workspace
+        )
     except errors.ServiceError:
         if not connection.detached:
             raise
         return None
     finally:
         os.close(directory)
+        if workspace is not None:
+            os.close(workspace)

@@ -65,6 +65,20 @@ def open_package(path: Path) -> int:
         raise errors.PackageError(f"package `{path}` cannot be read: {reason}", where=str(path)) from e
 
 
+def open_workspace(path: Path) -> int:
+    """Open the directory that becomes the workspace of a run. The caller closes the descriptor.
+
+    Raises:
+        errors.WorkspaceError: Raised when it cannot be opened.
+    """
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as e:
+        raise errors.WorkspaceError(
+            f"the workspace `{path}` cannot be opened: {e.strerror}", hint="give a directory that exists"
+        ) from e
+
+
 def _state() -> tuple[str, bool]:
     """Return COVENANT_STATE as ``common.state``, without creating it; and True if the caller set it."""
     home = os.environ.get("COVENANT_HOME")
