@@ -239,6 +239,28 @@ PROCESS = (
     ),
     R("shm of all", "dev_shm_mb = 16", "dev_shm_mb = 64", "dev_shm_mb is `64` of a disk_mb of `64`", "65"),
 )
+WORKSPACE = (
+    R("workspace mode unknown", 'mode = "overlay"', 'mode = "bind"', "`bind` is not known", "overlay"),
+    R("workspace without mode", 'mode = "overlay"\n', "", "[workspace] has no mode", "overlay", at="[workspace]"),
+    R("workspace from nowhere", 'from = ["/srv/projects"]', "from = []", "where it may lie", "/home"),
+    R("workspace from relative", '"/srv/projects"', '"projects"', "`projects` is not absolute", "begin", at="from ="),
+    R("workspace path relative", '"/work/project"', '"work"', "`work` is not absolute", "begin", at='path = "work"'),
+    R("mask absolute", '"*.secret"', '"/x"', "`/x` is no pattern of paths", "workspace's directory", at="mask ="),
+    R("mask with set", '"*.secret"', '"[ab]"', "`[ab]` has a set", "alone", at="mask ="),
+    R("protect within a name", '"deploy/**"', '"deploy**"', "has `**` within", "/**", at="protect ="),
+    R("protect too long", '"deploy/**"', f'"{"x" * 201}"', "201 characters", "200", at="protect ="),
+    R("workspace too small", "max_mb = 24", "max_mb = 7", "`7`", "8"),
+    R("workspace of all", "max_mb = 24", "max_mb = 48", "max_mb is `48` of a disk_mb of `64`", "65"),
+    R("apply unknown", 'apply = "never"', 'apply = "always"', "`always` is not known", "ask"),
+    R(
+        "workspace cannot start",
+        "exec = true",
+        "exec = false",
+        "`workspace` is named while",
+        "exec = true",
+        at='allow = ["/usr',
+    ),
+)
 STRUCTURE = (
     R(
         "required while local",
@@ -295,4 +317,4 @@ UNKNOWN = (
     R("key outside", "[agent]", "id = 1\n[agent]", "`id` stands outside", "agent.id", at="id = 1"),
     R("array outside", "[agent]", "x = [1]\n[agent]", "`x` stands outside", "[section]", at="x = [1]"),
 )
-ALL = (*AGENT, *CAPABILITIES, *RESOURCES, *SECTIONS, *PERMISSIONS, *PROCESS, *STRUCTURE, *UNKNOWN)
+ALL = (*AGENT, *CAPABILITIES, *RESOURCES, *SECTIONS, *PERMISSIONS, *PROCESS, *WORKSPACE, *STRUCTURE, *UNKNOWN)

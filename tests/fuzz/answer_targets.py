@@ -7,7 +7,7 @@ import struct
 from typing import Any
 
 from covenant.keys import ssh_agent
-from policy.manifest import json_places
+from policy.manifest.tools import json_places
 from tests import signing_kit as kit
 from tests.fuzz.drive import Target
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from policy import errors
-from policy.manifest import parse
+from policy.manifest import fields, parse
 from policy.manifest.agent import Manifest
 from policy.manifest.permissions import NetworkEntry
 from scripts.machine import shared_modules
@@ -94,7 +94,7 @@ def test_package_holds_only_plain_files_and_no_keys_or_init(package: Path) -> No
 def _models(model: Any, prefix: str = "") -> set[str]:
     """Every dotted key that a manifest can have, from the parser's own models."""
     keys: set[str] = set()
-    for name, info in model.model_fields.items():
+    for name, info in fields.keys(model).items():
         inner, dotted = info.annotation, f"{prefix}{name}"
         keys |= _models(inner, dotted + ".") if hasattr(inner, "model_fields") else {dotted}
     return keys

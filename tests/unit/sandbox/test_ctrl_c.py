@@ -65,7 +65,7 @@ def test_what_is_shared_on_uplink_is_taken_away_whole(monkeypatch: pytest.Monkey
     monkeypatch.setattr(api_run, "RunReportReader", lambda _: None)
     monkeypatch.setattr(api_run, "_run", run)
     monkeypatch.setattr(api_run, "document", lambda answer: answer)
-    asked: Any = SimpleNamespace(user=None, rows=False)
+    asked: Any = SimpleNamespace(user=None, rows=False, workspace=False)
     with signals.detach_from_terminal(), pytest.raises(RuntimeError if fails else KeyboardInterrupt):
         api_run.run(session, asked)
     assert (gone, said) == (["all of it"], [] if fails else ["answer"])

@@ -9,8 +9,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy.manifest import json_places, lines
+from policy.manifest import lines
 from policy.manifest.lines import Path
+from policy.manifest.tools import json_places
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text(max_size=6)
 KEYS = st.text('ab"\\é\n\u2028', max_size=3)

@@ -179,7 +179,8 @@ def test_standby_needs_sandbox() -> None:
 
 
 def test_executables_carry_their_digest() -> None:
-    git, jq = accept(FULL).permissions.executables.allow
+    git, jq, tree = accept(FULL).permissions.executables.allow
+    assert (tree.tree, tree.sha256) == ("workspace", None)
     assert (git.path, git.sha256) == ("/usr/bin/git", None)
     assert jq.path == "/usr/bin/jq"
     assert jq.sha256 == "00112233445566778899aabbccddeeff" * 2

@@ -54,6 +54,7 @@ BEYOND = frozenset(
         "syscall both",
         "tree of no layer",
         "shm of all",
+        "workspace of all",
         "executable twice",
         "section misspelt",
         "section swapped",

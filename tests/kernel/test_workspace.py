@@ -1,0 +1,142 @@
+"""`covenant exec --workspace` and `covenant workspace`: nothing changes before it is applied, and then all of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernel.conftest import leftovers
+from tests.kernel.session_kit import Home
+
+OWNER = 1000
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    made = Home(tmp_path_factory.mktemp("workspace"), "debian-minimal")
+    yield made
+    assert leftovers(made.world) == []
+
+
+@pytest.fixture
+def project() -> Iterator[Path]:
+    """A directory of a user, with a file of each kind."""
+    with tempfile.TemporaryDirectory(dir="/srv", prefix="covenant-test-") as made:
+        top = Path(made) / "project"
+        (top / "src").mkdir(parents=True)
+        (top / "src" / "a.txt").write_text("one\ntwo\n")
+        (top / "src" / "run.sh").write_text("#!/bin/sh\necho ran\n")
+        (top / "src" / "run.sh").chmod(0o755)
+        (top / "old.txt").write_text("old\n")
+        (top / ".env").write_text("TOKEN=secret\n")
+        (top / "AGENTS.md").write_text("rules\n")
+        (top / "link").symlink_to("src/a.txt")
+        for path in (Path(made), top, *top.rglob("*")):
+            os.lchown(path, OWNER, OWNER)
+        Path(made).chmod(0o755)
+        yield top
+
+
+def tree(top: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Return mode, owner and content of each path."""
+    return {
+        str(path.relative_to(top)): (
+            path.lstat().st_mode,
+            path.lstat().st_uid,
+            os.fsencode(os.readlink(path)) if path.is_symlink() else path.read_bytes() if path.is_file() else b"",
+        )
+        for path in sorted(top.rglob("*"))
+    }
+
+
+def work(home: Home, project: Path, script: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a script in a session on the project."""
+    return home.exec("--quiet", "--workspace", str(project), "--", "sh", "-ec", script)
+
+
+def listed(home: Home) -> list[dict[str, Any]]:
+    """The workspaces of the store."""
+    found: list[dict[str, Any]] = json.loads(home.covenant("workspace", "list", "--json").stdout)["workspaces"]
+    return found
+
+
+def test_changes_are_applied_only_when_asked(home: Home, project: Path) -> None:
+    before = tree(project)
+    script = "pwd; cat src/a.txt; sh src/run.sh; ./src/run.sh; echo three >> src/a.txt; rm old.txt; mkdir -p new/deep; "
+    script += "echo fresh > new/deep/f; ln -s f new/deep/l; chmod 700 src/run.sh; id -u; stat -c %u src/a.txt"
+    done = work(home, project, script)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.decode().split()
+    assert lines[:5] == [str(project), "one", "two", "ran", "ran"]
+    assert lines[5] == lines[6], "the owner of the directory is the agent's user"
+    assert tree(project) == before, "nothing is changed before it is applied"
+    (one,) = listed(home)
+    assert (one["directory"], one["settled"]) == (str(project), True)
+    shown = json.loads(home.covenant("workspace", "diff", one["run_id"], "--json").stdout)
+    assert [(row["action"], row["path"]) for row in shown["changes"]] == [
+        ("add", "new"),
+        ("add", "new/deep"),
+        ("add", "new/deep/f"),
+        ("add", "new/deep/l"),
+        ("delete", "old.txt"),
+        ("modify", "src/a.txt"),
+        ("mode", "src/run.sh"),
+    ]
+    patch = home.covenant("workspace", "diff", one["run_id"], "--patch").stdout.decode()
+    assert "+three\n" in patch
+    applied = home.covenant("workspace", "apply", one["run_id"])
+    assert applied.returncode == 0, applied.stderr
+    after = tree(project)
+    assert after["src/a.txt"] == (before["src/a.txt"][0], OWNER, b"one\ntwo\nthree\n")
+    assert after["new/deep/f"] == (0o100644, OWNER, b"fresh\n")
+    assert after["new/deep/l"][2] == b"f"
+    assert "old.txt" not in after
+    assert after["src/run.sh"][0] == 0o100700
+    kept = {path for path in before if path not in ("old.txt", "src/a.txt", "src/run.sh")}
+    assert {path: after[path] for path in kept} == {path: before[path] for path in kept}
+    assert listed(home) == []
+    rows = [row["kind"] for row in home.world.rows() if row["kind"]["type"] == "workspace_applied"]
+    assert [(row["run_id"], row["changes"]) for row in rows] == [(one["run_id"], 7)]
+
+
+def test_unchanged_workspace_is_removed(home: Home, project: Path) -> None:
+    assert work(home, project, "cat src/a.txt").returncode == 0
+    assert listed(home) == []
+
+
+def test_masked_file_is_empty_and_protected_file_is_not_applied(home: Home, project: Path) -> None:
+    before = tree(project)
+    done = work(home, project, "cat .env; wc -c < .env; cat AGENTS.md; echo more >> AGENTS.md; rm .env; echo x > .env")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == b"0\nrules\n"
+    (one,) = listed(home)
+    applied = json.loads(home.covenant("workspace", "apply", one["run_id"], "--json").stdout)
+    assert applied["applied"] == []
+    assert {row["path"]: row["refused"].partition(":")[0] for row in applied["left"]} == {
+        ".env": "masked",
+        "AGENTS.md": "protected",
+    }
+    assert tree(project) == before
+    assert home.covenant("workspace", "discard", one["run_id"]).returncode == 0
+    assert listed(home) == []
+
+
+def test_conflict_with_host_is_not_applied(home: Home, project: Path) -> None:
+    assert work(home, project, "echo agent > old.txt; echo new > n.txt").returncode == 0
+    (project / "old.txt").write_text("host\n")
+    (one,) = listed(home)
+    refused = home.covenant("workspace", "apply", one["run_id"])
+    assert refused.returncode != 0
+    assert b"old.txt" in refused.stderr
+    assert not (project / "n.txt").exists()
+    assert home.covenant("workspace", "apply", one["run_id"], "n.txt").returncode == 0
+    assert (project / "n.txt").read_text() == "new\n"
+    assert (project / "old.txt").read_text() == "host\n"
+    assert home.covenant("workspace", "discard", one["run_id"]).returncode == 0
