@@ -79,7 +79,7 @@ def _section(heading: str, model: type[fields.Section]) -> Iterator[str]:
     yield ""
     yield "| key | value | default | meaning |"
     yield "|---|---|---|---|"
-    for key, info in model.model_fields.items():
+    for key, info in fields.keys(model).items():
         cells = (f"`{key}`", _value(info), _default(info), info.description or "")
         yield f"| {' | '.join(cells)} |"
 
