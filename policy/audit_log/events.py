@@ -206,6 +206,15 @@ SUPERVISOR: dict[str, dict[str, str]] = {
         "changes_sha256": "digest",
         "changes": "int",
     },
+    # Durable before the commit of a branch: `changes` of the workspace, whose digest is the hash.
+    "workspace_branched": {
+        "run_id": "text",
+        "operator": "text?",
+        "policy_digest": "digest",
+        "branch": "text",
+        "changes_sha256": "digest",
+        "changes": "int",
+    },
     "workspace_discarded": {"run_id": "text", "operator": "text?", "policy_digest": "digest", "changes": "int"},
     "runs_stopped": {"operator": "text?", "reason": "text", "runs": "objects"},
     # Durable before the version holds; `changes` in the words that its signers were shown.

@@ -238,3 +238,17 @@ def _together(found: Sequence[Change]) -> Iterator[Change]:
 def _ancestors(path: str) -> Iterator[str]:
     while path := path.rpartition("/")[0]:
         yield path
+
+
+def renames(found: Iterable[Change]) -> dict[str, str]:
+    """Return the old path of each new file that has the whole content of a removed one. Each old path is used once."""
+    found = tuple(found)
+    old: dict[tuple[str, int], list[str]] = {}
+    for one in found:
+        if one.action == "delete" and one.kind == "file" and one.sha256:
+            old.setdefault((one.sha256, one.size), []).append(one.path)
+    new = {}
+    for one in found:
+        if one.action == "add" and one.kind == "file" and (paths := old.get((one.sha256, one.size))):
+            new[one.path] = paths.pop(0)
+    return new

@@ -53,7 +53,7 @@ def create(path: Path, mb: int, templates: Path) -> None:
                 stack.callback(lambda: making.unlink(missing_ok=True))
                 _formatted(making, mb)
                 os.rename(making, template)
-        _copy(template, path)
+        copy(template, path)
     except OSError as e:
         raise errors.WorkspaceError(
             f"the image of a workspace cannot be made: {e.strerror}", hint="see the free space of COVENANT_STATE"
@@ -92,8 +92,12 @@ def _tool(places: tuple[str, ...], *arguments: str, accepted: tuple[int, ...] = 
         raise errors.WorkspaceError(f"{os.path.basename(program)} failed: {said[-1][:300] if said else 'no message'}")
 
 
-def _copy(template: Path, path: Path) -> None:
-    """Copy a sparse file: its data, and none of its holes."""
+def copy(template: Path, path: Path) -> None:
+    """Copy a sparse file: its data, and none of its holes.
+
+    Raises:
+        OSError: there is no room, or ``path`` exists.
+    """
     with open(template, "rb") as source, open(path, "xb") as target:
         os.fchmod(target.fileno(), 0o600)
         size = os.fstat(source.fileno()).st_size

@@ -28,6 +28,8 @@ def view(top: int, entries: Sequence[UpperEntry]) -> LowerView:
     found: dict[str, LowerEntry] = {}
     names: dict[str, tuple[str, ...]] = {}
     changed: dict[str, int] = {}
+    # A removed file of the size of a new one may be the same file under another name.
+    sizes = frozenset(one.size for one in entries if one.kind == "file" and one.size)
     for above, inside in _by_directory(entries):
         fd = opened(top, above)
         if fd is None:
@@ -36,12 +38,12 @@ def view(top: int, entries: Sequence[UpperEntry]) -> LowerView:
             names[above] = tuple(map(upper.shown, os.listdir(fd)))
             changed[above] = os.fstat(fd).st_ctime_ns
             for one in inside:
-                base = _entry(fd, one.path, one)
+                base = _entry(fd, one.path, one, sizes)
                 if base is None:
                     continue
                 found[one.path] = base
                 if base.kind == "dir" and (one.kind != "dir" or one.opaque):
-                    found.update((below.path, below) for below in _tree(top, one.path))
+                    found.update((below.path, below) for below in _tree(top, one.path, sizes))
         finally:
             os.close(fd)
     return LowerView(found, names, changed)
@@ -78,10 +80,13 @@ def entry(directory: int, path: str) -> LowerEntry | None:
     return LowerEntry(path, kind, mode, info.st_size, info.st_nlink, *times, info.st_dev, info.st_ino, target=target)
 
 
-def _entry(directory: int, path: str, beside: UpperEntry) -> LowerEntry | None:
-    """Return the entry with its digest, where the other side has a file of the same size."""
+def _entry(directory: int, path: str, beside: UpperEntry | None, sizes: Collection[int]) -> LowerEntry | None:
+    """Return the entry, with its digest where the other side has a file of the same size: this one, or a new one."""
     base = entry(directory, path)
-    if base is None or base.kind != "file" or beside.kind != "file" or base.size != beside.size:
+    if base is None or base.kind != "file":
+        return base
+    same = base.size == beside.size if beside is not None and beside.kind == "file" else base.size in sizes
+    if not same:
         return base
     fd = os.open(path.rpartition("/")[2], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
     try:
@@ -90,7 +95,7 @@ def _entry(directory: int, path: str, beside: UpperEntry) -> LowerEntry | None:
         os.close(fd)
 
 
-def _tree(top: int, path: str) -> Iterator[LowerEntry]:
+def _tree(top: int, path: str, sizes: Collection[int]) -> Iterator[LowerEntry]:
     """Yield everything below a directory."""
     fd = opened(top, path)
     if fd is None:
@@ -99,14 +104,18 @@ def _tree(top: int, path: str) -> Iterator[LowerEntry]:
         below: Collection[LowerEntry] = [
             one
             for name in sorted(os.listdir(fd))
-            if (one := entry(fd, f"{path}/{name}") if upper.is_text(name) else LowerEntry(upper.shown(name), "other"))
+            if (
+                one := _entry(fd, f"{path}/{name}", None, sizes)
+                if upper.is_text(name)
+                else LowerEntry(upper.shown(name), "other")
+            )
         ]
     finally:
         os.close(fd)
     for one in below:
         yield one
         if one.kind == "dir":
-            yield from _tree(top, one.path)
+            yield from _tree(top, one.path, sizes)
 
 
 def _kind(info: os.stat_result) -> LowerKind:

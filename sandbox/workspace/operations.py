@@ -18,6 +18,7 @@ from policy.workspace import steps as policy_steps
 from policy.workspace.changes import Change
 from policy.workspace.entries import LowerView, UpperEntry
 from sandbox.workspace import apply as applying
+from sandbox.workspace import branch as branches
 from sandbox.workspace import caller, image, lower, session, store
 from sandbox.workspace.apply import Kept
 
@@ -106,6 +107,32 @@ class OpenWorkspace:
         with self._directory() as top:
             return {path: (_start(top, path, most), _start(upper, path, most)) for path in paths}
 
+    def branch(self, name: str, *, log: Callable[[Sequence[Change]], None]) -> tuple[str, tuple[Change, ...]]:
+        """Commit the changes that are not refused on a new branch. Returns the commit, and the changes that it lacks.
+
+        ``log`` is called with them before, and stops it when it raises.
+
+        Raises:
+            errors.WorkspaceError: there is no repository, the branch exists, or the manifest allows no apply.
+        """
+        self._check_may_apply()
+        record, found = self.record, self.changes()
+        chosen = [one for one in found if not one.refused]
+        log(chosen)
+        message = f"Changes of agent {record.agent_id}\n\nRun: {record.run_id}\nPolicy: {record.policy_digest}\n"
+        with self.upper() as top:
+            author = f"{record.agent_id} (covenant)"
+            made = caller.work(
+                record.caller, lambda: branches.commit(record.directory, top, chosen, name, author, message), str
+            )
+        return made, tuple(one for one in found if one.refused)
+
+    def _check_may_apply(self) -> None:
+        if self.record.apply == "never":
+            raise errors.WorkspaceError(
+                "the manifest says that these changes are never applied", hint="look at them: covenant workspace diff"
+            )
+
     def apply(self, paths: Collection[str] = (), *, log: Callable[[Sequence[Change]], None]) -> Applied:
         """Apply all changes that can be applied, or those at and below ``paths``.
 
@@ -115,10 +142,7 @@ class OpenWorkspace:
             errors.WorkspaceConflictError: the host changed one of them.
             errors.WorkspaceError: the manifest allows no apply, or a step failed.
         """
-        if self.record.apply == "never":
-            raise errors.WorkspaceError(
-                "the manifest says that these changes are never applied", hint="look at them: covenant workspace diff"
-            )
+        self._check_may_apply()
         found = self.changes()
         asked = [one for one in found if not paths or any(_within(one.path, path) for path in paths)]
         if paths and not asked:

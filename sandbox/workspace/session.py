@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 import time
 from collections.abc import Mapping
@@ -28,10 +29,14 @@ _TICK_NS = 10_000_000
 
 
 class GivenDirectory(Struct, frozen=True):
-    """The directory that a caller gives to a run: an open descriptor, and who the caller is."""
+    """The directory that a caller gives to a run: an open descriptor, and who the caller is.
+
+    ``resumes`` begins the id of an earlier run, with whose changes this one goes on.
+    """
 
     fd: int
     caller: CallerIdentity
+    resumes: str = ""
 
 
 class About(Struct, frozen=True):
@@ -104,23 +109,26 @@ class RunWorkspace:
         info = os.fstat(self._given.fd)
         owner = overlay.Owner(info.st_uid, info.st_gid)
         terms = Terms(tuple(self._terms["mask"]), tuple(self._terms["protect"]))
-        self._place.make(
-            store.WorkspaceRecord(
-                run_id=self._about.run_id,
-                agent_id=self._about.agent_id,
-                policy_digest=self._about.policy_digest,
-                directory=self._about.directory,
-                device=info.st_dev,
-                inode=info.st_ino,
-                caller=self._given.caller,
-                started_ns=time.time_ns() - _TICK_NS,
-                max_mb=self._terms["max_mb"],
-                apply=self._terms["apply"],
-                terms=terms,
-            )
+        record = store.WorkspaceRecord(
+            run_id=self._about.run_id,
+            agent_id=self._about.agent_id,
+            policy_digest=self._about.policy_digest,
+            directory=self._about.directory,
+            device=info.st_dev,
+            inode=info.st_ino,
+            caller=self._given.caller,
+            started_ns=time.time_ns() - _TICK_NS,
+            max_mb=self._terms["max_mb"],
+            apply=self._terms["apply"],
+            terms=terms,
         )
-        self._stack.enter_context(self._place.locked())
-        image.create(self._place.image, self._terms["max_mb"], self._state / "workspaces" / store.TEMPLATES)
+        if self._given.resumes:
+            store.find(self._state, self._given.resumes).resumed(self._place, record)
+            self._stack.enter_context(self._place.locked())
+        else:
+            self._place.make(record)
+            self._stack.enter_context(self._place.locked())
+            image.create(self._place.image, self._terms["max_mb"], self._state / "workspaces" / store.TEMPLATES)
         self._attached = self._stack.enter_context(image.AttachedImage(self._place.image))
         changes = self._attached.mounted()
         try:
@@ -135,10 +143,17 @@ class RunWorkspace:
         return fd
 
     def _lay_out(self, changes: int, hidden: list[str], owner: overlay.Owner) -> None:
-        """Make the directories of the layers. The mode of the upper one is that of the workspace."""
+        """Make the directories of the layers. The mode of the upper one is that of the workspace.
+
+        In an image that is used again the masked files are made anew.
+        """
         mode = os.fstat(self._given.fd).st_mode & 0o777
+        for name in (image.WORK, image.MASK):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(name, dir_fd=changes)
         for name in (image.UPPER, image.WORK, image.MASK):
-            os.mkdir(name, 0o700, dir_fd=changes)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=changes)
             os.chown(name, owner.uid, owner.gid, dir_fd=changes)
             os.chmod(name, mode, dir_fd=changes)
         if hidden:

@@ -25,6 +25,7 @@ from policy import errors
 from policy.workspace.changes import Terms
 from policy.workspace.entries import LowerEntry
 from policy.workspace.steps import ApplyStep
+from sandbox.workspace import image
 from sandbox.workspace.caller import CallerIdentity
 
 RECORD, IMAGE, JOURNAL, LOCK = "record.json", "image.ext4", "journal.json", "lock"
@@ -142,6 +143,51 @@ class WorkspaceDirectory:
     def settle(self, changes: int) -> None:
         """Write down that its run is over and how many changes it left."""
         self.write(structs.replace(self.record(), settled=True, changes=changes))
+
+    def resumed(self, other: WorkspaceDirectory, record: WorkspaceRecord) -> None:
+        """Give the changes to another run: this workspace becomes ``other``, with its record.
+
+        The host's changes since the first of the runs stay conflicts.
+
+        Raises:
+            errors.WorkspaceError: it is of another agent, directory or size, or an apply of it was cut off.
+            errors.WorkspaceBusyError: another process uses it.
+        """
+        with self.locked():
+            mine = self.record()
+            if self.journal() is not None or not mine.settled:
+                raise errors.WorkspaceError(
+                    f"the workspace of run `{mine.run_id}` was cut off", hint=f"covenant workspace diff {mine.run_id}"
+                )
+            for name in ("agent_id", "device", "inode", "caller", "max_mb"):
+                if getattr(mine, name) != getattr(record, name):
+                    raise errors.WorkspaceError(
+                        f"the workspace of run `{mine.run_id}` is of another {name}: {getattr(mine, name)}",
+                        hint="resume it with the same command, directory and profile",
+                    )
+            os.rename(self.path, other.path)
+            other.write(structs.replace(record, started_ns=mine.started_ns))
+
+    def forked(self, other: WorkspaceDirectory) -> None:
+        """Copy it, with its changes, to ``other``.
+
+        Raises:
+            errors.WorkspaceError: there is no room, or its run was cut off.
+            errors.WorkspaceBusyError: another process uses it.
+        """
+        with self.locked():
+            record = self.record()
+            if self.journal() is not None or not record.settled:
+                raise errors.WorkspaceError(
+                    f"the workspace of run `{record.run_id}` was cut off",
+                    hint=f"covenant workspace diff {record.run_id}",
+                )
+            other.make(structs.replace(record, run_id=other.path.name))
+            try:
+                image.copy(self.image, other.image)
+            except OSError as e:
+                other.remove()
+                raise errors.WorkspaceError(f"the workspace cannot be copied: {e.strerror}") from e
 
     def remove(self) -> None:
         """Remove it with everything in it."""

@@ -54,6 +54,7 @@ def test_page_can_be_followed(typist: Typist) -> None:
         *("~ notes.txt  11 bytes", "- old.txt", "+ src/", "+ src/a.txt  4 bytes")
     ]
     assert "+more" in shown["covenant workspace diff RUN --patch"]
+    assert "+more" in (typist.place / "changes.html").read_text()
     assert shown["covenant workspace apply RUN notes.txt"].startswith("applied 1 changes\nnot applied")
     assert shown["covenant workspace apply RUN"] == "applied 3 changes\n"
     assert sorted(str(path.relative_to(project)) for path in project.rglob("*")) == ["notes.txt", "src", "src/a.txt"]

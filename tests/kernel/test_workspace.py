@@ -106,6 +106,18 @@ def test_changes_are_applied_only_when_asked(home: Home, project: Path) -> None:
     assert [(row["run_id"], row["changes"]) for row in rows] == [(one["run_id"], 7)]
 
 
+def test_renamed_file_is_told_by_its_old_name(home: Home, project: Path) -> None:
+    assert work(home, project, "mv old.txt moved.txt; mv src source").returncode == 0
+    (one,) = listed(home)
+    shown = home.covenant("workspace", "diff", one["run_id"]).stdout.decode().splitlines()
+    assert "+ moved.txt  4 bytes  was old.txt" in shown
+    assert "+ source/a.txt  8 bytes  was src/a.txt" in shown
+    assert home.covenant("workspace", "apply", one["run_id"]).returncode == 0
+    assert sorted(path.name for path in project.rglob("*")) == [
+        *(".env", "AGENTS.md", "a.txt", "link", "moved.txt", "run.sh", "source")
+    ]
+
+
 def test_unchanged_workspace_is_removed(home: Home, project: Path) -> None:
     assert work(home, project, "cat src/a.txt").returncode == 0
     assert listed(home) == []
@@ -140,3 +152,97 @@ def test_conflict_with_host_is_not_applied(home: Home, project: Path) -> None:
     assert (project / "n.txt").read_text() == "new\n"
     assert (project / "old.txt").read_text() == "host\n"
     assert home.covenant("workspace", "discard", one["run_id"]).returncode == 0
+
+
+@pytest.mark.parametrize("word", ["yes", "no", "discard"])
+def test_session_in_terminal_asks_at_its_end(home: Home, project: Path, word: str) -> None:
+    with home.terminal("--workspace", project, "--", "sh", "-c", "echo new > n.txt; exit 4") as one:
+        one.until(b"apply these changes?")
+        assert b"+ n.txt  4 bytes" in one.shown
+        assert not (project / "n.txt").exists()
+        one.type(word.encode() + b"\r")
+        assert one.ended() == 4, "the status is the command's"
+    assert (project / "n.txt").exists() == (word == "yes")
+    left = listed(home)
+    assert len(left) == (word == "no")
+    for one_left in left:
+        assert home.covenant("workspace", "discard", one_left["run_id"]).returncode == 0
+
+
+def test_session_without_terminal_says_what_is_kept(home: Home, project: Path) -> None:
+    done = home.exec("--workspace", project, "--", "sh", "-c", "echo new > n.txt")
+    (one,) = listed(home)
+    assert f"workspace: 1 changes are kept; covenant workspace diff {one['run_id'][:8]}" in done.stderr.decode()
+    assert home.covenant("workspace", "discard", one["run_id"]).returncode == 0
+
+
+def git(project: Path, *words: str) -> str:
+    """Run git on the host as the owner of the project."""
+    identity = ("-c", "user.name=owner", "-c", "user.email=owner@example.invalid")
+    done = subprocess.run(
+        ["git", *identity, *words],
+        cwd=project,
+        user=OWNER,
+        group=OWNER,
+        extra_groups=[],
+        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_branch_takes_changes_and_leaves_files_and_index(home: Home, project: Path) -> None:
+    (project / ".gitignore").write_text("*.log\n")
+    os.chown(project / ".gitignore", OWNER, OWNER)
+    git(project, "init", "-q", "-b", "main")
+    git(project, "add", "src", "old.txt", "link", "AGENTS.md", ".gitignore")
+    git(project, "commit", "-qm", "first")
+    before, index = tree(project), git(project, "status", "--porcelain")
+    script = (
+        "echo three >> src/a.txt; rm old.txt; echo x > new.txt; echo log > a.log; chmod +x src/a.txt; ln -s new.txt l"
+    )
+    assert work(home, project, f"{script}; echo more >> AGENTS.md; git status --porcelain").returncode == 0
+    (one,) = listed(home)
+    done = home.covenant("workspace", "branch", one["run_id"], "agent/fix")
+    assert done.returncode == 0, done.stderr
+    assert b"AGENTS.md" in done.stdout
+    assert git(project, "diff", "--name-status", "main", "agent/fix").splitlines() == [
+        *("A\tl", "A\tnew.txt", "D\told.txt", "M\tsrc/a.txt")
+    ]
+    assert git(project, "show", "agent/fix:src/a.txt") == "one\ntwo\nthree\n"
+    assert git(project, "ls-tree", "agent/fix", "l", "src/a.txt").split("\n")[0].startswith("120000")
+    assert git(project, "log", "-1", "--format=%an", "agent/fix") == "exec-sh (covenant)\n"
+    assert git(project, "status", "--porcelain") == index
+    after = tree(project)
+    assert {path: after[path] for path in before if not path.startswith(".git/")} == {
+        path: found for path, found in before.items() if not path.startswith(".git/")
+    }
+    again = home.covenant("workspace", "branch", one["run_id"], "agent/fix")
+    assert again.returncode != 0, "a branch that exists is not moved"
+    assert home.covenant("workspace", "discard", one["run_id"]).returncode == 0
+
+
+def test_kept_workspace_is_resumed_and_forked(home: Home, project: Path) -> None:
+    assert work(home, project, "echo one > n.txt; rm old.txt").returncode == 0
+    (first,) = listed(home)
+    fork = json.loads(home.covenant("workspace", "fork", first["run_id"], "--json").stdout)["fork"]
+    resume = ("--quiet", "--workspace", project, "--resume", first["run_id"], "--")
+    other = home.exec(*resume, "bash", "-c", "true")
+    assert other.returncode == 125
+    assert b"another agent_id: exec-sh" in other.stderr
+    done = home.exec(*resume, "sh", "-ec", "cat n.txt; test ! -e old.txt; cat .env; echo two >> n.txt")
+    assert (done.returncode, done.stdout) == (0, b"one\n"), done.stderr
+    found = {one["run_id"]: one for one in listed(home)}
+    assert first["run_id"] not in found, "its changes are the next run's"
+    (second,) = set(found) - {fork}
+    assert not (project / "n.txt").exists()
+    assert home.covenant("workspace", "apply", second).returncode == 0
+    assert (project / "n.txt").read_text() == "one\ntwo\n"
+    assert not (project / "old.txt").exists()
+    # The copy has what the first run had, and sees that the host is another now.
+    shown = json.loads(home.covenant("workspace", "diff", fork, "--json").stdout)["changes"]
+    assert {row["path"]: bool(row["conflict"]) for row in shown} == {"n.txt": True}
+    assert home.covenant("workspace", "discard", fork).returncode == 0
+    assert listed(home) == []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -50,15 +51,21 @@ def list_workspaces(as_json: bool) -> None:
 @workspace.command(epilog=common.examples("covenant workspace diff 1f3a", "covenant workspace diff 1f3a --patch"))
 @_RUN
 @click.option("--patch", is_flag=True, help="Print a unified diff of the text files.")
+@click.option(
+    "--html", "file", type=click.Path(path_type=Path), metavar="FILE", help="Write a page that needs nothing else."
+)
 @_JSON
-def diff(run_id: str, patch: bool, as_json: bool) -> None:
+def diff(run_id: str, patch: bool, file: Path | None, as_json: bool) -> None:
     """Compare a workspace with its directory: each change, and why one of them is not applied."""
-    from policy.workspace import unified
+    from policy.workspace import page, unified
     from sandbox.workspace import operations
 
     with operations.opened(_find(run_id)) as one:
-        found = one.changes()
-        texts = one.contents([c.path for c in found if unified.has_text(c)], _MOST_BYTES) if patch else {}
+        found, record = one.changes(), one.record
+        wanted = [c.path for c in found if unified.has_text(c)] if patch or file is not None else []
+        texts = one.contents(wanted, _MOST_BYTES) if wanted else {}
+    if file is not None:
+        _write(file, page.page(f"{record.agent_id} in {record.directory}", found, texts))
     if as_json:
         common.emit({"kind": "workspace_diff", "run_id": one.record.run_id, "changes": list(map(_document, found))})
         return
@@ -82,6 +89,26 @@ def apply(run_id: str, paths: tuple[str, ...], as_json: bool) -> None:
     from sandbox.workspace import operations
 
     place = _find(run_id)
+    done = _applied(place, paths)
+    if as_json:
+        common.emit(
+            {
+                "kind": "workspace_applied",
+                "run_id": place.path.name,
+                "digest": operations.digest(done.applied),
+                "applied": list(map(_document, done.applied)),
+                "left": list(map(_document, done.left)),
+                "kept": [{"path": kept.path, "name": kept.name} for kept in done.kept],
+            }
+        )
+        return
+    _say_applied(done)
+
+
+def _applied(place: WorkspaceDirectory, paths: Sequence[str]) -> Applied:
+    """Apply, and remove the workspace when nothing is left in it."""
+    from sandbox.workspace import operations
+
     with operations.opened(place) as one:
         record = one.record
 
@@ -91,19 +118,35 @@ def apply(run_id: str, paths: tuple[str, ...], as_json: bool) -> None:
         done = one.apply(paths, log=log)
     if not done.left and not done.kept:
         operations.discard(place)
-    if as_json:
-        common.emit(
-            {
-                "kind": "workspace_applied",
-                "run_id": record.run_id,
-                "digest": operations.digest(done.applied),
-                "applied": list(map(_document, done.applied)),
-                "left": list(map(_document, done.left)),
-                "kept": [{"path": kept.path, "name": kept.name} for kept in done.kept],
-            }
-        )
+    return done
+
+
+def end_session(run_id: str, *, ask: bool) -> None:
+    """Tell what a session changed in its workspace. On a terminal, show it and ask what becomes of it.
+
+    A caller that is not root is told the command alone: the state is root's.
+    """
+    from sandbox.workspace import operations, store
+
+    if os.geteuid() != 0:
+        common.say(f"the changes of the workspace, if any: sudo covenant workspace diff {run_id[:8]}", err=True)
         return
-    _say_applied(done)
+    place = store.place(common.state(), run_id)
+    if not place.path.exists():
+        return
+    with operations.opened(place) as one:
+        found = one.changes()
+    if not ask:
+        common.say(f"workspace: {len(found)} changes are kept; covenant workspace diff {run_id[:8]}", err=True)
+        return
+    _show(found)
+    word = click.prompt("apply these changes?", type=click.Choice(["yes", "no", "discard"]), default="no")
+    if word == "yes":
+        _say_applied(_applied(place, ()))
+    elif word == "discard":
+        _discarded(place)
+    if place.path.exists():
+        common.say(f"kept: covenant workspace diff {run_id[:8]}")
 
 
 def _say_applied(done: Applied) -> None:
@@ -115,30 +158,93 @@ def _say_applied(done: Applied) -> None:
         _show(done.left)
 
 
+@workspace.command(epilog=common.examples("covenant workspace branch 1f3a agent/fix"))
+@_RUN
+@click.argument("name")
+@_JSON
+def branch(run_id: str, name: str, as_json: bool) -> None:
+    """Commit the changes of a workspace on a new branch NAME of its repository.
+
+    Files and index of the repository stay as they are. Refused and ignored files are left out; the workspace is kept.
+    """
+    from sandbox.workspace import operations
+
+    place = _find(run_id)
+    with operations.opened(place) as one:
+        record = one.record
+
+        def log(changes: Sequence[Change]) -> None:
+            about = {"changes_sha256": operations.digest(changes), "changes": len(changes)}
+            _log("workspace_branched", record, branch=name, **about)
+
+        commit, left = one.branch(name, log=log)
+    if as_json:
+        rows = list(map(_document, left))
+        common.emit({"kind": "workspace_branch", "run_id": place.path.name, "commit": commit, "left": rows})
+        return
+    common.say(common.visible(f"branch {name} is {commit}"))
+    _show(left)
+
+
+@workspace.command(epilog=common.examples("covenant workspace fork 1f3a"))
+@_RUN
+@_JSON
+def fork(run_id: str, as_json: bool) -> None:
+    """Copy a workspace with its changes, so that two runs can go on from it. Prints the name of the copy."""
+    import uuid
+
+    from sandbox.workspace import store
+
+    place = _find(run_id)
+    other = store.place(_state(), str(uuid.uuid4()))
+    place.forked(other)
+    if as_json:
+        common.emit({"kind": "workspace_forked", "run_id": place.path.name, "fork": other.path.name})
+    else:
+        common.say(other.path.name)
+
+
 @workspace.command(epilog=common.examples("covenant workspace discard 1f3a"))
 @_RUN
 @_JSON
 def discard(run_id: str, as_json: bool) -> None:
     """Throw the changes of a workspace away. Its directory stays as it is."""
+    place = _find(run_id)
+    _discarded(place)
+    if as_json:
+        common.emit({"kind": "workspace_discarded", "run_id": place.path.name})
+    else:
+        common.say(f"discarded the workspace of {place.path.name[:8]}")
+
+
+def _discarded(place: WorkspaceDirectory) -> None:
     from sandbox.workspace import operations
 
-    place = _find(run_id)
     record = place.record()
     operations.discard(place, log=lambda: _log("workspace_discarded", record, changes=record.changes))
-    if as_json:
-        common.emit({"kind": "workspace_discarded", "run_id": record.run_id})
-    else:
-        common.say(f"discarded the workspace of {record.run_id[:8]}")
 
 
-def _show(found: Iterable[Change]) -> None:
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as e:
+        raise errors.UsageError(f"`{file}` cannot be written: {e.strerror}", hint="name another file") from e
+
+
+def _show(found: Sequence[Change]) -> None:
+    from policy.workspace.changes import renames
+
+    old = renames(found)
     for change in found:
+        was = f"  was {old[change.path]}" if change.path in old else ""
         why = change.refused or change.conflict
         size = f"  {change.size} bytes" if change.kind == "file" and change.action != "delete" else ""
         slash = "/" if change.kind == "dir" else ""
         word = "refused" if change.refused else "conflict"
         common.say(
-            common.visible(f"{_SIGNS[change.action]} {change.path}{slash}{size}" + (f"  {word}: {why}" if why else ""))
+            common.visible(
+                f"{_SIGNS[change.action]} {change.path}{slash}{size}{was}" + (f"  {word}: {why}" if why else "")
+            )
         )
 
 

@@ -79,6 +79,7 @@ class Session(Struct, frozen=True):
     metavar="DIR",
     help="Work on this directory; changes are kept apart.",
 )
+@click.option("--resume", metavar="RUN", help="Go on with the changes of an earlier run in --workspace.")
 @click.option("--role", metavar="NAME", help="Hold the session to this role, and write it into the manifest.")
 @click.option("--save", type=click.Path(path_type=Path), metavar="DIR", help="Write the package there and run nothing.")
 @click.option("--tty/--no-tty", default=None, help="Give the command a terminal; without this, where there is one.")
@@ -97,6 +98,7 @@ def exec_(
     secrets: tuple[str, ...],
     env: tuple[str, ...],
     workspace: Path | None,
+    resume: str | None,
     role: str | None,
     save: Path | None,
     tty: bool | None,
@@ -111,6 +113,8 @@ def exec_(
     words = Typed(command, profile or "", net, read, write, layers, secrets, env, role or "", workspace)
     try:
         terminal = _with_terminal(tty, saves=save is not None, record=record)
+        if resume is not None and workspace is None:
+            raise errors.UsageError("--resume needs --workspace", hint="give the directory of that run")
         made = _checked(words, "terminal" if terminal else "stdio")
         if not quiet:
             _show(made)
@@ -121,7 +125,7 @@ def exec_(
         return session.EXIT_REFUSED
     with tempfile.TemporaryDirectory(prefix="covenant-exec-") as directory:
         (Path(directory) / "agent.toml").write_text(made.text())
-        how = How(quiet=quiet and not terminal, raw=raw, record=record, workspace=workspace)
+        how = How(quiet=quiet and not terminal, raw=raw, record=record, workspace=workspace, resume=resume or "")
         name = f"covenant exec {os.path.basename(command[0])}"
         return running.connect(Path(directory), None, dev=True, how=how, name=name)
 

@@ -10,7 +10,8 @@ class How(NamedTuple):
     """How a session is shown: ``quiet`` without words of ours, ``raw`` without the filter of escape sequences.
 
     ``record`` is the file of a recording. ``keys`` detach the terminal; with ``keep`` the session also goes on when the
-    command ends otherwise. ``workspace`` is the directory that the caller gives to the agent.
+    command ends otherwise. ``workspace`` is the directory that the caller gives to the agent, ``resume`` the
+    run whose changes it goes on with.
     """
 
     quiet: bool = False
@@ -19,6 +20,7 @@ class How(NamedTuple):
     keys: bytes = b""
     keep: bool = False
     workspace: Path | None = None
+    resume: str = ""
 
 
 PLAIN: Final = How()

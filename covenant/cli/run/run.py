@@ -16,7 +16,7 @@ import click
 from covenant.cli import common, spinner
 from covenant.cli.run import detach_keys as keys
 from covenant.cli.run import supervisor_client
-from covenant.cli.run.how import How
+from covenant.cli.run.how import PLAIN, How
 from covenant.cli.run.stderr import ShownStderr
 from policy import errors
 
@@ -162,7 +162,7 @@ def connect(path: Path, timeout_ms: int | None, *, dev: bool = False, how: How, 
             as_json=how.quiet,
             connection=connection,
             name=name,
-            workspace=how.workspace,
+            how=how,
         )
 
     return sessions.status_of(path, timeout_ms, here, supervised=not dev, how=how)
@@ -199,9 +199,19 @@ def _run(
         with supervisor_client.supervisor() as sock:
             if sock is not None:
                 answer = _asked(sock, path, _text(text), timeout_ms, user, shown, as_json=as_json, how=how)
-                return _report(answer, shown, as_json=as_json)
-    answer = _here(path, text, timeout_ms, user, dev=dev, as_json=as_json, shown=shown, workspace=how.workspace)
-    return _report(answer, shown, as_json=as_json)
+                return _reported(answer, shown, how, as_json=as_json)
+    answer = _here(path, text, timeout_ms, user, dev=dev, as_json=as_json, shown=shown, how=how)
+    return _reported(answer, shown, how, as_json=as_json)
+
+
+def _reported(answer: RunResult, shown: ShownStderr, how: How, *, as_json: bool) -> int:
+    """Report the answer, and say where the changes of its workspace are."""
+    status = _report(answer, shown, as_json=as_json)
+    if how.workspace is not None and not as_json:
+        from covenant.cli.operator import workspace
+
+        workspace.end_session(answer.run_id, ask=False)
+    return status
 
 
 def _asked(
@@ -254,7 +264,7 @@ def _here(
     connection: streams.SessionPipes | None = None,
     name: str = "",
     shown: ShownStderr | None = None,
-    workspace: Path | None = None,
+    how: How = PLAIN,
 ) -> RunResult:
     """Run the agent with the supervisor's code in this process. A session has a ``connection`` and no intent."""
     from covenant.keys import identity
@@ -271,7 +281,7 @@ def _here(
         with supervisor.logged(issuer):
             package, dev_id = _signed_for_dev(path, supervisor) if dev else (packages.read(path), "")
         waiting = ExitStack() if shown is None else shown.waiting
-        with packages.beside(path) as children, waiting, _given(workspace) as given:
+        with packages.beside(path) as children, waiting, _given(how) as given:
             waiting.enter_context(spinner.shown(_AT_WORK, quiet=as_json or connection is not None))
             if connection is not None:
                 connection.begin()
@@ -294,18 +304,18 @@ def _here(
 
 
 @contextmanager
-def _given(directory: Path | None) -> Iterator[GivenDirectory | None]:
+def _given(how: How) -> Iterator[GivenDirectory | None]:
     """Open the directory that becomes the workspace of a run. Root gives its owner's rights, not its own."""
-    if directory is None:
+    if how.workspace is None:
         yield None
         return
     from sandbox.workspace import caller
     from sandbox.workspace.session import GivenDirectory
 
-    fd = supervisor_client.open_workspace(directory)
+    fd = supervisor_client.open_workspace(how.workspace)
     try:
         info = os.fstat(fd)
-        yield GivenDirectory(fd, caller.of(info.st_uid, info.st_gid))
+        yield GivenDirectory(fd, caller.of(info.st_uid, info.st_gid), how.resume)
     finally:
         os.close(fd)
 

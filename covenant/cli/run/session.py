@@ -76,7 +76,20 @@ def status_of(path: Path, timeout_ms: int | None, here: Here, *, supervised: boo
         from covenant.cli.policy import denials
 
         denials.remark(answer.denials, answer.run_id)
-    return _status(answer)
+    status = _status(answer)
+    if how.workspace is not None:
+        _end_workspace(answer.run_id, ask=with_terminal)
+    return status
+
+
+def _end_workspace(run_id: str, *, ask: bool) -> None:
+    """Say what became of the workspace. An error of it does not change the agent's exit status."""
+    from covenant.cli.operator import workspace
+
+    try:
+        workspace.end_session(run_id, ask=ask)
+    except errors.CovenantError as e:
+        common.report(e)
 
 
 def _status(answer: RunResult) -> int:

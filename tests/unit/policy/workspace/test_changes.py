@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from msgspec import structs
 
 from policy import data
-from policy.workspace import changes, steps, unified
+from policy.workspace import changes, page, steps, unified
 from policy.workspace.changes import Change, Terms
 from policy.workspace.entries import LowerEntry, LowerView, UpperEntry
 
@@ -190,3 +191,25 @@ def test_unified_diff_of_text_and_binary() -> None:
     assert list(unified.lines(change, b"x\ny\n", b"x\nz\n"))[-4:] == [" x", "-y", "+z", " "]
     assert list(unified.lines(change, b"\0", b"z")) == ["binary a/a b/a: 3 bytes"]
     assert list(unified.lines(Change("l", "add", "link", target="t"), b"", b"")) == ["link l -> t"]
+
+
+def test_new_file_with_content_of_removed_one_is_renamed() -> None:
+    view = lower(was("a", "1"), was("b", "1"), was("c", "2"), was("d", ""))
+    upper = [
+        *(UpperEntry(path, "gone") for path in "abcd"),
+        file("x", "1"),
+        file("y", "1"),
+        file("z", "1"),
+        file("v", "2"),
+    ]
+    assert changes.renames(compared(upper, view)) == {"v": "c", "x": "a", "y": "b"}
+
+
+def test_page_needs_nothing_and_shows_text_as_text() -> None:
+    found = compared([file("<b>", "1", size=9), UpperEntry("l", "link", target="<i>"), file(".env", "2")], lower())
+    shown = page.page("<title>", found, {"<b>": (b"", b"<script>\x1b[2J\xe2\x80\xae")})
+    assert "&lt;script&gt;\\u{1b}[2J\\u{202e}" in shown
+    assert not re.search(r"<(script|img|link|iframe|object)|https?:|url\(|@import| on\w+=", shown)
+    assert "default-src 'none'" in shown
+    assert "masked" in shown
+    assert shown.count("<b>") == shown.count("<i>") == 0
