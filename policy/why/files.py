@@ -11,7 +11,7 @@ from policy import data, errors, symlinks
 from policy.compile.mounts import ANCHORS
 from policy.decompile import conditions
 from policy.decompile.config import INIT
-from policy.decompile.mounts import OWN_LIMITS, RESOLVER, SHARED_MEMORY
+from policy.decompile.mounts import OWN_LIMITS, RESOLVER, SHARED_MEMORY, ReadWorkspace
 from policy.decompile.read import Grants
 from policy.grants import paths
 from policy.grants.effective import Effective
@@ -20,6 +20,7 @@ from policy.manifest import text
 from policy.rules import never
 from policy.why.ask import LayerAnswer, Sight, toml
 from policy.why.hints import SHARED_MB
+from policy.workspace import globs
 
 WORKSPACE, SCRATCH = "/workspace", "/tmp"  # noqa: S108 - of the agent's own root
 # What gVisor shows in every sandbox, with nothing of the host in it; and what of it an agent can write, as a
@@ -69,7 +70,7 @@ class Open(Struct, frozen=True):
 
     def _mounts(self, sight: Sight) -> Iterator[tuple[str, bool, str]]:
         """Each mount that holds the path: its place, whether the path can be opened so, and why."""
-        grants, read = sight.found.grants.filesystem, not self.write
+        read = not self.write
         yield "/", *self._in_root(sight)
         yield from self._in_own(read=read)
         for place in _COVERED:
@@ -89,6 +90,13 @@ class Open(Struct, frozen=True):
             yield OWN_LIMITS, held, f"{OWN_LIMITS} has the agent's own limits and denials, read-only"
         if sight.found.seen.resolver and self.path == RESOLVER:
             yield RESOLVER, read, "it names the gateway as the one to ask for names, read-only"
+        yield from self._in_grants(sight, read=read)
+
+    def _in_grants(self, sight: Sight, *, read: bool) -> Iterator[tuple[str, bool, str]]:
+        """The mounts of the caller's directory and of granted paths."""
+        grants, callers = sight.found.grants.filesystem, sight.found.seen.workspace
+        if callers is not None and _within(self.path, callers.place):
+            yield callers.place, *self._in_workspace(callers)
         for place in grants.read:
             if _within(self.path, place):
                 yield self._granted(sight, place, read, f"{text.visible(place)} is mounted read-only")
@@ -140,6 +148,17 @@ class Open(Struct, frozen=True):
             return False, "the package is mounted read-only"
         held = not name or any(_within(f"/{file}", f"/{name}") for file in sight.files)
         return held, "the package is mounted there" if held else "the package has no such file"
+
+    def _in_workspace(self, callers: ReadWorkspace) -> tuple[bool, str]:
+        path = self.path.removeprefix(callers.place).lstrip("/")
+        if path and globs.matching(callers.mask)(path):
+            return (
+                not self.write,
+                "it is masked: the agent sees an empty file, and its own of that name is never applied",
+            )
+        if path and globs.matching(callers.protect)(path):
+            return True, "it is in the workspace, and protected: a change of it is never applied"
+        return True, "it is in the workspace: a change of it waits for `covenant workspace apply`"
 
     def granted(self, grants: Grants | Effective) -> bool:
         """By the filesystem domain."""
@@ -211,6 +230,9 @@ class Execute(Struct, frozen=True):
         if real == INIT and sight.found.init:
             because = "it is the init of the run, which starts what its arguments name and nothing more"
             return LayerAnswer(True, because, "config.json:process/init")
+        callers = seen.workspace
+        if callers is not None and callers.programs and _within(real, callers.place):
+            return LayerAnswer(True, "every program of the workspace can be started", f"mounts.json:{callers.place}")
         return LayerAnswer(False, "nothing else in the root is executable", "mounts.json:closure")
 
     def granted(self, grants: Grants | Effective) -> bool:

@@ -201,6 +201,13 @@ CASES: dict[str, tuple[int, type[errors.CovenantError], str, str, str, kit.Build
         4, errors.ParentViolation, "lifetime", "", "agent `boss` has no time left",
         lambda: kit.case(parent=kit.parent(remaining_seconds=0)),
     ),
+    "child-with-a-workspace": (
+        4, errors.ParentViolation, "workspace.mode", "mode", "has no caller whose directory it could be",
+        lambda: spawned(kit.text(
+            ('filesystem = "read-only-package"', 'filesystem = "ephemeral"'),
+            more='\n[workspace]\nmode = "overlay"\nfrom = ["/srv"]\nmax_mb = 8\n',
+        )),
+    ),
     "signed-for-another-parent": (
         4, errors.ParentViolation, "", "", "was signed for one parent and is started by agent `boss`",
         lambda: kit.case(statement={"parent_digest": "ef" * 32}, parent=kit.parent()),
