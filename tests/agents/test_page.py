@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -31,11 +32,19 @@ def test_page_can_be_followed(folder: Path) -> None:
     program = folder / "bin/covenant"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m covenant "$@"\n')
     program.chmod(0o755)
+    # npm and pip keep the settings that this machine has for them.
     environment = {
+        **os.environ,
         "PATH": f"{folder}/bin:/usr/local/bin:/usr/bin:/bin",
         "COVENANT_HOME": str(folder / "home"),
         "PYTHONPATH": str(ROOT),
     }
+    config = folder / "home/supervisor/config.toml"
+    config.parent.mkdir(parents=True, mode=0o700)
+    config.parent.parent.chmod(0o700)
+    config.write_text(f'self_test = false\n[vault]\nkey = "{folder}/vault.key"\n')
+    config.chmod(0o600)
+    (folder / "key").write_text("none\n")
     page = (ROOT / "docs/agents.md").read_text()
     lines = [line for block in _FENCE.findall(page) for line in block.splitlines()]
     shown = {}
@@ -50,4 +59,4 @@ def test_page_can_be_followed(folder: Path) -> None:
     assert shown["covenant exec --layer llm -- llm --version"] == "llm, version 0.36\n"
     saved = (folder / "session/agent.toml").read_text()
     assert "models.example.com" in saved
-    assert len(lines) == 11
+    assert len(lines) == 13
