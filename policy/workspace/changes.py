@@ -24,8 +24,8 @@ _STICKY: Final = 0o1000
 # How the name of a staged file begins (policy.workspace.steps).
 STAGED: Final = "/.covenant-"
 _GIT: Final = ".git"
-# The files of a bare repository: with them in a directory, git reads its `config`.
-_BARE: Final = frozenset({"HEAD", "objects", "refs"})
+# The names of a bare repository: with all of them in a directory, git starts the programs that its `config` names.
+_BARE: Final = frozenset({"head", "objects", "refs", "config"})
 
 
 class Change(Struct, frozen=True):
@@ -66,6 +66,7 @@ class _Sides(Struct, frozen=True):
     copied: frozenset[str]
     names: Mapping[str, Collection[str]]
     changed_ns: Mapping[str, int]
+    moved: frozenset[str]
 
     @classmethod
     def of(cls, entries: Sequence[UpperEntry], lower: LowerView, terms: Terms, started_ns: int) -> Self:
@@ -76,7 +77,14 @@ class _Sides(Struct, frozen=True):
                 names.setdefault(above, set()).discard(name)
             else:
                 names.setdefault(above, set()).add(name)
-        return cls(terms, started_ns, frozenset(one.path for one in entries if one.copied), names, lower.changed_ns)
+        # New names change both times of a directory, a rename of it or another mode the first alone.
+        moved = frozenset(
+            one.path
+            for one in lower.entries.values()
+            if one.kind == "dir" and one.changed_ns >= started_ns and one.changed_ns > one.modified_ns
+        )
+        copied = frozenset(one.path for one in entries if one.copied)
+        return cls(terms, started_ns, copied, names, lower.changed_ns, moved)
 
 
 def compare(upper: Iterable[UpperEntry], lower: LowerView, *, terms: Terms, started_ns: int) -> tuple[Change, ...]:
@@ -118,7 +126,7 @@ def _of(entry: UpperEntry, lower: LowerView, there: Collection[str]) -> Iterator
     elif entry.kind == "link":
         if entry.target != base.target:
             yield _new(entry, "modify", base)
-    elif entry.sha256 != base.sha256 or entry.size != base.size:
+    elif not entry.sha256 or entry.sha256 != base.sha256 or entry.size != base.size:
         yield _new(entry, "modify", base)
     elif (entry.mode ^ base.mode) & (_PERMISSIONS | _SPECIAL_BITS):
         yield _new(entry, "mode", base)
@@ -147,6 +155,11 @@ def _judged(change: Change, sides: _Sides) -> Change:
         return structs.replace(change, conflict="removed on the host since the session began")
     if base is not None and base.kind != "dir" and base.changed_ns >= sides.started_ns:
         return structs.replace(change, conflict="changed on the host since the session began")
+    if base is not None and any(one in sides.moved for one in (change.path, *_ancestors(change.path))):
+        # What is in it now may be older than the session, and no part of what the agent saw.
+        return structs.replace(
+            change, conflict="its directory was moved or changed on the host since the session began"
+        )
     return change
 
 
@@ -163,7 +176,8 @@ def _refusal(change: Change, terms: Terms) -> str:
         return "its name has characters that are not shown"
     if globs.matching(terms.mask)(change.path):
         return "masked: the agent does not see it"
-    if globs.matching(terms.protect)(change.path):
+    protected = globs.with_directories(terms.protect) if change.kind == "link" else terms.protect
+    if globs.matching(protected)(change.path):
         return "protected: it can start a program or steer a tool on the host"
     if change.path.rpartition("/")[2].lower() == _GIT and (change.kind != "dir" or change.action == "delete"):
         return "protected: it would name another repository"
@@ -173,6 +187,8 @@ def _refusal(change: Change, terms: Terms) -> str:
         return "it leads out of the directory"
     if change.kind == "other":
         return "neither a file, a directory nor a link"
+    if change.kind == "file" and change.action in ("add", "modify") and not change.sha256:
+        return "it is larger than a workspace can hold"
     if change.action != "delete" and change.mode & _SPECIAL_BITS & ~(_STICKY if change.kind == "dir" else 0):
         return "it has a setuid, setgid or sticky bit"
     base = change.base
@@ -211,11 +227,13 @@ def _twin(change: Change, sides: _Sides) -> str:
 
 
 def _bare(change: Change, sides: _Sides) -> str:
-    """Refuse the ``config`` of a directory that is a bare repository: git would start the programs that it names."""
+    """Refuse what makes a directory a bare repository with a ``config``, whichever of its names comes last."""
     above, _, name = change.path.rpartition("/")
-    if name.lower() != "config" or change.action == "delete":
+    if name.lower() not in _BARE or above.rpartition("/")[2] == _GIT or change.action == "delete":
         return ""
-    names = {one if one == "HEAD" else one.lower() for one in sides.names.get(above, ())}
+    if name.lower() != "config" and change.action != "add":
+        return ""  # it was one before
+    names = {one.lower() for one in sides.names.get(above, ())}
     return "protected: git would take its directory for a repository" if names >= _BARE else ""
 
 
@@ -223,12 +241,18 @@ def _together(found: Sequence[Change]) -> Iterator[Change]:
     """Refuse each change that needs another one which is not applied."""
     stays = {one.path for one in found if one.action == "delete" and not one.is_applicable()}
     holding = {above: path for path in stays for above in _ancestors(path)} | {path: path for path in stays}
+    removed = {one.path for one in found if one.action == "delete"}
+    unmade = {one.path for one in found if one.action == "add" and (one.path in holding or not one.is_applicable())}
+    replaced = removed & unmade
     missing: set[str] = set()
     # Sorted by components: what a change needs comes before it, but for what a directory holds.
     for one in found:
         needs = next((f"`{above}` is not applied" for above in _ancestors(one.path) if above in missing), "")
         if not needs and one.path in holding and one.action in ("add", "delete"):
             needs = f"`{holding[one.path]}` stays"
+        if not needs and one.action == "delete":
+            above = next((path for path in (one.path, *_ancestors(one.path)) if path in replaced), "")
+            needs = f"what replaces `{above}` is not applied" if above else ""
         judged = structs.replace(one, refused=needs) if needs and one.is_applicable() else one
         if judged.action == "add" and not judged.is_applicable():
             missing.add(judged.path)
