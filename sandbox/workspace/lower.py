@@ -73,7 +73,8 @@ def entry(directory: int, path: str) -> LowerEntry | None:
     other_mount = stat.S_ISDIR(info.st_mode) and info.st_dev != os.fstat(directory).st_dev
     kind = "other" if other_mount else _kind(info)
     mode = info.st_mode & _PERMISSIONS
-    target = os.readlink(path.rpartition("/")[2], dir_fd=directory) if kind == "link" else ""
+    # A target that is no UTF-8 differs from each that is applied.
+    target = upper.shown(os.readlink(path.rpartition("/")[2], dir_fd=directory)) if kind == "link" else ""
     times = (info.st_ctime_ns, info.st_mtime_ns)
     return LowerEntry(path, kind, mode, info.st_size, info.st_nlink, *times, info.st_dev, info.st_ino, target=target)
 
@@ -81,7 +82,7 @@ def entry(directory: int, path: str) -> LowerEntry | None:
 def _entry(directory: int, path: str, beside: UpperEntry) -> LowerEntry | None:
     """Return the entry with its digest, where the other side has a file of the same size."""
     base = entry(directory, path)
-    if base is None or base.kind != "file" or beside.kind != "file" or base.size != beside.size:
+    if base is None or base.kind != "file" or not beside.sha256 or base.size != beside.size:
         return base
     fd = os.open(path.rpartition("/")[2], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
     try:
@@ -99,7 +100,11 @@ def _tree(top: int, path: str) -> Iterator[LowerEntry]:
         below: Collection[LowerEntry] = [
             one
             for name in sorted(os.listdir(fd))
-            if (one := entry(fd, f"{path}/{name}") if upper.is_text(name) else LowerEntry(upper.shown(name), "other"))
+            if (
+                one := entry(fd, f"{path}/{name}")
+                if upper.is_text(name)
+                else LowerEntry(upper.shown(f"{path}/{name}"), "other")
+            )
         ]
     finally:
         os.close(fd)

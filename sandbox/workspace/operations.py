@@ -189,13 +189,11 @@ class OpenWorkspace:
 
 def _with_directories(chosen: list[Change], found: Sequence[Change]) -> list[Change]:
     """Add the new directories of the chosen changes, so that a file of a new directory can be applied alone."""
-    needed = {above for one in chosen for above in _ancestors(one.path)}
+    above = {path for one in chosen for path in _ancestors(one.path)}
+    needed = {one.path for one in found if one.path in above and one.kind == "dir" and one.action == "add"}
     have = {(one.path, one.action) for one in chosen}
-    more = [
-        one
-        for one in found
-        if one.path in needed and one.kind == "dir" and one.action == "add" and (one.path, one.action) not in have
-    ]
+    # With a new directory goes the file or link that it replaces.
+    more = [one for one in found if one.path in needed and (one.path, one.action) not in have]
     order = {(one.path, one.action): number for number, one in enumerate(found)}
     return sorted([*chosen, *more], key=lambda one: order[one.path, one.action])
 
@@ -215,7 +213,7 @@ def _is_directory(top: int, path: str) -> bool:
 
 def _within(path: str, above: str) -> bool:
     above = above.rstrip("/")
-    return above in ("", ".") or path == above or path.startswith(above + "/")
+    return above == "." or path == above or path.startswith(above + "/")
 
 
 def _start(top: int, path: str, most: int) -> bytes:
@@ -269,10 +267,10 @@ def finish(one: OpenWorkspace) -> None:
 def recover(state: Path) -> None:
     """Finish each apply that was cut off. Settle what runs left that were killed with their supervisor.
 
-    A workspace that is in use, or cannot be repaired, is left as it is.
+    A workspace that is in use, or cannot be repaired, is left as it is: no workspace keeps a supervisor from its start.
     """
     for place in store.listed(state):
-        with contextlib.suppress(errors.WorkspaceError):
+        with contextlib.suppress(errors.CovenantError, OSError):
             if place.record().settled and place.journal() is None:
                 continue
             with opened(place) as one:
@@ -290,7 +288,7 @@ def discard(place: store.WorkspaceDirectory, *, log: Callable[[], None] = lambda
         errors.WorkspaceBusyError: its run goes on, or another process applies it.
     """
     # An apply that was cut off is ended first, where the directory is still there.
-    with contextlib.suppress(errors.WorkspaceError), opened(place):
+    with contextlib.suppress(errors.CovenantError, OSError), opened(place):
         pass
     with place.locked():
         log()
