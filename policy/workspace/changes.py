@@ -6,6 +6,7 @@ the session began: it is never overwritten.
 
 from __future__ import annotations
 
+import bisect
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, Self
@@ -24,6 +25,8 @@ _STICKY: Final = 0o1000
 # How the name of a staged file begins (policy.workspace.steps).
 STAGED: Final = "/.covenant-"
 _GIT: Final = ".git"
+# Everything below a directory is sorted before its path with this character.
+_AFTER_SLASH: Final = chr(ord("/") + 1)
 # The names of a bare repository: with all of them in a directory, git starts the programs that its `config` names.
 _BARE: Final = frozenset({"head", "objects", "refs", "config"})
 
@@ -67,6 +70,7 @@ class _Sides(Struct, frozen=True):
     names: Mapping[str, Collection[str]]
     changed_ns: Mapping[str, int]
     moved: frozenset[str]
+    folded: dict[str, dict[str, list[str]]] = {}
 
     @classmethod
     def of(cls, entries: Sequence[UpperEntry], lower: LowerView, terms: Terms, started_ns: int) -> Self:
@@ -95,7 +99,8 @@ def compare(upper: Iterable[UpperEntry], lower: LowerView, *, terms: Terms, star
     entries = sorted(upper)
     sides = _Sides.of(entries, lower, terms, started_ns)
     there = frozenset(one.path for one in entries if one.kind != "gone")
-    found = [change for entry in entries for change in _of(entry, lower, there)]
+    order = sorted(lower.entries)
+    found = [change for entry in entries for change in _of(entry, lower, order, there)]
     return tuple(_together([_judged(change, sides) for change in _once(found)]))
 
 
@@ -105,19 +110,22 @@ def _once(found: Sequence[Change]) -> list[Change]:
     return [by_key[key] for key in sorted(by_key, key=lambda key: (key[0].split("/"), key[1]))]
 
 
-def _of(entry: UpperEntry, lower: LowerView, there: Collection[str]) -> Iterator[Change]:
-    """Yield the changes of an entry of the upper layer. ``there`` are all paths of the layer."""
+def _of(entry: UpperEntry, lower: LowerView, order: Sequence[str], there: Collection[str]) -> Iterator[Change]:
+    """Yield the changes of an entry of the upper layer. ``there`` are all paths of the layer.
+
+    ``order`` are the paths of the directory, sorted.
+    """
     base = lower.entries.get(entry.path)
     if entry.kind == "gone":
         if base is not None:
-            yield from _removed(base, lower)
+            yield from _removed(base, lower, order)
         return
     if base is not None and base.kind != entry.kind:
-        yield from _removed(base, lower)
+        yield from _removed(base, lower, order)
         base = None
     if entry.kind == "dir" and base is not None:
         if entry.opaque:
-            yield from (one for one in _removed(base, lower) if one.path not in there)
+            yield from (one for one in _removed(base, lower, order) if one.path not in there)
         if (entry.mode ^ base.mode) & _PERMISSIONS:
             yield _new(entry, "mode", base)
         return
@@ -137,12 +145,14 @@ def _new(entry: UpperEntry, action: Action, base: LowerEntry | None) -> Change:
     return Change(entry.path, action, kind, entry.mode, entry.size, entry.sha256, entry.target, base)
 
 
-def _removed(base: LowerEntry, lower: LowerView) -> Iterator[Change]:
+def _removed(base: LowerEntry, lower: LowerView, order: Sequence[str]) -> Iterator[Change]:
     """Yield the removal of a path and of everything below it."""
     below = base.path + "/"
-    for path, one in lower.entries.items():
-        if path == base.path or path.startswith(below):
-            yield Change(path, "delete", one.kind, one.mode, one.size, one.sha256, one.target, one)
+    begin = bisect.bisect_left(order, below)
+    end = bisect.bisect_left(order, base.path + _AFTER_SLASH)
+    for path in (base.path, *order[begin:end]):
+        one = lower.entries[path]
+        yield Change(path, "delete", one.kind, one.mode, one.size, one.sha256, one.target, one)
 
 
 def _judged(change: Change, sides: _Sides) -> Change:
@@ -221,8 +231,11 @@ def _twin(change: Change, sides: _Sides) -> str:
     if change.action != "add":
         return ""
     above, _, name = change.path.rpartition("/")
-    mine = _folded(name)
-    twin = next((one for one in sorted(sides.names.get(above, ())) if one != name and _folded(one) == mine), None)
+    if above not in sides.folded:
+        by_fold = sides.folded.setdefault(above, {})
+        for one in sorted(sides.names.get(above, ())):
+            by_fold.setdefault(_folded(one), []).append(one)
+    twin = next((one for one in sides.folded[above].get(_folded(name), ()) if one != name), None)
     return "" if twin is None else f"it differs from `{twin}` only in case"
 
 

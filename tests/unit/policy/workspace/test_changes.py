@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -261,3 +262,17 @@ def test_unified_diff_tells_what_it_does_not_show() -> None:
     ]
     # Control: of a file that is shown whole nothing is said.
     assert list(unified.lines(structs.replace(change, mode=0o644), b"xyxyx", b"xyxyx")) == []
+
+
+def test_many_changes_are_compared_in_seconds() -> None:
+    """An agent makes and removes as many as it likes: the time must not grow with the square of their number."""
+    count = 20_000
+    view = lower(*(was(f"r{number}", "", "dir") for number in range(count)))
+    upper = [*(file(f"f{number}") for number in range(count)), *(UpperEntry(path, "gone") for path in view.entries)]
+    before = time.process_time()
+    found = compared(upper, view)
+    made = [structs.replace(one, action="add", kind="dir") for one in found if one.action == "add"]
+    assert len(steps.steps(made, {})) == 2 * count
+    assert time.process_time() - before < 20
+    assert len(found) == 2 * count
+    assert all(one.is_applicable() for one in found)
