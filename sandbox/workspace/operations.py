@@ -21,6 +21,9 @@ from sandbox.workspace import apply as applying
 from sandbox.workspace import caller, image, lower, session, store
 from sandbox.workspace.apply import Kept
 
+# How long a start waits for a caller's directory.
+RECOVERY_SECONDS = 30
+
 
 class Applied(Struct, frozen=True):
     """The result of an apply: the changes that were applied, those that were not, and what the host kept."""
@@ -42,10 +45,11 @@ class OpenWorkspace:
     Use ``opened``.
     """
 
-    def __init__(self, place: store.WorkspaceDirectory, attached: image.AttachedImage) -> None:
+    def __init__(self, place: store.WorkspaceDirectory, attached: image.AttachedImage, seconds: int) -> None:
         self.place = place
         self.record = place.record()
         self._attached = attached
+        self._seconds = seconds
         self._entries: list[UpperEntry] | None = None
 
     def entries(self) -> list[UpperEntry]:
@@ -131,7 +135,8 @@ class OpenWorkspace:
         chosen = [one for one in asked if one.is_applicable()]
         chosen = _with_directories(chosen, found)
         kept = self._applied(chosen, log) if chosen else []
-        rest = tuple(one for one in found if one not in chosen)
+        done = {(one.path, one.action) for one in chosen}
+        rest = tuple(one for one in found if (one.path, one.action) not in done)
         return Applied(tuple(chosen), rest, tuple(kept))
 
     def _applied(self, chosen: list[Change], log: Callable[[Sequence[Change]], None]) -> list[Kept]:
@@ -169,7 +174,7 @@ class OpenWorkspace:
     def commit(self, journal: store.Journal) -> list[Kept]:
         """Do the steps of a journal, and close it."""
         steps = journal.steps or []
-        kept = caller.work(self.record.caller, lambda: self._commit(steps, journal), list[Kept])
+        kept = caller.work(self.record.caller, lambda: self._commit(steps, journal), list[Kept], self._seconds)
         self.place.note(None)
         return kept
 
@@ -179,7 +184,8 @@ class OpenWorkspace:
 
     def unstage(self, staged: dict[str, str]) -> None:
         """Take back what an apply wrote that did not come to its steps."""
-        caller.work(self.record.caller, functools.partial(self._unstage, list(staged.values())), int)
+        does = functools.partial(self._unstage, list(staged.values()))
+        caller.work(self.record.caller, does, int, self._seconds)
         self.place.note(None)
 
     def _unstage(self, names: Sequence[str]) -> int:
@@ -234,8 +240,10 @@ def _start(top: int, path: str, most: int) -> bytes:
 
 
 @contextlib.contextmanager
-def opened(place: store.WorkspaceDirectory) -> Iterator[OpenWorkspace]:
+def opened(place: store.WorkspaceDirectory, seconds: int = 0) -> Iterator[OpenWorkspace]:
     """Hold a workspace and attach its image. An apply that was cut off is brought to its end first.
+
+    ``seconds`` bound each access to the caller's directory; 0 does not.
 
     Raises:
         errors.WorkspaceBusyError: its run goes on, or another process applies it.
@@ -246,9 +254,11 @@ def opened(place: store.WorkspaceDirectory) -> Iterator[OpenWorkspace]:
         if not record.settled:
             image.check(place.image)
         with image.AttachedImage(place.image) as attached:
-            one = OpenWorkspace(place, attached)
+            one = OpenWorkspace(place, attached, seconds)
             finish(one)
             if not record.settled:
+                # In order by now, also where it has too much to be read: it is not checked at each start.
+                place.settle(0)
                 place.settle(len(one.entries()))
             yield one
 
@@ -273,7 +283,7 @@ def recover(state: Path) -> None:
         with contextlib.suppress(errors.CovenantError, OSError):
             if place.record().settled and place.journal() is None:
                 continue
-            with opened(place) as one:
+            with opened(place, RECOVERY_SECONDS) as one:
                 left = bool(one.entries())
             if not left:
                 discard(place)

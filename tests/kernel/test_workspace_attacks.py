@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,12 @@ def top(base: Path) -> Iterator[int]:
     subprocess.run(["rm", "-rf", str(base / "top")], check=True)
 
 
+def libc_mount(target: str, options: str) -> None:
+    """Mount a file system of FUSE, of which this process is the server."""
+    done = ctypes.CDLL(None, use_errno=True).mount(b"fuse", target.encode(), b"fuse", 0, options.encode())
+    assert done == 0, os.strerror(ctypes.get_errno())
+
+
 def deepen(top: int, depth: int, name: str = "d") -> None:
     """Make directories in one another."""
     at = os.dup(top)
@@ -65,6 +73,7 @@ def test_agent_with_deep_directories_stops_no_other_run(home: Any, project: Path
     (one,) = listed(home)
     after = home.exec("--quiet", "--", "true")
     assert after.returncode == 0, after.stderr
+    assert json.loads(home.covenant("workspace", "list", "--json").stdout)["workspaces"][0]["settled"], "looked at once"
     assert b"too deep" in home.covenant("workspace", "diff", one["run_id"]).stderr
     discarded = home.covenant("workspace", "discard", one["run_id"])
     assert discarded.returncode == 0, discarded.stderr
@@ -137,6 +146,15 @@ def test_empty_path_is_not_everything(place: Place, path: str) -> None:
             one.apply([path], log=lambda changes: None)
         assert tree(top) == before
         assert not one.apply(["."], log=lambda changes: None).left
+
+
+def test_empty_word_is_no_run(place: Place) -> None:
+    """Control: its first character is enough."""
+    made, _ = place
+    state = made.path.parent.parent
+    with pytest.raises(errors.WorkspaceError, match="no workspace begins"):
+        store.find(state, "")
+    assert store.find(state, "0").path == made.path
 
 
 def test_walk_follows_no_directory_that_becomes_a_link(base: Path, top: int) -> None:
@@ -245,3 +263,26 @@ def test_damaged_workspace_stops_no_supervisor(place: Place, base: Path, monkeyp
     monkeypatch.undo()
     operations.recover(state)
     assert one.record().settled
+
+
+def test_owner_with_a_silent_file_system_stops_no_supervisor(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An apply was cut off, and its directory is now on a file system that never answers. Control: without it."""
+    made, top = place
+    state = made.path.parent.parent
+    monkeypatch.setattr(operations, "RECOVERY_SECONDS", 2)
+    (top / "staged").touch()
+    made.note(store.Journal({"x": "staged"}))
+    fuse = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    options = f"fd={fuse},rootmode=40000,user_id={OWNER},group_id={OWNER},allow_other"
+    libc_mount(str(top), options)
+    try:
+        before = time.monotonic()
+        operations.recover(state)
+        assert 1 < time.monotonic() - before < 20
+        assert made.journal() is not None
+    finally:
+        subprocess.run(["umount", "--lazy", str(top)], check=True)
+        os.close(fuse)
+    operations.recover(state)
+    assert made.journal() is None
+    assert not (top / "staged").exists()
