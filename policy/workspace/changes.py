@@ -6,6 +6,7 @@ the session began: it is never overwritten.
 
 from __future__ import annotations
 
+import bisect
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, Self
@@ -24,8 +25,10 @@ _STICKY: Final = 0o1000
 # How the name of a staged file begins (policy.workspace.steps).
 STAGED: Final = "/.covenant-"
 _GIT: Final = ".git"
-# The files of a bare repository: with them in a directory, git reads its `config`.
-_BARE: Final = frozenset({"HEAD", "objects", "refs"})
+# Everything below a directory is sorted before its path with this character.
+_AFTER_SLASH: Final = chr(ord("/") + 1)
+# The names of a bare repository: with all of them in a directory, git starts the programs that its `config` names.
+_BARE: Final = frozenset({"head", "objects", "refs", "config"})
 
 
 class Change(Struct, frozen=True):
@@ -66,6 +69,8 @@ class _Sides(Struct, frozen=True):
     copied: frozenset[str]
     names: Mapping[str, Collection[str]]
     changed_ns: Mapping[str, int]
+    moved: frozenset[str]
+    folded: dict[str, dict[str, list[str]]] = {}
 
     @classmethod
     def of(cls, entries: Sequence[UpperEntry], lower: LowerView, terms: Terms, started_ns: int) -> Self:
@@ -76,7 +81,14 @@ class _Sides(Struct, frozen=True):
                 names.setdefault(above, set()).discard(name)
             else:
                 names.setdefault(above, set()).add(name)
-        return cls(terms, started_ns, frozenset(one.path for one in entries if one.copied), names, lower.changed_ns)
+        # New names change both times of a directory, a rename of it or another mode the first alone.
+        moved = frozenset(
+            one.path
+            for one in lower.entries.values()
+            if one.kind == "dir" and one.changed_ns >= started_ns and one.changed_ns > one.modified_ns
+        )
+        copied = frozenset(one.path for one in entries if one.copied)
+        return cls(terms, started_ns, copied, names, lower.changed_ns, moved)
 
 
 def compare(upper: Iterable[UpperEntry], lower: LowerView, *, terms: Terms, started_ns: int) -> tuple[Change, ...]:
@@ -87,7 +99,8 @@ def compare(upper: Iterable[UpperEntry], lower: LowerView, *, terms: Terms, star
     entries = sorted(upper)
     sides = _Sides.of(entries, lower, terms, started_ns)
     there = frozenset(one.path for one in entries if one.kind != "gone")
-    found = [change for entry in entries for change in _of(entry, lower, there)]
+    order = sorted(lower.entries)
+    found = [change for entry in entries for change in _of(entry, lower, order, there)]
     return tuple(_together([_judged(change, sides) for change in _once(found)]))
 
 
@@ -97,19 +110,22 @@ def _once(found: Sequence[Change]) -> list[Change]:
     return [by_key[key] for key in sorted(by_key, key=lambda key: (key[0].split("/"), key[1]))]
 
 
-def _of(entry: UpperEntry, lower: LowerView, there: Collection[str]) -> Iterator[Change]:
-    """Yield the changes of an entry of the upper layer. ``there`` are all paths of the layer."""
+def _of(entry: UpperEntry, lower: LowerView, order: Sequence[str], there: Collection[str]) -> Iterator[Change]:
+    """Yield the changes of an entry of the upper layer. ``there`` are all paths of the layer.
+
+    ``order`` are the paths of the directory, sorted.
+    """
     base = lower.entries.get(entry.path)
     if entry.kind == "gone":
         if base is not None:
-            yield from _removed(base, lower)
+            yield from _removed(base, lower, order)
         return
     if base is not None and base.kind != entry.kind:
-        yield from _removed(base, lower)
+        yield from _removed(base, lower, order)
         base = None
     if entry.kind == "dir" and base is not None:
         if entry.opaque:
-            yield from (one for one in _removed(base, lower) if one.path not in there)
+            yield from (one for one in _removed(base, lower, order) if one.path not in there)
         if (entry.mode ^ base.mode) & _PERMISSIONS:
             yield _new(entry, "mode", base)
         return
@@ -118,7 +134,7 @@ def _of(entry: UpperEntry, lower: LowerView, there: Collection[str]) -> Iterator
     elif entry.kind == "link":
         if entry.target != base.target:
             yield _new(entry, "modify", base)
-    elif entry.sha256 != base.sha256 or entry.size != base.size:
+    elif not entry.sha256 or entry.sha256 != base.sha256 or entry.size != base.size:
         yield _new(entry, "modify", base)
     elif (entry.mode ^ base.mode) & (_PERMISSIONS | _SPECIAL_BITS):
         yield _new(entry, "mode", base)
@@ -129,12 +145,14 @@ def _new(entry: UpperEntry, action: Action, base: LowerEntry | None) -> Change:
     return Change(entry.path, action, kind, entry.mode, entry.size, entry.sha256, entry.target, base)
 
 
-def _removed(base: LowerEntry, lower: LowerView) -> Iterator[Change]:
+def _removed(base: LowerEntry, lower: LowerView, order: Sequence[str]) -> Iterator[Change]:
     """Yield the removal of a path and of everything below it."""
     below = base.path + "/"
-    for path, one in lower.entries.items():
-        if path == base.path or path.startswith(below):
-            yield Change(path, "delete", one.kind, one.mode, one.size, one.sha256, one.target, one)
+    begin = bisect.bisect_left(order, below)
+    end = bisect.bisect_left(order, base.path + _AFTER_SLASH)
+    for path in (base.path, *order[begin:end]):
+        one = lower.entries[path]
+        yield Change(path, "delete", one.kind, one.mode, one.size, one.sha256, one.target, one)
 
 
 def _judged(change: Change, sides: _Sides) -> Change:
@@ -147,6 +165,11 @@ def _judged(change: Change, sides: _Sides) -> Change:
         return structs.replace(change, conflict="removed on the host since the session began")
     if base is not None and base.kind != "dir" and base.changed_ns >= sides.started_ns:
         return structs.replace(change, conflict="changed on the host since the session began")
+    if base is not None and any(one in sides.moved for one in (change.path, *_ancestors(change.path))):
+        # What is in it now may be older than the session, and no part of what the agent saw.
+        return structs.replace(
+            change, conflict="its directory was moved or changed on the host since the session began"
+        )
     return change
 
 
@@ -163,7 +186,8 @@ def _refusal(change: Change, terms: Terms) -> str:
         return "its name has characters that are not shown"
     if globs.matching(terms.mask)(change.path):
         return "masked: the agent does not see it"
-    if globs.matching(terms.protect)(change.path):
+    protected = globs.with_directories(terms.protect) if change.kind == "link" else terms.protect
+    if globs.matching(protected)(change.path):
         return "protected: it can start a program or steer a tool on the host"
     if change.path.rpartition("/")[2].lower() == _GIT and (change.kind != "dir" or change.action == "delete"):
         return "protected: it would name another repository"
@@ -173,6 +197,8 @@ def _refusal(change: Change, terms: Terms) -> str:
         return "it leads out of the directory"
     if change.kind == "other":
         return "neither a file, a directory nor a link"
+    if change.kind == "file" and change.action in ("add", "modify") and not change.sha256:
+        return "it is larger than a workspace can hold"
     if change.action != "delete" and change.mode & _SPECIAL_BITS & ~(_STICKY if change.kind == "dir" else 0):
         return "it has a setuid, setgid or sticky bit"
     base = change.base
@@ -205,17 +231,22 @@ def _twin(change: Change, sides: _Sides) -> str:
     if change.action != "add":
         return ""
     above, _, name = change.path.rpartition("/")
-    mine = _folded(name)
-    twin = next((one for one in sorted(sides.names.get(above, ())) if one != name and _folded(one) == mine), None)
+    if above not in sides.folded:
+        by_fold = sides.folded.setdefault(above, {})
+        for one in sorted(sides.names.get(above, ())):
+            by_fold.setdefault(_folded(one), []).append(one)
+    twin = next((one for one in sides.folded[above].get(_folded(name), ()) if one != name), None)
     return "" if twin is None else f"it differs from `{twin}` only in case"
 
 
 def _bare(change: Change, sides: _Sides) -> str:
-    """Refuse the ``config`` of a directory that is a bare repository: git would start the programs that it names."""
+    """Refuse what makes a directory a bare repository with a ``config``, whichever of its names comes last."""
     above, _, name = change.path.rpartition("/")
-    if name.lower() != "config" or change.action == "delete":
+    if name.lower() not in _BARE or above.rpartition("/")[2] == _GIT or change.action == "delete":
         return ""
-    names = {one if one == "HEAD" else one.lower() for one in sides.names.get(above, ())}
+    if name.lower() != "config" and change.action != "add":
+        return ""  # it was one before
+    names = {one.lower() for one in sides.names.get(above, ())}
     return "protected: git would take its directory for a repository" if names >= _BARE else ""
 
 
@@ -223,12 +254,18 @@ def _together(found: Sequence[Change]) -> Iterator[Change]:
     """Refuse each change that needs another one which is not applied."""
     stays = {one.path for one in found if one.action == "delete" and not one.is_applicable()}
     holding = {above: path for path in stays for above in _ancestors(path)} | {path: path for path in stays}
+    removed = {one.path for one in found if one.action == "delete"}
+    unmade = {one.path for one in found if one.action == "add" and (one.path in holding or not one.is_applicable())}
+    replaced = removed & unmade
     missing: set[str] = set()
     # Sorted by components: what a change needs comes before it, but for what a directory holds.
     for one in found:
         needs = next((f"`{above}` is not applied" for above in _ancestors(one.path) if above in missing), "")
         if not needs and one.path in holding and one.action in ("add", "delete"):
             needs = f"`{holding[one.path]}` stays"
+        if not needs and one.action == "delete":
+            above = next((path for path in (one.path, *_ancestors(one.path)) if path in replaced), "")
+            needs = f"what replaces `{above}` is not applied" if above else ""
         judged = structs.replace(one, refused=needs) if needs and one.is_applicable() else one
         if judged.action == "add" and not judged.is_applicable():
             missing.add(judged.path)
@@ -249,6 +286,6 @@ def renames(found: Iterable[Change]) -> dict[str, str]:
             old.setdefault((one.sha256, one.size), []).append(one.path)
     new = {}
     for one in found:
-        if one.action == "add" and one.kind == "file" and (paths := old.get((one.sha256, one.size))):
+        if one.action == "add" and one.sha256 and (paths := old.get((one.sha256, one.size))):
             new[one.path] = paths.pop(0)
     return new

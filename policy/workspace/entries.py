@@ -15,7 +15,8 @@ class UpperEntry(Struct, frozen=True, order=True):
 
     ``gone`` is a removed path. An ``opaque`` directory hides what the lower directory has. ``copied`` says that the
     file was copied up from the lower layer. ``mode`` are the permission bits, ``size`` counts bytes, ``names`` the
-    names of the file. ``sha256`` (hex) belongs to files, ``target`` to links.
+    names of the file. ``sha256`` (hex) belongs to files, ``target`` to links. A file without a digest was too
+    large to read.
     """
 
     path: str

@@ -50,6 +50,17 @@ def last_names(patterns: Sequence[str]) -> LastNames | None:
     return LastNames(frozenset(names), tuple(sorted(begins)), tuple(sorted(ends)))
 
 
+@functools.lru_cache(maxsize=64)
+def with_directories(patterns: Sequence[str]) -> tuple[str, ...]:
+    """Return the patterns, and those of the directories above what they name: a link there would lead to other files.
+
+    ``patterns`` is a tuple.
+    """
+    parts = [pattern.split("/") for pattern in patterns]
+    above = {"/".join(one[:depth]) for one in parts for depth in range(1, len(one))} - {ANY_DIRECTORIES}
+    return (*patterns, *sorted(above - set(patterns)))
+
+
 def _expression(pattern: str) -> str:
     parts = pattern.split("/")
     if len(parts) == 1:

@@ -43,7 +43,7 @@ def steps(changes: Sequence[Change], staged: dict[str, str]) -> list[ApplyStep]:
     """
     removed = [one for one in reversed(changes) if one.action == "delete"]
     made = [one for one in changes if one.action == "add" and one.kind == "dir"]
-    modes = [one for one in reversed(changes) if one.action == "mode" or one in made]
+    modes = [one for one in reversed(changes) if one.action == "mode" or (one.action == "add" and one.kind == "dir")]
     return [
         *(ApplyStep("rmdir" if one.kind == "dir" else "unlink", one.path) for one in removed),
         *(ApplyStep("mkdir", one.path, 0o700) for one in made),

@@ -18,6 +18,8 @@ def lines(change: Change, old: bytes, new: bytes) -> Iterator[str]:
     why = change.refused or change.conflict
     if why:
         yield f"# {change.path}: {'refused' if change.refused else 'conflict'}: {why}"
+    if change.action == "modify" and change.base is not None and change.mode != change.base.mode:
+        yield f"# {change.path}: mode {change.base.mode:o} becomes {change.mode:o}"
     if change.kind == "link" and change.action != "delete":
         yield f"link {change.path} -> {change.target}"
         return
@@ -30,6 +32,9 @@ def lines(change: Change, old: bytes, new: bytes) -> Iterator[str]:
     if texts[0] is None or texts[1] is None:
         yield f"binary {before} {after}: {change.size} bytes"
         return
+    was = 0 if change.base is None else change.base.size
+    if was > len(old) or (change.action != "delete" and change.size > len(new)):
+        yield f"# {change.path}: only the first {max(len(old), len(new))} bytes are compared"
     yield from difflib.unified_diff(texts[0], texts[1], before, after, lineterm="")
 
 

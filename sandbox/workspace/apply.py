@@ -240,7 +240,10 @@ def _renamed(places: _Parents, step: ApplyStep, base: LowerEntry | None) -> Kept
         libc.exchange(old, new)
         was = lower.entry(source, step.staged)
         if was is not None and (was.inode, was.size, was.modified_ns) != (base.inode, base.size, base.modified_ns):
-            os.rename(old, new + _HOSTS)
+            try:
+                libc.rename_new(old, new + _HOSTS)
+            except OSError:  # the name is another file's, or too long
+                return Kept(step.path, step.staged)
             return Kept(step.path, step.path + _HOSTS)
         os.unlink(old)
         return None

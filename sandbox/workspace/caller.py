@@ -36,8 +36,11 @@ def of(uid: int, gid: int) -> CallerIdentity:
     return CallerIdentity(uid, gid, tuple(sorted(set(groups))))
 
 
-def work(identity: CallerIdentity, does: Callable[[], T], kind: type[T]) -> T:
+def work(identity: CallerIdentity, does: Callable[[], T], kind: type[T], seconds: int = 0) -> T:
     """Call ``does`` in a process with the caller's rights, and return its result, which has the type ``kind``.
+
+    The process is killed after ``seconds``, unless they are 0: the caller may have a file system of its own at any of
+    its paths, which never answers.
 
     Raises:
         errors.WorkspaceError: it raised an error of the system, or the process was killed.
@@ -45,6 +48,9 @@ def work(identity: CallerIdentity, does: Callable[[], T], kind: type[T]) -> T:
 
     def done() -> tuple[bytes, Sequence[int]]:
         take(identity)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+        signal.alarm(seconds)
         return msgspec.msgpack.encode(does()), ()
 
     try:

@@ -79,14 +79,17 @@ def _tool(places: tuple[str, ...], *arguments: str, accepted: tuple[int, ...] = 
     program = next((one for one in places if os.access(one, os.X_OK)), None)
     if program is None:
         raise errors.WorkspaceError(f"this host has no {os.path.basename(places[0])}", hint="apt-get install e2fsprogs")
-    done = subprocess.run(
-        [program, *arguments],
-        env={"LC_ALL": "C.UTF-8"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=_SECONDS,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [program, *arguments],
+            env={"LC_ALL": "C.UTF-8"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as e:
+        raise errors.WorkspaceError(f"{os.path.basename(program)} took more than {_SECONDS} s") from e
     if done.returncode not in accepted:
         said = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
         raise errors.WorkspaceError(f"{os.path.basename(program)} failed: {said[-1][:300] if said else 'no message'}")

@@ -29,7 +29,7 @@ def view(top: int, entries: Sequence[UpperEntry]) -> LowerView:
     names: dict[str, tuple[str, ...]] = {}
     changed: dict[str, int] = {}
     # A removed file of the size of a new one may be the same file under another name.
-    sizes = frozenset(one.size for one in entries if one.kind == "file" and one.size)
+    sizes = frozenset(one.size for one in entries if one.sha256 and one.size)
     for above, inside in _by_directory(entries):
         fd = opened(top, above)
         if fd is None:
@@ -75,7 +75,8 @@ def entry(directory: int, path: str) -> LowerEntry | None:
     other_mount = stat.S_ISDIR(info.st_mode) and info.st_dev != os.fstat(directory).st_dev
     kind = "other" if other_mount else _kind(info)
     mode = info.st_mode & _PERMISSIONS
-    target = os.readlink(path.rpartition("/")[2], dir_fd=directory) if kind == "link" else ""
+    # A target that is no UTF-8 differs from each that is applied.
+    target = upper.shown(os.readlink(path.rpartition("/")[2], dir_fd=directory)) if kind == "link" else ""
     times = (info.st_ctime_ns, info.st_mtime_ns)
     return LowerEntry(path, kind, mode, info.st_size, info.st_nlink, *times, info.st_dev, info.st_ino, target=target)
 
@@ -85,7 +86,9 @@ def _entry(directory: int, path: str, beside: UpperEntry | None, sizes: Collecti
     base = entry(directory, path)
     if base is None or base.kind != "file":
         return base
-    same = base.size == beside.size if beside is not None and beside.kind == "file" else base.size in sizes
+    same = bool(beside.sha256) and base.size == beside.size if beside is not None else base.size in sizes
+    if beside is not None and beside.kind == "gone":
+        same = base.size in sizes
     if not same:
         return base
     fd = os.open(path.rpartition("/")[2], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
@@ -107,7 +110,7 @@ def _tree(top: int, path: str, sizes: Collection[int]) -> Iterator[LowerEntry]:
             if (
                 one := _entry(fd, f"{path}/{name}", None, sizes)
                 if upper.is_text(name)
-                else LowerEntry(upper.shown(name), "other")
+                else LowerEntry(upper.shown(f"{path}/{name}"), "other")
             )
         ]
     finally:

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from typing import Final
 
 from policy import errors
 from policy.workspace import globs
+from sandbox.workspace import lower, upper
 
-_MOST_FILES: Final = 2_000_000
+_MOST_NAMES: Final = 2_000_000
 _EMPTY_MODE: Final = 0o444
 
 
 def found(directory: int, patterns: tuple[str, ...]) -> list[str]:
     """Return the relative paths of the files and links below an open directory that a pattern names.
 
-    No link is followed. A directory that a pattern names stands for all of its files.
+    No link is followed, and no other mount entered, also when the owner moves them there meanwhile.
 
     Raises:
-        errors.WorkspaceError: there are too many files, or a directory cannot be read.
+        errors.WorkspaceError: there are too many names, or a directory cannot be read.
     """
     match, last = globs.matching(patterns), globs.last_names(patterns)
-    files = _files(f"/proc/self/fd/{directory}")
     try:
-        if last is None:
-            return [path for path, _ in files if match(path)]
-        return [path for path, name in files if last.may_be(name) and match(path)]
+        files = [path for path, name in _files(directory) if last is None or last.may_be(name)]
+        # A name that is no UTF-8 is matched as it is shown.
+        return [path for path in files if match(upper.shown(path))]
     except OSError as e:
         raise errors.WorkspaceError(f"the workspace cannot be looked through: {e.strerror}") from e
 
 
-def _files(top: str) -> Iterator[tuple[str, str]]:
+def _files(top: int) -> Iterator[tuple[str, str]]:
     """Yield the path of each file and link, and its last name in lower case.
 
     Objects of git have names of digits, and are left out.
@@ -39,17 +40,24 @@ def _files(top: str) -> Iterator[tuple[str, str]]:
     pending, seen = [""], 0
     while pending:
         above = pending.pop()
-        with os.scandir(f"{top}/{above}") as entries:
-            for entry in entries:
-                name = entry.name
-                path = above + name
-                if not entry.is_dir(follow_symlinks=False):
+        fd = lower.opened(top, above)
+        if fd is None:
+            continue
+        try:
+            with os.scandir(fd) as entries:
+                for entry in entries:
                     seen += 1
-                    yield path, name.lower()
-                elif not path.endswith(".git/objects"):
-                    pending.append(f"{path}/")
-        if seen > _MOST_FILES:
-            raise errors.WorkspaceError(f"the workspace has more than {_MOST_FILES} files", hint="take a part of it")
+                    if seen > _MOST_NAMES:
+                        raise errors.WorkspaceError(
+                            f"the workspace has more than {_MOST_NAMES} names", hint="take a part of it"
+                        )
+                    path = f"{above}/{entry.name}" if above else entry.name
+                    if not entry.is_dir(follow_symlinks=False):
+                        yield path, entry.name.lower()
+                    elif not path.endswith(".git/objects"):
+                        pending.append(path)
+        finally:
+            os.close(fd)
 
 
 def put(directory: int, layer: int, paths: list[str], owner: tuple[int, int]) -> None:
@@ -68,7 +76,7 @@ def put(directory: int, layer: int, paths: list[str], owner: tuple[int, int]) ->
                 above = "/".join(parts[:depth])
                 if above not in made:
                     made.add(above)
-                    info = os.lstat(f"/proc/self/fd/{directory}/{above}")
+                    info = _stat(directory, above)
                     os.mkdir(above, 0o700, dir_fd=layer)
                     os.chown(above, info.st_uid, info.st_gid, dir_fd=layer)
                     os.chmod(above, info.st_mode & 0o777, dir_fd=layer)
@@ -78,3 +86,13 @@ def put(directory: int, layer: int, paths: list[str], owner: tuple[int, int]) ->
             os.close(fd)
     except OSError as e:
         raise errors.WorkspaceError(f"the masked files of the workspace cannot be made: {e.strerror}") from e
+
+
+def _stat(top: int, path: str) -> os.stat_result:
+    fd = lower.opened(top, path)
+    if fd is None:
+        raise OSError(errno.ENOENT, "a directory was moved meanwhile")
+    try:
+        return os.fstat(fd)
+    finally:
+        os.close(fd)

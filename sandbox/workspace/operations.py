@@ -22,6 +22,9 @@ from sandbox.workspace import branch as branches
 from sandbox.workspace import caller, image, lower, session, store
 from sandbox.workspace.apply import Kept
 
+# How long a start waits for a caller's directory.
+RECOVERY_SECONDS = 30
+
 
 class Applied(Struct, frozen=True):
     """The result of an apply: the changes that were applied, those that were not, and what the host kept."""
@@ -43,10 +46,11 @@ class OpenWorkspace:
     Use ``opened``.
     """
 
-    def __init__(self, place: store.WorkspaceDirectory, attached: image.AttachedImage) -> None:
+    def __init__(self, place: store.WorkspaceDirectory, attached: image.AttachedImage, seconds: int) -> None:
         self.place = place
         self.record = place.record()
         self._attached = attached
+        self._seconds = seconds
         self._entries: list[UpperEntry] | None = None
 
     def entries(self) -> list[UpperEntry]:
@@ -155,7 +159,8 @@ class OpenWorkspace:
         chosen = [one for one in asked if one.is_applicable()]
         chosen = _with_directories(chosen, found)
         kept = self._applied(chosen, log) if chosen else []
-        rest = tuple(one for one in found if one not in chosen)
+        done = {(one.path, one.action) for one in chosen}
+        rest = tuple(one for one in found if (one.path, one.action) not in done)
         return Applied(tuple(chosen), rest, tuple(kept))
 
     def _applied(self, chosen: list[Change], log: Callable[[Sequence[Change]], None]) -> list[Kept]:
@@ -193,7 +198,7 @@ class OpenWorkspace:
     def commit(self, journal: store.Journal) -> list[Kept]:
         """Do the steps of a journal, and close it."""
         steps = journal.steps or []
-        kept = caller.work(self.record.caller, lambda: self._commit(steps, journal), list[Kept])
+        kept = caller.work(self.record.caller, lambda: self._commit(steps, journal), list[Kept], self._seconds)
         self.place.note(None)
         return kept
 
@@ -203,7 +208,8 @@ class OpenWorkspace:
 
     def unstage(self, staged: dict[str, str]) -> None:
         """Take back what an apply wrote that did not come to its steps."""
-        caller.work(self.record.caller, functools.partial(self._unstage, list(staged.values())), int)
+        does = functools.partial(self._unstage, list(staged.values()))
+        caller.work(self.record.caller, does, int, self._seconds)
         self.place.note(None)
 
     def _unstage(self, names: Sequence[str]) -> int:
@@ -213,13 +219,11 @@ class OpenWorkspace:
 
 def _with_directories(chosen: list[Change], found: Sequence[Change]) -> list[Change]:
     """Add the new directories of the chosen changes, so that a file of a new directory can be applied alone."""
-    needed = {above for one in chosen for above in _ancestors(one.path)}
+    above = {path for one in chosen for path in _ancestors(one.path)}
+    needed = {one.path for one in found if one.path in above and one.kind == "dir" and one.action == "add"}
     have = {(one.path, one.action) for one in chosen}
-    more = [
-        one
-        for one in found
-        if one.path in needed and one.kind == "dir" and one.action == "add" and (one.path, one.action) not in have
-    ]
+    # With a new directory goes the file or link that it replaces.
+    more = [one for one in found if one.path in needed and (one.path, one.action) not in have]
     order = {(one.path, one.action): number for number, one in enumerate(found)}
     return sorted([*chosen, *more], key=lambda one: order[one.path, one.action])
 
@@ -239,7 +243,7 @@ def _is_directory(top: int, path: str) -> bool:
 
 def _within(path: str, above: str) -> bool:
     above = above.rstrip("/")
-    return above in ("", ".") or path == above or path.startswith(above + "/")
+    return above == "." or path == above or path.startswith(above + "/")
 
 
 def _start(top: int, path: str, most: int) -> bytes:
@@ -260,8 +264,10 @@ def _start(top: int, path: str, most: int) -> bytes:
 
 
 @contextlib.contextmanager
-def opened(place: store.WorkspaceDirectory) -> Iterator[OpenWorkspace]:
+def opened(place: store.WorkspaceDirectory, seconds: int = 0) -> Iterator[OpenWorkspace]:
     """Hold a workspace and attach its image. An apply that was cut off is brought to its end first.
+
+    ``seconds`` bound each access to the caller's directory; 0 does not.
 
     Raises:
         errors.WorkspaceBusyError: its run goes on, or another process applies it.
@@ -272,9 +278,11 @@ def opened(place: store.WorkspaceDirectory) -> Iterator[OpenWorkspace]:
         if not record.settled:
             image.check(place.image)
         with image.AttachedImage(place.image) as attached:
-            one = OpenWorkspace(place, attached)
+            one = OpenWorkspace(place, attached, seconds)
             finish(one)
             if not record.settled:
+                # In order by now, also where it has too much to be read: it is not checked at each start.
+                place.settle(0)
                 place.settle(len(one.entries()))
             yield one
 
@@ -293,13 +301,13 @@ def finish(one: OpenWorkspace) -> None:
 def recover(state: Path) -> None:
     """Finish each apply that was cut off. Settle what runs left that were killed with their supervisor.
 
-    A workspace that is in use, or cannot be repaired, is left as it is.
+    A workspace that is in use, or cannot be repaired, is left as it is: no workspace keeps a supervisor from its start.
     """
     for place in store.listed(state):
-        with contextlib.suppress(errors.WorkspaceError):
+        with contextlib.suppress(errors.CovenantError, OSError):
             if place.record().settled and place.journal() is None:
                 continue
-            with opened(place) as one:
+            with opened(place, RECOVERY_SECONDS) as one:
                 left = bool(one.entries())
             if not left:
                 discard(place)
@@ -314,7 +322,7 @@ def discard(place: store.WorkspaceDirectory, *, log: Callable[[], None] = lambda
         errors.WorkspaceBusyError: its run goes on, or another process applies it.
     """
     # An apply that was cut off is ended first, where the directory is still there.
-    with contextlib.suppress(errors.WorkspaceError), opened(place):
+    with contextlib.suppress(errors.CovenantError, OSError), opened(place):
         pass
     with place.locked():
         log()

@@ -17,7 +17,7 @@ from msgspec import Struct
 from policy import errors
 from policy.workspace.changes import Terms
 from policy.workspace.entries import UpperEntry
-from sandbox.kernel.fs import filesystems
+from sandbox.kernel.fs import filesystems, hanging
 from sandbox.rootfs import host_paths
 from sandbox.workspace import image, masks, overlay, store, upper
 from sandbox.workspace.caller import CallerIdentity
@@ -26,6 +26,8 @@ from sandbox.workspace.caller import CallerIdentity
 _FILE_SYSTEMS = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"})
 # The coarse clock of the kernel, by which files are stamped, is behind by at most one tick.
 _TICK_NS = 10_000_000
+# What stays free in COVENANT_STATE beside the changes of a run.
+_SPARE_MB = 64
 
 
 class GivenDirectory(Struct, frozen=True):
@@ -65,6 +67,8 @@ def check(given: GivenDirectory, terms: Mapping[str, Any], never: Mapping[str, s
     info = os.fstat(given.fd)
     if not stat.S_ISDIR(info.st_mode) or not path.startswith("/") or not info.st_nlink:
         raise errors.WorkspaceError(f"`{path}` is no directory", hint="give a directory that exists")
+    if not upper.is_text(path):
+        raise errors.WorkspaceError(f"`{upper.shown(path)}` is no UTF-8", hint="give a directory with another name")
     who = given.caller
     if info.st_uid != who.uid or info.st_gid not in (who.gid, *who.groups):
         # In the overlay the agent has the rights of owner and group, and a caller can give no others than its own.
@@ -78,7 +82,25 @@ def check(given: GivenDirectory, terms: Mapping[str, Any], never: Mapping[str, s
             hint="give a directory below one of these, or have the operator sign workspace.from with its place",
         )
     host_paths.check_never(path, never)
+    _check_here(path, info)
     return path
+
+
+def _check_here(path: str, info: os.stat_result) -> None:
+    """Refuse a directory that this machine does not have at its path: the path is one of the caller's own mounts.
+
+    Raises:
+        errors.WorkspaceError: another directory or none is there.
+    """
+    try:
+        with hanging.within("the path of the workspace"):
+            found = os.stat(path)
+    except OSError:
+        found = None
+    if found is None or (found.st_dev, found.st_ino) != (info.st_dev, info.st_ino):
+        raise errors.WorkspaceError(
+            f"`{path}` is another directory on the host", hint="give a directory that no other mount covers"
+        )
 
 
 class RunWorkspace:
@@ -128,6 +150,7 @@ class RunWorkspace:
         else:
             self._place.make(record)
             self._stack.enter_context(self._place.locked())
+            self._check_free()
             image.create(self._place.image, self._terms["max_mb"], self._state / "workspaces" / store.TEMPLATES)
         self._attached = self._stack.enter_context(image.AttachedImage(self._place.image))
         changes = self._attached.mounted()
@@ -141,6 +164,19 @@ class RunWorkspace:
             os.close(changes)
         self._stack.callback(os.close, fd)
         return fd
+
+    def _check_free(self) -> None:
+        """Refuse a workspace that could fill COVENANT_STATE, which holds the audit log.
+
+        Raises:
+            errors.WorkspaceError: there is too little space.
+        """
+        system, needed = os.statvfs(self._state), self._terms["max_mb"] + _SPARE_MB
+        if system.f_bavail * system.f_frsize < needed * 1024 * 1024:
+            raise errors.WorkspaceError(
+                f"COVENANT_STATE has less than {needed} MiB of free space",
+                hint="covenant workspace list; apply or discard what is there",
+            )
 
     def _lay_out(self, changes: int, hidden: list[str], owner: overlay.Owner) -> None:
         """Make the directories of the layers. The mode of the upper one is that of the workspace.
@@ -172,11 +208,11 @@ class RunWorkspace:
                 return
             try:
                 self.changes = len(read_upper(self._attached, self._given.caller))
-            except errors.WorkspaceError:
+                if self.changes:
+                    self._place.settle(self.changes)
+            except (errors.WorkspaceError, OSError):
                 # It is repaired when it is next opened: nothing is thrown away here.
                 return
-            if self.changes:
-                self._place.settle(self.changes)
         if not self.changes:
             self._place.remove()
 

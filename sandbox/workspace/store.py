@@ -224,7 +224,7 @@ def find(state: Path, word: str) -> WorkspaceDirectory:
     Raises:
         errors.WorkspaceError: there is none, or several.
     """
-    found = [one for one in listed(state) if one.path.name.startswith(word)]
+    found = [one for one in listed(state) if word and one.path.name.startswith(word)]
     exact = [one for one in found if one.path.name == word]
     if len(exact or found) != 1:
         several = "several workspaces begin" if found else "no workspace begins"

@@ -1,4 +1,4 @@
-"""Read the upper layer of a workspace: what the agent changed, as overlayfs left it ."""
+"""Read the upper layer of a workspace: what the agent changed, as overlayfs left it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,25 @@ _OPAQUE, _ORIGIN = "trusted.overlay.opaque", "trusted.overlay.origin"
 _MODE: Final = "trusted.covenant.mode"
 _CHUNK: Final = 1024 * 1024
 _MOST: Final = 1_000_000
+# Directories in one another: each is an open descriptor and a call here. A longer path cannot be opened (PATH_MAX).
+_DEEPEST: Final = 200
+_LONGEST: Final = 4000
 _PERMISSIONS: Final = 0o7777
 _READABLE: Final = {"file": 0o400, "dir": 0o700}
+
+
+class _Room:
+    """The bytes that are still read for digests."""
+
+    def __init__(self, left: int) -> None:
+        self._left = left
+
+    def has(self, size: int) -> bool:
+        """Whether a file of this size is read. Its bytes are taken off."""
+        if size > self._left:
+            return False
+        self._left -= size
+        return True
 
 
 def read(top: int, reader: tuple[int, int]) -> list[UpperEntry]:
@@ -25,13 +42,17 @@ def read(top: int, reader: tuple[int, int]) -> list[UpperEntry]:
 
     The result has the modes that the agent gave. As root: overlayfs keeps its marks in attributes of root.
 
+    Files of more than twice the size of the file system have no digest. Holes and second names take no room in it:
+    to read all of them could take days.
+
     Raises:
-        errors.WorkspaceError: it cannot be read, or has too many paths.
+        errors.WorkspaceError: it cannot be read, has too many paths, or too deep ones.
     """
     try:
         os.chown(top, *reader)
+        system = os.fstatvfs(top)
         found = []
-        for entry in _below(top, "", reader):
+        for entry in _below(top, "", reader, _Room(2 * system.f_blocks * system.f_frsize)):
             found.append(entry)
             if len(found) > _MOST:
                 raise errors.WorkspaceError(f"the workspace has more than {_MOST} changes", hint="discard it")
@@ -40,24 +61,26 @@ def read(top: int, reader: tuple[int, int]) -> list[UpperEntry]:
         raise errors.WorkspaceError(f"the changes of the workspace cannot be read: {e.strerror}") from e
 
 
-def _below(directory: int, above: str, reader: tuple[int, int]) -> Iterator[UpperEntry]:
+def _below(directory: int, above: str, reader: tuple[int, int], room: _Room) -> Iterator[UpperEntry]:
+    if above.count("/") > _DEEPEST or len(above.encode()) > _LONGEST:
+        raise errors.WorkspaceError(f"`{above[:80]}...` is too deep in the workspace", hint="discard it")
     with os.scandir(directory) as entries:
         names = sorted(entry.name for entry in entries)
     for name in names:
         if not is_text(name):
             yield UpperEntry(above + shown(name), "other")
             continue
-        entry = _entry(directory, name, f"{above}{name}", reader)
+        entry = _entry(directory, name, f"{above}{name}", reader, room)
         yield entry
         if entry.kind == "dir":
             fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
             try:
-                yield from _below(fd, f"{entry.path}/", reader)
+                yield from _below(fd, f"{entry.path}/", reader, room)
             finally:
                 os.close(fd)
 
 
-def _entry(directory: int, name: str, path: str, reader: tuple[int, int]) -> UpperEntry:
+def _entry(directory: int, name: str, path: str, reader: tuple[int, int], room: _Room) -> UpperEntry:
     info = os.lstat(name, dir_fd=directory)
     mode, kind = info.st_mode & _PERMISSIONS, _kind(info)
     if kind == "gone":
@@ -73,8 +96,8 @@ def _entry(directory: int, name: str, path: str, reader: tuple[int, int]) -> Upp
         _let_read(fd, mode, _READABLE[kind], reader, noted=_MODE in marks)
         if kind == "dir":
             return UpperEntry(path, kind, mode, opaque=_OPAQUE in marks, copied=_ORIGIN in marks)
-        copied = _ORIGIN in marks
-        return UpperEntry(path, kind, mode, info.st_size, info.st_nlink, copied=copied, sha256=digest(fd))
+        copied, sha256 = _ORIGIN in marks, digest(fd) if room.has(info.st_size) else ""
+        return UpperEntry(path, kind, mode, info.st_size, info.st_nlink, copied=copied, sha256=sha256)
     finally:
         os.close(fd)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import pytest
@@ -163,6 +164,67 @@ def test_path_that_host_removed_is_a_conflict() -> None:
     assert not any(one.is_applicable() for one in found)
 
 
+def test_path_in_directory_that_host_moved_is_a_conflict() -> None:
+    """The agent never saw the files that came with the directory, which are older than the session."""
+    upper = [UpperEntry("d", "dir", 0o755), file("d/a", "z"), file("d/new"), UpperEntry("gone", "gone")]
+    for changed, modified, conflict in ((STARTED, STARTED - 5, True), (STARTED, STARTED, False)):
+        times = {"changed_ns": changed, "modified_ns": modified}
+        directories = [was(one, "", "dir", mode=0o755, **times) for one in ("d", "gone")]
+        found = {one.path: one for one in compared(upper, lower(*directories, was("d/a"), was("gone/b")))}
+        assert [bool(found[path].conflict) for path in ("d/a", "gone", "gone/b")] == [conflict] * 3
+        assert found["d/new"].is_applicable()
+
+
+@pytest.mark.parametrize("by", [UpperEntry("x", "other"), UpperEntry("x", "link", target="/etc")])
+def test_path_stays_when_what_replaces_it_is_refused(by: UpperEntry) -> None:
+    view = lower(was("x", "", "dir"), was("x/a"), was("y"))
+    found = compared([by, UpperEntry("y", "gone")], view)
+    assert [one.path for one in found if one.is_applicable()] == ["y"]
+    # Control: by a link that is applied.
+    found = compared([UpperEntry("x", "link", target="z"), UpperEntry("y", "gone")], view)
+    assert all(one.is_applicable() for one in found)
+
+
+def test_bare_repository_in_two_steps_is_refused() -> None:
+    """One apply brings some of its names, the next one the rest: neither is a repository by itself."""
+    names = ("HEAD", "config", "objects", "refs")
+    made = {name: UpperEntry(f"b/{name}", "dir", 0o755) for name in ("objects", "refs")}
+    made |= {name: file(f"b/{name}") for name in ("HEAD", "config")}
+    for first in names:
+        there = tuple(name for name in names if name != first)
+        view = lower(was("b", "", "dir", mode=0o755), names={"b": there})
+        assert "repository" in compared([made[first]], view)[0].refused
+        # Control: without one more of them it is none.
+        assert compared([made[first]], structs.replace(view, names={"b": there[1:]}))[0].is_applicable()
+
+
+@pytest.mark.parametrize("path", [".vscode", ".git/info", ".git/modules", ".github", "sub/.claude", ".config"])
+def test_link_above_protected_paths_is_refused(path: str) -> None:
+    """Programs of the host would find the files of another directory there."""
+    view = lower(was(".git", "", "dir"), was("sub", "", "dir"))
+    assert "protected" in compared([UpperEntry(path, "link", target="ok")], view)[0].refused
+    # Control: a link of another name.
+    assert compared([UpperEntry(path + "-more", "link", target="ok")], view)[0].is_applicable()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(".git/commondir", "any/commondir", ".git/rebase-merge/git-rebase-todo", ".git/remotes/origin"),
+        *(".vscode/mcp.json", "a.code-workspace", ".zed/settings.json", ".githooks/pre-commit", "lefthook.yaml"),
+        *(".bashrc", ".ssh/authorized_keys", ".gitconfig", ".mise.local.toml", ".windsurf/mcp.json"),
+    ],
+)
+def test_more_files_that_start_programs_are_protected(path: str) -> None:
+    assert "protected" in compared([file(path)], lower())[0].refused
+
+
+def test_file_that_was_not_read_is_refused() -> None:
+    view = lower(was("a", ""), was("b", ""))
+    found = compared([file("a", ""), file("b", "z"), file("new", "")], view)
+    assert [one.refused for one in found] == ["it is larger than a workspace can hold", "", found[0].refused]
+
+
 def test_steps_can_be_done_in_their_order() -> None:
     view = lower(was("x"), was("d", kind="dir"), was("d/a"), was("m", kind="dir", mode=0o755))
     upper = [
@@ -213,3 +275,27 @@ def test_page_needs_nothing_and_shows_text_as_text() -> None:
     assert "default-src 'none'" in shown
     assert "masked" in shown
     assert shown.count("<b>") == shown.count("<i>") == 0
+
+
+def test_unified_diff_tells_what_it_does_not_show() -> None:
+    change = Change("a", "modify", "file", 0o777, 5, "b", base=was("a", size=5))
+    assert list(unified.lines(change, b"xy", b"xy")) == [
+        "# a: mode 644 becomes 777",
+        "# a: only the first 2 bytes are compared",
+    ]
+    # Control: of a file that is shown whole nothing is said.
+    assert list(unified.lines(structs.replace(change, mode=0o644), b"xyxyx", b"xyxyx")) == []
+
+
+def test_many_changes_are_compared_in_seconds() -> None:
+    """An agent makes and removes as many as it likes: the time must not grow with the square of their number."""
+    count = 20_000
+    view = lower(*(was(f"r{number}", "", "dir") for number in range(count)))
+    upper = [*(file(f"f{number}") for number in range(count)), *(UpperEntry(path, "gone") for path in view.entries)]
+    before = time.process_time()
+    found = compared(upper, view)
+    made = [structs.replace(one, action="add", kind="dir") for one in found if one.action == "add"]
+    assert len(steps.steps(made, {})) == 2 * count
+    assert time.process_time() - before < 20
+    assert len(found) == 2 * count
+    assert all(one.is_applicable() for one in found)
