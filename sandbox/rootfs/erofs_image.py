@@ -13,12 +13,13 @@ import os
 import signal
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from msgspec import Struct
 
 from policy import errors
+from sandbox.kernel import libc
 from sandbox.storage import atomic_file
 
 NAME = "image.erofs"
@@ -63,7 +64,7 @@ def make(program: Path, tree: Path, place: Path) -> str:
     try:
         done = subprocess.run(
             command, cwd="/", env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS,
-            umask=0o077, check=False,
+            umask=0o077, check=False, preexec_fn=_dies_with(os.getpid()),
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as e:
         raise errors.LayerToolError(f"`{program}` cannot be run: {e}", hint=hint) from e
@@ -192,6 +193,17 @@ def changed(folder: Path, how: str, *, hint: str) -> errors.LayerChangedError:
     return errors.LayerChangedError(
         f"a root image was changed: {NAME} {how}", hint=hint, where=str(folder / NAME), differences=[f"{NAME}: {how}"]
     )
+
+
+def _dies_with(parent: int) -> Callable[[], None]:
+    """Return what a child calls so that the kernel kills it with its parent. Its directory is removed then."""
+
+    def call() -> None:
+        libc.set_parent_death_signal(signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)  # the parent died before the line above
+
+    return call
 
 
 def _untimed(tree: Path) -> Iterator[str]:
