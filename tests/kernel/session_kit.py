@@ -82,19 +82,20 @@ class Terminal:
     """A terminal of a test's own, of 30 rows and 90 columns, with one command in it."""
 
     def __init__(self, command: list[str], environment: Mapping[str, str], place: Path) -> None:
-        self.master, self._slave = pty.openpty()
+        self.master, self.slave = pty.openpty()
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("4H", 30, 90, 0, 0))
-        self._before = termios.tcgetattr(self._slave)
+        self._before = termios.tcgetattr(self.slave)
         self._process = subprocess.Popen(
             command,
             env={**environment, "TERM": "xterm-256color"},
             cwd=place,
-            stdin=self._slave,
-            stdout=self._slave,
-            stderr=self._slave,
+            stdin=self.slave,
+            stdout=self.slave,
+            stderr=self.slave,
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - the test has one thread
         )
+        self.pid = self._process.pid
         self.shown = b""
 
     def type(self, keys: bytes) -> None:
@@ -114,7 +115,7 @@ class Terminal:
         status = self._process.wait(SECONDS)
         while select.select([self.master], [], [], 0)[0]:
             self.shown += os.read(self.master, 65536)
-        assert termios.tcgetattr(self._slave) == self._before, "the terminal has its settings again"
+        assert termios.tcgetattr(self.slave) == self._before, "the terminal has its settings again"
         return status
 
     def close(self) -> None:
@@ -122,4 +123,4 @@ class Terminal:
         self._process.kill()
         self._process.wait()
         os.close(self.master)
-        os.close(self._slave)
+        os.close(self.slave)
