@@ -385,12 +385,12 @@ def test_no_process_of_session_has_caller_terminal(home: Home) -> None:
         place = os.ttyname(one.slave)
         number = os.stat(place).st_rdev
         held = {}
-        for pid in _family(home, one.pid):
+        for pid in _family(home, one.process.pid):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             names = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()]
             held[pid] = (int(fields[4]) == number, place in names)
         assert len(held) > 3
-        assert held.pop(one.pid) == (True, True), "control"
+        assert held.pop(one.process.pid) == (True, True), "control"
         assert set(held.values()) == {(False, False)}, held
         one.type(b"x\r")
         assert one.ended() == 0
