@@ -13,13 +13,12 @@ import os
 import signal
 import stat
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec import Struct
 
 from policy import errors
-from sandbox.kernel import libc
 from sandbox.storage import atomic_file
 
 NAME = "image.erofs"
@@ -35,6 +34,8 @@ _PLAIN_TIME_NS = 315_532_800 * 10**9
 _SECONDS = 1800
 _CHUNK_BYTES = 1 << 20
 _RECORD_BYTES = 1 << 20
+# A program of util-linux, which every Debian has.
+_SETPRIV = Path("/usr/bin/setpriv")
 _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -59,12 +60,15 @@ def make(program: Path, tree: Path, place: Path) -> str:
     for path in _untimed(tree):
         os.utime(path, ns=(_PLAIN_TIME_NS, _PLAIN_TIME_NS), follow_symlinks=False)
     command = [str(program), *_OPTIONS, str(place), str(tree)]
+    if _SETPRIV.exists():
+        # The kernel kills it with this process, whose next start removes the directory.
+        command = [str(_SETPRIV), "--pdeathsig", "KILL", *command]
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "SOURCE_DATE_EPOCH": _BUILD_TIME}
     hint = f"df -h {place.parent} says whether it has room for the files; without erofs-utils roots stay directories"
     try:
         done = subprocess.run(
             command, cwd="/", env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS,
-            umask=0o077, check=False, preexec_fn=_dies_with(os.getpid()),
+            umask=0o077, check=False,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as e:
         raise errors.LayerToolError(f"`{program}` cannot be run: {e}", hint=hint) from e
@@ -193,17 +197,6 @@ def changed(folder: Path, how: str, *, hint: str) -> errors.LayerChangedError:
     return errors.LayerChangedError(
         f"a root image was changed: {NAME} {how}", hint=hint, where=str(folder / NAME), differences=[f"{NAME}: {how}"]
     )
-
-
-def _dies_with(parent: int) -> Callable[[], None]:
-    """Return what a child calls so that the kernel kills it with its parent. Its directory is removed then."""
-
-    def call() -> None:
-        libc.set_parent_death_signal(signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)  # the parent died before the line above
-
-    return call
 
 
 def _untimed(tree: Path) -> Iterator[str]:
