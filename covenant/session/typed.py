@@ -16,6 +16,17 @@ from policy.manifest.permissions import CREDENTIAL_NAME
 HTTPS: Final = 443
 _PORTS = 65_535
 _PLAIN = frozenset("\n\t")
+# Variables to which sh, dash or bash give a meaning: an assignment evaluates the value, prints it in an error, or is
+# lost. OPTIND of bash starts what an index in the value names.
+_OF_SHELLS = frozenset(
+    (
+        *("ATTY", "BASHOPTS", "BASHPID", "COMP_WORDBREAKS", "DIRSTACK", "ENV", "EPOCHREALTIME", "EPOCHSECONDS"),
+        *("EUID", "FUNCNAME", "GROUPS", "HISTCMD", "HISTSIZE", "IFS", "LANG", "LANGUAGE", "LINENO", "MAIL"),
+        *("MAILPATH", "OLDPWD", "OPTARG", "OPTERR", "OPTIND", "PATH", "PIPESTATUS", "POSIXLY_CORRECT", "PPID", "PS1"),
+        *("PS2", "PS4", "PWD", "RANDOM", "SECONDS", "SHELLOPTS", "SHLVL", "SRANDOM", "TERM", "UID", "_"),
+    )
+)
+_FAMILIES_OF_SHELLS = ("BASH_", "LC_")
 
 
 class SecretWord(Struct, frozen=True):
@@ -78,7 +89,10 @@ def secret(written: str) -> SecretWord:
             hint="write --secret NAME or --secret NAME=VAR, as `covenant vault list`",
         )
     if equals:
-        _check_variable(target, place, "write --secret NAME=VAR, where VAR is a variable as MAIL_TOKEN")
+        hint = "write --secret NAME=VAR, where VAR is a variable as MAIL_TOKEN"
+        _check_variable(target, place, hint)
+        if target in _OF_SHELLS or target.startswith(_FAMILIES_OF_SHELLS):
+            raise errors.UsageError(f"{place} sets {target}, which is a shell's own", hint=hint)
     return SecretWord(name, target)
 
 

@@ -3,12 +3,14 @@
     (1) the sandbox's process holds a file of this device and inode open        /proc/PID/fd
     (2) its size, mode, owner and times are those of the start                  they hold for the bytes too
     (3) where they differ, the bytes are read and hashed: a name that was removed or replaced changes no byte of it
+    (4) no process has it open for writing: writes to a mapped page change no time       fcntl(2), F_SETLEASE
 
 The annotations of the configuration name the file (policy.decompile.live). The gofer has no root from the host then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from typing import Final
@@ -27,7 +29,11 @@ def judge(made: RootFile, sandbox: int, digests: dict[Binary, str]) -> Iterator[
     if place is None:
         yield Layer(NAME, Standing.WIDER, f"{made.describe()} held open by the sandbox", "it holds no such file")
         return
-    found = _digest(place, made, digests)
+    with _opened(place) as fd:
+        if erofs_image.written(fd):
+            yield Layer(NAME, Standing.WIDER, made.describe(), "a process has it open for writing")
+            return
+        found = _digest(fd, made, digests)
     if found == made.digest:
         yield Layer(NAME, Standing.EQUAL, made.describe(), made.describe())
     else:
@@ -47,15 +53,20 @@ def _held(pid: int, made: RootFile) -> str | None:
     return None
 
 
-def _digest(place: str, made: RootFile, digests: dict[Binary, str]) -> str:
-    info = os.stat(place)
+@contextlib.contextmanager
+def _opened(place: str) -> Iterator[int]:
+    fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _digest(fd: int, made: RootFile, digests: dict[Binary, str]) -> str:
+    info = os.fstat(fd)
     if erofs_image.identity(info).decode() == made.line:
         return made.digest
     key = Binary(info.st_dev, info.st_ino, info.st_ctime_ns, info.st_size)
     if key not in digests:
-        fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            digests[key] = erofs_image.digest(fd)
-        finally:
-            os.close(fd)
+        digests[key] = erofs_image.digest(fd)
     return digests[key]

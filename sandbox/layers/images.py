@@ -26,7 +26,6 @@ from policy import errors, layers
 from policy.host import Closure
 from policy.layers import LayerRef
 from sandbox import progress
-from sandbox.kernel import small_files
 from sandbox.layers import image_check, image_tree, tree_table
 from sandbox.layers.store import LayerStore
 from sandbox.rootfs import erofs_image, host_links, tree_store
@@ -35,6 +34,7 @@ from sandbox.rootfs.skeleton import MountPoint, Skeletons
 
 _LAYOUT = "covenant root image 1"
 _KIND = "images"
+_META = "meta.json"
 ROOT = "root"
 
 
@@ -142,13 +142,16 @@ class RootImages:
             tuple(points),
             tuple(derived),
         )
-        key = parts.key("tree" if packer is None else "erofs")
+        kind: ImageKind = "tree" if packer is None else "erofs"
+        key = parts.key(kind)
         with contextlib.ExitStack() as stack:
             folder = self._store.hold(_KIND, key, lambda: self._make(parts, key, packer), stack)
             # mtime of the outer directory is the time of last use.
             os.utime(folder)
             meta = self._meta(folder)
-            if meta.kind == "tree":
+            if meta.kind != kind:
+                raise _damaged(folder)
+            if kind == "tree":
                 check = stack.enter_context(image_check.begin(folder, meta.files))
                 yield HeldImage(folder / "root", key, check)
             else:
@@ -161,9 +164,12 @@ class RootImages:
         """Return the images that are made of a layer, by key."""
         found = {}
         for path in sorted(self._store.place(_KIND, "").iterdir()):
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 if layers.is_digest(path.name) and digest in (meta := self._meta(path)).layers:
                     found[path.name] = meta
+            except errors.LayerChangedError:
+                if path.exists():  # else another process has just removed it
+                    raise
         return found
 
     def verify(self, digest: str) -> tuple[str, ...]:
@@ -185,11 +191,9 @@ class RootImages:
 
     def _meta(self, folder: Path) -> ImageMeta:
         try:
-            return msgspec.json.decode(small_files.whole(folder / "meta.json"), type=ImageMeta)
-        except msgspec.MsgspecError as e:
-            raise errors.LayerChangedError(
-                f"`{folder}/meta.json` is damaged", hint="covenant layer gc --images", where=str(folder)
-            ) from e
+            return msgspec.json.decode(erofs_image.record(folder, _META, hint=image_check.FIX), type=ImageMeta)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as e:
+            raise _damaged(folder) from e
 
     def _make(self, parts: ImageParts, key: str, packer: Path | None) -> None:
         with contextlib.ExitStack() as stack:
@@ -212,8 +216,12 @@ class RootImages:
                 digest, size = _pack(packer, fresh)
                 meta = structs.replace(meta, kind="erofs", digest=digest, bytes=size)
             tree_store.write(fresh.path / "listing", layers.canonical(listed), 0o600)
-            tree_store.write(fresh.path / "meta.json", msgspec.json.encode(meta), 0o600)
+            tree_store.write(fresh.path / _META, msgspec.json.encode(meta), 0o600)
             tree_store.write(fresh.path / "table", _table(fresh, meta.kind), 0o600)
+
+
+def _damaged(folder: Path) -> errors.LayerChangedError:
+    return errors.LayerChangedError(f"`{folder}/{_META}` is damaged", hint=image_check.FIX, where=str(folder))
 
 
 def _pack(packer: Path, fresh: tree_store.FreshTree) -> tuple[str, int]:

@@ -6,8 +6,11 @@ files stay: Python's byte code names the time of its source.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import os
+import signal
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -16,7 +19,6 @@ from pathlib import Path
 from msgspec import Struct
 
 from policy import errors
-from sandbox.kernel import small_files
 from sandbox.storage import atomic_file
 
 NAME = "image.erofs"
@@ -31,6 +33,9 @@ _BUILD_TIME = "4102444800"
 _PLAIN_TIME_NS = 315_532_800 * 10**9
 _SECONDS = 1800
 _CHUNK_BYTES = 1 << 20
+_RECORD_BYTES = 1 << 20
+# A program of util-linux, which every Debian has.
+_SETPRIV = Path("/usr/bin/setpriv")
 _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -55,6 +60,9 @@ def make(program: Path, tree: Path, place: Path) -> str:
     for path in _untimed(tree):
         os.utime(path, ns=(_PLAIN_TIME_NS, _PLAIN_TIME_NS), follow_symlinks=False)
     command = [str(program), *_OPTIONS, str(place), str(tree)]
+    if _SETPRIV.exists():
+        # The kernel kills it with this process, whose next start removes the directory.
+        command = [str(_SETPRIV), "--pdeathsig", "KILL", *command]
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "SOURCE_DATE_EPOCH": _BUILD_TIME}
     hint = f"df -h {place.parent} says whether it has room for the files; without erofs-utils roots stay directories"
     try:
@@ -106,6 +114,44 @@ def problem(fd: int, expected: str) -> str:
     return ""
 
 
+def written(fd: int) -> bool:
+    """Whether a process has an open file open for writing, or mapped so.
+
+    Writes to a mapped page that is dirty change no time of the inode. A read lease is refused while there is a writer
+    (fcntl(2), F_SETLEASE). A file system without leases answers False.
+    """
+    try:
+        # A process that opens the file meanwhile waits, and its signal must not be SIGIO, which would end this process.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError as e:
+        return e.errno == errno.EAGAIN
+    return False
+
+
+def record(folder: Path, name: str, *, hint: str) -> bytes:
+    """Read a record beside an image.
+
+    Raises:
+        errors.LayerChangedError: Raised when it is missing, or no private file.
+    """
+    try:
+        directory = atomic_file.open_directory(folder, error=errors.LayerChangedError)
+        try:
+            raw = atomic_file.read(
+                directory, name, max_bytes=_RECORD_BYTES, where=str(folder), error=errors.LayerChangedError
+            )
+        finally:
+            os.close(directory)
+        if raw is None:
+            raise errors.LayerChangedError(f"`{folder}/{name}` is missing", where=str(folder))
+    except errors.LayerChangedError as e:
+        e.hint = hint
+        raise
+    return raw
+
+
 class FileCheck:
     """The check of one image: by its inode, and by its bytes where the inode is not the recorded one."""
 
@@ -121,13 +167,15 @@ class FileCheck:
         """
         if self._done:
             return
-        recorded = self._folder / TABLE
+        # This order: a process that opens the image after `written` changes its times, so that `now` is not its inode.
         now = identity(os.fstat(self._file.fd))
-        if small_files.whole(recorded) != now:
+        if written(self._file.fd):
+            raise changed(self._folder, "is open for writing in another process", hint=self._hint)
+        if record(self._folder, TABLE, hint=self._hint) != now:
             if found := problem(self._file.fd, self._file.digest):
                 raise changed(self._folder, found, hint=self._hint)
             # A copy that a backup restored has the same bytes.
-            atomic_file.derive(recorded, now)
+            atomic_file.derive(self._folder / TABLE, now)
         self._done = True
 
 

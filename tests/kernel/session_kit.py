@@ -15,6 +15,7 @@ import termios
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from sandbox.layers import sources
 from sandbox.layers.store import LayerStore
@@ -70,32 +71,39 @@ class Home:
 
     @contextlib.contextmanager
     def terminal(self, *words: str | Path) -> Iterator[Terminal]:
-        """Run ``covenant exec`` in a terminal."""
-        made = Terminal([sys.executable, "-m", "covenant", "exec", *map(str, words)], self.environment(), self.base)
+        """Run ``covenant exec`` in a terminal, which has its settings again at the end."""
+        command = [sys.executable, "-m", "covenant", "exec", *map(str, words)]
+        made = Terminal(command, self.environment(), cwd=self.base)
         try:
             yield made
+            assert made.restored()
         finally:
             made.close()
 
 
 class Terminal:
-    """A terminal of a test's own, of 30 rows and 90 columns, with one command in it."""
+    """A terminal of a test's own, of 30 rows and 90 columns, with one command in it. ``uid`` owns the terminal."""
 
-    def __init__(self, command: list[str], environment: Mapping[str, str], place: Path) -> None:
-        self.master, self._slave = pty.openpty()
-        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("4H", 30, 90, 0, 0))
-        self._before = termios.tcgetattr(self._slave)
-        self._process = subprocess.Popen(
+    def __init__(self, command: list[str], environment: Mapping[str, str], *, uid: int = 0, **more: Any) -> None:
+        self.master, self.slave = pty.openpty()
+        self.resize(30, 90)
+        self._before = termios.tcgetattr(self.slave)
+        os.fchown(self.slave, uid, -1)
+        self.process = subprocess.Popen(
             command,
             env={**environment, "TERM": "xterm-256color"},
-            cwd=place,
-            stdin=self._slave,
-            stdout=self._slave,
-            stderr=self._slave,
+            stdin=self.slave,
+            stdout=self.slave,
+            stderr=self.slave,
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - the test has one thread
+            **more,
         )
         self.shown = b""
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Set the size."""
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
 
     def type(self, keys: bytes) -> None:
         """Type these keys."""
@@ -111,15 +119,18 @@ class Terminal:
 
     def ended(self) -> int:
         """Return the exit status of the command, with the rest of its output read."""
-        status = self._process.wait(SECONDS)
+        status = self.process.wait(SECONDS)
         while select.select([self.master], [], [], 0)[0]:
             self.shown += os.read(self.master, 65536)
-        assert termios.tcgetattr(self._slave) == self._before, "the terminal has its settings again"
         return status
+
+    def restored(self) -> bool:
+        """Whether the terminal has the settings that it had before."""
+        return termios.tcgetattr(self.slave) == self._before
 
     def close(self) -> None:
         """End the command, and close the terminal."""
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
         os.close(self.master)
-        os.close(self._slave)
+        os.close(self.slave)

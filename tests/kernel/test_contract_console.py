@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import pty
-import select
 import signal
 import stat
-import struct
 import subprocess
-import termios
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +18,7 @@ import pytest
 from tests.kernel import serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.serving import Served
+from tests.kernel.session_kit import Terminal
 from tests.kernel.test_contract_sessions import STDIO, supervised
 from tests.kernel.test_contract_terminal import TERMINAL
 from tests.kernel.test_serve import eventually
@@ -32,59 +28,12 @@ __all__ = ["supervised"]
 SECONDS = 120.0
 
 
-class Terminal:
-    """A terminal of a test's own, with one command in it."""
-
-    def __init__(self, served: Served, through: bool, *arguments: str, verb: str = "run", uid: int = 0) -> None:
-        self.master, self._slave = pty.openpty()
-        self.resize(30, 90)
-        self.before = termios.tcgetattr(self._slave)
-        os.fchown(self._slave, uid, -1)
-        environment = serving.environment_of(served, uid, {"TERM": "xterm-256color"})
-        if not through:
-            del environment["COVENANT_SOCKET"]
-        self.process = subprocess.Popen(
-            serving.covenant_command(verb, *arguments),
-            env=environment,
-            stdin=self._slave,
-            stdout=self._slave,
-            stderr=self._slave,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - the test has one thread
-            **serving.identity(uid),
-        )
-        self.shown = b""
-
-    def resize(self, rows: int, columns: int) -> None:
-        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
-
-    def type(self, keys: bytes) -> None:
-        os.write(self.master, keys)
-
-    def until(self, mark: bytes) -> None:
-        """Read until this is shown."""
-        end = time.monotonic() + SECONDS
-        while mark not in self.shown:
-            ready, _, _ = select.select([self.master], [], [], max(0.0, end - time.monotonic()))
-            assert ready, self.shown
-            self.shown += os.read(self.master, 65536)
-
-    def ended(self) -> int:
-        """Return the exit status of the command, with the rest of its output read."""
-        status = self.process.wait(SECONDS)
-        while select.select([self.master], [], [], 0)[0]:
-            self.shown += os.read(self.master, 65536)
-        return status
-
-    def restored(self) -> bool:
-        """Whether the terminal has the settings that it had before."""
-        return termios.tcgetattr(self._slave) == self.before
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self.master)
-        os.close(self._slave)
+def in_terminal(served: Served, through: bool, *arguments: str, verb: str = "run", uid: int = 0) -> Terminal:
+    """Run a command in a terminal of this user, ``through`` the supervisor or without one."""
+    environment = serving.environment_of(served, uid)
+    if not through:
+        del environment["COVENANT_SOCKET"]
+    return Terminal(serving.covenant_command(verb, *arguments), environment, uid=uid, **serving.identity(uid))
 
 
 @pytest.fixture
@@ -107,7 +56,7 @@ def test_console_has_size_keys_and_status(supervised: tuple[Served, bool], termi
         "signal.sigwait([signal.SIGWINCH])\nprint(os.get_terminal_size(), flush=True)\n"
         "try: input('NAME? ')\nexcept KeyboardInterrupt: print('interrupted')\nsys.exit(9)"
     )
-    one = Terminal(served, through, _package(served.world, code))
+    one = in_terminal(served, through, _package(served.world, code))
     terminals.append(one)
     one.until(b"READY")
     assert b"columns=90, lines=30" in one.shown
@@ -117,7 +66,7 @@ def test_console_has_size_keys_and_status(supervised: tuple[Served, bool], termi
     one.until(b"columns=120, lines=44")
     one.until(b"NAME? ")
     one.type(b"\x03")
-    assert one.ended() == 9
+    assert one.ended() == 9, one.shown
     assert b"interrupted" in one.shown
     assert one.restored()
 
@@ -128,7 +77,7 @@ def test_console_filters_clipboard_unless_raw(
 ) -> None:
     served, through = supervised
     code = "print('<\\x1b]52;c;ZXZpbA==\\x07|\\x1b]0;title\\x07|\\x1b[21t>')"
-    one = Terminal(served, through, _package(served.world, code), *(["--raw"] if raw else []))
+    one = in_terminal(served, through, _package(served.world, code), *(["--raw"] if raw else []))
     terminals.append(one)
     assert one.ended() == 0
     if raw:
@@ -142,7 +91,7 @@ def test_streams_to_a_terminal_are_filtered(supervised: tuple[Served, bool], ter
     served, through = supervised
     code = "import os\nfor fd in (1, 2): os.write(fd, b'<\x1b]52;c;ZXZpbA==\x07|\x1b[31m>')"
     path = str(served.world.sign(served.world.package({"main.py": code}, more=STDIO)))
-    filtered, raw = Terminal(served, through, path), Terminal(served, through, path, "--raw")
+    filtered, raw = in_terminal(served, through, path), in_terminal(served, through, path, "--raw")
     terminals += [filtered, raw]
     assert filtered.ended() == 0
     assert filtered.shown.count(b"<\x18|\x1b[31m>") == 2
@@ -156,7 +105,7 @@ def test_console_is_restored_after_signal(
 ) -> None:
     served, through = supervised
     path = _package(served.world, "import time\nprint('READY', flush=True)\ntime.sleep(300)", cpu_ms=300_000)
-    one = Terminal(served, through, path)
+    one = in_terminal(served, through, path)
     terminals.append(one)
     one.until(b"READY")
     assert not one.restored()
@@ -190,7 +139,7 @@ def test_console_is_restored_after_refusal(supervised: tuple[Served, bool], term
     served, through = supervised
     path = Path(_package(served.world, "print('started')"))
     (path / "main.py").write_text("print('changed')")
-    one = Terminal(served, through, str(path))
+    one = in_terminal(served, through, str(path))
     terminals.append(one)
     assert one.ended() == 125
     assert one.restored()
@@ -207,7 +156,7 @@ def test_console_recording_has_digest_in_log(
         "signal.sigwait([signal.SIGWINCH])\nprint(input('PIN? ') and 'thanks')"
     )
     file = tmp_path / "cast"
-    one = Terminal(served, through, _package(served.world, code), "--record", str(file))
+    one = in_terminal(served, through, _package(served.world, code), "--record", str(file))
     terminals.append(one)
     one.until(b"READY")
     one.resize(44, 120)
@@ -224,7 +173,7 @@ def test_console_recording_has_digest_in_log(
     row = next(row["kind"] for row in served.world.rows() if row["kind"]["type"] == "session_ended")
     assert row["recording_hash_hex"] == hashlib.sha256(file.read_bytes()).hexdigest()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    again = Terminal(served, through, _package(served.world, code), "--record", str(file))
+    again = in_terminal(served, through, _package(served.world, code), "--record", str(file))
     terminals.append(again)
     assert again.ended() == 125, "a file that exists is not replaced"
     assert again.restored()

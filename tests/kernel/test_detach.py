@@ -15,7 +15,8 @@ from sandbox.rundir import registry
 from tests.kernel import serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.serving import CALLER, Served
-from tests.kernel.test_contract_console import Terminal, terminals
+from tests.kernel.session_kit import Terminal
+from tests.kernel.test_contract_console import in_terminal, terminals
 from tests.kernel.test_contract_sessions import STDIO
 from tests.kernel.test_contract_terminal import TERMINAL
 from tests.kernel.test_serve import eventually
@@ -75,7 +76,7 @@ class Attached:
 
     def command(self, verb: str, *arguments: str, uid: int = 0) -> Terminal:
         """A terminal with another command."""
-        self._terminals.append(Terminal(self._served, True, *arguments, verb=verb, uid=uid))
+        self._terminals.append(in_terminal(self._served, True, *arguments, verb=verb, uid=uid))
         return self._terminals[-1]
 
 

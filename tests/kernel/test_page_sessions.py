@@ -9,7 +9,8 @@ from pathlib import Path
 
 from tests.kernel import serving
 from tests.kernel.serving import Served
-from tests.kernel.test_contract_console import Terminal
+from tests.kernel.session_kit import Terminal
+from tests.kernel.test_contract_console import in_terminal
 from tests.kernel.test_contract_sessions import supervised
 from tests.kernel.test_detach import _call, _package, served, terminals
 from tests.kernel.world import ROOT
@@ -42,7 +43,7 @@ def test_page_shows_detached_session(served: Served, terminals: list[Terminal]) 
     started = _call(served, *(_package(served.world) if word == "PACKAGE" else word for word in starts))
     assert started.returncode == 0, started.stderr
     verb, *rest = [started.stdout.strip() if word == "RUN" else word for word in returns]
-    one = Terminal(served, True, *rest, verb=verb)
+    one = in_terminal(served, True, *rest, verb=verb)
     terminals.append(one)
     one.until(b"READY")
     one.type(b"quit\r")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from covenant.cli.run import run as running
 from covenant.cli.run import session, streams
 from covenant.cli.run.how import How
 from policy import errors
+from policy.package import MANIFEST_NAME, Package
 
 if TYPE_CHECKING:
     from covenant.session.package import Options
@@ -123,11 +123,11 @@ def exec_(
     except errors.CovenantError as e:
         common.report(e)
         return session.EXIT_REFUSED
-    with tempfile.TemporaryDirectory(prefix="covenant-exec-") as directory:
-        (Path(directory) / "agent.toml").write_text(made.text())
-        how = How(quiet=quiet and not terminal, raw=raw, record=record, workspace=workspace, resume=resume or "")
-        name = f"covenant exec {os.path.basename(command[0])}"
-        return running.connect(Path(directory), None, dev=True, how=how, name=name)
+    how = How(quiet=quiet and not terminal, raw=raw, record=record, workspace=workspace, resume=resume or "")
+    name = f"covenant exec {os.path.basename(command[0])}"
+    # The package is in memory alone: a killed command leaves no file.
+    package = Package({MANIFEST_NAME: made.text().encode()})
+    return running.connect(package, None, dev=True, how=how, name=name)
 
 
 def _with_terminal(tty: bool | None, *, saves: bool, record: Path | None) -> bool:

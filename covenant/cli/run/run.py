@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -144,17 +144,17 @@ def _milliseconds(timeout: float | None) -> int | None:
     return None if timeout is None else int(timeout * 1000)
 
 
-def connect(path: Path, timeout_ms: int | None, *, dev: bool = False, how: How, name: str = "") -> int:
-    """Connect this process's streams to the package at ``path``. Returns its exit status, or 125 for a refusal.
+def connect(source: Path | Package, timeout_ms: int | None, *, dev: bool = False, how: How, name: str = "") -> int:
+    """Connect this process's streams to a package. Returns its exit status, or 125 for a refusal.
 
-    ``name`` is that of a command that was typed. It replaces the path in listings, and packages of one agent id and one
-    name run beside each other (rule 8).
+    ``name`` is that of a command that was typed, which has its package in memory. It replaces the path in listings, and
+    packages of one agent id and one name run beside each other (rule 8).
     """
     from covenant.cli.run import session as sessions
 
     def here(connection: streams.SessionPipes) -> RunResult:
         return _here(
-            path,
+            source,
             "",
             timeout_ms,
             None,
@@ -165,7 +165,9 @@ def connect(path: Path, timeout_ms: int | None, *, dev: bool = False, how: How, 
             how=how,
         )
 
-    return sessions.status_of(path, timeout_ms, here, supervised=not dev, how=how)
+    if not isinstance(source, Path):
+        return sessions.status_of(sessions.stream_in(source.manifest), None, timeout_ms, here, how=how)
+    return sessions.status_of(sessions.stream_of(source), None if dev else source, timeout_ms, here, how=how)
 
 
 def _run(
@@ -254,7 +256,7 @@ def _asked(
 
 
 def _here(
-    path: Path,
+    source: Path | Package,
     text: str,
     timeout_ms: int | None,
     user: str | None,
@@ -279,9 +281,12 @@ def _here(
         if connection is None or not as_json:
             _say_whose(home, supervisor)
         with supervisor.logged(issuer):
-            package, dev_id = _signed_for_dev(path, supervisor) if dev else (packages.read(path), "")
+            package, dev_id = packages.read(source) if isinstance(source, Path) else source, ""
+            if dev:
+                package, dev_id = _signed_for_dev(package, supervisor)
         waiting = ExitStack() if shown is None else shown.waiting
-        with packages.beside(path) as children, waiting, _given(how) as given:
+        beside = packages.beside(source) if isinstance(source, Path) else nullcontext()
+        with beside as children, waiting, _given(how) as given:
             waiting.enter_context(spinner.shown(_AT_WORK, quiet=as_json or connection is not None))
             if connection is not None:
                 connection.begin()
@@ -294,7 +299,7 @@ def _here(
                     user=user,
                     dev=dev_id,
                     typed=bool(name),
-                    package_name=name or str(path.resolve()),
+                    package_name=name or str(source.resolve() if isinstance(source, Path) else ""),
                     children=children,
                     caller=None if connection is None else connection.streams,
                     live=None if shown is None else shown.show,
@@ -326,13 +331,11 @@ def _say_whose(home: Path, supervisor: Supervisor) -> None:
     common.say(f"home {common.visible(str(home))}, state {common.visible(str(supervisor.path))}, {trust}", err=True)
 
 
-def _signed_for_dev(path: Path, supervisor: Supervisor) -> tuple[Package, str]:
+def _signed_for_dev(read: Package, supervisor: Supervisor) -> tuple[Package, str]:
     """Return the package with the local key's envelope, and the agent id that the key may sign."""
     from covenant.keys import signing
     from policy import decide
-    from sandbox.storage import package_reader as packages
 
-    read = packages.read(path)
     manifest = decide.manifest_of(read)
     now_ms = int(time.time() * 1000)
     signed, dev_state = signing.dev(read, manifest, supervisor.state, host=supervisor.config.host, now_ms=now_ms)

@@ -40,21 +40,34 @@ def stream_of(path: Path) -> str | None:
     """
     try:
         with open(path / "agent.toml", "rb") as file:
-            process = tomllib.loads(file.read(_MANIFEST_BYTES).decode()).get("process")
-    except (OSError, ValueError):
+            return stream_in(file.read(_MANIFEST_BYTES))
+    except OSError:
+        return None  # the run says what is wrong with it
+
+
+def stream_in(manifest: bytes) -> str | None:
+    """Return the stream that a manifest names, as ``stream_of`` does."""
+    try:
+        process = tomllib.loads(manifest.decode()).get("process")
+    except ValueError:
         return None  # the run says what is wrong with it
     named = process.get("contract") if isinstance(process, dict) else None
     return named if named in contract.STREAMS else None
 
 
-def status_of(path: Path, timeout_ms: int | None, here: Here, *, supervised: bool = True, how: How = PLAIN) -> int:
-    """Run a session with this process's streams, and return the agent's exit status, or 125 for a refusal."""
-    if how.record is not None and (stream_of(path) != "terminal" or not streams.has_terminal()):
+def status_of(stream: str | None, package: Path | None, timeout_ms: int | None, here: Here, *, how: How = PLAIN) -> int:
+    """Run a session with this process's streams, and return the agent's exit status, or 125 for a refusal.
+
+    ``stream`` is the one that the agent speaks. ``package`` is given to a supervisor if one listens; without it the
+    session runs here.
+    """
+    has_terminal = stream == "terminal" and streams.has_terminal()
+    if how.record is not None and not has_terminal:
         raise errors.UsageError(
             "--record is for a session with a terminal",
             hint='leave --record out, or run a package with contract = "terminal" in a terminal',
         )
-    with_terminal = not how.quiet and stream_of(path) == "terminal" and streams.has_terminal()
+    with_terminal = not how.quiet and has_terminal
     if how.keep and (not with_terminal or how.record is not None):
         raise errors.UsageError(
             "--keep is for a session with a terminal, without --record", hint="leave --keep out, or use --detach"
@@ -66,7 +79,7 @@ def status_of(path: Path, timeout_ms: int | None, here: Here, *, supervised: boo
             if with_terminal
             else streams.connected(raw_output=how.raw)
         ) as connection:
-            answer = _answer(path, timeout_ms, here, connection, run_ids, supervised=supervised, how=how)
+            answer = _answer(package, timeout_ms, here, connection, run_ids, how=how)
     except errors.CovenantError as e:
         common.report(e)
         return EXIT_REFUSED
@@ -112,9 +125,7 @@ def start_detached(path: Path, timeout_ms: int | None) -> int:
     columns, rows = os.get_terminal_size(1) if os.isatty(1) else _SIZE
     with supervisor_client.supervisor() as sock:
         if sock is None:
-            raise errors.UsageError(
-                "no supervisor listens, and without one nothing holds a detached session", hint=_FIX
-            )
+            raise _no_supervisor()
         directory = supervisor_client.open_package(path)
 
         def said(state: Mapping[str, Any]) -> None:
@@ -148,23 +159,26 @@ def say_detached(run_id: str) -> int:
     return common.EXIT_DONE
 
 
+def _no_supervisor() -> errors.UsageError:
+    return errors.UsageError("no supervisor listens, and without one nothing holds a detached session", hint=_FIX)
+
+
 def _answer(
-    path: Path,
+    package: Path | None,
     timeout_ms: int | None,
     here: Here,
     connection: streams.SessionPipes,
     run_ids: list[str],
     *,
-    supervised: bool,
     how: How,
 ) -> RunResult | None:
     """Return the answer; None if the user has detached. ``run_ids`` gets the id of the run."""
-    with contextlib.ExitStack() as stack:
-        sock = stack.enter_context(supervisor_client.supervisor()) if supervised else None
-        if sock is not None:
-            return _supervised(sock, path, timeout_ms, connection, run_ids, how)
+    if package is not None:
+        with supervisor_client.supervisor() as sock:
+            if sock is not None:
+                return _supervised(sock, package, timeout_ms, connection, run_ids, how)
     if how.keep:
-        raise errors.UsageError("no supervisor listens, and without one nothing holds a detached session", hint=_FIX)
+        raise _no_supervisor()
     return here(connection)
 
 
