@@ -211,20 +211,21 @@ def scratch_mb(effective: Effective, origins: Origins, host: HostFacts) -> int:
     if effective.filesystem.mode == "read-only-package":
         return 0
     disk, taken = effective.resources.disk_mb or 0, sum(rooms(effective, host).values())
-    disk -= workspace.max_mb(origins.manifest)
+    callers = workspace.max_mb(origins.manifest)
+    disk -= callers
     shared = shared_mb(effective, origins.manifest)
     if taken and disk <= taken:
         raise errors.NotEnforceableError(
-            f"disk_mb leaves {disk}, and the file systems of the written paths have {taken} MiB",
-            hint=f"write disk_mb = {taken + 1 + workspace.max_mb(origins.manifest)} or more, "
-            "or make them smaller: what they leave is the size of /tmp",
+            f"disk_mb is {disk + callers}, and the file systems of the written paths have {taken} MiB"
+            + (f", the workspace {callers}" if callers else ""),
+            hint=f"write disk_mb = {taken + 1 + callers} or more, or make them smaller: "
+            "what they leave is the size of /tmp",
             where=origins.manifest.where("resources.disk_mb"),
         )
     if disk - taken <= shared:
         raise errors.NotEnforceableError(
             f"disk_mb leaves {disk - taken} MiB, and dev_shm_mb is {shared}",
-            hint=f"write disk_mb = {taken + shared + 1 + workspace.max_mb(origins.manifest)} or more, "
-            "or a smaller dev_shm_mb",
+            hint=f"write disk_mb = {taken + shared + 1 + callers} or more, or a smaller dev_shm_mb",
             where=origins.manifest.where("sandbox.dev_shm_mb"),
         )
     return disk - taken - shared

@@ -60,7 +60,7 @@ def make(program: Path, tree: Path, place: Path) -> str:
     for path in _untimed(tree):
         os.utime(path, ns=(_PLAIN_TIME_NS, _PLAIN_TIME_NS), follow_symlinks=False)
     command = [str(program), *_OPTIONS, str(place), str(tree)]
-    if _SETPRIV.exists():
+    if _SETPRIV.exists() and os.access(program, os.X_OK):
         # The kernel kills it with this process, whose next start removes the directory.
         command = [str(_SETPRIV), "--pdeathsig", "KILL", *command]
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "SOURCE_DATE_EPOCH": _BUILD_TIME}

@@ -71,15 +71,15 @@ def _overlaid(below: int, changes: int, scratch: Path, *, masks: bool) -> int:
 def _overlay(below: int, changes: int, scratch: Path, *, masks: bool) -> int:
     """In the process of its own: attach the layers, and make the overlay."""
     libc.private_mounts()
-    lower, upper = scratch / _LOWER, scratch / _CHANGES
-    libc.move_mount(below, str(lower))
-    libc.move_mount(changes, str(upper))
-    layers = [str(upper / image.MASK), str(lower)] if masks else [str(lower)]
+    # fsconfig(2) takes 256 bytes, in which `:` and `,` part names: so the paths are relative.
+    os.chdir(scratch)
+    libc.move_mount(below, _LOWER)
+    libc.move_mount(changes, _CHANGES)
     options = {
         "source": "covenant",
-        "lowerdir": ":".join(layers),
-        "upperdir": str(upper / image.UPPER),
-        "workdir": str(upper / image.WORK),
+        "lowerdir": f"{_CHANGES}/{image.MASK}:{_LOWER}" if masks else _LOWER,
+        "upperdir": f"{_CHANGES}/{image.UPPER}",
+        "workdir": f"{_CHANGES}/{image.WORK}",
         **_OPTIONS,
     }
     return libc.new_mount("overlay", options, _HELD)

@@ -80,12 +80,19 @@ class Live:
 
 
 @contextlib.contextmanager
-def live(world: World, code: str = SLEEPS, *, files: Mapping[str, str] | None = None, **fields: Any) -> Iterator[Live]:
+def live(
+    world: World,
+    code: str = SLEEPS,
+    *,
+    files: Mapping[str, str] | None = None,
+    request: Mapping[str, Any] | None = None,
+    **fields: Any,
+) -> Iterator[Live]:
     """Start a signed package with this code and hand it out when its first process runs."""
     package = world.sign(world.package({"main.py": code, **(files or {})}, **{"cpu_ms": 250_000, **fields}))
     answers: list[RunResult] = []
     before = set(_directories(world))
-    thread = threading.Thread(target=lambda: answers.append(world.run(package)))
+    thread = threading.Thread(target=lambda: answers.append(world.run(package, **(request or {}))))
     thread.start()
 
     def begun() -> Path | None:

@@ -17,6 +17,8 @@ from tests.kernel.world import ROOT
 from tests.unit.sandbox.shim.test_stream import CAT
 
 __all__ = ["served", "supervised", "terminals"]
+# It has no handler of a new size, which an attach brings: that is test_detach.py's.
+ENDS = "import sys\nprint('READY', flush=True)\nwhile input() != 'quit': pass\nsys.exit(7)\n"
 PAGE = (ROOT / "docs/sessions.md").read_text()
 
 
@@ -40,11 +42,11 @@ def test_page_shows_detached_session(served: Served, terminals: list[Terminal]) 
     """Both lines as they are written, with the package and the run put in."""
     _, lines = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     starts, returns = (line.split()[1:] for line in lines.splitlines())
-    started = _call(served, *(_package(served.world) if word == "PACKAGE" else word for word in starts))
+    started = _call(served, *(_package(served.world, ENDS) if word == "PACKAGE" else word for word in starts))
     assert started.returncode == 0, started.stderr
     verb, *rest = [started.stdout.strip() if word == "RUN" else word for word in returns]
     one = in_terminal(served, True, *rest, verb=verb)
     terminals.append(one)
     one.until(b"READY")
     one.type(b"quit\r")
-    assert one.ended() == 7
+    assert one.ended() == 7, one.shown

@@ -85,9 +85,10 @@ def test_fault_of_mkfs_is_named(program: Path, tmp_path: Path) -> None:
 def folder(program: Path, tmp_path: Path) -> Path:
     """An image with the record of its inode."""
     place = tmp_path / "folder"
-    place.mkdir()
+    place.mkdir(mode=0o700)
     erofs_image.make(program, tree(tmp_path / "tree"), place / erofs_image.NAME)
     (place / erofs_image.TABLE).write_bytes(erofs_image.identity(os.stat(place / erofs_image.NAME)))
+    (place / erofs_image.TABLE).chmod(0o600)
     return place
 
 
