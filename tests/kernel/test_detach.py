@@ -28,7 +28,8 @@ KEYS = b"\x10\x11"
 # It echoes lines, tells of each new size, and ends with status 7 at `quit`.
 TALKS = (
     "import os, signal, sys\nprint('READY', flush=True)\n"
-    "signal.signal(signal.SIGWINCH, lambda *_: print(os.get_terminal_size(), flush=True))\n"
+    # A print in a print, of two sizes at once, is an error of Python's.
+    "signal.signal(signal.SIGWINCH, lambda *_: os.write(1, f'{os.get_terminal_size()}\\n'.encode()))\n"
     "while True:\n    line = input()\n    if line == 'quit': sys.exit(7)\n    print('said ' + line, flush=True)\n"
 )
 
