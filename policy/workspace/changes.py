@@ -165,7 +165,7 @@ def _judged(change: Change, sides: _Sides) -> Change:
         return structs.replace(change, conflict="removed on the host since the session began")
     if base is not None and base.kind != "dir" and base.changed_ns >= sides.started_ns:
         return structs.replace(change, conflict="changed on the host since the session began")
-    if base is not None and any(one in sides.moved for one in (change.path, *_ancestors(change.path))):
+    if base is not None and any(one in sides.moved for one in (change.path, *ancestors(change.path))):
         # What is in it now may be older than the session, and no part of what the agent saw.
         return structs.replace(
             change, conflict="its directory was moved or changed on the host since the session began"
@@ -253,18 +253,18 @@ def _bare(change: Change, sides: _Sides) -> str:
 def _together(found: Sequence[Change]) -> Iterator[Change]:
     """Refuse each change that needs another one which is not applied."""
     stays = {one.path for one in found if one.action == "delete" and not one.is_applicable()}
-    holding = {above: path for path in stays for above in _ancestors(path)} | {path: path for path in stays}
+    holding = {above: path for path in stays for above in ancestors(path)} | {path: path for path in stays}
     removed = {one.path for one in found if one.action == "delete"}
     unmade = {one.path for one in found if one.action == "add" and (one.path in holding or not one.is_applicable())}
     replaced = removed & unmade
     missing: set[str] = set()
     # Sorted by components: what a change needs comes before it, but for what a directory holds.
     for one in found:
-        needs = next((f"`{above}` is not applied" for above in _ancestors(one.path) if above in missing), "")
+        needs = next((f"`{above}` is not applied" for above in ancestors(one.path) if above in missing), "")
         if not needs and one.path in holding and one.action in ("add", "delete"):
             needs = f"`{holding[one.path]}` stays"
         if not needs and one.action == "delete":
-            above = next((path for path in (one.path, *_ancestors(one.path)) if path in replaced), "")
+            above = next((path for path in (one.path, *ancestors(one.path)) if path in replaced), "")
             needs = f"what replaces `{above}` is not applied" if above else ""
         judged = structs.replace(one, refused=needs) if needs and one.is_applicable() else one
         if judged.action == "add" and not judged.is_applicable():
@@ -272,7 +272,8 @@ def _together(found: Sequence[Change]) -> Iterator[Change]:
         yield judged
 
 
-def _ancestors(path: str) -> Iterator[str]:
+def ancestors(path: str) -> Iterator[str]:
+    """Yield the directories that a relative path lies in, the innermost first."""
     while path := path.rpartition("/")[0]:
         yield path
 

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from policy.workspace.entries import LowerEntry, LowerKind, LowerView, UpperEntry
 from sandbox.kernel import libc
+from sandbox.rootfs import erofs_image
 from sandbox.workspace import upper
 
 BENEATH: Final = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_XDEV
@@ -93,7 +94,7 @@ def _entry(directory: int, path: str, beside: UpperEntry | None, sizes: Collecti
         return base
     fd = os.open(path.rpartition("/")[2], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
     try:
-        return structs.replace(base, sha256=upper.digest(fd))
+        return structs.replace(base, sha256=erofs_image.digest(fd))
     finally:
         os.close(fd)
 

@@ -188,7 +188,7 @@ class OpenWorkspace:
         """The directories of the changes that exist, and stay. As the caller."""
         gone = {one.path for one in chosen if one.action == "delete"}
         with self._directory() as top:
-            above = {path for one in chosen for path in _ancestors(one.path)} - gone
+            above = {path for one in chosen for path in policy_changes.ancestors(one.path)} - gone
             return ["", *(path for path in sorted(above) if _is_directory(top, path))]
 
     def _stage(self, upper: int, chosen: Sequence[Change], staged: dict[str, str]) -> list[str]:
@@ -219,18 +219,13 @@ class OpenWorkspace:
 
 def _with_directories(chosen: list[Change], found: Sequence[Change]) -> list[Change]:
     """Add the new directories of the chosen changes, so that a file of a new directory can be applied alone."""
-    above = {path for one in chosen for path in _ancestors(one.path)}
+    above = {path for one in chosen for path in policy_changes.ancestors(one.path)}
     needed = {one.path for one in found if one.path in above and one.kind == "dir" and one.action == "add"}
     have = {(one.path, one.action) for one in chosen}
     # With a new directory goes the file or link that it replaces.
     more = [one for one in found if one.path in needed and (one.path, one.action) not in have]
     order = {(one.path, one.action): number for number, one in enumerate(found)}
     return sorted([*chosen, *more], key=lambda one: order[one.path, one.action])
-
-
-def _ancestors(path: str) -> Iterator[str]:
-    while path := path.rpartition("/")[0]:
-        yield path
 
 
 def _is_directory(top: int, path: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -10,11 +9,11 @@ from typing import Final
 
 from policy import errors
 from policy.workspace.entries import UpperEntry, UpperKind
+from sandbox.rootfs import erofs_image
 
 _OPAQUE, _ORIGIN = "trusted.overlay.opaque", "trusted.overlay.origin"
 # The mode that the agent gave, where its owner could not read.
 _MODE: Final = "trusted.covenant.mode"
-_CHUNK: Final = 1024 * 1024
 _MOST: Final = 1_000_000
 # Directories in one another: each is an open descriptor and a call here. A longer path cannot be opened (PATH_MAX).
 _DEEPEST: Final = 200
@@ -96,7 +95,7 @@ def _entry(directory: int, name: str, path: str, reader: tuple[int, int], room: 
         _let_read(fd, mode, _READABLE[kind], reader, noted=_MODE in marks)
         if kind == "dir":
             return UpperEntry(path, kind, mode, opaque=_OPAQUE in marks, copied=_ORIGIN in marks)
-        copied, sha256 = _ORIGIN in marks, digest(fd) if room.has(info.st_size) else ""
+        copied, sha256 = _ORIGIN in marks, erofs_image.digest(fd) if room.has(info.st_size) else ""
         return UpperEntry(path, kind, mode, info.st_size, info.st_nlink, copied=copied, sha256=sha256)
     finally:
         os.close(fd)
@@ -128,12 +127,3 @@ def is_text(name: str) -> bool:
 def shown(name: str) -> str:
     """Return a name that is no UTF-8 with its bytes written out."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
-
-
-def digest(fd: int) -> str:
-    """Return the hex SHA-256 of an open file, from its beginning."""
-    found, at = hashlib.sha256(), 0
-    while piece := os.pread(fd, _CHUNK, at):
-        found.update(piece)
-        at += len(piece)
-    return found.hexdigest()
