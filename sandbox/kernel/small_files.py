@@ -5,7 +5,9 @@ A stream of Python makes five more, and a run reads 100 files.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 
 _CHUNK_BYTES = 1 << 16
@@ -22,6 +24,19 @@ def whole(path: str | Path) -> bytes:
         return to_end(fd)
     finally:
         os.close(fd)
+
+
+def open_plain(path: str | Path) -> int:
+    """Open a regular file to read. A FIFO does not block, and a symlink is not followed. The caller closes it.
+
+    Raises:
+        OSError: Raised when it cannot be opened, or is no regular file.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no plain file", str(path))
+    return fd
 
 
 def put(path: str | Path, raw: bytes) -> None:

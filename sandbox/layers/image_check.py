@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from policy import errors, layers
-from sandbox.kernel import small_files
 from sandbox.kernel.proc import spawn
 from sandbox.kernel.proc.launch import Launch
 from sandbox.layers import store, tree_table
+from sandbox.rootfs import tree_store
 from sandbox.storage import atomic_file
 
 # A small tree is walked here: a process takes 20 ms to begin.
@@ -51,15 +51,18 @@ class ImageCheck:
         root, recorded = self._folder / "root", self._folder / "table"
         if self._child is None:
             now = tree_table.table(str(root))
-            if now == small_files.whole(recorded):
+            if now == self._record("table"):
                 return
         else:
             self._finish(self._child)
-            if _equal(self._found, recorded):
+            if self._same_table():
                 return
             now = os.pread(self._found, os.fstat(self._found).st_size, 0)
-        self._read_again(root, tree_table.changed(small_files.whole(recorded), now))
+        self._read_again(root, tree_table.changed(self._record("table"), now))
         atomic_file.derive(recorded, now)
+
+    def _record(self, name: str) -> bytes:
+        return tree_store.record(self._folder, name, hint=FIX)
 
     def _finish(self, child: spawn.Child) -> None:
         until = time.monotonic() + _SECONDS
@@ -68,8 +71,17 @@ class ImageCheck:
                 f"the root image `{self._folder}` cannot be read", hint=FIX, where=str(self._folder)
             )
 
+    def _same_table(self) -> bool:
+        """Compare the two tables piece by piece: whole, they would count in the memory of every run."""
+        with tree_store.opened_record(self._folder, "table", hint=FIX) as fd:
+            size = os.fstat(fd).st_size
+            return os.fstat(self._found).st_size == size and all(
+                os.pread(fd, _CHUNK_BYTES, at) == os.pread(self._found, _CHUNK_BYTES, at)
+                for at in range(0, size, _CHUNK_BYTES)
+            )
+
     def _read_again(self, root: Path, paths: list[str]) -> None:
-        entries = {e.path: e for e in layers.parsed(small_files.whole(self._folder / "listing"))}
+        entries = {e.path: e for e in layers.parsed(self._record("listing"))}
         wrong = store.differences(root, tuple(entries.values()), only=frozenset(paths))
         if wrong:
             raise errors.LayerChangedError(
@@ -78,18 +90,6 @@ class ImageCheck:
                 where=str(root),
                 differences=list(wrong),
             )
-
-
-def _equal(found: int, recorded: Path) -> bool:
-    """Compare two tables piece by piece: whole, they would count in the memory of every run."""
-    fd = os.open(recorded, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        size = os.fstat(fd).st_size
-        return os.fstat(found).st_size == size and all(
-            os.pread(fd, _CHUNK_BYTES, at) == os.pread(found, _CHUNK_BYTES, at) for at in range(0, size, _CHUNK_BYTES)
-        )
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,6 @@ from msgspec import Struct
 
 from policy import errors, layers
 from policy.layers import LayerEntry, LayerRef
-from sandbox.kernel import small_files
 from sandbox.layers import packing, tree_walk
 from sandbox.rootfs import tree_store
 from sandbox.storage import atomic_file
@@ -132,8 +131,11 @@ class LayerStore:
         found = []
         for path in self._store.place(_KIND, "").iterdir():
             if layers.is_digest(path.name) and self._store.is_complete(_KIND, path.name):
-                with contextlib.suppress(FileNotFoundError):
+                try:
                     found.append(self._info(path.name))
+                except errors.LayerChangedError:
+                    if path.exists():  # else another process has just removed it
+                        raise
         return sorted(found, key=lambda one: (one.names[-1], one.made_ms))
 
     def find(self, word: str) -> LayerInfo:
@@ -209,13 +211,12 @@ class LayerStore:
         return self._store.collect(unused_seconds=unused_seconds, keep=lambda _, path: bool(images_of(path.name)))
 
     def _info(self, digest: str) -> LayerInfo:
-        place = self._store.place(_KIND, digest) / "meta.json"
+        folder = self._store.place(_KIND, digest)
+        place, hint = folder / "meta.json", f"rm -r {folder}, and build the layer again"
         try:
-            return msgspec.json.decode(small_files.whole(place), type=LayerInfo)
+            return msgspec.json.decode(tree_store.record(folder, place.name, hint=hint), type=LayerInfo)
         except msgspec.MsgspecError as e:
-            raise errors.LayerChangedError(
-                f"`{place}` is damaged", hint=f"rm -r {place.parent}, and build the layer again", where=str(place)
-            ) from e
+            raise errors.LayerChangedError(f"`{place}` is damaged", hint=hint, where=str(place)) from e
 
     def _known_as(self, digest: str, name: str, search: tuple[str, ...]) -> LayerInfo:
         """Record the latest name and search directories of a layer, which may have been packed before."""
@@ -228,11 +229,12 @@ class LayerStore:
         return info
 
     def _listing(self, folder: Path, digest: str) -> tuple[LayerEntry, ...]:
-        entries = layers.parsed(small_files.whole(folder / "listing"))
+        hint = f"covenant layer rm {digest}; then build it again"
+        entries = layers.parsed(tree_store.record(folder, "listing", hint=hint))
         if layers.digest_of(entries) != digest:
             raise errors.LayerChangedError(
                 f"the listing of layer {digest[:12]} is not the one that was packed",
-                hint=f"covenant layer rm {digest}; then build it again",
+                hint=hint,
                 where=str(folder / "listing"),
             )
         return entries

@@ -173,9 +173,41 @@ class TreeStore:
 def is_complete(target: Path, digest: str) -> bool:
     """Whether the directory was made to its end."""
     try:
-        return small_files.whole(f"{target}/complete") == digest.encode() + b"\n"
+        fd = small_files.open_plain(f"{target}/complete")
     except OSError:
         return False
+    try:
+        return small_files.to_end(fd) == digest.encode() + b"\n"
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def opened_record(folder: Path, name: str, *, hint: str) -> Iterator[int]:
+    """Open a record beside a tree; the block's end closes it.
+
+    Raises:
+        errors.LayerChangedError: Raised when it is missing, no plain file, or cannot be read.
+    """
+    place = folder / name
+    try:
+        fd = small_files.open_plain(place)
+    except OSError as e:
+        raise errors.LayerChangedError(f"`{place}` cannot be read: {e.strerror}", hint=hint, where=str(place)) from e
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def record(folder: Path, name: str, *, hint: str) -> bytes:
+    """Read a record beside a tree.
+
+    Raises:
+        errors.LayerChangedError: As ``opened_record``.
+    """
+    with opened_record(folder, name, hint=hint) as fd:
+        return small_files.to_end(fd)
 
 
 def write(place: Path, data: bytes, mode: int) -> None:

@@ -25,7 +25,8 @@ class Cell(Struct, frozen=True, forbid_unknown_fields=True):
     ``shows`` matches the output of ``version``, or a cell with a limit. ``pipe`` is a program
     that reads the output of ``task``. ``ready`` matches the screen of ``terminal`` once the agent waits for a key.
     ``keys`` are typed before, ``leave`` after the resize, each when its pattern is shown; with `!`, once it is gone.
-    ``status`` is the exit status.
+    ``status`` is the exit status. ``npm`` is an adapter that speaks for the agent, a layer of its own, and ``env`` what
+    it needs besides.
     """
 
     args: tuple[str, ...] = ()
@@ -33,6 +34,8 @@ class Cell(Struct, frozen=True, forbid_unknown_fields=True):
     shows: str = ""
     pipe: str = ""
     ready: str = ""
+    npm: tuple[str, ...] = ()
+    env: dict[str, str] = {}
     keys: tuple[tuple[str, str], ...] = ()
     leave: tuple[tuple[str, str], ...] = (("", "C-c"),)
     status: int = 0
@@ -73,11 +76,17 @@ class Agent(Struct, frozen=True, forbid_unknown_fields=True):
             words += self.options if one == "{options}" else [one]
         return words
 
-    def variables(self) -> dict[str, str]:
-        """Return the environment that leads the agent to the model beside it."""
-        reply = self.reply.replace("{command}", COMMAND)
-        found = {**self.env, "MODEL_COMMAND": COMMAND, "MODEL_REPLY": reply, "SETUP": self.setup}
+    def variables(self, kind: str) -> dict[str, str]:
+        """Return the environment of a cell, which leads the agent to the model beside it."""
+        reply, cell = self.reply.replace("{command}", COMMAND), self.cell(kind)
+        script = {"MODEL_COMMAND": COMMAND, "MODEL_REPLY": reply, "SETUP": self.setup}
+        found = {**self.env, **(cell.env if cell else {}), **script}
         return {name: value for name, value in found.items() if value}
+
+
+def adapter(name: str) -> str:
+    """Return the name of the layer of an agent's adapter."""
+    return f"{name}-acp"
 
 
 def load() -> dict[str, Agent]:

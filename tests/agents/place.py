@@ -49,13 +49,16 @@ def _run(words: list[str]) -> None:
     subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
 
 
-def layers(agent: str) -> list[str]:
-    """Return the layers of an agent over those of its profile, each as NAME@sha256:DIGEST, the newest of its name."""
+def layers(agent: str, kind: str = "") -> list[str]:
+    """Return the layers of a cell over those of the agent's profile, each as NAME@sha256:DIGEST, the newest."""
     found = catalogue.load()[agent]
     newest = {name: str(one.ref()) for one in LayerStore(HOME / "supervisor").listed() for name in one.names}
-    # The model beside the agent is a Python program.
-    below = [] if "python3" in profiles.load(found.profile).layers else ["python3"]
-    return [newest[name] for name in (*below, agent, "fake")]
+    cell = found.cell(kind) if kind else None
+    above = [catalogue.adapter(agent)] if cell and cell.npm else []
+    # The model beside the agent is a Python program, an adapter one of Node.
+    needed = ["python3", *(["nodejs"] if above else [])]
+    below = [name for name in needed if name not in profiles.load(found.profile).layers]
+    return [newest[name] for name in (*below, agent, *above, "fake")]
 
 
 def build(names: Sequence[str]) -> None:
@@ -72,6 +75,10 @@ def build(names: Sequence[str]) -> None:
         agent = catalogue.load()[name]
         top, changed_ms = install(name, agent)
         _layer(store, name, ["npm" if agent.npm else "venv", str(top)], changed_ms)
+        if agent.acp and agent.acp.npm:
+            beside = catalogue.adapter(name)
+            top, changed_ms = install(beside, Agent(beside, npm=agent.acp.npm))
+            _layer(store, beside, ["npm", str(top)], changed_ms)
     sources.directory(store, "fake", catalogue.HERE / "fake", "/opt/fake")
 
 

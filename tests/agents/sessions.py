@@ -21,9 +21,9 @@ SECONDS = 300.0
 BESIDE = "/opt/fake/beside"
 
 
-def command(agent: str, words: Sequence[str], *options: str) -> list[str]:
-    """Return `covenant exec` with the layers of an agent."""
-    layers = [word for name in place.layers(agent) for word in ("--layer", name)]
+def command(agent: str, words: Sequence[str], *options: str, kind: str = "") -> list[str]:
+    """Return `covenant exec` with the layers of an agent, and of a cell's adapter."""
+    layers = [word for name in place.layers(agent, kind) for word in ("--layer", name)]
     return serving.covenant_command("exec", *layers, *options, "--", *words)
 
 
@@ -39,10 +39,10 @@ def beside(agent: str, kind: str, cell: str, *options: str) -> list[str]:
     found = catalogue.load()[agent]
     tried = found.cell(cell)
     assert tried is not None
-    variables = {**found.variables(), **({"PIPE": tried.pipe} if tried.pipe else {})}
+    variables = {**found.variables(cell), **({"PIPE": tried.pipe} if tried.pipe else {})}
     env = [word for pair in variables.items() for word in ("--env", "=".join(pair))]
     words = ["sh", BESIDE, kind, *found.words(cell)]
-    return command(agent, words, "--profile", found.profile, *env, *options)
+    return command(agent, words, "--profile", found.profile, *env, *options, kind=cell)
 
 
 def environment() -> dict[str, str]:

@@ -25,13 +25,17 @@ def table() -> str:
     for name, agent in catalogue.load().items():
         layers = (*profiles.load(agent.profile).layers, name)
         found = (agent.cell(kind) for kind in catalogue.KINDS)
-        cells = ["it has none" if one is None else one.expected for one in found]
+        cells = ["it has none" if one is None else _shown(one) for one in found]
         packages = ", ".join(f"`{one}`" for one in agent.npm + agent.pip)
         shown = ", ".join(f"`{one}`" for one in layers)
         rows.append(
             f"| {profiles.load(agent.profile).about} | {packages} | `{agent.program}` | {shown} | {' | '.join(cells)} |"
         )
     return "\n".join(rows) + "\n"
+
+
+def _shown(cell: catalogue.Cell) -> str:
+    return f"{cell.expected}, by {', '.join(f'`{one}`' for one in cell.npm)}" if cell.npm else cell.expected
 
 
 def written(page: str) -> str:

@@ -442,6 +442,80 @@ def test_packing_that_fails_leaves_nothing(state: Path, images: RootImages, pack
         held.check.wait()
 
 
+def _pipe(place: Path) -> None:
+    place.unlink()
+    os.mkfifo(place, 0o600)
+
+
+def _link(place: Path) -> None:
+    place.rename(place.with_name("x"))
+    place.symlink_to("x")
+
+
+@pytest.mark.usefixtures("promptly")
+@pytest.mark.parametrize("swap", [_pipe, _link])
+@pytest.mark.parametrize("few", [0, 3000])
+@pytest.mark.parametrize("kind", ["tree", "erofs"])
+@pytest.mark.parametrize("record", ["meta.json", "table"])
+def test_record_that_is_no_plain_file_is_refused(
+    state: Path,
+    images: RootImages,
+    packer: Path,
+    swap: Callable[[Path], None],
+    few: int,
+    kind: str,
+    record: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A start does not wait for a writer of a FIFO."""
+    monkeypatch.setattr(image_check, "FEW_FILES", few)
+    ref, one = _layer(state, "own", {"/a": b"a"}), packer if kind == "erofs" else None
+    with images.hold([], [ref], packer=one) as held:
+        held.check.wait()
+        folder = held.root.parent
+    swap(folder / record)
+    for _ in range(2):
+        with pytest.raises(errors.LayerChangedError) as e, images.hold([], [ref], packer=one) as held:
+            held.check.wait()
+        assert record in e.value.message
+        assert "gc --images" in e.value.hint
+    images.collect(unused_seconds=-1)
+    with images.hold([], [ref], packer=one) as held:
+        held.check.wait()
+
+
+@pytest.mark.usefixtures("promptly")
+@pytest.mark.parametrize("swap", [_pipe, _link])
+@pytest.mark.parametrize("few", [0, 3000])
+def test_listing_that_is_no_plain_file_is_refused(
+    state: Path, images: RootImages, swap: Callable[[Path], None], few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listing of a tree is read where a time differs."""
+    monkeypatch.setattr(image_check, "FEW_FILES", few)
+    ref = _layer(state, "own", {"/a": b"a"})
+    with images.hold([], [ref]) as held:
+        held.check.wait()
+    os.utime(held.root / "a")
+    swap(held.root.parent / "listing")
+    with images.hold([], [ref]) as held, pytest.raises(errors.LayerChangedError, match="listing` cannot be read"):
+        held.check.wait()
+
+
+@pytest.mark.usefixtures("promptly")
+@pytest.mark.parametrize("swap", [_pipe, _link])
+def test_image_without_its_mark_is_made_again(
+    state: Path, images: RootImages, packer: Path, swap: Callable[[Path], None]
+) -> None:
+    ref = _layer(state, "own", {"/a": b"a"})
+    for one in (None, packer):
+        with images.hold([], [ref], packer=one) as held:
+            mark = held.root.parent / "complete"
+        swap(mark)
+        with images.hold([], [ref], packer=one) as held:
+            held.check.wait()
+            assert stat.S_ISREG(os.lstat(mark).st_mode)
+
+
 def test_maker_that_was_killed_leaves_no_image(state: Path, images: RootImages, packer: Path) -> None:
     """After each step of the making: the next run makes the image, and a collection removes what was left."""
     ref = _layer(state, "own", {"/a": b"a"})

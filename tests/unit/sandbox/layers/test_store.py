@@ -317,6 +317,23 @@ def test_damaged_meta_is_named_with_a_fix(store: LayerStore, tree: Path) -> None
     assert store.pack_tree(tree, "own").ref == ref
 
 
+@pytest.mark.usefixtures("promptly")
+@pytest.mark.parametrize("record", ["meta.json", "listing", "complete"])
+def test_record_that_is_a_fifo_is_refused(store: LayerStore, tree: Path, record: str) -> None:
+    """No reader waits for a writer of it."""
+    ref = store.pack_tree(tree, "own").ref
+    place = _root(store, ref).parent / record
+    place.unlink()
+    os.mkfifo(place, 0o600)
+    with pytest.raises(errors.LayerError) as e:
+        store.listing(store.get(ref).ref())
+    assert e.value.hint
+    # What the hints say.
+    shutil.rmtree(place.parent)
+    assert store.pack_tree(tree, "own").ref == ref
+    assert store.listing(ref)
+
+
 def test_link_on_the_way_to_the_tree_is_refused(store: LayerStore, tree: Path, tmp_path: Path) -> None:
     """Another user could make it lead to files of root."""
     (tmp_path / "way").symlink_to(tree)
