@@ -14,24 +14,25 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from policy.manifest import report, tool_uri
-from policy.manifest.tools import checks, document, pins, shapes
+from policy.manifest.tools import advertised, checks, document, pins, server_package, shapes
 
 COMMAND = "python tests/golden/test_tools_page.py"
 
+_URI = "matrix://tool/mcp/fs/read_text_file@2026.1.14"
 _INTRO = f"""\
 # tools.json
 
 Written by `{COMMAND}` from the models in `policy/manifest`; do not edit.
 
 An agent's tools stand in `{document.FILE}` beside `agent.toml`, in the format of Matrix, read strictly. It is a file of
-the package, so it is signed with the rest. Until tools run in sandboxes of their own, `covenant run` refuses an agent
-that is granted any; everything else here works, offline and without starting a server.
+the package, so it is signed with the rest. Until an agent has a gate to its tools, `covenant run` refuses one that is
+granted any. The commands of the first block work offline, without root, and start no server.
 
 ```sh
 covenant tools list mine          # URI, class of side effect, granted or why not
 covenant tools pin mine           # writes the digests: package_digest in {document.FILE}, each tool's in {pins.LOCK}
 covenant tools verify mine        # status 0, or 3 with every reason why not
-covenant tools describe mine matrix://tool/mcp/fs/read_text_file@2026.1.14
+covenant tools describe mine {_URI}
 covenant manifest schema --tools > tools.schema.json
 ```
 
@@ -65,6 +66,24 @@ A command that fetches what it runs ({{fetchers}} and the like) parses and does 
 what it fetches. The digest may be a placeholder (zeros, a repeated pattern, an abbreviation) until `covenant tools pin`
 replaces it, which changes nothing else in the file. `{pins.LOCK}` keeps the SHA-256 of each tool's name,
 description and input schema: what reaches a model cannot change without somebody running `pin` again and signing.
+
+## A server in its sandbox
+
+A stdio server runs in a sandbox of its own: {server_package.MEMORY_MB} MiB of memory,
+{server_package.DISK_MB} MiB of `/tmp`, no network, no file of the host, no credential, and of its variables those that
+are literals. It runs as `AGENT.ALIAS`, signed with a local key as by
+`covenant dev`. As root:
+
+```sh
+covenant tools advertised mine fs       # what the server says, as items of `tools`; each lacks side_effect_class
+covenant tools verify mine --live       # starts each stdio server; status 3 where it says anything else
+covenant tools call {_URI} --package mine --args '{{"path": "/tmp/notes"}}'
+covenant tools serve mine fs            # its stdin and stdout: what an MCP client is told to start
+```
+
+`tools call` checks in this order: the package verifies, the tool and its class are granted, the arguments fit
+`input_schema`, the server advertises what is declared. Only then the tool is called. What a server asks of its client
+(sampling, roots, elicitation) is refused.
 
 ## Credentials
 
@@ -139,7 +158,7 @@ def _rules() -> Iterator[str]:
 
 def _codes() -> Iterator[str]:
     yield from ("", "## What does not verify", "", "| code | meaning |", "|---|---|")
-    for code, meaning in checks.CODES.items():
+    for code, meaning in {**checks.CODES, **advertised.CODES}.items():
         yield f"| `{code}` | {meaning} |"
 
 

@@ -8,7 +8,7 @@ the tool's full schema (JSON Schema 2020-12), and limits the time of a call.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 import jsonschema_rs
 
-from covenant.wire import strict
+from covenant.wire import json_schema
 from covenant.wire.types import ToolSpec
 from policy import errors
 
@@ -24,8 +24,6 @@ _LOG: Final = logging.getLogger(__name__)
 
 SECONDS: Final = 30.0
 _SHOWN: Final = 120
-# Keywords whose error contains the errors of several schemas.
-_CHOICES: Final = frozenset({"anyOf", "oneOf"})
 
 
 class Answer(NamedTuple):
@@ -72,7 +70,7 @@ class ToolRegistry:
             _LOG.warning("a second tool `%s` was ignored", spec.name)
             return False
         try:
-            check = _compiled(spec.input_schema)
+            check = json_schema.compiled(spec.input_schema)
         except (jsonschema_rs.ValidationError, errors.MalformedRequestError) as e:
             _LOG.warning("tool `%s` was ignored: its schema is invalid: %s", spec.name, e.message[:_SHOWN])
             return False
@@ -92,7 +90,7 @@ class ToolRegistry:
                 contain the arguments.
         """
         known = self._find(name)
-        await anyio.to_thread.run_sync(_check, known, arguments)
+        await anyio.to_thread.run_sync(json_schema.check, name, known.spec.input_schema, known.check, arguments)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
         """Check the arguments and call the tool.
@@ -118,64 +116,6 @@ class ToolRegistry:
         if known is None:
             raise errors.NoToolError(f"there is no tool `{name[:_SHOWN]}`", hint="covenant tools list")
         return known
-
-
-def _compiled(schema: dict[str, Any]) -> jsonschema_rs.Draft202012Validator:
-    # INVARIANT: a `$ref` fetches nothing, and patterns run in Rust's linear engine: the default one backtracks on
-    # `^(a+)+$` to each `a` (the tests of this module show both).
-    strict.check_depth(schema)
-    return jsonschema_rs.Draft202012Validator(schema, retriever=_refuse, pattern_options=jsonschema_rs.RegexOptions())
-
-
-def _refuse(uri: str) -> Any:
-    raise LookupError(f"`{uri[:_SHOWN]}` is another document, and none is fetched")
-
-
-def _check(known: _Known, arguments: Any) -> None:
-    try:
-        # The validator recurses on the C stack without a limit of its own: 20,000 levels end a thread with SIGSEGV.
-        strict.check_depth(arguments)
-        wrong = _best(list(known.check.iter_errors(arguments)))
-    except errors.MalformedRequestError:
-        raise errors.ToolArgumentsError("the arguments are nested too deeply") from None
-    except UnicodeEncodeError:
-        raise errors.ToolArgumentsError("the arguments contain a lone surrogate") from None
-    if wrong is not None:
-        pointer = "".join(f"/{_escaped(step)}" for step in wrong.instance_path)
-        # The validator names `required` for `dependentRequired` too.
-        keyword = wrong.schema_path[-1] if wrong.kind.name == "required" else wrong.kind.name
-        wanted = str(_wanted(known.spec.input_schema, wrong.schema_path))
-        raise errors.ToolArgumentsError(
-            f"arguments{pointer}: not as `{keyword}` of the schema of `{known.spec.name}` says",
-            hint=f"{keyword}: {wanted[:_SHOWN]}{'...' if len(wanted) > _SHOWN else ''}",
-            where=pointer or "/",
-        )
-
-
-def _best(found: list[jsonschema_rs.ValidationError]) -> jsonschema_rs.ValidationError | None:
-    """Return the error nearest to the root; of a choice between schemas, the one error that got furthest, if any."""
-    if not found:
-        return None
-    best = min(found, key=lambda error: (len(error.instance_path), error.kind.name in _CHOICES))
-    while best.kind.name in _CHOICES:
-        inside = [error for branch in getattr(best.kind, "context", []) for error in branch]
-        furthest = max((len(error.instance_path) for error in inside), default=0)
-        nearest = [error for error in inside if len(error.instance_path) == furthest]
-        if len(nearest) != 1:
-            break
-        best = nearest[0]
-    return best
-
-
-def _wanted(schema: Any, path: Sequence[str | int]) -> Any:
-    """Return what the schema says at a path, which holds no `$ref`: the validator has resolved them."""
-    for step in path:
-        schema = schema[step]
-    return schema
-
-
-def _escaped(step: str | int) -> str:
-    return str(step)[:_SHOWN].replace("~", "~0").replace("/", "~1")
 
 
 # The native tools -------------------------------------------------------------------------------------------------

@@ -118,3 +118,9 @@ class RunRevokedError(RunError, RevokedError):
     """A run that was ended because what it rests on was revoked; its code is that of the refusal, ``revoked``."""
 
     actor = Actor.OPERATOR
+
+
+class ToolServerError(RunError):
+    """A tool server in its sandbox did not start, did not answer, or does not speak MCP."""
+
+    code = "tool_server"

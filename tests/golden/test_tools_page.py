@@ -9,7 +9,7 @@ import pathlib
 import re
 import subprocess
 
-from policy.manifest.tools import checks, document, pins
+from policy.manifest.tools import advertised, checks, document, pins
 from scripts import tools_page
 from tests import tools_kit
 
@@ -25,7 +25,7 @@ def test_page_names_every_key_and_code() -> None:
     text = PAGE.read_text()
     for model in (document.ToolManifest, document.Server, document.Tool, document.NativeTool):
         assert [key for key in model.model_fields if f"| `{key}` |" not in text] == []
-    assert [code for code in checks.CODES if f"| `{code}` |" not in text] == []
+    assert [code for code in {**checks.CODES, **advertised.CODES} if f"| `{code}` |" not in text] == []
 
 
 def test_digest_is_what_page_computes(tmp_path: pathlib.Path) -> None:

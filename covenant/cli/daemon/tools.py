@@ -73,13 +73,26 @@ def _list_daemon(*, as_json: bool) -> None:
 )
 @click.argument("name")
 @click.option("--args", "arguments", metavar="JSON", help="Its arguments; none otherwise.")
+@click.option(
+    "--package", type=click.Path(path_type=Path), help="Call a tool of this package: NAME is its URI. It needs root."
+)
+@click.option("--timeout", type=click.IntRange(1, 3600), help="Seconds for a tool of a package, instead of its own.")
 @_JSON
 @click.pass_context
-def call(ctx: click.Context, name: str, arguments: str | None, as_json: bool) -> None:
-    """Call the daemon's tool NAME. Status 1 where the tool says that it failed."""
+def call(
+    ctx: click.Context, name: str, arguments: str | None, package: Path | None, timeout: int | None, as_json: bool
+) -> None:
+    """Call the daemon's tool NAME. Status 1 where the tool says that it failed.
+
+    With --package the tool's server runs in a sandbox of its own for this one call. The tool must be granted, the
+    arguments must fit its schema, and the server must advertise what tools.json declares.
+    """
     given = {} if arguments is None else client.document(arguments, option="--args")
-    with client.daemon() as daemon:
-        response = daemon.ask("call_tool", name=name, arguments=given)
+    if package is not None:
+        response = _call_of_package(package, name, given, timeout)
+    else:
+        with client.daemon() as daemon:
+            response = daemon.ask("call_tool", name=name, arguments=given)
     if as_json:
         common.emit(client.envelope("tool_result", response))
     else:
@@ -88,6 +101,25 @@ def call(ctx: click.Context, name: str, arguments: str | None, as_json: bool) ->
             common.say(common.visible(shown, newlines=True), err=response["is_error"])
     if response["is_error"]:
         ctx.exit(common.EXIT_FAILED)
+
+
+def _call_of_package(package: Path, uri: str, arguments: dict[str, Any], seconds: int | None) -> dict[str, Any]:
+    """Call a tool of a package in a sandbox of its own. Returns content and is_error."""
+    from covenant.session import tool_server
+    from policy.manifest.tools import checks
+
+    read, manifest, declared = _read(package)
+    if findings := checks.verify(read, manifest, declared):
+        raise errors.ToolsError(findings[0].message, hint=findings[0].hint, where=findings[0].where)
+    row = next((row for row in _rows(manifest, declared) if row["uri"] == uri), None)
+    if row is None:
+        raise errors.UsageError(f"`{uri}` is no tool of the package", hint=f"covenant tools list {package}")
+    if not row["granted"]:
+        raise errors.ToolsError(
+            f"`{uri}` may not be called: {row['reason']}", hint="grant it in agent.toml, and sign the package again"
+        )
+    result = tool_server.call(package, declared, uri, arguments, seconds=seconds)
+    return {"content": result.get("content", []), "is_error": result.get("isError") is True}
 
 
 @tools.command(epilog=client.examples("covenant tools describe ./hello tool://text/count"))
@@ -121,15 +153,24 @@ def describe(package: Path, uri: str, as_json: bool) -> None:
         sys.exit(common.EXIT_NO)
 
 
-@tools.command(epilog=client.examples("covenant tools verify ./hello"))
+@tools.command(epilog=client.examples("covenant tools verify ./hello", "covenant tools verify ./hello --live"))
 @_PACKAGE
+@click.option("--live", is_flag=True, help="Start each stdio server in a sandbox of its own, and compare what it says.")
+@click.option("--timeout", type=click.IntRange(1, 3600), default=60, show_default=True, help="Seconds for each server.")
 @_JSON
-def verify(package: Path, as_json: bool) -> None:
-    """Verify that PACKAGE's tools are pinned, are what was pinned, and are what agent.toml grants."""
+def verify(package: Path, live: bool, timeout: int, as_json: bool) -> None:
+    """Verify that PACKAGE's tools are pinned, are what was pinned, and are what agent.toml grants.
+
+    With --live a server is started when nothing else is wrong. It needs root.
+    """
     from policy.manifest.tools import checks
 
     read, manifest, declared = _read(package)
     findings = checks.verify(read, manifest, declared)
+    if live and not findings:
+        from covenant.session import tool_server
+
+        findings = tool_server.verify(package, declared, seconds=timeout)
     if as_json:
         common.emit(
             {
@@ -144,9 +185,49 @@ def verify(package: Path, as_json: bool) -> None:
         common.say(f"{manifest.agent.id}: {len(list(declared.tools()))} tools verified")
     for finding in () if as_json else findings:
         common.say(common.visible(f"{finding.where}: {finding.message} [{finding.code}]"))
-        common.say(common.visible(f"  fix: {finding.hint}"))
+        common.say(common.visible(f"  fix: {finding.hint}", newlines=True))
     if findings:
         sys.exit(common.EXIT_NO)
+
+
+@tools.command(epilog=client.examples("covenant tools serve ./hello fs"))
+@_PACKAGE
+@click.argument("alias")
+@click.option("--timeout", type=click.IntRange(1, 86_400), default=3600, show_default=True, help="Seconds it may run.")
+def serve(package: Path, alias: str, timeout: int) -> int:
+    """Run PACKAGE's stdio server ALIAS in a sandbox of its own, with this command's stdin and stdout.
+
+    It has no network, no file of the host and no credential. An MCP client can be told to start this. It needs root.
+    The exit status is the server's; 125 is a refusal.
+    """
+    from covenant.cli.run import run as running
+    from covenant.cli.run.how import How
+    from policy.manifest.tools import server_package
+
+    read, _, declared = _read(package)
+    server = next((one for one in declared.servers if one.alias == alias and one.transport == "stdio"), None)
+    if server is None:
+        known = ", ".join(one.alias for one in declared.servers if one.transport == "stdio") or "none"
+        raise errors.UsageError(f"`{alias}` is no stdio server of the package", hint=f"its stdio servers: {known}")
+    made = server_package.package_of(read, declared, server, seconds=timeout)
+    name = f"covenant tools serve {package.resolve()} {alias}"
+    return running.connect(made, timeout * 1000, dev=True, how=How(quiet=True), name=name)
+
+
+@tools.command(epilog=client.examples("covenant tools advertised ./hello fs"))
+@_PACKAGE
+@click.argument("alias")
+@click.option("--timeout", type=click.IntRange(1, 3600), default=60, show_default=True, help="Seconds for the server.")
+def advertised(package: Path, alias: str, timeout: int) -> None:
+    """Print what PACKAGE's stdio server ALIAS advertises, as items of `tools` in tools.json. It needs root.
+
+    Each lacks `side_effect_class`: a person reads the tool and decides what calling it may do.
+    """
+    from covenant.session import tool_server
+    from covenant.session.mcp_session import McpSession
+
+    session = tool_server.ask(package, alias, McpSession(), seconds=timeout)
+    common.emit({"kind": "tools_advertised", "alias": alias, "tools": [one.document() for one in session.tools]})
 
 
 @tools.command(epilog=client.examples("covenant tools pin ./hello"))

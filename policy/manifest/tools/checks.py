@@ -156,6 +156,28 @@ def _package(case: _Case, number: int, server: Server, stated: str) -> Iterator[
         yield case.no("package_changed", path, message, "look at what changed, then run covenant tools pin")
 
 
+class Program(Struct, frozen=True):
+    """The program that a stdio server starts: its runtime, its name as written, and its arguments."""
+
+    runtime: str
+    program: str
+    arguments: tuple[str, ...]
+
+
+def program_of(server: Server) -> Program | None:
+    """Return the program of a server's package that its command starts; None where it is none by its name."""
+    if server.command is None:
+        return None
+    # A name without a slash is looked up in PATH: a file of the package that is named like it is not what runs.
+    bare = "/" not in server.command
+    if not bare:
+        return None if server.command.startswith("-") else Program("rust-bin", server.command, server.args)
+    # An interpreter takes `-c` for an option, also where a file has that name; without a script it runs its input.
+    if server.command not in INTERPRETERS or not server.args or server.args[0].startswith("-"):
+        return None
+    return Program(server.command, server.args[0], server.args[1:])
+
+
 def _programs(case: _Case) -> Iterator[Finding]:
     # (3) programs
     for number, server in enumerate(case.tools.servers):
@@ -164,18 +186,16 @@ def _programs(case: _Case) -> Iterator[Finding]:
         inside = tools_pins.directory(server.alias)
         name = server.command.rpartition("/")[2]
         hint = f"unpack the package into {inside} and start its own program, such as node dist/index.js or ./server"
-        # A name without a slash is looked up in PATH: a file of the package that is named like it is not what runs.
         bare = name == server.command
         if name in FETCHERS and (bare or f"{inside}{server.command.removeprefix('./')}" not in case.read.files):
             what = _fetched(server)
             message = f"command {text.quote(server.command)} fetches what it runs{what}"
             yield case.no("fetches_code", ("servers", number, "command"), message, hint)
             continue
-        script = bare and name in INTERPRETERS
-        program = (server.args[0] if server.args else "") if script else server.command
-        # An interpreter takes `-c` for an option, also where a file has that name; without a script it runs its input.
-        outside = program.startswith("-") or (bare and not script)
-        if outside or f"{inside}{program.removeprefix('./')}" not in case.read.files:
+        started = program_of(server)
+        if started is None or f"{inside}{started.program.removeprefix('./')}" not in case.read.files:
+            script = bare and name in INTERPRETERS
+            program = (server.args[0] if server.args else "") if script else server.command
             message = f"{text.quote(program or name)} is no program of `{inside}`"
             yield case.no("program_outside", ("servers", number, "command"), message, hint)
 

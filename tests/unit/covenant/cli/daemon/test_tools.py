@@ -194,3 +194,32 @@ def test_hidden_characters_are_shown_as_escapes(pinned: Path) -> None:
     document_ = kit.full("servers", 0, "tools", 0, "description", value="a\nb")
     (pinned / "tools.json").write_bytes(kit.text(document_))
     assert "description: a\\nb" in call("tools", "describe", pinned, kit.READ).stdout
+
+
+def test_live_needs_root(pinned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert document(0, "tools", "verify", pinned)["verified"], "control: without --live"
+    refusal = refused(errors.PrivilegeError, "tools", "verify", pinned, "--live")
+    assert "sudo" in refusal.hint
+
+
+def test_live_starts_nothing_where_something_is_wrong(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from covenant.session import tool_server
+
+    monkeypatch.setattr(tool_server, "verify", lambda *_, **__: pytest.fail("a server was started"))
+    assert not document(3, "tools", "verify", fresh, "--live")["verified"]
+
+
+@pytest.mark.parametrize("alias", ["weather", "absent"])
+def test_serve_takes_stdio_servers_alone(pinned: Path, alias: str) -> None:
+    assert "fs" in refused(errors.UsageError, "tools", "serve", pinned, alias).hint
+
+
+def test_call_of_package_is_refused_before_anything_starts(pinned: Path) -> None:
+    arguments = ("--package", pinned, "--args", "{}")
+    refused(errors.UsageError, "tools", "call", "matrix://tool/mcp/fs/absent@1", *arguments)
+    assert "may not be called" in str(refused(errors.ToolsError, "tools", "call", kit.WRITE, *arguments))
+    assert "no tool of a stdio server" in str(refused(errors.UsageError, "tools", "call", kit.TODAY, *arguments))
+    assert "path" in str(
+        refused(errors.ToolArgumentsError, "tools", "call", kit.READ, "--package", pinned, "--args", '{"path": 1}')
+    )

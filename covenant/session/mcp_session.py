@@ -1,0 +1,160 @@
+"""The client's side of an MCP session over stdio, as a state machine: lines of the server in, lines for it out.
+
+Messages are JSON-RPC 2.0, one a line (Model Context Protocol, transport `stdio`). The session initializes, lists the
+server's tools page by page, and calls at most one. Other requests of a server (sampling, roots) are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+
+from covenant.wire import strict
+from policy import errors
+from policy.manifest import text
+from policy.manifest.tools.advertised import AdvertisedTool
+
+PROTOCOL: Final = "2025-06-18"
+# Revisions whose `initialize`, `tools/list` and `tools/call` are those of PROTOCOL.
+SPOKEN: Final = frozenset({"2024-11-05", "2025-03-26", PROTOCOL, "2025-11-25"})
+LINE_BYTES: Final = 4 * 1024 * 1024
+TOOLS: Final = 1_000
+_PAGES = 100
+_LINES = 10_000
+_METHOD_NOT_FOUND = -32601
+
+
+class ToolCall(Struct, frozen=True):
+    """A call: the tool's name and its arguments."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+class McpSession:
+    """One session. Send what ``start`` returns, then ``take`` each line and send what it returns, until ``done``.
+
+    ``tools`` is what the server advertises. ``result`` is the answer to ``call``, which is sent when the list is
+    complete and ``approve`` has returned; what it raises ends the session.
+    """
+
+    def __init__(
+        self, call: ToolCall | None = None, approve: Callable[[Sequence[AdvertisedTool]], None] = lambda tools: None
+    ) -> None:
+        self._call, self._approve = call, approve
+        self._expected = "initialize"
+        self._number = 0
+        self._pages = 0
+        self._lines = 0
+        self.done = False
+        self.tools: list[AdvertisedTool] = []
+        self.result: dict[str, Any] | None = None
+
+    def start(self) -> bytes:
+        """Return the first request."""
+        about = {"name": "covenant", "version": "0"}
+        return self._request("initialize", protocolVersion=PROTOCOL, capabilities={}, clientInfo=about)
+
+    def take(self, line: bytes) -> bytes:
+        """Take one line of the server. Returns what to send to it, which may be nothing.
+
+        Raises:
+            errors.ToolServerError: the line is no message of MCP, or one that a server may not send here.
+        """
+        self._lines += 1
+        if self._lines > _LINES:
+            raise _wrong(f"it sent more than {_LINES} messages")
+        if not line.strip():
+            return b""
+        try:
+            message = strict.read(line)
+        except errors.MalformedRequestError as e:
+            raise _wrong(
+                f"a line of its stdout is {e}", "a stdio server writes messages to stdout, and logs to stderr"
+            ) from None
+        if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
+            raise _wrong("a line of its stdout is no JSON-RPC 2.0 message")
+        if "method" in message:
+            return _refusal(message)
+        if message.get("id") != self._number:
+            return b""  # an answer to nothing that waits
+        if "error" in message:
+            raise _wrong(f"it refused `{self._expected}`: {text.quote(_error(message['error']))}")
+        result = message.get("result")
+        if not isinstance(result, dict):
+            raise _wrong(f"its answer to `{self._expected}` has no result")
+        return self._answered(result)
+
+    def _answered(self, result: dict[str, Any]) -> bytes:
+        if self._expected == "initialize":
+            if result.get("protocolVersion") not in SPOKEN:
+                spoken = ", ".join(sorted(SPOKEN))
+                raise _wrong(
+                    f"it speaks revision {text.quote(str(result.get('protocolVersion')))} of MCP, not {spoken}"
+                )
+            return _line({"method": "notifications/initialized"}) + self._request("tools/list")
+        if self._expected == "tools/list":
+            return self._listed(result)
+        self.result, self.done = result, True
+        return b""
+
+    def _listed(self, result: dict[str, Any]) -> bytes:
+        self._pages += 1
+        tools = result.get("tools")
+        if not isinstance(tools, list):
+            raise _wrong("its answer to `tools/list` has no list of tools")
+        self.tools += map(_advertised, tools)
+        if len(self.tools) > TOOLS or self._pages > _PAGES:
+            raise _wrong(f"it advertises more than {TOOLS} tools, or more than {_PAGES} pages of them")
+        cursor = result.get("nextCursor")
+        if isinstance(cursor, str) and cursor:
+            return self._request("tools/list", cursor=cursor)
+        names = [tool.name for tool in self.tools]
+        for name in names:
+            if names.count(name) > 1:
+                raise _wrong(f"it advertises the tool {text.quote(name)} twice")
+        if self._call is None:
+            self.done = True
+            return b""
+        self._approve(self.tools)
+        return self._request("tools/call", name=self._call.name, arguments=dict(self._call.arguments))
+
+    def _request(self, method: str, **params: Any) -> bytes:
+        self._number += 1
+        self._expected = method
+        return _line({"id": self._number, "method": method, "params": params})
+
+
+def _refusal(message: Mapping[str, Any]) -> bytes:
+    """Answer a request of the server. A notification has no answer."""
+    if "id" not in message:
+        return b""
+    if message["method"] == "ping":
+        return _line({"id": message["id"], "result": {}})
+    error = {"code": _METHOD_NOT_FOUND, "message": "this client offers nothing to servers"}
+    return _line({"id": message["id"], "error": error})
+
+
+def _advertised(tool: Any) -> AdvertisedTool:
+    name = tool.get("name") if isinstance(tool, dict) else None
+    if not isinstance(name, str):
+        raise _wrong("a tool that it advertises has no name")
+    description, schema = tool.get("description"), tool.get("inputSchema")
+    if not isinstance(description, str | None) or not isinstance(schema, dict | None):
+        raise _wrong(f"the description or the input schema of its tool {text.quote(name)} is of the wrong type")
+    return AdvertisedTool(name, description or "", schema)
+
+
+def _error(error: Any) -> str:
+    return str(error.get("message")) if isinstance(error, dict) else str(error)
+
+
+def _line(message: Mapping[str, Any]) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", **message}, separators=(",", ":")).encode() + b"\n"
+
+
+def _wrong(message: str, hint: str = "") -> errors.ToolServerError:
+    return errors.ToolServerError(message, hint=hint or "look at the server's own log, and at its version")

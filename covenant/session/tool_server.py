@@ -1,0 +1,214 @@
+"""Ask the tool servers of a package what they advertise, each in a sandbox of its own (``covenant tools serve``)."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import jsonschema_rs
+
+from covenant.session import mcp_session
+from covenant.session.mcp_session import McpSession, ToolCall
+from covenant.wire import json_schema
+from policy import errors
+from policy.manifest.tools import advertised
+from policy.manifest.tools.advertised import AdvertisedTool
+from policy.manifest.tools.checks import Finding
+from policy.manifest.tools.document import Server, Tool, ToolManifest
+
+_CHUNK: Final = 64 * 1024
+_STDERR_BYTES: Final = 4 * 1024
+# A server whose stdin has ended may take so long to end, and so long again after SIGTERM.
+_GRACE_SECONDS: Final = 3.0
+_START_SECONDS: Final = 60.0
+
+
+def verify(package: Path, tools: ToolManifest, *, seconds: int) -> tuple[Finding, ...]:
+    """Start each stdio server of a package and compare what it advertises with tools.json.
+
+    ``seconds`` is the time for one server, with its start.
+
+    Raises:
+        errors.PrivilegeError: this process is not root.
+    """
+    if os.geteuid() != 0:
+        raise errors.PrivilegeError(
+            "--live needs root: it starts sandboxes", hint="run it with sudo, and give COVENANT_HOME"
+        )
+    return tuple(finding for server in tools.servers for finding in _verified(package, tools, server, seconds))
+
+
+def _verified(package: Path, tools: ToolManifest, server: Server, seconds: int) -> Iterator[Finding]:
+    where = tools.where(("servers", tools.servers.index(server), "alias"))
+    if server.transport != "stdio":
+        message = f"server `{server.alias}` has the transport {server.transport}, and --live starts stdio servers alone"
+        yield Finding("not_asked", message, "verify without --live; its tools stay pinned by tools.lock.json", where)
+        return
+    try:
+        session = ask(package, server.alias, McpSession(), seconds=seconds)
+    except errors.ToolServerError as e:
+        yield Finding("server_failed", f"server `{server.alias}`: {e}", e.hint, where)
+        return
+    yield from advertised.compare(tools, server, session.tools)
+
+
+def call(
+    package: Path, tools: ToolManifest, uri: str, arguments: dict[str, Any], *, seconds: float | None = None
+) -> dict[str, Any]:
+    """Call a declared tool of a stdio server and return its result, ``content`` and perhaps ``isError``.
+
+    The arguments are checked before the server is started, and what it advertises before it is called. ``seconds``
+    replaces the tool's own time limit.
+
+    Raises:
+        errors.UsageError: it is no tool of a stdio server, or tools.json has no input schema of it.
+        errors.ToolArgumentsError: the arguments do not fit.
+        errors.ToolServerError: the server failed, or advertises something else than tools.json declares.
+    """
+    found = ((server, tool) for server in tools.servers for tool in server.tools if str(server.uri(tool)) == uri)
+    server, tool = next(found, (None, None))
+    if server is None or tool is None or server.transport != "stdio":
+        raise errors.UsageError(f"`{uri}` is no tool of a stdio server", hint="covenant tools list PACKAGE")
+    if tool.input_schema is None:
+        raise errors.UsageError(
+            f"`{uri}` has no input_schema in tools.json, so that no argument can be checked",
+            hint=f"write the one that `covenant tools advertised PACKAGE {server.alias}` prints, then pin",
+        )
+    _check(tool, tool.input_schema, arguments)
+
+    def approve(found: Sequence[AdvertisedTool]) -> None:
+        for finding in advertised.compare(tools, server, found):
+            raise errors.ToolServerError(finding.message, hint=finding.hint)
+
+    session = McpSession(ToolCall(tool.name, arguments), approve)
+    ask(package, server.alias, session, seconds=_START_SECONDS + (seconds or tool.timeout_ms / 1000))
+    assert session.result is not None
+    return session.result
+
+
+def _check(tool: Tool, schema: dict[str, Any], arguments: dict[str, Any]) -> None:
+    try:
+        validator = json_schema.compiled(schema)
+    except (jsonschema_rs.ValidationError, errors.MalformedRequestError) as e:
+        raise errors.ToolArgumentsError(
+            f"the input_schema of `{tool.name}` is no schema that can be checked: {e.message}",
+            hint="its server must advertise another",
+        ) from None
+    json_schema.check(tool.name, schema, validator, arguments)
+
+
+def ask(package: Path, alias: str, session: McpSession, *, seconds: float) -> McpSession:
+    """Hold a session of at most ``seconds`` with a server of a package, which is started for it and ended afterwards.
+
+    Raises:
+        errors.ToolServerError: it did not start, did not answer in time, or does not speak MCP.
+    """
+    command = [sys.executable, "-m", "covenant", "tools", "serve", str(package), alias]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0) as process:
+        streams = _Streams(process, time.monotonic() + seconds)
+        try:
+            _converse(streams, session)
+        except _EndedError as e:
+            streams.end()
+            said = streams.stderr.decode(errors="replace").strip() or "empty"
+            raise errors.ToolServerError(str(e), hint=f"its stderr: {said}") from None
+        finally:
+            streams.end()
+    return session
+
+
+class _EndedError(Exception):
+    """The server brings no more."""
+
+
+def _converse(streams: _Streams, session: McpSession) -> None:
+    streams.send(session.start())
+    buffer = b""
+    while not session.done:
+        lines = (buffer + streams.read()).split(b"\n")
+        buffer = lines.pop()
+        if len(buffer) > mcp_session.LINE_BYTES:
+            raise _EndedError(f"it wrote a line of more than {mcp_session.LINE_BYTES} bytes")
+        for line in lines:
+            if not session.done:
+                streams.send(session.take(line))
+
+
+class _Streams:
+    """The three pipes of a started server, until a time. ``stderr`` is the end of what it wrote there."""
+
+    def __init__(self, process: subprocess.Popen[bytes], until: float) -> None:
+        self._process, self._until = process, until
+        self._pipes = [stream.fileno() for stream in (process.stdin, process.stdout, process.stderr) if stream]
+        os.set_blocking(self._pipes[0], False)
+        self._has_ended = False
+        self.stderr = b""
+
+    def send(self, data: bytes) -> None:
+        """Send it. What the server writes to stdout meanwhile waits.
+
+        Raises:
+            _EndedError: the server reads no more, or the time is up.
+        """
+        while data:
+            self._ready(writes=True)
+            try:
+                data = data[os.write(self._pipes[0], data) :]
+            except BrokenPipeError:
+                raise _EndedError("it ended before it had answered") from None
+
+    def read(self) -> bytes:
+        """Return what it wrote to stdout, at least one byte.
+
+        Raises:
+            _EndedError: it brings no more, or the time is up.
+        """
+        self._ready(writes=False)
+        data = os.read(self._pipes[1], _CHUNK)
+        if not data:
+            raise _EndedError("it ended before it had answered")
+        return data
+
+    def _ready(self, *, writes: bool) -> None:
+        """Wait until stdin takes bytes, or stdout has some. Reads stderr meanwhile."""
+        stdin, stdout, stderr = self._pipes
+        sources = [stderr] if writes else [stdout, stderr]
+        while True:
+            left = max(0.0, self._until - time.monotonic())
+            can_read, can_write, _ = select.select(sources, [stdin] if writes else [], [], left)
+            if not can_read and not can_write:
+                raise _EndedError("it did not answer in time")
+            if stderr in can_read and not self._read_stderr():
+                sources.remove(stderr)
+            if can_write or stdout in can_read:
+                return
+
+    def _read_stderr(self) -> bytes:
+        data = os.read(self._pipes[2], _CHUNK)
+        self.stderr = (self.stderr + data)[-_STDERR_BYTES:]
+        return data
+
+    def end(self) -> None:
+        """Close its stdin, wait for its end, and end it where it does not. What it still writes is dropped."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+            self._process.stdin = None  # communicate would flush it
+        acts: tuple[Callable[[], None], ...] = (lambda: None, self._process.terminate, self._process.kill)
+        for act in acts:
+            act()
+            try:
+                _, rest = self._process.communicate(timeout=_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                continue
+            self.stderr = (self.stderr + (rest or b""))[-_STDERR_BYTES:]
+            return

@@ -1,0 +1,82 @@
+"""The package of one tool server, cut out of its agent's package: its files, and a manifest that grants nothing more.
+
+The server runs in a sandbox of its own: no network, no host path, no credential, memory for its files alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Final
+
+from policy import errors
+from policy.manifest.tools import checks, pins, secret_scan
+from policy.manifest.tools.document import Server, ToolManifest, split_variable
+from policy.package import MANIFEST_NAME, Package
+
+MEMORY_MB: Final = 1024
+DISK_MB: Final = 64
+_ID_CHARACTERS = 128
+
+
+def agent_id(tools: ToolManifest, server: Server) -> str:
+    """Return the agent id under which a server runs."""
+    return f"{tools.agent_id[: _ID_CHARACTERS - len(server.alias) - 1]}.{server.alias}"
+
+
+def package_of(read: Package, tools: ToolManifest, server: Server, *, seconds: int) -> Package:
+    """Return the package of a stdio server, which may run for ``seconds``.
+
+    References to credentials are left out: the server is given none.
+
+    Raises:
+        errors.ToolsError: the files are not those of ``package_digest``, or the command is no program of them.
+    """
+    place = ("servers", tools.servers.index(server))
+    inside = pins.directory(server.alias)
+    if pins.package_digest(read, server.alias) != server.package_digest:
+        raise errors.ToolsError(
+            f"the files in `{inside}` are not those of package_digest",
+            hint="look at what changed, then run covenant tools pin",
+            where=tools.where((*place, "package_digest")),
+        )
+    started = checks.program_of(server)
+    program = "" if started is None else started.program.removeprefix("./")
+    files = {path.removeprefix(inside): data for path, data in read.files.items() if path.startswith(inside)}
+    if started is None or program not in files:
+        raise errors.ToolsError(
+            f"the command of server `{server.alias}` starts no program of `{inside}`",
+            hint="start a script of the package with node or python3, or a program of it: ./server",
+            where=tools.where((*place, "command")),
+        )
+    if MANIFEST_NAME in files:
+        raise errors.ToolsError(
+            f"`{inside}` has a file `{MANIFEST_NAME}`, which is the name of the manifest of its sandbox",
+            hint="take it out, then run covenant tools pin",
+            where=tools.where((*place, "alias")),
+        )
+    text = "\n".join(_manifest(agent_id(tools, server), server, started.runtime, program, started.arguments, seconds))
+    return Package({**files, MANIFEST_NAME: text.encode()})
+
+
+def _manifest(
+    name: str, server: Server, runtime: str, program: str, arguments: tuple[str, ...], seconds: int
+) -> Iterator[str]:
+    yield f'[agent]\nid = {_text(name)}\nname = {_text(server.alias)}\nversion = "0"'
+    yield f"runtime = {_text(runtime)}\nentry = {_text(program)}"
+    yield f"\n[resources]\ncpu_ms_per_task = {seconds * 1000}\nmemory_mb = {MEMORY_MB}\ndisk_mb = {DISK_MB}"
+    yield 'network = "off"'
+    yield '\n[sandbox]\nrequired = true\nbackend = "linux-gvisor"\nfilesystem = "ephemeral"'
+    literals = dict(split_variable(one) for one in server.env)
+    env = ", ".join(
+        f"{_text(variable)} = {_text(value)}"
+        for variable, value in sorted(literals.items())
+        if secret_scan.referenced(value) is None
+    )
+    yield f"\n[process]\nargs = [{', '.join(map(_text, arguments))}]"
+    yield f'env = {{ {env} }}\ncontract = "stdio"\n'
+
+
+def _text(value: str) -> str:
+    # JSON's escapes are TOML's.
+    return json.dumps(value, ensure_ascii=False)
