@@ -139,11 +139,13 @@ TABLE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
 )  # fmt: skip
 
 # Options that change the output or the wait; tests/daemon/test_cli_verbs.py and test_cli_mail cover them.
-ELSEWHERE = {("intent", "--stream"), ("memory recent", "--stream"), ("intents resume", "--latest")}
+ELSEWHERE = {("intent", "--stream"), ("memory recent", "--stream"), ("intents resume", "--latest")} | {
+    ("tools call", "--package"), ("tools call", "--timeout"),
+}  # fmt: skip
 # Verbs that read files in place, that send several requests, or that are refused here.
 OTHERS = {
     "audit checkpoint", "audit cosign", "audit cosigned", "audit recent", "audit verify", "bootstrap", "a2a send",
-    "tools describe", "tools list", "tools pin", "tools verify",
+    "tools advertised", "tools describe", "tools list", "tools pin", "tools serve", "tools verify",
 }  # fmt: skip
 GROUPS = (
     "intent", "intents", "agents", "memory", "ignore", "capabilities", "peers", "tools", "a2a", "receipts",
