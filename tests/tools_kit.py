@@ -118,3 +118,11 @@ def changed(read: packages.Package, files: Mapping[str, bytes | None]) -> packag
 
 def manifest(read: packages.Package) -> Manifest:
     return parse_manifest(read.manifest)
+
+
+def written(folder: pathlib.Path, read: packages.Package) -> pathlib.Path:
+    """Write the files of a package, and return the folder."""
+    for name, data in read.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder

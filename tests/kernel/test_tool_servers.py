@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from policy.manifest.tools import document as tools_document
-from policy.manifest.tools import pins
-from sandbox.storage import package_reader
+from tests import tools_kit as kit
 from tests.kernel.conftest import leftovers
 from tests.kernel.session_kit import Done, Home
 from tests.kernel.world import ROOT
@@ -53,22 +51,7 @@ for line in sys.stdin:
     if "id" in request:
         print(json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": answer(request)}), flush=True)
 """
-MANIFEST = f"""
-[agent]
-id = "talker"
-name = "Talker"
-version = "0"
-runtime = "python3"
-entry = "main.py"
-
-[resources]
-network = "off"
-
-[sandbox]
-required = true
-backend = "linux-gvisor"
-filesystem = "read-only-package"
-
+GRANTS = f"""
 [permissions.skills]
 allow = ["{URI}"]
 side_effects = ["read"]
@@ -83,37 +66,27 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     assert leftovers(made.world) == []
 
 
-def package(tmp: Path, code: str, manifest: str = MANIFEST, **changes: Any) -> Path:
-    """Write a package with one server, pinned."""
+def package(tmp: Path, code: str, grants: str = GRANTS, **changes: Any) -> Path:
+    """Write a package of the agent ``hello`` with one server, pinned."""
     server = {
         "alias": "loud",
         "transport": "stdio",
         "command": "python3",
         "args": ["server.py"],
         "env": ["MODE=plain"],
-        "package_digest": f"sha256:{'0' * 64}",
+        "package_digest": kit.FILLER,
         "version": "1.0",
         "tools": [TOOL],
         **changes,
     }
     document = {
         "schema_version": 1,
-        "agent": "matrix://agent/talker",
+        "agent": "matrix://agent/hello",
         "allowed_side_effects": ["read"],
         "servers": [server],
     }
-    made = tmp / "talker"
-    folder = made / "tools" / str(server["alias"])
-    folder.mkdir(parents=True)
-    (made / "agent.toml").write_text(manifest)
-    (made / "main.py").write_text("print()\n")
-    (folder / "server.py").write_text(code)
-    (made / "tools.json").write_text(json.dumps(document, indent=1))
-    read = package_reader.read(made)
-    pinned, lock = pins.pin(read, tools_document.parse(read.files["tools.json"]))
-    (made / "tools.json").write_bytes(pinned)
-    (made / pins.LOCK).write_bytes(lock)
-    return made
+    files = {f"tools/{server['alias']}/server.py": code.encode()}
+    return kit.written(tmp / "hello", kit.package(document, grants=grants, files=files))
 
 
 def server(tools: Any = ADVERTISED, host_file: Path = ROOT / "pyproject.toml") -> str:
@@ -147,7 +120,7 @@ def test_server_that_keeps_its_word(home: Home, tmp_path: Path) -> None:
     made = package(tmp_path, server())
     assert codes(home, made) == ([], [])
     done = home.covenant("tools", "verify", made, "--live")
-    assert done.stdout == b"talker: 1 tools verified\n"
+    assert done.stdout == b"hello: 1 tools verified\n"
     assert done.stderr.startswith(b"dev: ") or not done.stderr
 
 
@@ -190,7 +163,7 @@ def test_commands_of_page(home: Home, tmp_path: Path) -> None:
     tool = {"name": "read_text_file", "description": "Read", "input_schema": schema, "side_effect_class": "read"}
     told = [{"name": "read_text_file", "description": "Read", "inputSchema": schema}]
     code = server(told).replace('["text"]', '["path"]')
-    made = package(tmp_path, code, MANIFEST.replace(URI, uri), alias="fs", version="2026.1.14", tools=[tool])
+    made = package(tmp_path, code, GRANTS.replace(URI, uri), alias="fs", version="2026.1.14", tools=[tool])
     said = []
     for line in lines:
         words = [str(made) if word == "mine" else word for word in shlex.split(line)]
@@ -199,7 +172,7 @@ def test_commands_of_page(home: Home, tmp_path: Path) -> None:
         assert done.returncode == 0, (line, done.stderr)
         said.append(done.stdout)
     assert b"read_text_file" in said[0]
-    assert said[1:] == [b"talker: 1 tools verified\n", b"/TMP/NOTES\n", b""]
+    assert said[1:] == [b"hello: 1 tools verified\n", b"/TMP/NOTES\n", b""]
 
 
 # --- calls --------------------------------------------------------------------------------------------
@@ -236,12 +209,13 @@ def test_arguments_that_do_not_fit(home: Home, tmp_path: Path, text: Any) -> Non
 def test_tool_that_is_not_granted(home: Home, tmp_path: Path) -> None:
     made = package(tmp_path, server())
     manifest = made / "agent.toml"
-    manifest.write_text(MANIFEST.replace('side_effects = ["read"]', 'side_effects = ["write"]'))
+    granted = manifest.read_text()
+    manifest.write_text(granted.replace('side_effects = ["read"]', 'side_effects = ["write"]'))
     starts = home.starts()
     assert refusal(called(home, made, "hi"))["code"] == "tools_invalid"
     assert refusal(called(home, made, "hi", URI.replace("shout", "whisper")))["code"]
     assert home.starts() == starts, "nothing was started"
-    manifest.write_text(MANIFEST)
+    manifest.write_text(granted)
     assert called(home, made, "hi").returncode == 0, "control"
 
 

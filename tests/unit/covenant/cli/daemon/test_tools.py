@@ -12,7 +12,6 @@ from click.testing import CliRunner, Result
 
 from covenant.cli.main import cli
 from policy import errors
-from policy import package as packages
 from policy.manifest.tools import document as tools_document
 from tests import tools_kit as kit
 
@@ -36,22 +35,15 @@ def refused(kind: type[errors.CovenantError], *arguments: str | Path) -> errors.
     return result.exception
 
 
-def written(folder: Path, read: packages.Package) -> Path:
-    for name, data in read.files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-    return folder
-
-
 @pytest.fixture
 def pinned(tmp_path: Path) -> Path:
-    return written(tmp_path / "pkg", kit.package(kit.FULL))
+    return kit.written(tmp_path / "pkg", kit.package(kit.FULL))
 
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Path:
     """Not pinned yet, with a placeholder for a digest."""
-    return written(tmp_path / "pkg", kit.package(kit.FULL, pin=False))
+    return kit.written(tmp_path / "pkg", kit.package(kit.FULL, pin=False))
 
 
 def test_list(pinned: Path) -> None:
@@ -98,7 +90,7 @@ def test_verify(pinned: Path) -> None:
 
 
 def test_seeds_example_is_refused_for_its_filler_digest_with_status_3(tmp_path: Path) -> None:
-    package = written(tmp_path / "pkg", kit.package(kit.SEED, grants="", pin=False))
+    package = kit.written(tmp_path / "pkg", kit.package(kit.SEED, grants="", pin=False))
     (package / "agent.toml").write_bytes((package / "agent.toml").read_bytes().replace(b'"hello"', b'"default"', 1))
     found = document(3, "tools", "verify", package)
     assert found["verified"] is False
