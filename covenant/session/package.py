@@ -14,6 +14,7 @@ from covenant.session import profiles, typed
 from covenant.session.profiles import Profile
 from policy import errors
 from policy.compile.oci import SEARCH_PATH
+from policy.manifest.text import toml
 
 SHELL: Final = "/bin/sh"
 _ID = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -104,14 +105,14 @@ def _started(options: Options, command: Sequence[str]) -> tuple[str, list[str]]:
 
 def _agent(name: str, options: Options, command: str, program: str) -> Iterator[str]:
     yield "[agent]"
-    yield f"id = {_text(agent_id(command))}"
-    yield f"name = {_text(posixpath.basename(command) or command)}"
-    yield f"description = {_text(f'a session of the profile {name}')}"
+    yield f"id = {toml(agent_id(command))}"
+    yield f"name = {toml(posixpath.basename(command) or command)}"
+    yield f"description = {toml(f'a session of the profile {name}')}"
     yield 'version = "0"'
     yield 'runtime = "command"'
-    yield f"entry = {_text(program)}"
+    yield f"entry = {toml(program)}"
     if options.role:
-        yield f"role = {_text(options.role)}"
+        yield f"role = {toml(options.role)}"
 
 
 def _limits(profile: Profile, options: Options) -> Iterator[str]:
@@ -125,16 +126,16 @@ def _limits(profile: Profile, options: Options) -> Iterator[str]:
     yield f"disk_mb = {profile.disk_mb + taken}"
     yield f"pids_max = {profile.pids_max}"
     yield f"cpu_millis = {min(profile.cpu_millis, options.cores * 1000)}"
-    yield f"network = {_text(mode)}"
+    yield f"network = {toml(mode)}"
     yield '\n[sandbox]\nrequired = true\nbackend = "linux-gvisor"'
-    yield f"filesystem = {_text('host' if options.write else 'ephemeral')}"
+    yield f"filesystem = {toml('host' if options.write else 'ephemeral')}"
     yield f"dev_shm_mb = {profile.dev_shm_mb}"
 
 
 def _permissions(profile: Profile, options: Options) -> Iterator[str]:
     for one in options.net:
         protocol = "tls" if one.port == typed.HTTPS else "tcp"
-        yield f"\n[[permissions.network]]\nhost = {_text(one.host)}\nports = [{one.port}]\nprotocol = {_text(protocol)}"
+        yield f"\n[[permissions.network]]\nhost = {toml(one.host)}\nports = [{one.port}]\nprotocol = {toml(protocol)}"
     if options.read or options.write:
         yield "\n[permissions.filesystem]"
         yield f"read = {_texts(options.read)}"
@@ -144,29 +145,24 @@ def _permissions(profile: Profile, options: Options) -> Iterator[str]:
         yield f"\n[permissions.credentials]\ngrants = {_texts(names)}\nfiles = true"
     programs = (*profile.programs, *(() if options.workspace is None else ("workspace",)))
     yield f"\n[permissions.executables]\nallow = {_texts(programs)}"
-    yield f"\n[root]\nbase = {_text(options.base)}\nlayers = {_texts(options.layers)}"
+    yield f"\n[root]\nbase = {toml(options.base)}\nlayers = {_texts(options.layers)}"
 
 
 def _workspace(project: Project) -> Iterator[str]:
     yield '\n[workspace]\nmode = "overlay"'
-    yield f"path = {_text(project.place)}"
+    yield f"path = {toml(project.place)}"
     yield f"from = {_texts([project.directory])}"
     yield f"exec = true\nmax_mb = {project.mb}"
 
 
 def _process(profile: Profile, options: Options, arguments: Sequence[str]) -> Iterator[str]:
-    pairs = [f"{json.dumps(name)} = {_text(value)}" for name, value in sorted(variables(profile, options).items())]
+    pairs = [f"{json.dumps(name)} = {toml(value)}" for name, value in sorted(variables(profile, options).items())]
     yield "\n[process]"
     yield f"args = {_texts(arguments)}"
     yield f"env = {{ {', '.join(pairs)} }}" if pairs else "env = {}"
-    yield f"cwd = {_text(options.cwd if options.workspace is None else options.workspace.place)}"
-    yield f"contract = {_text(options.contract)}"
-
-
-def _text(value: str) -> str:
-    """A TOML string. JSON escapes are TOML's, but for the surrogates, which no word of a session has."""
-    return json.dumps(value, ensure_ascii=False)
+    yield f"cwd = {toml(options.cwd if options.workspace is None else options.workspace.place)}"
+    yield f"contract = {toml(options.contract)}"
 
 
 def _texts(values: Sequence[str]) -> str:
-    return f"[{', '.join(map(_text, values))}]"
+    return f"[{', '.join(map(toml, values))}]"

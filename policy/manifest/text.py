@@ -7,6 +7,7 @@ characters are refused on parsing, and text that an error quotes is made visible
 from __future__ import annotations
 
 import datetime
+import json
 import re
 import unicodedata
 
@@ -40,6 +41,11 @@ def _escape(ch: str) -> str:
     if ch == "`":
         return "\\x60"
     return ch.encode("unicode_escape").decode("ascii")
+
+
+def toml(value: str | int | float | bool) -> str:
+    """A value as TOML. A string needs JSON's escapes, and one for DEL, which JSON takes as it is (TOML 1.0)."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def quote(value: object) -> str:

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from policy.manifest import parse
+from policy.manifest import parse, text
 from policy.manifest.agent import Manifest
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -66,4 +66,4 @@ def _key(name: str) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_value, value))}]"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return text.toml(value)

@@ -7,7 +7,6 @@ grant that no signature can give is named with its reason.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -120,5 +119,5 @@ def _excess(manifest: Manifest | None, ceiling: Effective) -> set[tuple[str, str
 
 
 def toml(value: str) -> str:
-    """A TOML string: JSON's escapes are among TOML's."""
-    return json.dumps(text.visible(value, limit=len(value) + 1), ensure_ascii=False)
+    """A TOML string without hidden characters."""
+    return text.toml(text.visible(value, limit=len(value) + 1))

@@ -5,11 +5,11 @@ The server runs in a sandbox of its own: no network, no host path, no credential
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Final
 
 from policy import errors
+from policy.manifest import text
 from policy.manifest.tools import checks, pins, secret_scan
 from policy.manifest.tools.document import Server, ToolManifest, split_variable
 from policy.package import MANIFEST_NAME, Package
@@ -55,28 +55,23 @@ def package_of(read: Package, tools: ToolManifest, server: Server, *, seconds: i
             hint="take it out, then run covenant tools pin",
             where=tools.where((*place, "alias")),
         )
-    text = "\n".join(_manifest(agent_id(tools, server), server, started.runtime, program, started.arguments, seconds))
-    return Package({**files, MANIFEST_NAME: text.encode()})
+    lines = _manifest(agent_id(tools, server), server, started.runtime, program, started.arguments, seconds)
+    return Package({**files, MANIFEST_NAME: "\n".join(lines).encode()})
 
 
 def _manifest(
     name: str, server: Server, runtime: str, program: str, arguments: tuple[str, ...], seconds: int
 ) -> Iterator[str]:
-    yield f'[agent]\nid = {_text(name)}\nname = {_text(server.alias)}\nversion = "0"'
-    yield f"runtime = {_text(runtime)}\nentry = {_text(program)}"
+    yield f'[agent]\nid = {text.toml(name)}\nname = {text.toml(server.alias)}\nversion = "0"'
+    yield f"runtime = {text.toml(runtime)}\nentry = {text.toml(program)}"
     yield f"\n[resources]\ncpu_ms_per_task = {seconds * 1000}\nmemory_mb = {MEMORY_MB}\ndisk_mb = {DISK_MB}"
     yield 'network = "off"'
     yield '\n[sandbox]\nrequired = true\nbackend = "linux-gvisor"\nfilesystem = "ephemeral"'
     literals = dict(split_variable(one) for one in server.env)
     env = ", ".join(
-        f"{_text(variable)} = {_text(value)}"
+        f"{text.toml(variable)} = {text.toml(value)}"
         for variable, value in sorted(literals.items())
         if secret_scan.referenced(value) is None
     )
-    yield f"\n[process]\nargs = [{', '.join(map(_text, arguments))}]"
+    yield f"\n[process]\nargs = [{', '.join(map(text.toml, arguments))}]"
     yield f'env = {{ {env} }}\ncontract = "stdio"\n'
-
-
-def _text(value: str) -> str:
-    # JSON's escapes are TOML's.
-    return json.dumps(value, ensure_ascii=False)
