@@ -24,8 +24,8 @@ _FENCE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _ROW = re.compile(r"^\| `([^`]+)` \| (?:`([^`]+)`)? ?\|(.*)\|$", re.MULTILINE)
 # Verbs of these groups are about packages or files, and on other pages.
 _ELSEWHERE = {
-    "tools describe", "tools verify", "tools pin", "audit verify", "audit purge", "audit prove", "audit checkpoint",
-    "audit cosign", "audit cosigned",
+    "tools describe", "tools verify", "tools pin", "tools advertised", "tools serve",
+    "audit verify", "audit purge", "audit prove", "audit checkpoint", "audit cosign", "audit cosigned",
 }  # fmt: skip
 _GROUPS = (
     "ping", "version", "daemon", "completion", "bootstrap", "intent", "intents", "agents", "memory", "ignore", "tools",
