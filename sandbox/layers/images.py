@@ -32,7 +32,7 @@ from sandbox.rootfs import erofs_image, host_links, tree_store
 from sandbox.rootfs.erofs_image import ImageFile
 from sandbox.rootfs.skeleton import MountPoint, Skeletons
 
-_LAYOUT = "covenant root image 1"
+_LAYOUT = "covenant root image 2"
 _KIND = "images"
 _META = "meta.json"
 ROOT = "root"
@@ -44,7 +44,8 @@ ImageKind = Literal["tree", "erofs"]
 class ImageMeta(Struct, frozen=True):
     """Record of an image. ``layers`` are digests, bottom first; ``files`` counts every path.
 
-    ``digest`` is the hex SHA-256 of an EROFS file, and empty for a tree. ``bytes`` is the size of the file.
+    ``digest`` is the hex SHA-256 of an EROFS file, and empty for a tree. ``bytes`` is the size of the file. ``key``
+    names the image, so that an image that was copied to another name is found out.
     """
 
     layers: tuple[str, ...]
@@ -52,6 +53,7 @@ class ImageMeta(Struct, frozen=True):
     kind: ImageKind = "tree"
     digest: str = ""
     bytes: int = 0
+    key: str = ""
 
 
 class RootCheck(Protocol):
@@ -151,6 +153,8 @@ class RootImages:
             meta = self._meta(folder)
             if meta.kind != kind:
                 raise _damaged(folder)
+            if meta.key != key:
+                raise _foreign(folder)
             if kind == "tree":
                 check = stack.enter_context(image_check.begin(folder, meta.files))
                 yield HeldImage(folder / "root", key, check)
@@ -211,7 +215,7 @@ class RootImages:
             tree.keep(parts.programs, [path for path, _ in parts.points])
             fresh = stack.enter_context(self._store.fresh(_KIND, key, many_files=True))
             listed = tree.write(fresh.root)
-            meta = ImageMeta(tuple(ref.digest for ref in parts.layers), len(listed))
+            meta = ImageMeta(tuple(ref.digest for ref in parts.layers), len(listed), key=key)
             if packer is not None:
                 digest, size = _pack(packer, fresh)
                 meta = structs.replace(meta, kind="erofs", digest=digest, bytes=size)
@@ -222,6 +226,14 @@ class RootImages:
 
 def _damaged(folder: Path) -> errors.LayerChangedError:
     return errors.LayerChangedError(f"`{folder}/{_META}` is damaged", hint=image_check.FIX, where=str(folder))
+
+
+def _foreign(folder: Path) -> errors.LayerChangedError:
+    return errors.LayerChangedError(
+        f"the root image `{folder}` was made of other parts: it is a copy from elsewhere",
+        hint=image_check.FIX,
+        where=str(folder),
+    )
 
 
 def _pack(packer: Path, fresh: tree_store.FreshTree) -> tuple[str, int]:

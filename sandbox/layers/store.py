@@ -212,11 +212,14 @@ class LayerStore:
 
     def _info(self, digest: str) -> LayerInfo:
         folder = self._store.place(_KIND, digest)
-        place, hint = folder / "meta.json", f"rm -r {folder}, and build the layer again"
+        place, hint = folder / "meta.json", _again(folder)
         try:
-            return msgspec.json.decode(tree_store.record(folder, place.name, hint=hint), type=LayerInfo)
+            info = msgspec.json.decode(tree_store.record(folder, place.name, hint=hint), type=LayerInfo)
         except msgspec.MsgspecError as e:
             raise errors.LayerChangedError(f"`{place}` is damaged", hint=hint, where=str(place)) from e
+        if info.digest != digest:
+            raise errors.LayerChangedError(f"`{place}` is that of another layer", hint=hint, where=str(place))
+        return info
 
     def _known_as(self, digest: str, name: str, search: tuple[str, ...]) -> LayerInfo:
         """Record the latest name and search directories of a layer, which may have been packed before."""
@@ -229,7 +232,7 @@ class LayerStore:
         return info
 
     def _listing(self, folder: Path, digest: str) -> tuple[LayerEntry, ...]:
-        hint = f"covenant layer rm {digest}; then build it again"
+        hint = _again(folder)
         entries = layers.parsed(tree_store.record(folder, "listing", hint=hint))
         if layers.digest_of(entries) != digest:
             raise errors.LayerChangedError(
@@ -238,6 +241,10 @@ class LayerStore:
                 where=str(folder / "listing"),
             )
         return entries
+
+
+def _again(folder: Path) -> str:
+    return f"rm -r {folder}, and build the layer again"
 
 
 def differences(root: Path, entries: Sequence[LayerEntry], *, only: Collection[str] | None = None) -> tuple[str, ...]:
