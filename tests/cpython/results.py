@@ -1,4 +1,4 @@
-"""Which tests of CPython passed in a run, read from its JUnit file, and how two runs compare."""
+"""Which tests of CPython passed in a run, read from its JUnit files, and how two runs compare."""
 
 from __future__ import annotations
 
@@ -8,16 +8,25 @@ from collections.abc import Collection
 
 # The goal of the project: of what passes under plain runsc.
 GOAL = 0.98
+# The line before each JUnit file.
+MARK = "=== junit ==="
 
 
-def passed(junit: bytes) -> frozenset[str]:
-    """Return the names of the tests that passed."""
+def passed(output: bytes) -> frozenset[str]:
+    """Return the names of the tests that passed, of every JUnit file of the output."""
+    found: set[str] = set()
+    for junit in output.split(f"{MARK}\n".encode())[1:]:
+        found |= _of_module(junit)
+    return frozenset(found)
+
+
+def _of_module(junit: bytes) -> set[str]:
     found = set()
     for case in ElementTree.fromstring(junit).iter("testcase"):
         outcomes = {child.tag for child in case}
         if not outcomes & {"error", "failure", "skipped"} and case.get("result", "completed") == "completed":
             found.add(case.get("name", ""))
-    return frozenset(found)
+    return found
 
 
 def ratio(ours: Collection[str], plain: Collection[str]) -> float:
