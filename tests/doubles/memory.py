@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from covenant.providers.embed import unspaced
 from covenant.stores.memory import interface, plans, quotas, rows
 from covenant.stores.memory.index import ranking, vectors
 from covenant.stores.memory.index.vectors import Matrices, Near, RecordVectors
@@ -63,7 +64,7 @@ class InMemory:
         read = rows.parse((0, *row))
         assert isinstance(read, MemoryRecord)
         self._records[record.id] = read
-        self._words[record.id] = Counter(_terms(record.text))
+        self._words[record.id] = Counter(_terms(record.text) + _unspaced(record.text))
         if read.embedding:
             vector = np.asarray(read.embedding, dtype=np.float32)
             self._matrices.put(RecordVectors(read.id, read.tier, read.owner.pubkey, read.created_at, vector))
@@ -220,3 +221,15 @@ def _terms(text: str) -> list[str]:
     """The tokens that FTS5's unicode61 makes: runs of letters and digits, lower case, without diacritics."""
     plain = "".join(c for c in unicodedata.normalize("NFD", text.lower()) if not unicodedata.combining(c))
     return "".join(c if c.isalnum() else " " for c in plain).split()
+
+
+def _unspaced(text: str) -> list[str]:
+    """Return the characters and pairs of scripts without spaces, which the index has beside the tokens."""
+    runs = (character for character in text if unspaced.pairs(character))
+    return [token for single in runs for token in _terms(single)] + [
+        token for pair in _pairs_of(text) for token in _terms(pair)
+    ]
+
+
+def _pairs_of(text: str) -> list[str]:
+    return [text[n : n + 2] for n, character in enumerate(text) if unspaced.pairs(character)]

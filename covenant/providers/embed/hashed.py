@@ -6,7 +6,8 @@ unrelated.
 
     1. NFKC, lower case; words are runs of letters, digits and marks, of the first ``MAX_CHARACTERS`` characters.
     2. Features: each word, the same without its ending, each pair of neighbours, and each run of 3, 4 and 5 characters
-       of a word with markers at its ends.
+       of a word with markers at its ends. A word with Han, kana or Hangul, which are written without spaces between
+       words, has the pairs of its characters instead of an ending and runs.
     3. A feature weighs the square root of its count, times its kind's weight; words of grammar weigh little.
     4. Its hash selects one of 384 places and a sign, so that collisions cancel out on average (Weinberger et al.,
        Feature Hashing for Large Scale Multitask Learning, ICML 2009).
@@ -29,7 +30,9 @@ from typing import Any, Final
 import anyio.to_thread
 import numpy as np
 
-NAME: Final = "covenant-hash-384-v1"
+from covenant.providers.embed import unspaced
+
+NAME: Final = "covenant-hash-384-v2"
 DIMENSIONS: Final = 384
 MAX_CHARACTERS: Final = 65_536
 
@@ -122,6 +125,9 @@ def _of_word(word: str) -> Iterator[tuple[str, float]]:
         yield word, _GRAMMAR_WEIGHT
         return
     yield word, _WORD_WEIGHT
+    if pairs := unspaced.pairs(word):
+        yield from ((pair, _WORD_WEIGHT) for pair in pairs if pair != word)
+        return
     yield f"{_stem(word)}-", _STEM_WEIGHT
     bounded = f"<{word[:_LONGEST_WORD]}>"
     for size in _SIZES:

@@ -3,6 +3,7 @@
     0    version 1: table `memories`, indexes on (tier, created_at DESC) and (created_at DESC)
     1    columns `embedder`, `promoted_from`, `promoted_at`; table `memory_fts` and the triggers that update it
     2    index on (owner_pubkey, created_at DESC)
+    3    table `memory_numbers`; the index of words has characters and pairs of scripts without spaces
 
 Every addition may be empty and version 1 needs none of them, so it can still write the same file. Its rows have no
 embedder, and the triggers add their words to the index.
@@ -15,10 +16,11 @@ from typing import Final
 
 import aiosqlite
 
+from covenant.stores.memory.index import terms
 from covenant.stores.memory.rows import COLUMNS
 from policy import errors
 
-VERSION: Final = 2
+VERSION: Final = 3
 
 _TABLE: Final = """
 CREATE TABLE memories (
@@ -37,28 +39,33 @@ _INDEXES: Final = (
     ("memories_by_tier", (("tier", 0), ("created_at", 1))),
     ("memories_by_time", (("created_at", 1),)),
 )
-# INVARIANT: every trigger deletes before it inserts, so that any statement leaves a row in the index exactly once: an
-# `INSERT OR REPLACE` of version 1 fires no delete trigger (sqlite.org/lang_conflict.html).
 _ADDITIONS: Final = (
     "ALTER TABLE memories ADD COLUMN embedder TEXT",
     "ALTER TABLE memories ADD COLUMN promoted_from TEXT",
     "ALTER TABLE memories ADD COLUMN promoted_at INTEGER",
     'CREATE VIRTUAL TABLE memory_fts USING fts5(id UNINDEXED, text, tokenize = "unicode61 remove_diacritics 2")',
-    """CREATE TRIGGER memory_fts_insert AFTER INSERT ON memories BEGIN
+)
+# INVARIANT: every trigger deletes before it inserts, so that any statement leaves a row in the index exactly once: an
+# `INSERT OR REPLACE` of version 1 fires no delete trigger (sqlite.org/lang_conflict.html).
+_TRIGGERS: Final = (
+    f"""CREATE TRIGGER memory_fts_insert AFTER INSERT ON memories BEGIN
         DELETE FROM memory_fts WHERE rowid = new.rowid;
-        INSERT INTO memory_fts (rowid, id, text) VALUES (new.rowid, new.id, CAST(new.text AS TEXT));
-    END""",
-    """CREATE TRIGGER memory_fts_update AFTER UPDATE OF id, text ON memories BEGIN
+        INSERT INTO memory_fts (rowid, id, text) VALUES (new.rowid, new.id, {terms.indexed("new.text")});
+    END""",  # noqa: S608
+    f"""CREATE TRIGGER memory_fts_update AFTER UPDATE OF id, text ON memories BEGIN
         DELETE FROM memory_fts WHERE rowid = old.rowid;
         DELETE FROM memory_fts WHERE rowid = new.rowid;
-        INSERT INTO memory_fts (rowid, id, text) VALUES (new.rowid, new.id, CAST(new.text AS TEXT));
-    END""",
+        INSERT INTO memory_fts (rowid, id, text) VALUES (new.rowid, new.id, {terms.indexed("new.text")});
+    END""",  # noqa: S608
     """CREATE TRIGGER memory_fts_delete AFTER DELETE ON memories BEGIN
         DELETE FROM memory_fts WHERE rowid = old.rowid;
     END""",
 )
+_OLD_TRIGGERS: Final = ("memory_fts_insert", "memory_fts_update", "memory_fts_delete")
 _BY_OWNER: Final = "CREATE INDEX IF NOT EXISTS memories_by_owner ON memories (owner_pubkey, created_at DESC)"
-_FILL: Final = "INSERT INTO memory_fts (rowid, id, text) SELECT rowid, id, CAST(text AS TEXT) FROM memories"
+_EMPTY: Final = "DELETE FROM memory_fts"
+_FILL: Final = f"""
+INSERT INTO memory_fts (rowid, id, text) SELECT rowid, id, {terms.indexed("text")} FROM memories"""  # noqa: S608
 # Rows that are missing from the index or have another number there: VACUUM may renumber such a table.
 _ASTRAY: Final = """
 SELECT (SELECT count(*) FROM memories) != (SELECT count(*) FROM memory_fts_content)
@@ -85,6 +92,7 @@ async def prepare(db: aiosqlite.Connection, *, where: str) -> None:
         if version < 1:
             await _to_1(db, where)
         await db.execute(_BY_OWNER)
+        await _to_3(db)
         await db.execute(f"PRAGMA user_version = {VERSION}")
         await db.execute("COMMIT")
     except BaseException:
@@ -109,7 +117,13 @@ async def _to_1(db: aiosqlite.Connection, where: str) -> None:
             await db.execute(f"CREATE INDEX {name} ON memories ({columns_sql})")
     for statement in _ADDITIONS:
         await db.execute(statement)
-    await db.execute(_FILL)
+
+
+async def _to_3(db: aiosqlite.Connection) -> None:
+    for name in _OLD_TRIGGERS:
+        await db.execute(f"DROP TRIGGER IF EXISTS {name}")
+    for statement in (terms.OLD_NUMBERS, terms.NUMBERS, *_TRIGGERS, _EMPTY, _FILL):
+        await db.execute(statement)
 
 
 def astray(db: sqlite3.Connection) -> bool:
@@ -120,7 +134,7 @@ def astray(db: sqlite3.Connection) -> bool:
 async def mend_index(db: aiosqlite.Connection) -> None:
     """Rebuild the index of words if it no longer matches the table. The caller holds a transaction."""
     if await _number(db, _ASTRAY):
-        await db.execute("DELETE FROM memory_fts")
+        await db.execute(_EMPTY)
         await db.execute(_FILL)
 
 

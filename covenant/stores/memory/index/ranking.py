@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from covenant.providers.embed import unspaced
 from covenant.stores.memory.index.vectors import RESOLUTION, Near
 
 _RRF: Final = 60
@@ -29,8 +30,9 @@ def depth(limit: int) -> int:
 
 
 def words(text: str) -> list[str]:
-    """Return the distinct words of a query in their order, at most ``MAX_WORDS``."""
-    return list(dict.fromkeys(_WORDS.findall(text.lower())))[:MAX_WORDS]
+    """Return the distinct words of a query in their order, then its pairs of characters, at most ``MAX_WORDS``."""
+    text = text.lower()
+    return list(dict.fromkeys((*_WORDS.findall(text), *unspaced.pairs(text))))[:MAX_WORDS]
 
 
 def telling(holders: Mapping[str, int]) -> list[str]:

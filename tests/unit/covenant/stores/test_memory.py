@@ -252,6 +252,56 @@ async def test_rarer_words_weigh_more_and_diacritics_nothing(store: Memory) -> N
     assert len(await store.search((), "CAFE", None, 10, None)) == 5
 
 
+UNSPACED = (
+    "会議は水曜日の午後三時に行われます",
+    "周三下午三点开会讨论预算",
+    "금요일 회의가 취소되었습니다",
+    "今年の予算案",
+    "テスト計画",
+    "𠮷野家で昼食",
+    "銀行へ行く",
+    "the boats come back at noon",
+)
+
+
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        ("会議", 1),
+        ("三点", 2),
+        ("회의", 3),
+        ("予算", 4),
+        ("スト", 5),
+        ("𠮷野", 6),
+        ("PDF 会議", 1),
+        ("午後の会議", 1),
+        ("銀", 7),
+    ],
+)
+async def test_word_without_spaces_is_found(store: Memory, query: str, first: int) -> None:
+    for number, text in enumerate(UNSPACED, 1):
+        await store.put(record(number, text, embedding=(1.0, 0.5)))
+    for vector in ((), (1.0, 0.5)):
+        assert (await store.search(vector, query, None, 10, None))[0].record.created_at == first
+    # Another owner's records are not searched.
+    assert await store.search((), query, None, 10, None, owner=BOB.pubkey) == []
+
+
+async def test_word_without_spaces_stays_in_tier(store: Memory) -> None:
+    await store.put(record(1, "会議は水曜日", tier=Tier.LONGTERM))
+    await store.put(record(2, "次の会議"))
+    hits = await store.search((), "会議", Tier.LONGTERM, 10, None)
+    assert [h.record.created_at for h in hits] == [1]
+    assert await store.search((), "会計", Tier.LONGTERM, 10, None) == []
+
+
+async def test_word_far_in_long_text_is_found(store: Memory) -> None:
+    await store.put(record(1, "山" * 511 + "会議" + "川" * 5000))
+    await store.put(record(2, "山" * 5000))
+    for query, found in (("会議", [1]), ("山会", [1]), ("議川", [1]), ("山山", [2, 1])):
+        assert [h.record.created_at for h in await store.search((), query, None, 10, None)] == found
+
+
 @pytest.mark.parametrize("text", ['"', "'", "a AND", "NEAR(x)", "text:x", "*", "^x", "-", "{id} : x", "x\x00y", "_"])
 async def test_text_is_never_syntax(store: Memory, text: str) -> None:
     await store.put(record(1, "nothing of that", embedding=(1.0,)))

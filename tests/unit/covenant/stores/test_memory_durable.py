@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import pytest
 
+from covenant.stores.memory import schema
 from covenant.stores.memory.durable import DurableMemory
 from covenant.stores.memory.interface import CompactionCutoffs, ParentDetachment, RecordDeletion
 from covenant.wire.types import MemoryRecord, Tier
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.anyio
 
 WRITER = """
 import anyio, pathlib, sys
+from covenant.stores.memory import schema
 from covenant.stores.memory.durable import DurableMemory
 from tests.memory_kit import record
 
@@ -110,14 +112,16 @@ async def test_database_of_version_1_opens_with_everything_as_it_was(version_1: 
 
 async def test_database_of_daemon_before_gets_index_of_owners_and_keeps_rest(path: Path) -> None:
     async with opened("durable", path) as store:
-        await store.put(record(1, "an old fox", embedding=(1.0, 0.0)))
+        await store.put(record(1, "an old fox, 会議は水曜日", embedding=(1.0, 0.0)))
     with sqlite3.connect(path) as db:
         db.execute("DROP INDEX memories_by_owner")
+        db.execute("UPDATE memory_fts SET text = 'an old fox, 会議は水曜日'")
         db.execute("PRAGMA user_version = 1")
     db.close()
     async with opened("durable", path) as store:
-        assert [h.record.id for h in await store.search((), "fox", None, 9, None, owner=ALICE.pubkey)] == [name(1)]
-    assert ask(path, "PRAGMA user_version") == [(2,)]
+        for word in ("fox", "水曜"):
+            assert [h.record.id for h in await store.search((), word, None, 9, None, owner=ALICE.pubkey)] == [name(1)]
+    assert ask(path, "PRAGMA user_version") == [(schema.VERSION,)]
     assert ask(path, "SELECT count(*) FROM sqlite_master WHERE name = 'memories_by_owner'") == [(1,)]
 
 
