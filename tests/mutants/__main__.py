@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 
-from tests.mutants import baseline, draw, inside, page, run
+from tests.mutants import baseline, draw, inside, operators, page, records, run
 
 
 def main() -> int:
@@ -21,6 +21,7 @@ def main() -> int:
     parser.add_argument("keys", nargs="*", help="try these mutants only")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rooms", nargs="+", default=list(draw.ROOMS), choices=draw.ROOMS)
+    parser.add_argument("--records", type=pathlib.Path, help="file of results: keep new ones, trust its kills")
     options = parser.parse_args()
     os.chdir(draw.ROOT)
     inside.few_examples()
@@ -33,7 +34,8 @@ def main() -> int:
         found = baseline.record(pathlib.Path(directory))
     print(f"{len(found.seconds)} tests, {time.monotonic() - started:.0f} s; {len(chosen)} mutants", flush=True)
     run.preload(found.modules)
-    results = run.attempt(chosen, found, jobs=options.jobs, tell=_Teller(len(chosen)))
+    kept = records.Records(options.records, draw.sources()) if options.records else None
+    results = _attempt(chosen, found, options.jobs, kept)
     why = page.reasons()
     for result in results:
         if result.survived and (options.keys or result.site.key not in why):
@@ -51,13 +53,27 @@ def main() -> int:
     return int(bool(problems))
 
 
-class _Teller:
-    """A line of progress now and then."""
+def _attempt(
+    chosen: list[operators.Site], found: baseline.Baseline, jobs: int, kept: records.Records | None
+) -> list[run.Result]:
+    """Try the mutants that no record says are killed; the results of all, in the order of ``chosen``."""
+    done = {result.site.key: result for result in (kept.kills(chosen) if kept else ())}
+    if done:
+        print(f"{len(done)} kills are on record", flush=True)
+    due = [site for site in chosen if site.key not in done]
+    done |= {r.site.key: r for r in run.attempt(due, found, jobs=jobs, tell=_Teller(len(due), kept))}
+    return [done[site.key] for site in chosen]
 
-    def __init__(self, total: int) -> None:
-        self.total, self.done, self.alive = total, 0, 0
+
+class _Teller:
+    """Records each result, and prints a line of progress now and then."""
+
+    def __init__(self, total: int, kept: records.Records | None) -> None:
+        self.total, self.kept, self.done, self.alive = total, kept, 0, 0
 
     def __call__(self, result: run.Result) -> None:
+        if self.kept:
+            self.kept.add(result)
         self.done += 1
         self.alive += result.survived
         if self.done % 100 == 0 or self.done == self.total:

@@ -35,6 +35,7 @@ KIN = {
     "signing": ("signing", "trust"),
     "manifest": ("manifest", "tools", "test_schema"),
     "decompile": ("decompile", "proof", "prove", "planted", "every_leaf", "nft", "filter"),
+    "workspace": ("workspace",),
 }
 
 
@@ -120,6 +121,10 @@ class Selector:
         named = {test for test in own if rest[-1] in test.partition("::")[0].rpartition("/")[2]}
         near = (*self._quickest(named, _OWN_SECONDS), *self._quickest(own - named, _OWN_SECONDS))
         return (*near, *self._quickest(found - own - {""}, _OTHER_SECONDS)[:_OTHERS])
+
+    def is_called_late(self, site: operators.Site, path: str) -> bool:
+        """Whether the site is in a function, and no import executes it."""
+        return site.in_function and site.operator != "default" and "" not in self._on(path, site.line, site.last_line)
 
     def _quickest(self, tests: Iterable[str], most_seconds: float) -> list[str]:
         """As many tests as the time allows, the fastest first. A mutant that only a slower one would see survives."""

@@ -9,9 +9,9 @@ import pathlib
 from tests.mutants import operators
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-ROOMS = ("grants", "rules", "signing", "manifest", "decompile")
+ROOMS = ("grants", "rules", "signing", "manifest", "decompile", "workspace")
 SEED = "covenant-mutants-1"
-DRAWN = 2100
+DRAWN = 2250
 
 
 def module_name(path: pathlib.Path) -> str:

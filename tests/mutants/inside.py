@@ -50,7 +50,7 @@ def few_examples() -> None:
     hypothesis.settings.load_profile("mutants")
 
 
-def _fewer(items: list[pytest.Item]) -> None:
+def fewer(items: list[pytest.Item]) -> None:
     """Hold tests that ask for many examples to those of the profile."""
     most = hypothesis.settings.get_profile("mutants").max_examples
     for item in items:
@@ -90,16 +90,29 @@ class _Chosen:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         chosen = [item for item in items if item.nodeid in self.order or item.nodeid not in self.known]
-        _fewer(chosen)
+        fewer(chosen)
         items[:] = sorted(chosen, key=lambda item: self.order.get(item.nodeid, -1))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
-        limit(_TEST_SECONDS + 10 * self.seconds.get(item.nodeid, 0))
+        limit_test(self.seconds.get(item.nodeid, 0))
         try:
             return (yield)
         finally:
             limit(_IMPORT_SECONDS)
+
+
+def bound() -> None:
+    """Bound the memory and the time of this child, and collect no garbage, since the child is short."""
+    gc.disable()
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    signal.signal(signal.SIGPROF, _out_of_time)
+    limit(_IMPORT_SECONDS)
+
+
+def limit_test(usual_seconds: float) -> None:
+    """Bound the processor time of the next test, which takes ``usual_seconds`` without a mutant."""
+    limit(_TEST_SECONDS + 10 * usual_seconds)
 
 
 def limit(seconds: float) -> None:
@@ -137,11 +150,8 @@ def try_mutant(
 ) -> int:
     """In a child: run ``tests`` in order against the mutant; the exit status."""
     quiet()
-    gc.disable()  # a run is short, and what dies with the process need not be collected
+    bound()
     gc.freeze()
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    signal.signal(signal.SIGPROF, _out_of_time)
-    limit(_IMPORT_SECONDS)
     sys.meta_path.insert(0, _Instead(name, tree, path))
     # Most mutants fall to the first few tests, and those lie in few files.
     for batch in (tests[:_FIRST], tests[_FIRST:_SECOND], tests[_SECOND:]):
@@ -159,6 +169,19 @@ def _pytest(tests: Sequence[str], known: Collection[str], seconds: Mapping[str, 
         return MEMORY
 
 
+def caches() -> list[Any]:
+    """Every function of a policy module that caches what it returned."""
+    modules = [m for name, m in sys.modules.items() if name.split(".")[0] == "policy" and m is not None]
+    found = [value for module in modules for value in vars(module).values()]
+    return [value for value in found if callable(getattr(value, "cache_clear", None))]
+
+
+def clear_caches() -> None:
+    """Forget what the collection of tests left in caches."""
+    for cache in caches():
+        cache.cache_clear()
+
+
 class Recorder:
     """Runs every test with a context of its own in the coverage, and notes its time and outcome."""
 
@@ -169,12 +192,10 @@ class Recorder:
         self._caches: list[Any] = []
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        _fewer(items)
+        fewer(items)
 
     def pytest_collection_finish(self) -> None:
-        modules = [m for name, m in sys.modules.items() if name.split(".")[0] == "policy" and m is not None]
-        found = [value for module in modules for value in vars(module).values()]
-        self._caches = [value for value in found if callable(getattr(value, "cache_clear", None))]
+        self._caches = caches()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:

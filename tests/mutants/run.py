@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import gc
 import importlib
 import os
@@ -11,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.mutants import baseline, draw, inside, operators
+from tests.mutants import baseline, draw, inside, operators, swap
 
 # How a child ended -> how it is called. What is not here died by a signal, which is a kill too.
 NAMES = {inside.SURVIVED: "survived", inside.TIMED_OUT: "timed out", inside.MEMORY: "out of memory", 5: "no test"}
@@ -56,42 +55,53 @@ def attempt(
 ) -> list[Result]:
     """Try each site; the results in the order of ``sites``."""
     selector = baseline.Selector(found)
-    known = frozenset(found.seconds)
+    files = draw.sources()
     results: dict[str, Result] = {}
-    for site, tests, seconds, status in _each(sites, selector, known, jobs):
-        result = Result(site, NAMES.get(status, "killed"), tests, seconds)
-        results[site.key] = result
-        tell(result)
+
+    def note(tried: Iterator[swap.Tried]) -> None:
+        for site, tests, seconds, status in tried:
+            results[site.key] = Result(site, NAMES.get(status, "killed"), tests, seconds)
+            tell(results[site.key])
+
+    late = [site for site in sites if selector.is_called_late(site, str(files[site.module]))]
+    note(swap.attempt(late, found.seconds, lambda starter: _each(late, selector, jobs, starter)))
+    rest = [site for site in sites if site.key not in results]
+    note(_each(rest, selector, jobs, _importing(found)))
     return [results[site.key] for site in sites]
 
 
 def _each(
-    sites: Sequence[operators.Site], selector: baseline.Selector, known: frozenset[str], jobs: int
-) -> Iterator[tuple[operators.Site, int, float, int]]:
+    sites: Sequence[operators.Site], selector: baseline.Selector, jobs: int, starter: swap.Starter
+) -> Iterator[swap.Tried]:
+    """Try each site for which ``starter`` has a child, ``jobs`` at once."""
     files = draw.sources()
     live: dict[int, _Live] = {}
     waiting = list(reversed(sites))
     while waiting or live:
         while waiting and len(live) < jobs:
             site = waiting.pop()
-            path = str(files[site.module])
-            tests = selector.tests(site, path)
+            tests = selector.tests(site, str(files[site.module]))
             if not tests:
                 yield site, 0, 0.0, 5
-                continue
-            tree = draw.mutated(files[site.module], site.module, site.key)
-            pid = inside.forked(_work(site.module, tree, path, tests, known, selector.baseline.seconds))
-            live[pid] = _Live(site, len(tests), time.monotonic())
+            elif (work := starter(site, tests)) is not None:
+                live[inside.forked(work)] = _Live(site, len(tests), time.monotonic())
         if live:
             pid, status = _next(live)
             done = live.pop(pid)
             yield done.site, done.tests, time.monotonic() - done.started, status
 
 
-def _work(
-    module: str, tree: ast.Module, path: str, tests: tuple[str, ...], known: frozenset[str], seconds: dict[str, float]
-) -> Callable[[], int]:
-    return lambda: inside.try_mutant(module, tree, path, tests, known, seconds)
+def _importing(found: baseline.Baseline) -> swap.Starter:
+    """Children that import policy and the tests anew, with the mutant in the place of its module."""
+    files = draw.sources()
+    known = frozenset(found.seconds)
+
+    def start(site: operators.Site, tests: tuple[str, ...]) -> Callable[[], int]:
+        path = files[site.module]
+        tree = draw.mutated(path, site.module, site.key)
+        return lambda: inside.try_mutant(site.module, tree, str(path), tests, known, found.seconds)
+
+    return start
 
 
 def _next(live: dict[int, _Live]) -> tuple[int, int]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import pathlib
 
 import pytest
 
-from tests.mutants import draw, operators, page, run
+from tests.mutants import draw, operators, page, records, run
 
 SOURCE = '''\
 """A docstring."""
@@ -136,6 +138,27 @@ def test_survivor_without_reason_fails_run() -> None:
 def test_too_few_and_too_many_alive_fail_run() -> None:
     few = results(*["killed"] * 10)
     assert any("at least 2000" in fault for fault in page.faults(few, {}))
-    poor = results(*["killed"] * 84, *["no test"] * 16)
-    assert any("84.0 %" in fault for fault in page.faults(poor, {}))
+    poor = results(*["killed"] * 91, *["no test"] * 9)
+    assert any("91.0 %" in fault for fault in page.faults(poor, {}))
     assert page.killed_percent(results(*["timed out"], *["out of memory"])) == 100
+
+
+def test_recorded_kill_counts_until_source_changes(tmp_path: pathlib.Path) -> None:
+    killed, survived, died_later = some = results("killed", "survived", "survived")
+    files = dict.fromkeys([one.site.module for one in some], tmp_path / "source.py")
+    (tmp_path / "source.py").write_text("a = 1\n")
+    sites = [one.site for one in some]
+
+    def kills() -> list[run.Result]:
+        return records.Records(tmp_path / "records.jsonl", files).kills(sites)
+
+    assert kills() == []
+    kept = records.Records(tmp_path / "records.jsonl", files)
+    for one in (*some, dataclasses.replace(died_later, outcome="timed out")):
+        kept.add(one)
+    assert kills() == [killed, dataclasses.replace(died_later, outcome="timed out")]
+    kept.add(survived)
+    kept.add(dataclasses.replace(killed, outcome="survived"))
+    assert [one.site.key for one in kills()] == [died_later.site.key]
+    (tmp_path / "source.py").write_text("a = 2\n")
+    assert kills() == []
