@@ -143,7 +143,7 @@ def test_too_few_and_too_many_alive_fail_run() -> None:
     assert page.killed_percent(results(*["timed out"], *["out of memory"])) == 100
 
 
-def test_recorded_kill_counts_until_source_changes(tmp_path: pathlib.Path) -> None:
+def test_recorded_kill_counts_until_source_edit(tmp_path: pathlib.Path) -> None:
     killed, survived, died_later = some = results("killed", "survived", "survived")
     files = dict.fromkeys([one.site.module for one in some], tmp_path / "source.py")
     (tmp_path / "source.py").write_text("a = 1\n")

@@ -42,7 +42,7 @@ def test_names_of_one_directory_are_twins() -> None:
     assert "`file`" in found["add", "a/b/File"].refused
 
 
-def test_name_that_differs_in_case_from_removed_is_applied() -> None:
+def test_new_name_in_case_of_removed_is_applied() -> None:
     lower = view(old("d/README"), d=("README", "other"))
     found = compared(UpperEntry("d/README", "gone"), new("d/readme"), lower=lower)
     assert all(one.is_applicable() for one in found.values())
@@ -60,7 +60,7 @@ def test_changes_are_ordered_by_components() -> None:
     assert [path for _, path in found] == ["d", "d/a", "d-x", "d0"]
 
 
-def test_removal_takes_what_is_below_and_nothing_beside() -> None:
+def test_removal_takes_all_below_none_beside() -> None:
     paths = ("d", "d/a", "d/z", "d-x", "d.y", "d0", "e")
     lower = view(*(LowerEntry(path, "dir" if path == "d" else "file", 0o755) for path in paths))
     assert [path for _, path in compared(UpperEntry("d", "gone"), lower=lower)] == ["d", "d/a", "d/z"]
@@ -176,7 +176,7 @@ def test_character_that_is_not_shown_is_refused(ch: str) -> None:
     assert compared(new("a \u00e9\u4e2d"))["add", "a \u00e9\u4e2d"].is_applicable()
 
 
-def test_changed_config_of_a_bare_repository_is_refused() -> None:
+def test_changed_config_of_repository_is_refused() -> None:
     """Git reads `config` anew for each command, and the other names only say that it is a repository."""
     names = ("HEAD", "objects", "refs", "config")
     lower = view(*(old(f"b/{name}") for name in names), b=names)
@@ -191,7 +191,7 @@ def test_changed_config_of_a_bare_repository_is_refused() -> None:
     assert compared(*upper, new("c/settings"))["add", "c/settings"].is_applicable()
 
 
-def test_names_in_git_directory_make_no_bare_repository() -> None:
+def test_git_directory_is_no_bare_repository() -> None:
     upper = [new(f"m/.git/{name}") for name in ("HEAD", "objects", "refs")]
     found = compared(*upper, lower=view(**{"m/.git": ("config",)}))
     assert all(one.is_applicable() for one in found.values())
@@ -233,7 +233,7 @@ def test_removals_below_what_is_not_replaced_stay() -> None:
     assert found["delete", "da"].is_applicable()
 
 
-def test_directory_that_host_renamed_is_a_conflict() -> None:
+def test_directory_renamed_by_host_is_conflict() -> None:
     """A rename of a directory changes its status time alone; new names in it change both of its times."""
     for changed, modified, moved in (
         (STARTED - 1, STARTED - 2, False),
@@ -253,7 +253,7 @@ def test_changed_file_is_no_moved_directory() -> None:
     assert compared(new("a/b", "z"), lower=lower)["modify", "a/b"].is_applicable()
 
 
-def test_copied_file_is_judged_by_its_own_directory() -> None:
+def test_copied_file_is_judged_by_its_directory() -> None:
     copied = structs.replace(new("d/e/a"), copied=True)
     for times, conflict in (({"d/e": STARTED}, True), ({"d/e": STARTED - 1, "d": STARTED}, False), ({}, True)):
         lower = structs.replace(view(), changed_ns=times)
@@ -262,7 +262,7 @@ def test_copied_file_is_judged_by_its_own_directory() -> None:
     assert compared(new("d/e/a"), lower=structs.replace(view(), changed_ns={"d/e": STARTED}))["add", "d/e/a"]
 
 
-def test_protected_directory_is_refused_as_link_alone() -> None:
+def test_protected_directory_is_refused_as_link() -> None:
     terms = Terms((), ("a/b/c", "*.sh"))
     for kind, refused in (("link", True), ("dir", False), ("file", False)):
         for path in ("a", "a/b"):

@@ -37,7 +37,7 @@ FOUND = [
 ]
 
 
-def test_steps_are_removals_directories_files_modes() -> None:
+def test_steps_remove_then_make_then_set_modes() -> None:
     staged = steps.staging(FOUND, ".s-", ["", "m"])
     assert staged == {"a/n": ".s-0", "c": ".s-1", "l": ".s-2", "n/p/q": ".s-3"}
     assert steps.steps(FOUND, staged) == [
@@ -61,7 +61,7 @@ def test_steps_are_removals_directories_files_modes() -> None:
     ]
 
 
-def test_file_is_staged_in_nearest_directory_that_stays() -> None:
+def test_file_is_staged_where_directory_stays() -> None:
     made = [change(path, "add") for path in ("a/b/c/d", "a/b/x", "e/f/g", "h")]
     staged = steps.staging(made, ".s-", ["", "a", "a/b"])
     assert staged == {"a/b/c/d": "a/b/.s-0", "a/b/x": "a/b/.s-1", "e/f/g": ".s-2", "h": ".s-3"}
@@ -78,7 +78,7 @@ def test_only_new_contents_are_staged() -> None:
     assert [one.verb for one in steps.steps(again, steps.staging(again, ".s-", [""]))] == ["unlink", "rename"]
 
 
-def test_renamed_file_has_the_whole_content_of_a_removed_one() -> None:
+def test_renamed_file_has_content_of_removed() -> None:
     found = [
         *(change("a", "delete", sha256="1", size=5), change("b", "delete", sha256="1", size=6)),
         *(change("c", "delete", "dir"), change("l", "delete", "link"), change("u", "delete")),

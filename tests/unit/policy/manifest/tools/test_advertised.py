@@ -64,6 +64,34 @@ def test_diff_is_bounded() -> None:
     assert len(finding.hint.splitlines()) < 80
 
 
+def diff(keys: int) -> list[str]:
+    schema = {**(SAME[0].input_schema or {}), **{f"z{number:02}": number for number in range(keys)}}
+    (finding,) = advertised.compare(TOOLS, SERVER, [AdvertisedTool("read_text_file", "Read a file", schema), SAME[1]])
+    return finding.hint.partition("\n")[2].splitlines()
+
+
+def test_diff_of_60_lines_is_shown_whole() -> None:
+    keys = next(keys for keys in range(1, 60) if len(diff(keys)) == 60)
+    assert not diff(keys)[-1].startswith("...")
+    assert diff(keys + 1)[-1] == "... 1 more lines"
+    assert len(diff(keys + 1)) == 61
+
+
+def test_advertised_tool_does_not_change() -> None:
+    with pytest.raises(AttributeError):
+        SAME[0].name = "b"  # type: ignore[misc]
+
+
+def test_each_finding_has_a_code_of_the_table() -> None:
+    changed = AdvertisedTool("read_text_file", "", None)
+    more = AdvertisedTool("delete_all", "", None)
+    found = list(advertised.compare(TOOLS, SERVER, [more, changed]))
+    assert [one.code for one in found] == ["tool_undeclared", "tool_changed", "tool_not_advertised"]
+    assert {one.code for one in found} | {"server_failed", "not_asked"} == set(advertised.CODES)
+
+
+# --- the package of a server
+
 # --- the package of a server --------------------------------------------------------------------------
 
 
@@ -89,6 +117,11 @@ def test_server_has_its_files_and_nothing_else() -> None:
     assert manifest.resources.network == "off"
     assert manifest.resources.cpu_ms_per_task == 7_000
     assert "permissions" not in tomllib.loads(found.manifest.decode())
+
+
+def test_server_has_memory_and_disk_for_its_files() -> None:
+    resources = parse.parse(made(kit.package(kit.FULL)).manifest).resources
+    assert (resources.memory_mb, resources.disk_mb) == (1024, 64)
 
 
 def test_server_has_literals_and_no_credential() -> None:
