@@ -53,7 +53,7 @@ def is_dir(of: Tree, path: str) -> bool:
 
 
 def upper(old: Tree, new: Tree, opaque: set[str]) -> list[UpperEntry]:
-    """What overlayfs has in the upper layer when ``old`` has become ``new``."""
+    """Return the upper layer that overlayfs has when ``old`` has become ``new``."""
     hidden = {
         path for path in old if any(above in opaque or not is_dir(new, above) for above in changes.ancestors(path))
     }
