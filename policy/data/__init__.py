@@ -12,7 +12,7 @@ reason or a wrong type is an error of the build) and cached for the life of the 
     syscalls/ARCH.toml      version, arch, linux, [numbers] name = number
     never_grantable.toml    version, [trees] and [write_trees] "/path" = "reason"
     roles.toml              version, [roles.NAME] (policy.data.role_table)
-    workspace.toml          version, [mask] and [protect] "pattern" = "reason"
+    workspace.toml          version, [mask], [protect], [git_shared] and [git_own] "pattern" = "reason"
 """
 
 from __future__ import annotations
@@ -226,6 +226,6 @@ def roles() -> Roles:
 def workspace_files() -> WorkspaceFiles:
     """The files of every workspace that are shown empty, and those whose changes are never applied."""
     path = "workspace.toml"
-    table = load(path, {"version": int, "mask": dict, "protect": dict})
-    mask, protect = (_reasons(path, table[key], _PATTERN) for key in ("mask", "protect"))
-    return WorkspaceFiles(table["version"], mask, protect)
+    keys = ("mask", "protect", "git_shared", "git_own")
+    table = load(path, {"version": int, **dict.fromkeys(keys, dict)})
+    return WorkspaceFiles(table["version"], *(_reasons(path, table[key], _PATTERN) for key in keys))

@@ -122,8 +122,13 @@ class NeverGrantable:
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceFiles:
-    """Patterns of a workspace's files, each with its reason. ``mask`` are shown empty, ``protect`` never applied."""
+    """Patterns of a workspace's files, each with its reason. ``mask`` are shown empty, ``protect`` never applied.
+
+    ``git_shared`` and ``git_own`` are the files of git that may change: of a repository, and of one checkout of it.
+    """
 
     version: int
     mask: Mapping[str, str] = field(repr=False)
     protect: Mapping[str, str] = field(repr=False)
+    git_shared: Mapping[str, str] = field(repr=False)
+    git_own: Mapping[str, str] = field(repr=False)

@@ -13,7 +13,7 @@ from typing import Final, Literal, Self
 
 from msgspec import Struct, structs
 
-from policy.workspace import globs
+from policy.workspace import git, globs
 from policy.workspace.entries import LowerEntry, LowerView, UpperEntry
 
 Action = Literal["add", "modify", "delete", "mode"]
@@ -24,7 +24,6 @@ _SPECIAL_BITS: Final = 0o7000
 _STICKY: Final = 0o1000
 # How the name of a staged file begins (policy.workspace.steps).
 STAGED: Final = "/.covenant-"
-_GIT: Final = ".git"
 # Everything below a directory is sorted before its path with this character.
 _AFTER_SLASH: Final = chr(ord("/") + 1)
 # The names of a bare repository: with all of them in a directory, git starts the programs that its `config` names.
@@ -55,10 +54,15 @@ class Change(Struct, frozen=True):
 
 
 class Terms(Struct, frozen=True):
-    """Patterns of the files that are shown empty, and of those whose changes are never applied."""
+    """Patterns of the files that are shown empty, and of those whose changes are never applied.
+
+    ``git_shared`` and ``git_own`` are those of git's own files that may change (policy.workspace.git).
+    """
 
     mask: tuple[str, ...]
     protect: tuple[str, ...]
+    git_shared: tuple[str, ...] = ()
+    git_own: tuple[str, ...] = ()
 
 
 class _Sides(Struct, frozen=True):
@@ -70,17 +74,12 @@ class _Sides(Struct, frozen=True):
     names: Mapping[str, Collection[str]]
     changed_ns: Mapping[str, int]
     moved: frozenset[str]
+    git: git.GitDirectories
     folded: dict[str, dict[str, list[str]]] = {}
 
     @classmethod
     def of(cls, entries: Sequence[UpperEntry], lower: LowerView, terms: Terms, started_ns: int) -> Self:
-        names: dict[str, set[str]] = {above: set(found) for above, found in lower.names.items()}
-        for one in entries:
-            above, _, name = one.path.rpartition("/")
-            if one.kind == "gone":
-                names.setdefault(above, set()).discard(name)
-            else:
-                names.setdefault(above, set()).add(name)
+        names = all_names(entries, lower)
         # New names change both times of a directory, a rename of it or another mode the first alone.
         moved = frozenset(
             one.path
@@ -88,7 +87,22 @@ class _Sides(Struct, frozen=True):
             if one.kind == "dir" and one.changed_ns >= started_ns and one.changed_ns > one.modified_ns
         )
         copied = frozenset(one.path for one in entries if one.copied)
-        return cls(terms, started_ns, copied, names, lower.changed_ns, moved)
+        repositories = git.GitDirectories(
+            git.bare(names), lower.worktree, lower.findings, terms.git_shared, terms.git_own
+        )
+        return cls(terms, started_ns, copied, names, lower.changed_ns, moved, repositories)
+
+
+def all_names(entries: Iterable[UpperEntry], lower: LowerView) -> dict[str, set[str]]:
+    """Return the names that each directory in which something changed would have."""
+    names: dict[str, set[str]] = {above: set(found) for above, found in lower.names.items()}
+    for one in entries:
+        above, _, name = one.path.rpartition("/")
+        if one.kind == "gone":
+            names.setdefault(above, set()).discard(name)
+        else:
+            names.setdefault(above, set()).add(name)
+    return names
 
 
 def compare(upper: Iterable[UpperEntry], lower: LowerView, *, terms: Terms, started_ns: int) -> tuple[Change, ...]:
@@ -101,7 +115,27 @@ def compare(upper: Iterable[UpperEntry], lower: LowerView, *, terms: Terms, star
     there = frozenset(one.path for one in entries if one.kind != "gone")
     order = sorted(lower.entries)
     found = [change for entry in entries for change in _of(entry, lower, order, there)]
-    return tuple(_together([_judged(change, sides) for change in _once(found)]))
+    judged = [_judged(change, sides) for change in _once(found)]
+    return tuple(_together(_with_objects(judged, sides.git)))
+
+
+def _with_objects(found: Sequence[Change], directories: git.GitDirectories) -> list[Change]:
+    """Refuse the references and the index of a repository of which a new object is not applied: they may name it."""
+    lacking: dict[str, str] = {}
+    for one in found:
+        if one.action == "add" and not one.is_applicable() and directories.is_object(one.path):
+            split = directories.split(one.path)
+            assert split is not None, "an object lies in a repository"
+            lacking.setdefault(split[0], one.path)
+    return [_lacking(one, lacking, directories) for one in found] if lacking else list(found)
+
+
+def _lacking(change: Change, lacking: Mapping[str, str], directories: git.GitDirectories) -> Change:
+    split = directories.split(change.path)
+    missing = lacking.get(split[0]) if split else None
+    if missing is None or not change.is_applicable() or change.kind == "dir" or directories.is_object(change.path):
+        return change
+    return structs.replace(change, refused=f"`{missing}` is not applied")
 
 
 def _once(found: Sequence[Change]) -> list[Change]:
@@ -157,7 +191,7 @@ def _removed(base: LowerEntry, lower: LowerView, order: Sequence[str]) -> Iterat
 
 def _judged(change: Change, sides: _Sides) -> Change:
     """Return the change with the reason why it is not applied, if there is one."""
-    refused = _refusal(change, sides.terms) or _twin(change, sides) or _bare(change, sides)
+    refused = _bare(change, sides) or _refusal(change, sides) or _twin(change, sides)
     if refused:
         return structs.replace(change, refused=refused)
     base = change.base
@@ -181,7 +215,8 @@ def _is_newer(directory: str, sides: _Sides) -> bool:
     return sides.changed_ns.get(directory, sides.started_ns) >= sides.started_ns
 
 
-def _refusal(change: Change, terms: Terms) -> str:
+def _refusal(change: Change, sides: _Sides) -> str:
+    terms = sides.terms
     if _is_hidden(change.path) or _is_hidden(change.target):
         return "its name has characters that are not shown"
     if globs.matching(terms.mask)(change.path):
@@ -189,8 +224,10 @@ def _refusal(change: Change, terms: Terms) -> str:
     protected = globs.with_directories(terms.protect) if change.kind == "link" else terms.protect
     if globs.matching(protected)(change.path):
         return "protected: it can start a program or steer a tool on the host"
-    if change.path.rpartition("/")[2].lower() == _GIT and (change.kind != "dir" or change.action == "delete"):
+    if change.path.rpartition("/")[2].lower() == git.NAME and (change.kind != "dir" or change.action == "delete"):
         return "protected: it would name another repository"
+    if refused := sides.git.refusal(change.path, change.kind, change.action):
+        return refused
     if STAGED in f"/{change.path}" and change.action != "delete":
         return "its name is one of an apply"
     if change.kind == "link" and change.action != "delete" and _leads_out(change):
@@ -242,7 +279,7 @@ def _twin(change: Change, sides: _Sides) -> str:
 def _bare(change: Change, sides: _Sides) -> str:
     """Refuse what makes a directory a bare repository with a ``config``, whichever of its names comes last."""
     above, _, name = change.path.rpartition("/")
-    if name.lower() not in _BARE or above.rpartition("/")[2] == _GIT or change.action == "delete":
+    if name.lower() not in _BARE or above.rpartition("/")[2] == git.NAME or change.action == "delete":
         return ""
     if name.lower() != "config" and change.action != "add":
         return ""  # it was one before

@@ -54,9 +54,13 @@ class LowerView(Struct, frozen=True):
 
     ``entries`` has each path of the upper layer that exists, and everything below a directory that the upper layer
     removes, replaces or hides. ``names`` are the names in each directory in which the upper layer has a path, and
-    ``changed_ns`` its status change time.
+    ``changed_ns`` its status change time. ``worktree`` is the name of the linked worktree whose common directory is
+    shown as `.git`. ``findings`` have each file of git whose content was checked, with the reason why it is refused,
+    or none.
     """
 
     entries: dict[str, LowerEntry]
     names: dict[str, tuple[str, ...]]
     changed_ns: dict[str, int] = {}
+    worktree: str = ""
+    findings: dict[str, str] = {}

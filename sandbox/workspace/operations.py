@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from policy import errors
 from policy.workspace import changes as policy_changes
@@ -19,7 +19,7 @@ from policy.workspace.changes import Change
 from policy.workspace.entries import LowerView, UpperEntry
 from sandbox.workspace import apply as applying
 from sandbox.workspace import branch as branches
-from sandbox.workspace import caller, image, lower, session, store
+from sandbox.workspace import caller, git_content, image, lower, session, store
 from sandbox.workspace.apply import Kept
 
 # How long a start waits for a caller's directory.
@@ -66,12 +66,14 @@ class OpenWorkspace:
             errors.WorkspaceError: the directory is not the one that was given, or cannot be read by the caller.
         """
         entries = self.entries()
-        view = caller.work(self.record.caller, lambda: self._view(entries), LowerView)
+        with self.upper() as top:
+            view = caller.work(self.record.caller, lambda: self._view(top, entries), LowerView)
         return policy_changes.compare(entries, view, terms=self.record.terms, started_ns=self.record.started_ns)
 
-    def _view(self, entries: Sequence[UpperEntry]) -> LowerView:
+    def _view(self, upper: int, entries: Sequence[UpperEntry]) -> LowerView:
         with self._directory() as top:
-            return lower.view(top, entries)
+            view = lower.view(top, entries)
+            return structs.replace(view, findings=git_content.findings(top, upper, entries, view))
 
     @contextlib.contextmanager
     def _directory(self) -> Iterator[int]:

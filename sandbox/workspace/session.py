@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from policy import errors
+from policy import data, errors
 from policy.workspace.changes import Terms
 from policy.workspace.entries import UpperEntry
 from sandbox.kernel.fs import filesystems, hanging
@@ -130,7 +130,9 @@ class RunWorkspace:
         """
         info = os.fstat(self._given.fd)
         owner = overlay.Owner(info.st_uid, info.st_gid)
-        terms = Terms(tuple(self._terms["mask"]), tuple(self._terms["protect"]))
+        files = data.workspace_files()
+        git = (tuple(files.git_shared), tuple(files.git_own))
+        terms = Terms(tuple(self._terms["mask"]), tuple(self._terms["protect"]), *git)
         record = store.WorkspaceRecord(
             run_id=self._about.run_id,
             agent_id=self._about.agent_id,

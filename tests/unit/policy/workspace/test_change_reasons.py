@@ -11,7 +11,7 @@ from policy.workspace.changes import Change, Terms
 from policy.workspace.entries import LowerEntry, LowerView, UpperEntry
 
 FILES = data.workspace_files()
-TERMS = Terms(tuple(FILES.mask), tuple(FILES.protect))
+TERMS = Terms(tuple(FILES.mask), tuple(FILES.protect), tuple(FILES.git_shared), tuple(FILES.git_own))
 STARTED = 1_000
 
 
@@ -179,21 +179,23 @@ def test_character_that_is_not_shown_is_refused(ch: str) -> None:
 def test_changed_config_of_repository_is_refused() -> None:
     """Git reads `config` anew for each command, and the other names only say that it is a repository."""
     names = ("HEAD", "objects", "refs", "config")
-    lower = view(*(old(f"b/{name}") for name in names), b=names)
+    lower = structs.replace(view(*(old(f"b/{name}") for name in names), b=names), findings={"b/HEAD": ""})
     found = compared(*(new(f"b/{name}", "z") for name in ("HEAD", "config")), lower=lower)
     assert found["modify", "b/HEAD"].is_applicable()
     assert "repository" in found["modify", "b/config"].refused
     removed = compared(UpperEntry("b/config", "gone"), lower=lower)
-    assert removed["delete", "b/config"].is_applicable()
+    assert "of git only" in removed["delete", "b/config"].refused
     # Case does not save it, and other names beside it do not count.
     upper = [new(f"c/{name}") for name in ("head", "Objects", "REFS", "other")]
     assert "repository" in compared(*upper, new("c/CONFIG"))["add", "c/CONFIG"].refused
-    assert compared(*upper, new("c/settings"))["add", "c/settings"].is_applicable()
+    assert "repository" not in compared(*upper, new("c/settings"))["add", "c/settings"].refused
+    assert compared(*upper[1:], new("c/settings"))["add", "c/settings"].is_applicable()
 
 
 def test_git_directory_is_no_bare_repository() -> None:
     upper = [new(f"m/.git/{name}") for name in ("HEAD", "objects", "refs")]
-    found = compared(*upper, lower=view(**{"m/.git": ("config",)}))
+    lower = structs.replace(view(**{"m/.git": ("config",)}), findings={"m/.git/HEAD": ""})
+    found = compared(*upper, lower=lower)
     assert all(one.is_applicable() for one in found.values())
 
 

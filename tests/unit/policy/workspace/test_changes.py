@@ -15,7 +15,7 @@ from policy.workspace.changes import Change, Terms
 from policy.workspace.entries import LowerEntry, LowerView, UpperEntry
 
 FILES = data.workspace_files()
-TERMS = Terms(tuple(FILES.mask), tuple(FILES.protect))
+TERMS = Terms(tuple(FILES.mask), tuple(FILES.protect), tuple(FILES.git_shared), tuple(FILES.git_own))
 STARTED = 1_000
 
 
@@ -192,7 +192,7 @@ def test_bare_repository_in_two_steps_is_refused() -> None:
     made |= {name: file(f"b/{name}") for name in ("HEAD", "config")}
     for first in names:
         there = tuple(name for name in names if name != first)
-        view = lower(was("b", "", "dir", mode=0o755), names={"b": there})
+        view = structs.replace(lower(was("b", "", "dir", mode=0o755), names={"b": there}), findings={"b/HEAD": ""})
         assert "repository" in compared([made[first]], view)[0].refused
         # Control: without one more of them it is none.
         assert compared([made[first]], structs.replace(view, names={"b": there[1:]}))[0].is_applicable()
@@ -203,8 +203,9 @@ def test_link_above_protected_paths_is_refused(path: str) -> None:
     """Programs of the host would find the files of another directory there."""
     view = lower(was(".git", "", "dir"), was("sub", "", "dir"))
     assert "protected" in compared([UpperEntry(path, "link", target="ok")], view)[0].refused
-    # Control: a link of another name.
-    assert compared([UpperEntry(path + "-more", "link", target="ok")], view)[0].is_applicable()
+    # Control: a link of another name. In git's directory there is none.
+    more = compared([UpperEntry(path + "-more", "link", target="ok")], view)[0]
+    assert more.is_applicable() != path.startswith(".git/")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,185 @@
+"""Check the content of git's own files in the changes of a workspace, as the caller (policy.workspace.git)."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import resource
+import subprocess
+import tempfile
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
+
+from policy.workspace import changes, git
+from policy.workspace.entries import LowerView, UpperEntry
+from sandbox.workspace import lower
+
+_GIT: Final = "/usr/bin/git"
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_PIECE: Final = 1 << 20
+_MOST_REFERENCE: Final = 4096
+_MOST_PACKED: Final = 64 << 20
+# Bytes of all objects together that are unpacked, and the memory and seconds of a program of git.
+MOST_UNPACKED: Final = 4 << 30
+_MEMORY: Final = 4 << 30
+_SECONDS: Final = 300
+_TOO_LARGE: Final = "it is too large to be checked"
+_NOT_ITS_NAME: Final = "protected: its content is not what its name says"
+
+
+def findings(top: int, upper: int, entries: Sequence[UpperEntry], view: LowerView) -> dict[str, str]:
+    """Return each file of git that has to be checked, with the reason why it is not applied, or none.
+
+    ``top`` is the open directory and ``upper`` the open upper layer, which no process writes to any more.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    directories = git.GitDirectories(git.bare(changes.all_names(entries, view)), view.worktree, {})
+    kinds = {one.path: one.kind for one in entries}
+    packs, room, found = dict[str, str](), _Room(MOST_UNPACKED), dict[str, str]()
+    for path, check in directories.checks(path for path, kind in kinds.items() if kind == "file"):
+        if check == "pack":
+            stem = path.rpartition(".")[0]
+            if stem not in packs:
+                packs[stem] = _pack(upper, stem, kinds)
+            found[path] = packs[stem]
+            continue
+        with _opened(upper, path) as fd:
+            if check == "object":
+                found[path] = "" if fd is None else _object(fd, git.name_of_object(path), room)
+            elif check == "index":
+                found[path] = "" if fd is None else _index(fd)
+            elif check == "reference":
+                found[path] = git.reference_refusal(_read(fd, _MOST_REFERENCE))
+            else:
+                found[path] = _packed(top, fd, path)
+    return found
+
+
+class _Room:
+    """The bytes that are still unpacked."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+
+@contextlib.contextmanager
+def _opened(top: int, path: str) -> Iterator[int | None]:
+    """Open a file below a directory, through no link. None where there is none."""
+    above, _, name = path.rpartition("/")
+    directory = lower.opened(top, above)
+    if directory is None:
+        yield None
+        return
+    try:
+        fd = os.open(name, _FILE, dir_fd=directory)
+    except FileNotFoundError:
+        fd = -1
+    finally:
+        os.close(directory)
+    try:
+        yield fd if fd >= 0 else None
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _read(fd: int | None, most: int) -> bytes:
+    """Return the content of a file, or one byte more than the most."""
+    if fd is None:
+        return b""
+    with open(fd, "rb", closefd=False) as file:
+        return file.read(most + 1)
+
+
+def _object(fd: int, name: str, room: _Room) -> str:
+    """Return why a loose object is not applied: it must unpack to the content of which its name is the digest."""
+    digest = hashlib.new("sha1" if len(name) == 40 else "sha256", usedforsecurity=False)
+    stream = zlib.decompressobj()
+    with open(fd, "rb", closefd=False) as file:
+        try:
+            while not stream.eof:
+                piece = stream.unconsumed_tail or file.read(_PIECE)
+                plain = stream.decompress(piece, _PIECE)
+                if not piece and not plain:
+                    return _NOT_ITS_NAME  # it was cut off
+                room.left -= len(plain)
+                if room.left < 0:
+                    return _TOO_LARGE
+                digest.update(plain)
+        except zlib.error:
+            return _NOT_ITS_NAME
+        more = stream.unused_data or stream.unconsumed_tail or file.read(1)
+    return "" if digest.hexdigest() == name and not more else _NOT_ITS_NAME
+
+
+def _packed(top: int, fd: int | None, path: str) -> str:
+    new = _read(fd, _MOST_PACKED)
+    with _opened(top, path) as was:
+        old = _read(was, _MOST_PACKED)
+    return _TOO_LARGE if len(new) > _MOST_PACKED else git.packed_refusal(new, old)
+
+
+def _pack(upper: int, stem: str, kinds: Collection[str]) -> str:
+    """Return why a pack is not applied: git must find the same index for it, and the objects that it names."""
+    if not {f"{stem}.pack", f"{stem}.idx"} <= set(kinds):
+        return "protected: a pack and its index belong together"
+    above, _, name = stem.rpartition("/")
+    directory = lower.opened(upper, above)
+    if directory is None:
+        return _NOT_ITS_NAME
+    try:
+        length = len(name.removeprefix("pack-"))
+        words = ("index-pack", "--verify", f"--object-format={'sha1' if length == 40 else 'sha256'}", "--threads=1")
+        done = _git(*words, f"/proc/self/fd/{directory}/{name}.pack", fd=directory)
+    finally:
+        os.close(directory)
+    return "" if done is not None else _NOT_ITS_NAME
+
+
+def _index(fd: int) -> str:
+    """Return why an index is not applied, by its paths as git reads them."""
+    with tempfile.TemporaryDirectory(prefix="covenant-index-") as scratch:
+        for name in ("objects", "refs"):
+            os.mkdir(f"{scratch}/{name}")
+        with open(f"{scratch}/HEAD", "x", encoding="ascii") as head:
+            head.write("ref: refs/heads/none\n")
+        listed = _git("ls-files", "-z", fd=fd, GIT_DIR=scratch, GIT_INDEX_FILE=f"/proc/self/fd/{fd}")
+    return "protected: it is no index that stands alone" if listed is None else git.index_refusal(listed)
+
+
+def _git(*words: str, fd: int, **variables: str) -> bytes | None:
+    """Run git without any configuration, in bounds. Returns its output, or None when it failed or is not there."""
+    if not os.access(_GIT, os.X_OK):
+        return None
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "LC_ALL": "C.UTF-8",
+        "HOME": "/nonexistent",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_CEILING_DIRECTORIES": "/",
+        **variables,
+    }
+    process = subprocess.Popen(
+        [_GIT, *words],
+        env=environment,
+        cwd="/proc",  # in no repository
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        pass_fds=[fd],
+    )
+    with process:
+        for limit, most in ((resource.RLIMIT_AS, _MEMORY), (resource.RLIMIT_CPU, _SECONDS)):
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(process.pid, limit, (most, most))
+        try:
+            output, _ = process.communicate(timeout=_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return None
+    return output if process.returncode == 0 else None

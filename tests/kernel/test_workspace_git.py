@@ -1,0 +1,125 @@
+"""Repositories of git in a workspace: a commit of the agent is applied whole, and nothing else of git's own files."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernel.session_kit import Home
+from tests.kernel.test_workspace import git, home, listed, work
+
+__all__ = ["home"]
+
+OWNER = 1000
+EMPTY = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
+IDENTITY = "git config --global user.name agent; git config --global user.email a@example.invalid"
+# The agent's user is no user of the image, and the repository is its own.
+COMMIT = f"export HOME=/tmp; {IDENTITY}; "
+
+
+@pytest.fixture
+def repository() -> Iterator[Path]:
+    """A repository with one commit, of the owner."""
+    with tempfile.TemporaryDirectory(dir="/srv", prefix="covenant-test-") as made:
+        Path(made).chmod(0o755)
+        top = Path(made) / "main"
+        top.mkdir()
+        for path in (Path(made), top):
+            os.chown(path, OWNER, OWNER)
+        (top / "a.txt").write_text("one\n")
+        os.chown(top / "a.txt", OWNER, OWNER)
+        git(top, "init", "-q", "-b", "main")
+        git(top, "add", ".")
+        git(top, "commit", "-qm", "first")
+        yield top
+
+
+def applied(home: Home, *paths: str) -> dict[str, Any]:
+    """Apply the only workspace. Returns the refused paths with their reasons."""
+    (one,) = listed(home)
+    done = home.covenant("workspace", "apply", one["run_id"], *paths, "--json")
+    assert done.returncode == 0, done.stderr
+    return {row["path"]: row["refused"] for row in json.loads(done.stdout)["left"]}
+
+
+def discard(home: Home) -> None:
+    for one in listed(home):
+        assert home.covenant("workspace", "discard", one["run_id"]).returncode == 0
+
+
+def test_commit_of_agent_is_applied(home: Home, repository: Path) -> None:
+    script = COMMIT + "echo two >> a.txt; git commit -qam second; git tag v1; git branch other; git gc -q"
+    done = work(home, repository, script)
+    assert done.returncode == 0, done.stderr
+    left = applied(home)
+    # git gc removed objects that it had packed, and wrote lists of them.
+    assert all(path.startswith((".git/objects/", ".git/info", ".git/config")) for path in left), left
+    assert git(repository, "log", "--format=%s").split() == ["second", "first"]
+    assert git(repository, "status", "--porcelain") == ""
+    assert git(repository, "fsck", "--strict") == ""
+    assert git(repository, "branch", "--format=%(refname:short)").split() == ["main", "other"]
+    discard(home)
+
+
+def index_with(name: bytes) -> bytes:
+    """Return an index of one empty program."""
+    entry = (
+        struct.pack(">10I", *(0,) * 6, 0o100755, 0, 0, 0) + bytes.fromhex(EMPTY) + struct.pack(">H", len(name)) + name
+    )
+    raw = b"DIRC" + struct.pack(">II", 2, 1) + entry + bytes(8 - len(entry) % 8)
+    return raw + hashlib.sha1(raw, usedforsecurity=False).digest()
+
+
+ATTACKS = """
+commit=$(git rev-parse HEAD)
+object=.git/objects/$(echo $commit | sed 's/^../&\\//')
+mkdir -p .git/refs/replace .git/info .git/objects/info .git/worktrees/w .git/modules/m
+git rev-parse HEAD > .git/refs/replace/$commit
+echo $commit > .git/info/grafts
+echo $commit > .git/shallow
+echo /etc > .git/objects/info/alternates
+echo x > .git/objects/info/commit-graph
+echo "$commit refs/replace/$commit" > .git/packed-refs
+chmod u+w $object; echo evil > $object
+mkdir -p .git/objects/aa; echo evil > .git/objects/aa/bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb
+echo "ref: ../../x" > .git/HEAD
+echo x > .git/worktrees/w/HEAD
+echo x > .git/modules/m/HEAD
+cp /tmp/index .git/index
+"""
+
+
+def test_attacks_on_repository_are_refused_by_name(home: Home, repository: Path) -> None:
+    """Control: another file is applied."""
+    before = git(repository, "rev-parse", "HEAD"), git(repository, "cat-file", "-p", "HEAD")
+    plant = f"echo {base64.b64encode(index_with(b'.git/hooks/post-checkout')).decode()} | base64 -d > /tmp/index\n"
+    done = work(home, repository, COMMIT + plant + ATTACKS + "echo fine > b.txt")
+    assert done.returncode == 0, done.stderr
+    left = applied(home)
+    for path, reason in {
+        "refs/replace": "replacement",
+        "info/grafts": "of git only",
+        "shallow": "history",
+        "objects/info/alternates": "",
+        "objects/info/commit-graph": "trusts",
+        "packed-refs": "replacement",
+        "objects/aa/bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb": "not what its name says",
+        "HEAD": "no reference",
+        "worktrees/w/HEAD": "another worktree",
+        "modules/m/HEAD": "submodule",
+        "index": "protected",
+    }.items():
+        assert reason in left[f".git/{path}"], path
+    assert (repository / "b.txt").read_text() == "fine\n"
+    assert (git(repository, "rev-parse", "HEAD"), git(repository, "cat-file", "-p", "HEAD")) == before
+    assert git(repository, "fsck", "--strict") == ""
+    discard(home)

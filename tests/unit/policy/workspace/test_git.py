@@ -1,0 +1,209 @@
+"""Git's own files: the listed ones may change, with the content that their names promise."""
+
+from __future__ import annotations
+
+import pytest
+
+from policy import data
+from policy.workspace import git
+from policy.workspace.entries import LowerView, UpperEntry
+from tests.unit.policy.workspace.test_changes import compared, file, lower, was
+
+OBJECT = "objects/aa/" + "b" * 38
+PACK = "objects/pack/pack-" + "c" * 40
+
+
+FILES = data.workspace_files()
+LISTS = (tuple(FILES.git_shared), tuple(FILES.git_own))
+
+
+def one(path: str) -> git.GitDirectories:
+    return git.GitDirectories(frozenset({"bare"}), "", {path: ""}, *LISTS)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("HEAD", "index", "refs/heads/a", "refs/tags/v1", "refs/stash", "packed-refs", "logs/HEAD"),
+        *("logs/refs/heads/a", "ORIG_HEAD", "COMMIT_EDITMSG", OBJECT, f"{PACK}.pack", f"{PACK}.idx"),
+    ],
+)
+@pytest.mark.parametrize("top", [".git", "sub/.git", "bare"])
+def test_listed_file_may_change(top: str, path: str) -> None:
+    assert one(f"{top}/{path}").refusal(f"{top}/{path}", "file", "add") == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("refs/replace/" + "a" * 40, "replacement"),
+        ("refs/Replace/" + "a" * 40, "replacement"),
+        ("refs/replace", "replacement"),
+        ("info/grafts", "of git only"),
+        ("info/attributes", "of git only"),
+        ("info/exclude", "of git only"),
+        ("shallow", "history"),
+        ("worktrees/other/HEAD", "another worktree"),
+        ("worktrees/other/index", "another worktree"),
+        ("modules/m/HEAD", "a submodule"),
+        ("objects/info/alternates", "trusts"),
+        ("objects/info/commit-graph", "trusts"),
+        ("objects/pack/multi-pack-index", "no object"),
+        (f"{PACK}.rev", "no object"),
+        (f"{PACK}.keep", "no object"),
+        ("objects/aa/short", "no object"),
+        ("sharedindex." + "a" * 40, "of git only"),
+        ("rr-cache/a/postimage", "of git only"),
+        ("hooks/pre-commit", "of git only"),
+        ("config", "of git only"),
+        ("index.lock", "of git only"),
+        ("head", "of git only"),
+        ("description", "of git only"),
+    ],
+)
+@pytest.mark.parametrize("top", [".git", "bare"])
+def test_other_file_is_refused_by_name(top: str, path: str, reason: str) -> None:
+    assert reason in one(f"{top}/{path}").refusal(f"{top}/{path}", "file", "add")
+    # Control: outside of git's directory it is a file as any other.
+    assert one(path).refusal(f"src/{path}", "file", "add") == ""
+
+
+@pytest.mark.parametrize("path", ["HEAD", "index", "refs/heads/a", "packed-refs", OBJECT, f"{PACK}.pack"])
+def test_content_that_was_not_checked_is_refused(path: str) -> None:
+    unchecked = git.GitDirectories(frozenset(), "", {}, *LISTS)
+    assert "not checked" in unchecked.refusal(f".git/{path}", "file", "add")
+
+
+@pytest.mark.parametrize(("path", "action"), [(OBJECT, "modify"), (OBJECT, "mode"), (OBJECT, "delete")])
+def test_object_that_exists_stays(path: str, action: str) -> None:
+    assert "does not change" in one(f".git/{path}").refusal(f".git/{path}", "file", action)
+
+
+@pytest.mark.parametrize("path", ["HEAD", "refs", "objects", "packed-refs"])
+def test_removal_that_breaks_repository_is_refused(path: str) -> None:
+    assert one("").refusal(f".git/{path}", "dir" if path in ("refs", "objects") else "file", "delete")
+    # Control: a branch is removed.
+    assert one("").refusal(".git/refs/heads/a", "file", "delete") == ""
+
+
+def test_link_in_directory_of_git_is_refused() -> None:
+    assert "link" in one("").refusal(".git/refs/heads", "link", "add")
+
+
+def linked(path: str) -> git.GitDirectories:
+    return git.GitDirectories(frozenset(), "mine", {path: ""}, *LISTS)
+
+
+@pytest.mark.parametrize(
+    ("path", "applied"),
+    [
+        ("worktrees/mine/HEAD", True),
+        ("worktrees/mine/index", True),
+        ("worktrees/mine/logs/HEAD", True),
+        ("worktrees/mine/COMMIT_EDITMSG", True),
+        ("worktrees/mine/refs/bisect/bad", True),
+        ("refs/heads/a", True),
+        ("logs/refs/heads/a", True),
+        (OBJECT, True),
+        ("packed-refs", True),
+        ("HEAD", False),
+        ("index", False),
+        ("logs/HEAD", False),
+        ("ORIG_HEAD", False),
+        ("config", False),
+        ("hooks/pre-commit", False),
+        ("worktrees/mine/gitdir", False),
+        ("worktrees/mine/commondir", False),
+        ("worktrees/mine/config.worktree", False),
+        ("worktrees/mine/locked", False),
+        ("worktrees/mine/objects/aa/" + "b" * 38, False),
+        ("worktrees/mine/refs/replace/a", False),
+        ("worktrees/other/HEAD", False),
+        ("worktrees/other/index", False),
+        ("worktrees/mine2/HEAD", False),
+        ("worktrees/MINE/HEAD", False),
+    ],
+)
+def test_linked_worktree_changes_its_own_and_shared_files(path: str, applied: bool) -> None:
+    assert (linked(f".git/{path}").refusal(f".git/{path}", "file", "add") == "") == applied
+
+
+@pytest.mark.parametrize(
+    ("content", "applied"),
+    [
+        (b"a" * 40 + b"\n", True),
+        (b"a" * 64, True),
+        (b"ref: refs/heads/main\n", True),
+        (b"ref: refs/heads/../../x\n", False),
+        (b"ref: refs/replace/" + b"a" * 40, False),
+        (b"ref: /etc/passwd", False),
+        (b"ref: HEAD", False),
+        (b"a" * 39, False),
+        (b"", False),
+        (b"gitdir: /x", False),
+    ],
+)
+def test_reference_is_digest_or_name(content: bytes, applied: bool) -> None:
+    assert (git.reference_refusal(content) == "") == applied
+
+
+def test_packed_references_keep_their_replacements() -> None:
+    line = b"a" * 40 + b" refs/replace/" + b"b" * 40 + b"\n"
+    head = b"a" * 40 + b" refs/heads/main\n"
+    assert git.packed_refusal(head, b"") == ""
+    assert git.packed_refusal(head + line, line) == ""
+    for new, old in ((line, b""), (b"", line), (line.replace(b"a", b"c"), line), (line.upper(), b"")):
+        assert "replacement" in git.packed_refusal(new, old)
+
+
+@pytest.mark.parametrize(
+    ("listed", "applied"),
+    [
+        (b"a\0src/b\0.gitignore\0x.git/a\0", True),
+        (b"", True),
+        (b".git/hooks/post-checkout\0", False),
+        (b"a\0sub/.GIT/config\0", False),
+        (b".g\xe2\x80\x8cit/config\0", False),
+        (b"git~1/config\0", False),
+        (b".git. /config\0", False),
+        (b".git::$INDEX_ALLOCATION/config\0", False),
+        (b"../x\0", False),
+        (b"/etc/passwd\0", False),
+        (b"a//b\0", False),
+    ],
+)
+def test_index_with_path_of_git_is_refused(listed: bytes, applied: bool) -> None:
+    assert (git.index_refusal(listed) == "") == applied
+
+
+def test_references_go_with_their_objects() -> None:
+    """A branch whose commit is not applied would break the repository."""
+    upper = [file(f".git/{OBJECT}"), file(".git/refs/heads/a"), file("src"), file("other/.git/refs/heads/a")]
+    names = [f".git/{OBJECT}", ".git/refs/heads/a", "other/.git/refs/heads/a"]
+    view = LowerView({}, {}, findings=dict.fromkeys(names, ""))
+    assert all(change.is_applicable() for change in compared(upper, view)), "control"
+    view.findings[names[0]] = "protected: no"
+    assert [change.path for change in compared(upper, view) if change.is_applicable()] == [
+        "other/.git/refs/heads/a",
+        "src",
+    ]
+
+
+def test_object_of_bare_repository_stays() -> None:
+    """Its directory has no name that says so."""
+    names: dict[str, tuple[str, ...]] = {"remote": ("HEAD", "objects", "refs", "config")}
+    inside = [was(f"remote/{OBJECT}", "a"), was("remote/refs/replace/x", "a")]
+    upper = [UpperEntry("remote/objects", "dir", 0o755), file(f"remote/{OBJECT}", "b")]
+    (change,) = [one for one in compared(upper, lower(*inside, names=names)) if one.path.endswith("b")]
+    assert "does not change" in change.refused
+    # Control: in another directory.
+    (change,) = [one for one in compared(upper, lower(*inside)) if one.path.endswith("b")]
+    assert change.is_applicable()
+
+
+def test_objects_of_same_repository_go_with_reference() -> None:
+    objects = [f".git/{OBJECT}", f"sub/.git/{OBJECT}"]
+    assert git.with_objects(".git/refs/heads/a", objects) == objects[:1]
+    assert git.with_objects("sub/.git/index", objects) == objects[1:]
+    assert git.with_objects("src/a", objects) == []
+    assert git.with_objects(objects[0], objects) == []
