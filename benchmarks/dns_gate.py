@@ -101,7 +101,7 @@ def main() -> None:
                 plan,
                 inside=lambda call: spaces.within("gateway", call),
                 denied=print,
-                resolvers=(gated_names.RESOLVER,),
+                resolvers=lambda: (gated_names.RESOLVER,),
             )
         )
         gate.process.ready()

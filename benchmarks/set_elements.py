@@ -101,7 +101,7 @@ def main() -> None:
             program(flush)
             timed("1,000: together", lambda: elements.add({name: NAMED}))
             program(flush)
-            made = broker.SetBroker(plan, netlink, ("127.0.0.1",))
+            made = broker.SetBroker(plan, netlink, lambda: ("127.0.0.1",))
             with contextlib.closing(made), socket.socket(fileno=os.dup(made.gate_end)) as line:
                 timed("1,000: brokered", lambda made=made, line=line: brokered(made, line))  # type: ignore[misc]
             program(flush)

@@ -150,10 +150,12 @@ def gates(document: dict[str, Any]) -> Rules:
         says = f"port {dns['listen']}, {', '.join(dns['types'])}, {rate}, names of {dns['name_bytes']} bytes, {kept}"
         yield "gates.json:dns", says
         for entry in dns["names"]:
-            closed("a name of gates.json", entry, {"pattern", "sets"})
+            closed("a name of gates.json", entry, {"inward", "pattern", "sets"})
             closed("sets of gates.json", entry["sets"], {"v4", "v6"})
             sets = ", ".join((*entry["sets"]["v4"], *entry["sets"]["v6"]))
-            yield f"gates.json:dns/name/{entry['pattern']}", f"resolves {entry['pattern']} into {sets or 'no set'}"
+            inward = "".join(f", may lead to {one['first']}-{one['last']}" for one in entry["inward"])
+            says = f"resolves {entry['pattern']} into {sets or 'no set'}{inward}"
+            yield f"gates.json:dns/name/{entry['pattern']}", says
     if tls is not None:
         closed("tls of gates.json", tls, {"listen", "names", "addresses"})
         yield "gates.json:tls", f"port {tls['listen']}"

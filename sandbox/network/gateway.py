@@ -142,7 +142,7 @@ def _gates(
     plan = artefacts.json("gates.json")
     gates: list[dns_gate.DnsGate | tls_gate.TlsGate] = []
     if plan["dns"] is not None:
-        gates.append(stack.enter_context(dns_gate.open(plan["dns"], resolvers=resolvers.of(config), **given)))
+        gates.append(stack.enter_context(dns_gate.open(plan["dns"], resolvers=resolvers.Current(config), **given)))
     if plan["tls"] is not None:
         gates.append(stack.enter_context(tls_gate.open(plan["tls"], **given)))
     return gates

@@ -1,17 +1,23 @@
-"""Which resolvers the DNS gate asks: the operator's, else those of the host."""
+"""Which resolvers the DNS gate asks: the operator's, else those of the host, as they are at this moment."""
 
 from __future__ import annotations
 
 import ipaddress
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from policy import errors
+from sandbox import config as host_config
 from sandbox.config import Config
 
 HOSTS_FILE = Path("/etc/resolv.conf")
 # As many as libc asks (resolv.conf(5), MAXNS).
 MOST = 3
 _BYTES = 64 * 1024
+# The interval in which the files are looked at, at most.
+_LOOK_SECONDS = 1.0
 
 
 def of(config: Config, *, hosts_file: Path = HOSTS_FILE) -> tuple[str, ...]:
@@ -34,6 +40,53 @@ def of(config: Config, *, hosts_file: Path = HOSTS_FILE) -> tuple[str, ...]:
             hint='write resolvers = ["ADDRESS"] in the supervisor\'s config.toml',
         )
     return found[:MOST]
+
+
+class Current:
+    """The resolvers of a live run: a laptop that changes networks gets others, and so does its agent.
+
+    A call looks at the configuration and at the host's resolv.conf, at most once a second, and reads them again when
+    one of them has changed. What is malformed or names no resolver changes nothing.
+
+    Raises:
+        errors.HostError: Raised when none is configured at first and the host names none.
+    """
+
+    def __init__(
+        self, config: Config, *, hosts_file: Path = HOSTS_FILE, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._state, self._hosts_file, self._clock = config.state, hosts_file, clock
+        self._files = (config.state / "config.toml", host_config.SYSTEM_FILE, hosts_file)
+        self._seen, self._next_look = self._look(), clock() + _LOOK_SECONDS
+        self._found = of(config, hosts_file=hosts_file)
+
+    def __call__(self) -> tuple[str, ...]:
+        """Return the addresses, the first to be asked first."""
+        now = self._clock()
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_SECONDS
+            seen = self._look()
+            if seen != self._seen:
+                self._seen = seen
+                self._read()
+        return self._found
+
+    def _read(self) -> None:
+        try:
+            self._found = of(host_config.load(self._state), hosts_file=self._hosts_file)
+        except errors.CovenantError:
+            return  # half written, or a network that is just going away
+
+    def _look(self) -> tuple[tuple[int, ...] | None, ...]:
+        return tuple(_identity(file) for file in self._files)
+
+
+def _identity(file: Path) -> tuple[int, ...] | None:
+    try:
+        info = os.stat(file)
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
 
 
 def nameservers(text: str) -> tuple[str, ...]:

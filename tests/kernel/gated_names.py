@@ -17,7 +17,7 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -184,23 +184,27 @@ def opened(
     artefacts: Artefacts,
     resolver: Resolver,
     *,
-    resolvers: tuple[str, ...] = (RESOLVER,),
+    resolvers: Sequence[str] = (RESOLVER,),
+    streams: bool = True,
     **changes: Any,
 ) -> Iterator[Gated]:
-    """A gate that serves; ``links`` must have been made. ``changes`` are to the plan, for what would take long."""
+    """A gate that serves; ``links`` must have been made. ``changes`` are to the plan, for what would take long.
+
+    A test may change ``resolvers`` while the gate serves. Without ``streams`` the resolver refuses TCP.
+    """
     denied: list[denials.Denial] = []
     names: dict[str, list[str]] = {}
     for grant in artefacts.json("network.json")["grants"]:
         names.setdefault(grant["host"], []).extend(grant["sets"])
     with contextlib.ExitStack() as stack:
         stack.enter_context(ruleset(spaces, artefacts))
-        stack.enter_context(serving(resolver, RESOLVER, lambda call: spaces.within("world", call)))
+        stack.enter_context(serving(resolver, RESOLVER, lambda call: spaces.within("world", call), streams=streams))
         gate = stack.enter_context(
             dns_gate.open(
                 {**artefacts.json("gates.json")["dns"], **changes},
                 inside=lambda call: spaces.within("gateway", call),
                 denied=denied.append,
-                resolvers=resolvers,
+                resolvers=lambda: resolvers,
             )
         )
         gate.process.ready(60)

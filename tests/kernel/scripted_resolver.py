@@ -49,7 +49,7 @@ class Resolver:
         if name in self.odd and transport in self.odd_over:
             return self.odd[name](response)
         wire = response.to_wire(max_size=65535)
-        if transport == "udp" and len(wire) > 1232:
+        if transport == "udp" and len(wire) > (max(512, query.payload) if query.edns >= 0 else 512):
             response.answer.clear()
             response.flags |= dns.flags.TC
             wire = response.to_wire()
@@ -108,9 +108,17 @@ def _exactly(made: socket.socket, size: int) -> bytes:
 
 @contextlib.contextmanager
 def serving(
-    resolver: Resolver, host: str, within: Callable[[Callable[[], socket.socket]], socket.socket], port: int = 53
+    resolver: Resolver,
+    host: str,
+    within: Callable[[Callable[[], socket.socket]], socket.socket],
+    port: int = 53,
+    *,
+    streams: bool = True,
 ) -> Iterator[Resolver]:
-    """Run it at an address; ``within`` runs a call in the namespace where it is to be."""
+    """Run it at an address; ``within`` runs a call in the namespace where it is to be.
+
+    Without ``streams`` it refuses TCP.
+    """
 
     def made(kind: socket.SocketKind) -> Callable[[], socket.socket]:
         def make() -> socket.socket:
@@ -122,11 +130,10 @@ def serving(
         return make
 
     with within(made(socket.SOCK_DGRAM)) as udp, within(made(socket.SOCK_STREAM)) as tcp:
-        tcp.listen(16)
-        threads = [
-            threading.Thread(target=resolver.datagrams, args=(udp,)),
-            threading.Thread(target=resolver.streams, args=(tcp,)),
-        ]
+        threads = [threading.Thread(target=resolver.datagrams, args=(udp,))]
+        if streams:
+            tcp.listen(16)
+            threads.append(threading.Thread(target=resolver.streams, args=(tcp,)))
         for thread in threads:
             thread.start()
         try:

@@ -7,7 +7,6 @@ import errno
 import os
 import select
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -140,7 +139,7 @@ class Asked:
         if isinstance(self.broker.serve(), errors.GateError):
             return None
         reply, fds, _, _ = socket.recv_fds(self.line, 64, 4)
-        return struct.unpack("!IB", reply)[1], fds
+        return broker_wire.REPLY.unpack(reply)[1], fds
 
     def add(self, ttl: int, patterns: list[int], *packed: bytes) -> int | None:
         """The status of an ADD."""
@@ -150,7 +149,7 @@ class Asked:
 
 @pytest.fixture
 def asked(netlink: socket.socket) -> Iterator[Asked]:
-    made = broker.SetBroker(PLAN, netlink, ("127.0.0.1",))
+    made = broker.SetBroker(PLAN, netlink, lambda: ("127.0.0.1",))
     with contextlib.closing(made):
         one = Asked(made)
         with one.line:
@@ -203,10 +202,10 @@ def test_full_set_is_said(space: Space, asked: Asked) -> None:
         broker_wire.add_request(1, 60, [0, 0], [PUBLIC]),
         broker_wire.add_request(1, 60, list(range(129)), [PUBLIC]),
         broker_wire.add_request(1, 60, [0], [PUBLIC] * 33),
-        broker_wire.udp_request(1, 1, b"query"),
+        broker_wire.udp_request(1, broker_wire.RESOLVERS, b"query"),
         broker_wire.udp_request(1, 0, b""),
         broker_wire.udp_request(1, 0, b"x" * 513),
-        broker_wire.tcp_request(1, 1),
+        broker_wire.tcp_request(1, broker_wire.RESOLVERS),
         broker_wire.tcp_request(1, 0) + b"\0",
         broker_wire.HEADER.pack(4, 1, 0, 0, 0),
         broker_wire.HEADER.pack(broker_wire.TCP, 1, 0, 1, 0),
@@ -221,11 +220,11 @@ def test_what_honest_gate_would_not_ask_ends_run(space: Space, asked: Asked, mes
 
 
 def test_questions_go_to_resolver_and_are_few(asked: Asked, empty: Namespaces) -> None:
-    answers = empty.within("it", lambda: [asked.ask(broker_wire.udp_request(n, 0, b"question")) for n in range(8)])
+    answers = empty.within("it", lambda: [asked.ask(broker_wire.udp_request(n, 0, b"question")) for n in range(16)])
     given = [fds[0] for status, fds in filter(None, answers) if status == broker_wire.DONE]
     for fd in given:
         os.close(fd)
-    assert len(given) == 4
+    assert len(given) == 8
 
 
 def test_socket_for_answer_can_say_nothing_to_anybody(empty: Namespaces, netlink: socket.socket, space: Space) -> None:
@@ -243,7 +242,9 @@ def test_socket_for_answer_can_say_nothing_to_anybody(empty: Namespaces, netlink
             control.sendto(b"control", other.getsockname())
             assert other.recv(64) == b"control"
             port = resolver.getsockname()[1]
-            made = stack.enter_context(contextlib.closing(broker.SetBroker(PLAN, netlink, ("127.0.0.1",), port=port)))
+            made = stack.enter_context(
+                contextlib.closing(broker.SetBroker(PLAN, netlink, lambda: ("127.0.0.1",), port=port))
+            )
             line = Asked(made)
             stack.enter_context(line.line)
             answer = line.ask(broker_wire.udp_request(1, 0, b"question"))

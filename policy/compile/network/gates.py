@@ -6,8 +6,11 @@ from typing import Any
 
 from policy.compile.artefacts import Provenance, built_in
 from policy.compile.network import quoting
+from policy.compile.network.destinations import Group, Name
 from policy.compile.network.firewall import DNS_PORT, TLS_PORT
 from policy.compile.network.routes import Traced
+from policy.grants.sets import addresses, hostnames, spans
+from policy.grants.sets.spans import Spans
 
 TYPES = ("A", "AAAA", "HTTPS")
 # The least that an agent needs: a name is also a message to the server that answers for it.
@@ -29,8 +32,10 @@ def _dns(traced: Traced, provenance: Provenance) -> dict[str, Any] | None:
         return None
     provenance.add("gates.json:dns", _DNS)
     patterns: dict[str, dict[str, list[str]]] = {}
+    inward: dict[str, Spans] = {}
     for one in traced.found.names:
         provenance.add(f"gates.json:dns/name/{one.pattern}", traced.causes[one.key])
+        inward[one.pattern] = spans.union(inward.get(one.pattern, ()), _inward(one, traced.found.groups))
         sets = patterns.setdefault(one.pattern, {"v4": [], "v6": []})
         for version, name in zip(("v4", "v6"), one.sets, strict=False):
             sets[version].append(name)
@@ -41,8 +46,29 @@ def _dns(traced: Traced, provenance: Provenance) -> dict[str, Any] | None:
         "burst": BURST,
         "name_bytes": NAME_BYTES,
         "ttl_seconds": list(TTL_SECONDS),
-        "names": [{"pattern": pattern, "sets": sets} for pattern, sets in patterns.items()],
+        "names": [
+            {"pattern": pattern, "sets": sets, "inward": [_range(span) for span in inward[pattern]]}
+            for pattern, sets in patterns.items()
+        ],
     }
+
+
+def _inward(name: Name, groups: tuple[Group, ...]) -> Spans:
+    """The addresses that are not public and that answers for a name may hold: those that the manifest grants beside it.
+
+    An entry grants them by address, on a port that the name is granted on too. The rules decide about them by that
+    entry alone, so an answer adds no reach. A name that only `*` covers never leads inwards.
+    """
+    if name.pattern == hostnames.EVERY:
+        return ()
+    udp = name.protocol == "udp"
+    beside = (one for one in groups if (one.protocol == "udp") is udp and spans.meet(one.ports, name.ports))
+    return spans.minus(spans.join(span for one in beside for span in one.where), addresses.PUBLIC)
+
+
+def _range(span: tuple[int, int]) -> dict[str, str]:
+    first, last = _ends(span)
+    return {"first": first, "last": last}
 
 
 def _tls(traced: Traced, provenance: Provenance) -> dict[str, Any] | None:
@@ -50,7 +76,7 @@ def _tls(traced: Traced, provenance: Provenance) -> dict[str, Any] | None:
     if not rows:
         return None
     provenance.add("gates.json:tls", _TLS)
-    names, addresses = [], []
+    names, blocks = [], []
     for row in rows:
         ports = [list(span) for span in row.ports]
         if row.kind == "name":
@@ -58,8 +84,8 @@ def _tls(traced: Traced, provenance: Provenance) -> dict[str, Any] | None:
             names.append({"pattern": row.host, "ports": ports})
         for first, last in map(_ends, row.where):
             provenance.add(f"gates.json:tls/address/{first}-{last}", traced.causes[row.key])
-            addresses.append({"first": first, "last": last, "ports": ports})
-    return {"listen": TLS_PORT, "names": names, "addresses": addresses}
+            blocks.append({"first": first, "last": last, "ports": ports})
+    return {"listen": TLS_PORT, "names": names, "addresses": blocks}
 
 
 def _ends(span: tuple[int, int]) -> tuple[str, str]:

@@ -34,8 +34,9 @@ _DNS = {
 
 
 class Gates(Struct, frozen=True):
-    """``dns`` maps a pattern to its sets for IPv4 and IPv6; ``tls`` a pattern to the ports for a ClientHello with its
-    name; ``addresses`` are (first, last, ports) for any ClientHello, on the line of policy.grants.sets.addresses.
+    """``dns`` maps a pattern to its sets for IPv4 and IPv6, ``inward`` to the private addresses of its answers, and
+    ``tls`` to the ports for a ClientHello with its name. ``addresses`` are (first, last, ports) for any
+    ClientHello, on the line of policy.grants.sets.addresses.
 
     A port is None where the gate does not run.
     """
@@ -43,6 +44,7 @@ class Gates(Struct, frozen=True):
     dns_port: int | None = None
     tls_port: int | None = None
     dns: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = msgspec.field(default_factory=dict)
+    inward: Mapping[str, Spans] = msgspec.field(default_factory=dict)
     tls: Mapping[str, Spans] = msgspec.field(default_factory=dict)
     addresses: tuple[tuple[int, int, Spans], ...] = ()
 
@@ -56,24 +58,47 @@ def read(files: Files) -> Gates:
     both = (dict, NoneType)
     whole = closed(documents.load(files, GATES), GATES, {"dns": both, "tls": both, "version": int})
     fixed(whole["version"], f"{GATES}:version", VERSION)
-    dns_port, dns = (None, {}) if whole["dns"] is None else _dns(whole["dns"])
+    dns_port, dns, inward = (None, {}, {}) if whole["dns"] is None else _dns(whole["dns"])
     tls_port, tls, addresses = (None, {}, ()) if whole["tls"] is None else _tls(whole["tls"])
-    return Gates(dns_port, tls_port, dns, tls, addresses)
+    return Gates(dns_port, tls_port, dns, inward, tls, addresses)
 
 
-def _dns(value: dict[str, Any]) -> tuple[int, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]]:
+_Sets = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def _dns(value: dict[str, Any]) -> tuple[int, dict[str, _Sets], dict[str, Spans]]:
     where = f"{GATES}:dns"
     shape = {key: type(bound) for key, bound in _DNS.items()}
     dns = closed(value, where, {**shape, "listen": int, "names": list})
     for key, bound in _DNS.items():
         fixed(dns[key], f"{where}/{key}", bound)
-    found: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+    found: dict[str, _Sets] = {}
+    inward: dict[str, Spans] = {}
     for item in dns["names"]:
-        name = closed(item, where, {"pattern": str, "sets": dict})
+        name = closed(item, where, {"inward": list, "pattern": str, "sets": dict})
         sets = closed(name["sets"], where, {"v4": list, "v6": list})
         pattern = _pattern(name["pattern"], where, found)
         found[pattern] = (_sets(sets["v4"], where), _sets(sets["v6"], where))
-    return documents.whole(dns["listen"], where, least=1, most=65535), found
+        inward[pattern] = _inward(name["inward"], where)
+    return documents.whole(dns["listen"], where, least=1, most=65535), found, inward
+
+
+def _inward(value: list[Any], where: str) -> Spans:
+    """Addresses beside the public ones: spans in order, none of which touch."""
+    found: list[tuple[int, int]] = []
+    for item in value:
+        first, last = _span(closed(item, where, {"first": str, "last": str}), where)
+        if found and first <= found[-1][1] + 1:
+            raise refuse(where, f"{shown(item)} stands twice, or not in order")
+        found.append((first, last))
+    return tuple(found)
+
+
+def _span(block: dict[str, Any], where: str) -> tuple[int, int]:
+    first, last = _point(block["first"], where), _point(block["last"], where)
+    if last < first or (first < nft.BASE_V6) != (last < nft.BASE_V6):
+        raise refuse(where, f"{shown(block)} is no range of addresses")
+    return first, last
 
 
 def _tls(value: dict[str, Any]) -> tuple[int, dict[str, Spans], tuple[tuple[int, int, Spans], ...]]:
@@ -86,9 +111,7 @@ def _tls(value: dict[str, Any]) -> tuple[int, dict[str, Spans], tuple[tuple[int,
     addresses: list[tuple[int, int, Spans]] = []
     for item in tls["addresses"]:
         block = closed(item, where, {"first": str, "last": str, "ports": list})
-        first, last = _point(block["first"], where), _point(block["last"], where)
-        if last < first or (first < nft.BASE_V6) != (last < nft.BASE_V6):
-            raise refuse(where, f"{shown(block)} is no range of addresses")
+        first, last = _span(block, where)
         allowed = ports(block["ports"], where)
         # By ports, then by address, and apart: each set of ranges has one form.
         if addresses and (allowed, first) <= (addresses[-1][2], addresses[-1][1]):

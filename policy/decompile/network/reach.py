@@ -87,6 +87,7 @@ class Gateway:
         self._answers()
         self._additive()
         reach = addresses.join(self._by_address())
+        self._inward(reach)
         return Network(self._names(common_access(reach)), reach)
 
     # --- the ways that must not be, and those that must ---------------------------------------------------------
@@ -345,6 +346,15 @@ class Gateway:
             parts.append((pattern, reached))
         return hostnames.join(parts)
 
+    def _inward(self, reach: addresses.Reach) -> None:
+        """Hold what is not public in a name's answers to what the agent reaches by address on a port of that name."""
+        for pattern, (v4, _) in self.gates.dns.items():
+            how = self.raw(frozenset(v4)).access
+            beside = spans.join((first, last) for first, last, one in reach if _together(how, one))
+            wanted = () if pattern == hostnames.EVERY else spans.minus(beside, addresses.PUBLIC)
+            if self.gates.inward[pattern] != wanted:
+                raise refuse(f"name {shown(pattern)} leads to other private addresses than those granted", where=GATES)
+
     def _filled(self, pattern: str, family: int, names: Iterable[str]) -> None:
         """Hold the sets of a name to dynamic ones of the family that its addresses are of."""
         for name in names:
@@ -393,6 +403,12 @@ class _Ways(Struct, frozen=True):
     redirectable: Spans
     gate_is_let_in: bool
     dns_is_let_in: bool
+
+
+def _together(name: Access, address: Access) -> bool:
+    """Whether a name and an address are granted on a common port."""
+    by_tcp = spans.meet(spans.union(name.tcp, name.tls), spans.union(address.tcp, address.tls))
+    return bool(by_tcp or spans.meet(name.udp, address.udp))
 
 
 def _meet(a: Spans, b: Spans) -> Spans:

@@ -25,8 +25,9 @@ from sandbox.rate_limit import Tokens
 GRACE_SECONDS = 10
 PORT = 53
 _AT_ONCE = 16
-# A name may take several questions (aliases that lead on, a resolver that does not answer): so many for each.
-_QUESTIONS = 4
+# A name may take several questions (aliases that lead on, a resolver that does not answer, or knows neither EDNS nor
+# TCP): so many for each.
+_QUESTIONS = 8
 # An honest gate needs a few sockets and one change of sets for each query of the agent. More is an attack.
 _REQUESTS = 32
 
@@ -34,14 +35,15 @@ _REQUESTS = 32
 class SetBroker:
     """Serves one gate. ``gate_end`` is the descriptor for the gate's process; ``netlink`` a socket of the gateway.
 
-    ``resolvers`` are addresses; sockets to them are made in the caller's own network namespace.
+    ``resolvers`` returns addresses, which may change while the run lives; sockets to them are made in the caller's own
+    network namespace.
     """
 
     def __init__(
         self,
         plan: Mapping[str, Any],
         netlink: socket.socket,
-        resolvers: Sequence[str],
+        resolvers: Callable[[], Sequence[str]],
         *,
         port: int = PORT,
         clock: Callable[[], float] = time.monotonic,
@@ -51,6 +53,7 @@ class SetBroker:
         self._elements = nft_sets.Elements(nft.TABLE, netlink)
         self._held: dict[tuple[str, bytes], float] = {}
         self._resolvers, self._port, self._clock = resolvers, port, clock
+        self._known, self._changes = tuple(resolvers()), 0
         rate, burst = plan["queries_per_second"], plan["burst"]
         self._sockets = Tokens(rate * _QUESTIONS, burst * _QUESTIONS, clock())
         self._requests = Tokens(rate * _REQUESTS, burst * _REQUESTS, clock())
@@ -103,15 +106,22 @@ class SetBroker:
                 return False
             self._say(ident, self._add(change, value + GRACE_SECONDS))
             return True
-        if value >= len(self._resolvers) or patterns or count:
+        if value >= broker_wire.RESOLVERS or patterns or count:
             return False
         if operation == broker_wire.UDP and 0 < len(rest) <= broker_wire.QUERY_BYTES:
-            self._connect(ident, self._resolvers[value], rest)
+            self._connect(ident, value, rest)
             return True
         if operation == broker_wire.TCP and not rest:
-            self._connect(ident, self._resolvers[value], None)
+            self._connect(ident, value, None)
             return True
         return False
+
+    def _resolver(self, number: int) -> str | None:
+        """The address of a resolver by its number. None if there is none, because they have just become fewer."""
+        found = tuple(self._resolvers())[: broker_wire.RESOLVERS]
+        if found != self._known:
+            self._known, self._changes = found, (self._changes + 1) & 0xFF
+        return found[number] if number < len(found) else None
 
     def _change(self, ttl: int, patterns: int, count: int, rest: bytes) -> list[tuple[str, bytes]] | None:
         """Return the (set, address) pairs of an ADD. None if an honest gate would not send it."""
@@ -162,9 +172,10 @@ class SetBroker:
                     raise
                 self._elements.add(_by_set([pair], seconds))
 
-    def _connect(self, ident: int, resolver: str, query: bytes | None) -> None:
+    def _connect(self, ident: int, number: int, query: bytes | None) -> None:
         """Over UDP with a ``query``, else over TCP."""
-        if not self._sockets.take(self._clock()):
+        resolver = self._resolver(number)
+        if resolver is None or not self._sockets.take(self._clock()):
             self._say(ident, broker_wire.FAILED)
             return
         family = socket.AF_INET6 if ":" in resolver else socket.AF_INET
@@ -178,16 +189,15 @@ class SetBroker:
                     return
                 if query is not None:
                     made.send(query)
-                    # INVARIANT: the gate gets no UDP socket that can still send. A connected one sends anywhere when
-                    # With sendto(2) a gate could choose the address, and this socket is in the supervisor's own
-                    # network.
+                    # INVARIANT: the gate gets no UDP socket that can still send. With sendto(2) a gate could choose
+                    # the address even on a connected one, and this socket is in the supervisor's own network.
                     made.shutdown(socket.SHUT_WR)
                 self._say(ident, broker_wire.DONE, made.fileno())
         except OSError:
             self._say(ident, broker_wire.FAILED)
 
     def _say(self, ident: int, status: int, fd: int | None = None) -> None:
-        message = [broker_wire.REPLY.pack(ident, status)]
+        message = [broker_wire.REPLY.pack(ident, status, len(self._known), self._changes)]
         try:
             if fd is None:
                 self._own.send(message[0])

@@ -11,9 +11,13 @@ MESSAGE_BYTES = 4096
 # A name of 127 labels is covered by so many patterns, and an answer has no more addresses than wire.RECORDS.
 PATTERNS, ADDRESSES = 128, 32
 QUERY_BYTES = 512
+# The most resolvers of an operator (sandbox.network.resolvers).
+RESOLVERS = 3
 # operation, id, time to live in seconds or number of the resolver, how many patterns, how many addresses
 HEADER = struct.Struct("!BIIHH")
-REPLY = struct.Struct("!IB")  # id, status; with a descriptor when it is DONE and a socket was asked for
+# id, status, how many resolvers there are, and a number that changes with them; with a descriptor when it is DONE and a
+# socket was asked for
+REPLY = struct.Struct("!IBBB")
 
 
 def add_request(ident: int, ttl: int, patterns: Sequence[int], packed: Sequence[bytes]) -> bytes:

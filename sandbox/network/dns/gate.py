@@ -26,12 +26,14 @@ CODES = frozenset({"malformed", "name_not_granted", "rate", "rebinding", "set_fu
 # Another uid than the TLS gate's: the firewall allows that uid to connect, and this gate never connects.
 UID = GATE_UID - 1
 CALLS = frozenset({"accept4", "getsockname"})
-# About 40 queries and answers; more is a flood, and the kernel drops it here.
-_BUFFER_BYTES = 128 * 1024
+# Some 1,300 queries: a crowd of 300 threads asks for three types each. More is a flood, and the kernel drops it here.
+_BUFFER_BYTES = 512 * 1024
+_SO_RCVBUFFORCE = 33
 # The kind of process to start for it.
 KIND = prefork.Kind("sandbox.network.dns.server", own_network=True)
-_BACKLOG = 16
-_DESCRIPTORS = 128
+_BACKLOG = 64
+# A socket for each question that waits for a resolver: the burst, and the rate for as long as an answer may take.
+_DESCRIPTORS = 512
 
 
 class DnsGate(Struct, frozen=True):
@@ -47,14 +49,15 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
     *,
     inside: Callable[[Callable[[], Any]], Any],
     denied: Callable[[denials.Denial], None],
-    resolvers: Sequence[str],
+    resolvers: Callable[[], Sequence[str]],
     join_files: Sequence[str] = (),
     patience: Patience = PATIENCE,
 ) -> Iterator[DnsGate]:
     """Serve the ``dns`` part of gates.json while the block lasts.
 
     ``inside`` runs a call in the gateway's namespace, where the ruleset must be already, and returns its value.
-    ``resolvers`` (sandbox.network.resolvers) are queried from the caller's own namespace. It does not wait until the
+    ``resolvers`` (sandbox.network.resolvers) returns those of this moment, which are queried from the caller's own
+    namespace. It does not wait until the
     gate is ready: an early query waits in the socket.
 
     Raises:
@@ -76,9 +79,10 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                     uid=UID,
                     plan={
                         **plan,
+                        "names": [{**row, "inward": _spans(row["inward"])} for row in plan["names"]],
                         "agent": addresses.AGENT4,
                         "public": grants.PUBLIC,
-                        "resolvers": len(resolvers),
+                        "resolvers": len(resolvers()),
                     },
                     fds={"udp": udp.fileno(), "tcp": tcp.fileno(), "broker": serves.gate_end},
                     calls=CALLS,
@@ -93,6 +97,12 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
         yield DnsGate(process, {**process.watches(denied), serves.fileno(): serves.serve})
 
 
+def _spans(ranges: Sequence[Mapping[str, str]]) -> list[tuple[int, int]]:
+    """Ranges of addresses as spans of the line of addresses, so that the gate need not read text."""
+    ends = ((grants.parse(one["first"]), grants.parse(one["last"])) for one in ranges)
+    return [(first[0], last[1]) for first, last in ends if first is not None and last is not None]
+
+
 def _listeners(port: int) -> tuple[socket.socket, socket.socket]:
     """A UDP and a TCP socket on the gateway's address, which take from the agent's link alone."""
     made: list[socket.socket] = []
@@ -103,7 +113,7 @@ def _listeners(port: int) -> tuple[socket.socket, socket.socket]:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, addresses.GATEWAY_DEVICE.encode() + b"\0")
             one.bind((addresses.GATEWAY4, port))
-        made[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+        made[0].setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
         made[1].listen(_BACKLOG)
     except BaseException:
         for one in made:

@@ -35,9 +35,13 @@ class Patterns:
             found.append(numbers[EVERY])
         return tuple(found)
 
+    def exact(self, host: str) -> bool:
+        """Whether ``host`` is granted as it is, and not by a wildcard."""
+        return host in self._numbers
+
 
 class Public:
-    """The addresses that a name may lead to, as spans of the line of addresses."""
+    """Addresses that a name may lead to, as spans of the line of addresses."""
 
     def __init__(self, spans: Sequence[Sequence[int]]) -> None:
         self._firsts = [first for first, _ in spans]

@@ -2,7 +2,8 @@
 
 If a query's name is granted, the gate makes a new query to a resolver of the operator and answers from its answer. The
 addresses are in the firewall's sets before the answer leaves. Other queries are answered at once and reach no resolver,
-so they carry no data outside.
+so they carry no data outside. Answers are kept for their time to live, equal questions at one time are one question to
+a resolver, and questions above the rate wait for their turn.
 """
 
 from __future__ import annotations
@@ -18,29 +19,30 @@ from typing import NoReturn
 # reading the metadata of packages is a third of the gate's start.
 sys.modules.setdefault("importlib.metadata", types.ModuleType("importlib.metadata"))
 
-from sandbox.network.dns import broker_wire, names  # noqa: E402
+from sandbox.network.dns import broker_wire, cache, names  # noqa: E402
 from sandbox.network.dns import wire as dns_wire  # noqa: E402
+from sandbox.network.dns.cache import Resolution  # noqa: E402
 from sandbox.network.dns.https_record import Service  # noqa: E402
-from sandbox.network.dns.loop import READ, Loop  # noqa: E402
+from sandbox.network.dns.loop import READ, Future, Loop  # noqa: E402
+from sandbox.network.dns.turns import Turns  # noqa: E402
 from sandbox.network.dns.upstream import TOTAL_SECONDS, BrokerClient, Upstream, UpstreamError  # noqa: E402
 from sandbox.network.gate.main import GateInput  # noqa: E402
 from sandbox.rate_limit import Tokens  # noqa: E402
 
-# The most queries that wait for a resolver, the most TCP connections, and their idle and total timeouts in seconds.
-_WAITING = 32
+# The most queries that wait for an answer, the most TCP connections, and their idle and total timeouts in seconds.
+_WAITING = 1024
 _CONNECTIONS, _IDLE_SECONDS, _LASTS_SECONDS = 8, 5.0, 30.0
-# The rate of datagrams read, as a multiple of the plan's query rate. A flood fills the socket's small buffer, and the
-# kernel drops the rest there.
-_READ_FOR_EACH, _PAUSE_SECONDS = 10, 0.05
+# The rate of datagrams read, as a multiple of the plan's query rate. A flood fills the socket's buffer, and the kernel
+# drops the rest there.
+_READ_FOR_EACH, _PAUSE_SECONDS = 50, 0.05
 _AT_ONCE = 16
 # The most aliases that are followed within one answer.
 _FOLLOWED = 4
 
 
-class _Refused(Exception):
-    def __init__(self, rcode: int, code: str) -> None:
-        super().__init__(code)
-        self.rcode, self.code = rcode, code
+# The gate sends nothing: the agent's libc asks again after some seconds, and finds the answer or a turn.
+_SILENCE = Resolution(None, code="rate")
+_UPSTREAM = Resolution(dns_wire.SERVFAIL, code="upstream")
 
 
 class DnsServer:
@@ -51,15 +53,19 @@ class DnsServer:
         self._gate, self._loop = gate, loop
         self._patterns, self._public = names.tables(plan)
         self._filled = [{4: bool(row["sets"]["v4"]), 16: bool(row["sets"]["v6"])} for row in plan["names"]]
+        self._inward = [names.Public(row["inward"]) for row in plan["names"]]
         self._types = {dns_wire.TYPES[name] for name in plan["types"]}
         self._ttl, self._name_bytes = plan["ttl_seconds"], plan["name_bytes"]
         now = time.monotonic()
         rate, burst = plan["queries_per_second"], plan["burst"]
-        self._tokens = Tokens(rate, burst, now)
+        self._turns = Turns(loop, rate, burst)
+        self._cache = cache.AnswerCache()
+        # Questions that are being answered, each with those that ask the same meanwhile.
+        self._asked: dict[cache.Key, list[Future]] = {}
         self._reading = Tokens(_READ_FOR_EACH * rate, _READ_FOR_EACH * burst, now)
         self._agent = plan["agent"]
-        self._broker = BrokerClient(loop, gate.fds["broker"])
-        self._upstream = Upstream(loop, self._broker, plan["resolvers"])
+        self._broker = BrokerClient(loop, gate.fds["broker"], plan["resolvers"])
+        self._upstream, self._changes = Upstream(loop, self._broker), self._broker.changes
         self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, 0, fileno=gate.fds["udp"])
         self._tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=gate.fds["tcp"])
         self._waiting = self._connections = 0
@@ -141,91 +147,122 @@ class DnsServer:
     # --- a question ---------------------------------------------------------------------------------
 
     async def _answer(self, wire: bytes, *, udp: bool) -> bytes | None:
-        """The answer to a question, in these steps: read it, hold it to the rate, is the name granted, is the type
-        answered, what do the resolvers say, are the addresses public, are they in the sets. None for silence."""
+        """The answer to a question, in these steps: read it, is the name granted, is the type answered, is the answer
+        known, what do the resolvers say, are the addresses public, are they in the sets. None for silence."""
         try:
             query = dns_wire.parse_query(wire)
         except dns_wire.MalformedError as e:
             self._gate.denied(f"question: {e}", "malformed")
             return None if e.rcode is None else dns_wire.refusal(wire, e.rcode)
+        outcome = await self._judged(query)
+        if outcome.code is not None:
+            self._gate.denied(query.shown[:253], outcome.code)
+        if outcome.rcode is None:
+            return None if udp else dns_wire.reply(query, dns_wire.SERVFAIL)
         room = query.payload if udp else 65535
-        try:
-            data, ttl = await self._granted(query)
-        except _Refused as e:
-            self._gate.denied(query.shown[:253], e.code)
-            return dns_wire.reply(query, e.rcode, room=room)
-        if data is None:
-            return dns_wire.reply(query, dns_wire.NXDOMAIN, room=room)
-        return dns_wire.reply(query, dns_wire.NOERROR, data=data, ttl=ttl, room=room)
+        return dns_wire.reply(query, outcome.rcode, data=outcome.data, ttl=outcome.ttl, room=room)
 
-    async def _granted(self, query: dns_wire.Query) -> tuple[list[bytes] | None, int]:
-        """Records and their time to live; None for the records of a name that does not exist."""
-        if not self._tokens.take(time.monotonic()) or self._waiting >= _WAITING:
-            raise _Refused(dns_wire.REFUSED, "rate")
+    async def _judged(self, query: dns_wire.Query) -> Resolution:
         host = query.host
         covering = self._patterns.covering(host) if host is not None and len(host) <= self._name_bytes else ()
         if host is None or not covering:
-            raise _Refused(dns_wire.NXDOMAIN, "name_not_granted")
+            return Resolution(dns_wire.NXDOMAIN, code="name_not_granted")
         if query.klass != dns_wire.IN:
-            raise _Refused(dns_wire.REFUSED, "type_refused")
+            return Resolution(dns_wire.REFUSED, code="type_refused")
         if query.type not in self._types:
-            raise _Refused(dns_wire.NOERROR, "type_refused")
+            return Resolution(dns_wire.NOERROR, code="type_refused")
+        return await self._known((host, query.type), covering)
+
+    async def _known(self, key: cache.Key, covering: tuple[int, ...]) -> Resolution:
+        """The outcome that is kept, or that another question is waiting for, or a new one."""
+        kept = self._cache.get(key, time.monotonic())
+        if kept is not None:
+            return kept
+        if self._waiting >= _WAITING:
+            return _SILENCE
         self._waiting += 1
         try:
-            return await self._resolved(host, query.type, covering)
+            if key in self._asked:
+                future = Future()
+                self._asked[key].append(future)
+                found: Resolution = await future
+                return found
+            self._asked[key] = []
+            outcome = await self._new(key, covering)
+            for future in self._asked.pop(key):
+                future.set(outcome)
+            return outcome
         finally:
             self._waiting -= 1
 
-    async def _resolved(self, host: str, kind: int, covering: tuple[int, ...]) -> tuple[list[bytes] | None, int]:
-        answer, ttl = await self._followed(host, kind)
+    async def _new(self, key: cache.Key, covering: tuple[int, ...]) -> Resolution:
+        if not await self._turns.mine(first=self._patterns.exact(key[0])):
+            return _SILENCE
+        # The addresses are in the sets for a time that begins after this.
+        since = time.monotonic()
+        outcome = await self._resolved(*key, covering)
+        if self._changes != self._broker.changes:
+            self._changes = self._broker.changes
+            self._cache.clear()
+        self._cache.put(key, outcome, since if outcome.data else time.monotonic())
+        return outcome
+
+    async def _resolved(self, host: str, kind: int, covering: tuple[int, ...]) -> Resolution:
+        answer, ttls = await self._followed(host, kind)
         if answer is None:
-            return None, 0
+            return _UPSTREAM
+        absent = names.clamp(answer.negative_ttl or 0, (cache.LEAST_SECONDS, cache.NEGATIVE_SECONDS))
+        if answer.rcode == dns_wire.NXDOMAIN:
+            return Resolution(dns_wire.NXDOMAIN, fresh=absent)
         services = [one for one in answer.services if self._leads(one, host)]
         named = [*answer.addresses, *(hint for one in services for hint in one.hints)]
-        public = [packed for packed in named if packed in self._public]
-        inward = len(public) != len(named)
+        allowed = [packed for packed in named if self._leads_there(packed, covering)]
+        # Said even when others are left: the name's owner has tried to lead the agent inwards.
+        code = "rebinding" if len(allowed) != len(named) else None
         # Many records may have too many hints; those that are not in the sets are left out of the answer.
-        public = list(dict.fromkeys(public))[: dns_wire.RECORDS]
-        if inward:
-            # Said even when others are left: the name's owner has tried to lead the agent inwards.
-            if answer.addresses and not public:
-                raise _Refused(dns_wire.NOERROR, "rebinding")
-            self._gate.denied(host, "rebinding")
-        if public:
-            await self._open(covering, public, ttl)
-        kept = set(public)
+        allowed = list(dict.fromkeys(allowed))[: dns_wire.RECORDS]
+        ttl = names.clamp(min(ttls, default=None), self._ttl)
+        failed = await self._open(covering, allowed, ttl)
+        if failed is not None:
+            return failed
+        kept = set(allowed)
         data = [packed for packed in answer.addresses if packed in kept]
         data += [one.data([hint for hint in one.hints if hint in kept]) for one in services]
-        return data, ttl
+        fresh = names.clamp(min(ttls, default=0), (cache.LEAST_SECONDS, ttl)) if data else absent
+        return Resolution(dns_wire.NOERROR, tuple(data), ttl, fresh, code)
 
-    async def _followed(self, host: str, kind: int) -> tuple[dns_wire.Answer | None, int]:
-        """Return the resolvers' answer with aliases followed, and its TTL. None if the name does not exist."""
+    async def _followed(self, host: str, kind: int) -> tuple[dns_wire.Answer | None, list[int]]:
+        """Return the resolvers' answer with aliases followed, and the TTLs on the way. None if there is none."""
         until = time.monotonic() + TOTAL_SECONDS
         name, ttls, seen = host, [], {host}
         for _ in range(_FOLLOWED):
             try:
                 answer = await self._upstream.ask(name, kind, until)
             except UpstreamError:
-                raise _Refused(dns_wire.SERVFAIL, "upstream") from None
+                break
             if answer.ttl is not None:
                 ttls.append(answer.ttl)
             if answer.addresses or answer.services or answer.negative:
-                none = answer.rcode == dns_wire.NXDOMAIN
-                return None if none else answer, names.clamp(min(ttls, default=None), self._ttl)
+                return answer, ttls
             name = answer.last
             if name in seen:
                 break
             seen.add(name)
-        raise _Refused(dns_wire.SERVFAIL, "upstream")
+        return None, []
 
-    async def _open(self, covering: tuple[int, ...], packed: list[bytes], ttl: int) -> None:
-        """Let connections to the addresses pass. Returns when the kernel has them."""
-        wanted = [one for one in packed if any(self._filled[number][len(one)] for number in covering)]
+    async def _open(self, covering: tuple[int, ...], packed: list[bytes], ttl: int) -> Resolution | None:
+        """Let connections to the addresses pass. Returns when the kernel has them; an outcome if it refuses them."""
+        wanted = [one for one in packed if one in self._public and any(self._filled[n][len(one)] for n in covering)]
         if not wanted:
-            return  # every public address is granted anyway
+            return None  # every public address is granted anyway, or an entry of the manifest names it
         status = await self._broker.add(ttl, covering, wanted)
-        if status != broker_wire.DONE:
-            raise _Refused(dns_wire.SERVFAIL, "set_full" if status == broker_wire.FULL else "upstream")
+        if status == broker_wire.DONE:
+            return None
+        return Resolution(dns_wire.SERVFAIL, code="set_full") if status == broker_wire.FULL else _UPSTREAM
+
+    def _leads_there(self, packed: bytes, covering: tuple[int, ...]) -> bool:
+        """Whether a name may lead to an address: a public one, or one that the manifest grants beside the name."""
+        return packed in self._public or any(packed in self._inward[number] for number in covering)
 
     def _leads(self, service: Service, host: str) -> bool:
         """Whether the agent may follow an HTTPS record to its target."""

@@ -25,6 +25,8 @@ NOERROR, FORMERR, SERVFAIL, NXDOMAIN, NOTIMP, REFUSED = 0, 1, 2, 3, 4, 5
 # What passes an Ethernet link unfragmented in either family (dnsflagday.net/2020).
 PAYLOAD_BYTES = 1232
 PLAIN_BYTES = 512  # without EDNS (RFC 1035)
+# For a resolver that does not answer over TCP: fragments are better than no answer.
+LARGE_BYTES = 4096
 # A query is a header, one name of 255 bytes, and at most an OPT record.
 QUERY_BYTES = 512
 # Addresses or HTTPS records of one answer that are passed on.
@@ -77,7 +79,8 @@ class Answer(Struct, frozen=True):
     """Answer of a resolver about one name and type.
 
     ``last`` is the name at the end of its aliases. ``negative`` says that it is final, with or without records. ``ttl``
-    is the least TTL of all followed records in seconds, None without any.
+    is the least TTL of all followed records in seconds, None without any. ``negative_ttl`` is the time that the zone
+    gives to the absence of a record, None if it says none.
     """
 
     rcode: int
@@ -87,6 +90,7 @@ class Answer(Struct, frozen=True):
     services: tuple[Service, ...]
     ttl: int | None
     negative: bool
+    negative_ttl: int | None = None
 
 
 class _Reader:
@@ -166,10 +170,13 @@ def question(name: str, kind: int, *, cased: bytes | None = None) -> bytes:
     return b"".join(bytes([len(label)]) + label for label in text.split(b".")) + b"\0" + _QUESTION.pack(kind, IN)
 
 
-def upstream_query(ident: int, asked: bytes) -> bytes:
-    """A query with the bytes of ``question``: recursion desired, EDNS without any option."""
-    opt = b"\0" + _RECORD.pack(OPT, PAYLOAD_BYTES, 0, 0)
-    return _HEADER.pack(ident, _RD, 1, 0, 0, 1) + asked + opt
+def upstream_query(ident: int, asked: bytes, *, payload: int = PAYLOAD_BYTES) -> bytes:
+    """A query with the bytes of ``question``: recursion desired, EDNS without any option.
+
+    ``payload`` is the size of the answers that are taken over UDP, 0 for a query without EDNS.
+    """
+    opt = b"\0" + _RECORD.pack(OPT, payload, 0, 0) if payload else b""
+    return _HEADER.pack(ident, _RD, 1, 0, 0, 1 if opt else 0) + asked + opt
 
 
 def parse_answer(wire: bytes, ident: int, asked: bytes, name: str, kind: int) -> Answer | None:
@@ -234,8 +241,8 @@ def _value(reader: _Reader, kind: int) -> bytes | str | Service | None:
     if kind == HTTPS:
         return _service(reader)
     if kind == SOA:
-        reader.take(reader.left)
-        return b""
+        # The last of its fields is the TTL of what is not there (RFC 2308, 4).
+        return reader.take(reader.left)[-4:]
     return None
 
 
@@ -253,6 +260,9 @@ def _read(records: Sequence[_Record], rcode: int, *, truncated: bool, name: str,
     # Without a record of that type, an SOA or NXDOMAIN says that there is none; without either the aliases lead out
     # of what this resolver looked up (RFC 2308, 2.2).
     negative = not found and (rcode == NXDOMAIN or last == name or any(r.type == SOA for r in records))
+    absent = [
+        min(r.ttl, int.from_bytes(r.value, "big")) for r in records if isinstance(r.value, bytes) and r.type == SOA
+    ]
     return Answer(
         rcode,
         truncated,
@@ -261,6 +271,7 @@ def _read(records: Sequence[_Record], rcode: int, *, truncated: bool, name: str,
         tuple(r.value for r in found if isinstance(r.value, Service)),
         min(ttls, default=None),
         negative,
+        min(absent, default=None) if negative else None,
     )
 
 

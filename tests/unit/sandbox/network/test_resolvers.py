@@ -52,3 +52,56 @@ def test_none_at_all_is_error(tmp_path: pathlib.Path) -> None:
 def test_resolver_is_address(text: str) -> None:
     with pytest.raises(errors.ConfigError, match="resolvers"):
         parsed(text)
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_change_of_hosts_file_is_seen(tmp_path: pathlib.Path) -> None:
+    file, clock = tmp_path / "resolv.conf", Clock()
+    file.write_text("nameserver 192.0.2.1\n")
+    current = resolvers.Current(config.Config(state=tmp_path), hosts_file=file, clock=clock)
+    assert current() == ("192.0.2.1",)
+    # As network managers do it: another file takes the name.
+    (tmp_path / "new").write_text("nameserver 192.0.2.22\n")
+    (tmp_path / "new").rename(file)
+    clock.now = 0.9
+    assert current() == ("192.0.2.1",)
+    clock.now = 1.0
+    assert current() == ("192.0.2.22",)
+
+
+def test_file_that_is_gone_or_empty_changes_nothing(tmp_path: pathlib.Path) -> None:
+    file, clock = tmp_path / "resolv.conf", Clock()
+    file.write_text("nameserver 192.0.2.1\n")
+    current = resolvers.Current(config.Config(state=tmp_path), hosts_file=file, clock=clock)
+    file.write_text("")
+    clock.now = 1.0
+    assert current() == ("192.0.2.1",)
+    file.unlink()
+    clock.now = 2.0
+    assert current() == ("192.0.2.1",)
+    file.write_text("nameserver 192.0.2.3\n")
+    clock.now = 3.0
+    assert current() == ("192.0.2.3",)
+
+
+def test_change_of_configuration_is_seen(tmp_path: pathlib.Path) -> None:
+    file, clock, settings = tmp_path / "resolv.conf", Clock(), tmp_path / "config.toml"
+    file.write_text("nameserver 192.0.2.1\n")
+    settings.write_text('resolvers = ["192.0.2.7"]\n')
+    settings.chmod(0o600)
+    current = resolvers.Current(config.load(tmp_path), hosts_file=file, clock=clock)
+    assert current() == ("192.0.2.7",)
+    settings.write_text('resolvers = ["192.0.2.8", "192.0.2.9"]\n')
+    clock.now = 1.0
+    assert current() == ("192.0.2.8", "192.0.2.9")
+    settings.write_text("resolvers = [")
+    clock.now = 2.0
+    assert current() == ("192.0.2.8", "192.0.2.9")
