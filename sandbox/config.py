@@ -112,7 +112,8 @@ class Config(pydantic.BaseModel):
     means none. With ``journal`` the supervisor writes each run's steps to stderr, as one line of JSON each.
 
     ``agents`` are directories that are searched for the packages of children before their parent's directory; only root
-    may write there. ``overcommit`` is the share of this machine's memory that may be promised to live runs together.
+    may write there. One user keeps at most ``kept_workspaces`` workspaces with ``kept_workspaces_mb`` MiB in them.
+    ``overcommit`` is the share of this machine's memory that may be promised to live runs together.
 
     ``vault`` is a table: the place of the secrets, and the key that opens them in a run.
 
@@ -151,6 +152,8 @@ class Config(pydantic.BaseModel):
     journal: bool = True
     vault: VaultSettings = VaultSettings()
     agents: tuple[Path, ...] = ()
+    kept_workspaces: int = pydantic.Field(default=64, ge=1, le=65_536)
+    kept_workspaces_mb: int = pydantic.Field(default=65_536, ge=8, le=2**30)
     overcommit: float = pydantic.Field(default=1.0, gt=0, le=100)
     state: Path = Path("/var/lib/covenant")
 

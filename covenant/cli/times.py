@@ -33,6 +33,14 @@ def duration_ms(text: str, *, option: str) -> int:
     return value
 
 
+def age(ms: float) -> str:
+    """Return a length of time in its largest whole unit: ``3d``, ``5h``, ``0s``."""
+    for unit, size in reversed(_UNITS_MS.items()):
+        if ms >= size:
+            return f"{int(ms // size)}{unit}"
+    return "0s"
+
+
 def utc(moment_ms: int) -> str:
     """``2026-11-21 23:08 UTC``, or the number itself where the calendar ends."""
     try:

@@ -197,14 +197,16 @@ SUPERVISOR: dict[str, dict[str, str]] = {
     # Durable before the runs are ended: each as {run_id, agent_id, because, reason}, where `because` is the run whose
     # manifest was revoked, itself or one above it.
     "runs_revoked": {"operator": "text?", "version": "int", "runs": "objects"},
-    # Durable before a tree is ended because its issuer asked for it: each as {run_id, agent_id}.
-    # Durable before the first change of the caller's directory, and before a workspace is removed.
+    # Durable before the first change of the caller's directory, and before a workspace is removed. `approved_by` are
+    # the operators whose approval the manifest asks for, with the hash of its payload; none where it asks for none.
     "workspace_applied": {
         "run_id": "text",
         "operator": "text?",
         "policy_digest": "digest",
         "changes_sha256": "digest",
         "changes": "int",
+        "approved_by": "texts",
+        "approval_sha256": "digest?",
     },
     # Durable before the commit of a branch: `changes` of the workspace, whose digest is the hash.
     "workspace_branched": {
@@ -214,8 +216,11 @@ SUPERVISOR: dict[str, dict[str, str]] = {
         "branch": "text",
         "changes_sha256": "digest",
         "changes": "int",
+        "approved_by": "texts",
+        "approval_sha256": "digest?",
     },
     "workspace_discarded": {"run_id": "text", "operator": "text?", "policy_digest": "digest", "changes": "int"},
+    # Durable before a tree is ended because its issuer asked for it: each as {run_id, agent_id}.
     "runs_stopped": {"operator": "text?", "reason": "text", "runs": "objects"},
     # Durable before the version holds; `changes` in the words that its signers were shown.
     "trust_changed": {

@@ -195,7 +195,7 @@ def _workspace(value: dict[str, Any] | None, mounts: Sequence[_Mount]) -> ReadWo
     own = closed(value, where, WORKSPACE_TERMS)
     if own["max_mb"] < 1:
         raise refuse(where, f"{shown(own['max_mb'])} bounds nothing")
-    documents.one_of(own["apply"], where, ("ask", "never"))
+    documents.one_of(own["apply"], where, ("ask", "operator", "never"))
     lists = {name: tuple(documents.listed(own[name], where, str)) for name in ("below", "mask", "protect")}
     for name, one in lists.items():
         if list(one) != sorted(set(one)) or not one:

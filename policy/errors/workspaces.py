@@ -23,3 +23,21 @@ class WorkspaceConflictError(WorkspaceError):
     """The host changed files of the directory since the session began. Nothing was applied; each file is named."""
 
     code = "workspace_conflict"
+
+
+class WorkspaceDigestError(WorkspaceError):
+    """The changes of the workspace are not those whose digest was given. Nothing was applied."""
+
+    code = "workspace_digest"
+
+
+class WorkspaceApprovalError(WorkspaceError):
+    """The manifest asks for an operator's approval of these very changes, and there is none. Nothing was applied."""
+
+    code = "workspace_approval"
+
+
+class WorkspaceLimitError(WorkspaceError):
+    """The caller keeps as many workspaces, or as much in them, as the configuration allows one user."""
+
+    code = "workspace_limit"

@@ -15,6 +15,7 @@ from msgspec import Struct
 from policy.compile.artefacts import Artefacts
 from policy.decompile import calls, read
 from policy.decompile.read import Decompiled, Grants
+from policy.explain import workspaces
 from policy.grants.effective import DOMAINS, Effective
 from policy.grants.paths import MODES, FilesystemGrants
 from policy.grants.resources import UNITS, Ceilings
@@ -94,9 +95,15 @@ def compare_artefacts(old: Artefacts, new: Artefacts) -> Diff:
         rows.append(DiffRow(RISKS[0], "syscalls", "argument rule", added, removed))
     if higher or lower:
         rows.append(DiffRow("uses the machine", "resources", "ceiling of one holder", higher, lower))
+    shown, hidden = (
+        workspaces.wider(after.seen.workspace, before.seen.workspace),
+        workspaces.wider(before.seen.workspace, after.seen.workspace),
+    )
+    if shown or hidden:
+        rows.append(DiffRow("writes files of the host", "workspace", "workspace term", shown, hidden))
     rows.sort(key=_place)
     differs = tuple(name for name, fact in _FACTS.items() if fact(before) != fact(after))
-    return Diff(found.widens or bool(added) or bool(higher), tuple(rows), differs)
+    return Diff(found.widens or bool(added or higher or shown), tuple(rows), differs)
 
 
 def _by_holder(mine: Decompiled, other: Decompiled) -> tuple[str, ...]:

@@ -194,10 +194,16 @@ def _mounts(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"mounts.json:{mount['destination']}", f"{mount['type']} of {mount['source']}, {options}{room}"
 
 
+_APPLY = {
+    "ask": "the caller applies the changes",
+    "operator": "the caller applies the changes that an operator has approved",
+    "never": "no changes are applied",
+}
+
+
 def _workspace(terms: dict[str, Any]) -> Iterator[tuple[str, str]]:
     closed("workspace of mounts.json", terms, {"apply", "below", "mask", "max_mb", "protect"})
-    says = "the caller applies the changes" if terms["apply"] == "ask" else "nobody applies the changes"
-    yield "mounts.json:workspace/apply", says
+    yield "mounts.json:workspace/apply", _APPLY[terms["apply"]]
     yield "mounts.json:workspace/below", f"the caller's directory lies in {', '.join(terms['below'])}"
     yield "mounts.json:workspace/mask", f"shown empty and never applied: {' '.join(terms['mask'])}"
     yield "mounts.json:workspace/protect", f"never applied: {' '.join(terms['protect'])}"

@@ -75,5 +75,9 @@ class Workspace(fields.Section):
     ] = ()
     max_mb: Annotated[int, whole(8, _MIB, "size of all that the agent changes, MiB; a part of disk_mb")] = 64
     apply: Annotated[
-        Literal["ask", "never"], says("ask: the caller applies the changes; never: they can only be looked at")
+        Literal["ask", "operator", "never"],
+        says(
+            "ask: the caller applies the changes; operator: with an operator's approval of these very changes; "
+            "never: they can only be looked at"
+        ),
     ] = "ask"

@@ -141,7 +141,7 @@ def verify(
     signed = _decode(package.envelope)
 
     # (3) signatures over the payload's bytes
-    keys = _signing_keys(root, signed)
+    keys = signing_keys(root, signed)
 
     # (4) the payload, parsed only now
     payload_digest = hashlib.sha256(signed.payload).hexdigest()
@@ -226,11 +226,7 @@ def authorise(trusted: TrustedPackage, *, agent_id: str, role: str | None, opera
             f"the manifest is of agent `{agent_id}`, the signed statement of `{trusted.statement.agent_id}`",
             where=packages.MANIFEST_NAME,
         )
-    covering = tuple(s for s in trusted.signers if s.scope.covers_role(role))
-    if not covering:
-        wanted = f"role `{role}`" if role is not None else "a manifest without a role"
-        raise errors.UnknownKeyError(f"no signer may sign for {wanted}", where=_WHERE)
-    signers = _enough(covering)
+    signers = _covering(trusted.signers, role)
     check_operator(operator, signers)
     return signers
 
@@ -280,7 +276,14 @@ def _decode(raw: bytes | None) -> envelopes.Envelope:
     return signed
 
 
-def _signing_keys(root: TrustRoot, signed: envelopes.Envelope) -> tuple[OperatorKey, ...]:
+def signing_keys(root: TrustRoot, signed: envelopes.Envelope, *, where: str = _WHERE) -> tuple[OperatorKey, ...]:
+    """Return the keys of the root that signed an envelope; there is at least one.
+
+    Raises:
+        errors.SignatureError: a listed key's signature is wrong.
+        errors.UnknownKeyError: no key of the root signed.
+        errors.RevokedError: the only keys that it names are revoked.
+    """
     made = {k.keyid for k in envelopes.signers(signed, (k.key for k in root.keys))}
     if made:
         return tuple(k for k in root.keys if k.key.keyid in made)
@@ -290,31 +293,55 @@ def _signing_keys(root: TrustRoot, signed: envelopes.Envelope) -> tuple[Operator
         if entry.keyid in claimed:
             whose = f"of `{entry.name}` " if entry.name else ""
             raise errors.RevokedError(
-                f"the key {whose}that signed was revoked: {entry.reason}", hint=_REVOKED_HINT, where=_WHERE
+                f"the key {whose}that signed was revoked: {entry.reason}", hint=_REVOKED_HINT, where=where
             )
     named = [k.name for k in root.keys if k.key.keyid in claimed]
     if named:
         raise errors.SignatureError(
-            f"the signature of `{named[0]}` does not fit the payload", hint="sign again", where=_WHERE
+            f"the signature of `{named[0]}` does not fit the payload", hint="sign again", where=where
         )
     raise errors.UnknownKeyError(
         "no signature is by a key of the trust root",
         hint="covenant trust show lists the keys that may sign",
-        where=_WHERE,
+        where=where,
     )
 
 
-def _signers(keys: Iterable[OperatorKey], agent_id: str, *, now_ms: int, latest_ms: int) -> tuple[Signer, ...]:
+def signers_of(
+    keys: Iterable[OperatorKey], agent_id: str, role: str | None, *, now_ms: int, latest_ms: int, where: str
+) -> tuple[Signer, ...]:
+    """Return those of the keys that are valid now and count for an agent id and its role.
+
+    Raises:
+        errors.UnknownKeyError: no signer may sign for them.
+        errors.ExpiredError: no such key is valid now.
+        errors.SignatureError: the signers are too few.
+    """
+    signers = _signers(keys, agent_id, now_ms=now_ms, latest_ms=latest_ms, where=where)
+    return _covering(signers, role, where)
+
+
+def _covering(signers: Iterable[Signer], role: str | None, where: str = _WHERE) -> tuple[Signer, ...]:
+    covering = tuple(s for s in signers if s.scope.covers_role(role))
+    if not covering:
+        wanted = f"role `{role}`" if role is not None else "a manifest without a role"
+        raise errors.UnknownKeyError(f"no signer may sign for {wanted}", where=where)
+    return _enough(covering, where)
+
+
+def _signers(
+    keys: Iterable[OperatorKey], agent_id: str, *, now_ms: int, latest_ms: int, where: str = _WHERE
+) -> tuple[Signer, ...]:
     covering = [k for k in keys if k.scope.covers_agent(agent_id)]
     if not covering:
-        raise errors.UnknownKeyError(f"no signer may sign for agent `{agent_id}`", where=_WHERE)
+        raise errors.UnknownKeyError(f"no signer may sign for agent `{agent_id}`", where=where)
     valid = [k for k in covering if k.not_before <= now_ms and latest_ms < k.expires_at]
     if not valid:
-        raise errors.ExpiredError(f"the key of `{covering[0].name}` is not valid now", where=_WHERE)
-    return _enough(tuple(Signer(k.name, k.key.keyid, k.scope, k.threshold) for k in valid))
+        raise errors.ExpiredError(f"the key of `{covering[0].name}` is not valid now", where=where)
+    return _enough(tuple(Signer(k.name, k.key.keyid, k.scope, k.threshold) for k in valid), where)
 
 
-def _enough(signers: tuple[Signer, ...]) -> tuple[Signer, ...]:
+def _enough(signers: tuple[Signer, ...], where: str = _WHERE) -> tuple[Signer, ...]:
     """Those that count; there is at least one."""
     counting = threshold.counting(signers)
     if not counting:
@@ -323,7 +350,7 @@ def _enough(signers: tuple[Signer, ...]) -> tuple[Signer, ...]:
         raise errors.SignatureError(
             f"{len(signers)} operators signed and {least} are needed",
             hint="another operator of the trust root has to sign as well",
-            where=_WHERE,
+            where=where,
         )
     return counting
 

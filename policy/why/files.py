@@ -158,7 +158,9 @@ class Open(Struct, frozen=True):
             )
         if path and globs.matching(callers.protect)(path):
             return True, "it is in the workspace, and protected: a change of it is never applied"
-        return True, "it is in the workspace: a change of it waits for `covenant workspace apply`"
+        after = ", which an operator has to approve" if callers.apply == "operator" else ""
+        after = "; the manifest says that it is never applied" if callers.apply == "never" else after
+        return True, f"it is in the workspace: a change of it waits for `covenant workspace apply`{after}"
 
     def granted(self, grants: Grants | Effective) -> bool:
         """By the filesystem domain."""

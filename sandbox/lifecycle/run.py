@@ -43,7 +43,7 @@ from sandbox.run_result import RunResult
 from sandbox.rundir import directory as rundir_directory
 from sandbox.runner import gvisor, prepare
 from sandbox.shim import signals
-from sandbox.workspace import session
+from sandbox.workspace import session, store
 from sandbox.workspace.session import RunWorkspace
 
 if TYPE_CHECKING:
@@ -338,8 +338,13 @@ class Run:
             )
         never = host_facts.never_granted(dependencies.config, dependencies.never_granted)
         directory = session.check(given, terms, never)
-        about = session.About(context.run_id, decision.manifest.agent.id, decision.policy_digest, directory)
-        return RunWorkspace(dependencies.path, given, terms, about)
+        agent, request = decision.manifest.agent, context.request
+        package = "" if request.typed else request.package_name
+        about = session.About(context.run_id, agent.id, decision.policy_digest, directory, agent.role, package)
+        limits = store.UserLimits(dependencies.config.kept_workspaces, dependencies.config.kept_workspaces_mb)
+        one = RunWorkspace(dependencies.path, given, terms, about, limits)
+        one.check_resumed()
+        return one
 
     def _tell_agent(
         self, decision: decide.Decision, facts: HostFacts, fd: int

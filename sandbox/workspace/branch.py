@@ -31,7 +31,7 @@ class _Repository:
         self._upper = upper
         self._environment = {
             "PATH": "/usr/bin:/bin",
-            "HOME": os.environ.get("HOME", "/"),
+            "HOME": _home(),
             "LC_ALL": "C.UTF-8",
             "GIT_INDEX_FILE": f"{scratch}/index",
             "GIT_TERMINAL_PROMPT": "0",
@@ -80,6 +80,16 @@ class _Repository:
             if one.kind == "link":
                 found[one.path] = self.git("hash-object", "-w", "--stdin", data=one.target.encode()).decode().strip()
         return found
+
+
+def _home() -> str:
+    """Return the home of the user that this process is: git reads its configuration there."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return "/nonexistent"
 
 
 def commit(directory: str, upper: int, changes: Sequence[Change], name: str, author: str, message: str) -> str:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Final, TypeVar
 
-import msgspec
 from msgspec import Struct, structs
 
 from policy import errors
+from policy.signing.approval import Approval
 from policy.workspace import changes as policy_changes
+from policy.workspace import selection
 from policy.workspace import steps as policy_steps
 from policy.workspace.changes import Change
 from policy.workspace.entries import LowerView, UpperEntry
@@ -21,6 +22,9 @@ from sandbox.workspace import apply as applying
 from sandbox.workspace import branch as branches
 from sandbox.workspace import caller, git_content, image, lower, session, store
 from sandbox.workspace.apply import Kept
+from sandbox.workspace.caller import CallerIdentity
+
+T = TypeVar("T")
 
 # How long a start waits for a caller's directory.
 RECOVERY_SECONDS = 30
@@ -34,10 +38,17 @@ class Applied(Struct, frozen=True):
     kept: tuple[Kept, ...]
 
 
-def digest(changes: Sequence[Change]) -> str:
-    """Return the SHA-256 of changes, without what the host had before."""
-    rows = [(one.path, one.action, one.kind, one.mode, one.sha256, one.target) for one in changes]
-    return hashlib.sha256(msgspec.json.encode(rows)).hexdigest()
+class Permit(Struct, frozen=True):
+    """Hold what a caller brings to an apply: the digest of the changes that were looked at, an operator's approval.
+
+    An empty ``digest`` is that of any changes.
+    """
+
+    digest: str = ""
+    approval: Approval | None = None
+
+
+NO_PERMIT: Final = Permit()
 
 
 class OpenWorkspace:
@@ -46,9 +57,16 @@ class OpenWorkspace:
     Use ``opened``.
     """
 
-    def __init__(self, place: store.WorkspaceDirectory, attached: image.AttachedImage, seconds: int) -> None:
+    def __init__(
+        self,
+        place: store.WorkspaceDirectory,
+        attached: image.AttachedImage,
+        seconds: int,
+        identity: CallerIdentity | None = None,
+    ) -> None:
         self.place = place
         self.record = place.record()
+        self._identity = identity or self.record.caller
         self._attached = attached
         self._seconds = seconds
         self._entries: list[UpperEntry] | None = None
@@ -67,8 +85,12 @@ class OpenWorkspace:
         """
         entries = self.entries()
         with self.upper() as top:
-            view = caller.work(self.record.caller, lambda: self._view(top, entries), LowerView)
+            view = self._as_caller(lambda: self._view(top, entries), LowerView)
         return policy_changes.compare(entries, view, terms=self.record.terms, started_ns=self.record.started_ns)
+
+    def _as_caller(self, does: Callable[[], T], kind: type[T]) -> T:
+        """Call ``does`` with the caller's rights (caller.work)."""
+        return caller.work(self._identity, does, kind, self._seconds)
 
     def _view(self, upper: int, entries: Sequence[UpperEntry]) -> LowerView:
         with self._directory() as top:
@@ -105,52 +127,96 @@ class OpenWorkspace:
     def contents(self, paths: Collection[str], most: int) -> dict[str, tuple[bytes, bytes]]:
         """Return the first ``most`` bytes of each path: of the directory, and of the workspace. As the caller."""
         with self.upper() as top:
-            return caller.work(
-                self.record.caller, lambda: self._contents(top, paths, most), dict[str, tuple[bytes, bytes]]
-            )
+            return self._as_caller(lambda: self._contents(top, paths, most), dict[str, tuple[bytes, bytes]])
+
+    def content(self, path: str, offset: int, most: int) -> bytes:
+        """Return at most ``most`` bytes of a file of the workspace, from ``offset`` on. As the caller."""
+        with self.upper() as top:
+            return self._as_caller(lambda: _part(top, path, offset, most), bytes)
 
     def _contents(self, upper: int, paths: Collection[str], most: int) -> dict[str, tuple[bytes, bytes]]:
         with self._directory() as top:
             return {path: (_start(top, path, most), _start(upper, path, most)) for path in paths}
 
-    def branch(self, name: str, *, log: Callable[[Sequence[Change]], None]) -> tuple[str, tuple[Change, ...]]:
+    def branch(
+        self, name: str, *, permit: Permit = NO_PERMIT, log: Callable[[Sequence[Change]], None]
+    ) -> tuple[str, tuple[Change, ...]]:
         """Commit the changes that are not refused on a new branch. Returns the commit, and the changes that it lacks.
 
         ``log`` is called with them before, and stops it when it raises.
 
         Raises:
             errors.WorkspaceError: there is no repository, the branch exists, or the manifest allows no apply.
+            errors.WorkspaceApprovalError: an operator has to approve these changes, and did not.
         """
-        self._check_may_apply()
         record, found = self.record, self.changes()
-        chosen = [one for one in found if not one.refused]
-        log(chosen)
+        wanted = [one for one in found if not one.refused]
+        self._check_permit(wanted, permit)
+        log(wanted)
         message = f"Changes of agent {record.agent_id}\n\nRun: {record.run_id}\nPolicy: {record.policy_digest}\n"
         with self.upper() as top:
             author = f"{record.agent_id} (covenant)"
-            made = caller.work(
-                record.caller, lambda: branches.commit(record.directory, top, chosen, name, author, message), str
-            )
+            made = self._as_caller(lambda: branches.commit(record.directory, top, wanted, name, author, message), str)
         return made, tuple(one for one in found if one.refused)
 
-    def _check_may_apply(self) -> None:
-        if self.record.apply == "never":
+    def _check_permit(self, wanted: Sequence[Change], permit: Permit) -> None:
+        """Check that these very changes may reach the directory.
+
+        Raises:
+            errors.WorkspaceError: the manifest says that nothing is applied.
+            errors.WorkspaceDigestError: they are not those that the caller looked at.
+            errors.WorkspaceApprovalError: an operator has to approve them, and did not.
+        """
+        record, found = self.record, selection.digest(wanted)
+        if record.apply == "never":
             raise errors.WorkspaceError(
                 "the manifest says that these changes are never applied", hint="look at them: covenant workspace diff"
             )
+        if permit.digest and permit.digest != found:
+            raise errors.WorkspaceDigestError(
+                f"the changes have the digest {found}, not {permit.digest}",
+                hint=f"covenant workspace diff {record.run_id[:8]} shows them and their digest",
+            )
+        if record.apply == "ask":
+            return
+        if permit.approval is None:
+            raise errors.WorkspaceApprovalError(
+                "the manifest says that an operator approves these changes before they are applied",
+                hint=f"covenant workspace approve {record.run_id[:8]} --digest {found} --key NAME --out FILE; "
+                "then apply with --approval FILE",
+            )
+        approved = permit.approval.statement
+        for what, here, there in (
+            ("run", record.run_id, approved.run_id),
+            ("agent", record.agent_id, approved.agent_id),
+            ("policy digest", record.policy_digest, approved.policy_digest),
+            ("digest of the changes", found, approved.changes_sha256),
+        ):
+            if here != there:
+                raise errors.WorkspaceApprovalError(
+                    f"the approval is for another {what}: {there}, and not {here}",
+                    hint="have an operator approve what `covenant workspace diff` shows now",
+                )
 
-    def apply(self, paths: Collection[str] = (), *, log: Callable[[Sequence[Change]], None]) -> Applied:
-        """Apply all changes that can be applied, or those at and below ``paths``.
+    def apply(
+        self,
+        paths: Collection[str] = (),
+        *,
+        exact: bool = False,
+        permit: Permit = NO_PERMIT,
+        log: Callable[[Sequence[Change]], None],
+    ) -> Applied:
+        """Apply all changes that can be applied, or those at and below ``paths``; with ``exact`` those at them alone.
 
         ``log`` is called with them before the first one is done, and stops the apply when it raises.
 
         Raises:
             errors.WorkspaceConflictError: the host changed one of them.
             errors.WorkspaceError: the manifest allows no apply, or a step failed.
+            errors.WorkspaceDigestError, errors.WorkspaceApprovalError: as ``_check_permit``.
         """
-        self._check_may_apply()
         found = self.changes()
-        asked = [one for one in found if not paths or any(_within(one.path, path) for path in paths)]
+        asked = selection.asked(found, paths, exact=exact)
         if paths and not asked:
             raise errors.WorkspaceError("no change is at or below what was named", hint="covenant workspace diff RUN")
         if conflicts := [one for one in asked if one.conflict]:
@@ -158,8 +224,8 @@ class OpenWorkspace:
                 f"the host changed {len(conflicts)} of the paths: {', '.join(one.path for one in conflicts[:5])}",
                 hint="covenant workspace diff shows both; apply other paths by name, or discard",
             )
-        chosen = [one for one in asked if one.is_applicable()]
-        chosen = _with_directories(chosen, found)
+        chosen = selection.chosen(found, paths, exact=exact)
+        self._check_permit(chosen, permit)
         kept = self._applied(chosen, log) if chosen else []
         done = {(one.path, one.action) for one in chosen}
         rest = tuple(one for one in found if (one.path, one.action) not in done)
@@ -167,12 +233,12 @@ class OpenWorkspace:
 
     def _applied(self, chosen: list[Change], log: Callable[[Sequence[Change]], None]) -> list[Kept]:
         record, place = self.record, self.place
-        existing = caller.work(record.caller, lambda: self._existing(chosen), list[str])
+        existing = self._as_caller(lambda: self._existing(chosen), list[str])
         staged = policy_steps.staging(chosen, f"{policy_changes.STAGED[1:]}{record.run_id[:8]}-", existing)
         place.note(store.Journal(staged))
         try:
             with self.upper() as top:
-                changed = caller.work(record.caller, lambda: self._stage(top, chosen, staged), list[str])
+                changed = self._as_caller(lambda: self._stage(top, chosen, staged), list[str])
             if changed:
                 raise errors.WorkspaceConflictError(
                     f"the host changed {', '.join(changed[:5])} at this moment", hint="apply again"
@@ -200,7 +266,7 @@ class OpenWorkspace:
     def commit(self, journal: store.Journal) -> list[Kept]:
         """Do the steps of a journal, and close it."""
         steps = journal.steps or []
-        kept = caller.work(self.record.caller, lambda: self._commit(steps, journal), list[Kept], self._seconds)
+        kept = self._as_caller(lambda: self._commit(steps, journal), list[Kept])
         self.place.note(None)
         return kept
 
@@ -211,23 +277,12 @@ class OpenWorkspace:
     def unstage(self, staged: dict[str, str]) -> None:
         """Take back what an apply wrote that did not come to its steps."""
         does = functools.partial(self._unstage, list(staged.values()))
-        caller.work(self.record.caller, does, int, self._seconds)
+        self._as_caller(does, int)
         self.place.note(None)
 
     def _unstage(self, names: Sequence[str]) -> int:
         with self._directory() as top:
             return applying.unstage(top, names)
-
-
-def _with_directories(chosen: list[Change], found: Sequence[Change]) -> list[Change]:
-    """Add the new directories of the chosen changes, so that a file of a new directory can be applied alone."""
-    above = {path for one in chosen for path in policy_changes.ancestors(one.path)}
-    needed = {one.path for one in found if one.path in above and one.kind == "dir" and one.action == "add"}
-    have = {(one.path, one.action) for one in chosen}
-    # With a new directory goes the file or link that it replaces.
-    more = [one for one in found if one.path in needed and (one.path, one.action) not in have]
-    order = {(one.path, one.action): number for number, one in enumerate(found)}
-    return sorted([*chosen, *more], key=lambda one: order[one.path, one.action])
 
 
 def _is_directory(top: int, path: str) -> bool:
@@ -238,12 +293,11 @@ def _is_directory(top: int, path: str) -> bool:
     return True
 
 
-def _within(path: str, above: str) -> bool:
-    above = above.rstrip("/")
-    return above == "." or path == above or path.startswith(above + "/")
-
-
 def _start(top: int, path: str, most: int) -> bytes:
+    return _part(top, path, 0, most)
+
+
+def _part(top: int, path: str, offset: int, most: int) -> bytes:
     above, _, name = path.rpartition("/")
     directory = lower.opened(top, above)
     if directory is None:
@@ -255,16 +309,19 @@ def _start(top: int, path: str, most: int) -> bytes:
     finally:
         os.close(directory)
     try:
-        return os.read(fd, most)
+        return os.pread(fd, most, offset)
     finally:
         os.close(fd)
 
 
 @contextlib.contextmanager
-def opened(place: store.WorkspaceDirectory, seconds: int = 0) -> Iterator[OpenWorkspace]:
+def opened(
+    place: store.WorkspaceDirectory, seconds: int = 0, identity: CallerIdentity | None = None
+) -> Iterator[OpenWorkspace]:
     """Hold a workspace and attach its image. An apply that was cut off is brought to its end first.
 
-    ``seconds`` bound each access to the caller's directory; 0 does not.
+    ``seconds`` bound each access to the caller's directory; 0 does not. ``identity`` has the rights that it is accessed
+    with; without it those that the caller had when the run started.
 
     Raises:
         errors.WorkspaceBusyError: its run goes on, or another process applies it.
@@ -275,7 +332,7 @@ def opened(place: store.WorkspaceDirectory, seconds: int = 0) -> Iterator[OpenWo
         if not record.settled:
             image.check(place.image)
         with image.AttachedImage(place.image) as attached:
-            one = OpenWorkspace(place, attached, seconds)
+            one = OpenWorkspace(place, attached, seconds, identity)
             finish(one)
             if not record.settled:
                 # In order by now, also where it has too much to be read: it is not checked at each start.
@@ -306,20 +363,20 @@ def recover(state: Path) -> None:
                 continue
             with opened(place, RECOVERY_SECONDS) as one:
                 left = bool(one.entries())
-            if not left:
+            if not left and not place.record().keeps:
                 discard(place)
     for path in store.unmade(state):
         store.WorkspaceDirectory(path).remove()
 
 
-def discard(place: store.WorkspaceDirectory, *, log: Callable[[], None] = lambda: None) -> None:
+def discard(place: store.WorkspaceDirectory, *, seconds: int = 0, log: Callable[[], None] = lambda: None) -> None:
     """Remove a workspace with its changes. ``log`` is called before, and stops it when it raises.
 
     Raises:
         errors.WorkspaceBusyError: its run goes on, or another process applies it.
     """
     # An apply that was cut off is ended first, where the directory is still there.
-    with contextlib.suppress(errors.CovenantError, OSError), opened(place):
+    with contextlib.suppress(errors.CovenantError, OSError), opened(place, seconds):
         pass
     with place.locked():
         log()

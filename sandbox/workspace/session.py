@@ -33,21 +33,26 @@ _SPARE_MB = 64
 class GivenDirectory(Struct, frozen=True):
     """The directory that a caller gives to a run: an open descriptor, and who the caller is.
 
-    ``resumes`` begins the id of an earlier run, with whose changes this one goes on.
+    ``resumes`` begins the id of an earlier run, with whose changes this one goes on. ``uid`` is the user that asked for
+    the run, and ``keeps`` says that the workspace stays when nothing is changed in it.
     """
 
     fd: int
     caller: CallerIdentity
     resumes: str = ""
+    uid: int = 0
+    keeps: bool = False
 
 
 class About(Struct, frozen=True):
-    """The run of a workspace, and the path of the directory."""
+    """The run of a workspace, the path of the directory, and the path of the package, if it has one."""
 
     run_id: str
     agent_id: str
     policy_digest: str
     directory: str
+    role: str | None = None
+    package: str = ""
 
 
 def check(given: GivenDirectory, terms: Mapping[str, Any], never: Mapping[str, str]) -> str:
@@ -109,18 +114,59 @@ class RunWorkspace:
     ``mounted`` is called once within the block. The block ends after the last process of the run.
     """
 
-    def __init__(self, state: Path, given: GivenDirectory, terms: Mapping[str, Any], about: About) -> None:
+    def __init__(
+        self,
+        state: Path,
+        given: GivenDirectory,
+        terms: Mapping[str, Any],
+        about: About,
+        limits: store.UserLimits = store.NO_LIMITS,
+    ) -> None:
         self._state = state
+        self._limits = limits
         self._given = given
         self._terms = terms
         self._about = about
         self._place = store.place(state, about.run_id)
         self._stack = contextlib.ExitStack()
         self._attached: image.AttachedImage | None = None
+        self._resumed = False
         self.changes = 0
 
     def __enter__(self) -> RunWorkspace:
         return self
+
+    def check_resumed(self) -> None:
+        """Check that the run may go on with the changes that it resumes. Nothing is taken over yet.
+
+        Raises:
+            errors.WorkspaceError: there are none of this user, or they are of a run that was bound otherwise.
+        """
+        if self._given.resumes:
+            earlier = store.find(self._state, self._given.resumes, self._given.uid)
+            store.check_resumes(earlier.record(), self._record())
+
+    def _record(self) -> store.WorkspaceRecord:
+        info, about = os.fstat(self._given.fd), self._about
+        files = data.workspace_files()
+        git = (tuple(files.git_shared), tuple(files.git_own))
+        return store.WorkspaceRecord(
+            run_id=about.run_id,
+            agent_id=about.agent_id,
+            policy_digest=about.policy_digest,
+            directory=about.directory,
+            device=info.st_dev,
+            inode=info.st_ino,
+            caller=self._given.caller,
+            started_ns=time.time_ns() - _TICK_NS,
+            max_mb=self._terms["max_mb"],
+            apply=self._terms["apply"],
+            terms=Terms(tuple(self._terms["mask"]), tuple(self._terms["protect"]), *git),
+            uid=self._given.uid,
+            role=about.role,
+            package=about.package,
+            keeps=self._given.keeps,
+        )
 
     def mounted(self, uid: int) -> int:
         """Return a detached mount of the overlay for the run's user. It is closed with the block.
@@ -128,36 +174,21 @@ class RunWorkspace:
         Raises:
             errors.WorkspaceError: it cannot be made.
         """
-        info = os.fstat(self._given.fd)
+        info, record = os.fstat(self._given.fd), self._record()
         owner = overlay.Owner(info.st_uid, info.st_gid)
-        files = data.workspace_files()
-        git = (tuple(files.git_shared), tuple(files.git_own))
-        terms = Terms(tuple(self._terms["mask"]), tuple(self._terms["protect"]), *git)
-        record = store.WorkspaceRecord(
-            run_id=self._about.run_id,
-            agent_id=self._about.agent_id,
-            policy_digest=self._about.policy_digest,
-            directory=self._about.directory,
-            device=info.st_dev,
-            inode=info.st_ino,
-            caller=self._given.caller,
-            started_ns=time.time_ns() - _TICK_NS,
-            max_mb=self._terms["max_mb"],
-            apply=self._terms["apply"],
-            terms=terms,
-        )
         if self._given.resumes:
-            store.find(self._state, self._given.resumes).resumed(self._place, record)
+            store.find(self._state, self._given.resumes, self._given.uid).resumed(self._place, record)
+            self._resumed = True
             self._stack.enter_context(self._place.locked())
         else:
-            self._place.make(record)
+            self._place.make(record, self._limits)
             self._stack.enter_context(self._place.locked())
             self._check_free()
             image.create(self._place.image, self._terms["max_mb"], self._state / "workspaces" / store.TEMPLATES)
         self._attached = self._stack.enter_context(image.AttachedImage(self._place.image))
         changes = self._attached.mounted()
         try:
-            hidden = masks.found(self._given.fd, terms.mask)
+            hidden = masks.found(self._given.fd, record.terms.mask)
             self._lay_out(changes, hidden, owner)
             fd = overlay.made(
                 self._given.fd, changes, owner=owner, uid=uid, masks=bool(hidden), scratch=self._place.path
@@ -206,16 +237,18 @@ class RunWorkspace:
     ) -> None:
         with self._stack:
             if self._attached is None:
-                self._place.remove()
+                # The changes of an earlier run are settled when they are next opened.
+                if not self._resumed:
+                    self._place.remove()
                 return
             try:
                 self.changes = len(read_upper(self._attached, self._given.caller))
-                if self.changes:
+                if self.changes or self._given.keeps:
                     self._place.settle(self.changes)
             except (errors.WorkspaceError, OSError):
                 # It is repaired when it is next opened: nothing is thrown away here.
                 return
-        if not self.changes:
+        if not self.changes and not self._given.keeps:
             self._place.remove()
 
 

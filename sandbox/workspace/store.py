@@ -5,6 +5,7 @@ workspaces/RUN/image.ext4     the changes
 workspaces/RUN/journal.json   an apply that is under way: what was staged, then the steps
 workspaces/RUN/lock           held by the process that uses it
 workspaces/templates          empty images
+workspaces/making             held while a workspace is made
 """
 
 from __future__ import annotations
@@ -28,16 +29,23 @@ from policy.workspace.steps import ApplyStep
 from sandbox.workspace import image
 from sandbox.workspace.caller import CallerIdentity
 
+# How changes are applied, the strictest first.
+STRICTEST: Final = ("never", "operator", "ask")
 RECORD, IMAGE, JOURNAL, LOCK = "record.json", "image.ext4", "journal.json", "lock"
 _MAKING_SECONDS: Final = 60.0
 TEMPLATES: Final = "templates"
+# Held while a workspace is made.
+_MAKING: Final = "making"
+_MIB: Final = 1024 * 1024
 
 
 class WorkspaceRecord(Struct, frozen=True):
     """One workspace. ``device`` and ``inode`` identify the directory, ``caller`` applies the changes.
 
     ``started_ns`` is the time of the overlay (nanoseconds since 1970). ``settled`` says that the run is over and its
-    image was left in order.
+    image was left in order. ``uid`` is the user that asked for the run: the workspace is that user's, and root's.
+    ``role`` is the agent's, ``package`` the path of its package, empty for a command that was typed. ``keeps`` says
+    that it stays when nothing is changed in it.
     """
 
     run_id: str
@@ -53,6 +61,20 @@ class WorkspaceRecord(Struct, frozen=True):
     terms: Terms
     settled: bool = False
     changes: int = 0
+    uid: int = 0
+    role: str | None = None
+    package: str = ""
+    keeps: bool = False
+
+
+class UserLimits(Struct, frozen=True):
+    """Bound the workspaces of one user: their number and the MiB in all of them. 0 is no limit."""
+
+    count: int = 0
+    mb: int = 0
+
+
+NO_LIMITS: Final = UserLimits()
 
 
 class Journal(Struct, frozen=True):
@@ -70,17 +92,29 @@ class WorkspaceDirectory:
         self.path = path
         self.image = path / IMAGE
 
-    def make(self, record: WorkspaceRecord) -> None:
-        """Make it, with its record.
+    def make(self, record: WorkspaceRecord, limits: UserLimits = NO_LIMITS) -> None:
+        """Make it, with its record, within the limits of its user.
 
         Raises:
+            errors.WorkspaceLimitError: the user has as many, or as much in them, as it may.
             errors.WorkspaceError: it cannot be made.
         """
         try:
-            self.path.mkdir(mode=0o700, parents=True)
-            self.write(record)
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # One maker at a time: two that begin together count each other.
+            with _turn(self.path.parent):
+                _check_limits(self.path.parent.parent, record, limits)
+                self.path.mkdir(mode=0o700)
+                self.write(record)
         except OSError as e:
             raise errors.WorkspaceError(f"a workspace cannot be made: {e.strerror}", where=str(self.path)) from e
+
+    def used_bytes(self) -> int:
+        """Return the bytes that its image takes of the store's file system."""
+        try:
+            return self.image.lstat().st_blocks * 512
+        except OSError:
+            return 0
 
     def record(self) -> WorkspaceRecord:
         """Return its record.
@@ -159,19 +193,15 @@ class WorkspaceDirectory:
                 raise errors.WorkspaceError(
                     f"the workspace of run `{mine.run_id}` was cut off", hint=f"covenant workspace diff {mine.run_id}"
                 )
-            for name in ("agent_id", "device", "inode", "caller", "max_mb"):
-                if getattr(mine, name) != getattr(record, name):
-                    raise errors.WorkspaceError(
-                        f"the workspace of run `{mine.run_id}` is of another {name}: {getattr(mine, name)}",
-                        hint="resume it with the same command, directory and profile",
-                    )
+            check_resumes(mine, record)
             os.rename(self.path, other.path)
             other.write(structs.replace(record, started_ns=mine.started_ns))
 
-    def forked(self, other: WorkspaceDirectory) -> None:
-        """Copy it, with its changes, to ``other``.
+    def forked(self, other: WorkspaceDirectory, limits: UserLimits = NO_LIMITS) -> None:
+        """Copy it, with its changes, to ``other``, within the limits of its user.
 
         Raises:
+            errors.WorkspaceLimitError: as ``make``.
             errors.WorkspaceError: there is no room, or its run was cut off.
             errors.WorkspaceBusyError: another process uses it.
         """
@@ -182,7 +212,7 @@ class WorkspaceDirectory:
                     f"the workspace of run `{record.run_id}` was cut off",
                     hint=f"covenant workspace diff {record.run_id}",
                 )
-            other.make(structs.replace(record, run_id=other.path.name))
+            other.make(structs.replace(record, run_id=other.path.name), limits)
             try:
                 image.copy(self.image, other.image)
             except OSError as e:
@@ -194,22 +224,93 @@ class WorkspaceDirectory:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def _turn(top: Path) -> Iterator[None]:
+    fd = os.open(top / _MAKING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _check_limits(state: Path, record: WorkspaceRecord, limits: UserLimits) -> None:
+    """Check that a user may have one workspace more. One whose run goes on counts with its whole size.
+
+    Raises:
+        errors.WorkspaceLimitError: it may not.
+    """
+    hint = "covenant workspace list shows them; apply or discard some"
+    count, mb = 1, record.max_mb
+    for one in listed(state):
+        with contextlib.suppress(errors.WorkspaceError):
+            other = one.record()
+            if other.uid == record.uid:
+                count += 1
+                mb += -(-one.used_bytes() // _MIB) if other.settled else other.max_mb
+    if limits.count and count > limits.count:
+        raise errors.WorkspaceLimitError(f"this user keeps {limits.count} workspaces, as many as one may", hint=hint)
+    if limits.mb and mb > limits.mb:
+        raise errors.WorkspaceLimitError(
+            f"the workspaces of this user would take {mb} MiB, and one may have {limits.mb}", hint=hint
+        )
+
+
+def check_resumes(mine: WorkspaceRecord, record: WorkspaceRecord) -> None:
+    """Check that a run may go on with the changes of an earlier one: it is as bound as the earlier one, or more.
+
+    A pattern less would apply what an earlier run was refused.
+
+    Raises:
+        errors.WorkspaceError: it is another agent, user, directory or size, or has less of ``mask``, ``protect`` or
+            ``apply``.
+    """
+    for name in ("agent_id", "uid", "device", "inode", "max_mb"):
+        if getattr(mine, name) != getattr(record, name):
+            raise errors.WorkspaceError(
+                f"the workspace of run `{mine.run_id}` is of another {name}: {getattr(mine, name)}",
+                hint="resume it with the same command, directory and profile",
+            )
+    if (mine.caller.uid, mine.caller.gid) != (record.caller.uid, record.caller.gid):
+        raise errors.WorkspaceError(
+            f"the workspace of run `{mine.run_id}` is of another caller", hint="resume it as the user that made it"
+        )
+    for name, less in (
+        ("mask", set(mine.terms.mask) - set(record.terms.mask)),
+        ("protect", set(mine.terms.protect) - set(record.terms.protect)),
+        ("apply", {mine.apply} if STRICTEST.index(mine.apply) < STRICTEST.index(record.apply) else set[str]()),
+    ):
+        if less:
+            raise errors.WorkspaceError(
+                f"the run has less of `{name}` than run `{mine.run_id}` had: {', '.join(sorted(less))[:300]}",
+                hint="resume it with the same package, or apply or discard its changes first",
+            )
+
+
 def place(state: Path, run_id: str) -> WorkspaceDirectory:
     """Return the workspace of a run, which may not be made yet."""
     return WorkspaceDirectory(state / "workspaces" / run_id)
 
 
-def listed(state: Path) -> list[WorkspaceDirectory]:
-    """Return the workspaces of the store, the oldest run first."""
+def listed(state: Path, uid: int = 0) -> list[WorkspaceDirectory]:
+    """Return the workspaces of a user, for root all of the store, the oldest run first."""
     top = state / "workspaces"
     names = sorted(one.name for one in top.iterdir() if (one / RECORD).exists()) if top.exists() else []
-    return [WorkspaceDirectory(top / name) for name in names]
+    return [one for one in map(WorkspaceDirectory, (top / name for name in names)) if not uid or _is_of(one, uid)]
+
+
+def _is_of(one: WorkspaceDirectory, uid: int) -> bool:
+    """Whether a workspace is this user's. A damaged one is root's."""
+    try:
+        return one.record().uid == uid
+    except errors.WorkspaceError:
+        return False
 
 
 def unmade(state: Path) -> list[Path]:
     """Return the directories of workspaces that were killed while they were made: they have no record."""
     top = state / "workspaces"
-    found = [one for one in top.iterdir() if one.name != TEMPLATES] if top.exists() else []
+    found = [one for one in top.iterdir() if one.name not in (TEMPLATES, _MAKING)] if top.exists() else []
     return [one for one in found if not (one / RECORD).exists() and _is_free(one)]
 
 
@@ -218,13 +319,15 @@ def _is_free(path: Path) -> bool:
     return time.time() - path.lstat().st_ctime > _MAKING_SECONDS
 
 
-def find(state: Path, word: str) -> WorkspaceDirectory:
-    """Return the workspace of the run that a word begins.
+def find(state: Path, word: str, uid: int = 0) -> WorkspaceDirectory:
+    """Return the workspace of the run that a word begins, of those of a user; for root of all.
+
+    INVARIANT: workspaces of others are left out before anything is compared, so that the answer tells nothing of them.
 
     Raises:
         errors.WorkspaceError: there is none, or several.
     """
-    found = [one for one in listed(state) if word and one.path.name.startswith(word)]
+    found = [one for one in listed(state, uid) if word and one.path.name.startswith(word)]
     exact = [one for one in found if one.path.name == word]
     if len(exact or found) != 1:
         several = "several workspaces begin" if found else "no workspace begins"

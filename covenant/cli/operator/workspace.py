@@ -2,188 +2,299 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+import codecs
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from covenant.cli import common
+from covenant.cli import common, times
+from covenant.cli.operator import workspace_client as workspaces
+from covenant.cli.operator import workspace_review as review
 from policy import errors
 
 if TYPE_CHECKING:
     from policy.workspace.changes import Change
-    from sandbox.workspace.operations import Applied
-    from sandbox.workspace.store import WorkspaceDirectory, WorkspaceRecord
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _RUN = click.argument("run_id", metavar="RUN")
-_SIGNS = {"add": "+", "modify": "~", "delete": "-", "mode": "m"}
-_MOST_BYTES = 1024 * 1024
+_PATHS = click.argument("paths", nargs=-1, metavar="[PATH]...")
+_DIGEST = click.option("--digest", metavar="SHA256", help="Only if the changes are still those of this digest.")
+_APPROVAL = click.option(
+    "--approval", "file", type=click.Path(path_type=Path), metavar="FILE", help="An operator's approval of the changes."
+)
+_HEX: Final = frozenset("0123456789abcdef")
+_APPROVAL_BYTES: Final = 16_384
 
 
 @click.group()
 def workspace() -> None:
-    """Look at what agents changed in directories that were given to them, and apply it."""
+    """Look at what agents changed in directories that were given to them, and apply it.
+
+    A user has the workspaces of its own runs, which a supervisor holds; root has all.
+    """
 
 
 @workspace.command("list", epilog=common.examples("covenant workspace list"))
 @_JSON
 def list_workspaces(as_json: bool) -> None:
-    """List the workspaces whose changes are neither applied nor discarded."""
-    from sandbox.workspace import store
+    """List the workspaces whose changes are neither applied nor discarded, with their sizes and ages."""
+    from covenant.cli import terminal
 
-    found = [(one, one.record()) for one in store.listed(_state())]
+    answer = workspaces.ask("list")
     if as_json:
-        rows = [
-            {"run_id": record.run_id, "agent_id": record.agent_id, "directory": record.directory,
-             "settled": record.settled, "changes": record.changes}
-            for _, record in found
-        ]  # fmt: skip
-        common.emit({"kind": "workspaces", "workspaces": rows})
+        common.emit(answer)
         return
-    for _, record in found:
-        state = f"{record.changes} changes" if record.settled else "in use, or cut off"
-        common.say(common.visible(f"{record.run_id[:8]}  {record.agent_id}  {record.directory}  {state}"))
+    rows = []
+    for one in answer["workspaces"]:
+        state = f"{one['changes']} changes" if one["settled"] else "in use, or cut off"
+        size = f"{-(-one['bytes'] // (1 << 20))} MiB"
+        age = times.age(times.now_ms() - one["started_ms"])
+        rows.append((one["run_id"][:8], age, size, one["agent_id"], one["directory"], state))
+    if rows:
+        heads = ("RUN", "AGE", "SIZE", "AGENT", "DIRECTORY", "STATE")
+        for line in terminal.table(heads, rows, width=terminal.width(), right=("AGE", "SIZE")):
+            common.say(line)
+    for name in answer["damaged"]:
+        common.say(f"damaged: {common.visible(name)}; fix: covenant workspace discard {common.visible(name)}", err=True)
 
 
 @workspace.command(epilog=common.examples("covenant workspace diff 1f3a", "covenant workspace diff 1f3a --patch"))
 @_RUN
+@_PATHS
 @click.option("--patch", is_flag=True, help="Print a unified diff of the text files.")
 @click.option(
     "--html", "file", type=click.Path(path_type=Path), metavar="FILE", help="Write a page that needs nothing else."
 )
 @_JSON
-def diff(run_id: str, patch: bool, file: Path | None, as_json: bool) -> None:
-    """Compare a workspace with its directory: each change, and why one of them is not applied."""
-    from policy.workspace import page, unified
-    from sandbox.workspace import operations
+def diff(run_id: str, paths: tuple[str, ...], patch: bool, file: Path | None, as_json: bool) -> None:
+    """Compare a workspace with its directory: each change, and why one of them is not applied.
 
-    with operations.opened(_find(run_id)) as one:
-        found, record = one.changes(), one.record
-        wanted = [c.path for c in found if unified.has_text(c)] if patch or file is not None else []
-        texts = one.contents(wanted, _MOST_BYTES) if wanted else {}
+    The digest is of the changes that `apply` with the same PATHs would do.
+    """
+    from policy.workspace import page, unified
+
+    answer = workspaces.ask("diff", run=run_id, paths=paths)
+    found = workspaces.changes(answer["changes"])
     if file is not None:
-        _write(file, page.page(f"{record.agent_id} in {record.directory}", found, texts))
+        texts = workspaces.texts(answer["run_id"], [one.path for one in found if unified.has_text(one)])
+        _write(file, page.page(f"{answer['agent_id']} in {answer['directory']}", found, texts))
     if as_json:
-        common.emit({"kind": "workspace_diff", "run_id": one.record.run_id, "changes": list(map(_document, found))})
+        common.emit(answer)
         return
     if patch:
-        for change in found:
-            for line in unified.lines(change, *texts.get(change.path, (b"", b""))):
-                common.say(common.visible(line))
+        for line in review.patch(answer["run_id"], found):
+            common.say(common.visible(line))
+    else:
+        review.say_changes(found, answer["more"])
+    review.say_digest(answer)
+
+
+@workspace.command(epilog=common.examples("covenant workspace show 1f3a", "covenant workspace show 1f3a src/a.txt"))
+@_RUN
+@click.argument("path", required=False)
+@click.option("--raw", is_flag=True, help="Write the bytes as they are, to a file or a pipe.")
+@_JSON
+def show(run_id: str, path: str | None, raw: bool, as_json: bool) -> None:
+    """Show a workspace, or the content of a changed file as the agent left it.
+
+    Characters that steer a terminal are written out.
+    """
+    if path is None:
+        _say_about(run_id, as_json=as_json)
         return
-    _show(found)
+    if raw and (as_json or sys.stdout.isatty()):
+        raise errors.UsageError("--raw writes bytes, which a terminal obeys", hint="send them to a file or a pipe")
+    pieces = workspaces.content(run_id, path.rstrip("/"))
+    if as_json:
+        _emit_content(pieces)
+        return
+    decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+    for number, (change, data) in enumerate(pieces):
+        if change.kind != "file":
+            line = f"link to {change.target}" if change.kind == "link" else f"a {change.kind}, mode {change.mode:o}"
+            common.say(common.visible(line))
+        elif raw:
+            common.write(data)
+        elif number == 0 and b"\0" in data:
+            common.say(f"binary, {change.size} bytes; --raw writes it to a file or a pipe")
+            return
+        else:
+            common.write(common.visible(decoder.decode(data), newlines=True))
+    if not raw:
+        common.write(common.visible(decoder.decode(b"", final=True)))
+
+
+def _say_about(run_id: str, *, as_json: bool) -> None:
+    answer = workspaces.ask("diff", run=run_id)
+    if as_json:
+        common.emit(answer)
+        return
+    for name in ("run_id", "agent_id", "directory", "policy_digest", "apply"):
+        common.say(f"{name.replace('_', ' ')}: {common.visible(str(answer[name]))}")
+    common.say(f"changes: {len(answer['changes']) + answer['more']}, {answer['applicable']} can be applied")
+    common.say(f"digest: {answer['digest']}")
+
+
+def _emit_content(pieces: Iterator[tuple[Change, bytes]]) -> None:
+    import base64
+
+    found = list(pieces)
+    change, data = found[0][0], b"".join(piece for _, piece in found)
+    common.emit(
+        {
+            "kind": "workspace_content",
+            "path": change.path,
+            "file": change.kind,
+            "mode": change.mode,
+            "size": change.size,
+            "sha256": change.sha256,
+            "target": change.target,
+            "base64": base64.b64encode(data).decode(),
+        }
+    )
 
 
 @workspace.command(epilog=common.examples("covenant workspace apply 1f3a", "covenant workspace apply 1f3a src"))
 @_RUN
-@click.argument("paths", nargs=-1, metavar="[PATH]...")
+@_PATHS
+@click.option("--ask", is_flag=True, help="Show the changes, and ask: yes, no, each, diff or discard.")
+@_DIGEST
+@_APPROVAL
 @_JSON
-def apply(run_id: str, paths: tuple[str, ...], as_json: bool) -> None:
+def apply(run_id: str, paths: tuple[str, ...], ask: bool, digest: str | None, file: Path | None, as_json: bool) -> None:
     """Apply the changes of a workspace to its directory, or those at and below PATH: all of them, or none.
 
     It is done with the rights of the directory's owner. What is refused by name stays in the workspace.
     """
-    from sandbox.workspace import operations
-
-    place = _find(run_id)
-    done = _applied(place, paths)
-    if as_json:
-        common.emit(
-            {
-                "kind": "workspace_applied",
-                "run_id": place.path.name,
-                "digest": operations.digest(done.applied),
-                "applied": list(map(_document, done.applied)),
-                "left": list(map(_document, done.left)),
-                "kept": [{"path": kept.path, "name": kept.name} for kept in done.kept],
-            }
-        )
+    if ask:
+        if as_json or digest is not None or file is not None or not sys.stdin.isatty():
+            raise errors.UsageError(
+                "--ask asks on a terminal, without --json, --digest and --approval", hint="leave --ask out"
+            )
+        review.review(_whole(run_id), paths)
         return
-    _say_applied(done)
+    answer = workspaces.ask("apply", run=run_id, paths=paths, digest=_checked(digest), approval=_approval(file))
+    if as_json:
+        common.emit(answer)
+    else:
+        review.say_applied(answer)
 
 
-def _applied(place: WorkspaceDirectory, paths: Sequence[str]) -> Applied:
-    """Apply, and remove the workspace when nothing is left in it."""
-    from sandbox.workspace import operations
+def _checked(digest: str | None) -> str:
+    """Return the word of --digest, empty without one.
 
-    with operations.opened(place) as one:
-        record = one.record
-
-        def log(changes: Sequence[Change]) -> None:
-            _log("workspace_applied", record, changes_sha256=operations.digest(changes), changes=len(changes))
-
-        done = one.apply(paths, log=log)
-    if not done.left and not done.kept:
-        operations.discard(place)
-    return done
+    Raises:
+        errors.UsageError: it is no digest.
+    """
+    if digest is None:
+        return ""
+    if len(digest) != 64 or not _HEX.issuperset(digest):
+        raise errors.UsageError("--digest takes 64 hexadecimal digits", hint="covenant workspace diff RUN prints them")
+    return digest
 
 
-def end_session(run_id: str, *, ask: bool) -> None:
+def _approval(file: Path | None) -> str:
+    if file is None:
+        return ""
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(_APPROVAL_BYTES + 1)
+        if len(raw) > _APPROVAL_BYTES or not raw:
+            raise errors.UsageError(f"`{file}` is no approval", hint="covenant workspace approve RUN --out FILE")
+        return raw.decode("ascii")
+    except (OSError, UnicodeDecodeError) as e:
+        why = e.strerror if isinstance(e, OSError) else "it is no text"
+        raise errors.UsageError(
+            f"`{file}` cannot be read: {why}", hint="covenant workspace approve RUN --out FILE"
+        ) from e
+
+
+@workspace.command(
+    epilog=common.examples("covenant workspace approve 1f3a --digest SHA256 --key ann --out 1f3a.dsse.json")
+)
+@_RUN
+@_PATHS
+@click.option("--digest", required=True, metavar="SHA256", help="The digest of the changes that you looked at.")
+@click.option("--key", "name", metavar="NAME", help="The operator key to sign with.")
+@click.option("--ssh-agent", "agent", metavar="KEY", help="Sign with a key of ssh-agent: its comment or fingerprint.")
+@click.option("--expires", default="1d", metavar="TIME", help="When the approval ends, at most 30d.  [default: 1d]")
+@click.option("--passphrase-file", metavar="FILE", help="Read the passphrase from FILE (- for stdin).")
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="Where to write it.")
+@_JSON
+def approve(
+    run_id: str,
+    paths: tuple[str, ...],
+    digest: str,
+    name: str | None,
+    agent: str | None,
+    expires: str,
+    passphrase_file: str | None,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Approve these very changes as an operator, for a manifest with apply = "operator".
+
+    The approval is signed over the run, its policy and the digest. Where FILE has an approval of the same changes, the
+    signature is added.
+    """
+    from covenant.keys import approving
+
+    wanted, lifetime_ms = _checked(digest), times.duration_ms(expires, option="--expires")
+    answer = workspaces.ask("diff", run=run_id, paths=paths)
+    if answer["digest"] != wanted:
+        raise errors.WorkspaceDigestError(
+            f"the changes have the digest {answer['digest']}, not {wanted}",
+            hint=f"covenant workspace diff {answer['run_id'][:8]} shows them and their digest",
+        )
+    door = common.door(name, agent, passphrase_file)
+    raw, statement = approving.approval_of(answer, door, out, lifetime_ms=lifetime_ms, now_ms=times.now_ms())
+    _write(out, raw.decode("ascii"))
+    if as_json:
+        common.emit({"kind": "workspace_approval", "file": str(out), "key": door.name, **statement.model_dump()})
+        return
+    common.say(f"approved {answer['applicable']} changes of run {answer['run_id'][:8]}, until "
+               f"{times.utc(statement.expires_at)}")  # fmt: skip
+    common.say(common.visible(f"apply them: covenant workspace apply {answer['run_id'][:8]} --approval {out}"))
+
+
+def end_session(run_id: str, *, ask: bool, here: bool) -> None:
     """Tell what a session changed in its workspace. On a terminal, show it and ask what becomes of it.
 
-    A caller that is not root is told the command alone: the state is root's.
+    ``here`` says that the session was one of this process, without a supervisor.
     """
-    from sandbox.workspace import operations, store
-
-    if os.geteuid() != 0:
-        common.say(f"the changes of the workspace, if any: sudo covenant workspace diff {run_id[:8]}", err=True)
+    found = workspaces.ask("list", here=here)["workspaces"]
+    one = next((row for row in found if row["run_id"] == run_id), None)
+    if one is None:
         return
-    place = store.place(common.state(), run_id)
-    if not place.path.exists():
+    if ask and one["changes"]:
+        review.review(run_id, here=here)
+        left = [row["run_id"] for row in workspaces.ask("list", here=here)["workspaces"]]
+        if run_id in left:
+            common.say(f"kept: covenant workspace diff {run_id[:8]}")
         return
-    with operations.opened(place) as one:
-        found = one.changes()
-    if not ask:
-        common.say(f"workspace: {len(found)} changes are kept; covenant workspace diff {run_id[:8]}", err=True)
-        return
-    _show(found)
-    word = click.prompt("apply these changes?", type=click.Choice(["yes", "no", "discard"]), default="no")
-    if word == "yes":
-        _say_applied(_applied(place, ()))
-    elif word == "discard":
-        _discarded(place)
-    if place.path.exists():
-        common.say(f"kept: covenant workspace diff {run_id[:8]}")
-
-
-def _say_applied(done: Applied) -> None:
-    common.say(f"applied {len(done.applied)} changes")
-    for kept in done.kept:
-        common.say(common.visible(f"note: the host changed {kept.path} at that moment; its content is {kept.name}"))
-    if done.left:
-        common.say(f"not applied, and still in the workspace: {len(done.left)}")
-        _show(done.left)
+    common.say(f"workspace: {one['changes']} changes are kept; covenant workspace diff {run_id[:8]}", err=True)
 
 
 @workspace.command(epilog=common.examples("covenant workspace branch 1f3a agent/fix"))
 @_RUN
 @click.argument("name")
+@_DIGEST
+@_APPROVAL
 @_JSON
-def branch(run_id: str, name: str, as_json: bool) -> None:
+def branch(run_id: str, name: str, digest: str | None, file: Path | None, as_json: bool) -> None:
     """Commit the changes of a workspace on a new branch NAME of its repository.
 
     Files and index of the repository stay as they are. Refused and ignored files are left out; the workspace is kept.
     """
-    from sandbox.workspace import operations
-
-    place = _find(run_id)
-    with operations.opened(place) as one:
-        record = one.record
-
-        def log(changes: Sequence[Change]) -> None:
-            about = {"changes_sha256": operations.digest(changes), "changes": len(changes)}
-            _log("workspace_branched", record, branch=name, **about)
-
-        commit, left = one.branch(name, log=log)
+    answer = workspaces.ask("branch", run=run_id, name=name, digest=_checked(digest), approval=_approval(file))
     if as_json:
-        rows = list(map(_document, left))
-        common.emit({"kind": "workspace_branch", "run_id": place.path.name, "commit": commit, "left": rows})
+        common.emit(answer)
         return
-    common.say(common.visible(f"branch {name} is {commit}"))
-    _show(left)
+    common.say(common.visible(f"branch {name} is {answer['commit']}"))
+    review.say_changes(workspaces.changes(answer["left"]), answer["more"])
 
 
 @workspace.command(epilog=common.examples("covenant workspace fork 1f3a"))
@@ -191,17 +302,11 @@ def branch(run_id: str, name: str, as_json: bool) -> None:
 @_JSON
 def fork(run_id: str, as_json: bool) -> None:
     """Copy a workspace with its changes, so that two runs can go on from it. Prints the name of the copy."""
-    import uuid
-
-    from sandbox.workspace import store
-
-    place = _find(run_id)
-    other = store.place(_state(), str(uuid.uuid4()))
-    place.forked(other)
+    answer = workspaces.ask("fork", run=run_id)
     if as_json:
-        common.emit({"kind": "workspace_forked", "run_id": place.path.name, "fork": other.path.name})
+        common.emit(answer)
     else:
-        common.say(other.path.name)
+        common.say(answer["fork"])
 
 
 @workspace.command(epilog=common.examples("covenant workspace discard 1f3a"))
@@ -209,19 +314,16 @@ def fork(run_id: str, as_json: bool) -> None:
 @_JSON
 def discard(run_id: str, as_json: bool) -> None:
     """Throw the changes of a workspace away. Its directory stays as it is."""
-    place = _find(run_id)
-    _discarded(place)
+    answer = workspaces.ask("discard", run=run_id)
     if as_json:
-        common.emit({"kind": "workspace_discarded", "run_id": place.path.name})
+        common.emit(answer)
     else:
-        common.say(f"discarded the workspace of {place.path.name[:8]}")
+        common.say(f"discarded the workspace of {answer['run_id'][:8]}")
 
 
-def _discarded(place: WorkspaceDirectory) -> None:
-    from sandbox.workspace import operations
-
-    record = place.record()
-    operations.discard(place, log=lambda: _log("workspace_discarded", record, changes=record.changes))
+def _whole(run_id: str) -> str:
+    """Return the whole id of the run that a word begins."""
+    return str(workspaces.find(run_id)["run_id"])
 
 
 def _write(file: Path, text: str) -> None:
@@ -229,59 +331,3 @@ def _write(file: Path, text: str) -> None:
         file.write_text(text, encoding="utf-8")
     except OSError as e:
         raise errors.UsageError(f"`{file}` cannot be written: {e.strerror}", hint="name another file") from e
-
-
-def _show(found: Sequence[Change]) -> None:
-    from policy.workspace.changes import renames
-
-    old = renames(found)
-    for change in found:
-        was = f"  was {old[change.path]}" if change.path in old else ""
-        why = change.refused or change.conflict
-        size = f"  {change.size} bytes" if change.kind == "file" and change.action != "delete" else ""
-        slash = "/" if change.kind == "dir" else ""
-        word = "refused" if change.refused else "conflict"
-        common.say(
-            common.visible(
-                f"{_SIGNS[change.action]} {change.path}{slash}{size}{was}" + (f"  {word}: {why}" if why else "")
-            )
-        )
-
-
-def _document(change: Change) -> dict[str, Any]:
-    return {
-        "path": change.path,
-        "action": change.action,
-        "kind": change.kind,
-        "mode": change.mode,
-        "size": change.size,
-        "sha256": change.sha256,
-        "target": change.target,
-        "refused": change.refused,
-        "conflict": change.conflict,
-    }
-
-
-def _find(run_id: str) -> WorkspaceDirectory:
-    from sandbox.workspace import store
-
-    return store.find(_state(), run_id)
-
-
-def _state() -> Any:
-    if os.geteuid() != 0:
-        raise errors.PrivilegeError("workspaces are root's", hint="run it with sudo, and give COVENANT_HOME")
-    return common.state()
-
-
-def _log(kind: str, record: WorkspaceRecord, **fields: object) -> None:
-    """Write the row of an act into the supervisor's log, before the act."""
-    import time
-
-    from covenant.keys import identity
-    from sandbox.supervisor import open_ledger
-
-    issuer = identity.issuer(common.home())
-    with open_ledger(common.state()) as ledger:
-        run = {"run_id": record.run_id, "operator": identity.OPERATOR, "policy_digest": record.policy_digest}
-        ledger.append(kind, {**run, **fields}, issuer=issuer, now_ms=int(time.time() * 1000))

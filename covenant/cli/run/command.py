@@ -79,7 +79,8 @@ class Session(Struct, frozen=True):
     metavar="DIR",
     help="Work on this directory; changes are kept apart.",
 )
-@click.option("--resume", metavar="RUN", help="Go on with the changes of an earlier run in --workspace.")
+@click.option("--resume", metavar="RUN", help="Go on with the changes of an earlier run, in its directory.")
+@click.option("--keep-workspace", is_flag=True, help="Keep the workspace for --resume, and do not ask at the end.")
 @click.option("--role", metavar="NAME", help="Hold the session to this role, and write it into the manifest.")
 @click.option("--save", type=click.Path(path_type=Path), metavar="DIR", help="Write the package there and run nothing.")
 @click.option("--tty/--no-tty", default=None, help="Give the command a terminal; without this, where there is one.")
@@ -99,6 +100,7 @@ def exec_(
     env: tuple[str, ...],
     workspace: Path | None,
     resume: str | None,
+    keep_workspace: bool,
     role: str | None,
     save: Path | None,
     tty: bool | None,
@@ -110,11 +112,12 @@ def exec_(
 
     The exit status is the command's, 128 + n for a signal; 125 is a refusal of ours.
     """
-    words = Typed(command, profile or "", net, read, write, layers, secrets, env, role or "", workspace)
     try:
         terminal = _with_terminal(tty, saves=save is not None, record=record)
-        if resume is not None and workspace is None:
-            raise errors.UsageError("--resume needs --workspace", hint="give the directory of that run")
+        workspace = running.resumed_directory(workspace, resume, here=True)
+        if keep_workspace and workspace is None:
+            raise errors.UsageError("--keep-workspace needs --workspace", hint="give --workspace DIR")
+        words = Typed(command, profile or "", net, read, write, layers, secrets, env, role or "", workspace)
         made = _checked(words, "terminal" if terminal else "stdio")
         if not quiet:
             _show(made)
@@ -123,7 +126,14 @@ def exec_(
     except errors.CovenantError as e:
         common.report(e)
         return session.EXIT_REFUSED
-    how = How(quiet=quiet and not terminal, raw=raw, record=record, workspace=workspace, resume=resume or "")
+    how = How(
+        quiet=quiet and not terminal,
+        raw=raw,
+        record=record,
+        workspace=workspace,
+        resume=resume or "",
+        keep_workspace=keep_workspace,
+    )
     name = f"covenant exec {os.path.basename(command[0])}"
     # The package is in memory alone: a killed command leaves no file.
     package = Package({MANIFEST_NAME: made.text().encode()})

@@ -11,7 +11,7 @@ class How(NamedTuple):
 
     ``record`` is the file of a recording. ``keys`` detach the terminal; with ``keep`` the session also goes on when the
     command ends otherwise. ``workspace`` is the directory that the caller gives to the agent, ``resume`` the
-    run whose changes it goes on with.
+    run whose changes it goes on with. With ``keep_workspace`` it stays as it is at the end, and no question is asked.
     """
 
     quiet: bool = False
@@ -21,6 +21,7 @@ class How(NamedTuple):
     keep: bool = False
     workspace: Path | None = None
     resume: str = ""
+    keep_workspace: bool = False
 
 
 PLAIN: Final = How()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from covenant.cli import common, terminal
+from covenant.cli import common, terminal, times
 from policy import errors
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ _WATCH_SECONDS, _FOLLOW_SECONDS = 1.0, 0.3
 # So much of a run id is shown; more where two begin alike.
 _ID = 8
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_UNITS = ((86_400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
 @click.command(epilog=common.examples("covenant ps", "covenant ps --tree", "covenant ps --watch"))
@@ -257,7 +256,7 @@ def _table(runs: list[dict[str, Any]], *, tree: bool) -> list[str]:
     now = time.time()
     for run in runs:
         indent = "  " * run["depth"] if tree else ""
-        age = _age(now - run["started_ms"] / 1000)
+        age = times.age(1000 * now - run["started_ms"])
         parent = run["parent"] or ""
         # A child is its parent's, which is named by its run.
         who = _UUID.sub(lambda found: found[0][:short], common.visible(run["issuer"]))
@@ -277,10 +276,3 @@ def _table(runs: list[dict[str, Any]], *, tree: bool) -> list[str]:
 def _short(ids: list[str]) -> int:
     """How much of each id tells it from all others."""
     return next(n for n in range(_ID, 37) if len({one[:n] for one in ids}) == len(ids))
-
-
-def _age(seconds: float) -> str:
-    for size, unit in _UNITS:
-        if seconds >= size:
-            return f"{int(seconds // size)}{unit}"
-    return "0s"

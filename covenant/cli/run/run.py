@@ -48,6 +48,14 @@ _WORKSPACE = click.option(
     metavar="DIR",
     help="The directory that the agent works on, for a manifest with [workspace]; changes are kept apart.",
 )
+_RESUME = click.option(
+    "--resume",
+    metavar="RUN",
+    help="Go on with the changes of an earlier run of this agent; its directory is given again.",
+)
+_KEEP_WORKSPACE = click.option(
+    "--keep-workspace", is_flag=True, help="Keep the workspace for --resume, also when nothing is changed in it."
+)
 _KEEP = click.option(
     "--keep", is_flag=True, help="In a terminal: let the session go on when this command ends or is killed."
 )
@@ -71,6 +79,8 @@ _AT_WORK: Final = "the agent is at work"
 @_KEEP
 @keys.OPTION
 @_WORKSPACE
+@_RESUME
+@_KEEP_WORKSPACE
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def run(
     package: Path,
@@ -83,6 +93,8 @@ def run(
     keep: bool,
     detach_keys: str,
     workspace: Path | None,
+    resume: str | None,
+    keep_workspace: bool,
     as_json: bool,
 ) -> int:
     """Run the signed PACKAGE with the intent TEXT (``-`` reads it from stdin) and print its answer.
@@ -90,7 +102,7 @@ def run(
     A package with the contract `stdio` or `terminal` takes no TEXT: it is connected to stdin, stdout and stderr, or to
     the terminal, and its exit status is passed on.
     """
-    others = (text, record, user, workspace)
+    others = (text, record, user, workspace, resume)
     if detach and (keep or as_json or any(one is not None for one in others)):
         raise errors.UsageError(
             "--detach starts a session, which has no TEXT, --keep, --record, --workspace, --json or --as",
@@ -100,8 +112,31 @@ def run(
         from covenant.cli.run import session as sessions
 
         return sessions.start_detached(package, _milliseconds(timeout))
-    how = How(raw=raw, record=record, keys=keys.parse(detach_keys), keep=keep, workspace=workspace)
+    how = How(
+        raw=raw,
+        record=record,
+        keys=keys.parse(detach_keys),
+        keep=keep,
+        workspace=resumed_directory(workspace, resume),
+        resume=resume or "",
+        keep_workspace=keep_workspace,
+    )
+    if keep_workspace and how.workspace is None:
+        raise errors.UsageError("--keep-workspace needs --workspace", hint="give --workspace DIR")
     return _run(package, text, timeout, user, how=how, as_json=as_json, dev=False)
+
+
+def resumed_directory(workspace: Path | None, resume: str | None, *, here: bool = False) -> Path | None:
+    """Return the directory of a run: the one that is given, else that of the run that it resumes.
+
+    Raises:
+        errors.WorkspaceError: this user has no workspace of that run.
+    """
+    if workspace is not None or resume is None:
+        return workspace
+    from covenant.cli.operator import workspace_client
+
+    return Path(workspace_client.find(resume, here=here)["directory"])
 
 
 @click.command(epilog=common.examples('covenant dev mine "good morning"'))
@@ -201,18 +236,18 @@ def _run(
         with supervisor_client.supervisor() as sock:
             if sock is not None:
                 answer = _asked(sock, path, _text(text), timeout_ms, user, shown, as_json=as_json, how=how)
-                return _reported(answer, shown, how, as_json=as_json)
+                return _reported(answer, shown, how, as_json=as_json, here=False)
     answer = _here(path, text, timeout_ms, user, dev=dev, as_json=as_json, shown=shown, how=how)
-    return _reported(answer, shown, how, as_json=as_json)
+    return _reported(answer, shown, how, as_json=as_json, here=True)
 
 
-def _reported(answer: RunResult, shown: ShownStderr, how: How, *, as_json: bool) -> int:
+def _reported(answer: RunResult, shown: ShownStderr, how: How, *, as_json: bool, here: bool) -> int:
     """Report the answer, and say where the changes of its workspace are."""
     status = _report(answer, shown, as_json=as_json)
     if how.workspace is not None and not as_json:
         from covenant.cli.operator import workspace
 
-        workspace.end_session(answer.run_id, ask=False)
+        workspace.end_session(answer.run_id, ask=False, here=here)
     return status
 
 
@@ -233,9 +268,9 @@ def _asked(
     with ExitStack() as held:
         directory = supervisor_client.open_package(path)
         held.callback(os.close, directory)
-        workspace = None if how.workspace is None else supervisor_client.open_workspace(how.workspace)
+        workspace = supervisor_client.given_workspace(how)
         if workspace is not None:
-            held.callback(os.close, workspace)
+            held.callback(os.close, workspace.fd)
         with shown.waiting as stack:
 
             def said(state: Mapping[str, Any]) -> None:
@@ -320,7 +355,8 @@ def _given(how: How) -> Iterator[GivenDirectory | None]:
     fd = supervisor_client.open_workspace(how.workspace)
     try:
         info = os.fstat(fd)
-        yield GivenDirectory(fd, caller.of(info.st_uid, info.st_gid), how.resume)
+        who = caller.of(info.st_uid, info.st_gid)
+        yield GivenDirectory(fd, who, how.resume, keeps=how.keep_workspace)
     finally:
         os.close(fd)
 

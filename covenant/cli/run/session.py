@@ -91,16 +91,16 @@ def status_of(stream: str | None, package: Path | None, timeout_ms: int | None, 
         denials.remark(answer.denials, answer.run_id)
     status = _status(answer)
     if how.workspace is not None:
-        _end_workspace(answer.run_id, ask=with_terminal)
+        _end_workspace(answer.run_id, ask=with_terminal and not how.keep_workspace, here=package is None)
     return status
 
 
-def _end_workspace(run_id: str, *, ask: bool) -> None:
+def _end_workspace(run_id: str, *, ask: bool, here: bool) -> None:
     """Say what became of the workspace. An error of it does not change the agent's exit status."""
     from covenant.cli.operator import workspace
 
     try:
-        workspace.end_session(run_id, ask=ask)
+        workspace.end_session(run_id, ask=ask, here=here)
     except errors.CovenantError as e:
         common.report(e)
 
@@ -208,7 +208,7 @@ def _supervised(
             connection.detaches(how.keys if how.record is None else b"", leave)
 
     directory = supervisor_client.open_package(path)
-    workspace = None if how.workspace is None else supervisor_client.open_workspace(how.workspace)
+    workspace = supervisor_client.given_workspace(how)
     try:
         return client.session(
             sock, directory, connection.streams, timeout_ms=timeout_ms, said=said, workspace=workspace
@@ -220,4 +220,4 @@ def _supervised(
     finally:
         os.close(directory)
         if workspace is not None:
-            os.close(workspace)
+            os.close(workspace.fd)

@@ -14,6 +14,9 @@ from policy import errors
 if TYPE_CHECKING:
     import socket
 
+    from covenant.cli.run.how import How
+    from sandbox.serve.api.client import GivenWorkspace
+
 
 @contextlib.contextmanager
 def supervisor() -> Iterator[socket.socket | None]:
@@ -77,6 +80,19 @@ def open_workspace(path: Path) -> int:
         raise errors.WorkspaceError(
             f"the workspace `{path}` cannot be opened: {e.strerror}", hint="give a directory that exists"
         ) from e
+
+
+def given_workspace(how: How) -> GivenWorkspace | None:
+    """Open the workspace of a run that a supervisor is asked for. The caller closes its descriptor.
+
+    Raises:
+        errors.WorkspaceError: Raised when it cannot be opened.
+    """
+    from sandbox.serve.api.client import GivenWorkspace
+
+    if how.workspace is None:
+        return None
+    return GivenWorkspace(open_workspace(how.workspace), how.resume, how.keep_workspace)
 
 
 def _state() -> tuple[str, bool]:

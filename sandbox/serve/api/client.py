@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from policy import errors
 from sandbox import unix_wire
@@ -28,6 +28,22 @@ _SEND_SECONDS: Final = 10.0
 
 # What is said on the way: a name, and what belongs to it.
 Said = Callable[[Mapping[str, Any]], None]
+
+
+class GivenWorkspace(NamedTuple):
+    """An open directory that becomes the workspace of a run, the earlier run that it resumes, and whether it is kept.
+
+    The second is empty for a workspace without changes.
+    """
+
+    fd: int
+    resume: str = ""
+    keep: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a request that brings it."""
+        resume = {"resume": self.resume} if self.resume else {}
+        return {"workspace": True, **resume, **({"keep_workspace": True} if self.keep else {})}
 
 
 def candidates(state: str, *, given: bool) -> list[str]:
@@ -98,11 +114,11 @@ def run(
     user: str | None = None,
     stderr: Callable[[str], None] | None = None,
     said: Said = lambda state: None,
-    workspace: int | None = None,
+    workspace: GivenWorkspace | None = None,
 ) -> RunResult:
     """Run the package in the open ``directory`` (``covenant run``). ``stderr`` takes the agent's first lines there.
 
-    ``workspace`` is an open directory that becomes the agent's workspace.
+    ``workspace`` becomes the agent's workspace.
 
     Raises:
         errors.CovenantError: as ``ask``.
@@ -116,8 +132,8 @@ def run(
         else:
             said(state)
 
-    fds = [directory] if workspace is None else [directory, workspace]
-    fields |= {} if workspace is None else {"workspace": True}
+    fds = [directory] if workspace is None else [directory, workspace.fd]
+    fields |= {} if workspace is None else workspace.fields()
     return RunResult.from_json(ask(sock, "run", fds=fds, said=heard, text=text, **fields))
 
 
@@ -128,7 +144,7 @@ def session(
     *,
     timeout_ms: int | None = None,
     said: Said = lambda state: None,
-    workspace: int | None = None,
+    workspace: GivenWorkspace | None = None,
 ) -> RunResult:
     """Open a session with the package in the open ``directory``; ``caller`` are pipes for the supervisor.
 
@@ -152,8 +168,8 @@ def session(
             fields["attached"] = False
             fds = [directory]
     if workspace is not None:
-        fields["workspace"] = True
-        fds.append(workspace)
+        fields |= workspace.fields()
+        fds.append(workspace.fd)
     return RunResult.from_json(ask(sock, "session", fds=fds, said=said, **fields))
 
 

@@ -50,6 +50,14 @@ class OnBehalfOf(pydantic.BaseModel):
         return value
 
 
+WorkspaceRun = Annotated[str, pydantic.Field(min_length=1, max_length=36)]
+
+
+def _check_workspace(asked: RunRequest | SessionRequest) -> None:
+    if not asked.workspace and (asked.resume is not None or asked.keep_workspace):
+        raise ValueError("only a workspace is resumed or kept")
+
+
 class RunRequest(ServiceRequest):
     """Run the signed package in the directory that comes as a descriptor, with the intent ``text``.
 
@@ -60,7 +68,8 @@ class RunRequest(ServiceRequest):
     With ``rows`` one frame comes before the last: what the log says of the run and of all that descended from it
     (sandbox.audit.run_report), however the run went. With ``stderr`` the agent's first lines there come as they are
     written, each time as a state `stderr` with its ``text``; an instance of standby tells them with its answer alone.
-    With ``workspace`` a second directory comes, which becomes the agent's workspace.
+    With ``workspace`` a second directory comes, which becomes the agent's workspace; ``resume`` begins the id of an
+    earlier run with whose changes it goes on, and ``keep_workspace`` lets it stay when nothing is changed in it.
     """
 
     kind: Literal["run"]
@@ -75,6 +84,8 @@ class RunRequest(ServiceRequest):
     rows: bool = False
     stderr: bool = False
     workspace: bool = False
+    resume: WorkspaceRun | None = None
+    keep_workspace: bool = False
 
     @pydantic.field_validator("text")
     @classmethod
@@ -89,6 +100,11 @@ class RunRequest(ServiceRequest):
     def descriptors(self) -> int:
         """The package's directory, and the workspace's."""
         return 1 + self.workspace
+
+    @pydantic.model_validator(mode="after")
+    def _has_workspace(self) -> RunRequest:
+        _check_workspace(self)
+        return self
 
 
 class TerminalSize(pydantic.BaseModel):
@@ -108,7 +124,7 @@ class SessionRequest(ServiceRequest):
 
     A session with a terminal goes on if the client sends run_io.DETACH before it leaves, or asked with ``keep``.
     Without ``attached`` it begins without a client's pipes (``AttachRequest``). With ``workspace`` a directory comes
-    last, which becomes the agent's workspace.
+    last, which becomes the agent's workspace; ``resume`` and ``keep_workspace`` as of ``RunRequest``.
     """
 
     kind: Literal["session"]
@@ -118,9 +134,12 @@ class SessionRequest(ServiceRequest):
     keep: bool = False
     attached: bool = True
     workspace: bool = False
+    resume: WorkspaceRun | None = None
+    keep_workspace: bool = False
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> SessionRequest:
+        _check_workspace(self)
         if self.terminal is None and (self.recording or self.keep or not self.attached):
             raise ValueError("only a terminal is recorded, or goes on without a client")
         if self.recording and (self.keep or not self.attached):
@@ -207,6 +226,54 @@ class Wait(ServiceRequest):
     run: RunId
 
 
+WorkspacePath = Annotated[str, pydantic.Field(min_length=1, max_length=4096)]
+# Of approvals: an envelope of policy.signing.approval, as text.
+_APPROVAL_CHARACTERS: Final = 16_384
+
+
+class WorkspaceRequest(ServiceRequest):
+    """Ask about the workspaces of the caller's runs, root of all (sandbox.workspace.requests).
+
+    ``verb`` is one of its verbs; each takes ``run``, the beginning of an id, but for ``list``, and some of the rest.
+    """
+
+    kind: Literal["workspace"]
+    verb: Literal["list", "diff", "texts", "show", "apply", "branch", "fork", "discard"]
+    run: RunId | None = None
+    paths: Annotated[tuple[WorkspacePath, ...], pydantic.Field(strict=False, max_length=900)] | None = None
+    path: WorkspacePath | None = None
+    offset: Annotated[int, pydantic.Field(ge=0, lt=2**63)] | None = None
+    exact: bool | None = None
+    name: Annotated[str, pydantic.Field(min_length=1, max_length=1024)] | None = None
+    digest: Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    approval: Annotated[str, pydantic.Field(max_length=_APPROVAL_CHARACTERS)] | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _fits(self) -> WorkspaceRequest:
+        required, optional = _WORKSPACE_FIELDS[self.verb]
+        given = set(self.fields)
+        if not required <= given <= required | optional:
+            raise ValueError(f"`{self.verb}` takes {', '.join(sorted(required | optional)) or 'no field'}")
+        return self
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """Return the fields that the verb takes."""
+        return {name: value for name, value in self if name not in ("kind", "verb") and value is not None}
+
+
+# Of each verb, the fields that it needs, and those that it may have.
+_WORKSPACE_FIELDS: Final[Mapping[str, tuple[set[str], set[str]]]] = {
+    "list": (set(), set()),
+    "diff": ({"run"}, {"paths", "exact"}),
+    "texts": ({"run", "paths"}, set()),
+    "show": ({"run", "path"}, {"offset"}),
+    "apply": ({"run"}, {"paths", "exact", "digest", "approval"}),
+    "branch": ({"run", "name"}, {"digest", "approval"}),
+    "fork": ({"run"}, set()),
+    "discard": ({"run"}, set()),
+}
+
 KINDS: Final[Mapping[str, type[ServiceRequest]]] = {
     "ps": Ps,
     "top": Top,
@@ -217,6 +284,7 @@ KINDS: Final[Mapping[str, type[ServiceRequest]]] = {
     "session": SessionRequest,
     "attach": AttachRequest,
     "check_package": CheckPackage,
+    "workspace": WorkspaceRequest,
 }
 
 

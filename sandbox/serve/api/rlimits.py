@@ -28,6 +28,10 @@ REQUEST_MEMORY: Final = 64 << 20
 PACKAGE_MEMORY: Final = 2 * packages.MAX_BYTES + (64 << 20)
 
 
+# The files whose locks are the turns of a user.
+_TURNS: Final = {"packages": "{uid}", "workspaces": "{uid}-workspaces"}
+
+
 class _OverdueError(Exception):
     """The clock of ``seconds`` ran out."""
 
@@ -78,18 +82,19 @@ def seconds(most: float, what: str, place: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def turn(state: Path, uid: int, most_seconds: float) -> Iterator[None]:
-    """One at a time of this user's.
+def turn(state: Path, uid: int, most_seconds: float, *, of: str = "packages") -> Iterator[None]:
+    """One at a time of this user's: of its ``packages``, or of its ``workspaces``.
 
     Raises:
         errors.BusyError: another of theirs held it for so many seconds.
     """
     place = state / "callers"
     place.mkdir(mode=0o700, exist_ok=True)
-    fd = os.open(place / str(uid), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    name = _TURNS[of].format(uid=uid)
+    fd = os.open(place / name, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         if not atomic_file.take(fd, most_seconds):
-            raise errors.BusyError("other packages of this user are still being read")
+            raise errors.BusyError(f"other {of} of this user are still being read")
         yield
     finally:
         os.close(fd)
@@ -99,4 +104,5 @@ def forget_turn(state: Path, uid: int) -> None:
     """Give the next request of this user its turn, while a process that cannot be ended still holds the lock: the file
     goes, and the next request makes another."""
     with contextlib.suppress(FileNotFoundError):
-        (state / "callers" / str(uid)).unlink()
+        for name in _TURNS.values():
+            (state / "callers" / name.format(uid=uid)).unlink(missing_ok=True)

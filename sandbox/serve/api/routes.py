@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from sandbox.serve.api import check_package, manage, run
+from sandbox.serve.api import check_package, manage, run, workspaces
 from sandbox.serve.api.session import Session
 
 HANDLERS: Final[Mapping[str, Callable[[Session, Any], None]]] = {
@@ -18,4 +18,5 @@ HANDLERS: Final[Mapping[str, Callable[[Session, Any], None]]] = {
     "session": run.session,
     "attach": manage.attach,
     "check_package": check_package.check_package,
+    "workspace": workspaces.answer,
 }

@@ -41,7 +41,7 @@ def session(session: Session, asked: protocol.SessionRequest) -> None:
     """
     # A terminal hears itself of its caller's leaving, which it may outlive.
     request = protocol.RunRequest(kind="run", text="", timeout_ms=asked.timeout_ms, detach=asked.terminal is not None)
-    given = _given(session, asked.descriptors - 1) if asked.workspace else None
+    given = _given(session, asked.descriptors - 1, asked) if asked.workspace else None
     run(session, request, _caller(session, asked), given)
 
 
@@ -68,7 +68,7 @@ def _caller(session: Session, asked: protocol.SessionRequest) -> CallerStreams:
     )
 
 
-def _given(session: Session, index: int) -> GivenDirectory:
+def _given(session: Session, index: int, asked: protocol.RunRequest | protocol.SessionRequest) -> GivenDirectory:
     """Return the workspace that the client gives, which its own rights opened.
 
     Raises:
@@ -78,10 +78,12 @@ def _given(session: Session, index: int) -> GivenDirectory:
 
     fd, who = session.directory(index), session.caller
     if who.uid != 0:
-        return GivenDirectory(fd, caller.CallerIdentity(who.uid, who.gid, who.groups))
-    # Root gives its owner's rights, not its own.
-    info = os.fstat(fd)
-    return GivenDirectory(fd, caller.of(info.st_uid, info.st_gid))
+        identity = caller.CallerIdentity(who.uid, who.gid, who.groups)
+    else:
+        # Root gives its owner's rights, not its own.
+        info = os.fstat(fd)
+        identity = caller.of(info.st_uid, info.st_gid)
+    return GivenDirectory(fd, identity, asked.resume or "", who.uid, asked.keep_workspace)
 
 
 def run(
@@ -101,7 +103,7 @@ def run(
         raise errors.CallerError("only root may say which user an agent becomes", hint="leave --as out")
     directory = session.directory(0)
     if asked.workspace:
-        given = _given(session, 1)
+        given = _given(session, 1, asked)
     with shim_signals.DeferredSignals() as signals, contextlib.ExitStack() as after:
         try:
             with session.opened() as own, contextlib.ExitStack() as stack:

@@ -83,7 +83,7 @@ def test_place_that_is_taken_is_refused_and_its_fix_works(place: str) -> None:
 
 def test_each_term_is_explained_with_its_cause() -> None:
     found = {one.rule: one for one in report.explain(compiled().artefacts, where=str)}
-    assert found["workspace/apply"].says == "nobody applies the changes"
+    assert found["workspace/apply"].says == "no changes are applied"
     keys = {name: found[f"workspace/{name}"].key for name in ("apply", "below", "mask", "max_mb", "protect")}
     assert keys == {name: f"workspace.{'from' if name == 'below' else name}" for name in keys}
     assert found["/work/x"].key == "workspace.mode"
@@ -103,6 +103,9 @@ def test_why_knows_workspace() -> None:
     assert "covenant workspace apply" in answers["a"].because
     assert "masked" in answers[".env"].because
     assert "never applied" in answers[".git/config"].because
+    by_operator = TEXT.replace('apply = "never"', 'apply = "operator"')
+    answer = ask(files.Open("/work/x/a", write=True), Sight(compiled(by_operator).prove().found))
+    assert "an operator has to approve" in answer.because
     assert ask(files.Execute("/work/x/run"), sight).allowed
     assert not ask(files.Execute("/work/x/run"), Sight(compiled().prove().found)).allowed
 
@@ -123,6 +126,7 @@ def option(*options: str) -> Callable[[Documents], None]:
 
 FAULTS: dict[str, tuple[Callable[[Documents], None], str]] = {
     "applied where the manifest says never": (term("apply", "ask"), "workspace"),
+    "approved where the manifest says never": (term("apply", "operator"), "workspace"),
     "lies elsewhere": (term("below", ["/"]), "workspace|normalised"),
     "lies anywhere below": (term("below", ["/srv"]), "workspace"),
     "lies nowhere": (term("below", []), "empty"),
