@@ -33,6 +33,7 @@ def test_every_key_can_be_written() -> None:
         "self_test = false\ntell_calls = false\ntell_files = true\n"
         'callers = [1000]\ncaller_requests = 2\nrequest_seconds = 3\non_supervisor_exit = "continue"\n'
         'on_newer_serial = "finish"\n'
+        "kept_workspaces = 3\nkept_workspaces_mb = 64\n"
         'socket = "/run/x.sock"\nagents = ["/srv/agents"]\novercommit = 1.5\n'
         'metrics = "127.0.0.1:9100"\njournal = false\nrunsc_network = "host"\n'
         '[vault]\nbackend = "openbao"\nkey = "/x/key"\naddress = "https://bao.example:8200"\ntoken = "/x/token"\n'
@@ -42,6 +43,7 @@ def test_every_key_can_be_written() -> None:
     written |= {"grace_seconds", "allow_unsigned_trusted_local", "trusted_local_user", "path_owners"}
     written |= {"uplink", "resolvers", "attest_seconds", "on_drift", "self_test", "tell_calls", "tell_files"}
     written |= {"callers", "caller_requests", "request_seconds", "on_supervisor_exit", "on_newer_serial", "socket"}
+    written |= {"kept_workspaces", "kept_workspaces_mb"}
     written |= {"agents", "overcommit", "metrics", "journal", "vault", "runsc_network"}
     assert found.vault.model_fields_set == set(type(found.vault).model_fields)
     assert written | {"state"} == set(config.Config.model_fields)
