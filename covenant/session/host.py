@@ -5,9 +5,10 @@ Each refusal names the option or the word that asked, and the command that mends
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -182,11 +183,14 @@ def volume(path: str) -> package.Volume:
     return package.Volume(place, limit.mb)
 
 
-def workspace(directory: Path, profile: Profile) -> package.Project:
+def workspace(directory: Path, profile: Profile, never: Mapping[str, str]) -> package.Project:
     """Return a directory of the caller as the session's workspace: at its own path where the root has room for it.
+
+    ``never`` are the paths that no manifest is granted, with their reasons.
 
     Raises:
         errors.UsageError: there is no such directory, or a manifest cannot name it.
+        errors.WorkspaceError: it is more than a project: the root, a home, or a place that is never granted.
     """
     try:
         real = os.path.realpath(directory, strict=True)
@@ -194,8 +198,38 @@ def workspace(directory: Path, profile: Profile) -> package.Project:
         raise errors.UsageError(
             f"--workspace {text.quote(str(directory))}: {e.strerror}", hint="give a directory that exists"
         ) from e
+    _check_project(real, never)
     taken = any(real == one or real.startswith(f"{one}/") or one.startswith(f"{real}/") for one in _ROOT_PLACES)
     return package.Project(real, _WORK if taken else real, profile.disk_mb)
+
+
+def _check_project(real: str, never: Mapping[str, str]) -> None:
+    from sandbox.rootfs import host_paths
+
+    why = "it is the root of the file system" if real == "/" else ""
+    if real in _homes(real):
+        why = "it is a home directory, whose files start programs and hold keys"
+    try:
+        host_paths.check_never(real, never)
+    except errors.NeverGrantableError as e:
+        why = why or e.message
+    if why:
+        raise errors.WorkspaceError(
+            f"{text.quote(real)} cannot be a workspace: {why}",
+            hint="cd to the directory of a project, or give --workspace DIR; --no-workspace starts without one",
+        )
+
+
+def _homes(real: str) -> set[str]:
+    """Return the homes of the caller, of the user that called sudo, and of the directory's owner."""
+    import pwd
+
+    found = {os.environ.get("HOME", "")}
+    uids = {os.getuid(), os.stat(real).st_uid, *map(int, filter(str.isdecimal, [os.environ.get("SUDO_UID", "")]))}
+    for uid in uids:
+        with contextlib.suppress(KeyError, OverflowError):
+            found.add(pwd.getpwuid(uid).pw_dir)
+    return {os.path.realpath(home) for home in found if home}
 
 
 def check_secrets(config: Config, agent_id: str, secrets: Sequence[typed.SecretWord]) -> None:

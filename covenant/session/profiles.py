@@ -26,7 +26,8 @@ class Variable(Struct, frozen=True, forbid_unknown_fields=True):
 class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     """One profile. ``base`` names a layer of the store, ``programs`` the trees whose programs may be started.
 
-    Sizes are in MiB, ``seconds`` bounds the session, ``commands`` are the names that choose this profile.
+    Sizes are in MiB, ``seconds`` bounds the session, ``commands`` are the names that choose this profile. With
+    ``workspace`` the caller's working directory is the workspace where no other is given.
     """
 
     version: int
@@ -42,6 +43,7 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     commands: tuple[str, ...] = ()
     layers: tuple[str, ...] = ()
     env: dict[str, Variable] = {}
+    workspace: bool = False
 
 
 @functools.cache

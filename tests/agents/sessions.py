@@ -24,7 +24,8 @@ BESIDE = "/opt/fake/beside"
 def command(agent: str, words: Sequence[str], *options: str, kind: str = "") -> list[str]:
     """Return `covenant exec` with the layers of an agent, and of a cell's adapter."""
     layers = [word for name in place.layers(agent, kind) for word in ("--layer", name)]
-    return serving.covenant_command("exec", *layers, *options, "--", *words)
+    none = () if "--workspace" in options else ("--no-workspace",)
+    return serving.covenant_command("exec", *layers, *none, *options, "--", *words)
 
 
 def version(agent: str) -> list[str]:

@@ -55,7 +55,7 @@ def test_page_can_be_followed(folder: Path) -> None:
         )
         assert done.returncode == 0, (line, done.stdout, done.stderr)
         shown[line] = done.stdout
-    assert shown["covenant exec --layer qwen-code -- qwen --version"] == "0.15.10\n"
+    assert shown["covenant exec --layer qwen-code --no-workspace -- qwen --version"] == "0.15.10\n"
     assert shown["covenant exec --layer llm -- llm --version"] == "llm, version 0.36\n"
     saved = (folder / "session/agent.toml").read_text()
     assert "models.example.com" in saved

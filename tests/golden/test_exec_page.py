@@ -17,8 +17,11 @@ _TABLE = re.compile(r"(<!-- profiles -->\n).*?(<!-- end of the profiles -->)", r
 def table() -> str:
     """Return the table of all profiles, as Markdown."""
     rows = [
-        "| profile | for | chosen for | layers | MiB of memory, scratch | processes | cpu_millis | variables |",
-        "|---|---|---|---|---|---|---|---|",
+        (
+            "| profile | for | chosen for | workspace | layers | MiB of memory, scratch | processes | cpu_millis "
+            "| variables |"
+        ),
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name in profiles.names():
         one = profiles.load(name)
@@ -29,6 +32,7 @@ def table() -> str:
             f"`{name}` {one.version}",
             one.about,
             ", ".join(f"`{command}`" for command in one.commands),
+            "this directory" if one.workspace else "",
             ", ".join(f"`{layer}`" for layer in (one.base, *one.layers)),
             f"{one.memory_mb:,}, {one.disk_mb:,}",
             str(one.pids_max),

@@ -246,3 +246,43 @@ def test_kept_workspace_is_resumed_and_forked(home: Home, project: Path) -> None
     assert {row["path"]: bool(row["conflict"]) for row in shown} == {"n.txt": True}
     assert home.covenant("workspace", "discard", fork).returncode == 0
     assert listed(home) == []
+
+
+def test_coding_agent_works_on_this_directory(home: Home, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The profile takes it. Control: not with --no-workspace, and not with another profile."""
+    monkeypatch.setattr(home, "base", project)
+    coding = ("--profile", "coding-agent", "--")
+    done = home.exec(*coding, "sh", "-c", "pwd; echo x > made.txt")
+    assert done.stdout.decode() == f"{project}\n", done.stderr
+    assert f"workspace {project}: changes are kept apart" in done.stderr.decode()
+    (one,) = listed(home)
+    assert one["directory"] == str(project)
+    assert home.covenant("workspace", "discard", one["run_id"]).returncode == 0
+    for words in (("--no-workspace", *coding), ("--",)):
+        assert home.exec("--quiet", *words, "pwd").stdout == b"/tmp\n"
+    monkeypatch.setattr(home, "base", Path("/"))
+    message, fix = home.refused(*coding, "true")
+    assert "`/` cannot be a workspace" in message
+    assert "--no-workspace" in fix
+    assert home.exec("--quiet", "--no-workspace", *coding, "true").returncode == 0
+    assert listed(home) == []
+
+
+def test_kept_workspace_needs_no_change_and_is_resumed_by_name(home: Home, project: Path) -> None:
+    done = home.exec("--quiet", "--workspace", project, "--keep-workspace", "--", "sh", "-c", "true")
+    assert done.returncode == 0, done.stderr
+    (one,) = listed(home)
+    assert (one["changes"], one["keeps"]) == (0, True)
+    # A supervisor that starts keeps it as well.
+    assert home.exec("--quiet", "--", "true").returncode == 0
+    unknown = home.covenant("workspace", "resume", one["run_id"][:8])
+    assert f"fix: covenant workspace resume {one['run_id'][:8]} -- COMMAND" in unknown.stderr.decode()
+    resumed = home.covenant(
+        "workspace", "resume", one["run_id"][:8], "--", "sh", "-c", "pwd; echo x > made.txt; exit 3"
+    )
+    assert (resumed.returncode, resumed.stdout.decode()) == (3, f"{project}\n"), resumed.stderr
+    (two,) = listed(home)
+    assert two["run_id"] != one["run_id"]
+    assert home.covenant("workspace", "apply", two["run_id"]).returncode == 0
+    assert (project / "made.txt").exists()
+    assert listed(home) == []

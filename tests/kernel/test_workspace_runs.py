@@ -147,3 +147,59 @@ def test_file_system_of_a_process_is_refused(served: Served, top: Path) -> None:
             assert taken or "lies on `ramfs`" in done.stderr
         finally:
             subprocess.run(["umount", str(mine)], check=True)
+
+
+RESUMES = """
+import json, os, sys
+json.loads(sys.stdin.readline())
+os.chdir('/work')
+before = sorted(os.listdir('.'))
+open('more.txt', 'a').write('x')
+print(json.dumps({'text': ' '.join(before)}))
+"""
+
+
+def resuming(served: Served, below: Path, terms: str = "") -> Path:
+    """A package whose agent goes on, with these terms of its workspace."""
+    more = MORE.format(below=below) + terms
+    return served.world.sign(served.world.package({"main.py": RESUMES}, more=more, disk_mb=64))
+
+
+def of_user(served: Served, *words: str, uid: int = CALLER) -> subprocess.CompletedProcess[str]:
+    return serving.covenant("workspace", *words, served=served, uid=uid)
+
+
+def test_user_resumes_its_own_as_bound_as_before(served: Served, top: Path) -> None:
+    """A run with a pattern less, or an easier apply, would have what was refused applied."""
+    mine = project(top, "mine", CALLER)
+    terms = 'mask = ["*.secret"]\nprotect = ["deploy/**"]\napply = "operator"\n'
+    first = run(served, resuming(served, top, terms), "--workspace", str(mine), uid=CALLER)
+    assert (first.returncode, first.stdout) == (0, "in.txt\n"), first.stderr
+    assert "workspace: 1 changes are kept; covenant workspace diff" in first.stderr
+    (one,) = json.loads(of_user(served, "list", "--json").stdout)["workspaces"]
+    resume = ("--resume", one["run_id"][:8])
+    looser = {
+        "mask": 'protect = ["deploy/**"]\napply = "operator"\n',
+        "protect": 'mask = ["*.secret"]\napply = "operator"\n',
+        "apply": 'mask = ["*.secret"]\nprotect = ["deploy/**"]\n',
+    }
+    for name, kept in looser.items():
+        refused = run(served, resuming(served, top, kept), *resume, uid=CALLER)
+        assert refused.returncode != 0
+        assert f"less of `{name}`" in refused.stderr
+        assert "fix: resume it with the same package" in refused.stderr
+    assert [row["run_id"] for row in json.loads(of_user(served, "list", "--json").stdout)["workspaces"]] == [
+        one["run_id"]
+    ]
+    # Root's word for it, and another's, is one that is not there.
+    missing = run(served, resuming(served, top, terms), "--workspace", str(mine), "--resume", "0" * 8, uid=CALLER)
+    theirs = run(served, resuming(served, top, terms), "--workspace", str(mine), *resume, uid=0)
+    assert "no workspace begins with `00000000`" in missing.stderr
+    assert "another uid" in theirs.stderr
+    stricter = terms.replace('["*.secret"]', '["*.secret", "*.key"]').replace("operator", "never")
+    resuming(served, top, stricter)
+    done = of_user(served, "resume", one["run_id"][:8], "go on")
+    assert (done.returncode, done.stdout) == (0, "in.txt more.txt\n"), done.stderr
+    (two,) = json.loads(of_user(served, "list", "--json").stdout)["workspaces"]
+    assert (two["run_id"] != one["run_id"], two["apply"]) == (True, "never")
+    assert sorted(os.listdir(mine)) == ["in.txt"]

@@ -260,24 +260,6 @@ def approve(
     common.say(common.visible(f"apply them: covenant workspace apply {answer['run_id'][:8]} --approval {out}"))
 
 
-def end_session(run_id: str, *, ask: bool, here: bool) -> None:
-    """Tell what a session changed in its workspace. On a terminal, show it and ask what becomes of it.
-
-    ``here`` says that the session was one of this process, without a supervisor.
-    """
-    found = workspaces.ask("list", here=here)["workspaces"]
-    one = next((row for row in found if row["run_id"] == run_id), None)
-    if one is None:
-        return
-    if ask and one["changes"]:
-        review.review(run_id, here=here)
-        left = [row["run_id"] for row in workspaces.ask("list", here=here)["workspaces"]]
-        if run_id in left:
-            common.say(f"kept: covenant workspace diff {run_id[:8]}")
-        return
-    common.say(f"workspace: {one['changes']} changes are kept; covenant workspace diff {run_id[:8]}", err=True)
-
-
 @workspace.command(epilog=common.examples("covenant workspace branch 1f3a agent/fix"))
 @_RUN
 @click.argument("name")
@@ -307,6 +289,38 @@ def fork(run_id: str, as_json: bool) -> None:
         common.emit(answer)
     else:
         common.say(answer["fork"])
+
+
+@workspace.command(
+    epilog=common.examples("covenant workspace resume 1f3a -- sh", 'covenant workspace resume 1f3a "now the tests"'),
+)
+@_RUN
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[TEXT | -- COMMAND...]")
+@click.pass_context
+def resume(ctx: click.Context, run_id: str, words: tuple[str, ...]) -> int:
+    """Go on with the changes of a run, in its directory: with its package, or with COMMAND for `covenant exec`.
+
+    The new run is bound as the earlier one was, or more; otherwise it is refused, and the changes stay.
+    """
+    from covenant.cli.run import command
+    from covenant.cli.run import run as running
+
+    one = workspaces.find(run_id)
+    given = {"workspace": Path(one["directory"]), "resume": one["run_id"]}
+    if not one["package"]:
+        if not words:
+            raise errors.UsageError(
+                f"run {run_id} was a command: {one['agent_id'].removeprefix('exec-')}",
+                hint=f"covenant workspace resume {run_id} -- COMMAND",
+            )
+        return int(ctx.invoke(command.exec_, command=words, **given))
+    if len(words) > 1 or not one["package"].startswith("/"):
+        raise errors.UsageError(
+            f"run {run_id} was one of the package {one['package']}, which takes one TEXT at most",
+            hint=f"covenant run PACKAGE TEXT --resume {run_id}",
+        )
+    text = words[0] if words else None
+    return int(ctx.invoke(running.run, package=Path(one["package"]), text=text, **given))
 
 
 @workspace.command(epilog=common.examples("covenant workspace discard 1f3a"))

@@ -84,6 +84,24 @@ def review(run: str, paths: Sequence[str] = (), *, here: bool = False) -> None:
         common.say(f"discarded the workspace of {run[:8]}")
 
 
+def end_session(run_id: str, *, ask: bool, here: bool) -> None:
+    """Tell what a session changed in its workspace. On a terminal, show it and ask what becomes of it.
+
+    ``here`` says that the session was one of this process, without a supervisor.
+    """
+    found = workspace_client.ask("list", here=here)["workspaces"]
+    one = next((row for row in found if row["run_id"] == run_id), None)
+    if one is None:
+        return
+    if ask and one["changes"]:
+        review(run_id, here=here)
+        left = [row["run_id"] for row in workspace_client.ask("list", here=here)["workspaces"]]
+        if run_id in left:
+            common.say(f"kept: covenant workspace diff {run_id[:8]}")
+        return
+    common.say(f"workspace: {one['changes']} changes are kept; covenant workspace diff {run_id[:8]}", err=True)
+
+
 def _may_ask(shown: Mapping[str, Any]) -> bool:
     """Whether an answer could apply one of the changes. Otherwise the reason is printed."""
     if shown["apply"] == "never":

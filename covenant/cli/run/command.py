@@ -79,6 +79,7 @@ class Session(Struct, frozen=True):
     metavar="DIR",
     help="Work on this directory; changes are kept apart.",
 )
+@click.option("--no-workspace", is_flag=True, help="Take no workspace, where the profile takes this directory.")
 @click.option("--resume", metavar="RUN", help="Go on with the changes of an earlier run, in its directory.")
 @click.option("--keep-workspace", is_flag=True, help="Keep the workspace for --resume, and do not ask at the end.")
 @click.option("--role", metavar="NAME", help="Hold the session to this role, and write it into the manifest.")
@@ -99,6 +100,7 @@ def exec_(
     secrets: tuple[str, ...],
     env: tuple[str, ...],
     workspace: Path | None,
+    no_workspace: bool,
     resume: str | None,
     keep_workspace: bool,
     role: str | None,
@@ -114,7 +116,11 @@ def exec_(
     """
     try:
         terminal = _with_terminal(tty, saves=save is not None, record=record)
+        if no_workspace and (workspace is not None or resume is not None):
+            raise errors.UsageError("--no-workspace goes with no --workspace and no --resume", hint="leave one out")
         workspace = running.resumed_directory(workspace, resume, here=True)
+        if workspace is None and not no_workspace and command and _takes_directory(command[0], profile):
+            workspace = Path.cwd()
         if keep_workspace and workspace is None:
             raise errors.UsageError("--keep-workspace needs --workspace", hint="give --workspace DIR")
         words = Typed(command, profile or "", net, read, write, layers, secrets, env, role or "", workspace)
@@ -138,6 +144,13 @@ def exec_(
     # The package is in memory alone: a killed command leaves no file.
     package = Package({MANIFEST_NAME: made.text().encode()})
     return running.connect(package, None, dev=True, how=how, name=name)
+
+
+def _takes_directory(program: str, profile: str | None) -> bool:
+    """Whether the profile of a command takes the working directory as the workspace."""
+    from covenant.session import profiles
+
+    return profiles.load(profile or profiles.chosen(os.path.basename(program))).workspace
 
 
 def _with_terminal(tty: bool | None, *, saves: bool, record: Path | None) -> bool:
@@ -167,6 +180,7 @@ def _checked(words: Typed, contract: str) -> Session:
     """
     from covenant.session import host, package, profiles, typed
     from sandbox import config
+    from sandbox.host import facts
 
     typed.command(words.command)
     env = tuple(map(typed.variable, words.env))
@@ -183,6 +197,7 @@ def _checked(words: Typed, contract: str) -> Session:
     settings = config.load(common.state())
     found = host.layers(settings.state, profile, words.layers)
     refs: list[LayerRef] = [ref for ref, _ in found]
+    never = facts.never_granted(settings, (str(common.home()),))
     options = package.Options(
         base=str(refs[0]),
         layers=tuple(map(str, refs[1:])),
@@ -195,7 +210,7 @@ def _checked(words: Typed, contract: str) -> Session:
         role=words.role,
         contract=contract,
         cores=host.cores(),
-        workspace=None if words.workspace is None else host.workspace(words.workspace, profile),
+        workspace=None if words.workspace is None else host.workspace(words.workspace, profile, never),
     )
     host.check_program(settings, refs, options, profile, words.command[0])
     host.check_secrets(settings, package.agent_id(words.command[0]), secrets)
@@ -270,6 +285,11 @@ def _show(made: Session) -> None:
     for domain in _SHOWN_DOMAINS:
         for line in found.get(domain, ()):
             common.say(f"  {common.visible(line)}", err=True)
+    project = made.options.workspace
+    if project is not None:
+        place = "" if project.place == project.directory else f" at {project.place}"
+        line = f"workspace {project.directory}{place}: changes are kept apart until they are applied"
+        common.say(f"  {common.visible(line)}", err=True)
     for secret in made.options.secrets:
         if secret.variable:
             common.say(

@@ -245,9 +245,9 @@ def _reported(answer: RunResult, shown: ShownStderr, how: How, *, as_json: bool,
     """Report the answer, and say where the changes of its workspace are."""
     status = _report(answer, shown, as_json=as_json)
     if how.workspace is not None and not as_json:
-        from covenant.cli.operator import workspace
+        from covenant.cli.operator import workspace_review
 
-        workspace.end_session(answer.run_id, ask=False, here=here)
+        workspace_review.end_session(answer.run_id, ask=False, here=here)
     return status
 
 

@@ -97,10 +97,10 @@ def status_of(stream: str | None, package: Path | None, timeout_ms: int | None, 
 
 def _end_workspace(run_id: str, *, ask: bool, here: bool) -> None:
     """Say what became of the workspace. An error of it does not change the agent's exit status."""
-    from covenant.cli.operator import workspace
+    from covenant.cli.operator import workspace_review
 
     try:
-        workspace.end_session(run_id, ask=ask, here=here)
+        workspace_review.end_session(run_id, ask=ask, here=here)
     except errors.CovenantError as e:
         common.report(e)
 

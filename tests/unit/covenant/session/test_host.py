@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,43 @@ def test_volume_needs_its_own_file_system(tmp_path: Path) -> None:
     with pytest.raises(errors.NotEnforceableError, match="has no bound") as e:
         host.volume(str(tmp_path))
     assert e.value.hint.endswith(f"IMAGE {tmp_path}")
+
+
+CODING = profiles.load("codex")
+
+
+def test_project_becomes_a_workspace(tmp_path: Path) -> None:
+    found = host.workspace(tmp_path, CODING, {})
+    assert (found.directory, found.mb) == (str(tmp_path.resolve()), CODING.disk_mb)
+
+
+@pytest.mark.parametrize("which", ["root", "home", "the owner's home", "sudo's home", "never", "above never", "link"])
+def test_place_that_is_no_project_is_refused(which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fix is in the hint: a directory below is taken."""
+    home, below = tmp_path / "home", tmp_path / "home" / "project"
+    below.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home if which in ("home", "link") else tmp_path / "other"))
+    monkeypatch.setenv("SUDO_UID", "64999" if which == "sudo's home" else "")
+    owner = home.stat().st_uid
+    homes = {"the owner's home": {owner: home}, "sudo's home": {64999: home}}.get(which, {})
+
+    def entry(uid: int) -> pwd.struct_passwd:
+        if uid not in homes:
+            raise KeyError(uid)
+        return pwd.struct_passwd(("x", "x", uid, uid, "", str(homes[uid]), ""))
+
+    monkeypatch.setattr(pwd, "getpwuid", entry)
+    never = {str(home): "it is Covenant's own"} if which == "never" else {}
+    never |= {str(below / "deep"): "it is Covenant's own"} if which == "above never" else {}
+    (tmp_path / "link").symlink_to(home)
+    place = {"root": Path("/"), "link": tmp_path / "link"}.get(which, home)
+    with pytest.raises(errors.WorkspaceError, match="cannot be a workspace") as e:
+        host.workspace(place, CODING, never)
+    assert "--no-workspace" in e.value.hint
+    assert host.workspace(below, CODING, {}).directory == str(below.resolve())
+
+
+def test_profiles_of_coding_agents_take_the_directory() -> None:
+    taken = {name for name in profiles.names() if profiles.load(name).workspace}
+    assert {"codex", "claude-code", "aider", "opencode"} <= taken
+    assert not {"shell", "python", "node", "llm", "shell-gpt"} & taken
