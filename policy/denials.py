@@ -31,6 +31,7 @@ LAYERS: Final[Mapping[str, str]] = {
     "disk": "the limit on scratch space",
     "spawn": "the rules for what an agent may start",
     "credential": "the broker of secrets",
+    "model": "the service gate",
 }
 MAX_ROWS: Final = 1000
 # Summaries may take half: a flood at one place must leave rows for what is refused elsewhere.
@@ -67,6 +68,7 @@ _GRANTS: Final[Mapping[tuple[str, str], str]] = {
     ("path", READ_ONLY): "permissions.filesystem",
     ("exec", NOT_GRANTED): "permissions.executables",
     ("credential", NOT_GRANTED): "permissions.credentials",
+    ("model", "model_not_granted"): "services.models",
 }
 # Clocks and sizes are keys of their own; --timeout, the parent's end and the envelope's are no lines of a manifest.
 _KEYS: Final[Mapping[str, frozenset[str]]] = {

@@ -95,12 +95,14 @@ class NetworkFacts(Struct, frozen=True):
     """The network that this host can give: ``lacks`` names the missing part, ``mend`` the fix; empty if none.
 
     ``stack`` names the network stack of an agent: gVisor's own (``sandbox``), or that of the host's
-    kernel within the agent's namespace (``host``), as runsc's flag has it.
+    kernel within the agent's namespace (``host``), as runsc's flag has it. ``links`` says whether an agent can have a
+    link to a gateway at least, for services; only the way out is then lacking.
     """
 
     lacks: str = "a look at this host"
     mend: str = "run `covenant doctor`"
     stack: Literal["sandbox", "host"] = "sandbox"
+    links: bool = False
 
 
 class GrantedPath(Struct, frozen=True):
@@ -126,7 +128,8 @@ class GrantedPath(Struct, frozen=True):
 
 
 class HostFacts(Struct, frozen=True):
-    """Facts about the machine for the compiler. Memory and disk in MiB, cpus as a count."""
+    """Facts about the machine for the compiler. Memory and disk in MiB, cpus as a count; ``providers`` are the names of
+    the operator's providers of models."""
 
     arch: Literal["x86_64", "aarch64"]
     kernel: str
@@ -142,3 +145,4 @@ class HostFacts(Struct, frozen=True):
     runtimes: Mapping[str, Closure] = msgspec.field(default_factory=dict)
     executables: Mapping[str, Closure] = msgspec.field(default_factory=dict)
     granted: Mapping[str, GrantedPath] = msgspec.field(default_factory=dict)
+    providers: tuple[str, ...] = ()

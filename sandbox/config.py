@@ -240,7 +240,7 @@ def load(state: Path) -> Config:
         errors.ConfigError: Raised when the file is malformed, too large, or writable by others.
     """
     for path in (state / "config.toml", SYSTEM_FILE):
-        raw = _read(path)
+        raw = read_private(path)
         if raw is not None:
             return parse(raw, file=str(path), state=state)
     return Config(state=state)
@@ -267,7 +267,12 @@ def parse(raw: bytes, *, file: str, state: Path) -> Config:
         raise errors.ConfigError(f"configuration key `{key}`: {message}", where=file) from e
 
 
-def _read(path: Path) -> bytes | None:
+def read_private(path: Path) -> bytes | None:
+    """Return a file of the operator's configuration, None if there is none.
+
+    Raises:
+        errors.ConfigError: Raised when it is too large, or others can write it.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):

@@ -57,12 +57,12 @@ def page() -> str:
 def _sections() -> Iterator[str]:
     for name, info in agent.Manifest.model_fields.items():
         model = _model(info)
-        if name != "permissions":
+        if name not in ("permissions", "services"):
             yield from _section(f"[{name}]", model)
             continue
         for domain, inner in model.model_fields.items():
             many = typing.get_origin(inner.annotation) is tuple
-            heading = f"[[permissions.{domain}]]" if many else f"[permissions.{domain}]"
+            heading = f"[[{name}.{domain}]]" if many else f"[{name}.{domain}]"
             yield from _section(heading, _model(inner))
 
 

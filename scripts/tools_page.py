@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from policy.manifest import report, tool_uri
-from policy.manifest.tools import advertised, checks, document, pins, server_package, shapes
+from policy.manifest import report
+from policy.manifest.tools import advertised, checks, document, pins, server_package, shapes, tool_uri
 
 COMMAND = "python tests/golden/test_tools_page.py"
 

@@ -261,6 +261,38 @@ WORKSPACE = (
         at='allow = ["/usr',
     ),
 )
+SERVICES = (
+    R(
+        "provider odd",
+        'provider = "local"',
+        'provider = "Local"',
+        "`Local`",
+        "providers.toml",
+        at='{ provider = "Local"',
+    ),
+    R(
+        "provider twice",
+        'provider = "local"',
+        'provider = "anthropic"',
+        "`anthropic` is listed twice",
+        "keep one",
+        at='{ provider = "anthropic", models = ["test-1"',
+    ),
+    R("model with a star", '"claude-*"', '"cl*ude"', "`cl*ude`", "at its end", at='{ provider = "anthropic"'),
+    R("model twice", '"claude-*"', '"a", "a"', "`a` is listed twice", "keep one", at='{ provider = "anthropic"'),
+    R("models empty", '["claude-*"]', "[]", "models is an empty list", "NAME", at='{ provider = "anthropic"'),
+    R(
+        "model unknown key",
+        'provider = "local",',
+        'provider = "local", url = "x",',
+        "unknown key `url`",
+        "provider",
+        at='{ provider = "local"',
+    ),
+    *_range("requests_per_minute", 60, 1, 2**31 - 1),
+    *_range("tokens_per_hour", 200000, 1, 2**31 - 1),
+    *_range("max_output_tokens", 4096, 1, 2**31 - 1),
+)
 STRUCTURE = (
     R(
         "required while local",
@@ -317,4 +349,15 @@ UNKNOWN = (
     R("key outside", "[agent]", "id = 1\n[agent]", "`id` stands outside", "agent.id", at="id = 1"),
     R("array outside", "[agent]", "x = [1]\n[agent]", "`x` stands outside", "[section]", at="x = [1]"),
 )
-ALL = (*AGENT, *CAPABILITIES, *RESOURCES, *SECTIONS, *PERMISSIONS, *PROCESS, *WORKSPACE, *STRUCTURE, *UNKNOWN)
+ALL = (
+    *AGENT,
+    *CAPABILITIES,
+    *RESOURCES,
+    *SECTIONS,
+    *PERMISSIONS,
+    *PROCESS,
+    *WORKSPACE,
+    *SERVICES,
+    *STRUCTURE,
+    *UNKNOWN,
+)

@@ -171,6 +171,23 @@ SUPERVISOR: dict[str, dict[str, str]] = {
     },
     # Durable before the secret leaves the supervisor. Never its value; refusals are `denied`, layer `credential`.
     "credential_granted": {**_RUN, "name": "text", "version": "int", "backend": "text"},
+    # One request to a model that was passed on, when its answer has ended: counts, never content. `status` is the
+    # provider's, 0 where none answered; `counted` says whether the tokens are its own numbers, `whole` whether all of
+    # the answer reached the agent; `credits` is the price.
+    "model_asked": {
+        **_RUN,
+        "provider": "text",
+        "model": "text",
+        "path": "text",
+        "stream": "bool",
+        "status": "int",
+        "input_tokens": "int",
+        "output_tokens": "int",
+        "counted": "bool",
+        "whole": "bool",
+        "duration_ms": "int",
+        "credits": "int",
+    },
     # Durable before the vault is changed: `action` is created, put, rotated, removed or rekeyed; the last and the first
     # are about the vault as a whole, without agent and name.
     "vault_changed": {

@@ -72,7 +72,7 @@ def compile(
     if first:
         reason = "a process whose parent has ended is the first process's to reap"
         provenance.add("config.json:process/init", origins.of("permissions.executables.allow", reason=reason))
-    if stack == "host" and effective.network.mode != "off":
+    if stack == "host" and effective.linked:
         _explain_user(provenance)
     return {
         "ociVersion": "1.0.2",
@@ -90,7 +90,7 @@ def compile(
         },
         "mounts": [_mount(i, m) for i, m in enumerate(mounts["mounts"])],
         "linux": {
-            **namespaces(stack if effective.network.mode != "off" else None),
+            **namespaces(stack if effective.linked else None),
             "resources": resources,
             "seccomp": seccomp,
         },

@@ -69,7 +69,7 @@ def compile(
     provenance = Provenance()
     origins = Origins(manifest, effective, None if parent is None else _requested(manifest))
     closures = _closures(effective, manifest, host)
-    filter_ = seccomp.compile(effective.syscalls.names, arch=host.arch, network=effective.network.mode != "off")
+    filter_ = seccomp.compile(effective.syscalls.names, arch=host.arch, network=effective.linked)
     _explain_filter(manifest, filter_.names, provenance)
     traced = Traced.of(Destinations.of(effective.network), origins)
     in_memory_mb = mounts.scratch_mb(effective, origins, host) + mounts.shared_mb(effective, manifest)
@@ -92,7 +92,7 @@ def compile(
         "cgroup.json": cgroup_doc,
         "mounts.json": mounts_doc,
         "network.json": firewall.document(effective, traced, origins, provenance),
-        "gates.json": gates.compile(traced, provenance),
+        "gates.json": gates.compile(effective, traced, origins, provenance),
         "credentials.json": credentials.compile(effective, origins, provenance),
         "supervision.json": supervision.compile(effective, origins, provenance),
         "runtime.json": _runtime(host, effective, provenance),
@@ -160,9 +160,14 @@ def _explain_filter(manifest: Manifest, names: tuple[str, ...], provenance: Prov
     added = {name: index for index, name in enumerate(manifest.permissions.syscalls.allow)}
     key = "permissions.syscalls.profile" if manifest.wrote("permissions.syscalls.profile") else "agent.runtime"
     from_profile = Cause("manifest", key, f"profile {profile}")
-    from_network = Cause("manifest", "resources.network", "a network that is not off")
+    from_network = (
+        Cause("manifest", "resources.network", "a network that is not off")
+        if manifest.resources.network != "off"
+        else Cause("manifest", "services.models.allow", "a link to the service gate")
+    )
     from_programs = Cause("manifest", "permissions.executables.allow", "a granted program can be started")
-    by_network = data.additions()["network"].names if manifest.resources.network != "off" else frozenset[str]()
+    networked = manifest.resources.network != "off"
+    by_network = data.additions()["network"].names if networked or manifest.services.models.allow else frozenset[str]()
     for name in names:
         if name in by_profile:
             provenance.causes[f"seccomp.bpf:{name}"] = from_profile
@@ -180,7 +185,7 @@ def _explain_filter(manifest: Manifest, names: tuple[str, ...], provenance: Prov
 def flags(effective: Effective, host: HostFacts) -> dict[str, str]:
     """runsc's flags for these grants, ``--pass-fd`` with the number that the descriptor has inside."""
     stated = {flag: value for flag, (value, _) in RUNSC_FLAGS.items()}
-    if effective.network.mode != "off":
+    if effective.linked:
         stated["--network"] = host.network.stack
     if effective.spawning.allowed or effective.credentials.listing():
         stated[BROKER[0]] = BROKER[1]

@@ -19,6 +19,7 @@ from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
 from policy.grants.roles import Role, Roles
+from policy.grants.services import ServiceSet
 from policy.grants.sets import access
 from policy.grants.sets.domain import NameSet
 from policy.grants.skills import SIDE_EFFECTS, SkillSet
@@ -73,7 +74,7 @@ class _Row:
         return value
 
 
-def _opened(row: _Row, key: str, domain: type[CredentialSet | ExecutableSet | SyscallSet]) -> Any:
+def _opened(row: _Row, key: str, domain: type[CredentialSet | ExecutableSet | ServiceSet | SyscallSet]) -> Any:
     return domain.top() if row.opened(key) else domain.bottom()
 
 
@@ -109,6 +110,7 @@ _DOMAINS: dict[str, Callable[[_Row], Any]] = {
     "skills": _skills,
     "spawning": _spawning,
     "lifetime": _lifetime,
+    "services": lambda row: _opened(row, "models", ServiceSet),
 }
 
 

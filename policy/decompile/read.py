@@ -18,13 +18,14 @@ from policy.decompile.calls import CallTable
 from policy.decompile.documents import Files, fixed, refuse
 from policy.decompile.network import network
 from policy.grants.credentials import CredentialSet
-from policy.grants.effective import DOMAINS
+from policy.grants.effective import DOMAINS, canonical
 from policy.grants.executables import ExecutableSet
 from policy.grants.identity import Identity
 from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants
 from policy.grants.resources import Ceilings
+from policy.grants.services import ServiceSet
 from policy.grants.sets.domain import Domain
 from policy.grants.skills import SkillSet
 from policy.grants.spawning import Spawning
@@ -35,7 +36,7 @@ BPF = "seccomp.bpf"
 
 
 class Grants(Struct, frozen=True):
-    """The ten domains as they were found.
+    """The domains as they were found.
 
     INVARIANT: not an ``Effective``. That type takes execve away where no program is granted; a reader that
     made one would not see an artefact that leaves it in.
@@ -51,6 +52,7 @@ class Grants(Struct, frozen=True):
     skills: SkillSet
     spawning: Spawning
     lifetime: LifetimeGrant
+    services: ServiceSet
 
     def domains(self) -> tuple[tuple[str, Domain], ...]:
         """Name and value of each domain, in the order of ``DOMAINS``."""
@@ -58,7 +60,7 @@ class Grants(Struct, frozen=True):
 
     def canonical(self) -> dict[str, Any]:
         """The grants as JSON would hold them."""
-        return {name: mine.canonical() for name, mine in self.domains()}
+        return canonical(self.domains())
 
 
 class ReadProcess(Struct, frozen=True):
@@ -107,7 +109,7 @@ def read(files: Files) -> Decompiled:
     if oci.init != (calls_init and bool(seen.executables)):
         raise refuse(f"{config.CONFIG}:process/args", "an init starts the agent exactly where it may start programs")
     reached = network.read(files)
-    if bool(oci.stack) != (reached.mode != "off"):
+    if bool(oci.stack) != reached.linked:
         raise refuse(f"{config.CONFIG}:linux/namespaces", f"they are not those of network {reached.mode}")
     if seen.resolver != reached.named:
         raise refuse(mounts.MOUNTS, "a resolver is named exactly where names are resolved")
@@ -149,6 +151,7 @@ def read(files: Files) -> Decompiled:
             skills=held.skills,
             spawning=held.spawning,
             lifetime=held.lifetime,
+            services=reached.services,
         ),
         arch,
         found,

@@ -19,6 +19,7 @@ from policy.explain import workspaces
 from policy.grants.effective import DOMAINS, Effective
 from policy.grants.paths import MODES, FilesystemGrants
 from policy.grants.resources import UNITS, Ceilings
+from policy.grants.services import ServiceSet
 
 # From what is worst to have by mistake to what is mildest; the text is what people read.
 RISKS = (
@@ -26,6 +27,7 @@ RISKS = (
     "writes files of the host",
     "reaches the network",
     "holds secrets",
+    "asks models",
     "acts through tools",
     "starts agents",
     "reads files of the host",
@@ -225,6 +227,12 @@ def _skills(left: Any, other: Any) -> Parts:
     yield "acts through tools", "side effect class", classes
 
 
+def _services(left: ServiceSet, other: ServiceSet) -> Parts:
+    risk, lines = "asks models", left.describe()
+    yield risk, "model", lines[: len(left.models)]
+    yield risk, "model limit", lines[len(left.models) :]
+
+
 _PARTS: dict[str, Callable[[Any, Any], Parts]] = {
     "identity": _one("acts under a role", "role"),
     "filesystem": _filesystem,
@@ -236,6 +244,7 @@ _PARTS: dict[str, Callable[[Any, Any], Parts]] = {
     "skills": _skills,
     "spawning": _one("starts agents", "spawn limit"),
     "lifetime": _one("lives longer", "lifetime limit"),
+    "services": _services,
 }
 assert tuple(_PARTS) == tuple(DOMAINS)
 

@@ -13,6 +13,7 @@ from typing import Any
 from policy import errors
 from policy.compile.artefacts import Artefacts
 from policy.compile.network import firewall
+from policy.grants.services import LIMITS
 
 Rules = Iterator[tuple[str, str]]
 
@@ -58,9 +59,10 @@ def network(document: dict[str, Any]) -> Rules:
     closed("network.json", document, _NETWORK_KEYS)
     yield "network.json:mode", f"{document['mode']}, interfaces {', '.join(document['interfaces'])}"
     if document["gateway"] is not None:
-        if document["gateway"] != _GATEWAY:
+        served = {"service_port": firewall.SERVICE_PORT} if "service_port" in document["gateway"] else {}
+        if document["gateway"] != _GATEWAY | served:
             raise errors.UnexplainedError("the gateway is not the one known here", where="network.json")
-        yield "network.json:gateway", ", ".join(f"{key} {value}" for key, value in _GATEWAY.items())
+        yield "network.json:gateway", ", ".join(f"{key} {value}" for key, value in document["gateway"].items())
     if document["net_bps"] is not None:
         yield "network.json:net_bps", f"{document['net_bps']} bytes a second each way"
     for grant in document["grants"]:
@@ -76,7 +78,7 @@ def ruleset(artefacts: Artefacts) -> Rules:
         errors.UnexplainedError: there is one without a gateway, none with one, or a set or counter without a grant.
     """
     raw = artefacts.files["firewall.nft"]
-    off = artefacts.json("network.json")["mode"] == "off"
+    off = artefacts.json("network.json")["gateway"] is None
     if off != (raw == b""):
         raise errors.UnexplainedError("a firewall stands where the network is off, or is missing", where="firewall.nft")
     if off:
@@ -141,7 +143,10 @@ def _short(line: str) -> str:
 
 def gates(document: dict[str, Any]) -> Rules:
     """gates.json."""
-    closed("gates.json", document, {"version", "dns", "tls"})
+    served = {"services"} & set(document)
+    closed("gates.json", document, {"version", "dns", "tls", *served})
+    if served:
+        yield from _services(document["services"])
     dns, tls = document["dns"], document["tls"]
     if dns is not None:
         closed("dns of gates.json", dns, _DNS_KEYS)
@@ -166,6 +171,18 @@ def gates(document: dict[str, Any]) -> Rules:
             closed("an address of gates.json", entry, {"first", "last", "ports"})
             span = f"{entry['first']}-{entry['last']}"
             yield f"gates.json:tls/address/{span}", f"any server name at {span}, ports {_spans(entry)}"
+
+
+def _services(document: dict[str, Any]) -> Rules:
+    closed("services of gates.json", document, {"listen", "names", "models", *LIMITS})
+    yield "gates.json:services", f"port {document['listen']}, {', '.join(document['names'])}"
+    for entry in document["models"]:
+        closed("a model of gates.json", entry, {"provider", "pattern"})
+        place = f"{entry['provider']}/{entry['pattern']}"
+        yield f"gates.json:services/model/{place}", f"model {place}"
+    for name, unit in LIMITS.items():
+        value = document[name]
+        yield f"gates.json:services/{name}", "not limited" if value is None else f"{value} {unit}"
 
 
 def credentials(document: dict[str, Any]) -> Rules:

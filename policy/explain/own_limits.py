@@ -19,7 +19,7 @@ DENIALS: Final = "denials.jsonl"
 VERSION: Final = 1
 # The most bytes of the document. Longer lists are cut, and `cut` says how many items are missing.
 MAX_BYTES: Final = 262_144
-_GRANTS: Final = ("filesystem", "network", "syscalls", "executables", "credentials", "skills", "spawning")
+_GRANTS: Final = ("filesystem", "network", "syscalls", "executables", "credentials", "skills", "spawning", "services")
 
 
 def document(effective: Effective, manifest: Manifest) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def document(effective: Effective, manifest: Manifest) -> dict[str, Any]:
     return {
         "version": VERSION,
         "agent": {"id": manifest.agent.id, "version": manifest.agent.version, "role": manifest.agent.role},
-        "grants": {name: whole[name] for name in _GRANTS},
+        "grants": {name: whole[name] for name in _GRANTS if name in whole},
         "limits": limits,
         **({} if terms is None else {"workspace": {"path": manifest.workspace.path, **terms}}),
         "services": list(_services(effective, manifest)),
@@ -62,6 +62,8 @@ def _services(effective: Effective, manifest: Manifest) -> Iterator[dict[str, An
         yield {"name": "broker", "at": "descriptor 3", "kinds": asked}
     if mounts.as_files(effective, manifest):
         yield {"name": "credentials", "at": mounts.CREDENTIALS, "kinds": ["file"]}
+    if effective.services:
+        yield {"name": "models", "at": "http://models.covenant", "kinds": ["openai", "anthropic"]}
     if effective.network.names:
         yield {"name": "names", "at": mounts.RESOLVER, "kinds": ["A", "AAAA", "HTTPS"]}
 

@@ -1,5 +1,5 @@
-"""Effective grants: the product of the ten domains. What a manifest asks for, what a role or parent bounds, and
-what an agent has are all values of this one type.
+"""Effective grants: the product of the ten domains and of the services. What a manifest asks for, what a role or
+parent bounds, and what an agent has are all values of this one type.
 
 One law joins two domains: without an executables grant no ``execve`` is held, and ``execveat`` and
 ``memfd_create``, which start programs without a path, never are (decisions.md, "Filesystem and execution"). It
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from policy import errors
 from policy.grants import source
@@ -21,12 +21,13 @@ from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants
 from policy.grants.resources import UNITS, Ceilings
+from policy.grants.services import LIMITS, ServiceSet
 from policy.grants.sets.domain import Domain
 from policy.grants.skills import SkillSet
 from policy.grants.spawning import Spawning
 from policy.grants.syscalls import EXEC_CALL, NEVER_CALLS, SyscallSet
 
-# The ten, in the order of the OctantOS table; every loop over domains takes them from here.
+# The ten, in the order of the OctantOS table, then the services; every loop over domains takes them from here.
 DOMAINS: dict[str, type[Domain]] = {
     "identity": Identity,
     "filesystem": FilesystemGrants,
@@ -38,9 +39,11 @@ DOMAINS: dict[str, type[Domain]] = {
     "skills": SkillSet,
     "spawning": Spawning,
     "lifetime": LifetimeGrant,
+    "services": ServiceSet,
 }
 # The profile that a runtime brings where the manifest names none.
 RUNTIME_PROFILES = {"python3": "python3", "node": "node", "rust-bin": "static", "command": "command"}
+NO_SERVICES: Final = ServiceSet.bottom()
 _NO_EXEC = NEVER_CALLS | {EXEC_CALL}
 
 Lines = dict[str, tuple[str, ...]]
@@ -48,7 +51,7 @@ Lines = dict[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """Grants in all ten domains; everything not in it is denied."""
+    """Grants in all domains; everything not in it is denied."""
 
     identity: Identity
     filesystem: FilesystemGrants
@@ -60,6 +63,7 @@ class Effective:
     skills: SkillSet
     spawning: Spawning
     lifetime: LifetimeGrant
+    services: ServiceSet = NO_SERVICES
 
     def __post_init__(self) -> None:
         calls = self.syscalls.without(NEVER_CALLS if self.executables else _NO_EXEC)
@@ -104,7 +108,8 @@ class Effective:
             ((e.path, e.sha256) for e in table.executables.allow if not e.tree),
             (e.tree for e in table.executables.allow if e.tree),
         )
-        brought = (("executables", bool(executables)), ("network", network.mode != "off"))
+        services = _services(manifest.services)
+        brought = (("executables", bool(executables)), ("network", network.mode != "off" or bool(services)))
         names = frozenset[str]().union(
             *((additions or {})[k].names for k, on in brought if on and k in (additions or {}))
         )
@@ -119,11 +124,17 @@ class Effective:
             skills=SkillSet.of(table.skills.allow, table.skills.side_effects),
             spawning=_spawning(manifest.spawn),
             lifetime=_lifetime(manifest.lifetime),
+            services=services,
         )
 
     def domains(self) -> tuple[tuple[str, Domain], ...]:
         """Name and value of each domain, in the order of ``DOMAINS``."""
         return tuple((name, getattr(self, name)) for name in DOMAINS)
+
+    @property
+    def linked(self) -> bool:
+        """Whether the agent has a link to a gateway: for destinations, or for its services alone."""
+        return self.network.mode != "off" or bool(self.services)
 
     def meet(self, other: Self, /) -> Self:
         """Return the grants that both allow, in every domain."""
@@ -144,7 +155,7 @@ class Effective:
 
     def canonical(self) -> dict[str, Any]:
         """The grants as JSON would hold them: sorted, stable, and what the policy digest covers."""
-        return {name: mine.canonical() for name, mine in self.domains()}
+        return canonical(self.domains())
 
     def for_child(self, *, remaining_seconds: int | None) -> Self:
         """The ceiling of this agent's children: one level of spawning less, and no longer than what is left.
@@ -153,6 +164,17 @@ class Effective:
         """
         left = LifetimeGrant(remaining_seconds, self.lifetime.on_expiry)
         return replace(self, spawning=self.spawning.for_child(), lifetime=left)
+
+
+def canonical(domains: Iterable[tuple[str, Domain]]) -> dict[str, Any]:
+    """Domains as JSON would hold them. Services that are not granted are left out, as before there were any."""
+    return {name: mine.canonical() for name, mine in domains if name != "services" or mine != NO_SERVICES}
+
+
+def _services(sections: source.ServicesSection) -> ServiceSet:
+    asked = sections.models
+    models = ((one.provider, pattern) for one in asked.allow for pattern in one.models)
+    return ServiceSet.of(models, *(getattr(asked, name) for name in LIMITS))
 
 
 def _network(manifest: source.ManifestSections) -> Network:

@@ -20,6 +20,7 @@ from policy.grants.lifetime import ON_EXPIRY, LifetimeGrant
 from policy.grants.network import ANY_PUBLIC, Network
 from policy.grants.paths import MODES, FilesystemGrants
 from policy.grants.resources import UNITS, Ceilings
+from policy.grants.services import LIMITS, ServiceSet
 from policy.grants.sets import access, addresses, hostnames
 from policy.grants.sets.access import PROTOCOLS, Access
 from policy.grants.sets.domain import ANY, NameSet
@@ -34,10 +35,10 @@ def effective(document: Any) -> Effective:
     Raises:
         errors.ArtefactError: it is not what ``canonical`` gives for some grants.
     """
-    if type(document) is not dict or set(document) != set(DOMAINS):
-        raise _refuse("it has not exactly the ten domains")
+    if type(document) is not dict or {*document, "services"} != set(DOMAINS):
+        raise _refuse("it has not exactly the known domains")
     try:
-        found = Effective(**{name: _DOMAINS[name](document[name]) for name in DOMAINS})
+        found = Effective(**{name: _DOMAINS[name](document[name]) for name in DOMAINS if name in document})
         # As text: to Python, true is 1 and 1.0.
         same = json.dumps(found.canonical(), sort_keys=True) == json.dumps(document, sort_keys=True)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, errors.ManifestError) as e:
@@ -120,6 +121,13 @@ def _skills(d: Document) -> SkillSet:
     return SkillSet(_names(d["allow"]), _names(d["side_effects"]))
 
 
+def _services(d: Document) -> ServiceSet:
+    models = [(one["provider"], one["pattern"]) for one in d["models"]]
+    if not models or not all(type(part) is str for one in models for part in one):
+        raise TypeError("a model is no text")
+    return ServiceSet.of(models, *(_limit(d[name]) for name in LIMITS))
+
+
 def _set_of(kind: Any, key: str) -> Callable[[Document], Any]:
     def restore(d: Document) -> Any:
         names = _names(d[key])
@@ -141,5 +149,6 @@ _DOMAINS: dict[str, Callable[[Document], Any]] = {
         _limit(d["max_depth"]), _limit(d["max_descendants"]), _one_of(ON_PARENT_EXIT, d["on_parent_exit"])
     ),
     "lifetime": lambda d: LifetimeGrant(_limit(d["ttl_seconds"]), _one_of(ON_EXPIRY, d["on_expiry"])),
+    "services": _services,
 }
 assert tuple(_DOMAINS) == tuple(DOMAINS)

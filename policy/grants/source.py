@@ -126,6 +126,35 @@ class PermissionsSection(Protocol):
     def skills(self) -> SkillsSection: ...
 
 
+class ModelsItem(Protocol):
+    """An item of ``services.models.allow``."""
+
+    @property
+    def provider(self) -> str: ...
+    @property
+    def models(self) -> Sequence[str]: ...
+
+
+class ModelsSection(Protocol):
+    """``[services.models]``."""
+
+    @property
+    def allow(self) -> Sequence[ModelsItem]: ...
+    @property
+    def requests_per_minute(self) -> int | None: ...
+    @property
+    def tokens_per_hour(self) -> int | None: ...
+    @property
+    def max_output_tokens(self) -> int | None: ...
+
+
+class ServicesSection(Protocol):
+    """``[services]``."""
+
+    @property
+    def models(self) -> ModelsSection: ...
+
+
 class SpawnSection(Protocol):
     """``[spawn]``."""
 
@@ -165,6 +194,8 @@ class ManifestSections(Protocol):
     def spawn(self) -> SpawnSection: ...
     @property
     def lifetime(self) -> LifetimeSection: ...
+    @property
+    def services(self) -> ServicesSection: ...
 
     def wrote(self, dotted: str, /) -> bool: ...
     def where(self, dotted: str, /) -> str: ...

@@ -8,8 +8,6 @@ the file wrote and where.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, PrivateAttr, ValidationInfo, field_validator, model_validator
@@ -19,6 +17,7 @@ from policy.manifest import fields, lines, paths, text
 from policy.manifest import process as processes
 from policy.manifest.permissions import Permissions  # by name: the field of that name would hide the module
 from policy.manifest.process import Process, Root
+from policy.manifest.services import PROVIDERS_ID, Services  # by name: as above
 from policy.manifest.workspace import TREE, Workspace
 
 Problem = tuple[str, str, str]
@@ -174,6 +173,20 @@ def _process(m: Manifest) -> Iterator[Problem]:
         yield f"process.env.{name}", message, "a manifest is no place for secrets: take the variable out"
 
 
+def _services(m: Manifest) -> Iterator[Problem]:
+    """``[services]`` needs ``backend = "linux-gvisor"``; ``[services.models]`` allows a model, and so does each
+    of its items."""
+    asked = m.services.models
+    if "services" in m.model_fields_set and m.sandbox.backend != "linux-gvisor":
+        message = f"[services] is written while the backend is `{m.sandbox.backend}`"
+        yield "services", message, 'write backend = "linux-gvisor"'
+    for index, one in enumerate(asked.allow):
+        if not one.models:
+            yield f"services.models.allow[{index}].models", "models is an empty list", 'write models = ["NAME"]'
+    if not asked.allow and "models" in m.services.model_fields_set:
+        yield "services.models", "[services.models] allows no model", "write allow, or take the section out"
+
+
 def _trees(m: Manifest) -> Iterator[Problem]:
     """A layer that ``permissions.executables.allow`` names stands in ``[root]``; no two layers have one name."""
     names = [one.name for one in m.root.stack]
@@ -238,6 +251,7 @@ RULES: tuple[Callable[[Manifest], Iterator[Problem]], ...] = (
     _spawn,
     _lifetime,
     _process,
+    _services,
     _trees,
     _dev_shm,
     _workspace,
@@ -268,6 +282,8 @@ _U63 = 2**63 - 1  # TOML's largest integer
 def _id(value: str) -> str:
     if not value.strip("."):
         raise text.wrong(f"agent id {text.quote(value)} is only dots", "give it a name")
+    if value == PROVIDERS_ID:
+        raise text.wrong(f"agent id {text.quote(value)} is the operator's own", "give it another name")
     return value
 
 
@@ -405,41 +421,6 @@ class Lifetime(fields.Section):
     on_expiry: Annotated[OnExpiry, says("what happens at the end of ttl_seconds")] = "terminate"
 
 
-@dataclass(frozen=True)
-class ManifestFile:
-    """The file beyond its values: its written keys, foreign sections, its text."""
-
-    written: frozenset[str] = frozenset()
-    unknown: tuple[str, ...] = ()
-    file: str = field(default="agent.toml", compare=False)
-    text: str = field(default="", compare=False, repr=False)
-
-    @cached_property
-    def scan(self) -> lines.TomlScan:
-        """The places of the text; scanned when first asked for."""
-        return lines.scan(self.text)
-
-    def place(self, path: lines.Path, *, key: bool = False) -> lines.Place | None:
-        """Where the value at a path stands; with ``key``, or for what has a header instead of a value, its key.
-
-        For what the file did not write, the key of the nearest table around it that it wrote.
-        """
-        if not key and path in self.scan.values:
-            return self.scan.values[path]
-        around = (path[:length] for length in range(len(path), 0, -1))
-        return next((self.scan.keys[part] for part in around if part in self.scan.keys), None)
-
-    def where(self, path: lines.Path) -> str:
-        """``agent.toml:LINE`` of a key, or of the nearest table around it that the file wrote."""
-        place = self.place(path)
-        return f"{self.file}:{place.line}" if place else self.file
-
-    def point(self, path: lines.Path, *, key: bool = False) -> str:
-        """``agent.toml:LINE:COLUMN``, as ``place``."""
-        place = self.place(path, key=key)
-        return f"{self.file}:{place.line}:{place.column}" if place else self.file
-
-
 class Manifest(fields.Section):
     """A manifest that satisfies every rule of its own; signature, role, host and parent are other checks.
 
@@ -458,8 +439,9 @@ class Manifest(fields.Section):
     process: Process = Process()
     root: Root = Root()
     workspace: Workspace = Workspace()
+    services: Services = Services()
 
-    _source: ManifestFile = PrivateAttr(default=ManifestFile())
+    _source: lines.ManifestFile = PrivateAttr(default=lines.ManifestFile())
 
     @model_validator(mode="after")
     def _structure(self) -> Manifest:
@@ -470,7 +452,7 @@ class Manifest(fields.Section):
         return self
 
     @property
-    def source(self) -> ManifestFile:
+    def source(self) -> lines.ManifestFile:
         """The file beyond its values."""
         return self._source
 

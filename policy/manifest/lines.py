@@ -13,6 +13,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -263,3 +264,38 @@ class _Scanner:
                 self.need("}")
                 return
             self.blank()
+
+
+@dataclass(frozen=True)
+class ManifestFile:
+    """The file beyond its values: its written keys, foreign sections, its text."""
+
+    written: frozenset[str] = frozenset()
+    unknown: tuple[str, ...] = ()
+    file: str = field(default="agent.toml", compare=False)
+    text: str = field(default="", compare=False, repr=False)
+
+    @cached_property
+    def scan(self) -> TomlScan:
+        """The places of the text; scanned when first asked for."""
+        return scan(self.text)
+
+    def place(self, path: Path, *, key: bool = False) -> Place | None:
+        """Where the value at a path stands; with ``key``, or for what has a header instead of a value, its key.
+
+        For what the file did not write, the key of the nearest table around it that it wrote.
+        """
+        if not key and path in self.scan.values:
+            return self.scan.values[path]
+        around = (path[:length] for length in range(len(path), 0, -1))
+        return next((self.scan.keys[part] for part in around if part in self.scan.keys), None)
+
+    def where(self, path: Path) -> str:
+        """``agent.toml:LINE`` of a key, or of the nearest table around it that the file wrote."""
+        place = self.place(path)
+        return f"{self.file}:{place.line}" if place else self.file
+
+    def point(self, path: Path, *, key: bool = False) -> str:
+        """``agent.toml:LINE:COLUMN``, as ``place``."""
+        place = self.place(path, key=key)
+        return f"{self.file}:{place.line}:{place.column}" if place else self.file

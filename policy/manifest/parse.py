@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from policy import errors
-from policy.manifest import agent, report, syntax, text
+from policy.manifest import agent, lines, report, syntax, text
 
 FILE = "agent.toml"
 UNKNOWN_SECTIONS = 64
@@ -46,7 +46,7 @@ def parse(raw: bytes, *, file: str = FILE) -> agent.Manifest:
     # (2) top level
     known = {name: value for name, value in document.items() if name in _SECTIONS}
     unknown = tuple(sorted(name for name in document if name not in _SECTIONS))
-    source = agent.ManifestFile(written=frozenset(_written(known)), unknown=unknown, file=file, text=document_text)
+    source = lines.ManifestFile(written=frozenset(_written(known)), unknown=unknown, file=file, text=document_text)
     problems = list(_top_level(document, unknown))
 
     # (3) sections

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from policy.manifest import fields, hosts, paths, process, text, tool_uri
+from policy.manifest import fields, hosts, paths, process, text
+from policy.manifest.tools import tool_uri
 
 says = fields.says
 HostPath = Annotated[str, AfterValidator(paths.absolute)]

@@ -28,7 +28,7 @@ class Problem(Struct, frozen=True):
 
 
 def error(
-    problems: Sequence[Problem], source: agent.ManifestFile, kind: type[errors.ManifestError] = errors.ManifestError
+    problems: Sequence[Problem], source: lines.ManifestFile, kind: type[errors.ManifestError] = errors.ManifestError
 ) -> errors.ManifestError:
     """The refusal for a non-empty list of findings; ``details["errors"]`` holds them all, in file order."""
     placed = sorted(problems, key=lambda p: source.place(p.path, key=p.at_key) or lines.Place(0, 0))

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from policy.manifest import agent, fields, hosts, paths, permissions, process, text, tool_uri, workspace
+from policy.manifest import agent, fields, hosts, paths, permissions, process, services, text, workspace
+from policy.manifest.tools import tool_uri
 from policy.package import INVISIBLE
 
 Fragment = dict[str, Any]
@@ -69,8 +70,9 @@ _PLAIN: Fragment = {
 VALIDATORS: dict[Callable[..., Any], Fragment] = {
     text.plain: _PLAIN,
     text.unhidden: _VISIBLE,
-    agent._id: {"pattern": r"[^.]"},  # noqa: SLF001 - the checks of the same room, by themselves
+    agent._id: {"pattern": r"[^.]", "not": {"const": services.PROVIDERS_ID}},  # noqa: SLF001 - the checks of the same room, by themselves
     fields.unique: {"uniqueItems": True},
+    services._unique_providers: {"uniqueItems": True},  # noqa: SLF001
     paths.absolute: {"maxLength": text.STRING_CHARACTERS, **_any(_ABSOLUTE)},
     hosts.check: {
         "maxLength": hosts.NAME_CHARACTERS + 2,
@@ -150,6 +152,7 @@ _IS: Callable[[Any], Fragment] = lambda value: {"const": value}  # noqa: E731 - 
 _GVISOR = _written("sandbox", backend=_IS("linux-gvisor"))
 _HERMES = _written("agent", runtime=_IS("hermes"))
 _AT_LEAST_ONE = {"minimum": 1}
+_ITEMS = {"minItems": 1}
 
 RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
     agent._entry: (  # noqa: SLF001
@@ -235,6 +238,16 @@ RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
             _section("process", env={"propertyNames": {"not": {"pattern": f"^(?:{'|'.join(process.OURS)})"}}}),
         ),
     ),
+    agent._services: (  # noqa: SLF001
+        _when({"required": ["services"]}, _GVISOR),
+        _section(
+            "services",
+            models={
+                "required": ["allow"],
+                "properties": {"allow": {"items": {"properties": {"models": _ITEMS}}, **_ITEMS}},
+            },
+        ),
+    ),
     agent._trees: (  # noqa: SLF001
         _when(
             {"not": _written("workspace", exec=_IS(True))},
@@ -299,6 +312,7 @@ LEFT = (
     "port ranges that run backwards or overlap, and two network entries that differ only in the order of their ports",
     "an executable listed twice, once with a digest",
     "two layers of one name, a tree of programs that is not in the root, a variable with the name of a secret",
+    "two items of services.models.allow for one provider",
     "a dev_shm_mb or a workspace that leaves nothing of disk_mb",
     "a system call that is both allowed and denied, and whether profiles, calls and roles exist",
     "an unknown section that is within two edits of a known one",

@@ -99,7 +99,7 @@ def _differences(
 
 def _arguments(effective: Effective, found: Decompiled, names: frozenset[str]) -> Difference:
     """(3) What passes for some arguments only must be what the table says, on all 64 bits of each."""
-    table, network = data.arguments(), effective.network.mode != "off"
+    table, network = data.arguments(), effective.linked
     session = SESSION_CALL in names
     rules = {}
     for name in names & table.rules.keys():

@@ -106,7 +106,7 @@ def check(facts: Facts, found: Decompiled, package_digest: str) -> None:
         ("programs of layers", list(seen.image.programs), _programs(facts, found)),
         ("runtime", seen.runtime.name, facts.runtime),
         ("secrets as files", seen.secrets, facts.secret_files and bool(found.grants.credentials.listing())),
-        ("network stack", found.runsc.stack, facts.stack if found.reached.mode != "off" else ""),
+        ("network stack", found.runsc.stack, facts.stack if found.reached.linked else ""),
         ("runsc", [found.runsc.version, found.runsc.sha256], None if facts.runsc is None else list(facts.runsc)),
     ]
     for closure in (seen.runtime, *seen.programs):

@@ -93,7 +93,7 @@ def _filesystem(effective: Effective, found: Decompiled) -> Expected:
 def _network(effective: Effective, found: Decompiled) -> Expected:
     mine = effective.network
     joined = reach.with_common(mine)
-    used = ("neighbours",) if mine.mode != "off" else ()
+    used = ("neighbours",) if effective.linked else ()
     return joined, used if joined == mine else ("name-is-address", *used)
 
 
@@ -127,8 +127,8 @@ def _resources(effective: Effective, found: Decompiled) -> Expected:
         ("shares", not io),
         ("io-device", io),
         ("file-size", found.seen.scratch_mb is None),
-        ("highest-rate", (mine.net_bps or 0) > network.MAX_RATE and effective.network.mode != "off"),
-        ("no-network-rate", mine.net_bps is not None and effective.network.mode == "off"),
+        ("highest-rate", (mine.net_bps or 0) > network.MAX_RATE and effective.linked),
+        ("no-network-rate", mine.net_bps is not None and not effective.linked),
     )
     return mine, tuple(name for name, applies in used if applies)
 

@@ -14,7 +14,7 @@ from policy.decompile import read as reading
 from policy.decompile.documents import Files, closed, fixed, refuse, shown
 from policy.decompile.network import network, reach
 from policy.decompile.read import Decompiled
-from policy.grants.effective import DOMAINS, Effective
+from policy.grants.effective import Effective
 
 EFFECTIVE = "effective.json"
 PROVENANCE = "provenance.json"
@@ -39,8 +39,9 @@ def check(files: Files, effective: Effective, found: Decompiled) -> str:
     )
     fixed(document["version"], f"{EFFECTIVE}:version", 1)
     fixed(document["arch"], f"{EFFECTIVE}:arch", found.arch)
-    closed(document["grants"], f"{EFFECTIVE}:grants", dict.fromkeys(DOMAINS, dict))
-    for name, domain in effective.domains():
+    told = effective.canonical()
+    closed(document["grants"], f"{EFFECTIVE}:grants", dict.fromkeys(told, dict))
+    for name, domain in ((name, domain) for name, domain in effective.domains() if name in told):
         if documents.dumps(document["grants"][name]) != documents.dumps(domain.canonical()):
             raise errors.ProofError(f"effective.json tells of other grants in {name}", where=EFFECTIVE, domain=name)
     if reach.with_common(found.reached.listed) != found.grants.network:

@@ -134,7 +134,7 @@ def host_memory_mb(effective: Effective, *, gvisor: bool) -> int:
     memory, disk, pids = want.memory_mb or 0, want.disk_mb or 0, want.pids_max or 0
     # A tmpfs lives in memory, and the sentry needs its own (decisions.md, Filesystem and execution).
     scratch = disk if gvisor and effective.filesystem.mode != "read-only-package" else 0
-    gates = GATES_MB if gvisor and effective.network.mode != "off" else 0
+    gates = GATES_MB if gvisor and effective.linked else 0
     return memory + scratch + gates + (overhead_mb(pids) if gvisor else 0)
 
 

@@ -166,6 +166,20 @@ def _network(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
         yield "resources.network", f"network {text.quote(mode)}", host.network.lacks, host.network.mend
 
 
+def _services(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
+    asked, standby = manifest.services.models.allow, manifest.sandbox.standby
+    if asked and standby:
+        lacking = "keys of models that change while an instance waits"
+        yield "sandbox.standby", f"standby `{standby}` beside services.models", lacking, "write standby = 0"
+    if asked and host.network.lacks and not host.network.links:
+        yield "services.models.allow", "a link to the service gate", host.network.lacks, host.network.mend
+    for index, one in enumerate(asked):
+        if one.provider not in host.providers:
+            mend = f"write [providers.{one.provider}] in providers.toml (docs/models.md)"
+            key = f"services.models.allow[{index}]"
+            yield key, f"provider `{one.provider}`", f"a provider `{one.provider}`", mend
+
+
 def _writes(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
     for i, path in enumerate(manifest.permissions.filesystem.write):
         found = host.granted.get(path)
@@ -178,5 +192,5 @@ def _writes(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
 
 _LOOKS: tuple[Callable[[Manifest, HostFacts], Iterator[Lack]], ...] = (
     *(_runsc, _runtime, _cgroups, _cpu_time),
-    *(_io, _suspending, _waiting_secrets, _network, _writes),
+    *(_io, _suspending, _waiting_secrets, _network, _services, _writes),
 )

@@ -18,6 +18,7 @@ from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
+from policy.grants.services import LIMITS, ServiceSet
 from policy.grants.sets.domain import Domain, NameSet
 from policy.grants.skills import SkillSet
 from policy.grants.spawning import Spawning
@@ -99,6 +100,14 @@ def _lifetime(m: Manifest, e: Effective) -> Items:
     yield "lifetime.on_expiry", LifetimeGrant(on_expiry=e.lifetime.on_expiry)
 
 
+def _services(m: Manifest, e: Effective) -> Items:
+    for i, entry in enumerate(m.services.models.allow):
+        models = ((entry.provider, pattern) for pattern in entry.models)
+        yield f"services.models.allow[{i}]", ServiceSet.of(models, *(0 for _ in LIMITS))
+    for name in LIMITS:
+        yield f"services.models.{name}", structs.replace(ServiceSet.bottom(), **{name: getattr(e.services, name)})
+
+
 _ITEMS: dict[str, Callable[[Manifest, Effective], Items]] = {
     "identity": _identity,
     "filesystem": _filesystem,
@@ -110,6 +119,7 @@ _ITEMS: dict[str, Callable[[Manifest, Effective], Items]] = {
     "skills": _skills,
     "spawning": _spawning,
     "lifetime": _lifetime,
+    "services": _services,
 }
 assert tuple(_ITEMS) == tuple(DOMAINS)
 

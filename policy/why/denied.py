@@ -56,6 +56,17 @@ MEANINGS: Final[Mapping[tuple[str, str], str]] = {
     ("credential", "unavailable"): "the vault could not be opened, or did not answer",
     ("credential", "malformed"): "what was asked for can be no secret's name",
     ("credential", "rate"): "there were more requests than a run may make",
+    ("model", "model_not_granted"): "no grant names this model of a provider that answers in this API",
+    ("model", "limit"): "a limit of services.models was reached",
+    ("model", "path_refused"): "the service gate knows no such operation",
+    ("model", "host_refused"): "the request names another host than the service gate",
+    ("model", "frame_refused"): "the request could be read in two ways, or asks for another protocol",
+    ("model", "malformed"): "the request is no document of its API",
+    ("model", "field_refused"): "the request has a field that is not passed on",
+    ("model", "content_refused"): "the provider was asked to fetch, to keep or to run something",
+    ("model", "provider_failed"): "a provider did not answer, or answered what is not passed back",
+    ("model", "no_provider"): "no provider of this model answered",
+    ("model", "key_refused"): "the provider refused the operator's key",
     ("memory", "out_of_memory"): "the kernel ended the agent for its memory",
     ("time", "deadline"): "the agent was still running when this clock had run out",
     ("time", "cpu_time"): "the agent had used up its processor time",
@@ -151,7 +162,7 @@ def _family(denial: Denial, sight: Sight) -> str:
         return ""
     found, additions = sight.found, data.additions()
     is_call = denial.layer == "syscall"
-    if is_call and found.reached.mode == "off" and denial.target in additions["network"].names:
+    if is_call and not found.reached.linked and denial.target in additions["network"].names:
         return "network"
     starts = denial.target == denials.EXECVE or (is_call and denial.target in additions["executables"].names)
     return "executables" if starts and not found.grants.executables else ""
@@ -171,7 +182,7 @@ def of_question(question: Question, sight: Sight) -> Denial | None:
 
     A name that a grant covers is answered, and what it leads to is not known before.
     """
-    if not isinstance(question, kernel.Connect) or sight.found.reached.mode == "off":
+    if not isinstance(question, kernel.Connect) or not sight.found.reached.linked:
         return None
     found = addresses.parse(question.host)
     if found is None:

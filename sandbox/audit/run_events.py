@@ -221,6 +221,10 @@ class RunEvents:
         """Record durably that a secret is about to be given to the agent."""
         self._append("credential_granted", agent_id=self.agent_id, name=name, version=version, backend=backend)
 
+    def model_asked(self, fields: Mapping[str, Any], price: int) -> None:
+        """Record a request to a model, once its answer has ended: ``fields`` are its counts."""
+        self._append("model_asked", agent_id=self.agent_id, credits=price, **fields)
+
     def drift(self, layer: live.Layer) -> None:
         """Record a drift durably, before the run is ended for it."""
         self._append("drift", agent_id=self.agent_id, layer=layer.name, expected=layer.expected, found=layer.found)

@@ -23,6 +23,7 @@ from sandbox.host import memory as host_memory
 from sandbox.host import started
 from sandbox.kernel import small_files
 from sandbox.kernel.cgroup import cgroup
+from sandbox.network.service import providers
 from sandbox.rootfs import closure, host_paths, loader_patch
 from sandbox.storage import json_cache
 
@@ -61,6 +62,7 @@ def probe(config: Config) -> HostFacts:
             cgroup=cgroup_facts(),
             runsc=_usable_runsc(config),
             network=network_facts(config),
+            providers=tuple(providers.load(config.state)),
         )
     except (OSError, KeyError, ValueError) as e:
         raise errors.HostError(f"this host cannot be probed: {e}", hint="is /proc mounted?") from e
@@ -175,11 +177,14 @@ def network_facts(config: Config) -> NetworkFacts:
         return NetworkFacts(f"nft ({e.message})", e.hint or "apt-get install nftables")
     if not _NET.joinpath("ipv6").is_dir():
         return NetworkFacts("IPv6, which a gateway must have to refuse it", "boot without ipv6.disable=1")
+    stack = config.runsc_network
     if not config.uplink:
-        return NetworkFacts("an uplink", 'write uplink = "NAME" in config.toml, an interface that `ip link` shows')
+        mend = 'write uplink = "NAME" in config.toml, an interface that `ip link` shows'
+        return NetworkFacts("an uplink", mend, stack, links=True)
     if not _NET.joinpath("ipv4", "conf", config.uplink).is_dir():
-        return NetworkFacts(f"the uplink `{config.uplink}`", "name an interface that `ip link` shows")
-    return NetworkFacts("", "", config.runsc_network)
+        mend = "name an interface that `ip link` shows"
+        return NetworkFacts(f"the uplink `{config.uplink}`", mend, stack, links=True)
+    return NetworkFacts("", "", stack, links=True)
 
 
 def runsc_facts(config: Config) -> RunscFacts:

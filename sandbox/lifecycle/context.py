@@ -31,6 +31,7 @@ from sandbox.control import revocation, revocation_watch, succession, tree_kill
 from sandbox.host import facts
 from sandbox.kernel.runsc import command
 from sandbox.lifecycle.types import Request, RunDependencies
+from sandbox.network.service import gate as service_gate
 from sandbox.run_io import Limits, PeriodicCheck
 from sandbox.rundir import admission, marks, registry
 from sandbox.rundir.uid_pool import UidLease
@@ -322,6 +323,18 @@ class RunContext:
             if served is not None:
                 self.secrets = functools.partial(served.put_all, seconds=dependencies.config.start_deadline_seconds)
         return made
+
+    def services(self, decision: decide.Decision) -> service_gate.Terms | None:
+        """Return the terms of the run's service gate: the granted providers, in the operator's order, with their keys.
+
+        Raises:
+            errors.VaultError: a provider's key cannot be had.
+        """
+        if not decision.effective.services:
+            return None
+        from sandbox.lifecycle import model_terms
+
+        return model_terms.of(decision, self.dependencies.config, self.rows)
 
     def _is_revoked(self) -> bool:
         return marks.verdict(self.dependencies.path / "runs" / self.run_id) is not None

@@ -305,6 +305,7 @@ class Run:
             else {**dependencies.watches, **context.child.watches(label, context.adopted)},
             broker=context.broker(decision, deadline, stack),
             secrets=context.secrets,  # making the broker has found them
+            services=context.services(decision),
             tell_agent=functools.partial(self._tell_agent, decision, facts),
             workspace=self._workspace(decision),
             files=prepare.files(

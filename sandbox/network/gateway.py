@@ -28,6 +28,7 @@ from sandbox.kernel.proc.spawn import PATIENCE, Patience
 from sandbox.network import addresses, base_rules, namespaces, resolvers, ruleset_cache, uplink
 from sandbox.network.dns import gate as dns_gate
 from sandbox.network.gate import prefork
+from sandbox.network.service import gate as service_gate
 from sandbox.network.tls import gate as tls_gate
 
 Watches = Mapping[int, Callable[[], errors.RunError | None]]
@@ -43,6 +44,7 @@ class Gateway:
     watches: dict[int, Callable[[], errors.RunError | None]] = field(default_factory=dict)
     gates: Sequence[dns_gate.DnsGate | tls_gate.TlsGate] = ()
     remembered: conntrack.Remembered = field(init=False)
+    services: service_gate.ServiceGate | None = None
 
     def make(self) -> None:
         """Carry out (2) to (6).
@@ -56,6 +58,8 @@ class Gateway:
 
     def stop(self) -> None:
         """End every gate and report its last denials. Called once the agent is dead."""
+        if self.services is not None:
+            self.services.end()
         for gate in self.gates:
             gate.process.end()
             gate.process.tell_rest()
@@ -76,18 +80,22 @@ def opened(
     denied: denials.Told,
     join_files: Sequence[str] = (),
     patience: Patience = PATIENCE,
+    services: service_gate.Terms | None = None,
 ) -> Iterator[Gateway]:
     """Make step (1) of a run's gateway. ``Gateway.make`` does the rest, before which no agent may run.
 
     ``note`` records the parts outside our own descriptors before they are made, and a part that cannot be removed
     (``left``). ``join_files`` are files of the cgroup that the gates join (``gate_leaf``). ``patience`` is for their
-    start.
+    start. ``services`` are the terms of the service gate, where one is to answer.
+
+    An agent without destinations has no way out of its gateway at all.
 
     Raises:
         errors.NotEnforceableError: Raised when the operator has configured no interface.
         errors.MachineError: Raised when a part cannot be made or removed. Nothing is left of a failed start.
     """
-    if not config.uplink:
+    is_off = artefacts.json("network.json")["mode"] == "off"
+    if not config.uplink and not is_off:
         raise errors.NotEnforceableError(
             "a network needs an uplink, and none is named",
             hint='write uplink = "NAME" in config.toml, with an interface that `ip link` shows',
@@ -97,30 +105,48 @@ def opened(
     with contextlib.ExitStack() as stack:
         # They import for longer than the rest takes.
         stack.callback(prefork.drop)
-        prefork.ahead(_kinds(artefacts), patience)
+        prefork.ahead(_kinds(artefacts, services), patience)
         made = stack.enter_context(namespaces.made())  # (1)
         namespaces.connect(made)
         about = {"agent": made.agent, "gateway": made.gateway, "device": addresses.host_device(run_id)}
+        plug: Callable[[], addresses.Uplink] | None = None
         note(about)
-        # What it makes at once is no way out of these namespaces yet.
-        stays = functools.partial(_left, note, about)
-        plug = stack.enter_context(uplink.connecting(made, run_id, device=config.uplink, binary=binary, stays=stays))
+        if not is_off:
+            # What it makes at once is no way out of these namespaces yet.
+            stays = functools.partial(_left, note, about)
+            connecting = uplink.connecting(made, run_id, device=config.uplink, binary=binary, stays=stays)
+            plug = stack.enter_context(connecting)
 
         def make(gateway: Gateway) -> None:
             rules = artefacts.files["firewall.nft"] + base_rules.GATEWAY
             made.inside(lambda: ruleset_cache.apply(binary, rules, state=config.state))  # (2)
             spaces.within(made.agent, lambda: nft.apply(binary, base_rules.AGENT, checked=False))
             namespaces.open_link(made)  # (3)
-            given = {"inside": made.inside, "denied": denied, "join_files": join_files, "patience": patience}
+            given: dict[str, Any] = {
+                "inside": made.inside,
+                "denied": denied,
+                "join_files": join_files,
+                "patience": patience,
+            }
             gateway.gates = _gates(artefacts, config, given, stack)  # (4)
+            if services is not None:
+                plan = artefacts.json("gates.json")["services"]
+                gateway.services = stack.enter_context(service_gate.open(plan, services, **given))
             refused = stack.enter_context(contextlib.closing(made.inside(lambda: nflog.RefusedPackets(denied))))
             gateway.watches[refused.fileno()] = refused.ready
             gateway.remembered = stack.enter_context(contextlib.closing(made.inside(conntrack.Remembered)))
-            gateway.place = place = plug()  # (5)
-            note({**about, "ipv4": place.ipv4, "ipv6": place.ipv6})
+            if plug is None:
+                namespaces.open_no_uplink(made)
+            else:
+                gateway.place = place = plug()  # (5)
+                note({**about, "ipv4": place.ipv4, "ipv6": place.ipv6})
             for gate in gateway.gates:
                 gate.process.ready()  # (6)
                 gateway.watches.update(gate.watches)
+            if gateway.services is not None:
+                for process in gateway.services.processes:
+                    process.ready()
+                gateway.watches.update(gateway.services.watches)
 
         yield Gateway(made, make)
 
@@ -130,9 +156,10 @@ def _left(note: Callable[[Mapping[str, Any]], None], about: Mapping[str, Any]) -
         note({**about, "left": True})
 
 
-def _kinds(artefacts: Artefacts) -> list[prefork.Kind]:
+def _kinds(artefacts: Artefacts, services: service_gate.Terms | None) -> list[prefork.Kind]:
     plan = artefacts.json("gates.json")
-    return [kind for name, kind in (("dns", dns_gate.KIND), ("tls", tls_gate.KIND)) if plan[name] is not None]
+    served = [] if services is None else [service_gate.KIND, service_gate.CONNECTOR]
+    return served + [kind for name, kind in (("dns", dns_gate.KIND), ("tls", tls_gate.KIND)) if plan[name] is not None]
 
 
 def _gates(

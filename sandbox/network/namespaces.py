@@ -156,6 +156,21 @@ def open_uplink(spaces: Spaces, place: addresses.Uplink, *, ipv6: bool) -> None:
         ])  # fmt: skip
 
 
+def open_no_uplink(spaces: Spaces) -> None:
+    """Route everything back to the agent's link, where the rules refuse it and tell: there is no way out.
+
+    Without a route the kernel would refuse it before the rules, and no denial would be told.
+
+    Raises:
+        errors.KernelError: Raised when the kernel refuses.
+    """
+    with netns.within(spaces.gateway, netlink.Route) as route:
+        route.do([
+            netlink.route(_AGENT, None, via=addresses.AGENT4),
+            netlink.route(_AGENT, None, via=addresses.AGENT6),
+        ])  # fmt: skip
+
+
 def setting(name: str) -> Path:
     """The file of a setting below net., of the namespace of the thread that opens it."""
     return _SYS / name

@@ -140,7 +140,7 @@ def plan(artefacts: Artefacts) -> ProbePlan:
     _system_call(made)
     _programs(made, found)
     _files(made, found)
-    if found.reached.mode == "off":
+    if not found.reached.linked:
         _no_network(made, found)
     else:
         _network(made, found, gates.read(artefacts.files))

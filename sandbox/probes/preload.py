@@ -101,7 +101,7 @@ def tries(artefacts: Artefacts) -> InProcessProbes:
     if "execve" in made.allowed:
         # Not refused by the filter, and so told by its failure.
         made.told.add(denials.Denial("exec", _NO_PROGRAM, denials.NOT_GRANTED))
-    networked = found.reached.mode != "off"
+    networked = found.reached.linked
     port = gates.read(artefacts.files).dns_port if networked else None
     _name(made, networked, port, denial_probes.refused_name(found))
     _connection(made, denial_probes.refused_connection(found) if networked else None)

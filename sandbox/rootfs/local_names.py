@@ -13,20 +13,24 @@ from pathlib import Path
 from policy.host import Closure
 from sandbox.rootfs import closure_files
 
+HOSTS = "/etc/hosts"
 FILES = {
-    "/etc/hosts": b"127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n",
+    HOSTS: b"127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n",
     "/etc/nsswitch.conf": b"passwd: files\ngroup: files\nhosts: files dns\n",
 }
 
 
-def closure(directory: Path, mounted: Collection[str]) -> Closure:
+def closure(directory: Path, mounted: Collection[str], hosts: tuple[tuple[str, str], ...] = ()) -> Closure:
     """Return the files as one more closure of a root directory; their copies lie in ``directory``.
 
-    A file that a mount of the run covers is left out: the grant counts.
+    ``hosts`` are further names with their addresses. A file that a mount of the run covers is left out: the grant
+    counts.
     """
-    return _of(directory, closure_files.uncovered(FILES, mounted))
+    return _of(directory, closure_files.uncovered(FILES, mounted), hosts)
 
 
-@functools.lru_cache(maxsize=8)
-def _of(directory: Path, paths: tuple[str, ...]) -> Closure:
-    return closure_files.derived(directory, "local-names", {path: FILES[path] for path in paths})
+@functools.lru_cache(maxsize=16)
+def _of(directory: Path, paths: tuple[str, ...], hosts: tuple[tuple[str, str], ...]) -> Closure:
+    lines = "".join(f"{address} {name}\n" for name, address in hosts).encode()
+    content = {path: FILES[path] + (lines if path == HOSTS else b"") for path in paths}
+    return closure_files.derived(directory, "local-names", content)

@@ -253,7 +253,7 @@ def _gates(job: SandboxSpec, leaf: cgroup.Leaf) -> cgroup.Leaf | None:
 
 
 def _networked(job: SandboxSpec) -> bool:
-    return bool(job.artefacts.json("network.json")["mode"] != "off")
+    return job.artefacts.json("network.json")["gateway"] is not None
 
 
 def _gateway(
@@ -269,6 +269,7 @@ def _gateway(
         denied=denied,
         join_files=gates.join_files(),
         patience=_patience(job, directory, gates),
+        services=job.services,
     )
     return stack.enter_context(opened)
 
@@ -368,12 +369,14 @@ def _patience(job: SandboxSpec, directory: RunDirectory, leaf: cgroup.Leaf) -> s
 
 def _network(job: SandboxSpec, gate: gateway.Gateway, gates: cgroup.Leaf) -> attest_network.Network:
     gate.make()
-    nft, own = trusted_binary(job.config.nft), addresses.host_device(job.run_id)
+    nft, own, device, state = trusted_binary(job.config.nft), "", "", None
+    if job.artefacts.json("network.json")["mode"] != "off":
+        own, device, state = addresses.host_device(job.run_id), job.config.uplink, job.config.state
     bounds = gate_cgroup.written(gates)
     # What the host's other tables hold now is the operator's; what comes to touch the run later is drift.
     reach = connections.reachable(job.artefacts.files["firewall.nft"])
     return attest_network.Network.made(
-        gate.spaces, device=job.config.uplink, nft=nft, own=own, gates=bounds, reach=reach, state=job.config.state
+        gate.spaces, device=device, nft=nft, own=own, gates=bounds, reach=reach, state=state
     )
 
 

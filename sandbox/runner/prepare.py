@@ -48,7 +48,9 @@ def files(
     copy = PackageStore(state / "packages").put(package, executable=executable)
     points = [(p["path"], p["kind"]) for p in plan["root"]["mount_points"]]
     taken = [*(path for path, _ in points), *(one["path"] for one in plan["root"].get("links", []))]
-    tries, own = None, own_files(state, config, taken)
+    served = decision.artefacts.json("gates.json").get("services", {"names": []})
+    hosts = tuple((name, addresses.GATEWAY4) for name in served["names"])
+    tries, own = None, own_files(state, config, taken, hosts)
     if decision.artefacts.json("config.json")["process"]["args"][0] == init.PROGRAM:
         own.append(init_program.closure(state / "closures"))
     if config.self_test and preload.possible(agent.runtime, facts.arch):
@@ -72,17 +74,22 @@ def files(
         directory = os.open(root.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         stack.callback(os.close, directory)
         disks = limits.devices([("/", directory), *sources.items()])
-    networked = decision.artefacts.json("network.json")["mode"] != "off"
+    networked = decision.artefacts.json("network.json")["gateway"] is not None
     covered = runsc_network.covered(config, facts) if networked else ()
     shown = own_limits.encoded(decision.effective, decision.manifest)
     return SandboxFiles(root.path, covered, sources, disks, tries, root.check, shown, root.file)
 
 
-def own_files(state: Path, config: Config, mounted: Sequence[str]) -> list[Closure]:
-    """Return the files of our own making that every root has, but for those that a mount covers."""
+def own_files(
+    state: Path, config: Config, mounted: Sequence[str], hosts: tuple[tuple[str, str], ...] = ()
+) -> list[Closure]:
+    """Return the files of our own making that every root has, but for those that a mount covers.
+
+    ``hosts`` are the names of the run's services, with their address.
+    """
     uids = range(config.uid_first, config.uid_first + config.uid_count)
     folder = state / "closures"
-    return [local_names.closure(folder, mounted), identity_files.closure(folder, uids, mounted)]
+    return [local_names.closure(folder, mounted, hosts), identity_files.closure(folder, uids, mounted)]
 
 
 def _source(

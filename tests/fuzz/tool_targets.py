@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pydantic_core import PydanticCustomError
 
 from policy import errors
-from policy.manifest import digests, tool_uri
-from policy.manifest.tools import checks, secret_scan
+from policy.manifest import digests
+from policy.manifest.tools import checks, secret_scan, tool_uri
 from policy.manifest.tools import document as tools_document
 from policy.manifest.tools import pins as tools_pins
 from tests import tools_kit as kit

@@ -48,7 +48,8 @@ _CONTROLLERS = frozenset({"cpu", "io", "memory", "pids"})
 def _host(**changes: Any) -> HostFacts:
     path = "/usr/bin/cat"
     program = Closure(path, path, (ClosureFile(path, "file", 0o755, 10, DIGEST),))
-    return sample.host(audience=kit.HOST, executables={path: program}, **changes)
+    made = sample.host(audience=kit.HOST, executables={path: program}, **changes)
+    return structs.replace(made, providers=("local",))
 
 
 _NETWORKED = NetworkFacts("", "")

@@ -20,7 +20,8 @@ def test_page_is_what_models_say() -> None:
 
 def test_page_names_every_key_of_full_manifest() -> None:
     document = tomllib.loads((ROOT / "tests" / "golden" / "manifest" / "full.toml").read_text())
-    document |= {f"permissions.{name}": table for name, table in document.pop("permissions").items()}
+    for part in ("permissions", "services"):
+        document |= {f"{part}.{name}": table for name, table in document.pop(part).items()}
     for name, table in document.items():
         section = PAGE.read_text().split(f"[{name}]", 1)[1].split("\n## ", 1)[0]
         for key in table[0] if isinstance(table, list) else table:

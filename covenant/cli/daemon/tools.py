@@ -130,7 +130,7 @@ def describe(package: Path, uri: str, as_json: bool) -> None:
     """Describe the tool URI of PACKAGE. Ends with status 3 when the package has no such tool."""
     from pydantic_core import PydanticCustomError
 
-    from policy.manifest import tool_uri
+    from policy.manifest.tools import tool_uri
 
     try:
         wanted = tool_uri.parse(uri)

@@ -22,7 +22,7 @@ from policy.grants.effective import Effective
 from policy.grants.sets import addresses, spans
 
 AGENT, UPLINK = "agent0", "uplink0"
-DNS_PORT, TLS_PORT = 53, 8443
+DNS_PORT, TLS_PORT, SERVICE_PORT = 53, 8443, 80
 # The TLS gate's own; below the range of the agents' uids, which begin at 65536 (sandbox.config).
 GATE_UID = 64998
 NAME_SET_SIZE = 1024
@@ -53,7 +53,7 @@ def document(effective: Effective, traced: Traced, origins: Origins, provenance:
         provenance.add("network.json:net_bps", origins.resource("net_bps"))
     for row in traced.rows:
         provenance.add(f"network.json:grant/{row.id}", traced.causes[row.key])
-    off = mode == "off"
+    off = not effective.linked
     if not off:
         provenance.add("network.json:gateway", built_in("gateway", "one gateway namespace serves one agent"))
     return {
@@ -62,6 +62,7 @@ def document(effective: Effective, traced: Traced, origins: Origins, provenance:
         "interfaces": ["lo"] if off else ["eth0", "lo"],
         "gateway": None if off else {
             "agent": AGENT, "uplink": UPLINK, "dns_port": DNS_PORT, "tls_port": TLS_PORT, "gate_uid": GATE_UID,
+            **({"service_port": SERVICE_PORT} if effective.services else {}),
         },
         "net_bps": limit,
         "grants": [_row(row) for row in traced.rows],
@@ -81,8 +82,8 @@ def _row(row: DestinationRow) -> dict[str, Any]:
 
 
 def compile(effective: Effective, traced: Traced, origins: Origins, provenance: Provenance) -> bytes:
-    """firewall.nft; empty for mode ``off``, whose network namespace has loopback alone."""
-    if effective.network.mode == "off":
+    """firewall.nft; empty for an agent without a link, whose network namespace has loopback alone."""
+    if not effective.linked:
         return b""
     return _Gateway(effective, traced, origins).ruleset().text("firewall.nft", provenance)
 
@@ -102,6 +103,7 @@ class _Gateway:
                 self.causes.setdefault(name, traced.causes[row.key])
         self.tls = any(row.protocol == "tls" for row in traced.rows)
         self.filled = any(one.sets for one in found.names)
+        self.served = bool(effective.services)
 
     def ruleset(self) -> Ruleset:
         counters = {name: cause for name, cause in self.causes.items() if name.startswith("c_")}
@@ -193,6 +195,8 @@ class _Gateway:
             for transport in ("udp", "tcp"):
                 port = nft.to_ports(transport, ((DNS_PORT, DNS_PORT),))
                 chain.add("accept", _GATES, nft.comes_by(AGENT), port)
+        if self.served:
+            chain.add("accept", _GATES, nft.comes_by(AGENT), nft.to_ports("tcp", ((SERVICE_PORT, SERVICE_PORT),)))
         if self.tls:
             port = nft.to_ports("tcp", ((TLS_PORT, TLS_PORT),))
             chain.add("accept", _GATES, nft.comes_by(AGENT), port, "ct status dnat")

@@ -1,14 +1,18 @@
-"""gates.json: what the DNS gate resolves and where it puts the answers, and what the TLS gate lets through."""
+"""gates.json: the names that the DNS gate resolves, and their sets; the hosts of the TLS gate; the services of the
+service gate."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from policy.compile.artefacts import Provenance, built_in
+from policy.compile.artefacts import Cause, Provenance, built_in
+from policy.compile.causes import Origins
 from policy.compile.network import quoting
 from policy.compile.network.destinations import Group, Name
-from policy.compile.network.firewall import DNS_PORT, TLS_PORT
+from policy.compile.network.firewall import DNS_PORT, SERVICE_PORT, TLS_PORT
 from policy.compile.network.routes import Traced
+from policy.grants.effective import Effective
+from policy.grants.services import LIMITS, covers
 from policy.grants.sets import addresses, hostnames, spans
 from policy.grants.sets.spans import Spans
 
@@ -19,12 +23,39 @@ NAME_BYTES = 253
 # A shorter time would end while the agent still holds the answer, a longer one outlives the owner's change.
 TTL_SECONDS = (30, 3600)
 _DNS = built_in("dns gate", "resolves granted names alone, within a rate and a length")
+SERVICE_NAMES = ("models.covenant",)
+_SERVICES = built_in("service gate", "answers for granted models at the gateway's own address, and nothing else")
 _TLS = built_in("tls gate", "wants a ClientHello, and a granted name in it where a name was granted")
 
 
-def compile(traced: Traced, provenance: Provenance) -> dict[str, Any]:
-    """gates.json; ``dns`` is None without a name grant, ``tls`` without a tls grant."""
-    return {"version": 1, "dns": _dns(traced, provenance), "tls": _tls(traced, provenance)}
+def compile(effective: Effective, traced: Traced, origins: Origins, provenance: Provenance) -> dict[str, Any]:
+    """gates.json; ``dns`` is None without a name grant, ``tls`` without a tls grant; without services there is no key
+    for them.
+
+    Raises:
+        errors.UnexplainedError: no item of the manifest covers a model.
+    """
+    document = {"version": 1, "dns": _dns(traced, provenance), "tls": _tls(traced, provenance)}
+    if effective.services:
+        document["services"] = _services(effective, origins, provenance)
+    return document
+
+
+def _services(effective: Effective, origins: Origins, provenance: Provenance) -> dict[str, Any]:
+    provenance.add("gates.json:services", _SERVICES)
+    granted, key = effective.services, "services.models.allow"
+    written = [(one.provider, pattern) for one in origins.manifest.services.models.allow for pattern in one.models]
+    items = [one.provider for one in origins.manifest.services.models.allow]
+    for model in granted.models:
+        above = next((one for one in written if covers(one, model)), None)
+        if above is None:
+            raise origins.uncovered(key, f"{model[0]}/{model[1]}")
+        parent = "" if above == model else f"asked for {above[0]}/{above[1]}"
+        cause = Cause("manifest", f"{key}[{items.index(above[0])}]", "/".join(model), parent)
+        provenance.add(f"gates.json:services/model/{model[0]}/{model[1]}", cause)
+    for name in LIMITS:
+        provenance.add(f"gates.json:services/{name}", origins.value("services", name, f"services.models.{name}"))
+    return {"listen": SERVICE_PORT, "names": list(SERVICE_NAMES), **granted.canonical()}
 
 
 def _dns(traced: Traced, provenance: Provenance) -> dict[str, Any] | None:

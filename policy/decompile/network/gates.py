@@ -1,4 +1,4 @@
-"""gates.json read back: what the two gates of a gateway let by that its rules alone do not say.
+"""gates.json read back: what the gates of a gateway let by that its rules alone do not say.
 
 The DNS gate answers for the names that a pattern covers and puts the addresses into that pattern's sets. The TLS gate
 connects on for a ClientHello whose name a pattern covers on that port, and, for some addresses, for any ClientHello.
@@ -17,6 +17,7 @@ from policy import errors
 from policy.decompile import documents
 from policy.decompile.documents import Files, NoneType, closed, fixed, refuse, shown
 from policy.decompile.network import nft
+from policy.grants.services import EVERY, LIMITS, ServiceSet
 from policy.grants.sets import hostnames
 from policy.grants.sets.spans import Spans
 
@@ -47,6 +48,8 @@ class Gates(Struct, frozen=True):
     inward: Mapping[str, Spans] = msgspec.field(default_factory=dict)
     tls: Mapping[str, Spans] = msgspec.field(default_factory=dict)
     addresses: tuple[tuple[int, int, Spans], ...] = ()
+    service_port: int | None = None
+    services: ServiceSet = ServiceSet()
 
 
 def read(files: Files) -> Gates:
@@ -56,11 +59,14 @@ def read(files: Files) -> Gates:
         errors.ArtefactError: it is not exactly of its form.
     """
     both = (dict, NoneType)
-    whole = closed(documents.load(files, GATES), GATES, {"dns": both, "tls": both, "version": int})
+    document = documents.load(files, GATES)
+    served = {"services": dict} if type(document) is dict and "services" in document else {}
+    whole = closed(document, GATES, {"dns": both, "tls": both, "version": int, **served})
     fixed(whole["version"], f"{GATES}:version", VERSION)
     dns_port, dns, inward = (None, {}, {}) if whole["dns"] is None else _dns(whole["dns"])
     tls_port, tls, addresses = (None, {}, ()) if whole["tls"] is None else _tls(whole["tls"])
-    return Gates(dns_port, tls_port, dns, inward, tls, addresses)
+    service_port, services = _services(whole["services"]) if served else (None, ServiceSet.bottom())
+    return Gates(dns_port, tls_port, dns, inward, tls, addresses, service_port, services)
 
 
 _Sets = tuple[tuple[str, ...], tuple[str, ...]]
@@ -99,6 +105,24 @@ def _span(block: dict[str, Any], where: str) -> tuple[int, int]:
     if last < first or (first < nft.BASE_V6) != (last < nft.BASE_V6):
         raise refuse(where, f"{shown(block)} is no range of addresses")
     return first, last
+
+
+def _services(value: dict[str, Any]) -> tuple[int, ServiceSet]:
+    where = f"{GATES}:services"
+    limits = dict.fromkeys(LIMITS, documents.OPTIONAL_INT)
+    found = closed(value, where, {"listen": int, "models": list, "names": list, **limits})
+    fixed(found["names"], f"{where}/names", ["models.covenant"])
+    models = []
+    for item in found["models"]:
+        one = closed(item, where, {"pattern": str, "provider": str})
+        models.append((one["provider"], one["pattern"]))
+    for name in LIMITS:
+        if found[name] is not None:
+            documents.whole(found[name], f"{where}/{name}", least=1)
+    services = ServiceSet.of(models, *(found[name] for name in LIMITS))
+    if not models or services.models != tuple(models) or EVERY in models:
+        raise refuse(where, "the models are not sorted, one stands within another, or there is none")
+    return documents.whole(found["listen"], where, least=1, most=65535), services
 
 
 def _tls(value: dict[str, Any]) -> tuple[int, dict[str, Spans], tuple[tuple[int, int, Spans], ...]]:

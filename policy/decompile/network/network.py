@@ -12,6 +12,7 @@ from policy.decompile import documents
 from policy.decompile.documents import OPTIONAL_INT, Files, NoneType, closed, fixed, refuse, shown
 from policy.decompile.network import gates, nft, reach
 from policy.grants.network import Network
+from policy.grants.services import ServiceSet
 from policy.grants.sets import addresses, hostnames, spans
 from policy.grants.sets.access import PROTOCOLS, Access
 from policy.grants.sets.spans import Spans
@@ -28,6 +29,7 @@ _GATEWAY: Final = {
     "tls_port": 8443,
     "uplink": reach.UPLINK,
 }
+_SERVICE_PORT: Final = 80
 # The kernel takes rates whose bytes times 10^9 fit 64 bits (net/netfilter/nft_limit.c): more is held to this.
 MAX_RATE: Final = 18_000_000_000
 _ID = re.compile(r"g_[0-9a-f]{16}")
@@ -37,7 +39,7 @@ class Reached(Struct, frozen=True):
     """The destinations, the mode that says which network stack the sandbox gets, and bytes a second each way.
 
     ``listed`` are the destinations as the index of network.json has them, which people are shown and nothing enforces.
-    ``named`` says whether there is a gate that resolves names.
+    ``named`` says whether there is a gate that resolves names; ``services`` is what the service gate answers.
     """
 
     network: Network
@@ -45,6 +47,12 @@ class Reached(Struct, frozen=True):
     net_bps: int | None
     listed: Network
     named: bool
+    services: ServiceSet = ServiceSet()
+
+    @property
+    def linked(self) -> bool:
+        """Whether the agent has a link to a gateway: for destinations, or for its services alone."""
+        return self.mode != "off" or bool(self.services)
 
 
 def read(files: Files) -> Reached:
@@ -70,13 +78,16 @@ def read(files: Files) -> Reached:
     bps = whole["net_bps"]
     if bps is not None:
         documents.whole(bps, f"{NETWORK}:net_bps", least=1)
-    found, listed, named = _off(files, whole) if mode == "off" else _gateway(files, whole)
+    unlinked = mode == "off" and whole["gateway"] is None
+    found, listed, named, services = _off(files, whole) if unlinked else _gateway(files, whole)
     if found.mode != mode:
         raise refuse(f"{NETWORK}:mode", f"it is {mode}, and the rules amount to {found.mode}")
-    return Reached(found, mode, bps, listed, named)
+    if mode == "off" and not unlinked and not services:
+        raise refuse(f"{NETWORK}:gateway", "there is a gateway for an agent that reaches nothing")
+    return Reached(found, mode, bps, listed, named, services)
 
 
-def _off(files: Files, whole: dict[str, Any]) -> tuple[Network, Network, bool]:
+def _off(files: Files, whole: dict[str, Any]) -> tuple[Network, Network, bool, ServiceSet]:
     """No network: nothing but the sandbox's own loopback, and nothing that a gateway could be made of."""
     fixed(whole["interfaces"], f"{NETWORK}:interfaces", ["lo"])
     fixed(whole["gateway"], f"{NETWORK}:gateway", None)
@@ -84,21 +95,22 @@ def _off(files: Files, whole: dict[str, Any]) -> tuple[Network, Network, bool]:
     if documents.raw(files, nft.FIREWALL):
         raise refuse(nft.FIREWALL, "there are rules for an agent without a network")
     fixed(documents.load(files, gates.GATES), gates.GATES, {"dns": None, "tls": None, "version": gates.VERSION})
-    return Network.bottom(), Network.bottom(), False
+    return Network.bottom(), Network.bottom(), False, ServiceSet.bottom()
 
 
-def _gateway(files: Files, whole: dict[str, Any]) -> tuple[Network, Network, bool]:
-    """The destinations by a gateway, by its rules and gates, and by the index; whether names are resolved."""
+def _gateway(files: Files, whole: dict[str, Any]) -> tuple[Network, Network, bool, ServiceSet]:
+    """The destinations by a gateway, by its rules and gates, and by the index; whether names are resolved; services."""
     fixed(whole["interfaces"], f"{NETWORK}:interfaces", ["eth0", "lo"])
-    fixed(whole["gateway"], f"{NETWORK}:gateway", _GATEWAY)
     table, found = nft.parse(documents.raw(files, nft.FIREWALL)), gates.read(files)
-    for name, port, own in (("dns", found.dns_port, "dns_port"), ("tls", found.tls_port, "tls_port")):
+    expected = {**_GATEWAY, **({"service_port": _SERVICE_PORT} if found.services else {})}
+    fixed(whole["gateway"], f"{NETWORK}:gateway", expected)
+    for name, port in (("dns", found.dns_port), ("tls", found.tls_port), ("service", found.service_port)):
         if port is not None:
-            fixed(port, f"{gates.GATES}:{name}/listen", _GATEWAY[own])
+            fixed(port, f"{gates.GATES}:{name}/listen", expected[f"{name}_port"])
     gateway = reach.Gateway(table, found)
     network = gateway.network()
     _rate(gateway, whole["net_bps"])
-    return network, _index(whole["grants"], table, found), found.dns_port is not None
+    return network, _index(whole["grants"], table, found), found.dns_port is not None, found.services
 
 
 def _rate(gateway: reach.Gateway, bps: int | None) -> None:

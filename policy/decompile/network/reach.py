@@ -155,10 +155,11 @@ class Gateway:
         """Check that the agent reaches only the gates in the gateway itself, each in its own way."""
         dns: Spans = () if self.gates.dns_port is None else ((self.gates.dns_port,) * 2,)
         tls: Spans = () if self.gates.tls_port is None else ((self.gates.tls_port,) * 2,)
+        service: Spans = () if self.gates.service_port is None else ((self.gates.service_port,) * 2,)
         for protocol, dnat, allowed in (
-            ("tcp", False, dns),
+            ("tcp", False, spans.union(dns, service)),
             ("udp", False, dns),
-            ("tcp", True, spans.union(dns, tls)),
+            ("tcp", True, spans.union(spans.union(dns, tls), service)),
             ("udp", True, dns),
         ):
             flow = self.flow(PacketKind("input", protocol, iif=AGENT, dnat=dnat))

@@ -15,10 +15,11 @@ from msgspec import Struct
 from pydantic_core import PydanticCustomError
 
 from policy import errors, package
-from policy.manifest import digests, lines, text, tool_uri
+from policy.manifest import digests, lines, text
 from policy.manifest.agent import Manifest
 from policy.manifest.tools import document as tool_manifests
 from policy.manifest.tools import pins as tools_pins
+from policy.manifest.tools import tool_uri
 from policy.manifest.tools.document import Server, ToolManifest
 
 # Every answer that is no, and what it means.

@@ -20,10 +20,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from policy.manifest import digests, fields, hosts, lines, report, text, tool_uri
+from policy.manifest import digests, fields, hosts, lines, report, text
 from policy.manifest.agent import AGENT_ID
 from policy.manifest.permissions import SideEffect
-from policy.manifest.tools import json_places, secret_scan
+from policy.manifest.tools import json_places, secret_scan, tool_uri
 from policy.manifest.tools import report as tools_report
 
 FILE = "tools.json"

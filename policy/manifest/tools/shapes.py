@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from policy.manifest import digests, tool_uri
+from policy.manifest import digests
 from policy.manifest.shapes import HIDDEN, Fragment, unpinned, whole
-from policy.manifest.tools import document
+from policy.manifest.tools import document, tool_uri
 
 _WORD: Fragment = {"pattern": whole(f"[^{HIDDEN}]*")}
 # Neither a reference nor part of one. What looks like a secret is left to the parser.

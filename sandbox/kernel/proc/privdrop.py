@@ -20,13 +20,14 @@ _COVER = libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC
 class Seal(Struct, frozen=True):
     """The rest that a process keeps: the ids of ``uid``, ``limits`` (resource, value), the calls of ``program`` (BPF).
 
-    ``parent`` is the process whose death ends this one.
+    ``parent`` is the process whose death ends this one. With ``files`` it keeps its root directory.
     """
 
     uid: int
     parent: int
     limits: Sequence[tuple[int, int]]
     program: bytes
+    files: bool = False
 
     def describe(self) -> str:
         """Describe the operation."""
@@ -41,7 +42,8 @@ def apply(seal: Seal) -> None:
     """
     if not seal.uid:
         raise OSError(0, "refusing to serve an agent as root")
-    _empty_root()
+    if not seal.files:
+        _empty_root()
     libc.drop_bounding_set()
     os.setgroups([])
     os.setresgid(seal.uid, seal.uid, seal.uid)

@@ -15,7 +15,7 @@ from sandbox.kernel.cgroup import cgroup
 
 # Some 15 MiB each at rest; the rest is pipes and buffers of the connections that they carry.
 MEMORY_BYTES: Final = budget.GATES_MB << 20
-PIDS_MAX: Final = 8
+PIDS_MAX: Final = 24
 # One core for both: each has one thread.
 _PERIOD_US: Final = 100_000
 _GATES: Final = "gates."

@@ -46,7 +46,11 @@ class GateInput:
         """Drop every right, load the filter, and report that the gate is ready."""
         wanted = self._seal
         limits = [(int(name), int(value)) for name, value in wanted["limits"]]
-        privdrop.apply(privdrop.Seal(wanted["uid"], wanted["parent"], limits, base64.b64decode(wanted["program"])))
+        privdrop.apply(
+            privdrop.Seal(
+                wanted["uid"], wanted["parent"], limits, base64.b64decode(wanted["program"]), files=wanted["files"]
+            )
+        )
         os.write(self.reports, READY)
 
     def denied(self, target: str, code: str) -> None:

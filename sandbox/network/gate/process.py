@@ -38,12 +38,12 @@ CALLS = frozenset({
 })  # fmt: skip
 _INT = 0xFFFFFFFF
 # The allowed arguments of calls that can do more than serving needs. fcntl: F_GETFL, F_SETFL and F_SETPIPE_SZ; with
-# F_SETOWN a gate could send a signal to another of its uid. sendto: no flag but MSG_DONTWAIT; with MSG_FASTOPEN a
-# socket
-# whose connection failed could make a new one.
+# F_SETOWN a gate could send a signal to another of its uid. sendto: no flag but MSG_DONTWAIT and MSG_NOSIGNAL; with
+# MSG_FASTOPEN a socket whose connection failed could make a new one. openat: for reading alone.
 WHERE: Mapping[str, tuple[tuple[bpf.Masked, ...], ...]] = {
     "fcntl": tuple((bpf.Masked(1, _INT, command),) for command in (3, 4, 1031)),
-    "sendto": ((bpf.Masked(3, _INT & ~socket.MSG_DONTWAIT, 0),),),
+    "sendto": ((bpf.Masked(3, _INT & ~(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL), 0),),),
+    "openat": ((bpf.Masked(2, _INT & ~(os.O_CLOEXEC | os.O_LARGEFILE | os.O_NONBLOCK), os.O_RDONLY),),),
 }
 _STDERR_BYTES = 4096
 # The time that a killed gate may take before its cgroup is thawed and killed.
@@ -57,7 +57,8 @@ class Gate(Struct, frozen=True):
 
     ``calls`` are system calls beyond ``CALLS``. ``namespace`` is a descriptor of its network namespace, None for an
     empty one of its own. ``join_files`` are files of the cgroup that accounts for it. ``patience`` limits the wait for
-    its start: it watches for the end of the run, and can kill a frozen gate.
+    its start: it watches for the end of the run, and can kill a frozen gate. With ``keeps_files`` it sees the host's
+    files, as its uid may, and opens them for reading alone.
     """
 
     module: str
@@ -69,6 +70,7 @@ class Gate(Struct, frozen=True):
     calls: Collection[str] = ()
     namespace: int | None = None
     threads: bool = False
+    keeps_files: bool = False
     descriptors: int = 256
     memory_bytes: int = 512 << 20
     join_files: Sequence[str] = ()
@@ -227,6 +229,7 @@ def _document(gate: Gate) -> Iterator[int]:
             "uid": gate.uid,
             "parent": os.getpid(),
             "limits": _limits(gate),
+            "files": gate.keeps_files,
             "program": base64.b64encode(_filter(frozenset(gate.calls))).decode(),
         },
     }

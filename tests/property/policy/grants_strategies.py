@@ -14,6 +14,7 @@ from policy.grants.network import Network
 from policy.grants.paths import MODES as FILESYSTEM_MODES
 from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
+from policy.grants.services import ServiceSet
 from policy.grants.sets.access import PROTOCOLS
 from policy.grants.skills import SIDE_EFFECTS, SkillSet
 from policy.grants.spawning import ON_PARENT_EXIT, Spawning
@@ -61,6 +62,10 @@ skills = st.builds(SkillSet.of, words, st.frozensets(st.sampled_from(SIDE_EFFECT
 spawnings = st.builds(Spawning, ceilings, ceilings, st.sampled_from(ON_PARENT_EXIT))
 lifetimes = st.builds(LifetimeGrant, ceilings, st.sampled_from(ON_EXPIRY))
 
+patterns = st.sampled_from(["*", "a*", "ab*", "abc", "ab", "b", "b*"])
+models = st.lists(st.tuples(st.sampled_from(["p", "q"]), patterns), max_size=4)
+services = st.builds(ServiceSet.of, models, ceilings, ceilings, ceilings) | st.just(ServiceSet.top())
+
 # A small order of roles: low is below left and right, which are below high.
 BELOW = {
     "low": frozenset({"low"}),
@@ -81,6 +86,7 @@ BY_DOMAIN = {
     "skills": skills,
     "spawning": spawnings,
     "lifetime": lifetimes,
+    "services": services,
 }
 assert tuple(BY_DOMAIN) == tuple(DOMAINS)
 effectives = st.builds(Effective, **BY_DOMAIN)

@@ -68,6 +68,10 @@ POINTS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any, Any], bool]]] = {
         lambda value, point: _bounded(getattr(value, point[0]), point[1]),
     ),
     "lifetime": (st.tuples(amounts, st.sampled_from(ON_EXPIRY)), _lives),
+    "services": (
+        st.tuples(st.sampled_from(["p", "q"]), st.sampled_from(["a", "ab", "abc", "abd", "b", "c"]), amounts),
+        lambda value, point: value.holds(*point[:2]) and _bounded(value.requests_per_minute, point[2]),
+    ),
     "spawning": (st.tuples(amounts, amounts, st.sampled_from(ON_PARENT_EXIT)), _spawns),
 }
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError
 
 from policy import errors, package
-from policy.manifest import digests, tool_uri
+from policy.manifest import digests
 from policy.manifest.reference import json_schema
-from policy.manifest.tools import checks, pins, secret_scan
+from policy.manifest.tools import checks, pins, secret_scan, tool_uri
 from policy.manifest.tools import document as tools_document
 from tests import tools_kit as kit
 

@@ -9,8 +9,8 @@ import pytest
 from pydantic_core import PydanticCustomError
 
 from policy import errors
-from policy.manifest import digests, text, tool_uri
-from policy.manifest.tools import checks, pins, secret_scan
+from policy.manifest import digests, text
+from policy.manifest.tools import checks, pins, secret_scan, tool_uri
 from policy.manifest.tools import document as tools_document
 from tests import tools_kit as kit
 

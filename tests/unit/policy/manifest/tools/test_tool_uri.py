@@ -6,7 +6,8 @@ import pytest
 from pydantic_core import PydanticCustomError
 
 from policy import errors
-from policy.manifest import parse, tool_uri
+from policy.manifest import parse
+from policy.manifest.tools import tool_uri
 from tests import signing_kit
 
 READ = tool_uri.ToolUri("mcp", "fs", "read_text_file", "2026.1.14")

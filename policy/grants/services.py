@@ -1,0 +1,119 @@
+"""Service grants: the models that an agent may ask through its service gate, and how much of them.
+
+A pattern is a model's whole name, or a beginning of one with ``*`` behind it. Two patterns so written either hold one
+another or have nothing in common, which makes the meet exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, Self
+
+from msgspec import Struct
+
+from policy.grants.resources import least, within
+from policy.grants.sets.domain import ANY
+
+# Field -> how people read it.
+LIMITS: Final[dict[str, str]] = {
+    "requests_per_minute": "requests a minute",
+    "tokens_per_hour": "tokens an hour",
+    "max_output_tokens": "tokens an answer",
+}
+# (provider, pattern); the pair of two stars is every model of every provider, which only a ceiling has.
+Model = tuple[str, str]
+EVERY: Final[Model] = (ANY, ANY)
+
+
+def covers(mine: Model, other: Model) -> bool:
+    """Whether ``mine`` holds every model that ``other`` holds."""
+    if mine == EVERY:
+        return True
+    if mine[0] != other[0]:
+        return False
+    if mine[1].endswith(ANY):
+        return other[1].startswith(mine[1].removesuffix(ANY))
+    return mine[1] == other[1]
+
+
+class ServiceSet(Struct, frozen=True):
+    """``models`` are the granted patterns, sorted, none within another; limits are None where there is none.
+
+    Without a model the limits are 0: every value that allows nothing is ``bottom()``.
+    """
+
+    models: tuple[Model, ...] = ()
+    requests_per_minute: int | None = 0
+    tokens_per_hour: int | None = 0
+    max_output_tokens: int | None = 0
+
+    @classmethod
+    def of(
+        cls,
+        models: Iterable[Model] = (),
+        requests_per_minute: int | None = None,
+        tokens_per_hour: int | None = None,
+        max_output_tokens: int | None = None,
+    ) -> Self:
+        """Return the grants of a manifest."""
+        found = _joined(models)
+        return cls(found, requests_per_minute, tokens_per_hour, max_output_tokens) if found else cls()
+
+    @classmethod
+    def bottom(cls) -> Self:
+        """No model."""
+        return cls()
+
+    @classmethod
+    def top(cls) -> Self:
+        """Every model, without a limit."""
+        return cls.of((EVERY,))
+
+    def __bool__(self) -> bool:
+        return bool(self.models)
+
+    def holds(self, provider: str, model: str) -> bool:
+        """Whether a model of a provider is granted."""
+        return any(covers(one, (provider, model)) for one in self.models)
+
+    def limits(self) -> tuple[int | None, ...]:
+        """The limits in the order of ``LIMITS``."""
+        return tuple(getattr(self, name) for name in LIMITS)
+
+    def meet(self, other: Self, /) -> Self:
+        """The models that both allow, with the lower limit of each."""
+        models = [one for one in self.models if any(covers(theirs, one) for theirs in other.models)]
+        models += [one for one in other.models if any(covers(mine, one) for mine in self.models)]
+        return self.of(models, *map(least, self.limits(), other.limits()))
+
+    def is_subset(self, other: Self, /) -> bool:
+        """Whether ``other`` allows all of this."""
+        return self.difference(other) == self.bottom()
+
+    def difference(self, other: Self, /) -> Self:
+        """The patterns that ``other`` does not hold, and the limits that are above ``other``'s; 0 elsewhere."""
+        models = tuple(one for one in self.models if not any(covers(theirs, one) for theirs in other.models))
+        pairs = zip(self.limits(), other.limits(), strict=True)
+        return type(self)(models, *(0 if within(a, b) else a for a, b in pairs))
+
+    def describe(self) -> tuple[str, ...]:
+        """A line a pattern, and a line a limit that is not 0."""
+        lines = tuple(f"model {provider}/{pattern}" for provider, pattern in self.models)
+        named = zip(LIMITS.items(), self.limits(), strict=True)
+        return lines + tuple(
+            f"models: {name} not limited" if value is None else f"models: {value} {unit}"
+            for (name, unit), value in named
+            if value != 0
+        )
+
+    def canonical(self) -> dict[str, Any]:
+        """Patterns and limits."""
+        return {
+            "models": [{"provider": provider, "pattern": pattern} for provider, pattern in self.models],
+            **dict(zip(LIMITS, self.limits(), strict=True)),
+        }
+
+
+def _joined(models: Iterable[Model]) -> tuple[Model, ...]:
+    found = sorted(set(models))
+    return tuple(one for one in found if not any(covers(other, one) for other in found if other != one))

@@ -1,0 +1,62 @@
+"""The operator's part of a run's service gate: its providers with their keys, and the rows of its requests."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+from msgspec import structs
+
+from policy import errors
+from policy.decide import Decision
+from policy.manifest.services import PROVIDERS_ID
+from sandbox.audit.run_events import RunEvents
+from sandbox.config import Config
+from sandbox.network.service import gate, providers
+from sandbox.network.service.ledger import Asked
+from sandbox.network.service.providers import Provider
+from sandbox.vault.open import configured
+
+_MILLION = 1_000_000
+
+
+def of(decision: Decision, config: Config, rows: RunEvents) -> gate.Terms:
+    """Return the terms of one run.
+
+    Raises:
+        errors.VaultError: a key cannot be had, with the verb that puts it there.
+    """
+    named = {provider for provider, _ in decision.effective.services.models}
+    granted = {name: one for name, one in providers.load(config.state).items() if name in named}
+    return gate.Terms(granted, keys(granted, config), functools.partial(_told, granted, rows))
+
+
+def keys(granted: Mapping[str, Provider], config: Config) -> dict[str, str]:
+    """Return the keys of providers, from the vault.
+
+    Raises:
+        errors.VaultError: the vault cannot be opened, or has not the secret of one.
+    """
+    wanted = {name: one.secret for name, one in granted.items() if one.secret}
+    if not wanted:
+        return {}
+    vault, found = configured(config), {}
+    for name, secret in wanted.items():
+        with vault.opened(PROVIDERS_ID, secret) as opened:
+            if opened is None:
+                raise errors.VaultError(
+                    f"the key of provider `{name}` is not in the vault",
+                    hint=f"covenant vault put {PROVIDERS_ID} {secret}",
+                )
+            found[name] = str(opened.value.view, "utf-8").strip()
+    return found
+
+
+def _told(granted: Mapping[str, Provider], rows: RunEvents, asked: Asked) -> None:
+    rows.model_asked(structs.asdict(asked), price(granted[asked.provider], asked))
+
+
+def price(provider: Provider, asked: Asked) -> int:
+    """Return the price of a request in credits, rounded up."""
+    total = asked.input_tokens * provider.input_price + asked.output_tokens * provider.output_price
+    return -(-total // _MILLION)

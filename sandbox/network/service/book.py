@@ -1,0 +1,84 @@
+"""Tell the supervisor of each request that was passed on, when it begins and when it has ended: counts, never content.
+
+A row that cannot be sent at once waits: an agent could otherwise ask while the supervisor is busy, and not be counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections import deque
+from typing import Any
+
+from msgspec import Struct
+
+from sandbox.network.service.shapes import ModelCall
+
+
+class RequestEntry(Struct):
+    """One request under way."""
+
+    number: int
+    provider: str
+    begun: float
+
+
+class Book:
+    """The gate's end of the line to its supervisor, of which each message is one row."""
+
+    def __init__(self, fd: int) -> None:
+        self._line = socket.socket(fileno=fd)
+        self._line.setblocking(False)
+        self._waiting: deque[bytes] = deque()
+        self._next = 0
+
+    def begin(self, call: ModelCall, provider: str, input_tokens: int) -> RequestEntry:
+        """Tell that a request is about to be passed on. ``input_tokens`` are guessed."""
+        self._next += 1
+        self._send(
+            {
+                "kind": "begun",
+                "number": self._next,
+                "provider": provider,
+                "model": call.model,
+                "path": call.path,
+                "stream": call.stream,
+                "input_tokens": input_tokens,
+            }
+        )
+        return RequestEntry(self._next, provider, time.monotonic())
+
+    def end(self, entry: RequestEntry, status: int, inward: int, outward: int, *, counted: bool, whole: bool) -> None:
+        """Tell how a request ended. ``counted``: the tokens are the provider's own numbers."""
+        self._send(
+            {
+                "kind": "ended",
+                "number": entry.number,
+                "provider": entry.provider,
+                "status": status,
+                "input_tokens": inward,
+                "output_tokens": outward,
+                "counted": counted,
+                "whole": whole,
+                "duration_ms": int((time.monotonic() - entry.begun) * 1000),
+            }
+        )
+
+    def _send(self, row: dict[str, Any]) -> None:
+        self._waiting.append(json.dumps(row, separators=(",", ":")).encode())
+        self._flush()
+
+    def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            try:
+                self._line.send(self._waiting[0])
+            except BlockingIOError:
+                loop.add_writer(self._line.fileno(), self._flush)
+                return
+            except OSError as e:
+                raise SystemExit("the supervisor is gone") from e
+            self._waiting.popleft()
+        loop.remove_writer(self._line.fileno())

@@ -1,0 +1,166 @@
+"""Opens the service gate of a run: its listener, its connector, and the process that serves.
+
+    agent -> 192.0.0.1:80 [ the gate: an empty namespace ] -> line -> [ the connector: the supervisor's namespace ]
+
+The gate holds the providers' keys and no way to reach a provider; the connector reaches them and holds no key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+
+from policy import denials, errors
+from policy.compile.network.firewall import GATE_UID
+from sandbox.kernel.net import netns
+from sandbox.kernel.proc.spawn import PATIENCE, Patience
+from sandbox.network import addresses
+from sandbox.network.gate import prefork
+from sandbox.network.gate import process as gate_process
+from sandbox.network.service.ledger import ModelLedger, Told
+from sandbox.network.service.providers import SYSTEM_CA, Provider
+
+LAYER: Final = "model"
+CODES: Final = frozenset({
+    "content_refused", "field_refused", "frame_refused", "host_refused", "key_refused", "limit", "malformed",
+    "model_not_granted", "no_provider", "path_refused", "provider_failed",
+})  # fmt: skip
+# Other uids than those of the gates that the firewall knows.
+UID, CONNECTOR_UID = GATE_UID - 2, GATE_UID - 3
+KIND: Final = prefork.Kind("sandbox.network.service.server", own_network=True)
+CONNECTOR: Final = prefork.Kind("sandbox.network.service.connector", own_network=False)
+CALLS: Final = frozenset({
+    "accept4", "getpeername", "getpid", "getsockname", "getsockopt", "ioctl", "listen", "sendmsg", "setsockopt",
+    "shutdown",
+})  # fmt: skip
+# The resolver of the C library reads its files, and asks by sockets of its own; each look-up is in a thread.
+CONNECTOR_CALLS: Final = frozenset({
+    "bind", "clone", "connect", "fstat", "getpeername", "getpid", "getsockname", "getsockopt", "gettid", "gettimeofday",
+    "ioctl", "lseek", "mprotect", "newfstatat", "openat", "rseq", "rt_sigprocmask", "sched_yield", "sendmmsg",
+    "sendmsg", "set_robust_list", "setsockopt", "socket", "uname",
+})  # fmt: skip
+_BACKLOG: Final = 256
+_DESCRIPTORS: Final = 1024
+
+
+class Terms(Struct, frozen=True):
+    """The operator's part of a run's grant: the granted providers in the operator's order, and their keys.
+
+    ``told`` is called with each request that was passed on.
+    """
+
+    providers: Mapping[str, Provider]
+    keys: Mapping[str, str]
+    told: Told
+
+    def peers(self) -> list[dict[str, Any]]:
+        """The providers as the gate's process has them (upstream.ProviderPeer), without their numbers."""
+        return [
+            {
+                "name": name,
+                "kind": one.kind,
+                "url": one.url,
+                "key": self.keys.get(name, ""),
+                "timeout_seconds": one.timeout_seconds,
+                "ca": str(one.ca or SYSTEM_CA),
+            }
+            for name, one in self.providers.items()
+        ]
+
+
+class ServiceGate(Struct, frozen=True):
+    """An open gate with its two processes. ``watches`` belong into the run's exchange."""
+
+    processes: tuple[gate_process.GateProcess, ...]
+    watches: Mapping[int, Callable[[], errors.RunError | None]]
+    ledger: ModelLedger
+
+    def end(self) -> None:
+        """End both, and report what they had to say."""
+        for one in self.processes:
+            one.end()
+            one.tell_rest()
+        self.ledger.finish()
+
+
+@contextlib.contextmanager
+def open(  # noqa: A001 - the module's verb: gate.open(...)
+    plan: Mapping[str, Any],
+    terms: Terms,
+    *,
+    inside: Callable[[Callable[[], Any]], Any],
+    denied: Callable[[denials.Denial], None],
+    join_files: Sequence[str] = (),
+    patience: Patience = PATIENCE,
+) -> Iterator[ServiceGate]:
+    """Serve the ``services`` part of gates.json while the block lasts.
+
+    ``inside`` runs a call in the gateway's namespace and returns its value. Does not wait until the gate is ready: a
+    connection that comes before waits in the backlog.
+
+    Raises:
+        errors.RunError: what ``patience`` watches said so, or a process was not executed in time.
+        errors.KernelError: the listener cannot be made, or a process cannot be started.
+    """
+    with contextlib.ExitStack() as stack:
+        ledger = stack.enter_context(contextlib.closing(ModelLedger(plan, terms.told)))
+        with contextlib.ExitStack() as ours:
+            try:
+                listener = ours.enter_context(inside(lambda: _listener(plan["listen"])))
+                lines = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                near, far = (ours.enter_context(one) for one in lines)
+                namespace = netns.current()
+            except OSError as e:
+                raise errors.KernelError(f"cannot listen for the service gate: {e.strerror}") from e
+            ours.callback(os.close, namespace)
+            common: dict[str, Any] = {
+                "layer": LAYER,
+                "codes": CODES,
+                "join_files": join_files,
+                "patience": patience,
+            }
+            connector = gate_process.Gate(
+                module=CONNECTOR.module,
+                uid=CONNECTOR_UID,
+                plan={"providers": [(*one.address, one.timeout_seconds) for one in terms.providers.values()]},
+                fds={"line": far.fileno()},
+                calls=CONNECTOR_CALLS,
+                namespace=namespace,
+                threads=True,
+                keeps_files=True,
+                **common,
+            )
+            gate = gate_process.Gate(
+                module=KIND.module,
+                uid=UID,
+                plan={**plan, "agent": addresses.AGENT4, "providers": terms.peers()},
+                fds={"listener": listener.fileno(), "connector": near.fileno(), "usage": ledger.gate_end},
+                calls=CALLS,
+                descriptors=_DESCRIPTORS,
+                **common,
+            )
+            processes = tuple(stack.enter_context(gate_process.start(one)) for one in (connector, gate))
+            ledger.started()
+        watches: dict[int, Callable[[], errors.RunError | None]] = {ledger.fileno(): ledger.serve}
+        for one in processes:
+            watches.update(one.watches(denied))
+        yield ServiceGate(processes, watches, ledger)
+
+
+def _listener(port: int) -> socket.socket:
+    """A listening socket on the gateway's address, which takes from the agent's link alone."""
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, addresses.GATEWAY_DEVICE.encode() + b"\0")
+        made.bind((addresses.GATEWAY4, port))
+        made.listen(_BACKLOG)
+    except BaseException:
+        made.close()
+        raise
+    return made

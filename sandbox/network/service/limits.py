@@ -1,0 +1,73 @@
+"""The limits of a run's requests to models: requests in a minute, tokens in an hour.
+
+At most one request overruns a limit. A request that may cross it waits for the others that are under way, so that no
+two cross it together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from sandbox.network.service.shapes import RefusedError
+
+MINUTE: Final = 60.0
+HOUR: Final = 3600.0
+
+
+class ModelLimits:
+    """Counts the requests of one run."""
+
+    def __init__(self, requests: int | None, tokens: int | None, *, clock: Callable[[], float]) -> None:
+        self._requests, self._tokens, self._clock = requests, tokens, clock
+        self._begun: deque[float] = deque()
+        self._used: deque[tuple[float, int]] = deque()
+        self._sum = self._reserved = 0
+        self._changed = asyncio.Condition()
+
+    async def begin(self, most: int | None) -> int:
+        """Wait for a request's turn; ``most`` tokens are its bound, None for none. Returns what it has reserved.
+
+        Raises:
+            RefusedError: a limit is reached.
+        """
+        now = self._clock()
+        while self._begun and self._begun[0] <= now - MINUTE:
+            self._begun.popleft()
+        if self._requests is not None and len(self._begun) >= self._requests:
+            wait = self._begun[0] + MINUTE - now
+            raise _over(f"requests_per_minute is {self._requests}", wait)
+        self._begun.append(now)
+        if self._tokens is None:
+            return 0
+        wanted = self._tokens if most is None else most
+        async with self._changed:
+            while True:
+                self._forget()
+                if self._sum >= self._tokens:
+                    raise _over(f"tokens_per_hour is {self._tokens}", self._used[0][0] + HOUR - self._clock())
+                if not self._reserved or self._sum + self._reserved + wanted <= self._tokens:
+                    self._reserved += wanted
+                    return wanted
+                await self._changed.wait()
+
+    async def end(self, reserved: int, used: int) -> None:
+        """Count the tokens of a request that has ended."""
+        if self._tokens is None:
+            return
+        async with self._changed:
+            self._reserved -= reserved
+            self._sum += used
+            self._used.append((self._clock(), used))
+            self._changed.notify_all()
+
+    def _forget(self) -> None:
+        while self._used and self._used[0][0] <= self._clock() - HOUR:
+            self._sum -= self._used.popleft()[1]
+
+
+def _over(what: str, wait: float) -> RefusedError:
+    seconds = max(1, int(wait) + 1)
+    return RefusedError(429, "limit", f"{what}: ask again in {seconds} s", retry_seconds=seconds)

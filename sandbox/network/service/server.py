@@ -1,0 +1,253 @@
+"""Serve in the service gate's process: an HTTP server for one agent, without rights and without a way to anywhere.
+
+    (1) the request's frame: host, version, headers, size
+    (2) what it asks for: an operation, a model, the content            (shapes)
+    (3) the limits of the run                                          (limits)
+    (4) a provider, and the next one where it fails                    (upstream)
+    (5) the answer, part by part as it comes, and its counts           (usage)
+
+The process is sealed before it reads a byte from the agent. A request that is refused is told as a denial; one that was
+passed on as a row of counts, never of content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NoReturn
+
+import aiohttp
+from aiohttp import web
+
+from policy.grants.services import ServiceSet
+from sandbox.network.gate.main import GateInput
+from sandbox.network.service import shapes
+from sandbox.network.service.book import Book
+from sandbox.network.service.limits import ModelLimits
+from sandbox.network.service.relay import AnswerRelay
+from sandbox.network.service.shapes import ModelCall, RefusedError, Shape
+from sandbox.network.service.upstream import Connector, ProviderClient, ProviderPeer
+from sandbox.network.service.usage import BYTES_PER_TOKEN
+
+BODY_BYTES: Final = 16 << 20
+_HEADER_BYTES: Final = 16 * 1024
+# Requests of one agent at once.
+AT_ONCE: Final = 256
+# Answers of a provider after which the next one is asked.
+_FAILED: Final = frozenset({500, 502, 503, 504, 529})
+_QUERIES: Final = {"gemini": {"alt": "sse"}, "anthropic": {"beta": "true"}}
+
+
+class ServiceServer:
+    """Answers the requests of one agent."""
+
+    def __init__(self, gate: GateInput, connector: Connector) -> None:
+        plan = gate.plan
+        # Refusals are told from the moment on that it is sealed.
+        self.denied: Callable[[str, str], None] = lambda target, code: None
+        self._names = frozenset(plan["names"])
+        self._agent = str(plan["agent"])
+        self._book = Book(gate.fds["usage"])
+        models = [(one["provider"], one["pattern"]) for one in plan["models"]]
+        self._granted = ServiceSet.of(models)
+        self._most: int | None = plan["max_output_tokens"]
+        self._limits = ModelLimits(plan["requests_per_minute"], plan["tokens_per_hour"], clock=time.monotonic)
+        peers = [ProviderPeer(number, **one) for number, one in enumerate(plan["providers"])]
+        self._upstreams = {peer.name: ProviderClient(connector, peer) for peer in peers}
+        self._busy = 0
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request."""
+        shape: Shape = "openai"
+        try:
+            self._frame(request)
+            path, only = self._place(request)
+            found, named = shapes.route(request.method, path, anthropic="anthropic-version" in request.headers)
+            shape = found.shape
+            query = self._query(request, shape)
+            call = shapes.read(found, path, named, await self._body(request))
+            if call.route.operation == "list":
+                return self._listed(call, only)
+            return await self._pass_on(request, call, only, query)
+        except RefusedError as e:
+            self.denied(f"{request.method[:16]} {request.path[:200]}: {e.message}"[:400], e.code)
+            retry = {} if e.retry_seconds is None else {"Retry-After": str(e.retry_seconds)}
+            body = shapes.refusal(shape, e.status, e.code, e.message)
+            refused = web.Response(status=e.status, body=body, content_type="application/json", headers=retry)
+            if e.code in ("malformed", "frame_refused"):
+                refused.force_close()
+            return refused
+
+    # --- (1) ------------------------------------------------------------------------------------------------
+
+    def _frame(self, request: web.BaseRequest) -> None:
+        """Refuse what could be understood in two ways, or is meant for another server."""
+        if request.remote != self._agent:
+            raise RefusedError(403, "frame_refused", "this is not the agent's address")
+        if not request.raw_path.startswith("/") or request.version != (1, 1):
+            raise RefusedError(400, "frame_refused", "the gate takes a path of its own, by HTTP/1.1")
+        hosts = request.headers.getall("Host", [])
+        if len(hosts) != 1 or hosts[0].lower().removesuffix(":80") not in self._names:
+            raise RefusedError(421, "host_refused", "the gate answers for its own names alone")
+        refused = ("Upgrade", "Expect", "Content-Encoding", "Trailer", "TE", "HTTP2-Settings", "Proxy-Authorization")
+        for name in refused:
+            if name in request.headers:
+                raise RefusedError(400, "frame_refused", f"the header {name} is not taken")
+        if "Transfer-Encoding" in request.headers and "Content-Length" in request.headers:
+            raise RefusedError(400, "frame_refused", "a body has one length")
+        if self._busy >= AT_ONCE:
+            raise RefusedError(429, "limit", f"more than {AT_ONCE} requests at once", retry_seconds=1)
+
+    def _place(self, request: web.BaseRequest) -> tuple[str, str]:
+        """The path of the operation, and the provider that it names before that, if any."""
+        path = request.raw_path.partition("?")[0]
+        first, slash, rest = path[1:].partition("/")
+        if slash and any(first == provider for provider, _ in self._granted.models):
+            return f"/{rest}", first
+        return path, ""
+
+    def _query(self, request: web.BaseRequest, shape: Shape) -> dict[str, str]:
+        """The part of the query that is passed on. A key in it is dropped, as one in a header is."""
+        known, query = _QUERIES.get(shape, {}), request.query
+        odd = [name for name in query if name not in known and name != "key"]
+        if odd or any(query.getall(name) != [value] for name, value in known.items() if name in query):
+            raise RefusedError(400, "frame_refused", "this query is not passed on")
+        return {name: value for name, value in known.items() if name in query}
+
+    async def _body(self, request: web.BaseRequest) -> bytes:
+        if (request.content_length or 0) > BODY_BYTES:
+            raise RefusedError(413, "frame_refused", f"a request has at most {BODY_BYTES} bytes")
+        data = bytearray()
+        async for chunk in request.content.iter_any():
+            data += chunk
+            if len(data) > BODY_BYTES:
+                raise RefusedError(413, "frame_refused", f"a request has at most {BODY_BYTES} bytes")
+        return bytes(data)
+
+    # --- (2) to (4) -----------------------------------------------------------------------------------------
+
+    def _candidates(self, call: ModelCall, only: str) -> list[ProviderClient]:
+        """The providers of this API that are granted the model, in the operator's order."""
+        spoken = [
+            one
+            for one in self._upstreams.values()
+            if call.route.shape in shapes.SPOKEN[one.peer.kind] and only in ("", one.peer.name)
+        ]
+        if call.route.operation == "version":
+            return spoken[:1]
+        return [one for one in spoken if self._granted.holds(one.peer.name, call.model)]
+
+    async def _pass_on(
+        self, request: web.BaseRequest, call: ModelCall, only: str, query: Mapping[str, str]
+    ) -> web.StreamResponse:
+        candidates = self._candidates(call, only)
+        if not candidates:
+            raise RefusedError(403, "model_not_granted", f"the model `{call.model}` is not granted")
+        if self._most is not None and call.route.operation == "generate":
+            shapes.bound_output(call, self._most)
+        strip = shapes.with_usage(call)
+        body = json.dumps(call.body, ensure_ascii=False, separators=(",", ":")).encode() if call.body else b""
+        bound = shapes.output_limit(call) if call.route.operation == "generate" else 0
+        reserved = await self._limits.begin(None if bound is None else bound + len(body) // BYTES_PER_TOKEN)
+        relay = AnswerRelay(request, call, asked_bytes=len(body), strip=strip)
+        row = self._book.begin(call, candidates[0].peer.name, len(body) // BYTES_PER_TOKEN)
+        self._busy += 1
+        try:
+            upstream, response = await self._first(candidates, call, query, request.headers, body)
+            row.provider = upstream.peer.name
+            return await relay.answer(upstream, response)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as e:
+            if relay.whole or relay.started:
+                raise ConnectionResetError(str(e)) from e  # the agent's connection ends where the provider's did
+            raise RefusedError(502, "provider_failed", "the provider's answer broke off") from e
+        finally:
+            self._busy -= 1
+            inward, outward, known = relay.tokens
+            self._book.end(row, relay.status, inward, outward, counted=known, whole=relay.whole)
+            await self._limits.end(reserved, inward + outward)
+
+    async def _first(
+        self,
+        candidates: Sequence[ProviderClient],
+        call: ModelCall,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+        body: bytes,
+    ) -> tuple[ProviderClient, aiohttp.ClientResponse | None]:
+        """The first provider that does not fail, with its answer; the last one's failure where all do."""
+        lower = {name.lower(): value for name, value in headers.items()}
+        for index, upstream in enumerate(candidates):
+            if upstream.peer.kind == "mock":
+                return upstream, None
+            is_last = index == len(candidates) - 1
+            try:
+                response = await upstream.send(call, query, lower, body)
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+                self.denied(f"provider {upstream.peer.name}", "provider_failed")
+                continue
+            if response.status in _FAILED and not is_last:
+                response.close()
+                self.denied(f"provider {upstream.peer.name}: status {response.status}", "provider_failed")
+                continue
+            return upstream, response
+        raise RefusedError(502, "no_provider", "no provider of this model answers")
+
+    # --- lists ----------------------------------------------------------------------------------------------
+
+    def _listed(self, call: ModelCall, only: str) -> web.Response:
+        """The granted models that the manifest names whole; a pattern names none."""
+        spoken = {
+            peer.name
+            for peer in (one.peer for one in self._upstreams.values())
+            if call.route.shape in shapes.SPOKEN[peer.kind] and only in ("", peer.name)
+        }
+        names = sorted({model for provider, model in self._granted.models if provider in spoken and model[-1] != "*"})
+        return web.Response(body=shapes.listing(call.route.shape, names), content_type="application/json")
+
+
+def serve(gate: GateInput) -> NoReturn:
+    """The gate's life."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(_serve(gate))
+    raise SystemExit("the gate stopped serving")
+
+
+async def _serve(gate: GateInput) -> None:
+    connector = Connector(gate.fds["connector"])
+    server = ServiceServer(gate, connector)
+    runner = web.ServerRunner(
+        web.Server(
+            server.handle,
+            access_log=None,
+            handler_cancellation=True,
+            auto_decompress=False,
+            max_line_size=_HEADER_BYTES,
+            max_field_size=_HEADER_BYTES,
+            keepalive_timeout=75,
+            lingering_time=0,
+        )
+    )
+    await runner.setup()
+    await _warm(runner)
+    listener = socket.socket(fileno=gate.fds["listener"])
+    gate.seal()
+    server.denied = gate.denied
+    connector.start(asyncio.get_running_loop())
+    await web.SockSite(runner, listener).start()
+    await asyncio.Event().wait()
+
+
+async def _warm(runner: web.ServerRunner) -> None:
+    """Answer one refused request over a pair of sockets: what is imported late cannot be imported once it is sealed."""
+    ours, theirs = socket.socketpair()
+    assert runner.server is not None
+    loop = asyncio.get_running_loop()
+    await loop.connect_accepted_socket(runner.server, theirs)
+    reader, writer = await asyncio.open_connection(sock=ours)
+    writer.write(b"GET / HTTP/1.1\r\nHost: none\r\nConnection: close\r\n\r\n")
+    await reader.read()
+    writer.close()

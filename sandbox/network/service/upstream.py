@@ -1,0 +1,169 @@
+"""Speak to the operator's providers from the gate's process, which can open no connection itself.
+
+For each connection it asks the connector for a descriptor that is connected to provider N, and makes TLS on it. The
+provider's key is added here, to a request of which nothing but the judged parts is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import yarl
+from aiohttp.client_proto import ResponseHandler
+from msgspec import Struct
+
+from sandbox.network.service import connector_wire
+from sandbox.network.service.shapes import ModelCall
+
+# Of a provider's answer, and of an agent's request to one.
+_PASSED_BACK: Final = ("content-type", "request-id", "x-request-id", "retry-after", "retry-after-ms")
+_PASSED_BACK_PREFIXES: Final = ("x-ratelimit-", "anthropic-ratelimit-")
+_PASSED_ON: Final = ("accept", "anthropic-version", "anthropic-beta", "openai-beta")
+VERSION: Final = "2023-06-01"
+
+
+class ProviderPeer(Struct, frozen=True):
+    """One provider as the gate has it: ``number`` is its place for the connector, ``key`` is empty without one."""
+
+    number: int
+    name: str
+    kind: str
+    url: str
+    key: str
+    timeout_seconds: int
+    ca: str
+
+
+class Connector:
+    """The line to the connector's process, with the connections that were asked for and have not come."""
+
+    def __init__(self, fd: int) -> None:
+        self._line = socket.socket(fileno=fd)
+        self._line.setblocking(False)
+        self._waiting: dict[int, asyncio.Future[socket.socket]] = {}
+        self._next = 0
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to take its answers."""
+        loop.add_reader(self._line.fileno(), self._answers)
+
+    async def connect(self, number: int) -> socket.socket:
+        """Return a socket that is connected to provider ``number``.
+
+        Raises:
+            OSError: there is no connection.
+        """
+        self._next = (self._next + 1) & 0xFFFFFFFF
+        ident = self._next
+        found: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
+        self._waiting[ident] = found
+        try:
+            self._line.send(connector_wire.REQUEST.pack(ident, number))
+            return await found
+        finally:
+            del self._waiting[ident]
+
+    def _answers(self) -> None:
+        while True:
+            try:
+                message, fds, _, _ = socket.recv_fds(self._line, connector_wire.REPLY.size, 1)
+            except BlockingIOError:
+                return
+            if not message:
+                raise SystemExit("the connector is gone")
+            ident, status = connector_wire.REPLY.unpack(message)
+            made = [socket.socket(fileno=fd) for fd in fds]
+            waiting = self._waiting.get(ident)
+            if waiting is None or waiting.done():
+                for one in made:
+                    one.close()
+            elif status or not made:
+                waiting.set_exception(OSError(status, "the provider does not answer"))
+            else:
+                made[0].setblocking(False)
+                waiting.set_result(made[0])
+
+
+class _Connections(aiohttp.BaseConnector):
+    """Connections to one provider, kept for further requests."""
+
+    def __init__(self, connector: Connector, peer: ProviderPeer, context: ssl.SSLContext | None) -> None:
+        super().__init__(limit=0, limit_per_host=0, keepalive_timeout=30)
+        self._line, self._peer, self._tls = connector, peer, context
+
+    async def _create_connection(self, req: Any, traces: Any, timeout: Any) -> ResponseHandler:  # noqa: ASYNC109
+        try:
+            async with asyncio.timeout(self._peer.timeout_seconds):
+                made = await self._line.connect(self._peer.number)
+                host = yarl.URL(self._peer.url).host if self._tls else None
+                _, protocol = await self._loop.create_connection(
+                    self._factory, sock=made, ssl=self._tls, server_hostname=host
+                )
+        except (OSError, TimeoutError) as e:
+            raise aiohttp.ClientConnectionError(str(e)) from e
+        return protocol
+
+
+class ProviderClient:
+    """One provider's client."""
+
+    def __init__(self, connector: Connector, peer: ProviderPeer) -> None:
+        self.peer = peer
+        context = None
+        if peer.url.startswith("https:"):
+            # Read now: after it is sealed the gate opens no file.
+            context = ssl.create_default_context(cafile=peer.ca if Path(peer.ca).exists() else None)
+        self._session = aiohttp.ClientSession(
+            connector=_Connections(connector, peer, context),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=("User-Agent", "Accept-Encoding"),
+            timeout=aiohttp.ClientTimeout(total=None, sock_read=peer.timeout_seconds),
+        )
+
+    async def send(self, call: ModelCall, query: Mapping[str, str], headers: Mapping[str, str], body: bytes) -> Any:
+        """Send a request on. Returns the response, whose body is not read yet.
+
+        Raises:
+            aiohttp.ClientError, TimeoutError: the provider cannot be reached, or does not answer.
+        """
+        peer = self.peer
+        _, _, rest = call.path[1:].partition("/")
+        path = call.path if peer.kind == "ollama" else f"/{rest}"
+        url = yarl.URL(peer.url + path, encoded=True)
+        sent = {name: headers[name] for name in _PASSED_ON if name in headers}
+        sent["Accept-Encoding"] = "identity"
+        sent["User-Agent"] = "covenant"
+        if body:
+            sent["Content-Type"] = "application/json"
+        if peer.kind == "anthropic":
+            sent.setdefault("anthropic-version", VERSION)
+        if peer.key:
+            sent |= _key(peer)
+        method = "POST" if body else "GET"
+        return await self._session.request(
+            method, url, params=dict(query) or None, headers=sent, data=body or None, allow_redirects=False
+        )
+
+
+def _key(peer: ProviderPeer) -> dict[str, str]:
+    if peer.kind == "anthropic":
+        return {"x-api-key": peer.key}
+    if peer.kind == "gemini":
+        return {"x-goog-api-key": peer.key}
+    return {"Authorization": f"Bearer {peer.key}"}
+
+
+def passed_back(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers of an answer that the agent gets."""
+    return {
+        name: value
+        for name, value in headers.items()
+        if name.lower() in _PASSED_BACK or name.lower().startswith(_PASSED_BACK_PREFIXES)
+    }
