@@ -198,9 +198,11 @@ def workspace(directory: Path, profile: Profile, never: Mapping[str, str]) -> pa
         raise errors.UsageError(
             f"--workspace {text.quote(str(directory))}: {e.strerror}", hint="give a directory that exists"
         ) from e
+    from sandbox.workspace import repository
+
     _check_project(real, never)
     taken = any(real == one or real.startswith(f"{one}/") or one.startswith(f"{real}/") for one in _ROOT_PLACES)
-    return package.Project(real, _WORK if taken else real, profile.disk_mb)
+    return package.Project(real, _WORK if taken else real, profile.disk_mb, repository.path_of(Path(real)))
 
 
 def _check_project(real: str, never: Mapping[str, str]) -> None:

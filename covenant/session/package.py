@@ -33,11 +33,15 @@ class Volume(Struct, frozen=True):
 
 
 class Project(Struct, frozen=True):
-    """A directory of the caller, where the session finds it, and the MiB that it may change there."""
+    """A directory of the caller, where the session finds it, and the MiB that it may change there.
+
+    ``repository`` is the common directory of git of a linked worktree, empty without one.
+    """
 
     directory: str
     place: str
     mb: int
+    repository: str = ""
 
 
 class Options(Struct, frozen=True):
@@ -151,7 +155,7 @@ def _permissions(profile: Profile, options: Options) -> Iterator[str]:
 def _workspace(project: Project) -> Iterator[str]:
     yield '\n[workspace]\nmode = "overlay"'
     yield f"path = {toml(project.place)}"
-    yield f"from = {_texts([project.directory])}"
+    yield f"from = {_texts([one for one in (project.directory, project.repository) if one])}"
     yield f"exec = true\nmax_mb = {project.mb}"
 
 

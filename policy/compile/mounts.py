@@ -29,10 +29,12 @@ RESOLVER = "/etc/resolv.conf"
 CREDENTIALS = "/run/credentials"
 # The agent's own limits and denials (policy.explain.own_limits), which the supervisor writes and the agent reads.
 OWN_LIMITS = "/run/covenant"
+# The common directory of git, where the caller's directory is a linked worktree (git-worktree(1)); empty otherwise.
+REPOSITORY_PLACE = "/run/workspace.git"
 # The trust anchors of the host: where Debian keeps them in one file, and where OpenSSL looks, with it Python and node.
 ANCHORS = ("/etc/ssl/certs/ca-certificates.crt", "/usr/lib/ssl/cert.pem")
 # Paths of the root that a grant may not take: ours, the package's and the scratch.
-RESERVED = (WORKSPACE, SCRATCH, OWN_LIMITS, "/proc", "/dev", "/sys")
+RESERVED = (WORKSPACE, SCRATCH, OWN_LIMITS, REPOSITORY_PLACE, "/proc", "/dev", "/sys")
 _SAFE = ("nosuid", "nodev")
 # gVisor mounts these although the config does not ask for them, and this runsc ignores linux.maskedPaths
 # (docs/adr/0005), so each is covered by an empty read-only tmpfs.
@@ -42,6 +44,7 @@ MASKED = {
 }
 # The caller's directory behind an overlay, which the supervisor makes for the run.
 CALLERS = "workspace"
+REPOSITORY = "repository"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - of the agent's root
 _EMPTY = ("ro", *_SAFE, "noexec", "mode=0555", "size=4k")
 # The flags of a granted path. A program that walks a writable one on the host follows no link of the agent in it;
@@ -55,7 +58,8 @@ _KEYS = {"read": ("read", "write"), "write": ("write",)}  # what is granted for 
 class Mount:
     """One mount of the plan. ``source`` is ``package``, ``proc``, ``tmpfs``, ``resolver`` (a file of ours that names
     the gateway), ``credentials`` (a file system of the run's own, which the supervisor fills), ``limits`` (a directory
-    of the run's own, for OWN_LIMITS), ``workspace`` (the caller's directory) or the granted host path."""
+    of the run's own, for OWN_LIMITS), ``workspace`` (the caller's directory), ``repository`` (its git directory) or the
+    granted host path."""
 
     destination: str
     type: str
@@ -113,8 +117,8 @@ def compile(
     terms = workspace.terms(effective, origins.manifest)
     if terms is not None:
         callers = _workspace(terms, origins, (runtime, *programs), reserved, provenance)
-        mounts.append(callers)
-        reserved = (*reserved, callers.destination)
+        mounts += callers
+        reserved = (*reserved, *(mount.destination for mount in callers))
     mounts += _granted(effective, origins, host, (runtime, *programs), reserved, provenance)
     named_links = links.compile(effective, origins, host, provenance)
     mounts.sort(key=lambda m: m.destination.split("/"))
@@ -276,8 +280,8 @@ def _workspace(
     closures: Sequence[Closure],
     reserved: Sequence[str],
     provenance: Provenance,
-) -> Mount:
-    """The caller's directory. Its programs can be started where the tree is granted.
+) -> list[Mount]:
+    """The caller's directory, and its git directory. Its programs can be started where the tree is granted.
 
     Raises:
         errors.NotEnforceableError: its place is taken.
@@ -295,7 +299,11 @@ def _workspace(
     for name in terms:
         provenance.add(f"mounts.json:workspace/{name}", origins.of(f"workspace.{workspace.KEYS.get(name, name)}"))
     noexec = () if TREE in origins.effective.executables.trees else ("noexec",)
-    return Mount(place, "bind", CALLERS, "dir", ("rw", *_SAFE, *noexec))
+    provenance.add(f"mounts.json:{REPOSITORY_PLACE}", origins.of("workspace.mode"))
+    return [
+        Mount(place, "bind", CALLERS, "dir", ("rw", *_SAFE, *noexec)),
+        Mount(REPOSITORY_PLACE, "bind", REPOSITORY, "dir", ("rw", *_SAFE, "noexec")),
+    ]
 
 
 def _shared_memory(origins: Origins, provenance: Provenance) -> Mount:

@@ -30,6 +30,9 @@ _PROC = _HELD
 WORKSPACE_TERMS: Final = {"apply": str, "below": list, "mask": list, "max_mb": int, "protect": list}
 # The caller's directory behind an overlay, without and with programs that can be started.
 _CALLERS = (("rw", *_HELD), ("rw", "nosuid", "nodev"))
+# Its git directory, where it is a linked worktree.
+REPOSITORY: Final = "/run/workspace.git"
+_REPOSITORY = ("rw", *_HELD)
 # The package of a program of its own has to be executable; everything in it but the entry is 0444.
 _PACKAGE = {"script": _READ, "program": ("ro", "nosuid", "nodev")}
 _SCRATCH_HEAD = (*_HELD, "mode=1777")
@@ -188,8 +191,10 @@ def _workspace(value: dict[str, Any] | None, mounts: Sequence[_Mount]) -> ReadWo
     """The workspace of the terms and the mount, of which there are both or neither."""
     where = f"{MOUNTS}:workspace"
     found = [mount for mount in mounts if mount.source == "workspace"]
-    if len(found) != (value is not None):
-        raise refuse(where, f"there are {len(found)} mounts of a workspace, and {int(value is not None)} of its terms")
+    for source in ("workspace", "repository"):
+        number = len([mount for mount in mounts if mount.source == source])
+        if number != (value is not None):
+            raise refuse(where, f"there are {number} mounts of a {source}, and {int(value is not None)} of its terms")
     if value is None:
         return None
     own = closed(value, where, WORKSPACE_TERMS)
@@ -372,6 +377,8 @@ def _kinds(mounts: Sequence[_Mount], runtime: ReadClosure) -> Iterator[str]:
             known = {("bind", "package", package): "package"}
         elif place == OWN_LIMITS:
             known = {("bind", "limits", _READ): "limits"}
+        elif place == REPOSITORY:
+            known = {("bind", "repository", _REPOSITORY): "repository"}
         elif place in (SCRATCH, SHARED_MEMORY):
             known = {
                 ("tmpfs", "tmpfs", _MASK): "mask",

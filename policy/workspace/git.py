@@ -190,11 +190,18 @@ def _is_git(name: str) -> bool:
     return plain == NAME or plain.startswith((f"{NAME}:", f"{NAME}\\", "git~"))
 
 
-def with_objects(path: str, objects: Sequence[str]) -> list[str]:
-    """Return those of the new objects that a reference or an index at ``path`` may name: of the same repository."""
-    found = []
-    for one in objects:
-        top = one[: one.rindex("objects/")]
-        if path.startswith(top) and not path.startswith(f"{top}objects/"):
-            found.append(one)
+def needed(chosen: Sequence[str], new: Sequence[str]) -> set[str]:
+    """Return the objects among ``new`` paths that references and indexes among the ``chosen`` paths may name.
+
+    Which ones they do is not known here: those of the same repository.
+    """
+    tops: dict[str, list[str]] = {}
+    for path in new:
+        at = path.rfind(_OBJECTS)
+        if at >= 0 and (_OBJECT.fullmatch(path[at:]) or _PACK.fullmatch(path[at:])):
+            tops.setdefault(path[:at], []).append(path)
+    found = set[str]()
+    for top, objects in tops.items():
+        if any(path.startswith(top) and not path.startswith(f"{top}{_OBJECTS}") for path in chosen):
+            found.update(objects)
     return found

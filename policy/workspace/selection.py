@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 from msgspec import Struct
 
+from policy.workspace import git
 from policy.workspace.changes import Change, ancestors
 
 
@@ -39,9 +40,13 @@ def asked(found: Sequence[Change], paths: Collection[str], *, exact: bool = Fals
 def chosen(found: Sequence[Change], paths: Collection[str] = (), *, exact: bool = False) -> list[Change]:
     """Return the changes that an apply of ``paths`` does: those asked for that nothing speaks against.
 
-    The new directories above them are added, so that a file of a new directory can be applied alone.
+    The new directories above them are added, so that a file of a new directory can be applied alone, and to references
+    and an index of git the new objects of their repository.
     """
     taken = [one for one in asked(found, paths, exact=exact) if one.is_applicable()]
+    objects = git.needed([one.path for one in taken], [one.path for one in found if _is_new(one)])
+    listed = {one.path for one in taken}
+    taken += [one for one in found if one.path in objects - listed and one.is_applicable()]
     above = {path for one in taken for path in ancestors(one.path)}
     needed = {one.path for one in found if one.path in above and one.kind == "dir" and one.action == "add"}
     have = {(one.path, one.action) for one in taken}
@@ -49,6 +54,10 @@ def chosen(found: Sequence[Change], paths: Collection[str] = (), *, exact: bool 
     more = [one for one in found if one.path in needed and (one.path, one.action) not in have]
     order = {(one.path, one.action): number for number, one in enumerate(found)}
     return sorted([*taken, *more], key=lambda one: order[one.path, one.action])
+
+
+def _is_new(change: Change) -> bool:
+    return change.action == "add" and change.kind == "file"
 
 
 def questions(found: Sequence[Change]) -> list[ApplyQuestion]:

@@ -339,9 +339,10 @@ class Run:
             )
         never = host_facts.never_granted(dependencies.config, dependencies.never_granted)
         directory = session.check(given, terms, never)
+        linked = session.check_repository(given, directory, terms, never)
         agent, request = decision.manifest.agent, context.request
         package = "" if request.typed else request.package_name
-        about = session.About(context.run_id, agent.id, decision.policy_digest, directory, agent.role, package)
+        about = session.About(context.run_id, agent.id, decision.policy_digest, directory, agent.role, package, linked)
         limits = store.UserLimits(dependencies.config.kept_workspaces, dependencies.config.kept_workspaces_mb)
         one = RunWorkspace(dependencies.path, given, terms, about, limits)
         one.check_resumed()

@@ -20,7 +20,7 @@ from sandbox.kernel.fs import filesystems
 from sandbox.kernel.fs.filesystems import Mount
 
 # Sources of bind mounts that are no paths of the host: copies and files of the supervisor's own.
-_OWN: Final = frozenset({"package", "resolver", "credentials", "limits", "workspace"})
+_OWN: Final = frozenset({"package", "resolver", "credentials", "limits", "workspace", "repository"})
 
 
 def granted(plan: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

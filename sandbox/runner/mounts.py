@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import structs
 
 from policy.compile import mounts as compiled_mounts
-from policy.compile.mounts import CALLERS
+from policy.compile.mounts import CALLERS, REPOSITORY
 from sandbox.kernel import libc, small_files
 from sandbox.kernel.fs import idmap as idmapped
 from sandbox.kernel.fs import secret_files
@@ -49,12 +49,15 @@ def with_secrets(job: SandboxSpec, stack: contextlib.ExitStack, uid: int) -> San
 
 
 def with_workspace(job: SandboxSpec, uid: int) -> SandboxSpec:
-    """The job with the overlay of the caller's directory among its sources, where its policy has one."""
-    places = [m["destination"] for m in job.artefacts.json("mounts.json")["mounts"] if m["source"] == CALLERS]
-    if not places:
+    """The job with the overlays of the caller's directory and of its git directory among its sources, where its policy
+    has them.
+    """
+    places = {m["source"]: m["destination"] for m in job.artefacts.json("mounts.json")["mounts"]}
+    if CALLERS not in places:
         return job
     assert job.workspace is not None, "the request was checked"
-    sources = {**job.files.sources, places[0]: job.workspace.mounted(uid)}
+    made = job.workspace.mounted(uid)
+    sources = {**job.files.sources, places[CALLERS]: made.directory, places[REPOSITORY]: made.repository}
     return structs.replace(job, files=structs.replace(job.files, sources=sources))
 
 
@@ -73,7 +76,7 @@ def attached(job: SandboxSpec, directory: RunDirectory, stack: contextlib.ExitSt
     for mount, target in zip(plan, targets, strict=True):
         if mount["type"] == "bind":
             fd, options = job.files.sources[mount["destination"]], mount["options"]
-            if mount["source"] in (CREDENTIALS, CALLERS):  # it is no copy of anything, and has its flags
+            if mount["source"] in (CREDENTIALS, CALLERS, REPOSITORY):  # it is no copy of anything, and has its flags
                 out.append(launch.Attach(fd, str(target)))
                 continue
             flags = compiled_mounts.host_flags(mount["source"], options)

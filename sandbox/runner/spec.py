@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from policy.compile.artefacts import Artefacts
-from policy.compile.mounts import CALLERS
+from policy.compile.mounts import CALLERS, REPOSITORY
 from policy.contract import LINE, Contract
 from sandbox.attest import monitor
 from sandbox.broker.server import Broker
@@ -29,7 +29,7 @@ from sandbox.workspace.session import RunWorkspace
 # The source of the mount that holds the run's secrets.
 CREDENTIALS = "credentials"
 # The sources of mounts that are made for each run, and are no files of the host.
-OF_THE_RUN = (CREDENTIALS, "limits", CALLERS)
+OF_THE_RUN = (CREDENTIALS, "limits", CALLERS, REPOSITORY)
 # Called with a function that writes a secret, and with watches to serve meanwhile.
 Secrets = Callable[[Callable[[str, memoryview], None], Watches], Outcome]
 # The mount point of the package's copy.

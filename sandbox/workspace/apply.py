@@ -23,6 +23,7 @@ from policy.workspace.entries import LowerEntry
 from policy.workspace.steps import ApplyStep
 from sandbox.kernel import libc
 from sandbox.workspace import lower
+from sandbox.workspace.lower import Tops
 
 _PERMISSIONS: Final = 0o777
 _PIECE: Final = 16 * 1024 * 1024
@@ -40,7 +41,7 @@ class Kept(Struct, frozen=True):
 class _Parents:
     """Open directories of the paths, the last one kept open."""
 
-    def __init__(self, top: int) -> None:
+    def __init__(self, top: Tops) -> None:
         self._top = top
         self._path: str | None = None
         self._fd = -1
@@ -55,7 +56,8 @@ class _Parents:
         if above != self._path:
             self.close()
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-            self._fd = libc.openat2(above or ".", flags, dir_fd=self._top, resolve=lower.BENEATH)
+            top, inside = self._top.of(above)
+            self._fd = libc.openat2(inside, flags, dir_fd=top, resolve=lower.BENEATH)
             self._path = above
         return self._fd, name
 
@@ -66,15 +68,15 @@ class _Parents:
 
 
 @contextlib.contextmanager
-def _parents(top: int) -> Iterator[_Parents]:
+def _parents(top: Tops) -> Iterator[_Parents]:
     with contextlib.closing(_Parents(top)) as found:
         yield found
 
 
-def stage(top: int, upper: int, changes: Sequence[Change], staged: dict[str, str]) -> list[str]:
+def stage(top: Tops, upper: Tops, changes: Sequence[Change], staged: dict[str, str]) -> list[str]:
     """Write each new file and link under its staged name, durably. Returns the paths that the host changed meanwhile.
 
-    ``upper`` is the open upper layer.
+    ``upper`` are the open upper layers.
 
     Raises:
         OSError: one cannot be written; what was written stays for ``unstage``.
@@ -93,7 +95,8 @@ def stage(top: int, upper: int, changes: Sequence[Change], staged: dict[str, str
                 _copy(fd, directory, last, change)
             finally:
                 os.close(fd)
-        libc.syncfs(top)
+        for fd in top.all():
+            libc.syncfs(fd)
         return [one.path for one in changes if _differs(places, one)]
 
 
@@ -139,7 +142,7 @@ def _same(now: LowerEntry, base: LowerEntry) -> bool:
     return now.kind == "dir" or (now.size, now.changed_ns) == (base.size, base.changed_ns)
 
 
-def unstage(top: int, staged: Sequence[str]) -> int:
+def unstage(top: Tops, staged: Sequence[str]) -> int:
     """Remove what ``stage`` wrote. Returns how many there were."""
     count = 0
     with _parents(top) as places:
@@ -151,7 +154,7 @@ def unstage(top: int, staged: Sequence[str]) -> int:
     return count
 
 
-def commit(top: int, steps: Sequence[ApplyStep], bases: dict[str, LowerEntry]) -> list[Kept]:
+def commit(top: Tops, steps: Sequence[ApplyStep], bases: dict[str, LowerEntry]) -> list[Kept]:
     """Do the steps, durably. A step that was done already is passed over.
 
     ``bases`` are the paths that steps replace or remove, as they were judged.
@@ -165,7 +168,8 @@ def commit(top: int, steps: Sequence[ApplyStep], bases: dict[str, LowerEntry]) -
             found = _step(places, step, bases.get(step.path))
             if found is not None:
                 kept.append(found)
-        libc.syncfs(top)
+        for fd in top.all():
+            libc.syncfs(fd)
     return kept
 
 

@@ -15,6 +15,7 @@ from typing import Final
 from policy.workspace import changes, git
 from policy.workspace.entries import LowerView, UpperEntry
 from sandbox.workspace import lower
+from sandbox.workspace.lower import Tops
 
 _GIT: Final = "/usr/bin/git"
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -29,10 +30,10 @@ _TOO_LARGE: Final = "it is too large to be checked"
 _NOT_ITS_NAME: Final = "protected: its content is not what its name says"
 
 
-def findings(top: int, upper: int, entries: Sequence[UpperEntry], view: LowerView) -> dict[str, str]:
+def findings(top: Tops, upper: Tops, entries: Sequence[UpperEntry], view: LowerView) -> dict[str, str]:
     """Return each file of git that has to be checked, with the reason why it is not applied, or none.
 
-    ``top`` is the open directory and ``upper`` the open upper layer, which no process writes to any more.
+    ``top`` are the open directories and ``upper`` the open upper layers, which no process writes to any more.
 
     Raises:
         OSError: one cannot be read.
@@ -67,7 +68,7 @@ class _Room:
 
 
 @contextlib.contextmanager
-def _opened(top: int, path: str) -> Iterator[int | None]:
+def _opened(top: Tops, path: str) -> Iterator[int | None]:
     """Open a file below a directory, through no link. None where there is none."""
     above, _, name = path.rpartition("/")
     directory = lower.opened(top, above)
@@ -116,14 +117,14 @@ def _object(fd: int, name: str, room: _Room) -> str:
     return "" if digest.hexdigest() == name and not more else _NOT_ITS_NAME
 
 
-def _packed(top: int, fd: int | None, path: str) -> str:
+def _packed(top: Tops, fd: int | None, path: str) -> str:
     new = _read(fd, _MOST_PACKED)
     with _opened(top, path) as was:
         old = _read(was, _MOST_PACKED)
     return _TOO_LARGE if len(new) > _MOST_PACKED else git.packed_refusal(new, old)
 
 
-def _pack(upper: int, stem: str, kinds: Collection[str]) -> str:
+def _pack(upper: Tops, stem: str, kinds: Collection[str]) -> str:
     """Return why a pack is not applied: git must find the same index for it, and the objects that it names."""
     if not {f"{stem}.pack", f"{stem}.idx"} <= set(kinds):
         return "protected: a pack and its index belong together"

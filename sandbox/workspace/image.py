@@ -14,12 +14,25 @@ import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from policy import errors
 from sandbox.kernel import libc
 
 UPPER, WORK, MASK = "upper", "work", "mask"
+
+
+class LayerNames(NamedTuple):
+    """The directories of an image that are layers of one overlay."""
+
+    upper: str
+    work: str
+    mask: str
+
+
+DIRECTORY: Final = LayerNames(UPPER, WORK, MASK)
+# Of the common directory of git, where the workspace is a linked worktree.
+REPOSITORY: Final = LayerNames("repository-upper", "repository-work", "repository-mask")
 _CONTROL: Final = "/dev/loop-control"
 # linux/loop.h
 _GET_FREE, _CONFIGURE = 0x4C82, 0x4C0A

@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Collection, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import structs
 
@@ -17,11 +17,30 @@ from sandbox.workspace import upper
 
 BENEATH: Final = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_XDEV
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+# What is below it is the common directory of git, where the workspace is a linked worktree.
+REPOSITORY: Final = ".git"
 _PERMISSIONS: Final = 0o7777
 
 
-def view(top: int, entries: Sequence[UpperEntry]) -> LowerView:
-    """Return what the comparison needs of the open directory ``top``.
+class Tops(NamedTuple):
+    """The open directory of a workspace, and the common directory of git that is shown as its `.git`; -1 without."""
+
+    directory: int
+    repository: int = -1
+
+    def of(self, path: str) -> tuple[int, str]:
+        """Return the open directory that has the directory ``path``, and its path from there."""
+        if self.repository >= 0 and (path + "/").startswith(f"{REPOSITORY}/"):
+            return self.repository, path[len(REPOSITORY) + 1 :] or "."
+        return self.directory, path or "."
+
+    def all(self) -> list[int]:
+        """Return the open directories."""
+        return [fd for fd in self if fd >= 0]
+
+
+def view(top: Tops, entries: Sequence[UpperEntry]) -> LowerView:
+    """Return what the comparison needs of the open directories ``top``.
 
     Raises:
         OSError: something cannot be read.
@@ -57,10 +76,11 @@ def _by_directory(entries: Sequence[UpperEntry]) -> Iterator[tuple[str, list[Upp
     yield from by_directory.items()
 
 
-def opened(top: int, path: str) -> int | None:
+def opened(top: Tops, path: str) -> int | None:
     """Open a directory below ``top``, of the same mount and through no link. None where there is none."""
     try:
-        return libc.openat2(path or ".", _DIRECTORY, dir_fd=top, resolve=BENEATH)
+        above, inside = top.of(path)
+        return libc.openat2(inside, _DIRECTORY, dir_fd=above, resolve=BENEATH)
     except OSError as e:
         if e.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV):
             return None
@@ -99,7 +119,7 @@ def _entry(directory: int, path: str, beside: UpperEntry | None, sizes: Collecti
         os.close(fd)
 
 
-def _tree(top: int, path: str, sizes: Collection[int]) -> Iterator[LowerEntry]:
+def _tree(top: Tops, path: str, sizes: Collection[int]) -> Iterator[LowerEntry]:
     """Yield everything below a directory."""
     fd = opened(top, path)
     if fd is None:

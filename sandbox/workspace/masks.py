@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+import types
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from policy import errors
@@ -13,10 +14,13 @@ from sandbox.workspace import lower, upper
 
 _MOST_NAMES: Final = 2_000_000
 _EMPTY_MODE: Final = 0o444
+EMPTY: Final[Mapping[str, bytes]] = types.MappingProxyType({})
 
 
-def found(directory: int, patterns: tuple[str, ...]) -> list[str]:
+def found(directory: int, patterns: tuple[str, ...], above: str = "") -> list[str]:
     """Return the relative paths of the files and links below an open directory that a pattern names.
+
+    Patterns take the directory for ``above``, which ends with a slash unless it is empty.
 
     No link is followed, and no other mount entered, also when the owner moves them there meanwhile.
 
@@ -25,22 +29,24 @@ def found(directory: int, patterns: tuple[str, ...]) -> list[str]:
     """
     match, last = globs.matching(patterns), globs.last_names(patterns)
     try:
-        files = [path for path, name in _files(directory) if last is None or last.may_be(name)]
+        files = [
+            path for path, name in _files(directory, "objects" if above else "") if last is None or last.may_be(name)
+        ]
         # A name that is no UTF-8 is matched as it is shown.
-        return [path for path in files if match(upper.shown(path))]
+        return [path for path in files if match(above + upper.shown(path))]
     except OSError as e:
         raise errors.WorkspaceError(f"the workspace cannot be looked through: {e.strerror}") from e
 
 
-def _files(top: int) -> Iterator[tuple[str, str]]:
+def _files(top: int, leaves_out: str = "") -> Iterator[tuple[str, str]]:
     """Yield the path of each file and link, and its last name in lower case.
 
-    Objects of git have names of digits, and are left out.
+    Objects of git have names of digits, and are left out, as is the directory ``leaves_out``.
     """
     pending, seen = [""], 0
     while pending:
         above = pending.pop()
-        fd = lower.opened(top, above)
+        fd = lower.opened(lower.Tops(top), above)
         if fd is None:
             continue
         try:
@@ -54,14 +60,16 @@ def _files(top: int) -> Iterator[tuple[str, str]]:
                     path = f"{above}/{entry.name}" if above else entry.name
                     if not entry.is_dir(follow_symlinks=False):
                         yield path, entry.name.lower()
-                    elif not path.endswith(".git/objects"):
+                    elif not path.endswith(".git/objects") and path != leaves_out:
                         pending.append(path)
         finally:
             os.close(fd)
 
 
-def put(directory: int, layer: int, paths: list[str], owner: tuple[int, int]) -> None:
-    """Make an empty file for each path in an open, empty directory.
+def put(
+    directory: int, layer: int, paths: list[str], owner: tuple[int, int], contents: Mapping[str, bytes] = EMPTY
+) -> None:
+    """Make a file for each path in an open, empty directory: empty, or with its content in ``contents``.
 
     The directories above it have the owner and the mode of the caller's directory: the overlay shows theirs.
 
@@ -81,6 +89,7 @@ def put(directory: int, layer: int, paths: list[str], owner: tuple[int, int]) ->
                     os.chown(above, info.st_uid, info.st_gid, dir_fd=layer)
                     os.chmod(above, info.st_mode & 0o777, dir_fd=layer)
             fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, _EMPTY_MODE, dir_fd=layer)
+            os.write(fd, contents.get(path, b""))
             os.fchown(fd, *owner)
             os.fchmod(fd, _EMPTY_MODE)
             os.close(fd)
@@ -89,7 +98,7 @@ def put(directory: int, layer: int, paths: list[str], owner: tuple[int, int]) ->
 
 
 def _stat(top: int, path: str) -> os.stat_result:
-    fd = lower.opened(top, path)
+    fd = lower.opened(lower.Tops(top), path)
     if fd is None:
         raise OSError(errno.ENOENT, "a directory was moved meanwhile")
     try:

@@ -23,6 +23,7 @@ from sandbox.workspace import branch as branches
 from sandbox.workspace import caller, git_content, image, lower, session, store
 from sandbox.workspace.apply import Kept
 from sandbox.workspace.caller import CallerIdentity
+from sandbox.workspace.lower import Tops
 
 T = TypeVar("T")
 
@@ -74,7 +75,8 @@ class OpenWorkspace:
     def entries(self) -> list[UpperEntry]:
         """Return what the agent changed."""
         if self._entries is None:
-            self._entries = session.read_upper(self._attached, self.record.caller)
+            linked = self.record.repository is not None
+            self._entries = session.read_upper(self._attached, self.record.caller, linked=linked)
         return self._entries
 
     def changes(self) -> tuple[Change, ...]:
@@ -92,37 +94,37 @@ class OpenWorkspace:
         """Call ``does`` with the caller's rights (caller.work)."""
         return caller.work(self._identity, does, kind, self._seconds)
 
-    def _view(self, upper: int, entries: Sequence[UpperEntry]) -> LowerView:
+    def _view(self, upper: Tops, entries: Sequence[UpperEntry]) -> LowerView:
+        linked = self.record.repository
         with self._directory() as top:
-            view = lower.view(top, entries)
+            view = structs.replace(lower.view(top, entries), worktree="" if linked is None else linked.worktree)
             return structs.replace(view, findings=git_content.findings(top, upper, entries, view))
 
     @contextlib.contextmanager
-    def _directory(self) -> Iterator[int]:
-        """Open the caller's directory, as the caller."""
+    def _directory(self) -> Iterator[Tops]:
+        """Open the caller's directory, and its common directory of git, as the caller."""
         record = self.record
-        fd = os.open(record.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            info = os.fstat(fd)
-            if (info.st_dev, info.st_ino) != (record.device, record.inode):
-                raise OSError(0, "it is another directory than the one that was given", record.directory)
-            yield fd
-        finally:
-            os.close(fd)
+        with contextlib.ExitStack() as stack:
+            fds = [
+                stack.enter_context(_given(one.directory, one.device, one.inode))
+                for one in (record, record.repository)
+                if one is not None
+            ]
+            yield Tops(*fds)
 
     @contextlib.contextmanager
-    def upper(self) -> Iterator[int]:
-        """Open the upper layer, read-only."""
+    def upper(self) -> Iterator[Tops]:
+        """Open the upper layers, read-only."""
         self.entries()  # from now on the caller can read it
-        changes = self._attached.mounted(writable=False)
-        try:
-            top = os.open(image.UPPER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=changes)
-            try:
-                yield top
-            finally:
-                os.close(top)
-        finally:
-            os.close(changes)
+        layers = (image.DIRECTORY, *(() if self.record.repository is None else (image.REPOSITORY,)))
+        with contextlib.ExitStack() as stack:
+            changes = self._attached.mounted(writable=False)
+            stack.callback(os.close, changes)
+            fds = []
+            for one in layers:
+                fds.append(os.open(one.upper, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=changes))
+                stack.callback(os.close, fds[-1])
+            yield Tops(*fds)
 
     def contents(self, paths: Collection[str], most: int) -> dict[str, tuple[bytes, bytes]]:
         """Return the first ``most`` bytes of each path: of the directory, and of the workspace. As the caller."""
@@ -134,7 +136,7 @@ class OpenWorkspace:
         with self.upper() as top:
             return self._as_caller(lambda: _part(top, path, offset, most), bytes)
 
-    def _contents(self, upper: int, paths: Collection[str], most: int) -> dict[str, tuple[bytes, bytes]]:
+    def _contents(self, upper: Tops, paths: Collection[str], most: int) -> dict[str, tuple[bytes, bytes]]:
         with self._directory() as top:
             return {path: (_start(top, path, most), _start(upper, path, most)) for path in paths}
 
@@ -156,7 +158,8 @@ class OpenWorkspace:
         message = f"Changes of agent {record.agent_id}\n\nRun: {record.run_id}\nPolicy: {record.policy_digest}\n"
         with self.upper() as top:
             author = f"{record.agent_id} (covenant)"
-            made = self._as_caller(lambda: branches.commit(record.directory, top, wanted, name, author, message), str)
+            commit = functools.partial(branches.commit, record.directory, top.directory)
+            made = self._as_caller(lambda: commit(wanted, name, author, message), str)
         return made, tuple(one for one in found if one.refused)
 
     def _check_permit(self, wanted: Sequence[Change], permit: Permit) -> None:
@@ -259,7 +262,7 @@ class OpenWorkspace:
             above = {path for one in chosen for path in policy_changes.ancestors(one.path)} - gone
             return ["", *(path for path in sorted(above) if _is_directory(top, path))]
 
-    def _stage(self, upper: int, chosen: Sequence[Change], staged: dict[str, str]) -> list[str]:
+    def _stage(self, upper: Tops, chosen: Sequence[Change], staged: dict[str, str]) -> list[str]:
         with self._directory() as top:
             return applying.stage(top, upper, chosen, staged)
 
@@ -285,7 +288,20 @@ class OpenWorkspace:
             return applying.unstage(top, names)
 
 
-def _is_directory(top: int, path: str) -> bool:
+@contextlib.contextmanager
+def _given(path: str, device: int, inode: int) -> Iterator[int]:
+    """Open a directory that was given to a run, and no other one of its name."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        info = os.fstat(fd)
+        if (info.st_dev, info.st_ino) != (device, inode):
+            raise OSError(0, "it is another directory than the one that was given", path)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _is_directory(top: Tops, path: str) -> bool:
     fd = lower.opened(top, path)
     if fd is None:
         return False
@@ -293,11 +309,11 @@ def _is_directory(top: int, path: str) -> bool:
     return True
 
 
-def _start(top: int, path: str, most: int) -> bytes:
+def _start(top: Tops, path: str, most: int) -> bytes:
     return _part(top, path, 0, most)
 
 
-def _part(top: int, path: str, offset: int, most: int) -> bytes:
+def _part(top: Tops, path: str, offset: int, most: int) -> bytes:
     above, _, name = path.rpartition("/")
     directory = lower.opened(top, above)
     if directory is None:

@@ -18,6 +18,7 @@ from sandbox.kernel import libc
 from sandbox.kernel.fs import idmap
 from sandbox.kernel.proc import child
 from sandbox.workspace import image
+from sandbox.workspace.image import LayerNames
 
 _HELD: Final = libc.MOUNT_ATTR_NOSUID | libc.MOUNT_ATTR_NODEV
 # What a name in the upper layer can mean is kept small: no renamed directory, no file without its content, no index.
@@ -32,11 +33,22 @@ class Owner(Struct, frozen=True):
     gid: int
 
 
-def made(directory: int, changes: int, *, owner: Owner, uid: int, masks: bool, scratch: Path) -> int:
+def made(
+    directory: int,
+    changes: int,
+    *,
+    owner: Owner,
+    uid: int,
+    masks: bool,
+    scratch: Path,
+    layers: LayerNames = image.DIRECTORY,
+    flags: int = 0,
+) -> int:
     """Return a detached mount of the overlay, which shows the owner as user ``uid``.
 
     ``directory`` is the caller's, ``changes`` a detached mount of its image, which takes the ids of the overlay here.
-    ``scratch`` is a directory for mount points.
+    ``scratch`` is a directory for mount points, ``layers`` names the layers of the image, ``flags`` are further ones of
+    the mount.
 
     Raises:
         errors.WorkspaceError: the kernel makes no overlay of them.
@@ -48,7 +60,7 @@ def made(directory: int, changes: int, *, owner: Owner, uid: int, masks: bool, s
         try:
             libc.mount_setattr(below, _HELD | libc.MOUNT_ATTR_RDONLY, idmap=users)
             libc.mount_setattr(changes, _HELD, idmap=users)
-            return _overlaid(below, changes, scratch, masks=masks)
+            return _overlaid(below, changes, scratch, _options(layers, masks=masks), _HELD | flags)
         finally:
             os.close(below)
     except OSError as e:
@@ -60,26 +72,36 @@ def made(directory: int, changes: int, *, owner: Owner, uid: int, masks: bool, s
         os.close(users)
 
 
-def _overlaid(below: int, changes: int, scratch: Path, *, masks: bool) -> int:
+def empty() -> int:
+    """Return a detached mount of an empty directory that no user can write to."""
+    options: dict[str, str | None] = {"source": "covenant", "size": "4k", "nr_inodes": "1", "mode": "0555"}
+    return libc.new_mount("tmpfs", options, _HELD | libc.MOUNT_ATTR_NOEXEC)
+
+
+def _options(layers: LayerNames, *, masks: bool) -> dict[str, str | None]:
+    """Return the options of an overlay, with paths from the directory of the mount points."""
+    return {
+        "source": "covenant",
+        "lowerdir": f"{_CHANGES}/{layers.mask}:{_LOWER}" if masks else _LOWER,
+        "upperdir": f"{_CHANGES}/{layers.upper}",
+        "workdir": f"{_CHANGES}/{layers.work}",
+        **_OPTIONS,
+    }
+
+
+def _overlaid(below: int, changes: int, scratch: Path, options: dict[str, str | None], flags: int) -> int:
     """Make the overlay in a process with a mount namespace of its own, and take its descriptor."""
     for name in (_LOWER, _CHANGES):
         (scratch / name).mkdir(mode=0o700, exist_ok=True)
-    _, (fd,) = child.work(lambda: (b"", [_overlay(below, changes, scratch, masks=masks)]))
+    _, (fd,) = child.work(lambda: (b"", [_overlay(below, changes, scratch, options, flags)]))
     return fd
 
 
-def _overlay(below: int, changes: int, scratch: Path, *, masks: bool) -> int:
+def _overlay(below: int, changes: int, scratch: Path, options: dict[str, str | None], flags: int) -> int:
     """In the process of its own: attach the layers, and make the overlay."""
     libc.private_mounts()
     # fsconfig(2) takes 256 bytes, in which `:` and `,` part names: so the paths are relative.
     os.chdir(scratch)
     libc.move_mount(below, _LOWER)
     libc.move_mount(changes, _CHANGES)
-    options = {
-        "source": "covenant",
-        "lowerdir": f"{_CHANGES}/{image.MASK}:{_LOWER}" if masks else _LOWER,
-        "upperdir": f"{_CHANGES}/{image.UPPER}",
-        "workdir": f"{_CHANGES}/{image.WORK}",
-        **_OPTIONS,
-    }
-    return libc.new_mount("overlay", options, _HELD)
+    return libc.new_mount("overlay", options, flags)

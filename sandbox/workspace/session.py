@@ -12,15 +12,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from policy import data, errors
+from policy.compile.mounts import REPOSITORY_PLACE
 from policy.workspace.changes import Terms
 from policy.workspace.entries import UpperEntry
+from sandbox.kernel import libc
 from sandbox.kernel.fs import filesystems, hanging
 from sandbox.rootfs import host_paths
-from sandbox.workspace import image, masks, overlay, store, upper
+from sandbox.workspace import image, lower, masks, overlay, repository, store, upper
 from sandbox.workspace.caller import CallerIdentity
+from sandbox.workspace.repository import LinkedRepository
 
 # Those of this machine's own kernel that take idmapped mounts.
 _FILE_SYSTEMS = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"})
@@ -34,7 +37,8 @@ class GivenDirectory(Struct, frozen=True):
     """The directory that a caller gives to a run: an open descriptor, and who the caller is.
 
     ``resumes`` begins the id of an earlier run, with whose changes this one goes on. ``uid`` is the user that asked for
-    the run, and ``keeps`` says that the workspace stays when nothing is changed in it.
+    the run, and ``keeps`` says that the workspace stays when nothing is changed in it. ``repository`` is the open
+    common directory of git, where the directory is a linked worktree; -1 without one.
     """
 
     fd: int
@@ -42,10 +46,14 @@ class GivenDirectory(Struct, frozen=True):
     resumes: str = ""
     uid: int = 0
     keeps: bool = False
+    repository: int = -1
 
 
 class About(Struct, frozen=True):
-    """The run of a workspace, the path of the directory, and the path of the package, if it has one."""
+    """The run of a workspace, the path of the directory, and the path of the package, if it has one.
+
+    ``repository`` is that of a linked worktree.
+    """
 
     run_id: str
     agent_id: str
@@ -53,6 +61,14 @@ class About(Struct, frozen=True):
     directory: str
     role: str | None = None
     package: str = ""
+    repository: LinkedRepository | None = None
+
+
+class MountedWorkspace(Struct, frozen=True):
+    """Detached mounts of the overlays: of the directory, and of its common directory of git, or an empty one."""
+
+    directory: int
+    repository: int
 
 
 def check(given: GivenDirectory, terms: Mapping[str, Any], never: Mapping[str, str]) -> str:
@@ -62,19 +78,37 @@ def check(given: GivenDirectory, terms: Mapping[str, Any], never: Mapping[str, s
         errors.WorkspaceError: it lies elsewhere than the manifest says, is another's, or is none.
         errors.NeverGrantableError: no manifest is granted it.
     """
-    kind = filesystems.mount_of(given.fd).kind
+    return _checked(given.fd, given.caller, terms, never)
+
+
+def check_repository(
+    given: GivenDirectory, path: str, terms: Mapping[str, Any], never: Mapping[str, str]
+) -> LinkedRepository | None:
+    """Check the common directory of git of the directory at ``path``, if one is given, by the same terms.
+
+    Raises:
+        errors.WorkspaceError: as ``check``, or it is not that of the directory.
+        errors.NeverGrantableError: no manifest is granted it.
+    """
+    if given.repository < 0:
+        return None
+    _checked(given.repository, given.caller, terms, never)
+    return repository.checked(given.fd, path, given.repository)
+
+
+def _checked(fd: int, who: CallerIdentity, terms: Mapping[str, Any], never: Mapping[str, str]) -> str:
+    kind = filesystems.mount_of(fd).kind
     if kind not in _FILE_SYSTEMS:
         # Others belong to a process or another machine, which may keep the supervisor waiting, or take no idmapping.
         raise errors.WorkspaceError(
             f"the directory lies on `{kind}`", hint=f"give one on {', '.join(sorted(_FILE_SYSTEMS))}"
         )
-    path = os.readlink(f"/proc/self/fd/{given.fd}")
-    info = os.fstat(given.fd)
+    path = os.readlink(f"/proc/self/fd/{fd}")
+    info = os.fstat(fd)
     if not stat.S_ISDIR(info.st_mode) or not path.startswith("/") or not info.st_nlink:
         raise errors.WorkspaceError(f"`{path}` is no directory", hint="give a directory that exists")
     if not upper.is_text(path):
         raise errors.WorkspaceError(f"`{upper.shown(path)}` is no UTF-8", hint="give a directory with another name")
-    who = given.caller
     if info.st_uid != who.uid or info.st_gid not in (who.gid, *who.groups):
         # In the overlay the agent has the rights of owner and group, and a caller can give no others than its own.
         raise errors.WorkspaceError(
@@ -166,10 +200,11 @@ class RunWorkspace:
             role=about.role,
             package=about.package,
             keeps=self._given.keeps,
+            repository=about.repository,
         )
 
-    def mounted(self, uid: int) -> int:
-        """Return a detached mount of the overlay for the run's user. It is closed with the block.
+    def mounted(self, uid: int) -> MountedWorkspace:
+        """Return detached mounts of the overlays for the run's user. They are closed with the block.
 
         Raises:
             errors.WorkspaceError: it cannot be made.
@@ -186,17 +221,42 @@ class RunWorkspace:
             self._check_free()
             image.create(self._place.image, self._terms["max_mb"], self._state / "workspaces" / store.TEMPLATES)
         self._attached = self._stack.enter_context(image.AttachedImage(self._place.image))
+        linked, contents = self._about.repository, dict[str, bytes]()
+        if linked is not None:
+            # Before the directory: its `.git` file leads there.
+            contents[lower.REPOSITORY] = repository.file_inside(linked.worktree, REPOSITORY_PLACE)
+        directory = self._overlay(self._given.fd, owner, uid, image.DIRECTORY, contents)
+        if linked is None:
+            common = overlay.empty()
+        else:
+            common = self._overlay(self._given.repository, owner, uid, image.REPOSITORY, {})
+        for fd in (directory, common):
+            self._stack.callback(os.close, fd)
+        return MountedWorkspace(directory, common)
+
+    def _overlay(
+        self, below: int, owner: overlay.Owner, uid: int, layers: image.LayerNames, contents: Mapping[str, bytes]
+    ) -> int:
+        """Lay an overlay over an open directory. ``contents`` are files of its own in the mask's layer."""
+        assert self._attached is not None, "its image is there"
         changes = self._attached.mounted()
         try:
-            hidden = masks.found(self._given.fd, record.terms.mask)
-            self._lay_out(changes, hidden, owner)
-            fd = overlay.made(
-                self._given.fd, changes, owner=owner, uid=uid, masks=bool(hidden), scratch=self._place.path
+            within, flags = (f"{lower.REPOSITORY}/", libc.MOUNT_ATTR_NOEXEC) if layers == image.REPOSITORY else ("", 0)
+            hidden = masks.found(below, tuple(self._terms["mask"]), within)
+            hidden = [*hidden, *(path for path in contents if path not in hidden)]
+            self._lay_out(changes, below, hidden, owner, layers, contents)
+            return overlay.made(
+                below,
+                changes,
+                owner=owner,
+                uid=uid,
+                masks=bool(hidden),
+                scratch=self._place.path,
+                layers=layers,
+                flags=flags,
             )
         finally:
             os.close(changes)
-        self._stack.callback(os.close, fd)
-        return fd
 
     def _check_free(self) -> None:
         """Refuse a workspace that could fill COVENANT_STATE, which holds the audit log.
@@ -211,24 +271,32 @@ class RunWorkspace:
                 hint="covenant workspace list; apply or discard what is there",
             )
 
-    def _lay_out(self, changes: int, hidden: list[str], owner: overlay.Owner) -> None:
-        """Make the directories of the layers. The mode of the upper one is that of the workspace.
+    @staticmethod
+    def _lay_out(
+        changes: int,
+        below: int,
+        hidden: list[str],
+        owner: overlay.Owner,
+        layers: image.LayerNames,
+        contents: Mapping[str, bytes],
+    ) -> None:
+        """Make the directories of the layers. The mode of the upper one is that of the directory ``below``.
 
         In an image that is used again the masked files are made anew.
         """
-        mode = os.fstat(self._given.fd).st_mode & 0o777
-        for name in (image.WORK, image.MASK):
+        mode = os.fstat(below).st_mode & 0o777
+        for name in (layers.work, layers.mask):
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(name, dir_fd=changes)
-        for name in (image.UPPER, image.WORK, image.MASK):
+        for name in layers:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=changes)
             os.chown(name, owner.uid, owner.gid, dir_fd=changes)
             os.chmod(name, mode, dir_fd=changes)
         if hidden:
-            layer = os.open(image.MASK, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=changes)
+            layer = os.open(layers.mask, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=changes)
             try:
-                masks.put(self._given.fd, layer, hidden, (owner.uid, owner.gid))
+                masks.put(below, layer, hidden, (owner.uid, owner.gid), contents)
             finally:
                 os.close(layer)
 
@@ -242,7 +310,8 @@ class RunWorkspace:
                     self._place.remove()
                 return
             try:
-                self.changes = len(read_upper(self._attached, self._given.caller))
+                linked = self._about.repository is not None
+                self.changes = len(read_upper(self._attached, self._given.caller, linked=linked))
                 if self.changes or self._given.keeps:
                     self._place.settle(self.changes)
             except (errors.WorkspaceError, OSError):
@@ -252,18 +321,33 @@ class RunWorkspace:
             self._place.remove()
 
 
-def read_upper(attached: image.AttachedImage, caller: CallerIdentity) -> list[UpperEntry]:
-    """Return what the agent changed.
+def read_upper(attached: image.AttachedImage, caller: CallerIdentity, *, linked: bool = False) -> list[UpperEntry]:
+    """Return what the agent changed. Of a ``linked`` worktree the changes of the repository are below `.git`.
 
     Raises:
         errors.WorkspaceError: it cannot be read.
     """
     changes = attached.mounted()
     try:
-        top = os.open(image.UPPER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=changes)
-        try:
-            return upper.read(top, (caller.uid, caller.gid))
-        finally:
-            os.close(top)
+        found = _read(changes, image.DIRECTORY, caller)
+        if not linked:
+            return found
+        # A directory that the agent made in the place of the `.git` file is no part of the repository.
+        own = [one for one in found if not one.path.startswith(f"{lower.REPOSITORY}/")]
+        own = [UpperEntry(one.path, "other") if _is_made(one) else one for one in own]
+        inside = _read(changes, image.REPOSITORY, caller)
+        return own + [structs.replace(one, path=f"{lower.REPOSITORY}/{one.path}") for one in inside]
     finally:
         os.close(changes)
+
+
+def _is_made(entry: UpperEntry) -> bool:
+    return entry.path == lower.REPOSITORY and entry.kind == "dir"
+
+
+def _read(changes: int, layers: image.LayerNames, caller: CallerIdentity) -> list[UpperEntry]:
+    top = os.open(layers.upper, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=changes)
+    try:
+        return upper.read(top, (caller.uid, caller.gid))
+    finally:
+        os.close(top)

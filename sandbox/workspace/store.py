@@ -28,6 +28,7 @@ from policy.workspace.entries import LowerEntry
 from policy.workspace.steps import ApplyStep
 from sandbox.workspace import image
 from sandbox.workspace.caller import CallerIdentity
+from sandbox.workspace.repository import LinkedRepository
 
 # How changes are applied, the strictest first.
 STRICTEST: Final = ("never", "operator", "ask")
@@ -41,6 +42,8 @@ _MIB: Final = 1024 * 1024
 
 class WorkspaceRecord(Struct, frozen=True):
     """One workspace. ``device`` and ``inode`` identify the directory, ``caller`` applies the changes.
+
+    ``repository`` is the common directory of git, where the directory is a linked worktree.
 
     ``started_ns`` is the time of the overlay (nanoseconds since 1970). ``settled`` says that the run is over and its
     image was left in order. ``uid`` is the user that asked for the run: the workspace is that user's, and root's.
@@ -61,6 +64,7 @@ class WorkspaceRecord(Struct, frozen=True):
     terms: Terms
     settled: bool = False
     changes: int = 0
+    repository: LinkedRepository | None = None
     uid: int = 0
     role: str | None = None
     package: str = ""
@@ -265,7 +269,7 @@ def check_resumes(mine: WorkspaceRecord, record: WorkspaceRecord) -> None:
         errors.WorkspaceError: it is another agent, user, directory or size, or has less of ``mask``, ``protect`` or
             ``apply``.
     """
-    for name in ("agent_id", "uid", "device", "inode", "max_mb"):
+    for name in ("agent_id", "uid", "device", "inode", "max_mb", "repository"):
         if getattr(mine, name) != getattr(record, name):
             raise errors.WorkspaceError(
                 f"the workspace of run `{mine.run_id}` is of another {name}: {getattr(mine, name)}",

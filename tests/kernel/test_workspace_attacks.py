@@ -205,7 +205,7 @@ def test_names_that_are_no_text_stop_nothing(base: Path, top: int) -> None:
         open(inside + name, "w").close()
     os.symlink(b"\xff", inside + b"/link")
     assert sorted(map(os.fsencode, masks.found(top, ("*.pem", ".env")))) == [b"d\xff/.env", b"plain.pem", b"\xff.pem"]
-    view = lower.view(top, [UpperEntry("link", "gone")])
+    view = lower.view(lower.Tops(top), [UpperEntry("link", "gone")])
     assert view.entries["link"].target == "\\xff"
     assert json.dumps(sorted(view.names[""])).isascii()
 
@@ -242,7 +242,7 @@ def test_full_state_starts_no_workspace(home: Any, project: Path) -> None:
             assert "free space" in str(full.value)
         assert listed(home) == []
         with session.RunWorkspace(home.world.state, given, {**terms, "max_mb": 16}, about) as one:
-            assert one.mounted(OWNER) >= 0
+            assert one.mounted(OWNER).directory >= 0
     finally:
         os.close(fd)
     assert listed(home) == []

@@ -123,3 +123,106 @@ def test_attacks_on_repository_are_refused_by_name(home: Home, repository: Path)
     assert (git(repository, "rev-parse", "HEAD"), git(repository, "cat-file", "-p", "HEAD")) == before
     assert git(repository, "fsck", "--strict") == ""
     discard(home)
+
+
+@pytest.fixture
+def worktree(repository: Path) -> Path:
+    """A linked worktree beside the repository, on the branch `work`."""
+    made = repository.parent / "tree"
+    git(repository, "worktree", "add", "-q", "-b", "work", str(made))
+    return made
+
+
+def test_commit_in_linked_worktree_is_applied(home: Home, repository: Path, worktree: Path) -> None:
+    status = git(repository, "status", "--porcelain"), git(repository, "rev-parse", "main")
+    script = COMMIT + "git status --porcelain; cat .git; echo two >> a.txt; git commit -qam second; git branch other"
+    done = work(home, worktree, script + "; git log --format=%s; git rev-parse --abbrev-ref HEAD")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.decode().splitlines()
+    assert lines == ["gitdir: /run/workspace.git/worktrees/tree", "second", "first", "work"]
+    assert git(worktree, "log", "--format=%s").split() == ["first"], "nothing before the apply"
+    (one,) = listed(home)
+    shown = json.loads(home.covenant("workspace", "diff", one["run_id"], "--json").stdout)["changes"]
+    paths = {row["path"]: row["action"] for row in shown}
+    assert paths[".git/refs/heads/work"] == "modify"
+    assert paths[".git/refs/heads/other"] == "add"
+    assert paths[".git/worktrees/tree/index"] == "modify"
+    assert paths["a.txt"] == "modify"
+    patch = home.covenant("workspace", "diff", one["run_id"], "--patch").stdout.decode()
+    assert "+two" in patch
+    assert applied(home) == {}
+    assert git(worktree, "log", "--format=%s").split() == ["second", "first"]
+    assert git(worktree, "status", "--porcelain") == ""
+    assert git(worktree, "branch", "--format=%(refname:short)").split() == ["main", "other", "work"]
+    assert (git(repository, "status", "--porcelain"), git(repository, "rev-parse", "main")) == status
+    assert git(repository, "fsck", "--strict") == ""
+    assert (worktree / ".git").read_text() == f"gitdir: {repository}/.git/worktrees/tree\n"
+    assert listed(home) == []
+
+
+PLANTED = """
+R=/run/workspace.git
+echo x > $R/hooks/pre-commit
+echo x >> $R/config
+echo ref: refs/heads/evil > $R/HEAD
+cp $R/worktrees/tree/index $R/index
+mkdir -p $R/refs/replace; git rev-parse HEAD > $R/refs/replace/$(git rev-parse HEAD)
+mkdir -p $R/worktrees/more; echo x > $R/worktrees/more/HEAD
+echo /tmp > $R/worktrees/tree/gitdir
+echo /tmp > $R/worktrees/tree/commondir
+"""
+
+
+def test_linked_worktree_changes_no_other_checkout(home: Home, repository: Path, worktree: Path) -> None:
+    """Control: its own HEAD is applied."""
+    hooks = {path.name for path in (repository / ".git/hooks").iterdir()}
+    kept = {name: (repository / ".git" / name).read_bytes() for name in ("HEAD", "index", "config")}
+    done = work(home, worktree, COMMIT + "git checkout -q -b new" + PLANTED)
+    assert done.returncode == 0, done.stderr
+    left = applied(home)
+    for path in ("hooks/pre-commit", "config", "HEAD", "index", "worktrees/tree/gitdir", "worktrees/tree/commondir"):
+        assert "protected" in left[f".git/{path}"], path
+    assert any(path.startswith(".git/refs/replace") for path in left)
+    assert "another worktree" in left[".git/worktrees/more/HEAD"]
+    assert {name: (repository / ".git" / name).read_bytes() for name in kept} == kept
+    assert {path.name for path in (repository / ".git/hooks").iterdir()} == hooks
+    assert git(worktree, "rev-parse", "--abbrev-ref", "HEAD") == "new\n"
+    discard(home)
+
+
+def test_file_that_leads_to_repository_stays(home: Home, repository: Path, worktree: Path) -> None:
+    """The agent makes a directory of its own in its place: none of git's changes is applied, other files are."""
+    before = (worktree / ".git").read_text()
+    script = COMMIT + "echo two >> a.txt; git commit -qam second; rm .git; mkdir .git; echo x > .git/config"
+    assert work(home, worktree, script).returncode == 0
+    left = applied(home)
+    assert left[".git"]
+    assert ".git/config" not in left
+    assert (worktree / ".git").read_text() == before
+    assert git(worktree, "log", "--format=%s").split() == ["first"]
+    assert (worktree / "a.txt").read_text() == "one\ntwo\n"
+    discard(home)
+
+
+def test_branch_and_resume_work_in_linked_worktree(home: Home, repository: Path, worktree: Path) -> None:
+    assert work(home, worktree, "echo two >> a.txt").returncode == 0
+    (one,) = listed(home)
+    done = home.covenant("workspace", "branch", one["run_id"], "agent/fix")
+    assert done.returncode == 0, done.stderr
+    assert git(repository, "show", "agent/fix:a.txt") == "one\ntwo\n"
+    resumed = home.exec(
+        "--quiet", "--workspace", worktree, "--resume", one["run_id"], "--", "sh", "-ec", "cat a.txt .git"
+    )
+    assert resumed.stdout == b"one\ntwo\ngitdir: /run/workspace.git/worktrees/tree\n"
+    discard(home)
+
+
+@pytest.mark.parametrize("place", [".git", ".git/worktrees/tree"])
+def test_repository_of_another_user_is_refused(home: Home, repository: Path, worktree: Path, place: str) -> None:
+    """Control: with its owner it starts."""
+    os.chown(repository / place, OWNER + 1, OWNER)
+    done = work(home, worktree, "true")
+    assert done.returncode == 125
+    assert b"belongs to" in done.stderr
+    os.chown(repository / place, OWNER, OWNER)
+    assert work(home, worktree, "git status --porcelain").returncode == 0

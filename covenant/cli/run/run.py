@@ -268,9 +268,7 @@ def _asked(
     with ExitStack() as held:
         directory = supervisor_client.open_package(path)
         held.callback(os.close, directory)
-        workspace = supervisor_client.given_workspace(how)
-        if workspace is not None:
-            held.callback(os.close, workspace.fd)
+        workspace = held.enter_context(supervisor_client.given_workspace(how))
         with shown.waiting as stack:
 
             def said(state: Mapping[str, Any]) -> None:
@@ -352,13 +350,10 @@ def _given(how: How) -> Iterator[GivenDirectory | None]:
     from sandbox.workspace import caller
     from sandbox.workspace.session import GivenDirectory
 
-    fd = supervisor_client.open_workspace(how.workspace)
-    try:
-        info = os.fstat(fd)
-        who = caller.of(info.st_uid, info.st_gid)
-        yield GivenDirectory(fd, who, how.resume, keeps=how.keep_workspace)
-    finally:
-        os.close(fd)
+    with supervisor_client.open_workspace(how.workspace) as fds:
+        info = os.fstat(fds[0])
+        who, beside = caller.of(info.st_uid, info.st_gid), fds[1] if len(fds) > 1 else -1
+        yield GivenDirectory(fds[0], who, how.resume, keeps=how.keep_workspace, repository=beside)
 
 
 def _say_whose(home: Path, supervisor: Supervisor) -> None:

@@ -208,16 +208,14 @@ def _supervised(
             connection.detaches(how.keys if how.record is None else b"", leave)
 
     directory = supervisor_client.open_package(path)
-    workspace = supervisor_client.given_workspace(how)
     try:
-        return client.session(
-            sock, directory, connection.streams, timeout_ms=timeout_ms, said=said, workspace=workspace
-        )
+        with supervisor_client.given_workspace(how) as workspace:
+            return client.session(
+                sock, directory, connection.streams, timeout_ms=timeout_ms, said=said, workspace=workspace
+            )
     except errors.ServiceError:
         if not connection.detached:
             raise
         return None
     finally:
         os.close(directory)
-        if workspace is not None:
-            os.close(workspace.fd)

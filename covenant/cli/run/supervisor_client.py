@@ -68,31 +68,46 @@ def open_package(path: Path) -> int:
         raise errors.PackageError(f"package `{path}` cannot be read: {reason}", where=str(path)) from e
 
 
-def open_workspace(path: Path) -> int:
-    """Open the directory that becomes the workspace of a run. The caller closes the descriptor.
+@contextlib.contextmanager
+def open_workspace(path: Path | None) -> Iterator[list[int]]:
+    """Open the directory that becomes the workspace of a run, and the common directory of git of a linked worktree.
+
+    Yields the descriptors in this order, and none without a path.
 
     Raises:
         errors.WorkspaceError: Raised when it cannot be opened.
     """
-    try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as e:
-        raise errors.WorkspaceError(
-            f"the workspace `{path}` cannot be opened: {e.strerror}", hint="give a directory that exists"
-        ) from e
+    if path is None:
+        yield []
+        return
+    from sandbox.workspace import repository
+
+    with contextlib.ExitStack() as stack:
+        try:
+            fds = [os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+        except OSError as e:
+            raise errors.WorkspaceError(
+                f"the workspace `{path}` cannot be opened: {e.strerror}", hint="give a directory that exists"
+            ) from e
+        stack.callback(os.close, fds[0])
+        common = repository.opened(fds[0])
+        if common is not None:
+            fds.append(common)
+            stack.callback(os.close, common)
+        yield fds
 
 
-def given_workspace(how: How) -> GivenWorkspace | None:
-    """Open the workspace of a run that a supervisor is asked for. The caller closes its descriptor.
+@contextlib.contextmanager
+def given_workspace(how: How) -> Iterator[GivenWorkspace | None]:
+    """Open the workspace of a run that a supervisor is asked for, if it has one.
 
     Raises:
         errors.WorkspaceError: Raised when it cannot be opened.
     """
     from sandbox.serve.api.client import GivenWorkspace
 
-    if how.workspace is None:
-        return None
-    return GivenWorkspace(open_workspace(how.workspace), how.resume, how.keep_workspace)
+    with open_workspace(how.workspace) as fds:
+        yield GivenWorkspace(tuple(fds), how.resume, how.keep_workspace) if fds else None
 
 
 def _state() -> tuple[str, bool]:

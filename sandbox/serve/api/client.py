@@ -33,17 +33,19 @@ Said = Callable[[Mapping[str, Any]], None]
 class GivenWorkspace(NamedTuple):
     """An open directory that becomes the workspace of a run, the earlier run that it resumes, and whether it is kept.
 
-    The second is empty for a workspace without changes.
+    ``fds`` has the common directory of git too, where it is a linked worktree. ``resume`` is empty for a workspace
+    without changes.
     """
 
-    fd: int
+    fds: tuple[int, ...]
     resume: str = ""
     keep: bool = False
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a request that brings it."""
         resume = {"resume": self.resume} if self.resume else {}
-        return {"workspace": True, **resume, **({"keep_workspace": True} if self.keep else {})}
+        given = dict.fromkeys(("workspace", "repository")[: len(self.fds)], True)
+        return {**given, **resume, **({"keep_workspace": True} if self.keep else {})}
 
 
 def candidates(state: str, *, given: bool) -> list[str]:
@@ -132,7 +134,7 @@ def run(
         else:
             said(state)
 
-    fds = [directory] if workspace is None else [directory, workspace.fd]
+    fds = [directory] if workspace is None else [directory, *workspace.fds]
     fields |= {} if workspace is None else workspace.fields()
     return RunResult.from_json(ask(sock, "run", fds=fds, said=heard, text=text, **fields))
 
@@ -169,7 +171,7 @@ def session(
             fds = [directory]
     if workspace is not None:
         fields |= workspace.fields()
-        fds.append(workspace.fd)
+        fds += workspace.fds
     return RunResult.from_json(ask(sock, "session", fds=fds, said=said, **fields))
 
 

@@ -69,7 +69,8 @@ class RunRequest(ServiceRequest):
     (sandbox.audit.run_report), however the run went. With ``stderr`` the agent's first lines there come as they are
     written, each time as a state `stderr` with its ``text``; an instance of standby tells them with its answer alone.
     With ``workspace`` a second directory comes, which becomes the agent's workspace; ``resume`` begins the id of an
-    earlier run with whose changes it goes on, and ``keep_workspace`` lets it stay when nothing is changed in it.
+    earlier run with whose changes it goes on, and ``keep_workspace`` lets it stay when nothing is changed in it. With
+    ``repository`` a third one comes: the common directory of git, where that is a linked worktree.
     """
 
     kind: Literal["run"]
@@ -84,6 +85,7 @@ class RunRequest(ServiceRequest):
     rows: bool = False
     stderr: bool = False
     workspace: bool = False
+    repository: bool = False
     resume: WorkspaceRun | None = None
     keep_workspace: bool = False
 
@@ -98,8 +100,8 @@ class RunRequest(ServiceRequest):
 
     @property
     def descriptors(self) -> int:
-        """The package's directory, and the workspace's."""
-        return 1 + self.workspace
+        """The package's directory, the workspace's, and that of its repository."""
+        return 1 + self.workspace + self.repository
 
     @pydantic.model_validator(mode="after")
     def _has_workspace(self) -> RunRequest:
@@ -124,7 +126,8 @@ class SessionRequest(ServiceRequest):
 
     A session with a terminal goes on if the client sends run_io.DETACH before it leaves, or asked with ``keep``.
     Without ``attached`` it begins without a client's pipes (``AttachRequest``). With ``workspace`` a directory comes
-    last, which becomes the agent's workspace; ``resume`` and ``keep_workspace`` as of ``RunRequest``.
+    last, which becomes the agent's workspace, and with ``repository`` one more; these, ``resume`` and
+    ``keep_workspace`` are as of ``RunRequest``.
     """
 
     kind: Literal["session"]
@@ -134,6 +137,7 @@ class SessionRequest(ServiceRequest):
     keep: bool = False
     attached: bool = True
     workspace: bool = False
+    repository: bool = False
     resume: WorkspaceRun | None = None
     keep_workspace: bool = False
 
@@ -149,7 +153,7 @@ class SessionRequest(ServiceRequest):
     @property
     def descriptors(self) -> int:
         """The package's directory, three pipes, one more for a recording, and the workspace's directory."""
-        return (4 + self.recording if self.attached else 1) + self.workspace
+        return (4 + self.recording if self.attached else 1) + self.workspace + self.repository
 
 
 class AttachRequest(ServiceRequest):

@@ -41,7 +41,7 @@ def session(session: Session, asked: protocol.SessionRequest) -> None:
     """
     # A terminal hears itself of its caller's leaving, which it may outlive.
     request = protocol.RunRequest(kind="run", text="", timeout_ms=asked.timeout_ms, detach=asked.terminal is not None)
-    given = _given(session, asked.descriptors - 1, asked) if asked.workspace else None
+    given = _given(session, asked) if asked.workspace else None
     run(session, request, _caller(session, asked), given)
 
 
@@ -68,22 +68,24 @@ def _caller(session: Session, asked: protocol.SessionRequest) -> CallerStreams:
     )
 
 
-def _given(session: Session, index: int, asked: protocol.RunRequest | protocol.SessionRequest) -> GivenDirectory:
-    """Return the workspace that the client gives, which its own rights opened.
+def _given(session: Session, asked: protocol.RunRequest | protocol.SessionRequest) -> GivenDirectory:
+    """Return the workspace that the client gives, which its own rights opened: the last of its descriptors.
 
     Raises:
         errors.RequestError: the descriptor is no directory.
     """
     from sandbox.workspace import caller
 
-    fd, who = session.directory(index), session.caller
+    who, last = session.caller, asked.descriptors - 1
+    fd = session.directory(last - asked.repository)
+    repository = session.directory(last) if asked.repository else -1
     if who.uid != 0:
         identity = caller.CallerIdentity(who.uid, who.gid, who.groups)
     else:
         # Root gives its owner's rights, not its own.
         info = os.fstat(fd)
         identity = caller.of(info.st_uid, info.st_gid)
-    return GivenDirectory(fd, identity, asked.resume or "", who.uid, asked.keep_workspace)
+    return GivenDirectory(fd, identity, asked.resume or "", who.uid, asked.keep_workspace, repository)
 
 
 def run(
@@ -103,7 +105,7 @@ def run(
         raise errors.CallerError("only root may say which user an agent becomes", hint="leave --as out")
     directory = session.directory(0)
     if asked.workspace:
-        given = _given(session, 1, asked)
+        given = _given(session, asked)
     with shim_signals.DeferredSignals() as signals, contextlib.ExitStack() as after:
         try:
             with session.opened() as own, contextlib.ExitStack() as stack:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policy import data
-from policy.workspace import git
+from policy.workspace import git, selection
 from policy.workspace.entries import LowerView, UpperEntry
 from tests.unit.policy.workspace.test_changes import compared, file, lower, was
 
@@ -202,8 +202,16 @@ def test_object_of_bare_repository_stays() -> None:
 
 
 def test_objects_of_same_repository_go_with_reference() -> None:
-    objects = [f".git/{OBJECT}", f"sub/.git/{OBJECT}"]
-    assert git.with_objects(".git/refs/heads/a", objects) == objects[:1]
-    assert git.with_objects("sub/.git/index", objects) == objects[1:]
-    assert git.with_objects("src/a", objects) == []
-    assert git.with_objects(objects[0], objects) == []
+    new = [f".git/{OBJECT}", f"sub/.git/{OBJECT}", f".git/{PACK}.pack", f".git/{PACK}.idx", "src/objects/a"]
+    assert git.needed([".git/refs/heads/a"], new) == {f".git/{OBJECT}", f".git/{PACK}.pack", f".git/{PACK}.idx"}
+    assert git.needed(["sub/.git/index"], new) == {f"sub/.git/{OBJECT}"}
+    assert git.needed(["src/a", new[0]], new) == set()
+
+
+def test_reference_that_is_chosen_alone_takes_its_objects() -> None:
+    upper = [file(f".git/{OBJECT}"), UpperEntry(".git/objects/aa", "dir", 0o755), file(".git/refs/heads/a"), file("b")]
+    view = LowerView({}, {}, findings={f".git/{OBJECT}": "", ".git/refs/heads/a": ""})
+    found = compared(upper, view)
+    chosen = [one.path for one in selection.chosen(found, [".git/refs/heads/a"])]
+    assert chosen == [".git/objects/aa", f".git/{OBJECT}", ".git/refs/heads/a"]
+    assert [one.path for one in selection.chosen(found, ["b"])] == ["b"], "control"

@@ -15,6 +15,7 @@ import pytest
 
 from policy.workspace.entries import LowerView, UpperEntry
 from sandbox.workspace import git_content
+from sandbox.workspace.lower import Tops
 
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -49,7 +50,7 @@ class Sides:
         ]
         top, upper = (os.open(path, os.O_RDONLY | os.O_DIRECTORY) for path in (self.lower, self.upper))
         try:
-            return git_content.findings(top, upper, entries, LowerView({}, {}))
+            return git_content.findings(Tops(top), Tops(upper), entries, LowerView({}, {}))
         finally:
             os.close(top)
             os.close(upper)
