@@ -105,6 +105,9 @@ class Config(pydantic.BaseModel):
     serial of their agent id is accepted, or finish their tasks; neither starts again. ``socket`` is the path of the
     supervisor's socket, by default the one that clients use (sandbox.serve.api.paths).
 
+    ``connection_idle_seconds`` is how long a connection through the TLS gate may carry no byte; then it is ended, and
+    that is reported.
+
     ``runsc_network`` chooses the network stack of agents with a network: gVisor's own, or with ``host`` the kernel's in
     their own namespace, for a runsc that supports no other. The rules outside the sandbox are the same.
 
@@ -141,6 +144,7 @@ class Config(pydantic.BaseModel):
     self_test: bool = True
     resolvers: tuple[str, ...] = ()
     uplink: str = ""
+    connection_idle_seconds: int = pydantic.Field(default=86_400, ge=60, le=604_800)
     runsc_network: Literal["sandbox", "host"] = "sandbox"
     callers: tuple[Annotated[int, pydantic.Field(ge=1, le=2**32 - 2)], ...] = ()
     caller_requests: int = pydantic.Field(default=32, ge=1, le=4_096)

@@ -1,7 +1,9 @@
 """Base rules of every gateway beside the compiled rules. They only restrict.
 
 Frames of the agent must carry its own addresses, on both ends of its link. The number of connections of a run is
-bounded. Packets leave the gateway with the gateway's address. The text is constant, so that it can be read back as is.
+bounded. Above the rate of new ones a TCP connection waits: its first packet is dropped, and sent again after one
+second, two, four. Packets leave the gateway with the gateway's address. The text is constant, so that it can be read
+back as is.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ table inet covenant_walls {{
 {_SOON_RULES}		ct state new jump counted
 	}}
 	chain begun {{
-		limit rate over {BEGUN_PER_SECOND}/second burst {BEGUN_AT_ONCE} packets goto full
+		limit rate over {BEGUN_PER_SECOND}/second burst {BEGUN_AT_ONCE} packets counter drop
 	}}
 	chain forwarded {{
 		type filter hook forward priority 10; policy accept;

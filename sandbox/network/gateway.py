@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -168,8 +169,28 @@ def _gates(
     """Both gates, as far as the policy needs them; started, and perhaps not ready. ``given`` is what both are given."""
     plan = artefacts.json("gates.json")
     gates: list[dns_gate.DnsGate | tls_gate.TlsGate] = []
-    if plan["dns"] is not None:
-        gates.append(stack.enter_context(dns_gate.open(plan["dns"], resolvers=resolvers.Current(config), **given)))
-    if plan["tls"] is not None:
-        gates.append(stack.enter_context(tls_gate.open(plan["tls"], **given)))
+    tells: socket.socket | None = None
+    names: socket.socket | None = None
+    with contextlib.ExitStack() as ours:
+        if plan["dns"] is not None and plan["tls"] is not None:
+            tells, names = (ours.enter_context(one) for one in _line())
+        if plan["dns"] is not None:
+            found = resolvers.Current(config)
+            opens = dns_gate.open(
+                plan["dns"], resolvers=found, tells=None if tells is None else tells.fileno(), **given
+            )
+            gates.append(stack.enter_context(opens))
+        if plan["tls"] is not None:
+            end, idle = None if names is None else names.fileno(), config.connection_idle_seconds
+            gates.append(stack.enter_context(tls_gate.open(plan["tls"], names=end, idle_seconds=idle, **given)))
     return gates
+
+
+def _line() -> tuple[socket.socket, socket.socket]:
+    """Make the line from the DNS gate to the TLS gate, which goes one way."""
+    tells, names = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for one in (tells, names):
+        one.setblocking(False)
+    tells.shutdown(socket.SHUT_RD)
+    names.shutdown(socket.SHUT_WR)
+    return tells, names

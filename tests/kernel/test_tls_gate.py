@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import ipaddress
 import os
 import select
 import socket
@@ -21,7 +22,9 @@ import pytest
 from policy import denials
 from policy.compile.artefacts import Artefacts
 from policy.compile.network.firewall import GATE_UID, TLS_PORT
+from sandbox.network.gate import told_names
 from sandbox.network.tls import gate as tls_gate
+from sandbox.network.tls import server
 from tests import hello_kit as kit
 from tests.kernel import three_namespaces, tls_servers
 from tests.kernel.three_namespaces import GATEWAY, GATEWAY6, Namespaces
@@ -37,6 +40,8 @@ ENTRIES = (
     ("10.9.9.9", "[5432]", "tcp"),
 )
 NAMED, NAMED6, GRANTED, GRANTED6 = "93.184.216.34", "2606:4700::1111", "198.51.100.7", "fd00:9::9"
+# Another address of the name, at which there is no server.
+DEAD = "93.184.216.36"
 # 443 speaks TLS, 444 answers a hello and goes on in clear, 445 asks every client for a second hello.
 TLS, CLEAR, RETRY = 443, 444, 445
 
@@ -48,6 +53,14 @@ class World:
         self.spaces, self.certificates, self.servers = spaces, certificates, servers
         self.denied: list[denials.Denial] = []
         self.gate: tls_gate.TlsGate | None = None
+        # The DNS gate's end of its line to this gate.
+        self.tells, self.names = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.names.setblocking(False)
+
+    def close(self) -> None:
+        """Close the line."""
+        self.tells.close()
+        self.names.close()
 
     def refusals(self) -> list[tuple[str, str]]:
         """Target and code of what was refused since the last call."""
@@ -127,10 +140,11 @@ def world(artefacts: Artefacts, tmp_path_factory: pytest.TempPathFactory) -> Ite
         ):
             listeners = [spaces.listen("world", host, port) for host in ("0.0.0.0", "::")]
             servers[port] = stack.enter_context(tls_servers.serving(context, *listeners))
-        made = World(spaces, certificates, servers)
+        made = stack.enter_context(contextlib.closing(World(spaces, certificates, servers)))
         _load(spaces, artefacts, directory)
         inside: Callable[[Callable[[], object]], object] = functools.partial(spaces.within, "gateway")
-        gate = tls_gate.open(artefacts.json("gates.json")["tls"], inside=inside, denied=made.denied.append)
+        plan, line = artefacts.json("gates.json")["tls"], made.names.fileno()
+        gate = tls_gate.open(plan, inside=inside, denied=made.denied.append, names=line)
         made.gate = stack.enter_context(gate)
         made.gate.process.ready()
         yield made
@@ -143,8 +157,8 @@ def _load(spaces: Namespaces, artefacts: Artefacts, directory: Path) -> None:
     spaces.run("gateway", "nft", "-f", str(path))
     for grant in artefacts.json("network.json")["grants"]:
         for name in grant["sets"] if grant["kind"] == "name" else ():
-            address = NAMED6 if name[1] == "6" else NAMED
-            element = f"{{ {address} timeout 600s }}"
+            found = (NAMED6,) if name[1] == "6" else (NAMED, DEAD)
+            element = f"{{ {', '.join(f'{address} timeout 600s' for address in found)} }}"
             spaces.run("gateway", "nft", "add", "element", "inet", "covenant", name, element)
 
 
@@ -364,18 +378,20 @@ def test_hundred_connections_are_carried_at_once(world: World) -> None:
     assert world.refusals() == []
 
 
-def test_more_connections_than_gate_holds_are_refused_at_once(world: World) -> None:
+def test_more_connections_than_gate_holds_wait(world: World) -> None:
     with contextlib.ExitStack() as stack:
-        made = [stack.enter_context(world.connected(GRANTED, CLEAR)) for _ in range(256)]
+        made = [stack.enter_context(world.connected(GRANTED, CLEAR)) for _ in range(server.CONNECTIONS)]
         for one in made:
             one.sendall(kit.hello(None))
         for one in made:
             assert one.recv(65536) == kit.server_hello()
-        assert world.say(NAMED, CLEAR, kit.hello(NAME)) == "reset"
-        assert world.refusals() == [(f"{NAMED}:444/tls", "too_many_connections")]
-    until = time.monotonic() + 30
-    while world.say(NAMED, CLEAR, kit.hello(NAME)) == "reset":
-        assert time.monotonic() < until
+        waiting = stack.enter_context(world.connected(NAMED, CLEAR))
+        waiting.sendall(kit.hello(NAME))
+        assert not select.select([waiting], [], [], 1)[0]
+        assert world.refusals() == [(f"{server.CONNECTIONS} connections", "connections_wait")]
+        made[0].close()
+        assert waiting.recv(65536) == kit.server_hello()
+    assert world.refusals() == []
 
 
 def test_flood_of_refusals_leaves_gate_serving(world: World) -> None:
@@ -391,16 +407,49 @@ def test_flood_of_refusals_leaves_gate_serving(world: World) -> None:
     assert world.asked(NAMED, TLS, NAME) == NAME
 
 
-def test_server_not_there_resets_agent(world: World) -> None:
+def test_server_not_there_is_told(world: World) -> None:
     with world.connected(GRANTED6, TLS) as made:
         made.close()
     world.spaces.run("world", "ip", "address", "del", f"{GRANTED6}/128", "dev", "lo")
     try:
         world.spaces.run("world", "ip", "route", "add", "unreachable", f"{GRANTED6}/128")
         assert world.say(GRANTED6, TLS, kit.hello(NAME)) == "reset"
+        assert world.refusals() == [(f"{NAME}:{TLS}/tls", "connect_unreachable")]
     finally:
         world.spaces.run("world", "ip", "route", "del", "unreachable", f"{GRANTED6}/128")
         world.spaces.run("world", "ip", "address", "add", f"{GRANTED6}/128", "dev", "lo")
+
+
+@pytest.mark.parametrize("state", ["unreachable", "blackhole"])
+def test_dead_address_of_name_is_left_for_another(world: World, state: str) -> None:
+    """The agent's choice is dead, by an error or in silence; the DNS gate has told another address of the name."""
+    packed = [ipaddress.ip_address(one).packed for one in (DEAD, NAMED)]
+    world.tells.send(told_names.message(NAME, packed, 600))
+    world.tells.send(told_names.message(OTHER, packed, 600))
+    world.spaces.run("world", "ip", "route", "add", state, f"{DEAD}/32")
+    try:
+        assert world.asked(DEAD, TLS, NAME) == NAME
+        assert world.refusals() == []
+        # What is not granted is not tried anywhere, and an address that is granted as such is tried alone.
+        assert world.asked(DEAD, TLS, OTHER) == "reset"
+        assert world.refusals() == [(f"{OTHER}:{TLS}/tls", "sni_not_granted")]
+    finally:
+        world.spaces.run("world", "ip", "route", "del", state, f"{DEAD}/32")
+
+
+def test_told_address_outside_the_grant_is_not_reached(world: World) -> None:
+    """A DNS gate in an attacker's hands tells the TLS gate where to connect; the firewall knows better."""
+    inner = [ipaddress.ip_address(one).packed for one in ("10.9.9.9", "10.201.0.2", "127.0.0.1", "192.0.0.2")]
+    before = world.servers[TLS].accepted
+    world.tells.send(told_names.message(NAME, inner, 600))
+    world.spaces.run("world", "ip", "route", "add", "unreachable", f"{DEAD}/32")
+    try:
+        assert world.asked(DEAD, TLS, NAME) == "reset"
+    finally:
+        world.spaces.run("world", "ip", "route", "del", "unreachable", f"{DEAD}/32")
+    assert [one[1] for one in world.refusals()] in (["connect_unreachable"], ["connect_refused"])
+    # The server listens on every address of the world, 10.9.9.9 too.
+    assert world.servers[TLS].accepted == before
 
 
 def test_gate_holds_no_right_and_nothing_of_ours(world: World) -> None:
@@ -428,6 +477,7 @@ def test_gate_that_ends_leaves_its_port_closed(artefacts: Artefacts, tmp_path: P
             with gate as opened:
                 opened.process.ready()
                 made = World(spaces, Certificates(tmp_path, NAME), {})
+                made.close()
                 made.connected(NAMED, TLS).close()
                 os.kill(opened.process.pid, 9)
                 assert select.select([opened.process.pidfd], [], [], 30)[0]

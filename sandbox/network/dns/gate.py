@@ -50,6 +50,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
     inside: Callable[[Callable[[], Any]], Any],
     denied: Callable[[denials.Denial], None],
     resolvers: Callable[[], Sequence[str]],
+    tells: int | None = None,
     join_files: Sequence[str] = (),
     patience: Patience = PATIENCE,
 ) -> Iterator[DnsGate]:
@@ -57,8 +58,8 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
 
     ``inside`` runs a call in the gateway's namespace, where the ruleset must be already, and returns its value.
     ``resolvers`` (sandbox.network.resolvers) returns those of this moment, which are queried from the caller's own
-    namespace. It does not wait until the
-    gate is ready: an early query waits in the socket.
+    namespace. ``tells`` is the end of a line on which the TLS gate is told the addresses of names. It does not wait
+    until the gate is ready: an early query waits in the socket.
 
     Raises:
         errors.RunError: Raised when a watch of ``patience`` returns it, or the gate is not executed in time.
@@ -84,7 +85,12 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                         "public": grants.PUBLIC,
                         "resolvers": len(resolvers()),
                     },
-                    fds={"udp": udp.fileno(), "tcp": tcp.fileno(), "broker": serves.gate_end},
+                    fds={
+                        "udp": udp.fileno(),
+                        "tcp": tcp.fileno(),
+                        "broker": serves.gate_end,
+                        **({} if tells is None else {"tells": tells}),
+                    },
                     calls=CALLS,
                     descriptors=_DESCRIPTORS,
                     join_files=join_files,

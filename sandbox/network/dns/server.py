@@ -8,6 +8,8 @@ a resolver, and questions above the rate wait for their turn.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import struct
 import sys
@@ -26,6 +28,7 @@ from sandbox.network.dns.https_record import Service  # noqa: E402
 from sandbox.network.dns.loop import READ, Future, Loop  # noqa: E402
 from sandbox.network.dns.turns import Turns  # noqa: E402
 from sandbox.network.dns.upstream import TOTAL_SECONDS, BrokerClient, Upstream, UpstreamError  # noqa: E402
+from sandbox.network.gate import told_names  # noqa: E402
 from sandbox.network.gate.main import GateInput  # noqa: E402
 from sandbox.rate_limit import Tokens  # noqa: E402
 
@@ -68,6 +71,7 @@ class DnsServer:
         self._upstream, self._changes = Upstream(loop, self._broker), self._broker.changes
         self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, 0, fileno=gate.fds["udp"])
         self._tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=gate.fds["tcp"])
+        self._tells = gate.fds.get("tells")
         self._waiting = self._connections = 0
 
     def start(self) -> None:
@@ -228,6 +232,7 @@ class DnsServer:
         kept = set(allowed)
         data = [packed for packed in answer.addresses if packed in kept]
         data += [one.data([hint for hint in one.hints if hint in kept]) for one in services]
+        self._tell(host, [packed for packed in answer.addresses if packed in kept], ttl)
         fresh = names.clamp(min(ttls, default=0), (cache.LEAST_SECONDS, ttl)) if data else absent
         return Resolution(dns_wire.NOERROR, tuple(data), ttl, fresh, code)
 
@@ -259,6 +264,12 @@ class DnsServer:
         if status == broker_wire.DONE:
             return None
         return Resolution(dns_wire.SERVFAIL, code="set_full") if status == broker_wire.FULL else _UPSTREAM
+
+    def _tell(self, host: str, packed: list[bytes], ttl: int) -> None:
+        """Tell the TLS gate the addresses of a name, before the agent. It is told again if its line is full."""
+        if self._tells is not None and packed:
+            with contextlib.suppress(OSError):
+                os.write(self._tells, told_names.message(host, packed, ttl))
 
     def _leads_there(self, packed: bytes, covering: tuple[int, ...]) -> bool:
         """Whether a name may lead to an address: a public one, or one that the manifest grants beside the name."""

@@ -17,20 +17,20 @@ import errno
 import select
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
 
 from sandbox.network.tls.client_hello import AnswerReader, Hello, HelloReader, Refused
 from sandbox.network.tls.plan import TlsPlan
+from sandbox.network.tls.race import Race, in_turn
 from sandbox.network.tls.splice import Flow, Pipes
 
 HELLO_SECONDS: Final = 3.0
-CONNECT_SECONDS: Final = 10.0
 ANSWER_SECONDS: Final = 30.0
-IDLE_SECONDS: Final = 900.0
-TOTAL_SECONDS: Final = 24 * 3600.0
+# A connection of which one side has ended, and whose other side says nothing.
+HALF_SECONDS: Final = 900.0
 _READ_BYTES: Final = 16384
 # Closing with this sends a reset: the agent's next call fails at once instead of waiting for an answer.
 _RESET: Final = struct.pack("ii", 1, 0)
@@ -47,6 +47,16 @@ class Stage(enum.Enum):
     CLOSED = "closed"
 
 
+# The code of a connection that is ended in a stage by its deadline.
+_EXPIRED: Final = {
+    Stage.HELLO: "hello_timeout",
+    Stage.AGAIN: "hello_timeout",
+    Stage.ANSWER: "answer_timeout",
+    Stage.CARRY: "idle",
+}
+CODES: Final = frozenset(_EXPIRED.values())
+
+
 class _Way(Struct, frozen=True):
     """The other side of a connection, and the flow of each direction."""
 
@@ -59,8 +69,8 @@ class Connection:
     """One agent's connection, whose original destination is ``host`` and ``port``.
 
     ``agent`` does not block and is closed with the connection. ``refused`` is called with the name, if any, and the
-    code. Times are seconds of the caller's clock; ``deadline`` is when ``expire`` is due. ``connect`` begins a
-    connection to the destination and does not wait for it.
+    code. Times are seconds of the caller's clock; ``deadline`` is when ``expire`` is due. ``others`` returns the other
+    addresses of a name. ``connect`` begins a connection and does not wait for it.
     """
 
     def __init__(
@@ -73,18 +83,19 @@ class Connection:
         pipes: Pipes,
         refused: Callable[[str | None, str], None],
         now: float,
+        others: Callable[[str], Sequence[str]] = lambda _: (),
         connect: Callable[[str, int], socket.socket] | None = None,
     ) -> None:
         self.stage = Stage.HELLO
         self._agent = agent
         self._host, self._port = host, port
         self._plan, self._pipes, self._refused = plan, pipes, refused
-        self._dial = connect or dial
+        self._others, self._dial = others, connect or dial
         self._reader, self._answer = HelloReader(), AnswerReader()
         self._name: str | None = None
         self._retried = False
+        self._race: Race | None = None
         self._way: _Way | None = None
-        self._last = now + TOTAL_SECONDS
         self.deadline = now + HELLO_SECONDS
 
     def interest(self) -> Mapping[int, int]:
@@ -92,10 +103,10 @@ class Connection:
         if self.stage is Stage.CLOSED:
             return {}
         way = self._way
+        if way is None and self._race is not None:
+            return dict.fromkeys(self._race.fds(), select.EPOLLOUT)
         if way is None:
             return {self._agent.fileno(): select.EPOLLIN}
-        if self.stage is Stage.CONNECT:
-            return {way.upstream.fileno(): select.EPOLLOUT}
         reads = {
             Stage.ANSWER: (False, not way.down.wants_to_write),
             Stage.AGAIN: (True, False),
@@ -115,9 +126,10 @@ class Connection:
             if self._way is None:
                 if self.stage is Stage.HELLO:
                     self._hello(now)
+                elif self._race is not None:
+                    self._connect(self._race, now)
                 return
             steps = {
-                Stage.CONNECT: self._connect,
                 Stage.ANSWER: self._await_answer,
                 Stage.AGAIN: self._again,
                 Stage.CARRY: self._carry,
@@ -131,17 +143,26 @@ class Connection:
         except OSError:
             self.close()
 
-    def expire(self) -> None:
-        """End a connection whose deadline has come."""
-        if self.stage in (Stage.HELLO, Stage.AGAIN):
-            self._refuse("hello_timeout")
-        else:
-            self.close()
+    def expire(self, now: float) -> None:
+        """End a connection whose deadline has come, or try the next address. Each end is told."""
+        if self.stage is Stage.CONNECT:
+            self.turn(now)
+        elif self.stage is not Stage.CLOSED:
+            self._refuse(_EXPIRED[self.stage])
+
+    def settle(self) -> None:
+        """Close the attempts to connect that are over, once no epoll has them any more."""
+        if self._race is not None and self._way is not None:
+            self._race.close()
+            self._race = None
 
     def close(self, *, reset: bool = True) -> None:
         """Close both sides, by a reset unless all bytes were carried."""
         self.stage = Stage.CLOSED
         sockets = [self._agent]
+        if self._race is not None:
+            self._race.close()
+            self._race = None
         if self._way is not None:
             self._way.up.close()
             self._way.down.close()
@@ -161,10 +182,11 @@ class Connection:
             return
         self._name = hello.name
         self._judge(hello)
-        upstream = self._dial(self._host, self._port)
-        up = Flow(self._agent, upstream, self._pipes, pending=self._reader.raw)
-        self._way = _Way(upstream, up, Flow(upstream, self._agent, self._pipes))
-        self.stage, self.deadline = Stage.CONNECT, now + CONNECT_SECONDS
+        # An address that is granted as such is the only one that is meant.
+        others = self._others(hello.name) if hello.name and self._plan.named(hello.name, self._port) else ()
+        self.stage = Stage.CONNECT
+        self._race = Race(in_turn(self._host, others), self._port, dial=self._dial, now=now)
+        self._connect(self._race, now)
 
     def _read_hello(self) -> Hello | None:
         """Read until the hello is whole; None when the agent went away before it began one."""
@@ -185,10 +207,16 @@ class Connection:
         if code is not None:
             raise Refused(code)
 
-    def _connect(self, way: _Way, now: float) -> None:
-        if way.upstream.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self.close()
+    def _connect(self, race: Race, now: float) -> None:
+        try:
+            upstream = race.turn(now)
+        except ConnectionError as e:
+            raise Refused(str(e)) from None
+        self.deadline = race.deadline
+        if upstream is None:
             return
+        up = Flow(self._agent, upstream, self._pipes, pending=self._reader.raw)
+        self._way = way = _Way(upstream, up, Flow(upstream, self._agent, self._pipes))
         self.stage, self.deadline = Stage.ANSWER, now + ANSWER_SECONDS
         self._await_answer(way, now)
 
@@ -209,7 +237,7 @@ class Connection:
             elif retry is not None:
                 # What the agent sent after its hello has been held until now.
                 way.up.push(self._reader.rest)
-                self.stage, self.deadline = Stage.CARRY, min(now + IDLE_SECONDS, self._last)
+                self.stage, self.deadline = Stage.CARRY, now + self._plan.idle_seconds
 
     def _expect_second(self, way: _Way, now: float) -> None:
         if self._retried:
@@ -238,9 +266,10 @@ class Connection:
         self.stage, self.deadline = Stage.ANSWER, now + ANSWER_SECONDS
 
     def _carry(self, way: _Way, now: float) -> None:
-        self.deadline = min(now + IDLE_SECONDS, self._last)
         way.up.pump()
         way.down.pump()
+        half = way.up.ended or way.down.ended
+        self.deadline = now + (min(HALF_SECONDS, self._plan.idle_seconds) if half else self._plan.idle_seconds)
         if way.up.ended and way.down.ended:
             self.close(reset=False)
 
@@ -254,6 +283,7 @@ def dial(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     send_at_once(made)
+    notice_death(made)
     result = made.connect_ex((host, port))
     if result not in (0, errno.EINPROGRESS):
         made.close()
@@ -264,6 +294,16 @@ def dial(host: str, port: int) -> socket.socket:
 def send_at_once(one: socket.socket) -> None:
     """Send each write at once: small pieces from one side were meant as small pieces."""
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def notice_death(one: socket.socket) -> None:
+    """Ask a server that says nothing for two minutes whether it still has the connection (tcp(7)).
+
+    The agent's side is not asked: a suspended agent could not answer.
+    """
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4)):
+        one.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def reset_on_close(one: socket.socket) -> None:

@@ -15,20 +15,22 @@ from policy.compile.network.firewall import GATE_UID
 from sandbox.kernel.proc.spawn import PATIENCE, Patience
 from sandbox.network.gate import prefork
 from sandbox.network.gate import process as gate_process
-from sandbox.network.tls import client_hello, server, splice
+from sandbox.network.tls import client_hello, connection, race, server, splice
+from sandbox.network.tls.plan import IDLE_SECONDS
 
 T = TypeVar("T")
 LAYER = "sni"
-CODES = client_hello.CODES | {"not_redirected", "too_many_connections"}
+CODES = client_hello.CODES | connection.CODES | race.codes() | {"not_redirected", "connections_wait"}
 # Beyond what every gate needs: taking connections, making them, and carrying bytes between the two.
 CALLS = frozenset({
-    "accept4", "connect", "getsockname", "getsockopt", "pipe2", "setsockopt", "shutdown", "socket", "splice",
+    "accept4", "connect", "getpeername", "getsockname", "getsockopt", "pipe2", "setsockopt", "shutdown", "socket",
+    "splice",
 })  # fmt: skip
 # Two sockets a connection, the stock of pipes, and what the interpreter and the gate hold besides.
-_DESCRIPTORS = 2 * server.CONNECTIONS + 2 * splice.PIPES + 64
+_DESCRIPTORS = (1 + race.TRIES) * server.CONNECTIONS + 2 * splice.PIPES + 64
 # What has to be begun for it.
 KIND = prefork.Kind(server.__name__, own_network=False)
-_BACKLOG = 256
+_BACKLOG = 1024
 
 
 class TlsGate(Struct, frozen=True):
@@ -44,13 +46,16 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
     *,
     inside: Callable[[Callable[[], Any]], Any],
     denied: Callable[[denials.Denial], None],
+    names: int | None = None,
+    idle_seconds: int = IDLE_SECONDS,
     join_files: Sequence[str] = (),
     patience: Patience = PATIENCE,
 ) -> Iterator[TlsGate]:
     """Serve the ``tls`` part of gates.json while the block lasts.
 
-    ``inside`` runs a call in the gateway's namespace and returns its value. Does not wait until the gate is ready:
-    a connection that comes before waits in the backlog.
+    ``inside`` runs a call in the gateway's namespace and returns its value. ``names`` is the end of a line on which the
+    DNS gate tells the addresses of names. A connection that says nothing for ``idle_seconds`` is ended. Does not wait
+    until the gate is ready: a connection that comes before waits in the backlog.
 
     Raises:
         errors.RunError: what ``patience`` watches said so, or it was not executed in time.
@@ -70,8 +75,11 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                 layer=LAYER,
                 codes=CODES,
                 uid=GATE_UID,
-                plan=plan,
-                fds={name: one.fileno() for name, one in zip(("v4", "v6"), listeners, strict=True)},
+                plan={**plan, "idle_seconds": idle_seconds},
+                fds={
+                    **{name: one.fileno() for name, one in zip(("v4", "v6"), listeners, strict=True)},
+                    **({} if names is None else {"names": names}),
+                },
                 calls=CALLS,
                 namespace=namespace,
                 descriptors=_DESCRIPTORS,

@@ -8,13 +8,19 @@ from typing import Any
 
 from sandbox.network.tls.client_hello import Hello
 
+# The operator's default (sandbox.config, `connection_idle_seconds`).
+IDLE_SECONDS = 86_400
 _Ports = tuple[tuple[int, int], ...]
 
 
 class TlsPlan:
-    """The granted names and spans of addresses, each with their ports."""
+    """The granted names and spans of addresses, each with their ports.
+
+    ``idle_seconds`` is how long a connection may say nothing.
+    """
 
     def __init__(self, document: Mapping[str, Any]) -> None:
+        self.idle_seconds = float(document.get("idle_seconds", IDLE_SECONDS))
         self._names: dict[str, _Ports] = {}
         for one in document["names"]:
             self._names[one["pattern"]] = self._names.get(one["pattern"], ()) + _ports(one["ports"])
@@ -39,16 +45,17 @@ class TlsPlan:
             return "ech_present"
         if hello.name is None:
             return "no_sni"
-        return None if self._by_name(hello.name, port) else "sni_not_granted"
+        return None if self.named(hello.name, port) else "sni_not_granted"
+
+    def named(self, name: str, port: int) -> bool:
+        """Whether a name is granted as such on this port."""
+        return any(_within(port, self._names.get(pattern, ())) for pattern in _patterns(name))
 
     def _by_address(self, host: str, port: int) -> bool:
         address = ipaddress.ip_address(host)
         number = int(address)
         spans = self._addresses[address.version]
         return any(first <= number <= last and _within(port, ports) for first, last, ports in spans)
-
-    def _by_name(self, name: str, port: int) -> bool:
-        return any(_within(port, self._names.get(pattern, ())) for pattern in _patterns(name))
 
 
 def _patterns(name: str) -> Iterator[str]:

@@ -16,11 +16,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from sandbox.network.gate.told_names import ToldNames
 from sandbox.network.tls.connection import Connection, Stage, reset_on_close, send_at_once
 from sandbox.network.tls.plan import TlsPlan
 from sandbox.network.tls.splice import Pipes
 
-CONNECTIONS: Final = 256
+# More wait in the listener's backlog. A run has 512 (``base_rules``): a carried one counts twice, a waiting one once.
+CONNECTIONS: Final = 192
+# The time between two reports that connections wait (seconds).
+_TOLD_SECONDS: Final = 10.0
 # The interval of deadline checks while there are connections (seconds).
 _LOOK_SECONDS: Final = 0.25
 # New connections that are taken in one turn: the others are served in between.
@@ -38,6 +42,7 @@ class TlsServer:
         listeners: Sequence[socket.socket],
         denied: Callable[[str, str], None],
         *,
+        names: ToldNames | None = None,
         most: int = CONNECTIONS,
     ) -> None:
         self._plan, self._denied, self._most = TlsPlan(plan), denied, most
@@ -47,9 +52,12 @@ class TlsServer:
         self._connections: set[Connection] = set()
         self._by_fd: dict[int, Connection] = {}
         self._waited: dict[Connection, Mapping[int, int]] = {}
-        self._next_look = 0.0
-        for fd in self._listeners:
-            self._epoll.register(fd, select.EPOLLIN)
+        self._next_look = self._next_told = 0.0
+        self._names = names or ToldNames(None)
+        self._listens = False
+        self._listen()
+        if self._names.fileno() >= 0:
+            self._epoll.register(self._names.fileno(), select.EPOLLIN)
 
     def serve(self) -> None:
         """Serve for good."""
@@ -61,7 +69,9 @@ class TlsServer:
         events = self._epoll.poll(wait_seconds)
         now = time.monotonic()
         for fd, _ in events:
-            if fd in self._listeners:
+            if fd == self._names.fileno():
+                self._names.take(now)
+            elif fd in self._listeners:
                 self._accept(self._listeners[fd], now)
             elif (connection := self._by_fd.get(fd)) is not None:
                 connection.turn(now)
@@ -69,8 +79,11 @@ class TlsServer:
         if now >= self._next_look:
             self._next_look = now + _LOOK_SECONDS
             for connection in [one for one in self._connections if one.deadline <= now]:
-                connection.expire()
+                connection.expire(now)
                 self._wait_for(connection)
+            if not self._listens:
+                self._tell_crowd(now)
+        self._listen()
 
     def close(self) -> None:
         """Close all connections. The caller still owns the listeners."""
@@ -82,6 +95,8 @@ class TlsServer:
 
     def _accept(self, listener: socket.socket, now: float) -> None:
         for _ in range(_AT_ONCE):
+            if len(self._connections) >= self._most:
+                return
             try:
                 agent, _ = listener.accept()
             except BlockingIOError:
@@ -95,6 +110,23 @@ class TlsServer:
             except OSError:
                 reset_on_close(agent)
                 agent.close()
+
+    def _listen(self) -> None:
+        """Take new connections while there is room for them. The others wait in the kernel, as at a busy server."""
+        room = len(self._connections) < self._most
+        if room is not self._listens:
+            for fd in self._listeners:
+                (self._epoll.register if room else self._epoll.unregister)(fd, *((select.EPOLLIN,) if room else ()))
+            self._listens = room
+
+    def _tell_crowd(self, now: float) -> None:
+        """Report now and then that connections wait."""
+        waits = select.poll()
+        for fd in self._listeners:
+            waits.register(fd, select.POLLIN)
+        if now >= self._next_told and waits.poll(0):
+            self._next_told = now + _TOLD_SECONDS
+            self._denied(f"{self._most} connections", "connections_wait")
 
     def _take(self, agent: socket.socket, now: float) -> None:
         host, port = _original_destination(agent)
@@ -111,7 +143,16 @@ class TlsServer:
         def refused(name: str | None, code: str) -> None:
             self._denied(target(name, host, port), code)
 
-        connection = Connection(agent, host, port, plan=self._plan, pipes=self._pipes, refused=refused, now=now)
+        connection = Connection(
+            agent,
+            host,
+            port,
+            plan=self._plan,
+            pipes=self._pipes,
+            refused=refused,
+            others=lambda name: self._names.of(name, now),
+            now=now,
+        )
         self._connections.add(connection)
         connection.turn(now)
         self._wait_for(connection)
@@ -119,9 +160,7 @@ class TlsServer:
     def _not_taken(self, agent: socket.socket, host: str, port: int) -> str | None:
         # A connection that was not redirected has this gate as destination; the ruleset refuses it too (`ct status
         # dnat`).
-        if (host, port) == agent.getsockname()[:2]:
-            return "not_redirected"
-        return "too_many_connections" if len(self._connections) >= self._most else None
+        return "not_redirected" if (host, port) == agent.getsockname()[:2] else None
 
     def _wait_for(self, connection: Connection) -> None:
         """Register the connection's present events with epoll."""
@@ -136,6 +175,10 @@ class TlsServer:
             return
         if before == after:
             return
+        self._change(connection, before, after)
+        connection.settle()
+
+    def _change(self, connection: Connection, before: Mapping[int, int], after: Mapping[int, int]) -> None:
         for fd in before.keys() - after.keys():
             # A descriptor registered without events would still report a hang-up, again and again.
             self._epoll.unregister(fd)
@@ -150,9 +193,13 @@ class TlsServer:
 
 
 def serve(gate: Any) -> None:
-    """Serve DNS or TLS as the gate process: seal, then serve the listeners ``v4`` and ``v6``."""
-    listeners = [socket.socket(fileno=gate.fds[name]) for name in sorted(gate.fds)]
-    server = TlsServer(gate.plan, listeners, gate.denied)
+    """Serve TLS as the gate process: seal, then serve the listeners ``v4`` and ``v6``.
+
+    ``names`` is the line on which the DNS gate tells the addresses of names, where there is one.
+    """
+    listeners = [socket.socket(fileno=gate.fds[name]) for name in ("v4", "v6")]
+    names = ToldNames(socket.socket(fileno=gate.fds["names"]) if "names" in gate.fds else None)
+    server = TlsServer(gate.plan, listeners, gate.denied, names=names)
     gate.seal()
     server.serve()
 

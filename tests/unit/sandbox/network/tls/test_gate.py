@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox.network.tls import connection, splice
+from sandbox.network.tls import connection, plan, splice
 from sandbox.network.tls import gate as tls_gate
 from sandbox.network.tls.client_hello import Hello
 from sandbox.network.tls.connection import Connection, Stage
@@ -100,17 +101,29 @@ class Gate:
         self.upstream, self.server = pair()
         self.dialled: list[tuple[str, int]] = []
         self.refused: list[tuple[str | None, str]] = []
+        self.others: list[str] = []
+        self.dead: dict[str, int] = {}
         self.now = 0.0
 
         def dial(host: str, port: int) -> socket.socket:
             self.dialled.append((host, port))
+            if host in self.dead:
+                raise OSError(self.dead[host], "dead")
             return self.upstream
 
         def refused(name: str | None, code: str) -> None:
             self.refused.append((name, code))
 
         self.connection = Connection(
-            near, "192.0.2.1", 443, plan=TlsPlan(PLAN), pipes=pipes, refused=refused, now=0, connect=dial
+            near,
+            "192.0.2.1",
+            443,
+            plan=TlsPlan(PLAN),
+            pipes=pipes,
+            refused=refused,
+            now=0,
+            others=lambda name: self.others if name == NAME else (),
+            connect=dial,
         )
         stack.callback(self.end)
 
@@ -129,6 +142,7 @@ class Gate:
             if not poll.poll(0):
                 return
             self.connection.turn(self.now)
+            self.connection.settle()
         raise AssertionError("it turns in vain")
 
     def heard(self, far: socket.socket) -> bytes:
@@ -172,6 +186,31 @@ def test_nothing_is_dialled_before_hello_is_whole_and_granted(gate: Gate) -> Non
     gate.agent.sendall(hello[-1:])
     gate.serve()
     assert gate.dialled == [("192.0.2.1", 443)]
+
+
+def test_other_addresses_of_name_are_tried_in_turn(gate: Gate) -> None:
+    gate.others = ["192.0.2.2", "192.0.2.1", "2001:db8::1"]
+    gate.dead = {"192.0.2.1": errno.EHOSTUNREACH, "2001:db8::1": errno.ECONNREFUSED}
+    gate.agent.sendall(kit.hello(NAME))
+    assert gate.heard(gate.server) == kit.hello(NAME)
+    # The agent's choice first, then the families in turn.
+    assert [host for host, _ in gate.dialled] == ["192.0.2.1", "2001:db8::1", "192.0.2.2"]
+    assert gate.refused == []
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (errno.ECONNREFUSED, "connect_refused"),
+        (errno.ENETUNREACH, "connect_unreachable"),
+        (errno.ETIMEDOUT, "connect_timeout"),
+    ],
+)
+def test_connection_that_cannot_be_made_is_told(gate: Gate, number: int, code: str) -> None:
+    gate.dead = {"192.0.2.1": number}
+    gate.agent.sendall(kit.hello(NAME))
+    assert not gate.is_open()
+    assert gate.refused == [(NAME, code)]
 
 
 @pytest.mark.parametrize(
@@ -279,16 +318,16 @@ def test_server_that_says_no_is_heard(gate: Gate) -> None:
 
 def test_deadlines(gate: Gate, pipes: Pipes) -> None:
     assert gate.connection.deadline == connection.HELLO_SECONDS
-    gate.connection.expire()
+    gate.connection.expire(gate.now)
     assert gate.refused == [(None, "hello_timeout")]
     with contextlib.ExitStack() as stack:
         other = carried(Gate(stack, pipes))
         other.now = 1000.0
         other.agent.sendall(b"x")
         other.serve()
-        assert other.connection.deadline == 1000 + connection.IDLE_SECONDS
-        other.connection.expire()
-        assert other.refused == []
+        assert other.connection.deadline == 1000 + plan.IDLE_SECONDS
+        other.connection.expire(other.now)
+        assert other.refused == [(NAME, "idle")]
         assert not other.is_open()
 
 
