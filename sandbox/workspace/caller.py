@@ -36,11 +36,14 @@ def of(uid: int, gid: int) -> CallerIdentity:
     return CallerIdentity(uid, gid, tuple(sorted(set(groups))))
 
 
-def work(identity: CallerIdentity, does: Callable[[], T], kind: type[T], seconds: int = 0) -> T:
+def work(
+    identity: CallerIdentity, does: Callable[[], T], kind: type[T], seconds: int = 0, *, starts_programs: bool = False
+) -> T:
     """Call ``does`` in a process with the caller's rights, and return its result, which has the type ``kind``.
 
     The process is killed after ``seconds``, unless they are 0: the caller may have a file system of its own at any of
-    its paths, which never answers.
+    its paths, which never answers. With ``starts_programs`` it is the first of a PID namespace, so that no program
+    outlives it: a caller can trace a program of its own rights, and would have processes among the supervisor's.
 
     Raises:
         errors.WorkspaceError: it raised an error of the system, or the process was killed.
@@ -48,16 +51,27 @@ def work(identity: CallerIdentity, does: Callable[[], T], kind: type[T], seconds
 
     def done() -> tuple[bytes, Sequence[int]]:
         take(identity)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
-        signal.alarm(seconds)
+        _alarm(seconds)
         return msgspec.msgpack.encode(does()), ()
 
+    def apart() -> tuple[bytes, Sequence[int]]:
+        # The alarm is this process's: the first one of a namespace is not ended by it (pid_namespaces(7)).
+        _alarm(seconds)
+        libc.unshare(libc.CLONE_NEWPID)
+        return child.work(done)
+
     try:
-        raw, _ = child.work(done)
+        raw, _ = child.work(apart if starts_programs else done)
     except OSError as e:
         raise errors.WorkspaceError(e.strerror or str(e)) from e
     return msgspec.msgpack.decode(raw, type=kind)
+
+
+def _alarm(seconds: int) -> None:
+    """Let this process be killed after so many seconds, unless they are 0."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+    signal.alarm(seconds)
 
 
 def take(identity: CallerIdentity) -> None:

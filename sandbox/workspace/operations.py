@@ -159,7 +159,13 @@ class OpenWorkspace:
         with self.upper() as top:
             author = f"{record.agent_id} (covenant)"
             commit = functools.partial(branches.commit, record.directory, top.directory)
-            made = self._as_caller(lambda: commit(wanted, name, author, message), str)
+            made = caller.work(
+                self._identity,
+                lambda: commit(wanted, name, author, message),
+                str,
+                self._seconds,
+                starts_programs=True,
+            )
         return made, tuple(one for one in found if one.refused)
 
     def _check_permit(self, wanted: Sequence[Change], permit: Permit) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -61,10 +62,18 @@ def _work(does: Callable[[], tuple[bytes, Sequence[int]]], told: socket.socket, 
     """In the child: never return."""
     try:
         libc.set_parent_death_signal(signal.SIGKILL)
-        if os.getppid() == parent:
+        # The parent of the first process of a PID namespace is outside of it, and shown as 0 (pid_namespaces(7)).
+        if os.getppid() == parent or (os.getpid() == 1 and not _is_closed(told)):
             _tell(does, told)
     finally:
         os._exit(0)
+
+
+def _is_closed(told: socket.socket) -> bool:
+    """Whether the parent, which alone has the other end, is gone."""
+    poll = select.poll()
+    poll.register(told, select.POLLHUP)
+    return bool(poll.poll(0))
 
 
 def _tell(does: Callable[[], tuple[bytes, Sequence[int]]], told: socket.socket) -> None:

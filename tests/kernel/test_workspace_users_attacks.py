@@ -1,0 +1,133 @@
+"""Attacks of a user on the supervisor's workspaces: processes that stay, a kill in the middle, prefixes of ids."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from policy import errors
+from sandbox.workspace import branch, caller, store
+from sandbox.workspace.caller import CallerIdentity
+from tests.kernel import serving, workspace_kit
+from tests.kernel.serving import CALLER, Served
+from tests.kernel.test_workspace_users import MINE, mine, served, told, top, workspace
+
+__all__ = ["mine", "served", "top"]
+
+
+def processes(uid: int) -> list[int]:
+    """The processes of a user."""
+    found = []
+    for path in Path("/proc").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if path.name.isdecimal() and path.stat().st_uid == uid:
+                found.append(int(path.name))
+    return found
+
+
+@pytest.fixture
+def silent(mine: Path) -> Iterator[Path]:
+    """A repository of the caller in which git waits for ever: the file of its exclusions is a pipe."""
+    for words in (["init", "-q"], ["add", "in.txt"], ["commit", "-qm", "first"]):
+        subprocess.run(
+            ["git", "-c", "user.name=x", "-c", "user.email=x@example.invalid", *words],
+            cwd=mine, env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}, check=True, **serving.identity(CALLER),
+        )  # fmt: skip
+    yield mine
+    for pid in processes(CALLER):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_caller_keeps_no_process_among_the_supervisors(served: Served, silent: Path) -> None:
+    """It kills the process that waits for git. Control: git runs, and without the pipe the branch is made."""
+    assert told(served, "branch", "aaa", "control")["branch"] == "control"
+    os.mkfifo(silent / "pipe")
+    os.chown(silent / "pipe", CALLER, CALLER)
+    with (silent / ".git" / "config").open("a") as file:
+        file.write(f"[core]\n\texcludesFile = {silent}/pipe\n")
+    asked: list[subprocess.CompletedProcess[str]] = []
+    thread = threading.Thread(target=lambda: asked.append(workspace(served, "branch", "aaa", "silent")))
+    thread.start()
+    git = _until(lambda: [pid for pid in processes(CALLER) if b"read-tree" in _command(pid)])
+    (parent,) = {int(serving.status(pid)["PPid"]) for pid in git}
+    subprocess.run(["kill", "-KILL", str(parent)], check=True, **serving.identity(CALLER))
+    thread.join(60)
+    assert asked[0].returncode != 0
+    _until(lambda: not processes(CALLER))
+    assert told(served, "list")["workspaces"], "the supervisor goes on"
+
+
+def _until(found: object) -> list[int]:
+    end = time.monotonic() + 60
+    while True:
+        said = found()  # type: ignore[operator]
+        if said:
+            return list(said) if isinstance(said, list) else []
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_work_with_programs_ends_at_its_time() -> None:
+    """Control: work that ends before is answered."""
+    who = CallerIdentity(CALLER, CALLER)
+    ran = ["/bin/sh", "-c", "id -u; echo $$"]
+
+    def say() -> str:
+        return subprocess.run(ran, capture_output=True, text=True, check=True).stdout
+
+    assert caller.work(who, say, str, 20, starts_programs=True) == f"{CALLER}\n2\n"
+    begin = time.monotonic()
+    with pytest.raises(errors.WorkspaceError, match="killed"):
+        caller.work(who, lambda: str(subprocess.run(["/bin/sleep", "300"], check=False)), str, 1, starts_programs=True)
+    assert time.monotonic() - begin < 30
+    _until(lambda: not processes(CALLER))
+    with pytest.raises(errors.WorkspaceError, match="no such thing"):
+        caller.work(who, lambda: _fails("no such thing"), str, 20, starts_programs=True)
+
+
+def _fails(text: str) -> str:
+    raise OSError(0, text)
+
+
+def test_configuration_of_git_is_the_callers_own() -> None:
+    """The supervisor's HOME is another user's, and closed to the caller."""
+    assert caller.work(CallerIdentity(CALLER, CALLER), branch._home, str) == "/nonexistent"
+    assert caller.work(CallerIdentity(0, 0), branch._home, str) == "/root"
+
+
+def test_word_that_begins_two_is_none(served: Served, mine: Path) -> None:
+    """An apply of a prefix never takes one of two. Control: the longer word."""
+    workspace_kit.plant(served.world.state, f"{MINE[:-1]}b", mine, CALLER)
+    refused = workspace(served, "apply", MINE[:-1])
+    assert "several workspaces begin" in refused.stderr
+    assert sorted(os.listdir(mine)) == ["in.txt"]
+    assert workspace(served, "apply", MINE).returncode == 0
+
+
+@pytest.mark.parametrize("word", ["../packages", "..", "templates", "making", ".", "/", "a/../b"])
+def test_word_is_no_path(served: Served, mine: Path, word: str) -> None:
+    for verb in ("diff", "discard"):
+        assert "no workspace begins" in workspace(served, verb, word).stderr
+    assert store.place(served.world.state, MINE).path.exists()
+
+
+@pytest.mark.parametrize("path", ["../mine/in.txt", "/etc/hostname", "new/../shown", "."])
+def test_content_outside_of_changes_is_not_shown(served: Served, mine: Path, path: str) -> None:
+    shown = workspace(served, "show", "aaa", path)
+    assert (shown.returncode != 0, shown.stdout) == (True, "")
+    assert "no change at" in shown.stderr
