@@ -101,13 +101,25 @@ def readers(config: Config, facts: RunscFacts | None, deadline_seconds: float) -
 
 
 def names(config: Config, facts: RunscFacts | None, deadline_seconds: float) -> Look:
-    """Report the resolvers of the DNS gate. No query is sent here.
+    """Ask each resolver of the DNS gate, and name those that do not answer.
 
     Raises:
         errors.HostError: Raised when there is no resolver.
     """
-    asked = ", ".join(resolvers.of(config))
-    return OK, f"asks {asked} ({'config.toml' if config.resolvers else 'the resolv.conf of this host'})", ""
+    known, ours = resolvers.of(config), bool(config.resolvers)
+    place = "config.toml" if ours else "the resolv.conf of this host"
+    faults = {one: fault for one in known if (fault := resolvers.fault_of(one))}
+    if not faults:
+        return OK, f"{', '.join(known)} {'answer' if len(known) > 1 else 'answers'} ({place})", ""
+    found = "; ".join(f"{one} {fault}" for one, fault in faults.items())
+    fine = ", ".join(f'"{one}"' for one in known if one not in faults) or '"ADDRESS"'
+    if ours:
+        fix = f"write resolvers = [{fine}] in config.toml, with addresses that answer"
+    else:
+        fix = f"mend resolv.conf, or write resolvers = [{fine}] in config.toml"
+    if len(faults) == len(known):
+        return MISSING, f"no name is resolved: {found} ({place})", fix
+    return DEGRADED, f"{found}; the others answer ({place})", fix
 
 
 def others(config: Config, facts: RunscFacts | None, deadline_seconds: float) -> Look:

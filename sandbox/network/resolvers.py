@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,9 @@ HOSTS_FILE = Path("/etc/resolv.conf")
 # As many as libc asks (resolv.conf(5), MAXNS).
 MOST = 3
 _BYTES = 64 * 1024
+# A recursive query for the NS records of the root, without its id; the header of an answer, and its code for "refused".
+_ROOT_SERVERS = b"\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00" + b"\x00" + b"\x00\x02\x00\x01"
+_HEADER_BYTES, _REFUSED = 12, 5
 # The interval in which the files are looked at, at most.
 _LOOK_SECONDS = 1.0
 
@@ -79,6 +83,35 @@ class Current:
 
     def _look(self) -> tuple[tuple[int, ...] | None, ...]:
         return tuple(_identity(file) for file in self._files)
+
+
+def fault_of(address: str, *, port: int = 53, timeout_seconds: float = 1.0) -> str:
+    """Ask a resolver for the servers of the root, twice at most. Returns what is wrong with it, or nothing.
+
+    It is asked from the calling thread's network namespace. Every answer but a refusal will do: a resolver for
+    internal names may know no root.
+    """
+    fault = ""
+    for _ in range(2):
+        ident = os.urandom(2)
+        try:
+            found = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)[0]
+            with socket.socket(found[0], socket.SOCK_DGRAM) as made:
+                made.settimeout(timeout_seconds)
+                made.connect(found[4])
+                made.send(ident + _ROOT_SERVERS)
+                answer = made.recv(4096)
+        except TimeoutError:
+            fault = "does not answer"
+            continue
+        except OSError as e:
+            fault = f"cannot be asked: {(e.strerror or str(e)).lower()}"
+            continue
+        if len(answer) < _HEADER_BYTES or answer[:2] != ident or not answer[2] & 0x80:
+            fault = "answers something else"
+            continue
+        return "refuses to answer this host" if answer[3] & 0x0F == _REFUSED else ""
+    return fault
 
 
 def _identity(file: Path) -> tuple[int, ...] | None:

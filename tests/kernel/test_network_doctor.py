@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import shlex
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from sandbox.host import facts as host_facts
 from sandbox.host import runsc_network
 from sandbox.kernel.net import dump
 from sandbox.kernel.net import netns as spaces
+from sandbox.network import resolvers
 from tests.kernel import internet
 from tests.kernel.internet import Internet
 from tests.kernel.open_gateway import Opened
@@ -128,3 +130,35 @@ def test_runsc_that_takes_no_network_is_said_to(tmp_path: Path) -> None:
     way = find(fake)
     assert (way.name, "root network namespace" in way.fault) == ("", True)
     assert runsc_network.known(config, sha256="1" * 64, kernel="6.8.0") is None
+
+
+def test_dead_resolver_is_named_and_fix_works(net: Internet) -> None:
+    answers, dead = internet.RESOLVER, "198.51.100.99"
+
+    def look(*known: str) -> doctor_network.Look:
+        settings = Config(resolvers=known)
+        return net.within("host", lambda: doctor_network.names(settings, None, 30))
+
+    status, found, fix = look(answers, dead)
+    assert (status, f"{dead} " in found, answers in found) == ("degraded", True, False)
+    assert f'resolvers = ["{answers}"]' in fix
+    # The control: with the line of the fix nothing is left to say.
+    assert look(answers) == ("ok", f"{answers} answers (config.toml)", "")
+    status, found, fix = look(dead)
+    assert (status, found.startswith("no name is resolved")) == ("missing", True)
+    assert "ADDRESS" in fix
+
+
+def test_resolver_that_refuses_this_host_is_named(net: Internet) -> None:
+    with net.within("world", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as server:
+        server.bind((internet.RESOLVER, 5353))
+
+        def refuse() -> None:
+            wire, peer = server.recvfrom(512)
+            server.sendto(wire[:2] + b"\x81\x85" + wire[4:], peer)
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        found = net.within("host", lambda: resolvers.fault_of(internet.RESOLVER, port=5353))
+        thread.join(10)
+    assert found == "refuses to answer this host"
