@@ -169,6 +169,9 @@ SUPERVISOR: dict[str, dict[str, str]] = {
         "grant": "text?",
         "count": "int",
     },
+    # A destination that the agent reached, once the run has ended: `target` as in `denied`, empty for all beyond a
+    # run's bound; `bytes` both ways, null where packets were forwarded and not counted. Never content.
+    "reached": {**_RUN, "target": "text", "connections": "int", "bytes": "int?"},
     # Durable before the secret leaves the supervisor. Never its value; refusals are `denied`, layer `credential`.
     "credential_granted": {**_RUN, "name": "text", "version": "int", "backend": "text"},
     # One request to a model that was passed on, when its answer has ended: counts, never content. `status` is the

@@ -217,6 +217,10 @@ class RunEvents:
             count=row.count,
         )
 
+    def reached(self, target: str, connections: int, carried: int | None) -> None:
+        """Record a destination of the run with its counts (sandbox.network.reached bounds the rows)."""
+        self._append("reached", agent_id=self.agent_id, target=target, connections=connections, bytes=carried)
+
     def credential_granted(self, name: str, version: int, backend: str) -> None:
         """Record durably that a secret is about to be given to the agent."""
         self._append("credential_granted", agent_id=self.agent_id, name=name, version=version, backend=backend)

@@ -31,6 +31,7 @@ from sandbox.control import revocation, revocation_watch, succession, tree_kill
 from sandbox.host import facts
 from sandbox.kernel.runsc import command
 from sandbox.lifecycle.types import Request, RunDependencies
+from sandbox.network.reached import Reached
 from sandbox.network.service import gate as service_gate
 from sandbox.run_io import Limits, PeriodicCheck
 from sandbox.rundir import admission, marks, registry
@@ -110,6 +111,7 @@ class RunContext:
         self.laps = Laps()
         self.rows = RunEvents(dependencies.ledger, self.run_id, request.issuer)
         self.denials = DenialLog(self.rows.denied)
+        self.reached = Reached()
         self.secrets: gvisor.Secrets | None = None
         self.below_ms: list[int] = []
         self._root_version: int | None = None
@@ -147,8 +149,14 @@ class RunContext:
     def log_failure(self, error: BaseException) -> None:
         """Write the row of a refusal, or of a started run that failed by a fault of the machine."""
         if self.rows.started:
-            self.denials.flush()
+            self.flush()
         self.rows.failure(error, package_digest=self.request.package.digest)
+
+    def flush(self) -> None:
+        """Write the last denials of a run that has ended, and the destinations that it reached."""
+        self.denials.flush()
+        for row in self.reached.rows():
+            self.rows.reached(row.target, row.connections, row.bytes)
 
     def settle_standby(self, decision: decide.Decision) -> None:
         """Set ``standby`` for an agent that wants instances kept ready, or ``standby_notes`` if none are."""

@@ -306,6 +306,7 @@ class Run:
             broker=context.broker(decision, deadline, stack),
             secrets=context.secrets,  # making the broker has found them
             services=context.services(decision),
+            reached=context.reached.add,
             tell_agent=functools.partial(self._tell_agent, decision, facts),
             workspace=self._workspace(decision),
             files=prepare.files(
@@ -373,7 +374,7 @@ class Run:
         text_hash = hashlib.sha256(result.text.encode()).hexdigest() if result else None
         code = error.code if error else None
         context.denials.ended_by(error)
-        context.denials.flush()
+        context.flush()
         if finished.totals is not None:
             context.rows.session_ended(record.contract.name, finished.totals)
         elif text_hash is not None:

@@ -29,6 +29,7 @@ from sandbox.kernel.proc.spawn import PATIENCE, Patience
 from sandbox.network import addresses, base_rules, namespaces, resolvers, ruleset_cache, uplink
 from sandbox.network.dns import gate as dns_gate
 from sandbox.network.gate import prefork
+from sandbox.network.reached import TellReached
 from sandbox.network.service import gate as service_gate
 from sandbox.network.tls import gate as tls_gate
 
@@ -82,6 +83,7 @@ def opened(
     join_files: Sequence[str] = (),
     patience: Patience = PATIENCE,
     services: service_gate.Terms | None = None,
+    reached: TellReached | None = None,
 ) -> Iterator[Gateway]:
     """Make step (1) of a run's gateway. ``Gateway.make`` does the rest, before which no agent may run.
 
@@ -90,6 +92,7 @@ def opened(
     start. ``services`` are the terms of the service gate, where one is to answer.
 
     An agent without destinations has no way out of its gateway at all.
+    ``reached`` is told the destinations of the agent.
 
     Raises:
         errors.NotEnforceableError: Raised when the operator has configured no interface.
@@ -129,7 +132,7 @@ def opened(
                 "join_files": join_files,
                 "patience": patience,
             }
-            gateway.gates = _gates(artefacts, config, given, stack)  # (4)
+            gateway.gates = _gates(artefacts, config, given, stack, reached)  # (4)
             if services is not None:
                 plan = artefacts.json("gates.json")["services"]
                 gateway.services = stack.enter_context(service_gate.open(plan, services, **given))
@@ -164,7 +167,11 @@ def _kinds(artefacts: Artefacts, services: service_gate.Terms | None) -> list[pr
 
 
 def _gates(
-    artefacts: Artefacts, config: Config, given: Mapping[str, Any], stack: contextlib.ExitStack
+    artefacts: Artefacts,
+    config: Config,
+    given: Mapping[str, Any],
+    stack: contextlib.ExitStack,
+    reached: TellReached | None,
 ) -> list[dns_gate.DnsGate | tls_gate.TlsGate]:
     """Both gates, as far as the policy needs them; started, and perhaps not ready. ``given`` is what both are given."""
     plan = artefacts.json("gates.json")
@@ -182,7 +189,9 @@ def _gates(
             gates.append(stack.enter_context(opens))
         if plan["tls"] is not None:
             end, idle = None if names is None else names.fileno(), config.connection_idle_seconds
-            gates.append(stack.enter_context(tls_gate.open(plan["tls"], names=end, idle_seconds=idle, **given)))
+            gates.append(
+                stack.enter_context(tls_gate.open(plan["tls"], names=end, idle_seconds=idle, reached=reached, **given))
+            )
     return gates
 
 

@@ -270,6 +270,7 @@ def _gateway(
         join_files=gates.join_files(),
         patience=_patience(job, directory, gates),
         services=job.services,
+        reached=job.reached,
     )
     return stack.enter_context(opened)
 

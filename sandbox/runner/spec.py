@@ -17,6 +17,7 @@ from sandbox.broker.server import Broker
 from sandbox.config import Config
 from sandbox.kernel.cgroup import cgroup
 from sandbox.network import gateway
+from sandbox.network.reached import TellReached
 from sandbox.network.service import gate as service_gate
 from sandbox.probes import preload
 from sandbox.rootfs.erofs_image import ImageFile
@@ -89,6 +90,7 @@ class SandboxSpec(Struct, frozen=True):
       removed when the run has ended.
     - ``signals`` are deferred from the beginning of the exchange.
     - ``workspace`` is the caller's directory where the policy has one.
+    - ``reached`` is told the destinations that the agent reached.
     - ``services`` are the terms of its service gate; without them no service answers.
     - ``tell_agent`` writes denials to the open file that the agent reads, until it is left; without it the file stays
       empty.
@@ -119,3 +121,4 @@ class SandboxSpec(Struct, frozen=True):
     tell_agent: Callable[[int], contextlib.AbstractContextManager[None]] | None = None
     workspace: RunWorkspace | None = None
     services: service_gate.Terms | None = None
+    reached: TellReached | None = None

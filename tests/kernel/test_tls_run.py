@@ -206,4 +206,13 @@ def test_what_gate_lets_through_and_what_it_resets(tmp_path: Path, warm: Path, n
     assert dict(zip([call for call, _, _ in TABLE], answer, strict=True)) == {call: gives for call, gives, _ in TABLE}
     told = {row["kind"]["code"] for row in world.rows() if row["kind"]["type"] == "denied"}
     assert {code for _, _, code in TABLE if code} <= told
+    reached = {row["kind"]["target"]: row["kind"] for row in world.rows() if row["kind"]["type"] == "reached"}
+    # By a granted address the agent chose the name in its hello, so the row has the address.
+    assert set(reached) == {
+        f"{NAME}:{TLS}/tls", f"{NAME}:{CLEAR}/tls", f"{NAME}:{RETRY}/tls", f"{ALONE}:{TLS}/tls",
+        f"{GRANTED}:{TLS}/tls", f"{GRANTED}:{CLEAR}/tls", f"[{GRANTED6}]:{TLS}/tls",
+    }  # fmt: skip
+    assert reached[f"{NAME}:{TLS}/tls"]["connections"] == 4
+    assert reached[f"{NAME}:{TLS}/tls"]["bytes"] > 8 << 20
+    assert reached[f"{NAME}:{CLEAR}/tls"]["connections"] == 105
     assert net.leftovers() == []

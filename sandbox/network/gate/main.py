@@ -41,6 +41,7 @@ class GateInput:
         self._seal = document["seal"]
         self.reports = int(document["reports"])
         self._tokens = Tokens(PER_SECOND, BURST, time.monotonic())
+        self._counts = Tokens(PER_SECOND / 2, BURST, time.monotonic())
 
     def seal(self) -> None:
         """Drop every right, load the filter, and report that the gate is ready."""
@@ -52,6 +53,19 @@ class GateInput:
             )
         )
         os.write(self.reports, READY)
+
+    def reached(self, target: str, connections: int, carried: int) -> bool:
+        """Report a destination with the connections and bytes since the last report. Returns whether it was sent."""
+        if not self._counts.take(time.monotonic()):
+            return False
+        row = {"reached": target[:512], "connections": connections, "bytes": carried}
+        try:
+            os.write(self.reports, json.dumps(row, separators=(",", ":")).encode())
+        except BlockingIOError:
+            return False
+        except OSError:
+            os._exit(1)  # the supervisor is gone
+        return True
 
     def denied(self, target: str, code: str) -> None:
         """Report a denial; beyond the rate limit it is dropped. Never blocks, never raises."""

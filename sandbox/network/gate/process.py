@@ -28,6 +28,7 @@ from policy.compile import bpf, seccomp
 from sandbox import core_dumps
 from sandbox.kernel.proc import pipes, spawn
 from sandbox.network.gate import main, prefork
+from sandbox.network.reached import TellReached
 from sandbox.rate_limit import Tokens
 
 # The calls of the interpreter itself after the imports, and of reads and writes on given descriptors.
@@ -50,6 +51,8 @@ _STDERR_BYTES = 4096
 _DEATH_SECONDS = 0.25
 # The most reports read at once: the exchange with the agent continues in between.
 _AT_ONCE = 64
+# More than one report can count.
+_MOST = 1 << 62
 
 
 class Gate(Struct, frozen=True):
@@ -93,6 +96,7 @@ class GateProcess:
         self._gate, self._child, self._reports = gate, child, reports
         self.pid, self.pidfd = child.pid, child.pidfd
         self._is_ready = False
+        self._reached: TellReached | None = None
         self._rest: Callable[[], errors.RunError | None] | None = None
         # Twice the rate of an honest gate. The burst is more than the socket holds when no process reads for a while.
         self._tokens = Tokens(2 * main.PER_SECOND, 10 * main.BURST, time.monotonic())
@@ -118,8 +122,14 @@ class GateProcess:
             raise errors.KernelError(f"the {self._gate.layer} gate did not start: {self._last_words()}")
         self._is_ready = True
 
-    def watches(self, denied: Callable[[denials.Denial], None]) -> Mapping[int, Callable[[], errors.RunError | None]]:
-        """Return the watches for the exchange (run_io.ContainerIO.watches): they report denials, and a gate's end."""
+    def watches(
+        self, denied: Callable[[denials.Denial], None], *, reached: TellReached | None = None
+    ) -> Mapping[int, Callable[[], errors.RunError | None]]:
+        """Return the watches for the exchange (run_io.ContainerIO.watches): they report denials, and a gate's end.
+
+        ``reached`` is told the destinations of a gate that counts them.
+        """
+        self._reached = reached
         self._rest = functools.partial(self._told, denied)
         return {self.pidfd: self._ended, self._reports.fileno(): self._rest}
 
@@ -147,7 +157,11 @@ class GateProcess:
             if message == main.READY and not self._is_ready:
                 self._is_ready = True
                 continue
-            row = _row(message) if self._tokens.take(time.monotonic()) else None
+            is_slow = self._tokens.take(time.monotonic())
+            if is_slow and self._reached is not None and (count := _count(message)) is not None:
+                self._reached(*count)
+                continue
+            row = _row(message) if is_slow else None
             if row is None or row["layer"] != self._gate.layer or row["code"] not in self._gate.codes:
                 return errors.GateError(f"the {self._gate.layer} gate reports what it may not")
             denied(denials.Denial(**row))
@@ -182,6 +196,20 @@ def _row(message: bytes) -> dict[str, str] | None:
     if not isinstance(row, dict) or set(row) != {"layer", "target", "code"}:
         return None
     return row if all(isinstance(value, str) for value in row.values()) else None
+
+
+def _count(message: bytes) -> tuple[str, int, int] | None:
+    """Read a report of a destination. None if it is none, or its numbers are none of an honest gate."""
+    try:
+        row = json.loads(message)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or set(row) != {"reached", "connections", "bytes"}:
+        return None
+    target, numbers = row["reached"], (row["connections"], row["bytes"])
+    if not isinstance(target, str) or not all(type(one) is int and 0 <= one < _MOST for one in numbers):
+        return None
+    return target, *numbers
 
 
 @contextlib.contextmanager

@@ -70,7 +70,8 @@ class Connection:
 
     ``agent`` does not block and is closed with the connection. ``refused`` is called with the name, if any, and the
     code. Times are seconds of the caller's clock; ``deadline`` is when ``expire`` is due. ``others`` returns the other
-    addresses of a name. ``connect`` begins a connection and does not wait for it.
+    addresses of a name. ``name`` is the one of the first granted hello. ``connect`` begins a connection and does not
+    wait for it.
     """
 
     def __init__(
@@ -93,10 +94,21 @@ class Connection:
         self._others, self._dial = others, connect or dial
         self._reader, self._answer = HelloReader(), AnswerReader()
         self._name: str | None = None
+        self.name: str | None = None
         self._retried = False
         self._race: Race | None = None
         self._way: _Way | None = None
         self.deadline = now + HELLO_SECONDS
+
+    @property
+    def is_made(self) -> bool:
+        """Whether a server took it, at any time."""
+        return self._way is not None
+
+    @property
+    def carried(self) -> int:
+        """The bytes that were carried so far, both ways."""
+        return 0 if self._way is None else self._way.up.moved + self._way.down.moved
 
     def interest(self) -> Mapping[int, int]:
         """Return the events to wait for, by descriptor, as in epoll(7). Descriptors without any are left out."""
@@ -182,6 +194,7 @@ class Connection:
             return
         self._name = hello.name
         self._judge(hello)
+        self.name = hello.name
         # An address that is granted as such is the only one that is meant.
         others = self._others(hello.name) if hello.name and self._plan.named(hello.name, self._port) else ()
         self.stage = Stage.CONNECT

@@ -15,6 +15,7 @@ from policy.compile.network.firewall import GATE_UID
 from sandbox.kernel.proc.spawn import PATIENCE, Patience
 from sandbox.network.gate import prefork
 from sandbox.network.gate import process as gate_process
+from sandbox.network.reached import TellReached
 from sandbox.network.tls import client_hello, connection, race, server, splice
 from sandbox.network.tls.plan import IDLE_SECONDS
 
@@ -46,6 +47,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
     *,
     inside: Callable[[Callable[[], Any]], Any],
     denied: Callable[[denials.Denial], None],
+    reached: TellReached | None = None,
     names: int | None = None,
     idle_seconds: int = IDLE_SECONDS,
     join_files: Sequence[str] = (),
@@ -53,9 +55,10 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
 ) -> Iterator[TlsGate]:
     """Serve the ``tls`` part of gates.json while the block lasts.
 
-    ``inside`` runs a call in the gateway's namespace and returns its value. ``names`` is the end of a line on which the
-    DNS gate tells the addresses of names. A connection that says nothing for ``idle_seconds`` is ended. Does not wait
-    until the gate is ready: a connection that comes before waits in the backlog.
+    ``inside`` runs a call in the gateway's namespace and returns its value. ``reached`` is told the destinations of
+    carried connections. ``names`` is the end of a line on which the DNS gate tells the addresses of names. A connection
+    that says nothing for ``idle_seconds`` is ended. Does not wait until the gate is ready: a connection that comes
+    before waits in the backlog.
 
     Raises:
         errors.RunError: what ``patience`` watches said so, or it was not executed in time.
@@ -87,7 +90,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                 patience=patience,
             )
             process = stack.enter_context(gate_process.start(gate))
-        yield TlsGate(process, process.watches(denied))
+        yield TlsGate(process, process.watches(denied, reached=reached))
 
 
 def _listeners(port: int) -> list[socket.socket]:

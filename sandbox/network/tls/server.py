@@ -34,7 +34,11 @@ _SO_ORIGINAL_DST: Final = 80
 
 
 class TlsServer:
-    """Serves ``listeners``, which do not block. ``denied`` is called with target and code of each refusal."""
+    """Serves ``listeners``, which do not block. ``denied`` is called with target and code of each refusal.
+
+    ``reached`` is called with a destination and the connections and bytes since the last call; while it returns False
+    they are kept.
+    """
 
     def __init__(
         self,
@@ -43,6 +47,7 @@ class TlsServer:
         denied: Callable[[str, str], None],
         *,
         names: ToldNames | None = None,
+        reached: Callable[[str, int, int], bool] = lambda target, connections, carried: True,
         most: int = CONNECTIONS,
     ) -> None:
         self._plan, self._denied, self._most = TlsPlan(plan), denied, most
@@ -54,6 +59,10 @@ class TlsServer:
         self._waited: dict[Connection, Mapping[int, int]] = {}
         self._next_look = self._next_told = 0.0
         self._names = names or ToldNames(None)
+        self._reached = reached
+        self._places: dict[Connection, tuple[str, int]] = {}
+        self._counted: dict[Connection, int] = {}
+        self._uncounted: dict[str, tuple[int, int]] = {}
         self._listens = False
         self._listen()
         if self._names.fileno() >= 0:
@@ -81,9 +90,12 @@ class TlsServer:
             for connection in [one for one in self._connections if one.deadline <= now]:
                 connection.expire(now)
                 self._wait_for(connection)
+            for connection in self._connections:
+                self._count(connection)
             if not self._listens:
                 self._tell_crowd(now)
         self._listen()
+        self._report()
 
     def close(self) -> None:
         """Close all connections. The caller still owns the listeners."""
@@ -110,6 +122,27 @@ class TlsServer:
             except OSError:
                 reset_on_close(agent)
                 agent.close()
+
+    def _count(self, connection: Connection) -> None:
+        """Count what a connection carried since it was last counted."""
+        if not connection.is_made:
+            return
+        host, port = self._places[connection]
+        # By a granted address an agent may write any name into its hello; then the address is what it reached.
+        name = connection.name
+        shown = target(name if name and self._plan.named(name, port) else None, host, port)
+        before = self._counted.get(connection)
+        carried = connection.carried - (before or 0)
+        if before is None or carried:
+            connections, known = self._uncounted.get(shown, (0, 0))
+            self._uncounted[shown] = connections + (before is None), known + carried
+            self._counted[connection] = connection.carried
+
+    def _report(self) -> None:
+        for shown, (connections, carried) in tuple(self._uncounted.items()):
+            if not self._reached(shown, connections, carried):
+                return
+            del self._uncounted[shown]
 
     def _listen(self) -> None:
         """Take new connections while there is room for them. The others wait in the kernel, as at a busy server."""
@@ -154,6 +187,7 @@ class TlsServer:
             now=now,
         )
         self._connections.add(connection)
+        self._places[connection] = host, port
         connection.turn(now)
         self._wait_for(connection)
 
@@ -166,6 +200,9 @@ class TlsServer:
         """Register the connection's present events with epoll."""
         before, after = self._waited.get(connection, {}), connection.interest()
         if connection.stage is Stage.CLOSED:
+            self._count(connection)
+            self._places.pop(connection, None)
+            self._counted.pop(connection, None)
             # Closed descriptors have left the epoll by themselves; their numbers may be another's already.
             self._connections.discard(connection)
             self._waited.pop(connection, None)
@@ -175,6 +212,8 @@ class TlsServer:
             return
         if before == after:
             return
+        if connection not in self._counted:
+            self._count(connection)
         self._change(connection, before, after)
         connection.settle()
 
@@ -199,7 +238,7 @@ def serve(gate: Any) -> None:
     """
     listeners = [socket.socket(fileno=gate.fds[name]) for name in ("v4", "v6")]
     names = ToldNames(socket.socket(fileno=gate.fds["names"]) if "names" in gate.fds else None)
-    server = TlsServer(gate.plan, listeners, gate.denied, names=names)
+    server = TlsServer(gate.plan, listeners, gate.denied, names=names, reached=gate.reached)
     gate.seal()
     server.serve()
 
