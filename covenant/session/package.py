@@ -48,7 +48,8 @@ class Options(Struct, frozen=True):
     """The options of one session.
 
     ``base`` and ``layers`` are references by digest, and ``search`` the layers' directories of programs, first on
-    PATH. ``read`` has host paths. ``cores`` is the number of this host's processors.
+    PATH. ``read`` has host paths. ``model_env`` tells clients of models where theirs are, unless the caller says it.
+    ``cores`` is the number of this host's processors.
     """
 
     base: str
@@ -58,6 +59,8 @@ class Options(Struct, frozen=True):
     read: tuple[str, ...] = ()
     write: tuple[Volume, ...] = ()
     secrets: tuple[typed.SecretWord, ...] = ()
+    models: tuple[typed.ModelWord, ...] = ()
+    model_env: tuple[tuple[str, str], ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     role: str = ""
     contract: str = "stdio"
@@ -92,8 +95,11 @@ def manifest(name: str, profile: Profile, options: Options, command: Sequence[st
 
 
 def variables(profile: Profile, options: Options) -> dict[str, str]:
-    """Return the environment variables of a session: the profile's, PATH with the layers' programs, the caller's."""
+    """Return the environment variables of a session: the profile's, those of models, PATH with the layers'
+    programs, the caller's."""
     found = {name: profiles.value_of(profile, name) for name in profile.env}
+    secret = {one.variable for one in options.secrets}
+    found |= {name: value for name, value in options.model_env if name not in secret}
     if options.search:
         found["PATH"] = ":".join((*options.search, SEARCH_PATH))
     return {**found, **dict(options.env)}
@@ -147,9 +153,20 @@ def _permissions(profile: Profile, options: Options) -> Iterator[str]:
     if options.secrets:
         names = sorted({one.name for one in options.secrets})
         yield f"\n[permissions.credentials]\ngrants = {_texts(names)}\nfiles = true"
+    yield from _models(options.models)
     programs = (*profile.programs, *(() if options.workspace is None else ("workspace",)))
     yield f"\n[permissions.executables]\nallow = {_texts(programs)}"
     yield f"\n[root]\nbase = {toml(options.base)}\nlayers = {_texts(options.layers)}"
+
+
+def _models(words: Sequence[typed.ModelWord]) -> Iterator[str]:
+    if not words:
+        return
+    by: dict[str, list[str]] = {}
+    for one in words:
+        by.setdefault(one.provider, []).append(one.pattern)
+    items = (f"{{ provider = {toml(name)}, models = {_texts(patterns)} }}" for name, patterns in by.items())
+    yield f"\n[services.models]\nallow = [{', '.join(items)}]"
 
 
 def _workspace(project: Project) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from policy import errors
-from policy.manifest import process, text
+from policy.manifest import process, services, text
 from policy.manifest.permissions import CREDENTIAL_NAME
 
 HTTPS: Final = 443
@@ -34,6 +34,13 @@ class SecretWord(Struct, frozen=True):
 
     name: str
     variable: str = ""
+
+
+class ModelWord(Struct, frozen=True):
+    """Models of a provider: ``pattern`` as a manifest writes it."""
+
+    provider: str
+    pattern: str
 
 
 class Destination(Struct, frozen=True):
@@ -94,6 +101,21 @@ def secret(written: str) -> SecretWord:
         if target in _OF_SHELLS or target.startswith(_FAMILIES_OF_SHELLS):
             raise errors.UsageError(f"{place} sets {target}, which is a shell's own", hint=hint)
     return SecretWord(name, target)
+
+
+def model(written: str) -> ModelWord:
+    """Split PROVIDER or PROVIDER:MODEL of ``--model``. Without a model it is every model of the provider.
+
+    Raises:
+        errors.UsageError: Raised when one of the two is no name.
+    """
+    provider, colon, pattern = written.partition(":")
+    if not re.fullmatch(services.PROVIDER, provider) or (colon and not re.fullmatch(services.PATTERN, pattern)):
+        raise errors.UsageError(
+            f"--model {text.quote(written)} names no model of a provider",
+            hint='write --model PROVIDER or --model PROVIDER:MODEL, as local:test-1 or "anthropic:claude-*"',
+        )
+    return ModelWord(provider, pattern or "*")
 
 
 def check_variables(env: Sequence[tuple[str, str]], secrets: Sequence[SecretWord]) -> None:

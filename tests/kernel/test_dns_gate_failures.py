@@ -168,3 +168,13 @@ def _is_refused(gated: gated_names.Gated) -> bool:
         return True
     assert found is None, "a gate that was killed answers"
     return False
+
+
+def test_names_of_services_are_asked_nowhere(spaces: Namespaces) -> None:
+    """Where every name is granted, one below `covenant` still stays in the run."""
+    everything = sample.compiled(sample.manifest(network="full"))
+    with gated_names.opened(spaces, everything, Resolver(zone()), **MANY) as gated:
+        for name in ("models.covenant", "data.in.a.name.covenant", "covenant"):
+            assert gated.ask(name).rcode() == dns.rcode.NXDOMAIN
+        assert gated.resolver.asked == []
+        assert gated.texts("api.example.com") == [PUBLIC]

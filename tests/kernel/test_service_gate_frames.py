@@ -133,6 +133,13 @@ PROBES: dict[str, bytes] = {
         messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://example.com/x"}}]}]
     ),
     "stored file": with_body(messages=[{"role": "user", "content": [{"type": "file", "file": {"file_id": "file-1"}}]}]),
+    "tools as an object": with_body(tools={"type": "web_search"}),
+    "tools in a list of lists": with_body(tools=[[{"type": "web_search"}]]),
+    "messages as an object": with_body(messages={"role": "user", "content": "x"}),
+    "content as an object": with_body(
+        messages=[{"role": "user", "content": {"type": "image_url", "image_url": "https://x"}}]
+    ),
+    "half a character": written('{"model": "test-1", "messages": [], "user": "\\ud800"}'),
     "no object": written("[]"),
     "no number": written('{"model": "test-1", "messages": [], "temperature": NaN}'),
     "deep document": written('{"model": "test-1", "messages": ' + "[" * 100_000 + "}"),

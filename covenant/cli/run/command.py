@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from policy.manifest.agent import Manifest
     from policy.rules import items
 
-_SHOWN_DOMAINS = ("filesystem", "network", "executables", "credentials")
+_SHOWN_DOMAINS = ("filesystem", "network", "executables", "credentials", "services")
 
 
 class Typed(Struct, frozen=True):
@@ -40,6 +40,7 @@ class Typed(Struct, frozen=True):
     env: tuple[str, ...]
     role: str
     workspace: Path | None = None
+    models: tuple[str, ...] = ()
 
 
 class Session(Struct, frozen=True):
@@ -72,6 +73,7 @@ class Session(Struct, frozen=True):
 @click.option("--write", multiple=True, metavar="VOLUME", help="Write to this directory with its own file system.")
 @click.option("--layer", "layers", multiple=True, metavar="NAME", help="Add a layer of the store over the base.")
 @click.option("--secret", "secrets", multiple=True, metavar="NAME[=VAR]", help="Grant a secret: a file, or VAR too.")
+@click.option("--model", "models", multiple=True, metavar="PROVIDER[:MODEL]", help="Ask models, without their key.")
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="Set a variable; its value is in the manifest.")
 @click.option(
     "--workspace",
@@ -98,6 +100,7 @@ def exec_(
     write: tuple[str, ...],
     layers: tuple[str, ...],
     secrets: tuple[str, ...],
+    models: tuple[str, ...],
     env: tuple[str, ...],
     workspace: Path | None,
     no_workspace: bool,
@@ -123,7 +126,7 @@ def exec_(
             workspace = Path.cwd()
         if keep_workspace and workspace is None:
             raise errors.UsageError("--keep-workspace needs --workspace", hint="give --workspace DIR")
-        words = Typed(command, profile or "", net, read, write, layers, secrets, env, role or "", workspace)
+        words = Typed(command, profile or "", net, read, write, layers, secrets, env, role or "", workspace, models)
         made = _checked(words, "terminal" if terminal else "stdio")
         if not quiet:
             _show(made)
@@ -179,6 +182,7 @@ def _checked(words: Typed, contract: str) -> Session:
         errors.CovenantError: one of them is refused, or this host lacks what it names.
     """
     from covenant.session import host, package, profiles, typed
+    from covenant.session import models as session_models
     from sandbox import config
     from sandbox.host import facts
 
@@ -186,7 +190,7 @@ def _checked(words: Typed, contract: str) -> Session:
     env = tuple(map(typed.variable, words.env))
     secrets = tuple(map(typed.secret, words.secrets))
     typed.check_variables(env, secrets)
-    net = tuple(map(typed.destination, words.net))
+    net, models = tuple(map(typed.destination, words.net)), tuple(map(typed.model, words.models))
     name = words.profile or profiles.chosen(os.path.basename(words.command[0]))
     profile = profiles.load(name)
     if os.geteuid() != 0:
@@ -206,6 +210,8 @@ def _checked(words: Typed, contract: str) -> Session:
         read=tuple(map(host.readable, words.read)),
         write=tuple(map(host.volume, words.write)),
         secrets=secrets,
+        models=models,
+        model_env=session_models.variables(settings.state, models),
         env=env,
         role=words.role,
         contract=contract,
@@ -297,6 +303,8 @@ def _show(made: Session) -> None:
             )
     for variable, one in sorted(made.profile.env.items()):
         common.say(f"  {variable}={common.visible(profiles.value_of(made.profile, variable))}: {one.reason}", err=True)
+    for variable, value in made.options.model_env:
+        common.say(f"  {variable}={value}: the key stays outside", err=True)
     if manifest.resources.network == "off":
         common.say("  no network", err=True)
 

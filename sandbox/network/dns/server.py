@@ -169,7 +169,8 @@ class DnsServer:
     async def _judged(self, query: dns_wire.Query) -> Resolution:
         host = query.host
         covering = self._patterns.covering(host) if host is not None and len(host) <= self._name_bytes else ()
-        if host is None or not covering:
+        # Names of the run's own services are in its /etc/hosts, and never leave it.
+        if host is None or not covering or host.rpartition(".")[2] == "covenant":
             return Resolution(dns_wire.NXDOMAIN, code="name_not_granted")
         if query.klass != dns_wire.IN:
             return Resolution(dns_wire.REFUSED, code="type_refused")

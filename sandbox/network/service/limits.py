@@ -14,6 +14,8 @@ from typing import Final
 from sandbox.network.service.shapes import RefusedError
 
 MINUTE: Final = 60.0
+# Also where the manifest sets no limit: each request is a row of the log.
+MOST_REQUESTS: Final = 6000
 HOUR: Final = 3600.0
 
 
@@ -21,7 +23,8 @@ class ModelLimits:
     """Counts the requests of one run."""
 
     def __init__(self, requests: int | None, tokens: int | None, *, clock: Callable[[], float]) -> None:
-        self._requests, self._tokens, self._clock = requests, tokens, clock
+        self._requests = min(requests or MOST_REQUESTS, MOST_REQUESTS)
+        self._tokens, self._clock = tokens, clock
         self._begun: deque[float] = deque()
         self._used: deque[tuple[float, int]] = deque()
         self._sum = self._reserved = 0
@@ -36,7 +39,7 @@ class ModelLimits:
         now = self._clock()
         while self._begun and self._begun[0] <= now - MINUTE:
             self._begun.popleft()
-        if self._requests is not None and len(self._begun) >= self._requests:
+        if len(self._begun) >= self._requests:
             wait = self._begun[0] + MINUTE - now
             raise _over(f"requests_per_minute is {self._requests}", wait)
         self._begun.append(now)

@@ -13,7 +13,6 @@ passed on as a row of counts, never of content.
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -149,7 +148,7 @@ class ServiceServer:
         if self._most is not None and call.route.operation == "generate":
             shapes.bound_output(call, self._most)
         strip = shapes.with_usage(call)
-        body = json.dumps(call.body, ensure_ascii=False, separators=(",", ":")).encode() if call.body else b""
+        body = shapes.encoded(call.body) if call.body else b""
         bound = shapes.output_limit(call) if call.route.operation == "generate" else 0
         reserved = await self._limits.begin(None if bound is None else bound + len(body) // BYTES_PER_TOKEN)
         relay = AnswerRelay(request, call, asked_bytes=len(body), strip=strip)

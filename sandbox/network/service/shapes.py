@@ -219,27 +219,40 @@ def _faults(found: ApiRoute, named: str, body: Body) -> Iterator[str]:
     elif found.shape == "gemini":
         yield from _gemini(body, named)
     elif found.shape == "ollama":
-        for tool in _dicts(body.get("tools")):
+        for tool in _dicts(body.get("tools"), texts=False):
             if tool.get("type", "function") != "function":
                 yield "this tool runs at the provider"
 
 
-def _dicts(value: Any) -> Iterator[Body]:
-    if isinstance(value, list):
-        yield from (one for one in value if isinstance(one, dict))
+def _dicts(value: Any, *, texts: bool = True) -> Iterator[Body]:
+    """Yield the objects of a list. ``texts`` may be in its place, or in it; anything else is refused unread.
+
+    Raises:
+        RefusedError: it is of another form, which a provider might read in a way of its own.
+    """
+    if value is None or (texts and isinstance(value, str)):
+        return
+    if not isinstance(value, list):
+        raise RefusedError(400, "malformed", "a list of the request is none")
+    for one in value:
+        if isinstance(one, dict):
+            yield one
+        elif not texts or not isinstance(one, str | int):
+            raise RefusedError(400, "malformed", "a list of the request has an item of another form")
 
 
 def _openai(body: Body) -> Iterator[str]:
-    for tool in _dicts(body.get("tools")):
+    for tool in _dicts(body.get("tools"), texts=False):
         if tool.get("type") not in _OPENAI_TOOLS:
             yield "this tool runs at the provider: only `function` and tools of the client are passed on"
-    for message in _dicts(body.get("messages")):
+    for message in _dicts(body.get("messages"), texts=False):
         yield from _openai_parts(message.get("content"))
     for item in _dicts(body.get("input")):
         if item.get("type", "message") not in _OPENAI_ITEMS:
             yield "this item is kept or made at the provider"
         yield from _openai_parts(item.get("content"))
-        yield from _openai_parts(item.get("output"))
+        if isinstance(item.get("output"), list):
+            yield from _openai_parts(item["output"])
 
 
 def _openai_parts(content: Any) -> Iterator[str]:
@@ -256,11 +269,11 @@ def _openai_parts(content: Any) -> Iterator[str]:
 
 
 def _anthropic(body: Body) -> Iterator[str]:
-    for tool in _dicts(body.get("tools")):
+    for tool in _dicts(body.get("tools"), texts=False):
         kind = tool.get("type", "custom")
         if type(kind) is not str or not _ANTHROPIC_TOOLS.fullmatch(kind):
             yield "this tool runs at the provider: only tools of the client are passed on"
-    for message in _dicts(body.get("messages")):
+    for message in _dicts(body.get("messages"), texts=False):
         yield from _blocks(message.get("content"), 0)
     yield from _blocks(body.get("system"), 0)
 
@@ -281,21 +294,34 @@ def _blocks(content: Any, depth: int) -> Iterator[str]:
 
 
 def _gemini(body: Body, named: str) -> Iterator[str]:
-    for tool in _dicts(body.get("tools")):
+    for tool in _dicts(body.get("tools"), texts=False):
         if set(tool) - {"functionDeclarations", "function_declarations"}:
             yield "this tool runs at the provider: only function declarations are passed on"
-    contents = [*_dicts(body.get("contents"))]
-    single = ("systemInstruction", "system_instruction", "content", "contents")
-    contents += [body[name] for name in single if isinstance(body.get(name), dict)]
+    contents: list[Body] = []
+    for name in ("systemInstruction", "system_instruction", "content", "contents"):
+        found = body.get(name)
+        contents += [found] if isinstance(found, dict) else [*_dicts(found, texts=False)]
     for one in _dicts(body.get("requests")):
         if one.get("model", f"models/{named}") != f"models/{named}" or set(one) - _GEMINI_VERBS["embedContent"].keys:
             yield "path and body name two models, or the request has another field"
         contents += [one["content"]] if isinstance(one.get("content"), dict) else []
     for content in contents:
         parts = content.get("parts")
-        for part in [parts] if isinstance(parts, dict) else _dicts(parts):
+        for part in [parts] if isinstance(parts, dict) else _dicts(parts, texts=False):
             if set(part) - _GEMINI_PARTS:
                 yield "the provider would fetch this content: send it as inlineData"
+
+
+def encoded(body: Body) -> bytes:
+    """The body as it is sent on.
+
+    Raises:
+        RefusedError: it has no such form, as text with half a character.
+    """
+    try:
+        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    except (ValueError, RecursionError) as e:
+        raise RefusedError(400, "malformed", "the body cannot be written down") from e
 
 
 # --- the size of an answer ------------------------------------------------------------------------------------------

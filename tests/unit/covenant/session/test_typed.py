@@ -35,6 +35,21 @@ def test_argument_that_is_refused(word: str, place: str, cause: str) -> None:
         typed.command([word])
 
 
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [("local", ("local", "*")), ("local:test-1", ("local", "test-1")), ("a:claude-*", ("a", "claude-*"))],
+)
+def test_model_is_split(written: str, found: tuple[str, str]) -> None:
+    one = typed.model(written)
+    assert (one.provider, one.pattern) == found
+
+
+@pytest.mark.parametrize("written", ["", ":x", "local:", "Local", "local:a*b", "local:a b", "local:x:**"])
+def test_model_that_is_none_is_refused(written: str) -> None:
+    with pytest.raises(errors.UsageError, match="names no model"):
+        typed.model(written)
+
+
 @pytest.mark.parametrize("words", [(), ("",), (" ",)])
 def test_command_that_is_missing(words: tuple[str, ...]) -> None:
     with pytest.raises(errors.UsageError, match="no command"):
