@@ -111,7 +111,7 @@ class GrantedPath(Struct, frozen=True):
     ``room_mb`` is what can be written there at most, by whomever, in MiB: the size of the file system of its own that
     is mounted there. It is 0 where nothing bounds that, and for a path that is only read; ``unbounded`` says why.
     ``real`` is the path without links, empty for ``path`` itself. ``links`` are the links on the way, each with its
-    text; only a path for reading has any.
+    text; only a path for reading has any. ``device`` is the number of the file system of a path for writing.
     """
 
     path: str
@@ -120,6 +120,7 @@ class GrantedPath(Struct, frozen=True):
     unbounded: str = ""
     real: str = ""
     links: tuple[tuple[str, str], ...] = ()
+    device: int = 0
 
     @property
     def place(self) -> str:

@@ -290,7 +290,10 @@ def _written(config: Config, deadline: float) -> Finding:
         return Finding(
             Status.MISSING, f"none of {', '.join(writable_size.KINDS)} is known to this kernel", "load the ext4 module"
         )
-    return _ok(f"a write path is a file system of its own ({', '.join(kinds)}) of less than disk_mb; no project quotas")
+    return _ok(
+        f"a write path is a file system of its own ({', '.join(kinds)}) of less than disk_mb; no project quotas; "
+        "one run at a time writes it, and locks of host programs are not seen"
+    )
 
 
 def _io(config: Config, deadline: float) -> Finding:

@@ -137,7 +137,16 @@ def compile(
         },
         "mounts": [m.document() for m in mounts],
         **({} if terms is None else {"workspace": terms}),
+        **_shared(effective, origins, provenance),
     }
+
+
+def _shared(effective: Effective, origins: Origins, provenance: Provenance) -> dict[str, bool]:
+    """Whether the run may write beside others."""
+    if not effective.filesystem.shared:
+        return {}
+    provenance.add("mounts.json:shared", origins.of("permissions.filesystem.shared"))
+    return {"shared": True}
 
 
 def _image(

@@ -81,7 +81,9 @@ def _opened(row: _Row, key: str, domain: type[CredentialSet | ExecutableSet | Se
 def _filesystem(row: _Row) -> FilesystemGrants:
     every, none = PathSet.top(), PathSet()
     mode = row.one_of("filesystem", paths.MODES)
-    return FilesystemGrants(mode, every if row.opened("read") else none, every if row.opened("write") else none)
+    read, write = row.opened("read"), row.opened("write")
+    # A role that may write may share what it writes.
+    return FilesystemGrants(mode, every if read else none, every if write else none, shared=write)
 
 
 def _skills(row: _Row) -> SkillSet:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from msgspec import Struct, structs
@@ -134,8 +135,11 @@ def read(files: Files, oci: config.Config) -> RootContents:
     """
     document = documents.load(files, MOUNTS)
     shape = {"mounts": list, "rooms": dict, "root": dict, "version": int}
-    shape |= {"workspace": dict} if type(document) is dict and "workspace" in document else {}
+    for name, kind in (("workspace", dict), ("shared", bool)):
+        shape |= {name: kind} if type(document) is dict and name in document else {}
     whole = closed(document, MOUNTS, shape)
+    if "shared" in whole:
+        fixed(whole["shared"], f"{MOUNTS}:shared", True)
     fixed(whole["version"], f"{MOUNTS}:version", VERSION)
     form = {"closures": list, "mount_points": list, "readonly": bool}
     form |= {"image": dict} if "image" in whole["root"] else {}
@@ -155,6 +159,8 @@ def read(files: Files, oci: config.Config) -> RootContents:
     _from_closures(runtime, programs, mounts, init=oci.init)
     callers = _workspace(whole.get("workspace"), mounts)
     seen = _seen(mounts, oci, runtime, programs, whole["rooms"], image, callers)
+    if "shared" in whole:
+        seen = structs.replace(seen, filesystem=replace(seen.filesystem, shared=True))
     if "links" not in root:
         return seen
     entries = (runtime.entry, *(program.entry for program in programs), *image.programs)

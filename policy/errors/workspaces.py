@@ -19,6 +19,13 @@ class WorkspaceBusyError(WorkspaceError):
     actor = Actor.MACHINE
 
 
+class PathInUseError(OperatorError):
+    """Another live run writes the same path. One run at a time does, unless the manifests of both say `shared`."""
+
+    code = "path_in_use"
+    actor = Actor.MACHINE
+
+
 class WorkspaceConflictError(WorkspaceError):
     """The host changed files of the directory since the session began. Nothing was applied; each file is named."""
 

@@ -17,7 +17,7 @@ from policy.decompile import calls, read
 from policy.decompile.read import Decompiled, Grants
 from policy.explain import workspaces
 from policy.grants.effective import DOMAINS, Effective
-from policy.grants.paths import MODES, FilesystemGrants
+from policy.grants.paths import MODES, SHARED, FilesystemGrants
 from policy.grants.resources import UNITS, Ceilings
 from policy.grants.services import ServiceSet
 
@@ -205,6 +205,7 @@ def _amount(value: int | None) -> str:
 
 def _filesystem(left: FilesystemGrants, other: FilesystemGrants) -> Parts:
     yield "writes files of the host", "writable path", tuple(f"write {path}" for path in left.write)
+    yield "writes files of the host", "shared write", (SHARED,) if left.shared else ()
     yield "reads files of the host", "readable path", tuple(f"read {path}" for path in left.read)
     mode = () if left.mode == MODES[0] else (f"mode {left.mode}",)
     yield "uses the machine", "filesystem mode", mode

@@ -33,6 +33,10 @@ _CGROUP_KEYS = {"version", "overhead", "v1", "v2", "oci"}
 _CGROUP_FILE_KEYS = {"controller", "file", "value", "required"}
 _CLOSURE_KEYS = {"name", "entry", "digest", "sha256"}
 _MOUNT_KEYS = {"destination", "type", "source", "kind", "options"}
+_SHARED = (
+    "other runs may write the same at the same time: locks of one are not seen by another, and a database in it loses "
+    "commits"
+)
 # What is filled in for each run: anything else there would be a user that the explanation does not tell of.
 _USER = {"uid": TEMPLATE_UID, "gid": TEMPLATE_UID}
 
@@ -169,7 +173,10 @@ def _agree(config_mounts: list[dict[str, Any]], plan: list[dict[str, Any]]) -> N
 
 
 def _mounts(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    closed("mounts.json", {"workspace": None, **plan}, {"version", "rooms", "root", "mounts", "workspace"})
+    known = {"version", "rooms", "root", "mounts", "workspace", "shared"}
+    closed("mounts.json", {"workspace": None, "shared": False, **plan}, known)
+    if plan.get("shared"):
+        yield "mounts.json:shared", _SHARED
     if "workspace" in plan:
         yield from _workspace(plan["workspace"])
     root = {"image": None, "links": [], **plan["root"]}

@@ -115,7 +115,12 @@ class Effective:
         )
         return cls(
             identity=Identity.of(manifest.agent.role, below or {}),
-            filesystem=FilesystemGrants.of(manifest.sandbox.filesystem, table.filesystem.read, table.filesystem.write),
+            filesystem=FilesystemGrants.of(
+                manifest.sandbox.filesystem,
+                table.filesystem.read,
+                table.filesystem.write,
+                shared=table.filesystem.shared,
+            ),
             network=network,
             syscalls=_syscalls(manifest, profiles, names),
             executables=executables,

@@ -18,6 +18,7 @@ from policy.manifest import text
 
 Mode = Literal["read-only-package", "ephemeral", "host"]
 MODES: tuple[Mode, ...] = ("read-only-package", "ephemeral", "host")
+SHARED = "write beside other runs"
 
 
 def check_normalised(path: str) -> str:
@@ -132,21 +133,22 @@ class FilesystemGrants:
     """The host files that an agent sees.
 
     ``write`` paths can be read and written, ``read`` paths only read: one that ``write`` already covers is not
-    listed again. ``mode`` is ordered as in ``MODES``.
+    listed again. ``mode`` is ordered as in ``MODES``. ``shared``: other runs may write them at the same time.
     """
 
     mode: Mode = "read-only-package"
     read: PathSet = PathSet()
     write: PathSet = PathSet()
+    shared: bool = False
 
     def __post_init__(self) -> None:
         if self.write and self.read:
             object.__setattr__(self, "read", self.read.difference(self.write))
 
     @classmethod
-    def of(cls, mode: Mode, read: Iterable[str] = (), write: Iterable[str] = ()) -> Self:
+    def of(cls, mode: Mode, read: Iterable[str] = (), write: Iterable[str] = (), *, shared: bool = False) -> Self:
         """The grants of a manifest. Raises ManifestError for a path that is not normalised."""
-        return cls(mode, PathSet.of(read), PathSet.of(write))
+        return cls(mode, PathSet.of(read), PathSet.of(write), shared)
 
     @classmethod
     def bottom(cls) -> Self:
@@ -155,8 +157,8 @@ class FilesystemGrants:
 
     @classmethod
     def top(cls) -> Self:
-        """Every path, written."""
-        return cls("host", PathSet(), PathSet.top())
+        """Every path, written beside others."""
+        return cls("host", PathSet(), PathSet.top(), shared=True)
 
     def readable(self) -> PathSet:
         """Everything that can be read: a writable mount is readable as well."""
@@ -164,8 +166,8 @@ class FilesystemGrants:
 
     def meet(self, other: Self, /) -> Self:
         """Return the paths that both show."""
-        write = self.write.meet(other.write)
-        return type(self)(lower(MODES, self.mode, other.mode), self.readable().meet(other.readable()), write)
+        write, mode = self.write.meet(other.write), lower(MODES, self.mode, other.mode)
+        return type(self)(mode, self.readable().meet(other.readable()), write, self.shared and other.shared)
 
     def is_subset(self, other: Self, /) -> bool:
         """Whether ``other`` shows all of this."""
@@ -173,18 +175,22 @@ class FilesystemGrants:
             at_most(MODES, self.mode, other.mode)
             and self.write.is_subset(other.write)
             and self.readable().is_subset(other.readable())
+            and self.shared <= other.shared
         )
 
     def difference(self, other: Self, /) -> Self:
         """The paths, whole, and the mode that ``other`` does not cover."""
         mode = MODES[0] if at_most(MODES, self.mode, other.mode) else self.mode
-        return type(self)(mode, self.read.difference(other.readable()), self.write.difference(other.write))
+        read, write = self.read.difference(other.readable()), self.write.difference(other.write)
+        return type(self)(mode, read, write, self.shared and not other.shared)
 
     def describe(self) -> tuple[str, ...]:
         """The mode when it is more than the package, and a line a path."""
         mode = () if self.mode == MODES[0] else (f"mode {self.mode}",)
-        return (*mode, *(f"read {p}" for p in self.read), *(f"write {p}" for p in self.write))
+        shared = (SHARED,) if self.shared else ()
+        return (*mode, *(f"read {p}" for p in self.read), *(f"write {p}" for p in self.write), *shared)
 
     def canonical(self) -> dict[str, Any]:
         """Mode and paths."""
-        return {"mode": self.mode, "read": list(self.read), "write": list(self.write)}
+        shared = {"shared": True} if self.shared else {}
+        return {"mode": self.mode, "read": list(self.read), "write": list(self.write), **shared}

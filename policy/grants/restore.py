@@ -65,7 +65,7 @@ def _names(listing: list[Any]) -> NameSet:
 def _filesystem(d: Document) -> FilesystemGrants:
     if d["mode"] not in MODES:
         raise ValueError("no such mode")
-    return FilesystemGrants.of(d["mode"], d["read"], d["write"])
+    return FilesystemGrants.of(d["mode"], d["read"], d["write"], shared=d.get("shared", False))
 
 
 def _network(d: Document) -> Network:

@@ -101,12 +101,16 @@ def _https_only(at: str, ports: tuple[tuple[int, int], ...], protocol: str) -> I
 
 
 def _filesystem(m: Manifest) -> Iterator[Problem]:
-    """Write paths need ``filesystem = "host"``; ephemeral and host need a ``disk_mb`` of at least 1."""
+    """Write paths need ``filesystem = "host"``; ephemeral and host need a ``disk_mb`` of at least 1. ``shared = true``
+    goes with a write path."""
     mode = m.sandbox.filesystem
     if mode != "host":
         for index, path in enumerate(m.permissions.filesystem.write):
             message = f"write path {text.quote(path)} is granted while sandbox.filesystem is `{mode}`"
             yield f"permissions.filesystem.write[{index}]", message, 'write sandbox.filesystem = "host"'
+    if m.permissions.filesystem.shared and not m.permissions.filesystem.write:
+        message = "permissions.filesystem.shared is `true` while nothing is granted for writing"
+        yield "permissions.filesystem.shared", message, "take shared out, or grant a write path"
     # tmpfs takes size=0 for no limit at all (tmpfs(5)): a ceiling of nothing must not become one of everything.
     if mode != "read-only-package" and m.resources.disk_mb == 0:
         message = f"disk_mb is `0` while sandbox.filesystem is `{mode}`"

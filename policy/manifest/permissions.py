@@ -31,6 +31,10 @@ class Filesystem(fields.Section):
         ),
     ] = ()
     write: Annotated[PathList, says('host paths, mounted writable; needs sandbox.filesystem = "host"')] = ()
+    shared: Annotated[
+        bool,
+        says("whether other runs may write the same at the same time; locks of one run are not seen by another"),
+    ] = False
 
 
 class NetworkEntry(fields.Section):

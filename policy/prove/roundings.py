@@ -80,14 +80,14 @@ def _filesystem(effective: Effective, found: Decompiled) -> Expected:
     mine, links = effective.filesystem, found.seen.links
     used: tuple[str, ...] = ()
     if mine.mode == "host" and not mine.write:
-        mine, used = FilesystemGrants("ephemeral", mine.read), ("empty-host",)
+        mine, used = FilesystemGrants("ephemeral", mine.read, shared=mine.shared), ("empty-host",)
     real = {path: symlinks.follow(path, links) or path for path in mine.read}
     if all(path == place for path, place in real.items()):
         return mine, used
     # A link to a file that the root has anyway has no mount (policy.prove.facts).
     there = found.grants.filesystem.readable()
     left = (place for path, place in real.items() if path == place or there.covers(place))
-    return FilesystemGrants.of(mine.mode, left, mine.write), (*used, "link")
+    return FilesystemGrants.of(mine.mode, left, mine.write, shared=mine.shared), (*used, "link")
 
 
 def _network(effective: Effective, found: Decompiled) -> Expected:

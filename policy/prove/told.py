@@ -84,6 +84,8 @@ def _rules(found: Decompiled) -> Iterator[str]:
     yield from (f"{mounts.MOUNTS}:closure/{closure.name}" for closure in (found.seen.runtime, *found.seen.programs))
     yield from (f"{mounts.MOUNTS}:layer/{name}" for name, _ in found.seen.image.layers)
     yield from (f"{mounts.MOUNTS}:programs/{tree}" for tree in found.seen.image.trees)
+    if found.grants.filesystem.shared:
+        yield f"{mounts.MOUNTS}:shared"
     if found.seen.workspace is not None:
         yield from (f"{mounts.MOUNTS}:workspace/{term}" for term in mounts.WORKSPACE_TERMS)
     yield from (f"{config.RUNTIME}:{flag}" for flag in found.runsc.flags)

@@ -46,6 +46,7 @@ def _filesystem(m: Manifest, e: Effective) -> Items:
         yield f"permissions.filesystem.write[{i}]", FilesystemGrants(write=PathSet((path,)))
     for i, path in enumerate(table.read):
         yield f"permissions.filesystem.read[{i}]", FilesystemGrants(read=PathSet((path,)))
+    yield "permissions.filesystem.shared", FilesystemGrants(shared=table.shared)
     yield "sandbox.filesystem", FilesystemGrants(mode=e.filesystem.mode)
 
 

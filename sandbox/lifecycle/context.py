@@ -20,6 +20,7 @@ from policy.grants.effective import Effective
 from policy.grants.lifetime import LifetimeGrant
 from policy.host import HostFacts
 from policy.manifest.agent import Manifest
+from policy.rules import writers
 from policy.rules.case import Claimant, Unsigned
 from policy.rules.succession import OnNewer
 from policy.signing import authority, trust
@@ -45,6 +46,7 @@ CheckSerial = Callable[[trust.TrustedPackage, trust.Accepted | None], None]
 # The log's text for an agent that requests standby and has none.
 _NO_STANDBY = "standby: nobody keeps instances ready here, each run starts cold (covenant-supervisor does)"
 _NO_CALLER = "standby: an agent with a workspace starts cold, its directory comes with its caller"
+_ONE_WRITER = "standby: an agent that writes a path of the host starts cold, one run at a time writes it"
 _NOT_AHEAD = "standby: an agent that may ask its supervisor for more starts cold, its rights count from its intent"
 
 
@@ -164,6 +166,9 @@ class RunContext:
         if wanted and decision.manifest.workspace.mode is not None:
             self.standby_notes = (_NO_CALLER,)
             return
+        if wanted and decision.effective.filesystem.write:
+            self.standby_notes = (_ONE_WRITER,)
+            return
         if not wanted or self.child is not None or self.request.dev:
             return
         if command.BROKER_FLAG in decision.artefacts.json("runtime.json")["flags"]:
@@ -220,7 +225,7 @@ class RunContext:
         )
 
     def place_for(
-        self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest, effective: Effective
+        self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest, effective: Effective, host: HostFacts
     ) -> admission.AdmissionRequest:
         """Return the place that the run claims. It is checked now, and again when it is taken."""
         config = self.dependencies.config
@@ -235,6 +240,7 @@ class RunContext:
             admission.caller(self.dependencies.path / "runs", self.request.issuer, self.lineage),
             config.caller_requests,
             claimant=self._claimant(trusted),
+            writes=writers.of(effective, host),
         )
         claim.check(registry.live(self.dependencies.path / "runs"))
         self.place = claim

@@ -214,7 +214,7 @@ class Run:
         context.rows.transition(life.State.VALIDATED, "no policy is compiled for trusted-local", waits=True)
         self._mode.decided(trusted, None, facts)
         deadline = context.deadline(trusted, manifest)
-        place = context.place_for(trusted, manifest, verdict.effective)
+        place = context.place_for(trusted, manifest, verdict.effective, facts)
         label, claim = context.label_for(place, self._mode.check_serial)
         record = StartRecord(trusted, manifest, deadline, not_enforced=plan.not_enforced)
         self._mode.begin(record, self._log_start)
@@ -277,7 +277,7 @@ class Run:
         stack: contextlib.ExitStack,
     ) -> gvisor.SandboxSpec:
         context, dependencies = self.context, self.context.dependencies
-        place = context.place_for(trusted, decision.manifest, decision.effective)
+        place = context.place_for(trusted, decision.manifest, decision.effective, facts)
         label, claim = context.label_for(place, self._mode.check_serial)
         operations = context.operations(decision.effective.lifetime)
         spoken = spoken_of(decision)

@@ -89,7 +89,8 @@ def _walk(
         covered.check(fd, path, beside=beside, where=where)
         bound = writable_size.of(fd, path) if writing else writable_size.SizeLimit()
         kind: Literal["dir", "file"] = "dir" if stat.S_ISDIR(info.st_mode) else "file"
-        return os.dup(fd), GrantedPath(path, kind, bound.mb, bound.lacking)
+        device = info.st_dev if writing else 0
+        return os.dup(fd), GrantedPath(path, kind, bound.mb, bound.lacking, device=device)
     finally:
         os.close(fd)
 

@@ -17,9 +17,10 @@ from policy.compile.artefacts import Artefacts
 from policy.grants.effective import Effective
 from policy.grants.spawning import Spawning
 from policy.manifest.agent import Manifest
-from policy.rules import budget, nine
+from policy.rules import budget, nine, writers
 from policy.rules.case import Claimant, Owner, Unsigned
 from policy.rules.parent import Ancestor, Drawn, OnExcess, Parent
+from policy.rules.writers import WrittenPlace
 from policy.signing import trust
 from policy.signing.root import Signer
 from sandbox.rundir import label, registry
@@ -126,7 +127,8 @@ class AdmissionRequest(Struct, frozen=True):
 
     ``caller`` is the issuer of the run, or of the first run above it. A bounded caller (``bounded``) may have ``most``
     live runs, orphans included. ``itself`` is the requesting run where it is live already, with its holdings so far.
-    ``claimant`` is its signed statement beside those of other runs, None where serials say nothing of it.
+    ``claimant`` is its signed statement beside those of other runs, None where serials say nothing of it. ``writes``
+    are the places that it writes.
     """
 
     manifest: Manifest
@@ -140,6 +142,7 @@ class AdmissionRequest(Struct, frozen=True):
     most: int = 0
     itself: str = ""
     claimant: Claimant | None = None
+    writes: tuple[WrittenPlace, ...] = ()
 
     def label(
         self, *, issuer: Mapping[str, str], operator: str | None, signers: Iterable[Signer], now_ms: int
@@ -165,6 +168,7 @@ class AdmissionRequest(Struct, frozen=True):
             "on_parent_exit": spawning.on_parent_exit,
             CALLER: self.caller,
             registry.SERIAL: str(self.claimant.serial) if self.claimant else "",
+            registry.WRITES: writers.encode(self.writes),
             **{name: str(value) for name, value in numbers.items()},
             **issuer,
         }
@@ -177,6 +181,9 @@ class AdmissionRequest(Struct, frozen=True):
             errors.ParentEndedError: the run that asked for it has ended.
         """
         self.check(registry.seen(runs, but=self.itself))
+        if self.writes:
+            # The sandbox of a killed run may live for a moment more.
+            self._check_writers(registry.left(runs), left=True)
 
     def check(self, entries: Sequence[registry.Entry]) -> None:
         """Check the rules that depend on the live runs.
@@ -186,12 +193,14 @@ class AdmissionRequest(Struct, frozen=True):
                 6: this machine has promised too much already.
             errors.ParentEndedError: the run that asked for it has ended.
             errors.BusyError: as many runs of the caller live as may.
+            errors.PathInUseError: another run writes what this one would.
         """
         if self.lineage is None and bounded(self.caller) and roots(entries, self.caller) >= self.most:
             raise errors.BusyError(
                 f"{self.most} runs of this user live, and no more may: who outlives its parent is one of them",
                 hint="covenant ps shows them, covenant kill ends one",
             )
+        self._check_writers(entries)
         agent_id, shown = self.manifest.agent.id, shown_to(self.caller, self.lineage)
         nine.refuse_other_owners(
             owners(entries, shown).get(agent_id, ()),
@@ -210,6 +219,16 @@ class AdmissionRequest(Struct, frozen=True):
             self.manifest.where,
             share="" if self.overcommit == 1.0 else f" (overcommit {self.overcommit:g})",
         )
+
+    def _check_writers(self, entries: Iterable[registry.Entry], *, left: bool = False) -> None:
+        if not self.writes:
+            return
+        shown = shown_to(self.caller, self.lineage)
+        others = (
+            writers.Writer(one.run_id if shown(one) else "", writers.decode(one.label.get(registry.WRITES, "")), left)
+            for one in registry.agents(entries)
+        )
+        writers.check(self.writes, others, self.manifest.where("permissions.filesystem.write"))
 
     @property
     def _host_memory_mb(self) -> int:

@@ -18,6 +18,8 @@ from sandbox.storage import atomic_file
 
 # The field of a label with the serial of the run's signed statement; empty where no operator's key signed it.
 SERIAL = "serial"
+# The field of a label with what the run writes (policy.rules.writers).
+WRITES = "writes"
 # One word, written by the keeper of the run (policy.lifecycle); absent before the first.
 STATE = "state"
 
@@ -90,6 +92,14 @@ def seen(runs: Path, *, but: str = "") -> list[Entry]:
         there = [one.name for one in names if one.name != but and one.is_dir()]
     found = (_entry(runs / name) for name in there if atomic_file.held(f"{runs}/{name}/lock"))
     return sorted((one for one in found if one is not None), key=lambda one: (one.started_ms, one.run_id))
+
+
+def left(runs: Path) -> list[Entry]:
+    """Return the runs whose process is gone and that are not cleared away yet, for a caller that holds the gate."""
+    with os.scandir(runs) as names:
+        there = [one.name for one in names if one.is_dir()]
+    found = (_entry(runs / name) for name in there if not atomic_file.held(f"{runs}/{name}/lock"))
+    return [one for one in found if one is not None]
 
 
 def subtree(entries: Iterable[Entry], run_id: str) -> list[Entry]:

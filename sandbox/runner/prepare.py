@@ -66,7 +66,8 @@ def files(
     sources = {}
     for mount in plan["mounts"]:
         if mount["type"] == "bind" and mount["source"] not in OF_THE_RUN:
-            fd = _source(mount, plan["rooms"], copy, state=state, config=config, never=never)
+            device = facts.granted[mount["source"]].device if mount["destination"] in plan["rooms"] else 0
+            fd = _source(mount, plan["rooms"], copy, state=state, config=config, never=never, device=device)
             stack.callback(os.close, fd)
             sources[mount["destination"]] = fd
     disks: tuple[str, ...] = ()
@@ -100,6 +101,7 @@ def _source(
     state: Path,
     config: Config,
     never: Mapping[str, str],
+    device: int,
 ) -> int:
     """Open a source of a mount: the ``copy`` of the package, the resolver's file, or a granted path."""
     if mount["source"] == "package":
@@ -112,6 +114,10 @@ def _source(
     fd, fact = host_paths.open_granted(
         mount["source"], owners=config.path_owners, never=never, writing=writing, beside=() if writing else tuple(rooms)
     )
+    if fact.device != device:
+        # By the device other runs are told apart that write the same.
+        os.close(fd)
+        raise errors.GrantedPathError(f"another file system is mounted at `{mount['source']}` now", hint="run it again")
     if fact.room_mb != (room_mb or 0):
         os.close(fd)
         raise errors.GrantedPathError(f"path `{mount['source']}` had {room_mb} MiB and has {fact.room_mb} now")

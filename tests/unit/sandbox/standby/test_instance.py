@@ -111,7 +111,7 @@ class Warm:
         context.rows.transition(RunState.VALIDATED, "for a test")
         context.settle_standby(decision)
         self.one.decided(trusted, decision, HOST)
-        place = context.place_for(trusted, decision.manifest, decision.effective)
+        place = context.place_for(trusted, decision.manifest, decision.effective, HOST)
         written, claim = context.label_for(place, self.one.check_serial)
         spec = SandboxSpec(
             run_id=context.run_id,
