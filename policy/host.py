@@ -128,6 +128,12 @@ class GrantedPath(Struct, frozen=True):
         return self.real or self.path
 
 
+class VolumeFacts(Struct, frozen=True):
+    """A volume of this host: ``mb`` is the size of its image in MiB."""
+
+    mb: int
+
+
 class HostFacts(Struct, frozen=True):
     """Facts about the machine for the compiler. Memory and disk in MiB, cpus as a count; ``providers`` are the names of
     the operator's providers of models."""
@@ -147,3 +153,4 @@ class HostFacts(Struct, frozen=True):
     executables: Mapping[str, Closure] = msgspec.field(default_factory=dict)
     granted: Mapping[str, GrantedPath] = msgspec.field(default_factory=dict)
     providers: tuple[str, ...] = ()
+    volumes: Mapping[str, VolumeFacts] = msgspec.field(default_factory=dict)

@@ -95,6 +95,10 @@ class Supervisor:
                 from sandbox.workspace import operations
 
                 operations.recover(self.path)
+            if (self.path / "volumes").exists():
+                from sandbox.volumes.store import VolumeStore
+
+                VolumeStore(self.path).recover()
             Skeletons(self.path / "rootfs").collect(unused_seconds=UNUSED_ROOT_SECONDS)
             self._stack = self._stack.pop_all()
         return self

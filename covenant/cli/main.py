@@ -51,6 +51,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "workspace",
         "Look at and apply what agents changed in directories.",
     ),
+    "volume": ("covenant.cli.operator.volume", "volume", "Make and keep the file systems that agents write to."),
     "bench": ("covenant.cli.run.bench", "bench", "Measure what a run costs here, beside the raw tools."),
     "doctor": ("covenant.cli.run.doctor", "doctor", "Say what this host can enforce, and the fix for the rest."),
     "daemon": ("covenant.cli.daemon.basics", "daemon", "Serve this home, as covenantd does."),

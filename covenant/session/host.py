@@ -17,6 +17,7 @@ from policy import errors
 from policy.compile.oci import SEARCH_PATH
 from policy.layers import LayerRef
 from policy.manifest import text
+from policy.manifest.permissions import VOLUME
 
 if TYPE_CHECKING:
     from covenant.session.profiles import Profile
@@ -158,15 +159,20 @@ def readable(path: str) -> str:
     return place
 
 
-def volume(path: str) -> package.Volume:
-    """Return the volume at a path of ``--write``: a directory that has a file system of its own.
+def volume(path: str, state: Path) -> package.Volume:
+    """Return what ``--write`` names: a directory that has a file system of its own, or ``volume:NAME:/place``.
 
     Raises:
+        errors.VolumeError: Raised when there is no volume of that name.
         errors.GrantedPathError: Raised when there is no directory at that path.
         errors.NotEnforceableError: Raised when nothing bounds what can be written there.
     """
     from sandbox.rootfs import writable_size
 
+    if path.startswith(VOLUME):
+        from sandbox.volumes.store import VolumeStore
+
+        return package.Volume(path, VolumeStore(state).find(path.split(":")[1]).mb)
     place = os.path.abspath(path)
     try:
         fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

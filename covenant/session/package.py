@@ -26,7 +26,10 @@ _FROM_FILE = (
 
 
 class Volume(Struct, frozen=True):
-    """A directory with a file system of its own, of ``mb`` MiB, which a session may write to."""
+    """A directory with a file system of its own, or a volume, of ``mb`` MiB, which a session may write to.
+
+    ``path`` is as a manifest writes it.
+    """
 
     path: str
     mb: int

@@ -240,6 +240,16 @@ SUPERVISOR: dict[str, dict[str, str]] = {
         "approval_sha256": "digest?",
     },
     "workspace_discarded": {"run_id": "text", "operator": "text?", "policy_digest": "digest", "changes": "int"},
+    # Durable before the change holds. `act` is created, resized, removed, snapshot, restored or snapshot_removed; `mb`
+    # is the size that the volume has then.
+    "volume_changed": {
+        "operator": "text?",
+        "act": "text",
+        "name": "text",
+        "owner": "int",
+        "mb": "int",
+        "snapshot": "text?",
+    },
     # Durable before a tree is ended because its issuer asked for it: each as {run_id, agent_id}.
     "runs_stopped": {"operator": "text?", "reason": "text", "runs": "objects"},
     # Durable before the version holds; `changes` in the words that its signers were shown.

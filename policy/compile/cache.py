@@ -17,6 +17,7 @@ from policy.compile.artefacts import Artefacts
 from policy.grants.effective import Effective
 from policy.host import Closure, HostFacts
 from policy.manifest.agent import Manifest
+from policy.manifest.permissions import VolumeGrant
 
 ENTRIES = 64
 BYTES = 16 * 1024 * 1024
@@ -85,7 +86,9 @@ def _facts(effective: Effective, manifest: Manifest, host: HostFacts) -> Hashabl
     written = manifest.permissions.filesystem.read
     paths = dict.fromkeys((*effective.filesystem.read, *effective.filesystem.write, *written))
     granted = tuple((path, host.granted.get(path)) for path in paths)
-    return host.arch, host.runsc, host.network.stack, _closure(runtime), programs, granted
+    names = (VolumeGrant.of(one).name for one in effective.filesystem.volumes.listing())
+    volumes = tuple((name, host.volumes.get(name)) for name in names)
+    return host.arch, host.runsc, host.network.stack, _closure(runtime), programs, granted, volumes
 
 
 def _closure(closure: Closure | None) -> Hashable:

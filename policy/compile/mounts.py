@@ -58,8 +58,8 @@ _KEYS = {"read": ("read", "write"), "write": ("write",)}  # what is granted for 
 class Mount:
     """One mount of the plan. ``source`` is ``package``, ``proc``, ``tmpfs``, ``resolver`` (a file of ours that names
     the gateway), ``credentials`` (a file system of the run's own, which the supervisor fills), ``limits`` (a directory
-    of the run's own, for OWN_LIMITS), ``workspace`` (the caller's directory), ``repository`` (its git directory) or the
-    granted host path."""
+    of the run's own, for OWN_LIMITS), ``workspace`` (the caller's directory), ``repository`` (its git directory),
+    ``volume:NAME`` (a volume, and ``workspace-volume:NAME`` where it is the workspace) or the granted host path."""
 
     destination: str
     type: str
@@ -119,6 +119,9 @@ def compile(
         callers = _workspace(terms, origins, (runtime, *programs), reserved, provenance)
         mounts += callers
         reserved = (*reserved, *(mount.destination for mount in callers))
+    written = workspace.volume_mounts(effective, origins, host, (runtime, *programs), reserved, provenance)
+    mounts += [Mount(place, "bind", source, "dir", options) for place, source, options in written]
+    reserved = (*reserved, *(place for place, _, _ in written))
     mounts += _granted(effective, origins, host, (runtime, *programs), reserved, provenance)
     named_links = links.compile(effective, origins, host, provenance)
     mounts.sort(key=lambda m: m.destination.split("/"))
@@ -190,7 +193,7 @@ def host_flags(source: str, options: Sequence[str]) -> tuple[str, ...]:
     """
     own = source in ("resolver", "credentials", "limits")
     # An agent maps what it wrote from its own scratch as well, so a workspace loses nothing by it.
-    mapped = source == CALLERS or "ro" in options
+    mapped = source == CALLERS or source.startswith(workspace.OWN_VOLUME) or "ro" in options
     return tuple(flag for flag in options if flag != "noexec" or own or not mapped)
 
 
@@ -205,8 +208,9 @@ def has_anchors(mode: str, manifest: Manifest) -> bool:
 
 
 def rooms(effective: Effective, host: HostFacts) -> dict[str, int]:
-    """Return the MiB that can be written below each granted path; 0 where nothing bounds it."""
-    return {path: host.granted[path].room_mb for path in effective.filesystem.write if path in host.granted}
+    """Return the MiB that can be written below each granted path and volume; 0 where nothing bounds it."""
+    paths = {path: host.granted[path].room_mb for path in effective.filesystem.write if path in host.granted}
+    return {**paths, **workspace.volume_rooms(effective, host)}
 
 
 def shared_mb(effective: Effective, manifest: Manifest) -> int:

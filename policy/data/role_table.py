@@ -82,8 +82,9 @@ def _filesystem(row: _Row) -> FilesystemGrants:
     every, none = PathSet.top(), PathSet()
     mode = row.one_of("filesystem", paths.MODES)
     read, write = row.opened("read"), row.opened("write")
-    # A role that may write may share what it writes.
-    return FilesystemGrants(mode, every if read else none, every if write else none, shared=write)
+    # A role that may write may write volumes, and share what it writes.
+    volumes = NameSet.top() if write else NameSet()
+    return FilesystemGrants(mode, every if read else none, every if write else none, shared=write, volumes=volumes)
 
 
 def _skills(row: _Row) -> SkillSet:

@@ -158,7 +158,7 @@ def _inside(mount: Mapping[str, Any], flags: tuple[str, ...]) -> tuple[str, ...]
     A mount for reading from the host, and a workspace, has noexec in the root alone, where the configuration says so.
     On the host it would keep the agent's own libraries from being mapped.
     """
-    mapped = "ro" in mount["options"] or mount["source"] == "workspace"
+    mapped = "ro" in mount["options"] or mount["source"].startswith("workspace")
     if not mapped or "noexec" not in mount["options"] or mount["source"] in _OWN_SOURCES:
         return flags
     if "noexec" in flags:

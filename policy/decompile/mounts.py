@@ -53,6 +53,9 @@ _INTERPRETERS = ("node", "python3")
 _PROGRAM = "rust-bin"
 # Any program: of the package, of a closure or of a layer.
 _COMMAND = "command"
+# A volume of [permissions.filesystem], and one that is the workspace, without and with programs that can be started.
+_VOLUME = re.compile(r"(workspace-)?volume:([a-z0-9][a-z0-9-]{0,31})")
+_VOLUMES = {"": (_WRITE,), "workspace-": (_WRITE, tuple(flag for flag in _WRITE if flag != "noexec"))}
 _LAYER = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _TREE = re.compile(r"root|layer:[a-z0-9][a-z0-9._-]{0,63}")
 
@@ -93,6 +96,14 @@ class ReadWorkspace(Struct, frozen=True):
     programs: bool
 
 
+class ReadVolume(Struct, frozen=True):
+    """A volume and its place. ``programs``: those in it can be started."""
+
+    name: str
+    place: str
+    programs: bool = False
+
+
 class RootContents(Struct, frozen=True):
     """The contents of an agent's root.
 
@@ -100,7 +111,7 @@ class RootContents(Struct, frozen=True):
     ``granted`` those of the host, with ``file`` or ``dir``; ``rooms`` what can be written below each writable one, MiB.
     ``shared_mb`` is the size of /dev/shm. ``resolver`` says that the gateway is named as the one to ask for names,
     ``secrets`` that the granted secrets are files. ``links`` are the links of the root that granted paths lead through,
-    each with its text. ``workspace`` is the caller's directory, None without one.
+    each with its text. ``workspace`` is the caller's directory, None without one. ``volumes`` are in order of place.
     """
 
     filesystem: FilesystemGrants
@@ -117,6 +128,7 @@ class RootContents(Struct, frozen=True):
     image: ReadImage = ReadImage()
     links: Mapping[str, str] = types.MappingProxyType({})
     workspace: ReadWorkspace | None = None
+    volumes: tuple[ReadVolume, ...] = ()
 
 
 class _Mount(Struct, frozen=True):
@@ -343,16 +355,26 @@ def _seen(
     if (scratch is not None) != oci.scratch:
         raise refuse(MOUNTS, "the environment and the mounts differ in whether /tmp can be written")
     write = [place for place, kind in kinds.items() if kind == "write"]
-    mode: paths.Mode = "host" if write else "read-only-package" if scratch is None else "ephemeral"
-    if write and scratch is None:
+    volumes = tuple(_read_volume(mount) for mount in mounts if kinds[mount.destination] == "volume")
+    if len({one.name for one in volumes}) != len(volumes):
+        raise refuse(MOUNTS, "a volume is mounted twice")
+    written = [*write, *(one.place for one in volumes)]
+    mode: paths.Mode = "host" if written else "read-only-package" if scratch is None else "ephemeral"
+    if written and scratch is None:
         raise refuse(MOUNTS, "a writable path without a /tmp of its own")
     if callers is not None and scratch is None:
         raise refuse(MOUNTS, "a workspace without a /tmp of its own")
-    trees = (*image.trees, *(["workspace"] if callers is not None and callers.programs else ()))
-    if sorted(rooms) != sorted(write) or any(type(mb) is not int or mb < 1 for mb in rooms.values()):
-        raise refuse(f"{MOUNTS}:rooms", f"{shown(rooms)} does not bound each of the written paths {shown(write)}")
+    startable = (callers is not None and callers.programs) or any(one.programs for one in volumes)
+    trees = (*image.trees, *(["workspace"] if startable else ()))
+    if sorted(rooms) != sorted(written) or any(type(mb) is not int or mb < 1 for mb in rooms.values()):
+        raise refuse(f"{MOUNTS}:rooms", f"{shown(rooms)} does not bound each of the written paths {shown(written)}")
     return RootContents(
-        FilesystemGrants.of(mode, (place for place, kind in kinds.items() if kind == "read"), write),
+        FilesystemGrants.of(
+            mode,
+            (place for place, kind in kinds.items() if kind == "read"),
+            write,
+            volumes=(f"{one.name}:{one.place}" for one in volumes),
+        ),
         ExecutableSet.of(((program.name, program.sha256) for program in programs), trees),
         runtime,
         programs,
@@ -365,7 +387,12 @@ def _seen(
         shared,
         image,
         workspace=callers,
+        volumes=volumes,
     )
+
+
+def _read_volume(mount: _Mount) -> ReadVolume:
+    return ReadVolume(mount.source.partition(":")[2], mount.destination, "noexec" not in mount.options)
 
 
 def _kinds(mounts: Sequence[_Mount], runtime: ReadClosure) -> Iterator[str]:
@@ -393,6 +420,8 @@ def _kinds(mounts: Sequence[_Mount], runtime: ReadClosure) -> Iterator[str]:
         else:
             known = {("bind", place, _READ): "read", ("bind", place, _WRITE): "write"}
             known |= {("bind", "workspace", options): "workspace" for options in _CALLERS}
+            if found := _VOLUME.fullmatch(mount.source):
+                known |= {("bind", mount.source, options): "volume" for options in _VOLUMES[found[1] or ""]}
             if place == RESOLVER:
                 known[("bind", "resolver", _READ)] = "resolver"
             if place == CREDENTIALS:

@@ -19,6 +19,19 @@ class WorkspaceBusyError(WorkspaceError):
     actor = Actor.MACHINE
 
 
+class VolumeError(OperatorError):
+    """There is no volume of that name, it is damaged, or the host has no room for it. No volume was changed."""
+
+    code = "volume"
+
+
+class VolumeBusyError(VolumeError):
+    """A run or a command uses the volume at this moment."""
+
+    code = "volume_busy"
+    actor = Actor.MACHINE
+
+
 class PathInUseError(OperatorError):
     """Another live run writes the same path. One run at a time does, unless the manifests of both say `shared`."""
 

@@ -205,6 +205,7 @@ def _amount(value: int | None) -> str:
 
 def _filesystem(left: FilesystemGrants, other: FilesystemGrants) -> Parts:
     yield "writes files of the host", "writable path", tuple(f"write {path}" for path in left.write)
+    yield "writes files of the host", "volume", left.volume_lines()
     yield "writes files of the host", "shared write", (SHARED,) if left.shared else ()
     yield "reads files of the host", "readable path", tuple(f"read {path}" for path in left.read)
     mode = () if left.mode == MODES[0] else (f"mode {left.mode}",)

@@ -118,8 +118,9 @@ class Effective:
             filesystem=FilesystemGrants.of(
                 manifest.sandbox.filesystem,
                 table.filesystem.read,
-                table.filesystem.write,
+                (path for _, path in table.filesystem.write_paths),
                 shared=table.filesystem.shared,
+                volumes=(one.grant for _, one in manifest.volumes),
             ),
             network=network,
             syscalls=_syscalls(manifest, profiles, names),

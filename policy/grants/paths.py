@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from policy import errors
-from policy.grants.sets.domain import at_most, lower
+from policy.grants.sets.domain import EMPTY, NameSet, at_most, lower
 from policy.manifest import text
 
 Mode = Literal["read-only-package", "ephemeral", "host"]
@@ -134,21 +134,31 @@ class FilesystemGrants:
 
     ``write`` paths can be read and written, ``read`` paths only read: one that ``write`` already covers is not
     listed again. ``mode`` is ordered as in ``MODES``. ``shared``: other runs may write them at the same time.
+    ``volumes`` are written too, each as ``NAME:/place``: a child has one only where its parent has it.
     """
 
     mode: Mode = "read-only-package"
     read: PathSet = PathSet()
     write: PathSet = PathSet()
     shared: bool = False
+    volumes: NameSet = EMPTY
 
     def __post_init__(self) -> None:
         if self.write and self.read:
             object.__setattr__(self, "read", self.read.difference(self.write))
 
     @classmethod
-    def of(cls, mode: Mode, read: Iterable[str] = (), write: Iterable[str] = (), *, shared: bool = False) -> Self:
+    def of(
+        cls,
+        mode: Mode,
+        read: Iterable[str] = (),
+        write: Iterable[str] = (),
+        *,
+        shared: bool = False,
+        volumes: Iterable[str] = (),
+    ) -> Self:
         """The grants of a manifest. Raises ManifestError for a path that is not normalised."""
-        return cls(mode, PathSet.of(read), PathSet.of(write), shared)
+        return cls(mode, PathSet.of(read), PathSet.of(write), shared, NameSet.of(volumes))
 
     @classmethod
     def bottom(cls) -> Self:
@@ -157,8 +167,8 @@ class FilesystemGrants:
 
     @classmethod
     def top(cls) -> Self:
-        """Every path, written beside others."""
-        return cls("host", PathSet(), PathSet.top(), shared=True)
+        """Every path and volume, written beside others."""
+        return cls("host", PathSet(), PathSet.top(), shared=True, volumes=NameSet.top())
 
     def readable(self) -> PathSet:
         """Everything that can be read: a writable mount is readable as well."""
@@ -167,7 +177,8 @@ class FilesystemGrants:
     def meet(self, other: Self, /) -> Self:
         """Return the paths that both show."""
         write, mode = self.write.meet(other.write), lower(MODES, self.mode, other.mode)
-        return type(self)(mode, self.readable().meet(other.readable()), write, self.shared and other.shared)
+        read, volumes = self.readable().meet(other.readable()), self.volumes.meet(other.volumes)
+        return type(self)(mode, read, write, self.shared and other.shared, volumes)
 
     def is_subset(self, other: Self, /) -> bool:
         """Whether ``other`` shows all of this."""
@@ -176,21 +187,27 @@ class FilesystemGrants:
             and self.write.is_subset(other.write)
             and self.readable().is_subset(other.readable())
             and self.shared <= other.shared
+            and self.volumes.is_subset(other.volumes)
         )
 
     def difference(self, other: Self, /) -> Self:
         """The paths, whole, and the mode that ``other`` does not cover."""
         mode = MODES[0] if at_most(MODES, self.mode, other.mode) else self.mode
         read, write = self.read.difference(other.readable()), self.write.difference(other.write)
-        return type(self)(mode, read, write, self.shared and not other.shared)
+        return type(self)(mode, read, write, self.shared and not other.shared, self.volumes.difference(other.volumes))
 
     def describe(self) -> tuple[str, ...]:
         """The mode when it is more than the package, and a line a path."""
         mode = () if self.mode == MODES[0] else (f"mode {self.mode}",)
-        shared = (SHARED,) if self.shared else ()
-        return (*mode, *(f"read {p}" for p in self.read), *(f"write {p}" for p in self.write), *shared)
+        read, write = (f"read {p}" for p in self.read), (f"write {p}" for p in self.write)
+        return (*mode, *read, *write, *self.volume_lines(), *((SHARED,) if self.shared else ()))
+
+    def volume_lines(self) -> tuple[str, ...]:
+        """A line a volume."""
+        return tuple(f"write volume {one}" for one in self.volumes.listing())
 
     def canonical(self) -> dict[str, Any]:
-        """Mode and paths."""
-        shared = {"shared": True} if self.shared else {}
-        return {"mode": self.mode, "read": list(self.read), "write": list(self.write), **shared}
+        """Mode, paths and volumes."""
+        more: dict[str, Any] = {"shared": True} if self.shared else {}
+        more |= {"volumes": listed} if (listed := self.volumes.listing()) else {}
+        return {"mode": self.mode, "read": list(self.read), "write": list(self.write), **more}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from policy import errors
@@ -65,7 +66,8 @@ def _names(listing: list[Any]) -> NameSet:
 def _filesystem(d: Document) -> FilesystemGrants:
     if d["mode"] not in MODES:
         raise ValueError("no such mode")
-    return FilesystemGrants.of(d["mode"], d["read"], d["write"], shared=d.get("shared", False))
+    found = FilesystemGrants.of(d["mode"], d["read"], d["write"], shared=d.get("shared", False))
+    return replace(found, volumes=_names(d.get("volumes", [])))
 
 
 def _network(d: Document) -> Network:

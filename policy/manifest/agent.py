@@ -15,7 +15,8 @@ from pydantic_core import PydanticCustomError
 
 from policy.manifest import fields, lines, paths, text
 from policy.manifest import process as processes
-from policy.manifest.permissions import Permissions  # by name: the field of that name would hide the module
+from policy.manifest import workspace as workspaces
+from policy.manifest.permissions import Permissions, VolumeGrant  # by name: a field would hide the module
 from policy.manifest.process import Process, Root
 from policy.manifest.services import PROVIDERS_ID, Services  # by name: as above
 from policy.manifest.workspace import TREE, Workspace
@@ -108,9 +109,7 @@ def _filesystem(m: Manifest) -> Iterator[Problem]:
         for index, path in enumerate(m.permissions.filesystem.write):
             message = f"write path {text.quote(path)} is granted while sandbox.filesystem is `{mode}`"
             yield f"permissions.filesystem.write[{index}]", message, 'write sandbox.filesystem = "host"'
-    if m.permissions.filesystem.shared and not m.permissions.filesystem.write:
-        message = "permissions.filesystem.shared is `true` while nothing is granted for writing"
-        yield "permissions.filesystem.shared", message, "take shared out, or grant a write path"
+    yield from workspaces.written_problems(m.permissions.filesystem, m.volumes)
     # tmpfs takes size=0 for no limit at all (tmpfs(5)): a ceiling of nothing must not become one of everything.
     if mode != "read-only-package" and m.resources.disk_mb == 0:
         message = f"disk_mb is `0` while sandbox.filesystem is `{mode}`"
@@ -231,6 +230,12 @@ def _workspace(m: Manifest) -> Iterator[Problem]:
     one = m.workspace
     if one.mode is None:
         yield "workspace", "[workspace] has no mode", 'write mode = "overlay"'
+    if one.mode == "volume":
+        yield from workspaces.volume_problems(one, m.sandbox.filesystem)
+        yield from workspaces.exec_problems(one, m.permissions.executables.trees)
+        return
+    if one.volume is not None:
+        yield "workspace.volume", f"volume is {text.quote(one.volume)} while mode is `overlay`", 'write mode = "volume"'
     if not one.below:
         yield "workspace.from", "[workspace] does not say where it may lie", 'write from = ["/home"], for example'
     if m.sandbox.filesystem == "read-only-package":
@@ -240,9 +245,7 @@ def _workspace(m: Manifest) -> Iterator[Problem]:
         message = f"max_mb is `{one.max_mb}` of a disk_mb of `{m.resources.disk_mb}`"
         least = one.max_mb + m.sandbox.dev_shm_mb + 1
         yield "workspace.max_mb", message, f"write disk_mb = {least} or more: the rest is the size of /tmp"
-    if one.exec and all(entry.tree != TREE for entry in m.permissions.executables.allow):
-        message = "workspace.exec is `true` while permissions.executables.allow has no `workspace`"
-        yield "workspace.exec", message, 'write allow = ["workspace"] below [permissions.executables], or exec = false'
+    yield from workspaces.exec_problems(one, m.permissions.executables.trees)
 
 
 RULES: tuple[Callable[[Manifest], Iterator[Problem]], ...] = (
@@ -454,6 +457,14 @@ class Manifest(fields.Section):
         if found:
             raise PydanticCustomError("structure", "sections contradict each other", {"problems": found})
         return self
+
+    @property
+    def volumes(self) -> tuple[tuple[str, VolumeGrant], ...]:
+        """The volumes that the agent writes, each with its dotted key."""
+        granted = ((f"permissions.filesystem.write[{i}]", one) for i, one in self.permissions.filesystem.volumes)
+        own = self.workspace
+        callers = () if own.volume is None else (("workspace.volume", VolumeGrant(own.volume, own.path)),)
+        return (*granted, *callers)
 
     @property
     def source(self) -> lines.ManifestFile:

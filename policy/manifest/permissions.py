@@ -7,7 +7,7 @@ An absent list grants nothing.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator
 
@@ -21,6 +21,58 @@ Protocol = Literal["tls", "tcp", "udp"]
 SideEffect = Literal["read", "write", "network", "shell", "chain"]
 
 
+_NAME = r"[a-z0-9][a-z0-9-]{0,31}"
+VOLUME_NAME = re.compile(_NAME)
+VOLUME_PATTERN = f"volume:{_NAME}:"
+VOLUME = "volume:"
+_VOLUME_HINT = 'write "volume:NAME:/place", where NAME is 1 to 32 of a-z, 0-9 and `-`'
+
+
+class VolumeGrant(NamedTuple):
+    """A volume by its name, and where the agent finds it."""
+
+    name: str
+    place: str
+
+    @property
+    def grant(self) -> str:
+        """As it stands in grants."""
+        return f"{self.name}:{self.place}"
+
+    @classmethod
+    def of(cls, grant: str) -> VolumeGrant:
+        """Return the volume of a grant."""
+        name, _, place = grant.partition(":")
+        return cls(name, place)
+
+
+def volume_name(value: str) -> str:
+    """The name of a volume, as it is.
+
+    Raises:
+        PydanticCustomError: no volume has it.
+    """
+    if not VOLUME_NAME.fullmatch(value):
+        raise text.wrong(f"{text.quote(value)} is no name of a volume", "1 to 32 of a-z, 0-9 and `-`, the first no `-`")
+    return value
+
+
+def path_or_volume(value: str) -> str:
+    """A host path, or a volume with its place, as it is.
+
+    Raises:
+        PydanticCustomError: it is neither.
+    """
+    text.plain(value)
+    if not value.startswith(VOLUME):
+        return paths.absolute(value)
+    name, colon, place = value.removeprefix(VOLUME).partition(":")
+    if not colon or not VOLUME_NAME.fullmatch(name):
+        raise text.wrong(f"{text.quote(value)} is no volume with its place", _VOLUME_HINT)
+    paths.absolute(place)
+    return value
+
+
 class Filesystem(fields.Section):
     """``[permissions.filesystem]``: host paths; a directory covers everything below it."""
 
@@ -30,11 +82,27 @@ class Filesystem(fields.Section):
             "host paths, mounted read-only at the same place; links of root are followed, and their names are there too"
         ),
     ] = ()
-    write: Annotated[PathList, says('host paths, mounted writable; needs sandbox.filesystem = "host"')] = ()
+    write: Annotated[
+        tuple[Annotated[str, AfterValidator(path_or_volume)], ...],
+        fields.LIST,
+        AfterValidator(fields.unique),
+        says('host paths, mounted writable, and volumes as `"volume:NAME:/place"`; needs sandbox.filesystem = "host"'),
+    ] = ()
     shared: Annotated[
         bool,
         says("whether other runs may write the same at the same time; locks of one run are not seen by another"),
     ] = False
+
+    @property
+    def write_paths(self) -> tuple[tuple[int, str], ...]:
+        """The host paths of ``write``, each with its index."""
+        return tuple((index, one) for index, one in enumerate(self.write) if not one.startswith(VOLUME))
+
+    @property
+    def volumes(self) -> tuple[tuple[int, VolumeGrant], ...]:
+        """The volumes of ``write``, each with its index."""
+        found = ((index, one.removeprefix(VOLUME)) for index, one in enumerate(self.write) if one.startswith(VOLUME))
+        return tuple((index, VolumeGrant.of(one)) for index, one in found)
 
 
 class NetworkEntry(fields.Section):

@@ -100,6 +100,11 @@ VALIDATORS: dict[Callable[..., Any], Fragment] = {
             ]
         },
     },
+    permissions.path_or_volume: {
+        "maxLength": text.STRING_CHARACTERS,
+        **_any(_ABSOLUTE, f"{permissions.VOLUME_PATTERN}{_ABSOLUTE}"),
+    },
+    permissions.volume_name: {"type": "string", "pattern": whole(permissions.VOLUME_NAME.pattern)},
     permissions._executable: {  # noqa: SLF001
         "type": "string",
         "anyOf": [_any(f"(?!.*@[sS][hH][aA]){_ABSOLUTE}"), _any(f"{_ABSOLUTE}{_DIGEST}"), _any(process.TREE)],
@@ -135,6 +140,11 @@ def _section(name: str, **keys: Fragment) -> Fragment:
     return {"properties": {name: {"properties": keys}}}
 
 
+def _without(section: str, *keys: str) -> Fragment:
+    """None of these keys of a section is written."""
+    return {"properties": {section: {"not": {"anyOf": [{"required": [key]} for key in keys]}}}}
+
+
 def _written(name: str, **keys: Fragment) -> Fragment:
     """Holds when each of the keys is written in the section and is so."""
     return {"required": [name], "properties": {name: {"required": [*keys], "properties": keys}}}
@@ -151,6 +161,7 @@ def _when(condition: Fragment, then: Fragment, otherwise: Fragment | None = None
 _IS: Callable[[Any], Fragment] = lambda value: {"const": value}  # noqa: E731 - a word, not a procedure
 _GVISOR = _written("sandbox", backend=_IS("linux-gvisor"))
 _HERMES = _written("agent", runtime=_IS("hermes"))
+_VOLUME = _written("workspace", mode=_IS("volume"))
 _AT_LEAST_ONE = {"minimum": 1}
 _ITEMS = {"minItems": 1}
 
@@ -262,10 +273,23 @@ RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
     ),
     agent._workspace: (  # noqa: SLF001
         _when(
-            {"required": ["workspace"]},
+            {"allOf": [{"required": ["workspace"]}, {"not": _VOLUME}]},
             {
                 **_written("sandbox", filesystem={"enum": ["ephemeral", "host"]}),
-                "allOf": [_written("workspace", mode=_IS("overlay"), **{"from": {"minItems": 1}})],
+                "allOf": [
+                    _written("workspace", mode=_IS("overlay"), **{"from": {"minItems": 1}}),
+                    _without("workspace", "volume"),
+                ],
+            },
+        ),
+        _when(
+            _VOLUME,
+            {
+                **_written("sandbox", filesystem=_IS("host")),
+                "allOf": [
+                    _written("workspace", volume={}),
+                    _without("workspace", "from", "mask", "protect", "max_mb", "apply"),
+                ],
             },
         ),
         _when(
@@ -314,6 +338,7 @@ LEFT = (
     "two layers of one name, a tree of programs that is not in the root, a variable with the name of a secret",
     "two items of services.models.allow for one provider",
     "a dev_shm_mb or a workspace that leaves nothing of disk_mb",
+    "a volume or a place of one that is named twice, and shared where nothing is written",
     "a system call that is both allowed and denied, and whether profiles, calls and roles exist",
     "an unknown section that is within two edits of a known one",
 )

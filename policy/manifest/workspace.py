@@ -1,17 +1,18 @@
-"""``[workspace]``: the caller's directory, on which the agent works behind an overlay.
+"""``[workspace]``: the caller's directory, on which the agent works behind an overlay, or a volume of its own.
 
-Nothing that the agent writes reaches the directory before its owner applies it. Source: decisions.md ("Settled for real
+Nothing that the agent writes reaches a directory before its owner applies it. Source: decisions.md ("Settled for real
 agents").
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from policy.manifest import fields, paths, text
+from policy.manifest import fields, paths, permissions, text
 from policy.workspace import globs
 
 says, whole = fields.says, fields.whole
@@ -53,11 +54,18 @@ HostPaths = Annotated[
 
 
 class Workspace(fields.Section):
-    """``[workspace]``: the caller's directory, behind an overlay. Absent, the agent has none."""
+    """``[workspace]``: the caller's directory, behind an overlay, or a volume. Absent, the agent has none."""
 
     mode: Annotated[
-        Literal["overlay"] | None,
-        says("overlay: changes are kept apart from the directory until `covenant workspace apply`"),
+        Literal["overlay", "volume"] | None,
+        says(
+            "overlay: changes are kept apart from the directory until `covenant workspace apply`; volume: the agent "
+            "keeps its files in a volume, and nothing is applied"
+        ),
+    ] = None
+    volume: Annotated[
+        Annotated[str, AfterValidator(permissions.volume_name)] | None,
+        says("the volume of mode `volume`; what is below but `path` and `exec` goes with mode `overlay` alone"),
     ] = None
     path: Annotated[str, AfterValidator(paths.absolute), says("where the agent finds it")] = "/work"
     below: Annotated[
@@ -81,3 +89,37 @@ class Workspace(fields.Section):
             "never: they can only be looked at"
         ),
     ] = "ask"
+
+
+def volume_problems(one: Workspace, filesystem: str) -> Iterator[tuple[str, str, str]]:
+    """The rules of a workspace that is a volume: it has a name, a file system of mode host, and nothing to apply."""
+    if one.volume is None:
+        yield "workspace", "[workspace] of mode `volume` names none", 'write volume = "NAME"'
+    for name, key in (("below", "from"), *((same, same) for same in ("mask", "protect", "max_mb", "apply"))):
+        if name in one.model_fields_set:
+            mend = 'take it out: nothing of a volume is applied; mode = "overlay" works on a directory of the caller'
+            yield f"workspace.{key}", f"`workspace.{key}` is written while mode is `volume`", mend
+    if filesystem != "host":
+        yield "workspace.mode", f"mode is `volume` while filesystem is `{filesystem}`", 'filesystem = "host"'
+
+
+def exec_problems(one: Workspace, trees: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """``exec = true`` goes with the tree in permissions.executables.allow."""
+    if one.exec and TREE not in trees:
+        message = "workspace.exec is `true` while permissions.executables.allow has no `workspace`"
+        yield "workspace.exec", message, 'write allow = ["workspace"] below [permissions.executables], or exec = false'
+
+
+def written_problems(
+    table: permissions.Filesystem, volumes: Sequence[tuple[str, permissions.VolumeGrant]]
+) -> Iterator[tuple[str, str, str]]:
+    """``shared`` goes with something that is written; each volume, and each place of one, is named once.
+
+    ``volumes`` has the dotted key of each.
+    """
+    if table.shared and not (table.write or volumes):
+        message = "permissions.filesystem.shared is `true` while nothing is granted for writing"
+        yield "permissions.filesystem.shared", message, "take shared out, or grant a write path"
+    names = [name for _, one in volumes for name in one]
+    for key, name in [(key, name) for key, one in volumes for name in one if names.count(name) > 1]:
+        yield key, f"{text.quote(name)} is named twice", "name each volume once, at a place of its own"

@@ -63,7 +63,7 @@ class Facts(Struct, frozen=True):
             None if host.runsc is None else (host.runsc.version, host.runsc.sha256),
             {**host.runtimes, **host.executables},
             {found.place: found.kind for found in host.granted.values()},
-            {path: found.room_mb for path, found in host.granted.items()},
+            {**{path: found.room_mb for path, found in host.granted.items()}, **_volumes(manifest, host)},
             manifest.permissions.credentials.files,
             host.network.stack,
             dict(process.env),
@@ -126,10 +126,15 @@ def check(facts: Facts, found: Decompiled, package_digest: str) -> None:
             )
 
 
+def _volumes(manifest: Manifest, host: HostFacts) -> dict[str, int]:
+    """The MiB of each volume that the manifest names, by its place."""
+    return {one.place: host.volumes[one.name].mb for _, one in manifest.volumes if one.name in host.volumes}
+
+
 def _workspace(manifest: Manifest) -> tuple[object, ...] | None:
     """The terms that the artefacts must have, taken from the manifest and from the built-in lists."""
     one, files = manifest.workspace, data.workspace_files()
-    if one.mode is None:
+    if one.mode != "overlay":
         return None
     mask, protect = sorted({*one.mask, *files.mask}), sorted({*one.protect, *files.protect})
     return (one.path, one.max_mb, tuple(sorted(one.below)), tuple(mask), tuple(protect), one.apply)

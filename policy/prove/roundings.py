@@ -7,6 +7,7 @@ the roundings that made a difference. The comparison that follows is for equalit
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from msgspec import Struct, structs
@@ -16,7 +17,7 @@ from policy.decompile.network import network, reach
 from policy.decompile.read import Decompiled
 from policy.grants.effective import DOMAINS, Effective
 from policy.grants.executables import ExecutableSet
-from policy.grants.paths import FilesystemGrants
+from policy.grants.paths import PathSet
 from policy.grants.resources import Ceilings
 from policy.grants.syscalls import SyscallSet
 
@@ -79,15 +80,15 @@ def expected(effective: Effective, found: Decompiled) -> dict[str, Expected]:
 def _filesystem(effective: Effective, found: Decompiled) -> Expected:
     mine, links = effective.filesystem, found.seen.links
     used: tuple[str, ...] = ()
-    if mine.mode == "host" and not mine.write:
-        mine, used = FilesystemGrants("ephemeral", mine.read, shared=mine.shared), ("empty-host",)
+    if mine.mode == "host" and not mine.write and not mine.volumes.listing():
+        mine, used = replace(mine, mode="ephemeral"), ("empty-host",)
     real = {path: symlinks.follow(path, links) or path for path in mine.read}
     if all(path == place for path, place in real.items()):
         return mine, used
     # A link to a file that the root has anyway has no mount (policy.prove.facts).
     there = found.grants.filesystem.readable()
     left = (place for path, place in real.items() if path == place or there.covers(place))
-    return FilesystemGrants.of(mine.mode, left, mine.write, shared=mine.shared), (*used, "link")
+    return replace(mine, read=PathSet.of(left)), (*used, "link")
 
 
 def _network(effective: Effective, found: Decompiled) -> Expected:

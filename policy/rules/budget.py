@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from policy import errors
+from policy.compile import mounts
 from policy.compile.cgroup import overhead_mb
 from policy.grants.effective import Effective
 from policy.grants.resources import Ceilings
@@ -128,12 +129,12 @@ def within_host(
     )
 
 
-def host_memory_mb(effective: Effective, *, gvisor: bool) -> int:
-    """Return the memory that a run may take of its machine, in MiB."""
+def host_memory_mb(effective: Effective, *, gvisor: bool, rooms_mb: int = 0) -> int:
+    """Return the memory that a run may take of its machine, in MiB. ``rooms_mb`` of disk_mb are on a disk."""
     want = effective.resources
     memory, disk, pids = want.memory_mb or 0, want.disk_mb or 0, want.pids_max or 0
     # A tmpfs lives in memory, and the sentry needs its own (decisions.md, Filesystem and execution).
-    scratch = disk if gvisor and effective.filesystem.mode != "read-only-package" else 0
+    scratch = max(disk - rooms_mb, 0) if gvisor and effective.filesystem.mode != "read-only-package" else 0
     gates = GATES_MB if gvisor and effective.linked else 0
     return memory + scratch + gates + (overhead_mb(pids) if gvisor else 0)
 
@@ -143,9 +144,11 @@ def _needs(case: Case) -> tuple[tuple[str, int, int, str], ...]:
     want, host = case.effective.resources, case.host
     gvisor = case.manifest.sandbox.backend == "linux-gvisor"
     pids = want.pids_max or 0
+    rooms_mb = sum(mounts.rooms(case.effective, host).values())
+    memory = host_memory_mb(case.effective, gvisor=gvisor, rooms_mb=rooms_mb)
     on_disk = (want.disk_mb or 0) if len(case.effective.filesystem.write) else 0
     return (
-        ("memory_mb", host_memory_mb(case.effective, gvisor=gvisor), host.memory_available_mb, "MiB"),
+        ("memory_mb", memory, host.memory_available_mb, "MiB"),
         ("pids_max", 2 * pids + 64 if gvisor else pids, host.pids_free, "tasks"),
         ("cpu_millis", want.cpu_millis or 0, host.cpus * 1000, "thousandths of a core"),
         ("disk_mb", on_disk, host.disk_free_mb, "MiB"),

@@ -181,7 +181,11 @@ def _services(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
 
 
 def _writes(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
-    for i, path in enumerate(manifest.permissions.filesystem.write):
+    for key, one in manifest.volumes:
+        if one.name not in host.volumes:
+            lacking = "a volume of that name that the caller may use"
+            yield key, f"volume `{one.name}`", lacking, f"covenant volume create {one.name} --size 1G"
+    for i, path in manifest.permissions.filesystem.write_paths:
         found = host.granted.get(path)
         if found is None or not found.room_mb:
             why = f" ({found.unbounded})" if found is not None and found.unbounded else ""

@@ -42,7 +42,9 @@ def _identity(m: Manifest, e: Effective) -> Items:
 
 def _filesystem(m: Manifest, e: Effective) -> Items:
     table = m.permissions.filesystem
-    for i, path in enumerate(table.write):
+    for key, one in m.volumes:
+        yield key, FilesystemGrants(volumes=NameSet.of((one.grant,)))
+    for i, path in table.write_paths:
         yield f"permissions.filesystem.write[{i}]", FilesystemGrants(write=PathSet((path,)))
     for i, path in enumerate(table.read):
         yield f"permissions.filesystem.read[{i}]", FilesystemGrants(read=PathSet((path,)))

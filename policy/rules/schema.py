@@ -82,7 +82,7 @@ _CONSTRAINTS: tuple[Callable[[Case], Iterator[Problem]], ...] = (_pins, _entry, 
 
 def _check_paths(case: Case) -> None:
     table = case.manifest.permissions
-    paths = [(f"permissions.filesystem.write[{i}]", p, True) for i, p in enumerate(table.filesystem.write)]
+    paths = [(f"permissions.filesystem.write[{i}]", p, True) for i, p in table.filesystem.write_paths]
     paths += [(f"permissions.filesystem.read[{i}]", p, False) for i, p in enumerate(table.filesystem.read)]
     paths += [(f"permissions.executables.allow[{i}]", e.path, False) for i, e in table.executables.programs]
     for grant, path, write in paths:

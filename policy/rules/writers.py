@@ -15,10 +15,11 @@ from policy import errors
 from policy.grants.effective import Effective
 from policy.host import HostFacts
 from policy.manifest import text
+from policy.manifest.permissions import VolumeGrant
 
 
 class WrittenPlace(Struct, frozen=True):
-    """What a run writes: the key of the file system, its name for people, and whether other runs may write it too."""
+    """A written file system: its key, its name for people, and whether other runs may write it at the same time."""
 
     key: str
     name: str
@@ -35,12 +36,16 @@ class Writer(Struct, frozen=True):
 
 
 def of(effective: Effective, host: HostFacts) -> tuple[WrittenPlace, ...]:
-    """Return what a run with these grants writes."""
+    """Return the file systems that a run with these grants writes."""
     found = effective.filesystem
-    return tuple(
-        WrittenPlace(f"device {host.granted[path].device}", path, found.shared)
-        for path in found.write
-        if path in host.granted
+    volumes = (VolumeGrant.of(one).name for one in found.volumes.listing())
+    return (
+        *(
+            WrittenPlace(f"device {host.granted[path].device}", path, found.shared)
+            for path in found.write
+            if path in host.granted
+        ),
+        *(WrittenPlace(f"volume {name}", f"volume:{name}", found.shared) for name in volumes),
     )
 
 

@@ -17,6 +17,7 @@ from policy.grants import paths
 from policy.grants.effective import Effective
 from policy.host import Closure
 from policy.manifest import text
+from policy.manifest.permissions import VolumeGrant
 from policy.rules import never
 from policy.why.ask import LayerAnswer, Sight, toml
 from policy.why.hints import SHARED_MB
@@ -97,6 +98,9 @@ class Open(Struct, frozen=True):
         grants, callers = sight.found.grants.filesystem, sight.found.seen.workspace
         if callers is not None and _within(self.path, callers.place):
             yield callers.place, *self._in_workspace(callers)
+        for volume in sight.found.seen.volumes:
+            if _within(self.path, volume.place):
+                yield volume.place, True, f"it is in the volume {volume.name}, mounted to read and write"
         for place in grants.read:
             if _within(self.path, place):
                 yield self._granted(sight, place, read, f"{text.visible(place)} is mounted read-only")
@@ -166,6 +170,9 @@ class Open(Struct, frozen=True):
         """By the filesystem domain."""
         if self._in_memory():
             return grants.filesystem.mode != "read-only-package"
+        volumes = map(VolumeGrant.of, grants.filesystem.volumes.listing())
+        if any(_within(self.path, one.place) for one in volumes):
+            return True
         held = grants.filesystem.write if self.write else grants.filesystem.readable()
         return held.covers(self.path)
 
@@ -235,6 +242,10 @@ class Execute(Struct, frozen=True):
         callers = seen.workspace
         if callers is not None and callers.programs and _within(real, callers.place):
             return LayerAnswer(True, "every program of the workspace can be started", f"mounts.json:{callers.place}")
+        for volume in seen.volumes:
+            if volume.programs and _within(real, volume.place):
+                because = "every program of the workspace can be started"
+                return LayerAnswer(True, because, f"mounts.json:{volume.place}")
         return LayerAnswer(False, "nothing else in the root is executable", "mounts.json:closure")
 
     def granted(self, grants: Grants | Effective) -> bool:

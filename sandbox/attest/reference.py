@@ -52,7 +52,8 @@ class ReferenceValues(Struct, frozen=True):
     says that runsc logs the calls that its filter refuses, and how the ``traced`` calls end. ``arguments`` replace
     the compiled ones: those of a self-test, or of an agent that has its intent in one. ``nice`` is the nice value that
     the run's shim started with. ``streams`` names the files behind the agent's descriptors 0 to 2 (attest.streams).
-    ``root_file`` is the EROFS file that has the root; "/" is no mount then.
+    ``root_file`` is the EROFS file that has the root; "/" is no mount then. ``volumes`` maps the place of each volume
+    to its image.
     """
 
     run_id: str
@@ -75,6 +76,7 @@ class ReferenceValues(Struct, frozen=True):
     granted: Mapping[str, int] = msgspec.field(default_factory=dict)
     streams: tuple[str, ...] = ()
     root_file: RootFile | None = None
+    volumes: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def write(self, directory: Path) -> None:
         """Leave it where ``read`` looks for it."""

@@ -6,6 +6,7 @@
     (2) gVisor's own filters of the sandbox and its gofer                       kernel.seccomp.reader
     (3) what is mounted, and that it is what was opened for it                  mountinfo of the gofer
         the file that has the root, where it is one                             sandbox.attest.root_file
+        the images of volumes                                                   sandbox.attest.volumes
         that no mount of the host covers what is granted                        sandbox.rootfs.covered
     (4) limits, flags, bundle and rules, proved in place of the artefacts       policy.prove.live
     (5) the package's copy and the runsc binary, by digest
@@ -34,7 +35,7 @@ from policy.compile.artefacts import Artefacts
 from policy.decompile.live import Readout
 from policy.prove import live
 from policy.prove.live import Layer, Standing
-from sandbox.attest import cgroups, processes, root_file, streams, tracers
+from sandbox.attest import cgroups, processes, root_file, streams, tracers, volumes
 from sandbox.attest import network as attest_network
 from sandbox.attest.network_view import ListingCache, View
 from sandbox.attest.processes import Family
@@ -175,6 +176,8 @@ def _beside(
     yield _identities(made, found, mounts)
     if made.root_file is not None:
         yield root_file.judge(made.root_file, found.sandbox.name.pid, known.digests)
+    if made.volumes:
+        yield volumes.judge(made.volumes, found.gofer.name.pid)
     yield _covered(made, artefacts, mounts)
     yield _package(made, artefacts, known)
 

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from policy import data, errors
 from policy.grants.effective import Effective
-from policy.host import CgroupFacts, Closure, GrantedPath, HostFacts, NetworkFacts, RunscFacts
+from policy.host import CgroupFacts, Closure, GrantedPath, HostFacts, NetworkFacts, RunscFacts, VolumeFacts
 from policy.manifest.agent import Manifest
 from sandbox.config import Config, trusted_binary
 from sandbox.host import memory as host_memory
@@ -76,12 +76,13 @@ def for_manifest(
     package: Mapping[str, bytes] | None = None,
     extra_never: Sequence[str] = (),
     effective: Effective | None = None,
+    caller: int = 0,
 ) -> HostFacts:
-    """Return the facts with those for this manifest: its runtime, its granted executables, its granted paths.
+    """Return the facts with those for this manifest: its runtime, its granted executables, paths and volumes.
 
     ``package`` maps the package's file names to their verified bytes (for a rust-bin entry). ``extra_never`` are paths
     never granted on this host beside those of the data file, such as COVENANT_HOME. ``effective`` are the grants that a
-    parent left of the manifest; their paths may be below the manifest's own.
+    parent left of the manifest; their paths may be below the manifest's own. ``caller`` is the uid whose volumes count.
 
     Raises:
         errors.GrantedPathError, errors.ProgramError: Raised when this host cannot provide something granted.
@@ -90,9 +91,11 @@ def for_manifest(
     never = never_granted(config, extra_never)
     permissions = manifest.permissions
     found: dict[str, GrantedPath] = {}
-    written = (permissions if effective is None else effective).filesystem.write
+    own = tuple(path for _, path in permissions.filesystem.write_paths)
+    written = own if effective is None else effective.filesystem.write
     for table, trees in (("read", never), ("write", {**never, **data.never_grantable().write_trees})):
-        asked = {path: f"[{i}]" for i, path in enumerate(getattr(permissions.filesystem, table))}
+        listed = permissions.filesystem.write_paths if table == "write" else enumerate(permissions.filesystem.read)
+        asked = {path: f"[{i}]" for i, path in listed}
         if effective is not None:
             # What a granted directory covers is looked at too: a link in it may lead out of what is granted.
             inner = [path for path in asked if table == "read" and effective.filesystem.readable().covers(path)]
@@ -120,7 +123,20 @@ def for_manifest(
         runtimes={**facts.runtimes, **runtime},
         executables={**facts.executables, **programs},
         granted={**facts.granted, **found},
+        volumes={**facts.volumes, **_volumes(manifest, config, caller)},
     )
+
+
+def _volumes(manifest: Manifest, config: Config, caller: int) -> dict[str, VolumeFacts]:
+    """Return the volumes that the manifest names, of those that the caller may use."""
+    found = {}
+    for key, one in manifest.volumes:
+        # Imported only here: most manifests name none, and a cold start pays for each import.
+        from sandbox.volumes import session
+
+        if (volume := session.facts(config.state, one.name, caller, manifest.where(key))) is not None:
+            found[one.name] = volume
+    return found
 
 
 def never_granted(config: Config, extra: Sequence[str] = ()) -> dict[str, str]:

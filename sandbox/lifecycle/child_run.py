@@ -45,6 +45,7 @@ def run_child(dependencies: RunDependencies, parent: Request, child_request: Chi
         children=parent.children,
         rights=parent.rights,
         behalf=parent.behalf,
+        uid=parent.uid,
         # The key that its parent's intent names.
         told={**issuer, "pubkey": parent.reads["pubkey"]},
     )

@@ -16,6 +16,7 @@ from typing import Any
 from msgspec import Struct
 
 from policy import clocks, contract, decide, errors
+from policy.compile import mounts
 from policy.grants.effective import Effective
 from policy.grants.lifetime import LifetimeGrant
 from policy.host import HostFacts
@@ -46,7 +47,7 @@ CheckSerial = Callable[[trust.TrustedPackage, trust.Accepted | None], None]
 # The log's text for an agent that requests standby and has none.
 _NO_STANDBY = "standby: nobody keeps instances ready here, each run starts cold (covenant-supervisor does)"
 _NO_CALLER = "standby: an agent with a workspace starts cold, its directory comes with its caller"
-_ONE_WRITER = "standby: an agent that writes a path of the host starts cold, one run at a time writes it"
+_ONE_WRITER = "standby: an agent that writes a path of the host or a volume starts cold, one run at a time writes it"
 _NOT_AHEAD = "standby: an agent that may ask its supervisor for more starts cold, its rights count from its intent"
 
 
@@ -163,10 +164,11 @@ class RunContext:
     def settle_standby(self, decision: decide.Decision) -> None:
         """Set ``standby`` for an agent that wants instances kept ready, or ``standby_notes`` if none are."""
         wanted = decision.manifest.sandbox.standby
-        if wanted and decision.manifest.workspace.mode is not None:
+        if wanted and decision.manifest.workspace.mode == "overlay":
             self.standby_notes = (_NO_CALLER,)
             return
-        if wanted and decision.effective.filesystem.write:
+        filesystem = decision.effective.filesystem
+        if wanted and (filesystem.write or filesystem.volumes.listing()):
             self.standby_notes = (_ONE_WRITER,)
             return
         if not wanted or self.child is not None or self.request.dev:
@@ -222,6 +224,7 @@ class RunContext:
             package=self.request.package.files,
             extra_never=dependencies.never_granted,
             effective=delegation.narrowed(self.lineage, manifest, dependencies.path / "runs") if self.lineage else None,
+            caller=self.request.uid,
         )
 
     def place_for(
@@ -241,6 +244,7 @@ class RunContext:
             config.caller_requests,
             claimant=self._claimant(trusted),
             writes=writers.of(effective, host),
+            rooms_mb=sum(mounts.rooms(effective, host).values()),
         )
         claim.check(registry.live(self.dependencies.path / "runs"))
         self.place = claim

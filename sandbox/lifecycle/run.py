@@ -334,7 +334,7 @@ class Run:
             raise errors.WorkspaceError(
                 "the manifest has a [workspace], and no directory was given"
                 if given is None
-                else "a directory was given, and the manifest has no [workspace]",
+                else "a directory was given, and the manifest has no [workspace] of mode `overlay`",
                 hint="covenant run PACKAGE TEXT --workspace DIR" if given is None else "leave --workspace out",
                 where=decision.manifest.where("workspace.mode"),
             )

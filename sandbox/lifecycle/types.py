@@ -39,6 +39,7 @@ class Request(Struct, frozen=True):
       is None for the run of the request itself.
     - ``caller`` are the caller's ends of a stream session. Its agent has no intent, and ``text`` is empty.
     - ``workspace`` is the directory that the caller gives to the agent, for a manifest with ``[workspace]``.
+    - ``uid`` is that of the caller, by the kernel: it may use its own volumes, and root all of them.
     - ``live`` takes the first lines of stderr as they come, for a client that shows them. A child has none.
     """
 
@@ -60,6 +61,7 @@ class Request(Struct, frozen=True):
     caller: CallerStreams | None = None
     workspace: GivenDirectory | None = None
     live: Callable[[str], None] | None = None
+    uid: int = 0
 
     @property
     def reads(self) -> Mapping[str, str]:

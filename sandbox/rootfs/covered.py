@@ -13,19 +13,17 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from policy import errors
 from sandbox.kernel.fs import filesystems
 from sandbox.kernel.fs.filesystems import Mount
 
-# Sources of bind mounts that are no paths of the host: copies and files of the supervisor's own.
-_OWN: Final = frozenset({"package", "resolver", "credentials", "limits", "workspace", "repository"})
-
 
 def granted(plan: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The mounts of granted paths in a plan (mounts.json, ``mounts``)."""
-    return [mount for mount in plan if mount["type"] == "bind" and mount["source"] not in _OWN]
+    # Other sources are no paths of the host: copies, volumes and files of the supervisor's own.
+    return [mount for mount in plan if mount["type"] == "bind" and mount["source"].startswith("/")]
 
 
 def numbers(plan: Iterable[Mapping[str, Any]], sources: Mapping[str, int]) -> dict[str, int]:

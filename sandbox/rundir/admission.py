@@ -128,7 +128,7 @@ class AdmissionRequest(Struct, frozen=True):
     ``caller`` is the issuer of the run, or of the first run above it. A bounded caller (``bounded``) may have ``most``
     live runs, orphans included. ``itself`` is the requesting run where it is live already, with its holdings so far.
     ``claimant`` is its signed statement beside those of other runs, None where serials say nothing of it. ``writes``
-    are the places that it writes.
+    are the places that it writes, of ``rooms_mb`` MiB.
     """
 
     manifest: Manifest
@@ -143,6 +143,7 @@ class AdmissionRequest(Struct, frozen=True):
     itself: str = ""
     claimant: Claimant | None = None
     writes: tuple[WrittenPlace, ...] = ()
+    rooms_mb: int = 0
 
     def label(
         self, *, issuer: Mapping[str, str], operator: str | None, signers: Iterable[Signer], now_ms: int
@@ -232,7 +233,8 @@ class AdmissionRequest(Struct, frozen=True):
 
     @property
     def _host_memory_mb(self) -> int:
-        return budget.host_memory_mb(self.effective, gvisor=self.manifest.sandbox.backend == "linux-gvisor")
+        gvisor = self.manifest.sandbox.backend == "linux-gvisor"
+        return budget.host_memory_mb(self.effective, gvisor=gvisor, rooms_mb=self.rooms_mb)
 
     @property
     def _payload_digest(self) -> str:

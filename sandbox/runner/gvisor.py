@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from policy import contract, data, denials, errors
 from policy.compile import bundle as compiled_bundle
 from policy.prove import connections
-from sandbox.attest import monitor, reference, streams
+from sandbox.attest import monitor, reference, streams, volumes
 from sandbox.attest import network as attest_network
 from sandbox.audit.denials import every_program_is_granted, failed_calls, refused_calls, traced
 from sandbox.broker.server import Broker
@@ -105,7 +105,7 @@ def _run(
         leaf.apply(limits)
         directory.write_config(_config(job, uid, directory))
         job = runner_mounts.with_secrets(own_limits.given(job, directory.path, stack), stack, uid)
-        job = runner_mounts.with_workspace(job, uid)
+        job = runner_mounts.with_volumes(runner_mounts.with_workspace(job, uid), uid, stack)
         mounts = [*runner_mounts.attached(job, directory, stack, uid), runner_mounts.memory(job, directory, stack)]
         gate = None if gates is None else _gateway(job, directory, stack.enter_context(gates), denied, lasting)
         started = stack.enter_context(contextlib.closing(start_trace.StartTrace(directory.trace)))
@@ -422,6 +422,7 @@ def _attestor(
         granted=covered.numbers(job.artefacts.json("mounts.json")["mounts"], job.files.sources),
         streams=_pipes(child) if terminal is None else streams.UNKNOWN,
         root_file=None if file is None else reference.RootFile.of(file),
+        volumes=volumes.made(job.artefacts.json("mounts.json")["mounts"], job.config.state),
     )
     directory.write_policy(job.artefacts)
     made.write(directory.path)

@@ -18,7 +18,7 @@ from sandbox.kernel.fs import secret_files
 from sandbox.kernel.proc import launch
 from sandbox.rootfs import covered
 from sandbox.rundir.directory import RunDirectory
-from sandbox.runner.spec import CREDENTIALS, SandboxSpec
+from sandbox.runner.spec import CREDENTIALS, VOLUMES, SandboxSpec
 
 # What runsc takes the memory of a sandbox from (gvisor runsc/sandbox: totalSystemMemory), and tells gVisor's kernel.
 MEMINFO = "/proc/meminfo"
@@ -61,6 +61,23 @@ def with_workspace(job: SandboxSpec, uid: int) -> SandboxSpec:
     return structs.replace(job, files=structs.replace(job.files, sources=sources))
 
 
+def with_volumes(job: SandboxSpec, uid: int, stack: contextlib.ExitStack) -> SandboxSpec:
+    """The job with the volumes of its policy mounted among its sources. ``stack`` lets them go."""
+    plan = job.artefacts.json("mounts.json")
+    places = [m for m in plan["mounts"] if m["source"].startswith(VOLUMES)]
+    if not places:
+        return job
+    # Imported only here: most agents have none, and a cold start pays for each import.
+    from sandbox.volumes import session
+
+    state, found = job.config.state, {}
+    for mount in places:
+        name, place = mount["source"].partition(":")[2], mount["destination"]
+        noexec = "noexec" in compiled_mounts.host_flags(mount["source"], mount["options"])
+        found[place] = session.mounted(state, name, plan["rooms"][place], uid, stack, noexec=noexec)
+    return structs.replace(job, files=structs.replace(job.files, sources={**job.files.sources, **found}))
+
+
 def attached(job: SandboxSpec, directory: RunDirectory, stack: contextlib.ExitStack, uid: int) -> list[launch.Attach]:
     """Detached copies of every source, flags set before anything can see them (sandbox-facts: the gofer's view
     has no flags unless the mount has them already)."""
@@ -76,7 +93,8 @@ def attached(job: SandboxSpec, directory: RunDirectory, stack: contextlib.ExitSt
     for mount, target in zip(plan, targets, strict=True):
         if mount["type"] == "bind":
             fd, options = job.files.sources[mount["destination"]], mount["options"]
-            if mount["source"] in (CREDENTIALS, CALLERS, REPOSITORY):  # it is no copy of anything, and has its flags
+            if mount["source"] in (CREDENTIALS, CALLERS, REPOSITORY) or mount["source"].startswith(VOLUMES):
+                # It is no copy of anything, and has its flags.
                 out.append(launch.Attach(fd, str(target)))
                 continue
             flags = compiled_mounts.host_flags(mount["source"], options)

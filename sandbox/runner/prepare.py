@@ -21,7 +21,7 @@ from sandbox.network import addresses
 from sandbox.probes import preload
 from sandbox.rootfs import host_paths, identity_files, init_program, local_names, trust_anchors
 from sandbox.runner import limits, root_directory
-from sandbox.runner.spec import OF_THE_RUN, SandboxFiles
+from sandbox.runner.spec import OF_THE_RUN, VOLUMES, SandboxFiles
 from sandbox.storage import atomic_file
 from sandbox.storage.package_store import PackageStore
 
@@ -65,7 +65,7 @@ def files(
     never = host_facts.never_granted(config, never_granted)
     sources = {}
     for mount in plan["mounts"]:
-        if mount["type"] == "bind" and mount["source"] not in OF_THE_RUN:
+        if mount["type"] == "bind" and mount["source"] not in OF_THE_RUN and not mount["source"].startswith(VOLUMES):
             device = facts.granted[mount["source"]].device if mount["destination"] in plan["rooms"] else 0
             fd = _source(mount, plan["rooms"], copy, state=state, config=config, never=never, device=device)
             stack.callback(os.close, fd)

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from policy.compile import workspace
 from policy.compile.artefacts import Artefacts
 from policy.compile.mounts import CALLERS, REPOSITORY
 from policy.contract import LINE, Contract
@@ -31,6 +32,8 @@ from sandbox.workspace.session import RunWorkspace
 CREDENTIALS = "credentials"
 # The sources of mounts that are made for each run, and are no files of the host.
 OF_THE_RUN = (CREDENTIALS, "limits", CALLERS, REPOSITORY)
+# Those of volumes begin with one of these.
+VOLUMES = (workspace.VOLUME, workspace.OWN_VOLUME)
 # Called with a function that writes a secret, and with watches to serve meanwhile.
 Secrets = Callable[[Callable[[str, memoryview], None], Watches], Outcome]
 # The mount point of the package's copy.

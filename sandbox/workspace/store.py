@@ -335,7 +335,8 @@ def find(state: Path, word: str, uid: int = 0) -> WorkspaceDirectory:
     exact = [one for one in found if one.path.name == word]
     if len(exact or found) != 1:
         several = "several workspaces begin" if found else "no workspace begins"
-        raise errors.WorkspaceError(f"{several} with `{word[:80]}`", hint="covenant workspace list")
+        hint = "covenant workspace list; a workspace that is a volume has nothing to compare or apply"
+        raise errors.WorkspaceError(f"{several} with `{word[:80]}`", hint=hint)
     return (exact or found)[0]
 
 

@@ -1,4 +1,4 @@
-"""A written path has one writer at a time, by whatever name, until its run ends or is killed."""
+"""A written path has one writer at a time, under all of its names, until its run ends or is killed."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Session(Struct, frozen=True):
 @click.option("--profile", metavar="NAME", help="Profile to start from; without it, the one of the command's name.")
 @click.option("--net", multiple=True, metavar="HOST[:PORT]", help="Reach this host, port 443 by TLS unless written.")
 @click.option("--read", multiple=True, metavar="PATH", help="See this path of the host, read-only.")
-@click.option("--write", multiple=True, metavar="VOLUME", help="Write to this directory with its own file system.")
+@click.option("--write", multiple=True, metavar="VOLUME", help="Write to volume:NAME:/PLACE, or to a mount of yours.")
 @click.option("--layer", "layers", multiple=True, metavar="NAME", help="Add a layer of the store over the base.")
 @click.option("--secret", "secrets", multiple=True, metavar="NAME[=VAR]", help="Grant a secret: a file, or VAR too.")
 @click.option("--model", "models", multiple=True, metavar="PROVIDER[:MODEL]", help="Ask models, without their key.")
@@ -208,7 +208,7 @@ def _checked(words: Typed, contract: str) -> Session:
         search=tuple(path for _, search in reversed(found) for path in search),
         net=net,
         read=tuple(map(host.readable, words.read)),
-        write=tuple(map(host.volume, words.write)),
+        write=tuple(host.volume(one, settings.state) for one in words.write),
         secrets=secrets,
         models=models,
         model_env=session_models.variables(settings.state, models),

@@ -49,7 +49,8 @@ def value(effective: Effective, manifest: Manifest, field: str) -> Any:
     """Return the value of a row's field: of the effective grants, or of the manifest for a field without a domain."""
     section, name = field.split(".")
     if section in DOMAINS:
-        return getattr(effective, section).canonical()[name]
+        # Some are left out where nothing is granted.
+        return getattr(effective, section).canonical().get(name)
     return getattr(getattr(manifest, section), name)
 
 

@@ -175,6 +175,7 @@ def _run(
             began=began,
             caller=caller,
             workspace=given,
+            uid=session.caller.uid,
             live=(lambda lines: session.state("stderr", text=lines)) if asked.stderr else None,
             **_for_whom(asked.on_behalf_of, issuer),
         )

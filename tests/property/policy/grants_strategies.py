@@ -42,9 +42,10 @@ networks = st.one_of(
     st.just(Network.top()),
 )
 modes = st.sampled_from(FILESYSTEM_MODES)
-filesystems = st.builds(FilesystemGrants.of, modes, path_lists, path_lists, shared=st.booleans()) | st.just(
-    FilesystemGrants.top()
-)
+volumes = st.lists(st.sampled_from(["data:/data", "data:/mnt", "cache:/data"]), max_size=3)
+filesystems = st.builds(
+    FilesystemGrants.of, modes, path_lists, path_lists, shared=st.booleans(), volumes=volumes
+) | st.just(FilesystemGrants.top())
 
 calls = st.frozensets(st.sampled_from(["read", "write", "execve", "execveat", "memfd_create", "openat"]))
 syscalls = calls.map(SyscallSet) | st.just(SyscallSet.top())

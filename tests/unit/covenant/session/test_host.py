@@ -71,10 +71,10 @@ def test_path_that_session_covers_is_refused(path: str) -> None:
 
 def test_volume_needs_its_own_file_system(tmp_path: Path) -> None:
     with pytest.raises(errors.GrantedPathError, match="No such file") as missing:
-        host.volume(str(tmp_path / "absent"))
+        host.volume(str(tmp_path / "absent"), tmp_path)
     assert missing.value.hint == f"mkdir {tmp_path}/absent"
     with pytest.raises(errors.NotEnforceableError, match="has no bound") as e:
-        host.volume(str(tmp_path))
+        host.volume(str(tmp_path), tmp_path)
     assert e.value.hint.endswith(f"IMAGE {tmp_path}")
 
 

@@ -1,4 +1,4 @@
-"""One writer a file system: told apart by its device, whatever it is called."""
+"""One writer a file system: told apart by its device, under each of its names."""
 
 from __future__ import annotations
 

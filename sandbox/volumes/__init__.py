@@ -1,0 +1,1 @@
+"""Volumes: named file systems of the state that outlive runs."""
