@@ -27,7 +27,12 @@ def facts(state: Path, name: str, caller: int, where: str) -> VolumeFacts | None
         one = next((found for found in VolumeStore(state).listed() if found.name == name), None)
         if one is None:
             return None
-        owner, mb = one.record().owner, one.mb
+        try:
+            owner, mb = one.record().owner, one.mb
+        except errors.VolumeError:
+            if caller == 0:
+                raise
+            return None  # whose it is cannot be read
     except PermissionError:
         message = "the volumes of this host are root's to read"
         raise errors.VolumeError(message, hint="run it with sudo", where=where) from None

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from policy import errors
+from sandbox.kernel import procfs
 from sandbox.kernel.fs import loop_device
 from sandbox.volumes import image
 from sandbox.volumes.store import VolumeStore
@@ -147,6 +148,19 @@ def test_workspace_may_be_a_volume(world: World) -> None:
     fields = {"filesystem": "host", "disk_mb": 128, "more": more}
     assert world.ask(code, **fields) == []
     assert world.ask(code, **fields) == ["0"]
+
+
+@pytest.mark.parametrize("programs", ["", 'exec = true\n[permissions.executables]\nallow = ["workspace"]\n'])
+def test_workspace_volume_is_read_back(world: World, programs: str) -> None:
+    """Its host mount has no noexec, so that native modules load; its guest mount has it unless programs are granted."""
+    kit.created(world.state, "own")
+    more = f'[workspace]\nmode = "volume"\nvolume = "own"\n{programs}'
+    with live(world, more=more, filesystem="host", disk_mb=128) as one:
+        report = one.report()
+        assert report.holds, [layer for layer in report.layers if not layer.holds]
+        (place,) = [mount for mount in procfs.mounts(one.family().gofer.name.pid) if mount.place == "/work"]
+        assert "noexec" not in place.options
+        assert {"nosuid", "nodev", "nosymfollow", "idmapped"} <= set(place.options)
 
 
 def test_hand_made_changes_are_drift(world: World, tmp_path: Path) -> None:
