@@ -32,6 +32,7 @@ LAYERS: Final[Mapping[str, str]] = {
     "spawn": "the rules for what an agent may start",
     "credential": "the broker of secrets",
     "model": "the service gate",
+    "tool": "the check of tool calls",
 }
 MAX_ROWS: Final = 1000
 # Summaries may take half: a flood at one place must leave rows for what is refused elsewhere.
@@ -55,6 +56,8 @@ TOO_MANY: Final = "too_many"
 HOST_TASKS: Final = "host_tasks"
 # The target of a program start whose path no layer reports.
 EXECVE: Final = "execve"
+# The limits of tool calls: each is its code and its key.
+TOOL_LIMITS: Final = ("calls_per_minute", "call_ms", "argument_bytes", "answer_bytes")
 # The key of agent.toml that would have allowed it, by layer and code; what is not here no line of a manifest allows.
 _GRANTS: Final[Mapping[tuple[str, str], str]] = {
     ("dns", "name_not_granted"): "permissions.network",
@@ -69,6 +72,9 @@ _GRANTS: Final[Mapping[tuple[str, str], str]] = {
     ("exec", NOT_GRANTED): "permissions.executables",
     ("credential", NOT_GRANTED): "permissions.credentials",
     ("model", "model_not_granted"): "services.models",
+    ("tool", NOT_GRANTED): "permissions.skills",
+    ("tool", ARGUMENTS): "permissions.skills.rule",
+    **{("tool", key): f"permissions.skills.{key}" for key in TOOL_LIMITS},
 }
 # Clocks and sizes are keys of their own; --timeout, the parent's end and the envelope's are no lines of a manifest.
 _KEYS: Final[Mapping[str, frozenset[str]]] = {

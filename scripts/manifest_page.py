@@ -64,6 +64,18 @@ def _sections() -> Iterator[str]:
             many = typing.get_origin(inner.annotation) is tuple
             heading = f"[[{name}.{domain}]]" if many else f"[{name}.{domain}]"
             yield from _section(heading, _model(inner))
+            for key, nested in _tables(_model(inner)):
+                yield from _section(f"[[permissions.{domain}.{key}]]", _model(nested))
+
+
+def _tables(model: type[fields.Section]) -> list[tuple[str, FieldInfo]]:
+    """The keys of a section that are arrays of tables: each has a heading of its own."""
+    return [(key, info) for key, info in fields.keys(model).items() if _is_tables(info)]
+
+
+def _is_tables(info: FieldInfo) -> bool:
+    items = typing.get_args(info.annotation)[:1] if typing.get_origin(info.annotation) is tuple else ()
+    return any(isinstance(one, type) and issubclass(one, fields.Section) for one in items)
 
 
 def _model(info: FieldInfo) -> type[fields.Section]:
@@ -80,6 +92,8 @@ def _section(heading: str, model: type[fields.Section]) -> Iterator[str]:
     yield "| key | value | default | meaning |"
     yield "|---|---|---|---|"
     for key, info in fields.keys(model).items():
+        if _is_tables(info):
+            continue
         cells = (f"`{key}`", _value(info), _default(info), info.description or "")
         yield f"| {' | '.join(cells)} |"
 

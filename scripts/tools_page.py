@@ -81,9 +81,38 @@ covenant tools call {_URI} --package mine --args '{{"path": "/tmp/notes"}}'
 covenant tools serve mine fs            # its stdin and stdout: what an MCP client is told to start
 ```
 
-`tools call` checks in this order: the package verifies, the tool and its class are granted, the arguments fit
-`input_schema`, the server advertises what is declared. Only then the tool is called. What a server asks of its client
-(sampling, roots, elicitation) is refused.
+`tools call` and `tools serve` check in this order: the package verifies; the tool and its class are granted; size and
+rules of the arguments; `input_schema`; the rate; the server advertises what is declared. Only then the tool is called.
+A server whose list changes while it runs is listed again: a tool that is not declared is never shown, and there is no
+call while the list differs. What a server asks of its client (sampling, roots, elicitation) is refused
+([ADR 0086](adr/0086-a-call-is-held-to-its-manifest.md)).
+
+## Rules and limits of calls
+
+They stand in `agent.toml`. Rules of one tool and argument are alternatives; every argument that has a rule must be
+given, and fit. A list fits when each item does. Rules compare text: `..` in a path is not resolved.
+
+```toml
+[permissions.skills]
+allow = ["{_URI}"]
+side_effects = ["read"]
+calls_per_minute = 60
+call_ms = 5000
+argument_bytes = 4096
+answer_bytes = 100000
+
+[[permissions.skills.rule]]
+tool = "{_URI}"
+argument = "path"
+matches = "/tmp/[a-z]+"
+```
+
+```sh
+covenant policy why mine --tool {_URI} --args '{{"path": "/tmp/notes"}}'
+```
+
+A refused call names the lines that end the denial. Each call is two events of the supervisor's log, `tool_called`
+before it is sent and `tool_answered`; a refused one is `tool_refused`. They hold digests of arguments and answer.
 
 ## Credentials
 

@@ -35,6 +35,14 @@ grants = ["mail", "db"]
 [permissions.skills]
 allow = ["matrix://tool/mcp/fs/read@1.0"]
 side_effects = ["read"]
+[[permissions.skills.rule]]
+tool = "matrix://tool/mcp/fs/read@1.0"
+argument = "path"
+one_of = ["/a", 1]
+[[permissions.skills.rule]]
+tool = "matrix://tool/mcp/fs/read@1.0"
+argument = "mode"
+matches = "r+"
 [spawn]
 allowed = true
 max_depth = 2

@@ -22,7 +22,9 @@ PROTOCOL: Final = "2025-06-18"
 SPOKEN: Final = frozenset({"2024-11-05", "2025-03-26", PROTOCOL, "2025-11-25"})
 LINE_BYTES: Final = 4 * 1024 * 1024
 TOOLS: Final = 1_000
-_PAGES = 100
+PAGES: Final = 100
+# Numbers of calls begin here: a session's own requests are below.
+FIRST_CALL: Final = PAGES + 10
 _LINES = 10_000
 _METHOD_NOT_FOUND = -32601
 
@@ -42,14 +44,20 @@ class McpSession:
     """
 
     def __init__(
-        self, call: ToolCall | None = None, approve: Callable[[Sequence[AdvertisedTool]], None] = lambda tools: None
+        self,
+        call: ToolCall | None = None,
+        approve: Callable[[Sequence[AdvertisedTool]], None] = lambda tools: None,
+        *,
+        first: int = 0,
     ) -> None:
         self._call, self._approve = call, approve
         self._expected = "initialize"
-        self._number = 0
+        self._number = first
         self._pages = 0
         self._lines = 0
         self.done = False
+        self.is_called = False
+        self.result_bytes = 0
         self.tools: list[AdvertisedTool] = []
         self.result: dict[str, Any] | None = None
 
@@ -57,6 +65,10 @@ class McpSession:
         """Return the first request."""
         about = {"name": "covenant", "version": "0"}
         return self._request("initialize", protocolVersion=PROTOCOL, capabilities={}, clientInfo=about)
+
+    def list_again(self) -> bytes:
+        """Return the request for the list, in a session that another object has initialized."""
+        return self._request("tools/list")
 
     def take(self, line: bytes) -> bytes:
         """Take one line of the server. Returns what to send to it, which may be nothing.
@@ -67,25 +79,19 @@ class McpSession:
         self._lines += 1
         if self._lines > _LINES:
             raise _wrong(f"it sent more than {_LINES} messages")
-        if not line.strip():
+        message = read(line)
+        if message is None:
             return b""
-        try:
-            message = strict.read(line)
-        except errors.MalformedRequestError as e:
-            raise _wrong(
-                f"a line of its stdout is {e}", "a stdio server writes messages to stdout, and logs to stderr"
-            ) from None
-        if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
-            raise _wrong("a line of its stdout is no JSON-RPC 2.0 message")
         if "method" in message:
-            return _refusal(message)
+            return refusal(message)
         if message.get("id") != self._number:
             return b""  # an answer to nothing that waits
         if "error" in message:
-            raise _wrong(f"it refused `{self._expected}`: {text.quote(_error(message['error']))}")
+            raise _wrong(f"it refused `{self._expected}`: {text.quote(error_of(message['error']))}")
         result = message.get("result")
         if not isinstance(result, dict):
             raise _wrong(f"its answer to `{self._expected}` has no result")
+        self.result_bytes = len(line)
         return self._answered(result)
 
     def _answered(self, result: dict[str, Any]) -> bytes:
@@ -107,8 +113,8 @@ class McpSession:
         if not isinstance(tools, list):
             raise _wrong("its answer to `tools/list` has no list of tools")
         self.tools += map(_advertised, tools)
-        if len(self.tools) > TOOLS or self._pages > _PAGES:
-            raise _wrong(f"it advertises more than {TOOLS} tools, or more than {_PAGES} pages of them")
+        if len(self.tools) > TOOLS or self._pages > PAGES:
+            raise _wrong(f"it advertises more than {TOOLS} tools, or more than {PAGES} pages of them")
         cursor = result.get("nextCursor")
         if isinstance(cursor, str) and cursor:
             return self._request("tools/list", cursor=cursor)
@@ -120,6 +126,7 @@ class McpSession:
             self.done = True
             return b""
         self._approve(self.tools)
+        self.is_called = True
         return self._request("tools/call", name=self._call.name, arguments=dict(self._call.arguments))
 
     def _request(self, method: str, **params: Any) -> bytes:
@@ -128,7 +135,26 @@ class McpSession:
         return _line({"id": self._number, "method": method, "params": params})
 
 
-def _refusal(message: Mapping[str, Any]) -> bytes:
+def read(line: bytes) -> dict[str, Any] | None:
+    """Return the message of a line; None for an empty one.
+
+    Raises:
+        errors.ToolServerError: it is none.
+    """
+    if not line.strip():
+        return None
+    try:
+        message = strict.read(line)
+    except errors.MalformedRequestError as e:
+        raise _wrong(
+            f"a line of its stdout is {e}", "a stdio server writes messages to stdout, and logs to stderr"
+        ) from None
+    if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
+        raise _wrong("a line of its stdout is no JSON-RPC 2.0 message")
+    return message
+
+
+def refusal(message: Mapping[str, Any]) -> bytes:
     """Answer a request of the server. A notification has no answer."""
     if "id" not in message:
         return b""
@@ -148,7 +174,8 @@ def _advertised(tool: Any) -> AdvertisedTool:
     return AdvertisedTool(name, description or "", schema)
 
 
-def _error(error: Any) -> str:
+def error_of(error: Any) -> str:
+    """The words of an error."""
     return str(error.get("message")) if isinstance(error, dict) else str(error)
 
 

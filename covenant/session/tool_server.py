@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import subprocess
@@ -11,22 +12,23 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import jsonschema_rs
-
-from covenant.session import mcp_session
+from covenant.session import mcp_session, proxy_loop
 from covenant.session.mcp_session import McpSession, ToolCall
-from covenant.wire import json_schema
+from covenant.session.tool_guard import ToolGuard
+from covenant.session.tool_proxy import ToolProxy
 from policy import errors
 from policy.manifest.tools import advertised
 from policy.manifest.tools.advertised import AdvertisedTool
 from policy.manifest.tools.checks import Finding
-from policy.manifest.tools.document import Server, Tool, ToolManifest
+from policy.manifest.tools.document import Server, ToolManifest
+from policy.rules import tool_calls
 
 _CHUNK: Final = 64 * 1024
 _STDERR_BYTES: Final = 4 * 1024
 # A server whose stdin has ended may take so long to end, and so long again after SIGTERM.
 _GRACE_SECONDS: Final = 3.0
 _START_SECONDS: Final = 60.0
+_LATE: Final = "it did not answer in time"
 
 
 def verify(package: Path, tools: ToolManifest, *, seconds: int) -> tuple[Finding, ...]:
@@ -59,64 +61,93 @@ def _verified(package: Path, tools: ToolManifest, server: Server, seconds: int) 
 
 
 def call(
-    package: Path, tools: ToolManifest, uri: str, arguments: dict[str, Any], *, seconds: float | None = None
+    package: Path, tools: ToolManifest, guard: ToolGuard, uri: str, arguments: dict[str, Any], *, seconds: float | None
 ) -> dict[str, Any]:
     """Call a declared tool of a stdio server and return its result, ``content`` and perhaps ``isError``.
 
-    The arguments are checked before the server is started, and what it advertises before it is called. ``seconds``
-    replaces the tool's own time limit.
+    The guard checks the call before the server is started; what it advertises is compared before it is called.
+    ``seconds`` may shorten the time of the call.
 
     Raises:
-        errors.UsageError: it is no tool of a stdio server, or tools.json has no input schema of it.
-        errors.ToolArgumentsError: the arguments do not fit.
+        errors.ToolDeniedError, errors.ToolArgumentsError, errors.UsageError: as ``ToolGuard.check``.
         errors.ToolServerError: the server failed, or advertises something else than tools.json declares.
     """
-    found = ((server, tool) for server in tools.servers for tool in server.tools if str(server.uri(tool)) == uri)
-    server, tool = next(found, (None, None))
-    if server is None or tool is None or server.transport != "stdio":
+    found = tool_calls.find(tools, uri)
+    if found is not None and found[0].transport != "stdio":
         raise errors.UsageError(f"`{uri}` is no tool of a stdio server", hint="covenant tools list PACKAGE")
-    if tool.input_schema is None:
-        raise errors.UsageError(
-            f"`{uri}` has no input_schema in tools.json, so that no argument can be checked",
-            hint=f"write the one that `covenant tools advertised PACKAGE {server.alias}` prints, then pin",
-        )
-    _check(tool, tool.input_schema, arguments)
+    allowed = guard.check(uri, arguments, seconds=seconds)
+    drift: list[Finding] = []
 
     def approve(found: Sequence[AdvertisedTool]) -> None:
-        for finding in advertised.compare(tools, server, found):
+        drift.extend(advertised.compare(tools, allowed.server, found))
+        for finding in drift:
             raise errors.ToolServerError(finding.message, hint=finding.hint)
 
-    session = McpSession(ToolCall(tool.name, arguments), approve)
-    ask(package, server.alias, session, seconds=_START_SECONDS + (seconds or tool.timeout_ms / 1000))
-    assert session.result is not None
-    return session.result
-
-
-def _check(tool: Tool, schema: dict[str, Any], arguments: dict[str, Any]) -> None:
+    session = McpSession(ToolCall(allowed.tool.name, arguments), approve)
+    most = allowed.seconds
     try:
-        validator = json_schema.compiled(schema)
-    except (jsonschema_rs.ValidationError, errors.MalformedRequestError) as e:
-        raise errors.ToolArgumentsError(
-            f"the input_schema of `{tool.name}` is no schema that can be checked: {e.message}",
-            hint="its server must advertise another",
-        ) from None
-    json_schema.check(tool.name, schema, validator, arguments)
+        ask(package, allowed.server.alias, session, seconds=_START_SECONDS + most, answer_seconds=most)
+    except LateError:
+        raise guard.late(allowed) from None
+    except errors.ToolServerError:
+        guard.failed(allowed, "drift" if drift else "server_failed")
+        raise
+    return guard.answered(allowed, session.result, session.result_bytes)
 
 
-def ask(package: Path, alias: str, session: McpSession, *, seconds: float) -> McpSession:
-    """Hold a session of at most ``seconds`` with a server of a package, which is started for it and ended afterwards.
+def serve(package: Path, alias: str, proxy: ToolProxy, *, seconds: float) -> int:
+    """Hold a session between this process's stdin and stdout and a server, which is started for it.
+
+    Returns 0 where the client ended it.
 
     Raises:
+        errors.ToolServerError: the server ended, or does not speak MCP.
+    """
+    pipe = subprocess.PIPE
+    with subprocess.Popen(_command(package, alias), stdin=pipe, stdout=pipe, bufsize=0) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            return proxy_loop.relay(proxy, (process.stdin.fileno(), process.stdout.fileno()), (0, 1), seconds=seconds)
+        finally:
+            process.stdin.close()
+            process.stdin = None
+            acts: tuple[Callable[[], None], ...] = (lambda: None, process.terminate, process.kill)
+            for act in acts:
+                act()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_GRACE_SECONDS)
+                    break
+
+
+class LateError(errors.ToolServerError):
+    """The server did not answer a call in its time."""
+
+
+def _command(package: Path, alias: str) -> list[str]:
+    return [sys.executable, "-m", "covenant", "tools", "serve", str(package), alias, "--bare"]
+
+
+def ask(
+    package: Path, alias: str, session: McpSession, *, seconds: float, answer_seconds: float | None = None
+) -> McpSession:
+    """Hold a session of at most ``seconds`` with a server of a package, which is started for it and ended afterwards.
+
+    A call has ``answer_seconds`` from when it was sent.
+
+    Raises:
+        LateError: a call has no answer in its time.
         errors.ToolServerError: it did not start, did not answer in time, or does not speak MCP.
     """
-    command = [sys.executable, "-m", "covenant", "tools", "serve", str(package), alias]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0) as process:
+    with subprocess.Popen(_command(package, alias), stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0) as process:
         streams = _Streams(process, time.monotonic() + seconds)
         try:
-            _converse(streams, session)
+            _converse(streams, session, answer_seconds)
         except _EndedError as e:
             streams.end()
+            if session.is_called and str(e) == _LATE:
+                raise LateError(str(e)) from None
             said = streams.stderr.decode(errors="replace").strip() or "empty"
             raise errors.ToolServerError(str(e), hint=f"its stderr: {said}") from None
         finally:
@@ -128,7 +159,7 @@ class _EndedError(Exception):
     """The server brings no more."""
 
 
-def _converse(streams: _Streams, session: McpSession) -> None:
+def _converse(streams: _Streams, session: McpSession, answer_seconds: float | None) -> None:
     streams.send(session.start())
     buffer = b""
     while not session.done:
@@ -138,7 +169,10 @@ def _converse(streams: _Streams, session: McpSession) -> None:
             raise _EndedError(f"it wrote a line of more than {mcp_session.LINE_BYTES} bytes")
         for line in lines:
             if not session.done:
+                was_called = session.is_called
                 streams.send(session.take(line))
+                if session.is_called and not was_called and answer_seconds is not None:
+                    streams.until(time.monotonic() + answer_seconds)
 
 
 class _Streams:
@@ -150,6 +184,10 @@ class _Streams:
         os.set_blocking(self._pipes[0], False)
         self._has_ended = False
         self.stderr = b""
+
+    def until(self, moment: float) -> None:
+        """Wait for the server until then, by the monotonic clock."""
+        self._until = moment
 
     def send(self, data: bytes) -> None:
         """Send it. What the server writes to stdout meanwhile waits.
@@ -184,7 +222,7 @@ class _Streams:
             left = max(0.0, self._until - time.monotonic())
             can_read, can_write, _ = select.select(sources, [stdin] if writes else [], [], left)
             if not can_read and not can_write:
-                raise _EndedError("it did not answer in time")
+                raise _EndedError(_LATE)
             if stderr in can_read and not self._read_stderr():
                 sources.remove(stderr)
             if can_write or stdout in can_read:

@@ -74,6 +74,16 @@ _CHECKS = {**_TYPES, **{f"{name}?": _or_null(check) for name, check in _TYPES.it
 
 _RUN = {"run_id": "text", "agent_id": "text", "operator": "text?"}
 
+_CALLED = {
+    "run_id": "text?",
+    "operator": "text?",
+    "agent_id": "text",
+    "uri": "text",
+    "side_effect_class": "text?",
+    "arguments_hash_hex": "digest",
+    "argument_bytes": "int",
+}
+
 SUPERVISOR: dict[str, dict[str, str]] = {
     # Version 1. `agent_id` names whose requirements were checked, `authorized_by` holds
     # {action, granted_by_display, signature_b58}.
@@ -172,6 +182,28 @@ SUPERVISOR: dict[str, dict[str, str]] = {
     # A destination that the agent reached, once the run has ended: `target` as in `denied`, empty for all beyond a
     # run's bound; `bytes` both ways, null where packets were forwarded and not counted. Never content.
     "reached": {**_RUN, "target": "text", "connections": "int", "bytes": "int?"},
+    # A call of a tool of a package's own server: refused, durable before it is sent, and its end. The digests are of
+    # arguments and answer as JSON, which stand in no row. `call` joins the two rows of one call; `status` is ok,
+    # tool_error where the tool says that it failed, or failed with the `code` of why.
+    "tool_refused": {
+        **_CALLED,
+        "denial": "text",
+        "code": "text",
+        "grant": "text?",
+    },
+    "tool_called": {**_CALLED, "call": "text"},
+    "tool_answered": {
+        "run_id": "text?",
+        "operator": "text?",
+        "agent_id": "text",
+        "uri": "text",
+        "call": "text",
+        "status": "text",
+        "code": "text?",
+        "answer_hash_hex": "digest?",
+        "answer_bytes": "int",
+        "duration_ms": "int",
+    },
     # Durable before the secret leaves the supervisor. Never its value; refusals are `denied`, layer `credential`.
     "credential_granted": {**_RUN, "name": "text", "version": "int", "backend": "text"},
     # One request to a model that was passed on, when its answer has ended: counts, never content. `status` is the

@@ -199,7 +199,7 @@ def _bpf(
 
 
 @functools.lru_cache(maxsize=64)
-def _any_of(alternatives: tuple[data.Alternative, ...]) -> bpf.Decision:
+def _any_of(alternatives: tuple[data.ValueCondition, ...]) -> bpf.Decision:
     masked = (tuple(bpf.Masked(c.argument, c.mask, c.value) for c in a.conditions) for a in alternatives)
     return bpf.IfAny(tuple(masked), hit=bpf.RET_ALLOW, miss=_EPERM)
 

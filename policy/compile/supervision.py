@@ -48,7 +48,29 @@ def compile(effective: Effective, origins: Origins, provenance: Provenance) -> d
         for one in listed:
             cause = origins.item(f"permissions.skills.{name}", written, one)
             provenance.add(f"supervision.json:skills/{name}/{one}", cause)
+    document["skills"] |= _calls(effective, origins, provenance)
     return document
+
+
+def _calls(effective: Effective, origins: Origins, provenance: Provenance) -> dict[str, Any]:
+    """The rules of arguments and the limits of calls, where there are any."""
+    held = effective.skills.canonical()
+    written = origins.manifest.permissions.skills.rule
+    for index, one in enumerate(effective.skills.rules):
+        at = next((i for i, r in enumerate(written) if (r.tool, r.argument) == (one.tool, one.argument)), None)
+        said = f"{one.tool} {one}"
+        place = f"supervision.json:skills/rules/{index}"
+        if at is None:
+            # A parent's rule narrows a tool that the manifest asked for without one.
+            tools = origins.manifest.permissions.skills.allow
+            cause = origins.item("permissions.skills.allow", tools, one.tool)
+            provenance.add(place, Cause(cause.kind, cause.key, said, "asked for any argument"))
+        else:
+            provenance.add(place, Cause("manifest", f"permissions.skills.rule[{at}]", said))
+    for name in held.get("limits", {}):
+        cause = origins.value("skills", name, f"permissions.skills.{name}")
+        provenance.add(f"supervision.json:skills/limits/{name}", cause)
+    return {name: held[name] for name in ("rules", "limits") if name in held}
 
 
 def _intent(origins: Origins) -> str:

@@ -28,7 +28,6 @@ from typing import Any
 from policy import errors
 from policy.data import argument_table, role_table
 from policy.data.types import (
-    Alternative,
     ArgumentRule,
     ArgumentRules,
     Condition,
@@ -36,12 +35,12 @@ from policy.data.types import (
     NeverGrantable,
     Profile,
     SyscallTable,
+    ValueCondition,
     WorkspaceFiles,
 )
 from policy.grants.roles import Roles
 
 __all__ = [
-    "Alternative",
     "ArgumentRule",
     "ArgumentRules",
     "Condition",
@@ -50,6 +49,7 @@ __all__ = [
     "Profile",
     "Roles",
     "SyscallTable",
+    "ValueCondition",
     "WorkspaceFiles",
     "addition",
     "additions",

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from policy.data.types import Alternative, ArgumentRule, ArgumentRules, Condition
+from policy.data.types import ArgumentRule, ArgumentRules, Condition, ValueCondition
 
 ARGUMENTS: Final = 6
 GRANTS: Final = ("network", "session", "network or session")
@@ -52,7 +52,7 @@ def _rule(call: str, table: Any) -> ArgumentRule:
     return ArgumentRule(call, _reason(call, table), tuple(_alternatives(call, table["allow"], grants=GRANTS)))
 
 
-def _alternatives(place: str, rows: Any, *, grants: tuple[str, ...]) -> Iterator[Alternative]:
+def _alternatives(place: str, rows: Any, *, grants: tuple[str, ...]) -> Iterator[ValueCondition]:
     if type(rows) is not list or not rows:
         raise ArgumentTableError(f"{place}: no list of alternatives")
     seen = set()
@@ -67,7 +67,7 @@ def _alternatives(place: str, rows: Any, *, grants: tuple[str, ...]) -> Iterator
         if conditions in seen:
             raise ArgumentTableError(f"{place}: an alternative stands there twice")
         seen.add(conditions)
-        yield Alternative(conditions, when, _reason(place, row))
+        yield ValueCondition(conditions, when, _reason(place, row))
 
 
 def _condition(place: str, raw: Any) -> Condition:

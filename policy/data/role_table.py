@@ -91,7 +91,7 @@ def _skills(row: _Row) -> SkillSet:
     effects = row.take("side_effects", list)
     if not all(effect in SIDE_EFFECTS for effect in effects):
         raise row.wrong("side_effects", effects)
-    return SkillSet(NameSet.top() if row.opened("skills") else NameSet(), NameSet.of(effects))
+    return SkillSet.ceiling(NameSet.top() if row.opened("skills") else NameSet(), NameSet.of(effects))
 
 
 def _spawning(row: _Row) -> Spawning:

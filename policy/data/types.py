@@ -59,7 +59,7 @@ class Condition(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Alternative:
+class ValueCondition:
     """Conditions that must all hold, each on another argument; ``when`` names a grant that it hangs on, or is None."""
 
     conditions: tuple[Condition, ...]
@@ -73,9 +73,9 @@ class ArgumentRule:
 
     call: str
     reason: str = field(compare=False, repr=False)
-    allow: tuple[Alternative, ...]
+    allow: tuple[ValueCondition, ...]
 
-    def under(self, *, network: bool, session: bool = False) -> tuple[Alternative, ...]:
+    def under(self, *, network: bool, session: bool = False) -> tuple[ValueCondition, ...]:
         """The alternatives that hold under these grants; none of them means that the call is refused."""
         held = {name for name, granted in (("network", network), ("session", session)) if granted}
         return tuple(one for one in self.allow if one.when is None or held & set(one.when.split(" or ")))
@@ -94,10 +94,10 @@ class ArgumentRules(Struct, frozen=True):
 
     version: int
     rules: Mapping[str, ArgumentRule]
-    refused_on_host: Mapping[str, tuple[Alternative, ...]]
+    refused_on_host: Mapping[str, tuple[ValueCondition, ...]]
     rest_on_host: tuple[str, ...]
 
-    def alternatives(self, call: str, *, network: bool, session: bool = False) -> tuple[Alternative, ...] | None:
+    def alternatives(self, call: str, *, network: bool, session: bool = False) -> tuple[ValueCondition, ...] | None:
         """The alternatives of ``call`` under these grants; None when it has no rule, empty when none holds.
 
         ``session``: the call that is its mark, ``SESSION_CALL``, is granted.

@@ -8,11 +8,12 @@ from msgspec import Struct
 
 from policy.decompile import documents
 from policy.decompile.documents import OPTIONAL_INT, Files, closed, fixed, refuse
+from policy.grants import skill_rules
 from policy.grants.credentials import CredentialSet
 from policy.grants.identity import Identity
 from policy.grants.lifetime import ON_EXPIRY, LifetimeGrant
 from policy.grants.sets.domain import ANY, NameSet
-from policy.grants.skills import SIDE_EFFECTS, SkillSet
+from policy.grants.skills import LIMITS, SIDE_EFFECTS, SkillSet
 from policy.grants.spawning import ON_PARENT_EXIT, Spawning
 
 SUPERVISION = "supervision.json"
@@ -49,22 +50,47 @@ def read(files: Files) -> Supervision:
     contract, intent = _process(whole["process"]) if "process" in whole else ("line", "stdin")
     fixed(whole["version"], f"{SUPERVISION}:version", VERSION)
     where = f"{SUPERVISION}:skills"
-    skills = closed(whole["skills"], where, {"allow": list, "side_effects": list})
-    effects = _set(skills["side_effects"], where)
-    if not effects.names <= set(SIDE_EFFECTS):
-        raise refuse(where, f"{documents.shown(effects.listing())} holds a class that does not exist")
+    skills = _skills(whole["skills"], where)
     where = f"{SUPERVISION}:task"
     task = closed(whole["task"], where, {"cpu_time_ms": OPTIONAL_INT, "wall_ms": OPTIONAL_INT})
     return Supervision(
         Identity(_set(whole["roles"], f"{SUPERVISION}:roles")),
         _spawning(whole["spawn"]),
         _lifetime(whole["lifetime"]),
-        SkillSet(_set(skills["allow"], f"{SUPERVISION}:skills"), effects),
+        skills,
         _ceiling(task["wall_ms"], where),
         _ceiling(task["cpu_time_ms"], where),
         contract,
         intent,
     )
+
+
+def _skills(value: dict[str, Any], where: str) -> SkillSet:
+    """Tools, classes, rules of arguments and limits of calls.
+
+    The form of a clause is that of the artefact; what it means is in ``policy.grants.skill_rules``.
+    """
+    shape: documents.Shape = {"allow": list, "side_effects": list}
+    shape = {**shape, **{name: kind for name, kind in (("rules", list), ("limits", dict)) if name in value}}
+    skills = closed(value, where, shape)
+    effects = _set(skills["side_effects"], where)
+    if not effects.names <= set(SIDE_EFFECTS):
+        raise refuse(where, f"{documents.shown(effects.listing())} holds a class that does not exist")
+    allow = _set(skills["allow"], where)
+    limits: dict[str, int | None] = dict.fromkeys(LIMITS, 0)
+    if "limits" in skills:
+        written = closed(skills["limits"], where, dict.fromkeys(LIMITS, OPTIONAL_INT))
+        limits = {name: _ceiling(limit, where) for name, limit in written.items()}
+        if not any(limit != 0 for limit in limits.values()):
+            raise refuse(where, "limits that allow nothing are written")
+    try:
+        rules = skill_rules.restore(skills["rules"]) if "rules" in skills else ()
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+        raise refuse(where, "a rule of arguments is of no such form") from e
+    found = SkillSet(allow, effects, rules, **limits)
+    if found.rules != rules:
+        raise refuse(where, "a rule is about a tool that is not granted")
+    return found
 
 
 def _process(value: dict[str, Any]) -> tuple[str, str]:

@@ -120,6 +120,13 @@ class RunRevokedError(RunError, RevokedError):
     actor = Actor.OPERATOR
 
 
+class ToolDeniedError(CovenantError):
+    """A call of a tool is not what the manifest allows; ``details`` name the denial and the lines that end it."""
+
+    code = "tool_denied"
+    actor = Actor.AUTHOR
+
+
 class ToolServerError(RunError):
     """A tool server in its sandbox did not start, did not answer, or does not speak MCP."""
 

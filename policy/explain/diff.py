@@ -224,7 +224,8 @@ def _is_block(host: str) -> bool:
 
 
 def _skills(left: Any, other: Any) -> Parts:
-    yield "acts through tools", "tool", tuple(f"skill {uri}" for uri in left.allow.listing())
+    yield "acts through tools", "tool", left.describe_tools()
+    yield "acts through tools", "limit of calls", left.describe_limits()
     classes = tuple(f"side effect {name}" for name in left.side_effects.listing())
     yield "acts through tools", "side effect class", classes
 
@@ -250,7 +251,7 @@ _PARTS: dict[str, Callable[[Any, Any], Parts]] = {
 }
 assert tuple(_PARTS) == tuple(DOMAINS)
 
-_PLURALS = {"address": "addresses", "side effect class": "side effect classes"}
+_PLURALS = {"address": "addresses", "side effect class": "side effect classes", "limit of calls": "limits of calls"}
 
 
 def _plural(noun: str, count: int) -> str:

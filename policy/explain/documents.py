@@ -28,6 +28,7 @@ _GATEWAY = {
 }
 _DNS_KEYS = {"listen", "types", "queries_per_second", "burst", "name_bytes", "ttl_seconds", "names"}
 _SUPERVISION_KEYS = {"version", "roles", "spawn", "lifetime", "task", "skills"}
+_SKILL_KEYS = {"allow", "side_effects", "rules", "limits"}
 # What the supervisor holds, by section: value -> how it reads when it is None.
 _SUPERVISED = {
     "spawn": {"max_depth": "not limited", "max_descendants": "not limited", "on_parent_exit": ""},
@@ -205,7 +206,15 @@ def supervision(document: dict[str, Any]) -> Rules:
         for name, without in values.items():
             value = document[section][name]
             yield f"supervision.json:{section}/{name}", without if value is None else str(value)
-    closed("skills of supervision.json", document["skills"], {"allow", "side_effects"})
+    skills = document["skills"]
+    closed("skills of supervision.json", {"rules": [], "limits": {}, **skills}, _SKILL_KEYS)
+    for index, rule in enumerate(skills.get("rules", ())):
+        closed("a rule of supervision.json", rule, {"tool", "argument", "alternatives"})
+        said = (one["equals"] if "equals" in one else f"/{one['matches']}/" for one in rule["alternatives"])
+        line = f"{rule['tool']} {rule['argument']} = {' or '.join(said) or 'nothing'}"
+        yield f"supervision.json:skills/rules/{index}", line
+    for name, value in skills.get("limits", {}).items():
+        yield f"supervision.json:skills/limits/{name}", "not limited" if value is None else str(value)
     for name in ("allow", "side_effects"):
         for one in document["skills"][name]:
             yield f"supervision.json:skills/{name}/{one}", one

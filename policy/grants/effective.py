@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 from policy import errors
-from policy.grants import source
+from policy.grants import skill_rules, source
+from policy.grants import skills as skill_grants
 from policy.grants.credentials import CredentialSet
 from policy.grants.executables import ExecutableSet
 from policy.grants.identity import Identity
@@ -127,7 +128,7 @@ class Effective:
             executables=executables,
             resources=Ceilings(*(source.ceiling(manifest.resources, name) for name in UNITS)),
             credentials=CredentialSet.of(table.credentials.grants),
-            skills=SkillSet.of(table.skills.allow, table.skills.side_effects),
+            skills=_skills(table.skills),
             spawning=_spawning(manifest.spawn),
             lifetime=_lifetime(manifest.lifetime),
             services=services,
@@ -204,6 +205,20 @@ def _syscalls(
         )
     base = profiles[name].names if name else frozenset()
     return SyscallSet((base | added | frozenset(table.allow)) - frozenset(table.deny), profile=name, profile_names=base)
+
+
+def _skills(table: source.SkillsSection) -> SkillSet:
+    rows = (
+        (
+            one.tool,
+            one.argument,
+            skill_rules.alternatives(equals=one.equals, matches=one.matches, one_of=one.one_of),
+        )
+        for one in table.rule
+    )
+    # Without a tool there are no calls to limit.
+    limits = {name: getattr(table, name) for name in skill_grants.LIMITS} if table.allow else {}
+    return SkillSet.of(table.allow, table.side_effects, skill_rules.of(rows), limits)
 
 
 def _spawning(table: source.SpawnSection) -> Spawning:

@@ -13,6 +13,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from policy import errors
+from policy.grants import skill_rules
+from policy.grants import skills as skill_grants
 from policy.grants.credentials import CredentialSet
 from policy.grants.effective import DOMAINS, Effective
 from policy.grants.executables import ExecutableSet
@@ -120,7 +122,13 @@ def _one_of(known: tuple[T, ...], value: Any) -> T:
 
 
 def _skills(d: Document) -> SkillSet:
-    return SkillSet(_names(d["allow"]), _names(d["side_effects"]))
+    if set(d) - {"allow", "side_effects", "rules", "limits"} or set(d.get("limits", skill_grants.LIMITS)) != set(
+        skill_grants.LIMITS
+    ):
+        raise ValueError("no such key")
+    rules = skill_rules.restore(d["rules"]) if "rules" in d else ()
+    limits = {name: _limit(value) for name, value in d.get("limits", {}).items()}
+    return SkillSet(_names(d["allow"]), _names(d["side_effects"]), rules, **limits)
 
 
 def _services(d: Document) -> ServiceSet:

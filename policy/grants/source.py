@@ -109,6 +109,21 @@ class CredentialsSection(Protocol):
     def grants(self) -> Sequence[str]: ...
 
 
+class SkillRuleItem(Protocol):
+    """``[[permissions.skills.rule]]``."""
+
+    @property
+    def tool(self) -> str: ...
+    @property
+    def argument(self) -> str: ...
+    @property
+    def equals(self) -> str | int | bool | None: ...
+    @property
+    def matches(self) -> str | None: ...
+    @property
+    def one_of(self) -> Sequence[str | int | bool]: ...
+
+
 class SkillsSection(Protocol):
     """``[permissions.skills]``."""
 
@@ -116,6 +131,8 @@ class SkillsSection(Protocol):
     def allow(self) -> Sequence[str]: ...
     @property
     def side_effects(self) -> Sequence[str]: ...
+    @property
+    def rule(self) -> Sequence[SkillRuleItem]: ...
 
 
 class PermissionsSection(Protocol):

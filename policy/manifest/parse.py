@@ -157,6 +157,11 @@ def _defaults(manifest: agent.Manifest) -> Iterator[Default]:
                 yield dotted, None, _UNLIMITED
             else:
                 yield dotted, value, _REASONS.get(dotted, _CLOSED if section == "spawn" else _SEED)
+    if manifest.permissions.skills.allow:
+        for key in ("calls_per_minute", "call_ms", "argument_bytes", "answer_bytes"):
+            dotted = f"permissions.skills.{key}"
+            if dotted not in written:
+                yield dotted, getattr(manifest.permissions.skills, key), "default ceiling"
     if not manifest.wrote("lifetime"):
         yield "lifetime", None, "absent: the run ends with its task"
     elif not manifest.wrote("lifetime.on_expiry"):

@@ -7,12 +7,13 @@ An absent list grants nothing.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator
 
 from policy.manifest import fields, hosts, paths, process, text
-from policy.manifest.tools import tool_uri
+from policy.manifest.tools import skill_rules, tool_uri
 
 says = fields.says
 HostPath = Annotated[str, AfterValidator(paths.absolute)]
@@ -231,6 +232,15 @@ class Credentials(fields.Section):
 SkillUri = Annotated[str, AfterValidator(tool_uri.check)]
 
 
+# The most of each limit of calls.
+CALLS: Final[Mapping[str, int]] = {
+    "calls_per_minute": 1_000_000,
+    "call_ms": 600_000,
+    "argument_bytes": 4 * 1024 * 1024,
+    "answer_bytes": 4 * 1024 * 1024,
+}
+
+
 class Skills(fields.Section):
     """``[permissions.skills]``: tools by pinned URI, and the classes of side effect that they may have."""
 
@@ -243,6 +253,23 @@ class Skills(fields.Section):
         AfterValidator(fields.unique),
         says("classes of side effect; absent or empty allows none"),
     ] = ()
+    rule: Annotated[
+        tuple[skill_rules.SkillRule, ...],
+        fields.LIST,
+        AfterValidator(skill_rules.checked),
+        says("values that arguments may have, one table each: `[[permissions.skills.rule]]`"),
+    ] = ()
+    calls_per_minute: Annotated[
+        int, fields.whole(1, CALLS["calls_per_minute"], "calls in any 60 seconds, of all tools")
+    ] = 600
+    call_ms: Annotated[
+        int,
+        fields.whole(1, CALLS["call_ms"], "milliseconds that one call may take; `timeout_ms` of the tool may be less"),
+    ] = 60_000
+    argument_bytes: Annotated[
+        int, fields.whole(2, CALLS["argument_bytes"], "bytes of one call's arguments, as JSON")
+    ] = 65_536
+    answer_bytes: Annotated[int, fields.whole(2, CALLS["answer_bytes"], "bytes of one answer, as JSON")] = 1_048_576
 
 
 def _unique_entries(items: tuple[NetworkEntry, ...]) -> tuple[NetworkEntry, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from policy.manifest import agent, fields, hosts, paths, permissions, process, services, text, workspace
-from policy.manifest.tools import tool_uri
+from policy.manifest.tools import skill_rules, tool_uri
 from policy.package import INVISIBLE
 
 Fragment = dict[str, Any]
@@ -61,6 +61,13 @@ def _any(*patterns: str) -> Fragment:
 
 
 _VISIBLE: Fragment = {"pattern": whole(f"[^{HIDDEN}]*")}
+_SCALAR: Fragment = {
+    "type": ["string", "integer", "boolean"],
+    "maxLength": text.STRING_CHARACTERS,
+    "minimum": -(2**63) + 1,
+    "maximum": 2**63 - 1,
+    **_VISIBLE,
+}
 _PLAIN: Fragment = {
     "minLength": 1,
     "maxLength": text.STRING_CHARACTERS,
@@ -126,6 +133,19 @@ VALIDATORS: dict[Callable[..., Any], Fragment] = {
         "maxLength": workspace.PATTERN_CHARACTERS,
         "allOf": [_PLAIN],
         **_any(r"(?!.*(?:^|/)\.{1,2}(?:/|$))(?!.*\*\*[^/])(?!.*[^/]\*\*)[^\[\]{}\\/]+(?:/[^\[\]{}\\/]+)*"),
+    },
+    skill_rules.scalar: _SCALAR,
+    skill_rules.scalars: {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": fields.LIST_ITEMS,
+        "uniqueItems": True,
+        "items": _SCALAR,
+    },
+    skill_rules.pattern_of: {"minLength": 1, "maxLength": skill_rules.PATTERN_CHARACTERS, **_VISIBLE},
+    skill_rules.checked: {
+        "uniqueItems": True,
+        "items": {"oneOf": [{"required": [form]} for form in ("equals", "matches", "one_of")]},
     },
     permissions._unique_paths: {"uniqueItems": True},  # noqa: SLF001
     permissions._unique_entries: {"uniqueItems": True},  # noqa: SLF001
@@ -339,6 +359,7 @@ LEFT = (
     "two items of services.models.allow for one provider",
     "a dev_shm_mb or a workspace that leaves nothing of disk_mb",
     "a volume or a place of one that is named twice, and shared where nothing is written",
+    "whether a pattern of a rule is one of RE2, and a rule about a tool that is not granted",
     "a system call that is both allowed and denied, and whether profiles, calls and roles exist",
     "an unknown section that is within two edits of a known one",
 )

@@ -68,11 +68,11 @@ def demanded(manifest: Manifest) -> RefusedCalls:
     return RefusedCalls({**only, **dict.fromkeys(denied - _MISSING, NEVER)}, refused, _MISSING)
 
 
-def _condition(alternatives: Iterable[data.Alternative]) -> Condition:
+def _condition(alternatives: Iterable[data.ValueCondition]) -> Condition:
     return conditions.any_of([(c.argument, c.mask, c.value) for c in each.conditions] for each in alternatives)
 
 
-def _sockets(allowed: Iterable[data.Alternative]) -> Condition:
+def _sockets(allowed: Iterable[data.ValueCondition]) -> Condition:
     """Each type with the family that the table gives it, and each protocol of the table with any of these."""
     rows = [{c.argument: c for c in alternative.conditions} for alternative in allowed]
     protocols = {(2, row[2].mask, row[2].value) for row in rows if 2 in row}

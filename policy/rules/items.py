@@ -84,9 +84,11 @@ def _credentials(m: Manifest, e: Effective) -> Items:
 
 def _skills(m: Manifest, e: Effective) -> Items:
     for i, uri in enumerate(m.permissions.skills.allow):
-        yield f"permissions.skills.allow[{i}]", SkillSet(NameSet.of((uri,)))
+        yield f"permissions.skills.allow[{i}]", SkillSet(NameSet.of((uri,)), rules=e.skills.clauses(uri))
     for i, name in enumerate(m.permissions.skills.side_effects):
         yield f"permissions.skills.side_effects[{i}]", SkillSet(side_effects=NameSet.of((name,)))
+    for key, limit in e.skills.limits().items():
+        yield f"permissions.skills.{key}", structs.replace(SkillSet.bottom(), **{key: limit})
 
 
 def _spawning(m: Manifest, e: Effective) -> Items:

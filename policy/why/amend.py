@@ -36,7 +36,9 @@ def _joined(old: Any, new: Any) -> Any:
     if isinstance(old, dict) and isinstance(new, dict):
         return {**old, **{name: _joined(old[name], value) if name in old else value for name, value in new.items()}}
     if isinstance(old, list) and isinstance(new, list):
-        return [*old, *(one for one in new if one not in old)]
+        # To Python, false is 0.
+        there = {json.dumps(one, sort_keys=True, default=str) for one in old}
+        return [*old, *(one for one in new if json.dumps(one, sort_keys=True, default=str) not in there)]
     return new
 
 

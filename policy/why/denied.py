@@ -15,7 +15,9 @@ from policy import data, denials, errors
 from policy.denials import Denial
 from policy.grants.sets import addresses, hostnames
 from policy.grants.sets.access import PROTOCOLS, Protocol
-from policy.why import files, kernel, limit
+from policy.manifest import text
+from policy.manifest.permissions import CALLS
+from policy.why import files, kernel, limit, tools
 from policy.why.ask import Answer, Question, Sight, ask
 
 HTTPS: Final = 443
@@ -72,6 +74,17 @@ MEANINGS: Final[Mapping[tuple[str, str], str]] = {
     ("model", "provider_failed"): "a provider did not answer, or answered what is not passed back",
     ("model", "no_provider"): "no provider of this model answered",
     ("model", "key_refused"): "the provider refused the operator's key",
+    ("tool", denials.NOT_GRANTED): "the tool, or its class of side effect, is not granted",
+    ("tool", denials.ARGUMENTS): "an argument of the call is not what a rule of the manifest takes",
+    ("tool", "unknown_tool"): "tools.json has no such tool",
+    ("tool", "class_not_allowed"): "allowed_side_effects of tools.json leaves out the class of the tool",
+    ("tool", "schema"): "the arguments do not fit the tool's input schema",
+    ("tool", "timeout_ms"): "the tool gave no answer within its own timeout_ms",
+    ("tool", "drift"): "the server advertises something else than tools.json declares",
+    ("tool", "calls_per_minute"): "there were as many calls in a minute as the manifest allows",
+    ("tool", "call_ms"): "the tool gave no answer in the time that the manifest gives a call",
+    ("tool", "argument_bytes"): "the arguments of the call were larger than the manifest allows",
+    ("tool", "answer_bytes"): "the answer of the tool was larger than the manifest allows",
     ("memory", "out_of_memory"): "the kernel ended the agent for its memory",
     ("time", "deadline"): "the agent was still running when this clock had run out",
     ("time", "cpu_time"): "the agent had used up its processor time",
@@ -244,6 +257,7 @@ _QUESTIONS: Final[Mapping[str, Callable[[Denial, Sight], Question | None]]] = {
     "exec": lambda denial, sight: _of_program(denial.target),
     "credential": lambda denial, sight: kernel.Credential(denial.target),
     **dict.fromkeys(("memory", "pids", "time", "disk"), _of_limit),
+    "tool": lambda denial, sight: tools.MoreCalls.more(denial.code, sight) if denial.code in CALLS else None,
 }
 
 
@@ -252,6 +266,11 @@ def _note(denial: Denial, answer: Answer | None, sight: Sight) -> str:
         return _CLOCKS[denial.target]
     if denial.code == denials.REST_CODE:
         return f"beyond a layer's rate, or the {denials.MAX_ROWS} rows of a run, there is only the number"
+    if denial.layer == "tool" and denial.code == denials.NOT_GRANTED:
+        return f"covenant policy why PACKAGE --tool {denial.target} says what to add"
+    if denial.layer == "tool" and denial.code == denials.ARGUMENTS:
+        uri, _, argument = denial.target.partition(" ")
+        return f"add [[permissions.skills.rule]] with tool = {text.toml(uri)}, argument = {text.toml(argument)}, equals"
     if denial.code == denials.ARGUMENTS:
         return "with which arguments is what `covenant policy why --syscall` says; no line changes it"
     if answer is not None and answer.add and denial.layer in ("dns", "sni", "packet") and _is_open(sight):

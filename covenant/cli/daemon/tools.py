@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ from covenant.cli.daemon import client
 from policy import errors
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from covenant.session.tool_guard import ToolGuard
     from policy.manifest.agent import Manifest
     from policy.manifest.tools.document import ToolManifest
     from policy.package import Package
@@ -111,15 +115,37 @@ def _call_of_package(package: Path, uri: str, arguments: dict[str, Any], seconds
     read, manifest, declared = _read(package)
     if findings := checks.verify(read, manifest, declared):
         raise errors.ToolsError(findings[0].message, hint=findings[0].hint, where=findings[0].where)
-    row = next((row for row in _rows(manifest, declared) if row["uri"] == uri), None)
-    if row is None:
-        raise errors.UsageError(f"`{uri}` is no tool of the package", hint=f"covenant tools list {package}")
-    if not row["granted"]:
-        raise errors.ToolsError(
-            f"`{uri}` may not be called: {row['reason']}", hint="grant it in agent.toml, and sign the package again"
-        )
-    result = tool_server.call(package, declared, uri, arguments, seconds=seconds)
+    guard = _guard(manifest, declared)
+    result = tool_server.call(package, declared, guard, uri, arguments, seconds=seconds)
     return {"content": result.get("content", []), "is_error": result.get("isError") is True}
+
+
+def _guard(manifest: Manifest, declared: ToolManifest) -> ToolGuard:
+    """Return the guard of a package's calls, which writes into the supervisor's log.
+
+    Raises:
+        errors.PrivilegeError: this process is not root.
+    """
+    from covenant.keys import identity
+    from covenant.session.tool_guard import ToolGuard
+    from policy import data
+    from policy.rules import nine
+    from sandbox.supervisor import open_ledger
+
+    if os.geteuid() != 0:
+        raise errors.PrivilegeError(
+            "a call of a package's tool needs root: it starts a sandbox",
+            hint="run it with sudo, and give COVENANT_HOME",
+        )
+    issuer = identity.issuer(common.home())
+    state = common.state()
+
+    def log(kind: str, fields: Mapping[str, Any]) -> None:
+        with open_ledger(state) as ledger:
+            whole = {"run_id": None, "operator": identity.OPERATOR, **fields}
+            ledger.append(kind, whole, issuer=issuer, now_ms=int(time.time() * 1000))
+
+    return ToolGuard(nine.requested(manifest, roles=data.roles()).skills, declared, log)
 
 
 @tools.command(epilog=client.examples("covenant tools describe ./hello tool://text/count"))
@@ -194,21 +220,32 @@ def verify(package: Path, live: bool, timeout: int, as_json: bool) -> None:
 @_PACKAGE
 @click.argument("alias")
 @click.option("--timeout", type=click.IntRange(1, 86_400), default=3600, show_default=True, help="Seconds it may run.")
-def serve(package: Path, alias: str, timeout: int) -> int:
+@click.option("--bare", is_flag=True, help="Connect to the server itself: its calls are not checked.")
+def serve(package: Path, alias: str, timeout: int, bare: bool) -> int:
     """Run PACKAGE's stdio server ALIAS in a sandbox of its own, with this command's stdin and stdout.
 
-    It has no network, no file of the host and no credential. An MCP client can be told to start this. It needs root.
-    The exit status is the server's; 125 is a refusal.
+    It has no network, no file of the host and no credential. An MCP client can be told to start this. The client sees
+    the granted tools, and each call is checked and logged. It needs root. With --bare the exit status is the server's;
+    125 is a refusal.
     """
     from covenant.cli.run import run as running
     from covenant.cli.run.how import How
     from policy.manifest.tools import server_package
 
-    read, _, declared = _read(package)
+    read, manifest, declared = _read(package)
     server = next((one for one in declared.servers if one.alias == alias and one.transport == "stdio"), None)
     if server is None:
         known = ", ".join(one.alias for one in declared.servers if one.transport == "stdio") or "none"
         raise errors.UsageError(f"`{alias}` is no stdio server of the package", hint=f"its stdio servers: {known}")
+    if not bare:
+        from covenant.session import tool_server
+        from covenant.session.tool_proxy import ToolProxy
+        from policy.manifest.tools import checks
+
+        if findings := checks.verify(read, manifest, declared):
+            raise errors.ToolsError(findings[0].message, hint=findings[0].hint, where=findings[0].where)
+        proxy = ToolProxy(_guard(manifest, declared), declared, server, clock=time.monotonic)
+        return tool_server.serve(package, alias, proxy, seconds=timeout)
     made = server_package.package_of(read, declared, server, seconds=timeout)
     name = f"covenant tools serve {package.resolve()} {alias}"
     return running.connect(made, timeout * 1000, dev=True, how=How(quiet=True), name=name)

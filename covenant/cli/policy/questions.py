@@ -155,6 +155,8 @@ def _say_diff(found: Diff) -> None:
 @click.option("--syscall", metavar="NAME", help="Make a system call.")
 @click.option("--exec", "program", metavar="PATH", help="Start a program.")
 @click.option("--credential", metavar="NAME", help="Use a secret.")
+@click.option("--tool", metavar="URI", help="Call a tool of its tools.json.")
+@click.option("--args", "arguments", metavar="JSON", help="With --tool: with these arguments.")
 @click.option("--parent", type=_PATH, metavar="PACKAGE", help="Ask whether this parent could allow it.")
 @_JSON
 def why(
@@ -166,6 +168,8 @@ def why(
     syscall: str | None,
     program: str | None,
     credential: str | None,
+    tool: str | None,
+    arguments: str | None,
     parent: Path | None,
     as_json: bool,
 ) -> None:
@@ -173,7 +177,10 @@ def why(
     from covenant.cli.policy import artefact_view
     from policy.why import ask, denied
 
-    question = _question(connect, protocol, path, write, syscall, program, credential)
+    called = None if tool is None else _call(package, tool, arguments)
+    if called is None and arguments is not None:
+        raise errors.UsageError("--args goes with --tool")
+    question = _question(connect, protocol, path, write, syscall, program, credential, called)
     looked = artefact_view.package(package)
     seen_from = sight(looked, parent)
     answer = ask.ask(question, seen_from)
@@ -207,6 +214,7 @@ def _question(
     syscall: str | None,
     program: str | None,
     credential: str | None,
+    called: Question | None = None,
 ) -> Question:
     from policy.why import files, kernel
 
@@ -223,12 +231,36 @@ def _question(
         asked.append(files.Execute(program))
     if credential is not None:
         asked.append(kernel.Credential(credential))
+    if called is not None:
+        asked.append(called)
     if len(asked) != 1:
         raise errors.UsageError(
             "ask one question",
-            hint="--connect HOST:PORT, --open PATH, --syscall NAME, --exec PATH or --credential NAME",
+            hint="--connect HOST:PORT, --open PATH, --syscall NAME, --exec PATH, --credential NAME or --tool URI",
         )
     return asked[0]
+
+
+def _call(package: Path, uri: str, arguments: str | None) -> Question:
+    """Return the question about a call of a tool of the package."""
+    import json
+
+    from policy.manifest.tools import document
+    from policy.why import tools
+    from sandbox.storage import package_reader
+
+    raw = package_reader.read(package).files.get(document.FILE)
+    if raw is None:
+        raise errors.PackageError(f"the package has no `{document.FILE}`", hint="docs/tools.md says what it holds")
+    given = None
+    if arguments is not None:
+        try:
+            given = json.loads(arguments)
+        except (ValueError, RecursionError):
+            given = None
+        if not isinstance(given, dict):
+            raise errors.UsageError("--args is no JSON object", hint="""as in --args '{"path": "/tmp/notes"}'""")
+    return tools.CallTool(uri, document.parse(raw), given)
 
 
 def _destination(text: str) -> tuple[str, int]:

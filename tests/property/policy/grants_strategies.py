@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from policy.grants import skill_rules
 from policy.grants.credentials import CredentialSet
 from policy.grants.effective import DOMAINS, Effective
 from policy.grants.executables import ExecutableSet
@@ -16,6 +17,8 @@ from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
 from policy.grants.services import ServiceSet
 from policy.grants.sets.access import PROTOCOLS
+from policy.grants.sets.domain import NameSet
+from policy.grants.skill_rules import ToolCondition
 from policy.grants.skills import SIDE_EFFECTS, SkillSet
 from policy.grants.spawning import ON_PARENT_EXIT, Spawning
 from policy.grants.syscalls import SyscallSet
@@ -61,7 +64,25 @@ resources = st.tuples(*(ceilings for _ in UNITS)).map(lambda values: Ceilings(*v
 
 words = st.frozensets(st.sampled_from(["a", "b", "c"]))
 credentials = words.map(CredentialSet) | st.just(CredentialSet.top())
-skills = st.builds(SkillSet.of, words, st.frozensets(st.sampled_from(SIDE_EFFECTS))) | st.just(SkillSet.top())
+rule_rows = st.tuples(
+    st.sampled_from(["a", "b"]),
+    st.sampled_from(["path", "mode"]),
+    st.lists(
+        st.sampled_from([
+            ToolCondition("equals", '"x"'), ToolCondition("equals", '"xy"'), ToolCondition("equals", "1"),
+            ToolCondition("equals", "true"), ToolCondition("matches", "x.*"), ToolCondition("matches", "x|1"),
+        ]),
+        max_size=3,
+    ),
+)  # fmt: skip
+tool_rules = st.lists(rule_rows, max_size=4).map(skill_rules.of)
+skills = st.builds(
+    lambda allow, effects, rules, limits: SkillSet(allow, effects, rules, *limits),
+    words.map(NameSet.of) | st.just(NameSet.top()),
+    st.frozensets(st.sampled_from(SIDE_EFFECTS)).map(NameSet.of),
+    tool_rules,
+    st.tuples(*[st.sampled_from([None, 0, 1, 60])] * 4),
+) | st.just(SkillSet.top())
 spawnings = st.builds(Spawning, ceilings, ceilings, st.sampled_from(ON_PARENT_EXIT))
 lifetimes = st.builds(LifetimeGrant, ceilings, st.sampled_from(ON_EXPIRY))
 

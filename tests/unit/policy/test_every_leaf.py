@@ -40,6 +40,14 @@ grants = ["db"]
 [permissions.skills]
 allow = ["matrix://tool/mcp/fs/read@1.0.0"]
 side_effects = ["read"]
+[[permissions.skills.rule]]
+tool = "matrix://tool/mcp/fs/read@1.0.0"
+argument = "path"
+one_of = ["/a", 1]
+[[permissions.skills.rule]]
+tool = "matrix://tool/mcp/fs/read@1.0.0"
+argument = "mode"
+matches = "r+"
 [spawn]
 allowed = true
 max_depth = 2

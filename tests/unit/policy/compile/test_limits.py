@@ -110,15 +110,35 @@ def test_secrets_and_tools_are_listed_sorted_and_told_with_their_lines() -> None
     more = (
         '[permissions.credentials]\ngrants = ["mail", "db"]\n'
         '[permissions.skills]\nallow = ["matrix://tool/mcp/fs/read@1.0"]\nside_effects = ["write", "read"]\n'
+        'call_ms = 50\n[[permissions.skills.rule]]\ntool = "matrix://tool/mcp/fs/read@1.0"\nargument = "path"\n'
+        'equals = "/a"\n[[permissions.skills.rule]]\ntool = "matrix://tool/mcp/fs/read@1.0"\nargument = "path"\n'
+        'matches = "/b/.*"\n'
     )
     found = sample.manifest(more=more)
     artefacts = sample.compiled(found)
     assert artefacts.json("credentials.json") == {"version": 1, "names": ["db", "mail"]}
     skills = artefacts.json("supervision.json")["skills"]
-    assert skills == {"allow": ["matrix://tool/mcp/fs/read@1.0"], "side_effects": ["read", "write"]}
+    assert skills == {
+        "allow": ["matrix://tool/mcp/fs/read@1.0"],
+        "side_effects": ["read", "write"],
+        "rules": [
+            {
+                "tool": "matrix://tool/mcp/fs/read@1.0",
+                "argument": "path",
+                "alternatives": [{"equals": '"/a"'}, {"matches": "/b/.*"}],
+            }
+        ],
+        "limits": {"calls_per_minute": 600, "call_ms": 50, "argument_bytes": 65_536, "answer_bytes": 1_048_576},
+    }
     rows = {f"{r.artefact}:{r.rule}": r for r in report.explain(artefacts, where=found.where)}
     assert rows["credentials.json:db"].key == "permissions.credentials.grants[1]"
     assert rows["supervision.json:skills/side_effects/write"].key == "permissions.skills.side_effects[0]"
+    rule = rows["supervision.json:skills/rules/0"]
+    assert (rule.key, rule.says) == (
+        "permissions.skills.rule[0]", 'matrix://tool/mcp/fs/read@1.0 path = "/a" or //b/.*/',
+    )  # fmt: skip
+    kinds = {name: rows[f"supervision.json:skills/limits/{name}"].kind for name in ("call_ms", "answer_bytes")}
+    assert kinds == {"call_ms": "manifest", "answer_bytes": "default"}
 
 
 def test_what_supervisor_holds_when_little_is_written() -> None:

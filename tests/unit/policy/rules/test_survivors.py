@@ -12,9 +12,11 @@ import pytest
 from msgspec import structs
 
 from policy import data, errors
+from policy.grants import skill_rules
 from policy.grants.effective import Effective
 from policy.grants.lifetime import LifetimeGrant
 from policy.grants.resources import UNITS, Ceilings
+from policy.grants.sets.domain import NameSet
 from policy.grants.skills import SkillSet
 from policy.grants.spawning import Spawning
 from policy.host import CgroupFacts
@@ -174,6 +176,7 @@ def test_controllers_count_only_where_hierarchy_has_them(version: Any, refuses: 
     assert ("resources" in keys) == refuses
 
 
+RULE = skill_rules.of([("matrix://tool/mcp/fs/stat@1.0", "path", [skill_rules.ToolCondition("equals", '"/a"')])])
 BOUND = """
 [permissions.skills]
 allow = ["matrix://tool/mcp/fs/read@1.0", "matrix://tool/mcp/fs/stat@1.0"]
@@ -191,8 +194,21 @@ on_expiry = "suspend"
 @pytest.mark.parametrize(
     ("domain", "ceiling", "keys"),
     [
-        ("skills", SkillSet.of(["matrix://tool/mcp/fs/read@1.0"]), ["permissions.skills.allow[1]"]),
-        ("skills", SkillSet(), ["permissions.skills.allow[0]", "permissions.skills.allow[1]"]),
+        (
+            "skills",
+            SkillSet.ceiling(NameSet.of(["matrix://tool/mcp/fs/read@1.0"]), NameSet()),
+            ["permissions.skills.allow[1]"],
+        ),
+        (
+            "skills",
+            SkillSet.ceiling(NameSet(), NameSet()),
+            ["permissions.skills.allow[0]", "permissions.skills.allow[1]"],
+        ),
+        (
+            "skills",
+            SkillSet(NameSet.top(), NameSet.top(), RULE, 599, 60_000, None, None),
+            ["permissions.skills.allow[1]", "permissions.skills.calls_per_minute"],
+        ),
         ("spawning", Spawning(2, 4, "adopt"), ["spawn.max_descendants"]),
         ("spawning", Spawning(1, 5, "adopt"), ["spawn.max_depth"]),
         ("spawning", Spawning(2, 5), ["spawn.on_parent_exit"]),

@@ -209,8 +209,10 @@ def test_serve_takes_stdio_servers_alone(pinned: Path, alias: str) -> None:
 
 def test_call_of_package_is_refused_before_anything_starts(pinned: Path) -> None:
     arguments = ("--package", pinned, "--args", "{}")
-    refused(errors.UsageError, "tools", "call", "matrix://tool/mcp/fs/absent@1", *arguments)
-    assert "may not be called" in str(refused(errors.ToolsError, "tools", "call", kit.WRITE, *arguments))
+    refused(errors.ToolDeniedError, "tools", "call", "matrix://tool/mcp/fs/absent@1", *arguments)
+    denied = refused(errors.ToolDeniedError, "tools", "call", kit.WRITE, *arguments)
+    assert "may not be called" in str(denied)
+    assert denied.details["add"][1:] == [f'allow = ["{kit.WRITE}"]', 'side_effects = ["write"]']
     assert "no tool of a stdio server" in str(refused(errors.UsageError, "tools", "call", kit.TODAY, *arguments))
     assert "path" in str(
         refused(errors.ToolArgumentsError, "tools", "call", kit.READ, "--package", pinned, "--args", '{"path": 1}')

@@ -18,7 +18,7 @@ from tests.unit.policy.compile import targets_kit as kit
 
 # What a manifest demands beside the ten domains; `agent.package` stands for the bytes of the package themselves.
 BESIDE = {
-    "agent.runtime", "agent.operator", "agent.package", "capabilities.required", "sandbox.required",
+    "agent.runtime", "agent.operator", "agent.package", "capabilities.required", "sandbox.required", "skills.rules",
     "sandbox.standby", "settlement.budget_credits_per_hour",
 }  # fmt: skip
 FOREIGN = tuple(name for name in target_table.targets() if name != targets_all.NATIVE)

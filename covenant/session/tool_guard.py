@@ -1,0 +1,177 @@
+"""Hold each call of a package's tools to its manifest: check it, log it, and only then let it be sent."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NoReturn
+
+import jsonschema_rs
+from msgspec import Struct
+
+from covenant.wire import json_schema
+from policy import errors
+from policy.denials import Denial, checked
+from policy.grants.skills import SkillSet
+from policy.manifest import text
+from policy.manifest.tools.document import Server, Tool, ToolManifest
+from policy.rules import tool_calls
+from policy.rules.tool_calls import Refusal
+
+# What a server's result may hold. Other keys, such as a request for input, are dropped: a server asks for nothing.
+RESULT_KEYS: Final = ("content", "structuredContent", "isError")
+
+Log = Callable[[str, Mapping[str, Any]], None]
+
+
+class AllowedCall(Struct, frozen=True):
+    """A call that was checked and written down. It may take ``seconds`` from when it is sent."""
+
+    id: str
+    uri: str
+    server: Server
+    tool: Tool
+    arguments: Mapping[str, Any]
+    began: float
+    seconds: float
+
+
+class ToolGuard:
+    """Decide and log the calls of one package. ``log`` writes an event durably, or raises.
+
+    ``skills`` are the effective grants. ``clock`` is monotonic.
+    """
+
+    def __init__(
+        self, skills: SkillSet, tools: ToolManifest, log: Log, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._skills, self._tools, self._log, self._clock = skills, tools, log, clock
+        self._rate = tool_calls.CallRate(skills)
+
+    def allows(self, uri: str) -> bool:
+        """Whether some call of the tool is granted: whether it is listed at all."""
+        found = tool_calls.find(self._tools, uri)
+        if found is None or found[1].input_schema is None:
+            return False
+        effect = found[1].side_effect_class
+        granted = self._skills.allow.holds(uri) and self._skills.side_effects.holds(effect)
+        return granted and effect in self._tools.allowed_side_effects
+
+    def check(self, uri: str, arguments: Mapping[str, Any], *, seconds: float | None = None) -> AllowedCall:
+        """Return the call, which is in the log now. ``seconds`` may shorten its time.
+
+        Raises:
+            errors.ToolDeniedError: the manifest does not allow it; the refusal is in the log.
+            errors.ToolArgumentsError: the arguments do not fit the tool's input schema; so is that.
+            errors.UsageError: tools.json has no input schema of it.
+        """
+        refusal = tool_calls.before(self._skills, self._tools, uri, arguments)
+        if refusal is not None:
+            self._refuse(uri, arguments, refusal)
+        found = tool_calls.find(self._tools, uri)
+        assert found is not None
+        server, tool = found
+        if tool.input_schema is None:
+            raise errors.UsageError(
+                f"`{uri}` has no input_schema in tools.json, so that no argument can be checked",
+                hint=f"write the one that `covenant tools advertised PACKAGE {server.alias}` prints, then pin",
+            )
+        try:
+            _fits(tool, tool.input_schema, arguments)
+        except errors.ToolArgumentsError:
+            self._write_refusal(uri, arguments, Denial("tool", uri, "schema"))
+            raise
+        now = self._clock()
+        if (refusal := self._rate.take(uri, now)) is not None:
+            self._refuse(uri, arguments, refusal)
+        most = tool_calls.call_ms(self._skills, tool) / 1000
+        most = most if seconds is None else min(most, seconds)
+        call = AllowedCall(uuid.uuid4().hex, uri, server, tool, arguments, now, most)
+        self._log("tool_called", {**self._about(uri, arguments), "call": call.id})
+        return call
+
+    def answered(self, call: AllowedCall, result: Any, size: int) -> dict[str, Any]:
+        """Write the end of a call, and return its result with the keys that a tool may answer with.
+
+        Raises:
+            errors.ToolDeniedError: the answer is larger than allowed.
+            errors.ToolServerError: it is no result of a tool.
+        """
+        kept = {key: result[key] for key in RESULT_KEYS if key in result} if isinstance(result, dict) else {}
+        content = kept.get("content")
+        if not isinstance(content, list) or not all(isinstance(one, dict) for one in content):
+            self._end(call, "failed", "malformed")
+            raise errors.ToolServerError(f"the answer of `{call.uri}` has no content")
+        refusal = tool_calls.after(self._skills, call.uri, size)
+        if refusal is not None:
+            self._end(call, "failed", refusal.denial.code, size=size)
+            raise _denied(refusal)
+        raw = tool_calls.encoded(kept)
+        is_error = kept.get("isError") is True
+        self._end(call, "tool_error" if is_error else "ok", None, size=size, digest=hashlib.sha256(raw).hexdigest())
+        return kept
+
+    def failed(self, call: AllowedCall, code: str) -> None:
+        """Write the end of a call that has no answer."""
+        self._end(call, "failed", code)
+
+    def late(self, call: AllowedCall) -> errors.ToolDeniedError:
+        """Write the end of a call whose time is over, and return the denial."""
+        refusal = tool_calls.late(self._skills, self._tools, call.uri)
+        self._end(call, "failed", refusal.denial.code)
+        return _denied(refusal)
+
+    def _refuse(self, uri: str, arguments: Mapping[str, Any], refusal: Refusal) -> NoReturn:
+        self._write_refusal(uri, arguments, refusal.denial)
+        raise _denied(refusal)
+
+    def _write_refusal(self, uri: str, arguments: Mapping[str, Any], denial: Denial) -> None:
+        one = checked(denial)
+        self._log(
+            "tool_refused",
+            {**self._about(uri, arguments), "denial": one.id, "code": one.code, "grant": one.grant},
+        )
+
+    def _about(self, uri: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        raw, found = tool_calls.encoded(arguments), tool_calls.find(self._tools, uri)
+        return {
+            "agent_id": self._tools.agent_id,
+            "uri": text.visible(uri, 512),
+            "side_effect_class": None if found is None else found[1].side_effect_class,
+            "arguments_hash_hex": hashlib.sha256(raw).hexdigest(),
+            "argument_bytes": len(raw),
+        }
+
+    def _end(
+        self, call: AllowedCall, status: str, code: str | None, *, size: int = 0, digest: str | None = None
+    ) -> None:
+        self._log(
+            "tool_answered",
+            {
+                "agent_id": self._tools.agent_id,
+                "uri": call.uri,
+                "call": call.id,
+                "status": status,
+                "code": code,
+                "answer_hash_hex": digest,
+                "answer_bytes": size,
+                "duration_ms": max(0, int((self._clock() - call.began) * 1000)),
+            },
+        )
+
+
+def _denied(refusal: Refusal) -> errors.ToolDeniedError:
+    return errors.ToolDeniedError(refusal.message, hint=refusal.fix(), denial=refusal.denial.id, add=list(refusal.add))
+
+
+def _fits(tool: Tool, schema: dict[str, Any], arguments: Mapping[str, Any]) -> None:
+    try:
+        validator = json_schema.compiled(schema)
+    except (jsonschema_rs.ValidationError, errors.MalformedRequestError) as e:
+        raise errors.ToolArgumentsError(
+            f"the input_schema of `{tool.name}` is no schema that can be checked: {e.message}",
+            hint="its server must advertise another",
+        ) from None
+    json_schema.check(tool.name, schema, validator, dict(arguments))

@@ -1,0 +1,249 @@
+"""An MCP server in front of a tool server: lines of a client and of the server in, lines for both out.
+
+The client sees the granted tools as tools.json declares them. Each call passes the guard. The server is listed before
+the first call and again whenever it says that its list has changed: a tool that is not declared is never shown, and a
+server that advertises something else than is declared gets no call. Its requests and notifications reach no client.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from msgspec import Struct
+
+from covenant.session import mcp_session
+from covenant.session.mcp_session import McpSession
+from covenant.session.tool_guard import AllowedCall, ToolGuard
+from covenant.wire import strict
+from policy import errors
+from policy.manifest import text
+from policy.manifest.tools import advertised
+from policy.manifest.tools.document import Server, ToolManifest
+
+# Calls at one time, and messages of the server that answer nothing, in one session.
+CALLS: Final = 64
+UNASKED: Final = 10_000
+# The time of a server to start and to list its tools, in which calls wait.
+LIST_SECONDS: Final = 60.0
+_PARSE, _INVALID, _NO_METHOD, _BAD_PARAMS = -32700, -32600, -32601, -32602
+
+
+class Output(Struct):
+    """Bytes for the client and for the server."""
+
+    client: bytes = b""
+    server: bytes = b""
+
+
+class _Pending(Struct, frozen=True):
+    call: AllowedCall
+    client_id: Any
+    until: float
+
+
+class ToolProxy:
+    """One session with one server. Send what ``start`` returns; then feed lines, and call ``tick`` at ``due``."""
+
+    def __init__(self, guard: ToolGuard, tools: ToolManifest, server: Server, *, clock: Callable[[], float]) -> None:
+        self._guard, self._tools, self._server, self._clock = guard, tools, server, clock
+        self._listing: McpSession | None = McpSession()
+        self._changed = False
+        self._drift: errors.ToolServerError | None = None
+        self._waiting: list[_Pending] = []
+        self._pending: dict[int, _Pending] = {}
+        self._number = mcp_session.FIRST_CALL
+        self._unasked = 0
+
+    def start(self) -> Output:
+        """Begin the session with the server."""
+        assert self._listing is not None
+        return Output(server=self._listing.start())
+
+    def due(self) -> float | None:
+        """When the next call is late, by the clock."""
+        return min((one.until for one in (*self._waiting, *self._pending.values())), default=None)
+
+    def tick(self) -> Output:
+        """End the calls that are late."""
+        out, now = Output(), self._clock()
+        for number, one in list(self._pending.items()):
+            if one.until <= now:
+                del self._pending[number]
+                out.client += _tool_error(one.client_id, self._guard.late(one.call))
+                out.server += _message({"method": "notifications/cancelled", "params": {"requestId": number}})
+        for one in [one for one in self._waiting if one.until <= now]:
+            self._waiting.remove(one)
+            self._guard.failed(one.call, "no_list")
+            out.client += _tool_error(
+                one.client_id, errors.ToolServerError("the server did not list its tools in time")
+            )
+        return out
+
+    def ended(self) -> Output:
+        """End every call: the server has ended."""
+        out = Output()
+        for one in (*self._waiting, *self._pending.values()):
+            self._guard.failed(one.call, "server_ended")
+            out.client += _tool_error(one.client_id, errors.ToolServerError(f"the server of `{one.call.uri}` ended"))
+        self._waiting.clear()
+        self._pending.clear()
+        return out
+
+    # --- the client -----------------------------------------------------------------------------------
+
+    def from_client(self, line: bytes) -> Output:
+        """Take a line of the client."""
+        if not line.strip():
+            return Output()
+        try:
+            message = strict.read(line)
+        except errors.MalformedRequestError as e:
+            return Output(_error(None, _PARSE, str(e)))
+        if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
+            return Output(_error(None, _INVALID, "no JSON-RPC 2.0 message"))
+        method, number = message.get("method"), message.get("id")
+        params = message.get("params", {})
+        if not isinstance(method, str) or "id" not in message:
+            return self._cancelled(params) if method == "notifications/cancelled" else Output()
+        if not isinstance(number, str | int) or isinstance(number, bool) or not isinstance(params, dict):
+            return Output(_error(None, _INVALID, "a request has an id and parameters by name"))
+        if method == "initialize":
+            return Output(_result(number, self._about(params)))
+        if method == "ping":
+            return Output(_result(number, {}))
+        if method == "tools/list":
+            return Output(_result(number, {"tools": self._tools_of_client()}))
+        if method == "tools/call":
+            return self._call(number, params)
+        return Output(_error(number, _NO_METHOD, f"there is no method {text.quote(method)}"))
+
+    def _about(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        asked = params.get("protocolVersion")
+        return {
+            "protocolVersion": asked if asked in mcp_session.SPOKEN else mcp_session.PROTOCOL,
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": self._server.alias, "version": self._server.version},
+        }
+
+    def _tools_of_client(self) -> list[dict[str, Any]]:
+        return [
+            {"name": tool.name, "description": tool.description, "inputSchema": tool.input_schema}
+            for tool in self._server.tools
+            if self._guard.allows(str(self._server.uri(tool)))
+        ]
+
+    def _call(self, number: Any, params: Mapping[str, Any]) -> Output:
+        name, arguments = params.get("name"), params.get("arguments", {})
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            return Output(_error(number, _BAD_PARAMS, "a call has a name and arguments by name"))
+        taken = [one.client_id for one in (*self._waiting, *self._pending.values())]
+        if number in taken or len(taken) >= CALLS:
+            return Output(_error(number, _INVALID, f"its id is that of another call, or there are {CALLS} calls"))
+        if self._drift is not None:
+            return Output(_tool_error(number, self._drift))
+        uri = f"matrix://tool/mcp/{self._server.alias}/{name}@{self._server.version}"
+        try:
+            call = self._guard.check(uri, arguments)
+        except (errors.ToolDeniedError, errors.ToolArgumentsError, errors.UsageError) as e:
+            return Output(_tool_error(number, e))
+        if self._listing is not None:
+            self._waiting.append(_Pending(call, number, self._clock() + LIST_SECONDS))
+            return Output()
+        return Output(server=self._send(number, call))
+
+    def _send(self, client_id: Any, call: AllowedCall) -> bytes:
+        self._number += 1
+        self._pending[self._number] = _Pending(call, client_id, self._clock() + call.seconds)
+        params = {"name": call.tool.name, "arguments": dict(call.arguments)}
+        return _message({"id": self._number, "method": "tools/call", "params": params})
+
+    def _cancelled(self, params: Any) -> Output:
+        """End a call that the client no longer waits for. It gets no answer, as the protocol says."""
+        asked = params.get("requestId") if isinstance(params, dict) else None
+        for number, one in self._pending.items():
+            if one.client_id == asked and type(one.client_id) is type(asked):
+                del self._pending[number]
+                self._guard.failed(one.call, "cancelled")
+                return Output(server=_message({"method": "notifications/cancelled", "params": {"requestId": number}}))
+        return Output()
+
+    # --- the server -----------------------------------------------------------------------------------
+
+    def from_server(self, line: bytes) -> Output:
+        """Take a line of the server.
+
+        Raises:
+            errors.ToolServerError: it does not speak MCP, or sends too much that was not asked for.
+        """
+        message = mcp_session.read(line)
+        if message is None:
+            return Output()
+        if "method" not in message and message.get("id") in self._pending and type(message["id"]) is int:
+            return self._answer(self._pending.pop(message["id"]), message, len(line))
+        if self._listing is not None:
+            return self._listed(line, message)
+        self._unasked += 1
+        if self._unasked > UNASKED:
+            raise errors.ToolServerError(f"it sent more than {UNASKED} messages that nothing asked for")
+        if message.get("method") == "notifications/tools/list_changed":
+            return self._relist()
+        return Output(server=mcp_session.refusal(message) if "method" in message else b"")
+
+    def _relist(self) -> Output:
+        self._listing = McpSession(first=self._number + 1)
+        self._number += mcp_session.PAGES + 1
+        return Output(server=self._listing.list_again())
+
+    def _listed(self, line: bytes, message: Mapping[str, Any]) -> Output:
+        assert self._listing is not None
+        if message.get("method") == "notifications/tools/list_changed":
+            self._changed = True
+        out = Output(server=self._listing.take(line))
+        if not self._listing.done:
+            return out
+        found, self._listing = self._listing.tools, None
+        self._drift = None
+        for finding in advertised.compare(self._tools, self._server, found):
+            self._drift = errors.ToolServerError(finding.message, hint=finding.hint)
+            break
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            if self._drift is not None:
+                self._guard.failed(one.call, "drift")
+                out.client += _tool_error(one.client_id, self._drift)
+            else:
+                out.server += self._send(one.client_id, one.call)
+        if self._changed:
+            self._changed = False
+            self._unasked += 1
+            out.server += self._relist().server
+        return out
+
+    def _answer(self, one: _Pending, message: Mapping[str, Any], size: int) -> Output:
+        if "error" in message:
+            self._guard.failed(one.call, "server_error")
+            said = text.visible(mcp_session.error_of(message["error"]), 1024)
+            return Output(_tool_error(one.client_id, errors.ToolServerError(f"the server refused the call: {said}")))
+        try:
+            return Output(_result(one.client_id, self._guard.answered(one.call, message.get("result"), size)))
+        except (errors.ToolDeniedError, errors.ToolServerError) as e:
+            return Output(_tool_error(one.client_id, e))
+
+
+def _tool_error(number: Any, error: errors.CovenantError) -> bytes:
+    said = f"{error.message}\n{error.hint}".strip()
+    return _result(number, {"content": [{"type": "text", "text": said}], "isError": True})
+
+
+def _result(number: Any, result: Mapping[str, Any]) -> bytes:
+    return _message({"id": number, "result": result})
+
+
+def _error(number: Any, code: int, message: str) -> bytes:
+    return _message({"id": number, "error": {"code": code, "message": message}})
+
+
+def _message(message: Mapping[str, Any]) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", **message}, separators=(",", ":")).encode() + b"\n"

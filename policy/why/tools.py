@@ -1,0 +1,97 @@
+"""A question about a tool: may the agent call it, and with these arguments?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from msgspec import Struct
+
+from policy.decompile.read import Grants
+from policy.grants.effective import Effective
+from policy.grants.skills import SkillSet
+from policy.manifest import text
+from policy.manifest.permissions import CALLS
+from policy.manifest.tools.document import ToolManifest
+from policy.rules import tool_calls
+from policy.why.ask import LayerAnswer, Sight
+
+_RULES: Final = "supervision.json:skills"
+
+
+class CallTool(Struct, frozen=True):
+    """Call a tool of the package's tools.json. Without ``arguments`` the question is whether any call may be made."""
+
+    uri: str
+    tools: ToolManifest
+    arguments: Mapping[str, Any] | None = None
+
+    def describe(self) -> str:
+        """The tool."""
+        with_them = "" if self.arguments is None else " with these arguments"
+        return f"call {text.visible(self.uri)}{with_them}"
+
+    def seen(self, sight: Sight) -> LayerAnswer:
+        """By the grants of the artefacts."""
+        skills = sight.found.grants.skills
+        refusal = self._refusal(skills)
+        if refusal is not None:
+            return LayerAnswer(False, refusal.message, f"{_RULES}/allow")
+        rules = " and ".join(map(str, skills.clauses(self.uri)))
+        said = f"it is granted, with {rules}" if rules else "it is granted"
+        return LayerAnswer(True, said, f"{_RULES}/allow/{self.uri}")
+
+    def _refusal(self, skills: SkillSet) -> tool_calls.Refusal | None:
+        if self.arguments is None:
+            # Every rule can be met by some call.
+            skills = SkillSet(skills.allow, skills.side_effects, (), *skills.limits().values())
+        return tool_calls.before(skills, self.tools, self.uri, self.arguments or {})
+
+    def granted(self, grants: Grants | Effective) -> bool:
+        """By the skills domain."""
+        return self._refusal(grants.skills) is None
+
+    def mend(self, sight: Sight) -> tuple[str, ...]:
+        """The list of tools and classes, a rule, or a limit."""
+        refusal = self._refusal(sight.found.grants.skills)
+        return () if refusal is None else refusal.add
+
+    def never(self, sight: Sight) -> str:
+        """A call that no line of agent.toml allows."""
+        refusal = self._refusal(sight.found.grants.skills)
+        return refusal.hint if refusal is not None and not refusal.add else ""
+
+
+class MoreCalls(Struct, frozen=True):
+    """More of a limit of calls, which is ``key`` of ``[permissions.skills]``."""
+
+    key: str
+    wanted: int
+
+    @classmethod
+    def more(cls, key: str, sight: Sight) -> MoreCalls:
+        """Twice as much as the artefacts give, as far as a manifest may."""
+        return cls(key, min(CALLS[key], 2 * (getattr(sight.found.grants.skills, key) or 1)))
+
+    def describe(self) -> str:
+        """The limit and how much of it."""
+        return f"have {self.key} = {self.wanted}"
+
+    def seen(self, sight: Sight) -> LayerAnswer:
+        """By the artefacts' own limit."""
+        held = getattr(sight.found.grants.skills, self.key)
+        is_enough = held is None or held >= self.wanted
+        return LayerAnswer(is_enough, f"{self.key} is {held}", f"{_RULES}/limits/{self.key}")
+
+    def granted(self, grants: Grants | Effective) -> bool:
+        """By the skills domain."""
+        held = getattr(grants.skills, self.key)
+        return held is None or held >= self.wanted
+
+    def mend(self, sight: Sight) -> tuple[str, ...]:
+        """The key with the higher number."""
+        return tool_calls.TABLE, f"{self.key} = {self.wanted}"
+
+    def never(self, sight: Sight) -> str:
+        """Every limit can be raised to its own most."""
+        return ""
