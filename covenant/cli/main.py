@@ -64,6 +64,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "ignore": ("covenant.cli.daemon.agents", "ignore", "Ask what .covenantignore keeps the daemon from."),
     "capabilities": ("covenant.cli.daemon.capabilities", "capabilities", "List, grant and revoke capabilities."),
     "peers": ("covenant.cli.daemon.peers", "peers", "See and change who may connect."),
+    "mcp": ("covenant.cli.daemon.mcp", "mcp", "The daemon as an MCP server over stdin and stdout."),
     "tools": ("covenant.cli.daemon.tools", "tools", "The daemon's tools, and those of a package."),
     "a2a": ("covenant.cli.daemon.a2a", "a2a", "Tasks between agents: send, receive, repair."),
     "receipts": ("covenant.cli.daemon.settlement", "receipts", "See what was used, and by whom."),

@@ -31,7 +31,7 @@ from covenant.adapters.http.routes import Route
 from covenant.handlers.access import auth_failures, authentication
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
-from covenant.wire import requests, responses
+from covenant.wire import mcp_server, requests, responses
 from policy import errors
 from policy.signing import strict_json
 
@@ -100,6 +100,7 @@ class HttpGateway:
         self._own: dict[str, Callable[[web.Request, Caller], Awaitable[web.StreamResponse]]] = {
             "/intents/{intent_id}/events": self._intent_events,
             "/metrics": self._metrics,
+            "/mcp": self._mcp,
         }
         app = web.Application(middlewares=[self._outermost], client_max_size=guard.BODY_BYTES)
         for route in routes.TABLE:
@@ -275,6 +276,20 @@ class HttpGateway:
     async def _metrics(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         text = await metrics.text(self.server, caller)
         return web.Response(body=text.encode(), headers={"Content-Type": metrics.CONTENT_TYPE})
+
+    async def _mcp(self, request: web.Request, caller: Caller) -> web.StreamResponse:
+        """Answer one message of MCP (streamable HTTP without sessions or streams)."""
+        version = request.headers.get("MCP-Protocol-Version", mcp_server.PROTOCOL)
+        if version not in mcp_server.SPOKEN:
+            raise errors.HttpRefusedError("no such revision of MCP", hint=", ".join(mcp_server.SPOKEN), status=400)
+        body = await self._body(request) if request.body_exists else b""
+        found = await anyio.to_thread.run_sync(mcp_server.take, body)
+        if found is None:
+            return web.Response(status=202)
+        if isinstance(found, bytes):
+            return web.Response(body=found, content_type=_JSON)
+        document = json.loads((await self.server.respond(caller, found.request)).to_bytes())
+        return web.Response(body=mcp_server.answer(found, document), content_type=_JSON)
 
     def _watch(self, request: web.Request, caller: Caller) -> feeds.Watch:
         headers = {**_ALWAYS, **self._guard.cors(request.headers.get("Origin"))}

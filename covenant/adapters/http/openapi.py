@@ -68,6 +68,19 @@ def text() -> str:
     return json.dumps(document(), indent=2) + "\n"
 
 
+# A message of a client of MCP.
+_MESSAGE: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "required": ["jsonrpc", "method"],
+    "properties": {
+        "jsonrpc": {"const": "2.0"},
+        "id": {"type": ["string", "integer"], "maxLength": 256},
+        "method": {"type": "string"},
+        "params": {"type": "object"},
+    },
+}
+
+
 def _operation(route: Route) -> dict[str, Any]:
     operation: dict[str, Any] = {"operationId": route.operation, "summary": route.about}
     if route.open:
@@ -76,7 +89,11 @@ def _operation(route: Route) -> dict[str, Any]:
         operation["parameters"] = parameters
     if route.method == "POST" and route.kind:
         operation["requestBody"] = _request_body(route)
+    if route.path == "/mcp":
+        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": _MESSAGE}}}
     operation["responses"] = _answers(route)
+    if route.path == "/mcp":
+        operation["responses"]["202"] = {"description": "A notification, which has no reply."}
     return operation
 
 
@@ -154,6 +171,8 @@ def _content(route: Route) -> dict[str, Any]:
     if route.path == "/metrics":
         return {METRICS: {"schema": {"type": "string"}}}
     if route.path == "/openapi.json":
+        return {JSON: {"schema": {"type": "object"}}}
+    if route.path == "/mcp":
         return {JSON: {"schema": {"type": "object"}}}
     error = _ref("responses.Error")
     if route.answer:

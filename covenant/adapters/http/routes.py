@@ -173,6 +173,7 @@ OURS: Final = (
     _get("/denials", "recent_denials", "denials", "What agents were denied."),
     _post("/a2a/retry-stale", "retry_a2_a_stale", "a2_a_auto_retried", "Put stale leases back.", inside="policy"),
     _post("/a2a/cancel", "cancel_a2_a_task", "a2_a_cancelled", "Take a task back."),
+    _post("/mcp", "", "", "The daemon as an MCP server: one JSON-RPC message, one reply."),
     _get("/metrics", "", "", "Numbers, as Prometheus reads them."),
     _get("/openapi.json", "", "", "This interface.", open=True),
 )

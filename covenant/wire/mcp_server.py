@@ -1,0 +1,163 @@
+"""The daemon as an MCP server: a message in, a reply or a request of the wire out.
+
+The same table serves `covenant mcp` (stdio, in the client's own process) and `/mcp` of the HTTP gateway. Nothing here
+decides: a call of a tool is the request of the wire of the same caller, which needs the same grants.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from msgspec import Struct
+
+from covenant.wire import requests, strict
+from policy import errors
+from policy.signing import strict_json
+
+PROTOCOL: Final = "2025-11-25"
+# Revisions whose `initialize`, `tools/list` and `tools/call` are those of PROTOCOL.
+SPOKEN: Final = ("2024-11-05", "2025-03-26", "2025-06-18", PROTOCOL)
+_INVALID, _NO_METHOD, _BAD_PARAMS = -32600, -32601, -32602
+_ID_CHARACTERS: Final = 256
+# Fields of a request that are no argument of a tool.
+_UNSAID: Final = frozenset({"kind", "prefer_stream"})
+# The tools: the request that each is, and whether it changes nothing.
+TOOLS: Final[Mapping[str, tuple[str, bool, str]]] = {
+    "intent_submit": ("submit_intent", False, "Submit an intent to an agent and return its result."),
+    "intent_result": ("get_intent_result", True, "Return the result of an intent that was submitted."),
+    "memory_search": ("search_memory", True, "Search memory records by meaning and words."),
+    "memory_recent": ("recent_memory", True, "Return the newest memory records."),
+    "memory_put": ("put_memory", False, "Write a memory record of the caller's own."),
+    "audit_recent": ("recent_audit", True, "Return the caller's newest audit events."),
+    "audit_verify": ("verify_audit_integrity", True, "Verify the audit events against their chain."),
+    "denials_recent": ("recent_denials", True, "Return what agents were denied, and the lines that would allow it."),
+    "agents_list": ("list_agents", True, "List the agent packages, and what is wrong with them."),
+    "capabilities_recent": ("recent_capabilities", True, "Return grants of or by the caller."),
+    "tools_list": ("list_tools", True, "List the tools of the daemon."),
+    "tools_call": ("call_tool", False, "Call a tool of the daemon by its name."),
+}
+
+
+class McpCall(Struct, frozen=True):
+    """A call of a tool: the id of its message, and the request that it is."""
+
+    id: str | int
+    request: requests.Request
+
+
+def take(raw: bytes) -> bytes | McpCall | None:
+    """Return the reply to a message, the request to ask for, or None where the message has no reply.
+
+    Raises:
+        errors.MalformedRequestError: it is no message: HTTP answers with status 400, stdio with ``malformed``.
+    """
+    message = strict.read(raw)
+    if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
+        raise errors.MalformedRequestError("a message is one JSON-RPC 2.0 object")
+    method, number, params = message.get("method"), message.get("id"), message.get("params", {})
+    if not isinstance(method, str):
+        # An answer: nothing was asked of a client.
+        if "method" not in message and ("result" in message or "error" in message):
+            return None
+        raise errors.MalformedRequestError("there is no method")
+    if not isinstance(params, dict):
+        raise errors.MalformedRequestError("parameters are given by name")
+    if "id" not in message:
+        return None
+    if isinstance(number, bool) or not isinstance(number, str | int) or len(str(number)) > _ID_CHARACTERS:
+        raise errors.MalformedRequestError("an id is a string or a whole number")
+    if method == "tools/call":
+        return _asked(number, params)
+    if method == "initialize":
+        return reply(number, _about(params))
+    if method == "tools/list":
+        return reply(number, {"tools": _listed()})
+    if method == "ping":
+        return reply(number, {})
+    return _error(number, _NO_METHOD, f"there is no method `{strict_json.shown(method)}`")
+
+
+def answer(asked: McpCall, document: Mapping[str, Any]) -> bytes:
+    """Return the reply to a call: the response of the wire, which may be an error."""
+    if document.get("kind") == "tool_result":
+        return reply(asked.id, {"content": document["content"], "isError": document["is_error"]})
+    is_error = document.get("kind") in ("error", "stream_error")
+    text = json.dumps(document, ensure_ascii=False)
+    structured = {} if is_error else {"structuredContent": document}
+    return reply(asked.id, {"content": [{"type": "text", "text": text}], "isError": is_error, **structured})
+
+
+def malformed(error: errors.MalformedRequestError) -> bytes:
+    """Return the reply to what is no message."""
+    return _error(None, _INVALID, error.message)
+
+
+def reply(number: str | int, result: Mapping[str, Any]) -> bytes:
+    """Return a reply with a result."""
+    return _message({"id": number, "result": result})
+
+
+def _about(params: Mapping[str, Any]) -> dict[str, Any]:
+    asked = params.get("protocolVersion")
+    return {
+        "protocolVersion": asked if asked in SPOKEN else PROTOCOL,
+        "capabilities": {"tools": {}},
+        "serverInfo": {"name": "covenant", "version": "1"},
+    }
+
+
+def _asked(number: str | int, params: Mapping[str, Any]) -> bytes | McpCall:
+    name, arguments = params.get("name"), params.get("arguments", {})
+    if not isinstance(name, str) or name not in TOOLS:
+        return _error(number, _BAD_PARAMS, f"there is no tool `{strict_json.shown(str(name))}`")
+    kind = TOOLS[name][0]
+    known = requests.KINDS[kind].model_fields.keys() - _UNSAID
+    if not isinstance(arguments, dict) or (extra := sorted(arguments.keys() - known)):
+        said = f"unknown argument `{strict_json.shown(extra[0])}`" if isinstance(arguments, dict) else "no object"
+        return _refused(number, f"the arguments of `{name}`: {said}")
+    try:
+        return McpCall(number, requests.parse(json.dumps({**arguments, "kind": kind}).encode()))
+    except errors.MalformedRequestError as e:
+        return _refused(number, f"the arguments of `{name}`: {e.message}")
+
+
+def _refused(number: str | int, message: str) -> bytes:
+    """An error of the tool, which a model reads and mends."""
+    return reply(number, {"content": [{"type": "text", "text": message}], "isError": True})
+
+
+@functools.cache
+def _tools() -> tuple[dict[str, Any], ...]:
+    return tuple(
+        {
+            "name": name,
+            "description": about,
+            "inputSchema": _schema(kind),
+            "annotations": {"readOnlyHint": reads, "destructiveHint": False, "openWorldHint": not reads},
+        }
+        for name, (kind, reads, about) in TOOLS.items()
+    )
+
+
+def _listed() -> list[dict[str, Any]]:
+    return copy.deepcopy(list(_tools()))
+
+
+def _schema(kind: str) -> dict[str, Any]:
+    whole = requests.KINDS[kind].model_json_schema()
+    properties = {name: one for name, one in whole["properties"].items() if name not in _UNSAID}
+    required = [name for name in whole.get("required", []) if name in properties]
+    defined = {"$defs": whole["$defs"]} if "$defs" in whole else {}
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False, **defined}
+
+
+def _error(number: str | int | None, code: int, message: str) -> bytes:
+    return _message({"id": number, "error": {"code": code, "message": message}})
+
+
+def _message(message: Mapping[str, Any]) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", **message}, separators=(",", ":")).encode()

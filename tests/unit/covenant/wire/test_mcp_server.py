@@ -1,0 +1,107 @@
+"""The daemon as an MCP server, message by message."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from covenant.wire import mcp_server, requests
+from covenant.wire.mcp_server import McpCall
+from policy import errors
+
+
+def taken(**message: Any) -> Any:
+    found = mcp_server.take(json.dumps({"jsonrpc": "2.0", **message}).encode())
+    return json.loads(found) if isinstance(found, bytes) else found
+
+
+def called(name: str, arguments: Any = None, number: Any = 1) -> Any:
+    params = {"name": name} if arguments is None else {"name": name, "arguments": arguments}
+    return taken(id=number, method="tools/call", params=params)
+
+
+@pytest.mark.parametrize(("said", "spoken"), [("2025-06-18", "2025-06-18"), ("1.0", mcp_server.PROTOCOL), (7, None)])
+def test_initialize_agrees_on_revision(said: Any, spoken: Any) -> None:
+    result = taken(id=1, method="initialize", params={"protocolVersion": said})["result"]
+    assert result["protocolVersion"] == (spoken or mcp_server.PROTOCOL)
+    assert result["capabilities"] == {"tools": {}}
+
+
+def test_each_tool_is_request_of_wire_with_valid_schema() -> None:
+    listed = taken(id="a", method="tools/list")["result"]["tools"]
+    assert {tool["name"] for tool in listed} == set(mcp_server.TOOLS)
+    for tool in listed:
+        jsonschema.Draft202012Validator.check_schema(tool["inputSchema"])
+        assert "prefer_stream" not in tool["inputSchema"]["properties"]
+        assert tool["description"]
+
+
+def test_call_is_request_of_wire() -> None:
+    found = called("memory_search", {"query": "seccomp", "limit": 3}, "x")
+    assert isinstance(found, McpCall)
+    assert found.id == "x"
+    assert isinstance(found.request, requests.SearchMemory)
+    assert (found.request.query, found.request.limit) == ("seccomp", 3)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"query": 1}, {"query": "a", "limit": "x"}, {"query": "a", "kind": "purge_memory"}, {"query": "a", "x": 1},
+     {"query": "a", "prefer_stream": True}, [], "x"],
+)  # fmt: skip
+def test_arguments_that_do_not_fit_are_error_of_tool(arguments: Any) -> None:
+    result = called("memory_search", arguments)["result"]
+    assert result["isError"] is True
+    assert "memory_search" in result["content"][0]["text"]
+
+
+@pytest.mark.parametrize("name", ["purge_memory", "search_memory", "rotate_operator_token", "", "memory_search "])
+def test_request_outside_of_table_is_no_tool(name: str) -> None:
+    assert called(name, {})["error"]["code"] == -32602
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"{", b"\xff", b"", b"[" * 80, b'{"jsonrpc":"2.0","id":1,"id":2}', b"[]", b"1", b"null",
+        b'{"jsonrpc":"1.0","id":1,"method":"ping"}', b'{"jsonrpc":"2.0","id":1}',
+        b'{"jsonrpc":"2.0","id":null,"method":"ping"}', b'{"jsonrpc":"2.0","id":true,"method":"ping"}',
+        b'{"jsonrpc":"2.0","id":1.5,"method":"ping"}', b'{"jsonrpc":"2.0","id":1,"method":"ping","params":[]}',
+        b'{"jsonrpc":"2.0","method":"x","params":1}', b'{"jsonrpc":"2.0","method":7,"result":{}}',
+    ],
+)  # fmt: skip
+def test_what_is_no_message_is_refused(raw: bytes) -> None:
+    with pytest.raises(errors.MalformedRequestError) as caught:
+        mcp_server.take(raw)
+    assert json.loads(mcp_server.malformed(caught.value))["error"]["code"] == -32600
+
+
+def test_unknown_method_is_error() -> None:
+    assert taken(id=1, method="resources/list")["error"]["code"] == -32601
+    assert called(7)["error"]["code"] == -32602  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "message", [{"method": "notifications/initialized"}, {"method": "tools/call"}, {"id": 1, "result": {}}]
+)
+def test_message_without_reply(message: Any) -> None:
+    assert taken(**message) is None
+
+
+def test_error_of_daemon_is_error_of_tool() -> None:
+    asked = called("memory_recent", {})
+    document = {"kind": "error", "message": "no", "code": "capability_missing"}
+    result = json.loads(mcp_server.answer(asked, document))["result"]
+    assert result["isError"] is True
+    assert "capability_missing" in result["content"][0]["text"]
+    assert "structuredContent" not in result
+
+
+def test_answer_of_tool_is_passed_on() -> None:
+    asked = called("tools_call", {"name": "clock", "arguments": {}})
+    content = [{"type": "text", "text": "now"}]
+    done = {"kind": "tool_result", "content": content, "is_error": True}
+    assert json.loads(mcp_server.answer(asked, done))["result"] == {"content": content, "isError": True}
