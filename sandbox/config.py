@@ -118,6 +118,9 @@ class Config(pydantic.BaseModel):
     may write there. One user keeps at most ``kept_workspaces`` workspaces with ``kept_workspaces_mb`` MiB in them.
     ``overcommit`` is the share of this machine's memory that may be promised to live runs together.
 
+    ``publish_ports`` are loopback ports at which an agent's manifest may publish a port of the agent; every user of
+    this host reaches them.
+
     ``vault`` is a table: the place of the secrets, and the key that opens them in a run.
 
     ``state`` is not a key of the file: it is the directory in which the file was searched.
@@ -158,6 +161,7 @@ class Config(pydantic.BaseModel):
     agents: tuple[Path, ...] = ()
     kept_workspaces: int = pydantic.Field(default=64, ge=1, le=65_536)
     kept_workspaces_mb: int = pydantic.Field(default=65_536, ge=8, le=2**30)
+    publish_ports: tuple[Annotated[int, pydantic.Field(ge=1_024, le=65_535)], ...] = ()
     overcommit: float = pydantic.Field(default=1.0, gt=0, le=100)
     state: Path = Path("/var/lib/covenant")
 
@@ -179,7 +183,7 @@ class Config(pydantic.BaseModel):
     def _directories(cls, value: object) -> object:
         return tuple(cls._absolute(one) for one in value) if isinstance(value, list) else value
 
-    @pydantic.field_validator("path_owners", "resolvers", "callers", mode="before")
+    @pydantic.field_validator("path_owners", "resolvers", "callers", "publish_ports", mode="before")
     @classmethod
     def _tuple(cls, value: object) -> object:
         return tuple(value) if isinstance(value, list) else value

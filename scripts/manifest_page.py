@@ -58,7 +58,8 @@ def _sections() -> Iterator[str]:
     for name, info in agent.Manifest.model_fields.items():
         model = _model(info)
         if name not in ("permissions", "services"):
-            yield from _section(f"[{name}]", model)
+            many = typing.get_origin(info.annotation) is tuple
+            yield from _section(f"[[{name}]]" if many else f"[{name}]", model)
             continue
         for domain, inner in model.model_fields.items():
             many = typing.get_origin(inner.annotation) is tuple

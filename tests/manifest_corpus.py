@@ -320,6 +320,36 @@ SERVICES = (
     *_range("tokens_per_hour", 200000, 1, 2**31 - 1),
     *_range("max_output_tokens", 4096, 1, 2**31 - 1),
 )
+_PLACE = '"unix:/srv/full/web.sock"'
+PUBLISH = (
+    *_range("port", 8080, 1, 65535),
+    R(
+        "published twice",
+        "port = 8081",
+        "port = 8080",
+        "`8080` is listed twice",
+        "keep one",
+        at='[[publish]]\nport = 8080\nto = "127',
+    ),
+    R("place twice", '"127.0.0.1:18081"', _PLACE, "listed twice", "keep one", at="[[publish]]\nport = 8081"),
+    R("place missing", f"to = {_PLACE}\n", "", "`publish[0].to` is missing", "no default", at="[[publish]]"),
+    R("place odd", _PLACE, '"tcp:1"', "`tcp:1` is no place", "unix:/PATH", at='to = "tcp:1"'),
+    R("place everywhere", _PLACE, '"0.0.0.0:8080"', "`0.0.0.0:8080` is no place", "127.0.0.1:", at='to = "0.0.0.0'),
+    R(
+        "place a low port",
+        _PLACE,
+        '"127.0.0.1:80"',
+        "`127.0.0.1:80` is no place",
+        "from 1024",
+        at='to = "127.0.0.1:80"',
+    ),
+    R("place a high port", _PLACE, '"127.0.0.1:65536"', "is no place", "from 1024", at='to = "127.0.0.1:65536"'),
+    R("place a long port", _PLACE, '"127.0.0.1:018081"', "is no place", "from 1024", at='to = "127.0.0.1:018081"'),
+    R("socket relative", _PLACE, '"unix:web.sock"', "`web.sock` is not absolute", "begin it", at='to = "unix:web'),
+    R("socket with dots", _PLACE, '"unix:/srv/../web"', "`/srv/../web` is not normalised", "", at='to = "unix:/srv/..'),
+    R("socket too long", _PLACE, f'"unix:/{"x" * 107}"', "has 108 bytes", "at most 107", at='to = "unix:/xxx'),
+    R("socket abstract", _PLACE, '"unix:@web"', "`@web` is not absolute", "begin it", at='to = "unix:@web"'),
+)
 STRUCTURE = (
     R(
         "required while local",
@@ -385,6 +415,7 @@ ALL = (
     *PROCESS,
     *WORKSPACE,
     *SERVICES,
+    *PUBLISH,
     *STRUCTURE,
     *UNKNOWN,
 )

@@ -52,7 +52,8 @@ class Options(Struct, frozen=True):
 
     ``base`` and ``layers`` are references by digest, and ``search`` the layers' directories of programs, first on
     PATH. ``read`` has host paths. ``model_env`` tells clients of models where theirs are, unless the caller says it.
-    ``cores`` is the number of this host's processors.
+    ``cores`` is the number of this host's processors. ``publish`` has ports of the session, each with its place on
+    this host.
     """
 
     base: str
@@ -70,6 +71,7 @@ class Options(Struct, frozen=True):
     cwd: str = "/tmp"  # noqa: S108 - the agent's own
     workspace: Project | None = None
     cores: int = 1
+    publish: tuple[tuple[int, str], ...] = ()
 
 
 def agent_id(command: str) -> str:
@@ -93,6 +95,7 @@ def manifest(name: str, profile: Profile, options: Options, command: Sequence[st
         *_permissions(profile, options),
         *(() if options.workspace is None else _workspace(options.workspace)),
         *_process(profile, options, arguments),
+        *(f"\n[[publish]]\nport = {port}\nto = {toml(to)}" for port, to in options.publish),
         "",
     ])  # fmt: skip
 

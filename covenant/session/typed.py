@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from policy.manifest.permissions import CREDENTIAL_NAME
 
 HTTPS: Final = 443
 _PORTS = 65_535
+_PUBLISH = "write --publish PORT, --publish PORT:/PATH or --publish PORT:127.0.0.1:PORT"
 _PLAIN = frozenset("\n\t")
 # Variables to which sh, dash or bash give a meaning: an assignment evaluates the value, prints it in an error, or is
 # lost. OPTIND of bash starts what an index in the value names.
@@ -151,6 +153,24 @@ def destination(written: str) -> Destination:
             f"--net {text.quote(written)} has no port from 1 to {_PORTS}", hint="write --net HOST or --net HOST:PORT"
         )
     return Destination(host.strip("[]"), int(port))
+
+
+def published(written: str, directory: str) -> tuple[int, str]:
+    """Split PORT or PORT:TO of ``--publish``. Without a place, it is a socket in ``directory``.
+
+    Raises:
+        errors.UsageError: Raised when the port is no port, or the place is none.
+    """
+    port, colon, to = written.partition(":")
+    if not port.isascii() or not port.isdecimal() or not 0 < int(port[:6]) <= _PORTS:
+        raise errors.UsageError(f"--publish {text.quote(written)} has no port from 1 to {_PORTS}", hint=_PUBLISH)
+    if not colon:
+        to = posixpath.join(directory, f"port-{int(port)}.sock")
+    if to.startswith("/"):
+        to = f"{services.UNIX}{to}"
+    if not to.startswith((services.UNIX, services.LOOPBACK)):
+        raise errors.UsageError(f"--publish {text.quote(written)} has no place", hint=_PUBLISH)
+    return int(port), to
 
 
 def _check_variable(name: str, place: str, hint: str) -> None:

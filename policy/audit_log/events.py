@@ -223,6 +223,18 @@ SUPERVISOR: dict[str, dict[str, str]] = {
         "duration_ms": "int",
         "credits": "int",
     },
+    # A port of the agent is about to be published at `to`; at its end the connections that were carried and refused,
+    # and the bytes to the agent (`in`) and from it. A killed run has no row of the end.
+    "port_published": {**_RUN, "port": "int", "to": "text"},
+    "publish_ended": {
+        **_RUN,
+        "port": "int",
+        "to": "text",
+        "connections": "int",
+        "refused": "int",
+        "in_bytes": "int",
+        "out_bytes": "int",
+    },
     # Durable before the vault is changed: `action` is created, put, rotated, removed or rekeyed; the last and the first
     # are about the vault as a whole, without agent and name.
     "vault_changed": {

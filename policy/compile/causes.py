@@ -60,6 +60,17 @@ class Origins:
             raise self.uncovered(key, one)
         return Cause("manifest", f"{key}[{written.index(one)}]", one)
 
+    def published(self, port: int, to: str) -> Cause:
+        """The cause for a published port.
+
+        Raises:
+            errors.UnexplainedError: no ``[[publish]]`` names it.
+        """
+        for index, one in enumerate(self.manifest.publish):
+            if (one.port, one.to) == (port, to):
+                return Cause("manifest", f"publish[{index}]", f"port {port}")
+        raise self.uncovered("publish", f"{port} at {to}")
+
     def path(self, key: str, written: Sequence[str], path: str) -> Cause:
         """The cause for a path: the item that is this path or lies above it.
 

@@ -160,14 +160,9 @@ def _explain_filter(manifest: Manifest, names: tuple[str, ...], provenance: Prov
     added = {name: index for index, name in enumerate(manifest.permissions.syscalls.allow)}
     key = "permissions.syscalls.profile" if manifest.wrote("permissions.syscalls.profile") else "agent.runtime"
     from_profile = Cause("manifest", key, f"profile {profile}")
-    from_network = (
-        Cause("manifest", "resources.network", "a network that is not off")
-        if manifest.resources.network != "off"
-        else Cause("manifest", "services.models.allow", "a link to the service gate")
-    )
+    from_network = _link_cause(manifest)
     from_programs = Cause("manifest", "permissions.executables.allow", "a granted program can be started")
-    networked = manifest.resources.network != "off"
-    by_network = data.additions()["network"].names if networked or manifest.services.models.allow else frozenset[str]()
+    by_network = frozenset[str]() if from_network is None else data.additions()["network"].names
     for name in names:
         if name in by_profile:
             provenance.causes[f"seccomp.bpf:{name}"] = from_profile
@@ -175,11 +170,21 @@ def _explain_filter(manifest: Manifest, names: tuple[str, ...], provenance: Prov
             cause = Cause("manifest", f"permissions.syscalls.allow[{added[name]}]", name)
             provenance.add(f"seccomp.bpf:{name}", cause)
         else:
-            provenance.add(f"seccomp.bpf:{name}", from_network if name in by_network else from_programs)
+            cause = from_network if from_network is not None and name in by_network else from_programs
+            provenance.add(f"seccomp.bpf:{name}", cause)
     provenance.add("seccomp.bpf:default", built_in("errno EPERM", "absent means not allowed"))
     if "clone" in names:
         reason = "its flags lie behind a pointer, so libc is sent back to clone"
         provenance.add("seccomp.bpf:clone3", built_in("clone3", reason))
+
+
+def _link_cause(manifest: Manifest) -> Cause | None:
+    """Return why the agent has a link and so the calls of sockets, None if it has none."""
+    if manifest.resources.network != "off":
+        return Cause("manifest", "resources.network", "a network that is not off")
+    if manifest.services.models.allow:
+        return Cause("manifest", "services.models.allow", "a link to the service gate")
+    return Cause("manifest", "publish", "a link to the publish gate") if manifest.publish else None
 
 
 def flags(effective: Effective, host: HostFacts) -> dict[str, str]:

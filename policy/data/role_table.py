@@ -17,6 +17,7 @@ from policy.grants.identity import Identity
 from policy.grants.lifetime import ON_EXPIRY, LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants, PathSet
+from policy.grants.publish import PublishSet
 from policy.grants.resources import UNITS, Ceilings
 from policy.grants.roles import Role, Roles
 from policy.grants.services import ServiceSet
@@ -74,7 +75,9 @@ class _Row:
         return value
 
 
-def _opened(row: _Row, key: str, domain: type[CredentialSet | ExecutableSet | ServiceSet | SyscallSet]) -> Any:
+def _opened(
+    row: _Row, key: str, domain: type[CredentialSet | ExecutableSet | PublishSet | ServiceSet | SyscallSet]
+) -> Any:
     return domain.top() if row.opened(key) else domain.bottom()
 
 
@@ -114,6 +117,7 @@ _DOMAINS: dict[str, Callable[[_Row], Any]] = {
     "spawning": _spawning,
     "lifetime": _lifetime,
     "services": lambda row: _opened(row, "models", ServiceSet),
+    "publish": lambda row: _opened(row, "publish", PublishSet),
 }
 
 

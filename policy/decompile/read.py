@@ -24,6 +24,7 @@ from policy.grants.identity import Identity
 from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants
+from policy.grants.publish import PublishSet
 from policy.grants.resources import Ceilings
 from policy.grants.services import ServiceSet
 from policy.grants.sets.domain import Domain
@@ -53,6 +54,7 @@ class Grants(Struct, frozen=True):
     spawning: Spawning
     lifetime: LifetimeGrant
     services: ServiceSet
+    publish: PublishSet
 
     def domains(self) -> tuple[tuple[str, Domain], ...]:
         """Name and value of each domain, in the order of ``DOMAINS``."""
@@ -152,6 +154,7 @@ def read(files: Files) -> Decompiled:
             spawning=held.spawning,
             lifetime=held.lifetime,
             services=reached.services,
+            publish=reached.publish,
         ),
         arch,
         found,

@@ -103,3 +103,9 @@ class LossError(OperatorError):
     def to_json(self) -> dict[str, Any]:
         """The error document, with every loss of this manifest on the target in ``losses``."""
         return {**super().to_json(), "losses": list(self.details.get("losses", ()))}
+
+
+class PublishError(OperatorError):
+    """A port of the agent cannot be published at its place. The agent was not started."""
+
+    code = "publish"

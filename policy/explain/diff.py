@@ -28,6 +28,7 @@ RISKS = (
     "reaches the network",
     "holds secrets",
     "asks models",
+    "is reached from this host",
     "acts through tools",
     "starts agents",
     "reads files of the host",
@@ -248,6 +249,7 @@ _PARTS: dict[str, Callable[[Any, Any], Parts]] = {
     "spawning": _one("starts agents", "spawn limit"),
     "lifetime": _one("lives longer", "lifetime limit"),
     "services": _services,
+    "publish": _one("is reached from this host", "published port"),
 }
 assert tuple(_PARTS) == tuple(DOMAINS)
 

@@ -61,7 +61,8 @@ def network(document: dict[str, Any]) -> Rules:
     yield "network.json:mode", f"{document['mode']}, interfaces {', '.join(document['interfaces'])}"
     if document["gateway"] is not None:
         served = {"service_port": firewall.SERVICE_PORT} if "service_port" in document["gateway"] else {}
-        if document["gateway"] != _GATEWAY | served:
+        published = {"publish_uid": firewall.PUBLISH_UID} if "publish_uid" in document["gateway"] else {}
+        if document["gateway"] != _GATEWAY | served | published:
             raise errors.UnexplainedError("the gateway is not the one known here", where="network.json")
         yield "network.json:gateway", ", ".join(f"{key} {value}" for key, value in document["gateway"].items())
     if document["net_bps"] is not None:
@@ -144,10 +145,13 @@ def _short(line: str) -> str:
 
 def gates(document: dict[str, Any]) -> Rules:
     """gates.json."""
-    served = {"services"} & set(document)
+    served = {"services", "publish"} & set(document)
     closed("gates.json", document, {"version", "dns", "tls", *served})
-    if served:
+    if "services" in served:
         yield from _services(document["services"])
+    for entry in document.get("publish", ()):
+        closed("a port of gates.json", entry, {"port", "to"})
+        yield f"gates.json:publish/{entry['port']}", f"port {entry['port']} of the agent, at {entry['to']}"
     dns, tls = document["dns"], document["tls"]
     if dns is not None:
         closed("dns of gates.json", dns, _DNS_KEYS)

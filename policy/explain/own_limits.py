@@ -19,7 +19,10 @@ DENIALS: Final = "denials.jsonl"
 VERSION: Final = 1
 # The most bytes of the document. Longer lists are cut, and `cut` says how many items are missing.
 MAX_BYTES: Final = 262_144
-_GRANTS: Final = ("filesystem", "network", "syscalls", "executables", "credentials", "skills", "spawning", "services")
+_GRANTS: Final = (
+    *("filesystem", "network", "syscalls", "executables", "credentials"),
+    *("skills", "spawning", "services", "publish"),
+)
 
 
 def document(effective: Effective, manifest: Manifest) -> dict[str, Any]:

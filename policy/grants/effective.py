@@ -21,6 +21,7 @@ from policy.grants.identity import Identity
 from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants
+from policy.grants.publish import PublishSet
 from policy.grants.resources import UNITS, Ceilings
 from policy.grants.services import LIMITS, ServiceSet
 from policy.grants.sets.domain import Domain
@@ -41,10 +42,14 @@ DOMAINS: dict[str, type[Domain]] = {
     "spawning": Spawning,
     "lifetime": LifetimeGrant,
     "services": ServiceSet,
+    "publish": PublishSet,
 }
 # The profile that a runtime brings where the manifest names none.
 RUNTIME_PROFILES = {"python3": "python3", "node": "node", "rust-bin": "static", "command": "command"}
 NO_SERVICES: Final = ServiceSet.bottom()
+NO_PORTS: Final = PublishSet.bottom()
+# Left out of documents where nothing of them is granted, as before there were any.
+_LATER: Final[dict[str, Domain]] = {"services": NO_SERVICES, "publish": NO_PORTS}
 _NO_EXEC = NEVER_CALLS | {EXEC_CALL}
 
 Lines = dict[str, tuple[str, ...]]
@@ -65,6 +70,7 @@ class Effective:
     spawning: Spawning
     lifetime: LifetimeGrant
     services: ServiceSet = NO_SERVICES
+    publish: PublishSet = NO_PORTS
 
     def __post_init__(self) -> None:
         calls = self.syscalls.without(NEVER_CALLS if self.executables else _NO_EXEC)
@@ -110,7 +116,8 @@ class Effective:
             (e.tree for e in table.executables.allow if e.tree),
         )
         services = _services(manifest.services)
-        brought = (("executables", bool(executables)), ("network", network.mode != "off" or bool(services)))
+        publish = PublishSet.ports((one.port, one.to) for one in manifest.publish)
+        brought = (("executables", bool(executables)), ("network", network.mode != "off" or bool(services or publish)))
         names = frozenset[str]().union(
             *((additions or {})[k].names for k, on in brought if on and k in (additions or {}))
         )
@@ -132,6 +139,7 @@ class Effective:
             spawning=_spawning(manifest.spawn),
             lifetime=_lifetime(manifest.lifetime),
             services=services,
+            publish=publish,
         )
 
     def domains(self) -> tuple[tuple[str, Domain], ...]:
@@ -140,8 +148,8 @@ class Effective:
 
     @property
     def linked(self) -> bool:
-        """Whether the agent has a link to a gateway: for destinations, or for its services alone."""
-        return self.network.mode != "off" or bool(self.services)
+        """Whether the agent has a link to a gateway: for destinations, services or published ports."""
+        return self.network.mode != "off" or bool(self.services or self.publish)
 
     def meet(self, other: Self, /) -> Self:
         """Return the grants that both allow, in every domain."""
@@ -174,8 +182,8 @@ class Effective:
 
 
 def canonical(domains: Iterable[tuple[str, Domain]]) -> dict[str, Any]:
-    """Domains as JSON would hold them. Services that are not granted are left out, as before there were any."""
-    return {name: mine.canonical() for name, mine in domains if name != "services" or mine != NO_SERVICES}
+    """Domains as JSON would hold them. Later domains are left out where nothing is granted."""
+    return {name: mine.canonical() for name, mine in domains if mine != _LATER.get(name)}
 
 
 def _services(sections: source.ServicesSection) -> ServiceSet:

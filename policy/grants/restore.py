@@ -22,6 +22,7 @@ from policy.grants.identity import Identity
 from policy.grants.lifetime import ON_EXPIRY, LifetimeGrant
 from policy.grants.network import ANY_PUBLIC, Network
 from policy.grants.paths import MODES, FilesystemGrants
+from policy.grants.publish import PublishSet
 from policy.grants.resources import UNITS, Ceilings
 from policy.grants.services import LIMITS, ServiceSet
 from policy.grants.sets import access, addresses, hostnames
@@ -38,7 +39,7 @@ def effective(document: Any) -> Effective:
     Raises:
         errors.ArtefactError: it is not what ``canonical`` gives for some grants.
     """
-    if type(document) is not dict or {*document, "services"} != set(DOMAINS):
+    if type(document) is not dict or {*document, "services", "publish"} != set(DOMAINS):
         raise _refuse("it has not exactly the known domains")
     try:
         found = Effective(**{name: _DOMAINS[name](document[name]) for name in DOMAINS if name in document})
@@ -138,6 +139,15 @@ def _services(d: Document) -> ServiceSet:
     return ServiceSet.of(models, *(_limit(d[name]) for name in LIMITS))
 
 
+def _publish(d: Document) -> PublishSet:
+    if d["ports"] == [ANY]:
+        return PublishSet.top()
+    pairs = [(one["port"], one["to"]) for one in d["ports"]]
+    if not pairs or not all(type(port) is int and type(to) is str for port, to in pairs):
+        raise TypeError("a port is no number, or its place no text")
+    return PublishSet.ports(pairs)
+
+
 def _set_of(kind: Any, key: str) -> Callable[[Document], Any]:
     def restore(d: Document) -> Any:
         names = _names(d[key])
@@ -160,5 +170,6 @@ _DOMAINS: dict[str, Callable[[Document], Any]] = {
     ),
     "lifetime": lambda d: LifetimeGrant(_limit(d["ttl_seconds"]), _one_of(ON_EXPIRY, d["on_expiry"])),
     "services": _services,
+    "publish": _publish,
 }
 assert tuple(_DOMAINS) == tuple(DOMAINS)

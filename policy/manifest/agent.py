@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, PrivateAttr, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from policy.manifest import fields, lines, paths, text
@@ -18,7 +18,7 @@ from policy.manifest import process as processes
 from policy.manifest import workspace as workspaces
 from policy.manifest.permissions import Permissions, VolumeGrant  # by name: a field would hide the module
 from policy.manifest.process import Process, Root
-from policy.manifest.services import PROVIDERS_ID, Services  # by name: as above
+from policy.manifest.services import ENTRIES, PROVIDERS_ID, PublishEntry, Services, unique_ports  # as above
 from policy.manifest.workspace import TREE, Workspace
 
 Problem = tuple[str, str, str]
@@ -190,6 +190,13 @@ def _services(m: Manifest) -> Iterator[Problem]:
         yield "services.models", "[services.models] allows no model", "write allow, or take the section out"
 
 
+def _publish(m: Manifest) -> Iterator[Problem]:
+    """``[[publish]]`` needs ``backend = "linux-gvisor"``."""
+    if m.publish and m.sandbox.backend != "linux-gvisor":
+        message = f"[[publish]] is written while the backend is `{m.sandbox.backend}`"
+        yield "publish", message, 'write backend = "linux-gvisor"'
+
+
 def _trees(m: Manifest) -> Iterator[Problem]:
     """A layer that ``permissions.executables.allow`` names stands in ``[root]``; no two layers have one name."""
     names = [one.name for one in m.root.stack]
@@ -259,6 +266,7 @@ RULES: tuple[Callable[[Manifest], Iterator[Problem]], ...] = (
     _lifetime,
     _process,
     _services,
+    _publish,
     _trees,
     _dev_shm,
     _workspace,
@@ -447,6 +455,9 @@ class Manifest(fields.Section):
     root: Root = Root()
     workspace: Workspace = Workspace()
     services: Services = Services()
+    publish: Annotated[
+        tuple[PublishEntry, ...], Field(strict=False, max_length=ENTRIES), AfterValidator(unique_ports)
+    ] = ()
 
     _source: lines.ManifestFile = PrivateAttr(default=lines.ManifestFile())
 

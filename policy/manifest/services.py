@@ -1,15 +1,17 @@
-"""``[services]``: what the agent may ask at its own service gate. Absent, nothing, and there is no gate.
+"""``[services]``: what the agent may ask at its own service gate. ``[[publish]]``: ports of the agent that this host
+reaches, each at one place. Absent, nothing, and there is no gate.
 
-Source: design.md ("What an agent may ask").
+Sources: design.md ("What an agent may ask"), docs/adr/0084.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final
 
 from pydantic import AfterValidator
 
-from policy.manifest import fields, text
+from policy.manifest import fields, paths, text
 
 says, whole = fields.says, fields.whole
 
@@ -65,3 +67,60 @@ class Services(fields.Section):
     """``[services]``: what the agent reaches at its own gateway."""
 
     models: Models = Models()
+
+
+UNIX: Final = "unix:"
+LOOPBACK: Final = "127.0.0.1:"
+# A path of a socket that connect(2) takes (unix(7), sun_path), without the NUL.
+PATH_BYTES: Final = 107
+# A lower port is a service of the host.
+FIRST_PORT: Final = 1024
+ENTRIES: Final = 8
+# From 1024 to 65535.
+_FOUR = "102[4-9]|10[3-9][0-9]|1[1-9][0-9]{2}|[2-9][0-9]{3}"
+_FIVE = "[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
+PORT: Final = f"(?:{_FOUR}|{_FIVE})"
+_LOOPBACK = re.compile(rf"127\.0\.0\.1:{PORT}")
+_RULE = f"write {UNIX}/PATH, or {LOOPBACK}PORT with a port from {FIRST_PORT}"
+
+
+def place(value: str) -> str:
+    """Accept ``unix:`` and an absolute path of at most 107 bytes, or ``127.0.0.1:`` and a port.
+
+    Raises:
+        PydanticCustomError: it is neither.
+    """
+    if value.startswith(UNIX):
+        path = paths.absolute(value.removeprefix(UNIX))
+        if len(path.encode()) > PATH_BYTES:
+            raise text.wrong(
+                f"path {text.quote(path)} has {len(path.encode())} bytes", f"a socket's has at most {PATH_BYTES}"
+            )
+    elif not _LOOPBACK.fullmatch(value):
+        raise text.wrong(f"{text.quote(value)} is no place to publish a port at", _RULE)
+    return value
+
+
+class PublishEntry(fields.Section):
+    """One ``[[publish]]``: a TCP port of the agent, and where this host reaches it."""
+
+    port: Annotated[int, whole(1, 65535, "TCP port that the agent listens on, at 0.0.0.0 or its own address")]
+    to: Annotated[
+        str,
+        AfterValidator(place),
+        says(
+            '`"unix:/PATH"`, a socket in a directory of the caller (mode 0600), or `"127.0.0.1:PORT"`, '
+            "which the operator's configuration must allow"
+        ),
+    ]
+
+
+def unique_ports(items: tuple[PublishEntry, ...]) -> tuple[PublishEntry, ...]:
+    """No port and no place twice.
+
+    Raises:
+        PydanticCustomError: one is written twice.
+    """
+    fields.unique(tuple(item.port for item in items))
+    fields.unique(tuple(item.to for item in items))
+    return items

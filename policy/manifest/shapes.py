@@ -147,6 +147,12 @@ VALIDATORS: dict[Callable[..., Any], Fragment] = {
         "uniqueItems": True,
         "items": {"oneOf": [{"required": [form]} for form in ("equals", "matches", "one_of")]},
     },
+    services.place: {
+        "type": "string",
+        **_any(f"{services.UNIX}{_ABSOLUTE}", rf"127\.0\.0\.1:{services.PORT}"),
+        "maxLength": len(services.UNIX) + services.PATH_BYTES,
+    },
+    services.unique_ports: {"uniqueItems": True},
     permissions._unique_paths: {"uniqueItems": True},  # noqa: SLF001
     permissions._unique_entries: {"uniqueItems": True},  # noqa: SLF001
 }
@@ -279,6 +285,9 @@ RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
             },
         ),
     ),
+    agent._publish: (  # noqa: SLF001
+        _when({"required": ["publish"], "properties": {"publish": _ITEMS}}, _GVISOR),
+    ),
     agent._trees: (  # noqa: SLF001
         _when(
             {"not": _written("workspace", exec=_IS(True))},
@@ -356,6 +365,7 @@ LEFT = (
     "port ranges that run backwards or overlap, and two network entries that differ only in the order of their ports",
     "an executable listed twice, once with a digest",
     "two layers of one name, a tree of programs that is not in the root, a variable with the name of a secret",
+    "two ports of [[publish]] that are equal, or two places, and a path of a socket that is longer in bytes",
     "two items of services.models.allow for one provider",
     "a dev_shm_mb or a workspace that leaves nothing of disk_mb",
     "a volume or a place of one that is named twice, and shared where nothing is written",

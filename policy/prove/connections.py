@@ -8,9 +8,11 @@ entry must be one that the rules would let begin:
     (3) agent -> world, redirected: hook prerouting redirects it to the TLS gate's port
     (4) agent -> gateway: hook input accepts it
     (5) gateway -> world: hook output accepts it for the TLS gate
+    (6) gateway -> agent: hook output accepts it for the publish gate
 
 Elements of the sets of names come and go, and a connection lives longer than its element. So a name grant accepts here
-any address that a name may lead to. Conntrack does not name the user of a socket: (5) holds any of the gateway's.
+any address that a name may lead to. Conntrack does not name the user of a socket: (5) and (6) hold for
+any of the gateway's.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from policy.connections import PROTOCOLS, Connection, Ends
 from policy.decompile.network import flows, nft
 from policy.decompile.network.flows import Flow, PacketKind
 from policy.decompile.network.packets import ACCEPT
-from policy.decompile.network.reach import AGENT, GATE_UID, UPLINK
+from policy.decompile.network.reach import AGENT, GATE_UID, PUBLISH_UID, UPLINK
 from policy.grants.sets import addresses, spans
 from policy.grants.sets.spans import Spans
 
@@ -87,6 +89,11 @@ class Ways:
             # (5)
             kind = _kind("output", protocol, oif=UPLINK, uid=GATE_UID)
             return one.direct and answered.destination in places.uplink and ACCEPT in self._ends(kind, sent)
+        if sent.source in places.gateway:
+            # (6)
+            kind = _kind("output", protocol, oif=AGENT, uid=PUBLISH_UID)
+            back = answered.destination in places.gateway and answered.source == sent.destination
+            return one.direct and back and sent.destination in places.agent and ACCEPT in self._ends(kind, sent)
         if sent.source not in places.agent:
             return False
         back = (answered.destination, answered.destination_port) == (sent.source, sent.source_port)
@@ -123,6 +130,7 @@ def _read(firewall: bytes) -> Ways:
     kinds = [_kind(hook, one, iif=AGENT) for hook in ("prerouting", "input") for one in PROTOCOLS.values()]
     kinds += [_kind("forward", one, iif=AGENT, oif=UPLINK) for one in PROTOCOLS.values()]
     kinds += [_kind("output", one, oif=UPLINK, uid=GATE_UID) for one in PROTOCOLS.values()]
+    kinds += [_kind("output", one, oif=AGENT, uid=PUBLISH_UID) for one in PROTOCOLS.values()]
     static = [(one.name, one.spans) for one in table.sets.values() if not one.dynamic]
     whole = (addresses.ALL[0][0], addresses.ALL[1][1])
     cuts = list(flows.memberships(whole, static))

@@ -17,6 +17,7 @@ from policy.grants.effective import RUNTIME_PROFILES
 from policy.host import HostFacts
 from policy.manifest import text
 from policy.manifest.agent import Manifest
+from policy.manifest.services import LOOPBACK
 
 CONTROLLERS = ("cpu", "memory", "pids")
 
@@ -180,6 +181,19 @@ def _services(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
             yield key, f"provider `{one.provider}`", f"a provider `{one.provider}`", mend
 
 
+def _publish(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
+    if manifest.publish and host.network.lacks and not host.network.links:
+        yield "publish", "a link to the publish gate", host.network.lacks, host.network.mend
+    if manifest.publish and (standby := manifest.sandbox.standby):
+        lacking = "a place for each instance"
+        yield "sandbox.standby", f"standby `{standby}` beside [[publish]]", lacking, "write standby = 0"
+    for index, one in enumerate(manifest.publish):
+        port = one.to.removeprefix(LOOPBACK)
+        if one.to != port and int(port) not in host.publish_ports:
+            mend = f"write publish_ports = [{port}] in config.toml, or publish at unix:/PATH"
+            yield f"publish[{index}].to", f"publishing at {one.to}", "a port that its operator allows", mend
+
+
 def _writes(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
     for key, one in manifest.volumes:
         if one.name not in host.volumes:
@@ -196,5 +210,5 @@ def _writes(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
 
 _LOOKS: tuple[Callable[[Manifest, HostFacts], Iterator[Lack]], ...] = (
     *(_runsc, _runtime, _cgroups, _cpu_time),
-    *(_io, _suspending, _waiting_secrets, _network, _services, _writes),
+    *(_io, _suspending, _waiting_secrets, _network, _services, _publish, _writes),
 )

@@ -17,6 +17,7 @@ from policy.grants.executables import ExecutableSet
 from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants, PathSet
+from policy.grants.publish import PublishSet
 from policy.grants.resources import UNITS, Ceilings
 from policy.grants.services import LIMITS, ServiceSet
 from policy.grants.sets.domain import Domain, NameSet
@@ -113,6 +114,11 @@ def _services(m: Manifest, e: Effective) -> Items:
         yield f"services.models.{name}", structs.replace(ServiceSet.bottom(), **{name: getattr(e.services, name)})
 
 
+def _publish(m: Manifest, e: Effective) -> Items:
+    for i, entry in enumerate(m.publish):
+        yield f"publish[{i}]", PublishSet.ports([(entry.port, entry.to)])
+
+
 _ITEMS: dict[str, Callable[[Manifest, Effective], Items]] = {
     "identity": _identity,
     "filesystem": _filesystem,
@@ -125,6 +131,7 @@ _ITEMS: dict[str, Callable[[Manifest, Effective], Items]] = {
     "spawning": _spawning,
     "lifetime": _lifetime,
     "services": _services,
+    "publish": _publish,
 }
 assert tuple(_ITEMS) == tuple(DOMAINS)
 

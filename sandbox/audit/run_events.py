@@ -229,6 +229,14 @@ class RunEvents:
         """Record a request to a model, once its answer has ended: ``fields`` are its counts."""
         self._append("model_asked", agent_id=self.agent_id, credits=price, **fields)
 
+    def port_published(self, port: int, to: str) -> None:
+        """Record that a port of the agent is about to be reached at a place of this host."""
+        self._append("port_published", agent_id=self.agent_id, port=port, to=to)
+
+    def publish_ended(self, port: int, to: str, counts: Mapping[str, Any]) -> None:
+        """Record the end of a published port, with what was carried."""
+        self._append("publish_ended", agent_id=self.agent_id, port=port, to=to, **counts)
+
     def drift(self, layer: live.Layer) -> None:
         """Record a drift durably, before the run is ended for it."""
         self._append("drift", agent_id=self.agent_id, layer=layer.name, expected=layer.expected, found=layer.found)

@@ -21,7 +21,7 @@ from policy.lifecycle import State
 from sandbox.audit import open_runs, run_archive
 from sandbox.audit.log import Ledger
 from sandbox.control import metrics, tree_kill
-from sandbox.rundir import admission, lock, marks, registry
+from sandbox.rundir import admission, directory, lock, marks, registry
 from sandbox.rundir.registry import Entry
 from sandbox.shim import control_socket
 
@@ -342,6 +342,7 @@ def _shown(entry: Entry) -> dict[str, Any]:
         "pids_max": entry.pids_max,
         "cpu_millis": entry.cpu_millis,
         "keeper": entry.keeper,
+        "published": directory.published_of(entry.path),
     }
 
 

@@ -63,6 +63,7 @@ def probe(config: Config) -> HostFacts:
             runsc=_usable_runsc(config),
             network=network_facts(config),
             providers=tuple(providers.load(config.state)),
+            publish_ports=config.publish_ports,
         )
     except (OSError, KeyError, ValueError) as e:
         raise errors.HostError(f"this host cannot be probed: {e}", hint="is /proc mounted?") from e

@@ -344,6 +344,11 @@ def setfsuid(uid: int) -> None:
     _identity(_libc.setfsuid, "setfsuid", uid)
 
 
+def fsuid() -> int:
+    """Return the uid in whose name this thread opens files."""
+    return ctypes.c_uint32(_libc.setfsuid(ctypes.c_uint32(0xFFFFFFFF))).value
+
+
 def setfsgid(gid: int) -> None:
     """setfsgid(2)."""
     _identity(_libc.setfsgid, "setfsgid", gid)

@@ -33,6 +33,7 @@ from sandbox.control import revocation, revocation_watch, succession, tree_kill
 from sandbox.host import facts
 from sandbox.kernel.runsc import command
 from sandbox.lifecycle.types import Request, RunDependencies
+from sandbox.network.publish import gate as publish_gate
 from sandbox.network.reached import Reached
 from sandbox.network.service import gate as service_gate
 from sandbox.run_io import Limits, PeriodicCheck
@@ -353,6 +354,12 @@ class RunContext:
         from sandbox.lifecycle import model_terms
 
         return model_terms.of(decision, self.dependencies.config, self.rows)
+
+    def publish(self, decision: decide.Decision) -> publish_gate.PublishTerms | None:
+        """Return the terms of the run's published ports: the caller's rights, and the rows of the log."""
+        if not decision.effective.publish:
+            return None
+        return publish_gate.PublishTerms(self.request.rights, self.rows.port_published, self.rows.publish_ended)
 
     def _is_revoked(self) -> bool:
         return marks.verdict(self.dependencies.path / "runs" / self.run_id) is not None

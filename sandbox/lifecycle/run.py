@@ -307,6 +307,7 @@ class Run:
             secrets=context.secrets,  # making the broker has found them
             services=context.services(decision),
             reached=context.reached.add,
+            publish=context.publish(decision),
             tell_agent=functools.partial(self._tell_agent, decision, facts),
             workspace=self._workspace(decision),
             files=prepare.files(

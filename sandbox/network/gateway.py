@@ -29,10 +29,12 @@ from sandbox.kernel.proc.spawn import PATIENCE, Patience
 from sandbox.network import addresses, base_rules, namespaces, resolvers, ruleset_cache, uplink
 from sandbox.network.dns import gate as dns_gate
 from sandbox.network.gate import prefork
+from sandbox.network.publish import gate as publish_gate
 from sandbox.network.reached import TellReached
 from sandbox.network.service import gate as service_gate
 from sandbox.network.tls import gate as tls_gate
 
+_Gate = dns_gate.DnsGate | tls_gate.TlsGate | publish_gate.PublishGate
 Watches = Mapping[int, Callable[[], errors.RunError | None]]
 
 
@@ -44,9 +46,10 @@ class Gateway:
     _make: Callable[[Gateway], None]
     place: addresses.Uplink = field(init=False)
     watches: dict[int, Callable[[], errors.RunError | None]] = field(default_factory=dict)
-    gates: Sequence[dns_gate.DnsGate | tls_gate.TlsGate] = ()
+    gates: Sequence[_Gate] = ()
     remembered: conntrack.Remembered = field(init=False)
     services: service_gate.ServiceGate | None = None
+    listening: publish_gate.Listening | None = None
 
     def make(self) -> None:
         """Carry out (2) to (6).
@@ -65,6 +68,8 @@ class Gateway:
         for gate in self.gates:
             gate.process.end()
             gate.process.tell_rest()
+        if self.listening is not None:
+            self.listening.end()
 
     def collect(self) -> None:
         """Remove expired entries from the tables, unless there are few. Called every second."""
@@ -84,12 +89,14 @@ def opened(
     patience: Patience = PATIENCE,
     services: service_gate.Terms | None = None,
     reached: TellReached | None = None,
+    publish: publish_gate.PublishTerms | None = None,
 ) -> Iterator[Gateway]:
     """Make step (1) of a run's gateway. ``Gateway.make`` does the rest, before which no agent may run.
 
     ``note`` records the parts outside our own descriptors before they are made, and a part that cannot be removed
     (``left``). ``join_files`` are files of the cgroup that the gates join (``gate_leaf``). ``patience`` is for their
-    start. ``services`` are the terms of the service gate, where one is to answer.
+    start. ``services`` are the terms of the service gate, where one is to answer, ``publish`` those of the
+    published ports.
 
     An agent without destinations has no way out of its gateway at all.
     ``reached`` is told the destinations of the agent.
@@ -110,6 +117,7 @@ def opened(
         # They import for longer than the rest takes.
         stack.callback(prefork.drop)
         prefork.ahead(_kinds(artefacts, services), patience)
+        listening = _listening(artefacts, publish, stack)
         made = stack.enter_context(namespaces.made())  # (1)
         namespaces.connect(made)
         about = {"agent": made.agent, "gateway": made.gateway, "device": addresses.host_device(run_id)}
@@ -133,6 +141,8 @@ def opened(
                 "patience": patience,
             }
             gateway.gates = _gates(artefacts, config, given, stack, reached)  # (4)
+            if listening is not None:
+                gateway.gates = [*gateway.gates, *stack.enter_context(publish_gate.open(listening, **given))]
             if services is not None:
                 plan = artefacts.json("gates.json")["services"]
                 gateway.services = stack.enter_context(service_gate.open(plan, services, **given))
@@ -152,7 +162,14 @@ def opened(
                     process.ready()
                 gateway.watches.update(gateway.services.watches)
 
-        yield Gateway(made, make)
+        yield Gateway(made, make, listening=listening)
+
+
+def _listening(
+    artefacts: Artefacts, publish: publish_gate.PublishTerms | None, stack: contextlib.ExitStack
+) -> publish_gate.Listening | None:
+    plan = artefacts.json("gates.json").get("publish")
+    return None if plan is None or publish is None else stack.enter_context(publish_gate.Listening(plan, publish))
 
 
 def _left(note: Callable[[Mapping[str, Any]], None], about: Mapping[str, Any]) -> None:
@@ -163,6 +180,7 @@ def _left(note: Callable[[Mapping[str, Any]], None], about: Mapping[str, Any]) -
 def _kinds(artefacts: Artefacts, services: service_gate.Terms | None) -> list[prefork.Kind]:
     plan = artefacts.json("gates.json")
     served = [] if services is None else [service_gate.KIND, service_gate.CONNECTOR]
+    served += [publish_gate.KIND, publish_gate.CONNECTOR] if plan.get("publish") else []
     return served + [kind for name, kind in (("dns", dns_gate.KIND), ("tls", tls_gate.KIND)) if plan[name] is not None]
 
 
@@ -172,10 +190,10 @@ def _gates(
     given: Mapping[str, Any],
     stack: contextlib.ExitStack,
     reached: TellReached | None,
-) -> list[dns_gate.DnsGate | tls_gate.TlsGate]:
+) -> list[_Gate]:
     """Both gates, as far as the policy needs them; started, and perhaps not ready. ``given`` is what both are given."""
     plan = artefacts.json("gates.json")
-    gates: list[dns_gate.DnsGate | tls_gate.TlsGate] = []
+    gates: list[_Gate] = []
     tells: socket.socket | None = None
     names: socket.socket | None = None
     with contextlib.ExitStack() as ours:

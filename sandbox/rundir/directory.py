@@ -29,6 +29,7 @@ _CGROUPS = "cgroups.json"
 METER = "meter"
 ROOT_FILE = "root.erofs"
 _NETWORK = "network.json"
+_PUBLISHED = "published.json"
 # What stays of a run that is over until its network is gone.
 _LEFT = frozenset(("lock", _NETWORK))
 # Who ends a run for a reason of the supervisor's own.
@@ -146,6 +147,11 @@ class RunDirectory:
         # host's and its forwarding are taken away; and who revokes the run meanwhile finds a link to cut.
         small_files.put(self.path / _NETWORK, json.dumps({"supervisor": os.getpid(), **about}).encode())
 
+    def note_published(self, ports: Sequence[Mapping[str, Any]]) -> None:
+        """Write down where the run's ports will be published, before the sockets are made."""
+        if ports:
+            small_files.put(self.path / _PUBLISHED, json.dumps(list(ports)).encode())
+
     def write_config(self, config: bytes) -> None:
         """The config.json that runsc reads."""
         small_files.put(f"{self.bundle}/config.json", config)
@@ -222,6 +228,15 @@ def cgroups_of(path: Path) -> dict[str, Path]:
     except (FileNotFoundError, ValueError):
         return {}
     return {name: Path(place) for name, place in noted.items()}
+
+
+def published_of(path: Path) -> list[dict[str, Any]]:
+    """Read the ports of a run that were to be published, each with its place: ``port`` and ``to``."""
+    try:
+        noted: list[dict[str, Any]] = json.loads((path / _PUBLISHED).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return []
+    return noted
 
 
 def network_of(path: Path) -> dict[str, Any] | None:

@@ -261,6 +261,7 @@ def _gateway(
 ) -> gateway.Gateway:
     """Return the gateway of the run's network: closed, and not made yet."""
     gates.apply(gate_cgroup.LIMITS[gates.hierarchies.version])
+    directory.note_published(job.artefacts.json("gates.json").get("publish", ()))
     opened = gateway.opened(
         job.artefacts,
         job.run_id,
@@ -271,6 +272,7 @@ def _gateway(
         patience=_patience(job, directory, gates),
         services=job.services,
         reached=job.reached,
+        publish=job.publish,
     )
     return stack.enter_context(opened)
 

@@ -10,7 +10,8 @@ from sandbox.config import Config, trusted_binary
 from sandbox.kernel.cgroup import cgroup
 from sandbox.network import uplink
 from sandbox.network.gate import cgroup as gate_cgroup
-from sandbox.rundir.directory import abandoned, cgroups_of, network_of, remove
+from sandbox.network.publish import places as publish_places
+from sandbox.rundir.directory import abandoned, cgroups_of, network_of, published_of, remove
 from sandbox.runner.limits import METER, Meter, was_begun
 
 
@@ -55,6 +56,7 @@ def recover(
         for path in paths:
             if path in networked and isolated:
                 continue
+            publish_places.recover([one["to"] for one in published_of(path)])
             remove(path)
             removed.append(path.name)
     if failed:

@@ -18,6 +18,7 @@ from sandbox.broker.server import Broker
 from sandbox.config import Config
 from sandbox.kernel.cgroup import cgroup
 from sandbox.network import gateway
+from sandbox.network.publish import gate as publish_gate
 from sandbox.network.reached import TellReached
 from sandbox.network.service import gate as service_gate
 from sandbox.probes import preload
@@ -95,6 +96,7 @@ class SandboxSpec(Struct, frozen=True):
     - ``workspace`` is the caller's directory where the policy has one.
     - ``reached`` is told the destinations that the agent reached.
     - ``services`` are the terms of its service gate; without them no service answers.
+    - ``publish`` are the terms of its published ports; without them no place is made.
     - ``tell_agent`` writes denials to the open file that the agent reads, until it is left; without it the file stays
       empty.
     """
@@ -125,3 +127,4 @@ class SandboxSpec(Struct, frozen=True):
     workspace: RunWorkspace | None = None
     services: service_gate.Terms | None = None
     reached: TellReached | None = None
+    publish: publish_gate.PublishTerms | None = None

@@ -68,6 +68,7 @@ def test_page_can_be_followed(typist: Typist) -> None:
         "< question": "asked\n",
         "common-licenses": r"[1-9]\d*\n",
         "GREETING": "hello\n",
+        "--publish": "nothing listens yet\n",
         "sys.version_info": r"\(3, \d+\)\n",
         "mail=MAIL_TOKEN": "",
         "covenant run mine": "signed for operator\n",

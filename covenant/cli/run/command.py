@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from policy.manifest.agent import Manifest
     from policy.rules import items
 
-_SHOWN_DOMAINS = ("filesystem", "network", "executables", "credentials", "services")
+_SHOWN_DOMAINS = ("filesystem", "network", "executables", "credentials", "services", "publish")
 
 
 class Typed(Struct, frozen=True):
@@ -41,6 +41,7 @@ class Typed(Struct, frozen=True):
     role: str
     workspace: Path | None = None
     models: tuple[str, ...] = ()
+    publish: tuple[str, ...] = ()
 
 
 class Session(Struct, frozen=True):
@@ -84,6 +85,7 @@ class Session(Struct, frozen=True):
 @click.option("--no-workspace", is_flag=True, help="Take no workspace, where the profile takes this directory.")
 @click.option("--resume", metavar="RUN", help="Go on with the changes of an earlier run, in its directory.")
 @click.option("--keep-workspace", is_flag=True, help="Keep the workspace for --resume, and do not ask at the end.")
+@click.option("--publish", multiple=True, metavar="PORT[:TO]", help="Reach this TCP port of the command from here.")
 @click.option("--role", metavar="NAME", help="Hold the session to this role, and write it into the manifest.")
 @click.option("--save", type=click.Path(path_type=Path), metavar="DIR", help="Write the package there and run nothing.")
 @click.option("--tty/--no-tty", default=None, help="Give the command a terminal; without this, where there is one.")
@@ -106,6 +108,7 @@ def exec_(
     no_workspace: bool,
     resume: str | None,
     keep_workspace: bool,
+    publish: tuple[str, ...],
     role: str | None,
     save: Path | None,
     tty: bool | None,
@@ -126,7 +129,9 @@ def exec_(
             workspace = Path.cwd()
         if keep_workspace and workspace is None:
             raise errors.UsageError("--keep-workspace needs --workspace", hint="give --workspace DIR")
-        words = Typed(command, profile or "", net, read, write, layers, secrets, env, role or "", workspace, models)
+        words = Typed(
+            command, profile or "", net, read, write, layers, secrets, env, role or "", workspace, models, publish
+        )
         made = _checked(words, "terminal" if terminal else "stdio")
         if not quiet:
             _show(made)
@@ -213,6 +218,7 @@ def _checked(words: Typed, contract: str) -> Session:
         models=models,
         model_env=session_models.variables(settings.state, models),
         env=env,
+        publish=tuple(typed.published(one, os.getcwd()) for one in words.publish),
         role=words.role,
         contract=contract,
         cores=host.cores(),

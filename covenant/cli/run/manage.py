@@ -270,7 +270,14 @@ def _table(runs: list[dict[str, Any]], *, tree: bool) -> list[str]:
                 indent + run["agent_id"],
             )
         )
-    return terminal.table(rows[0], rows[1:], width=terminal.width())
+    return [*terminal.table(rows[0], rows[1:], width=terminal.width()), *_published(runs, short)]
+
+
+def _published(runs: list[dict[str, Any]], short: int) -> Iterator[str]:
+    """A line for each published port. A supervisor of an earlier version names none."""
+    for run in runs:
+        for one in run.get("published", ()):
+            yield f"{run['run_id'][:short]} publishes port {one['port']} at {common.visible(one['to'])}"
 
 
 def _short(ids: list[str]) -> int:

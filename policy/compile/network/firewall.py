@@ -25,6 +25,8 @@ AGENT, UPLINK = "agent0", "uplink0"
 DNS_PORT, TLS_PORT, SERVICE_PORT = 53, 8443, 80
 # The TLS gate's own; below the range of the agents' uids, which begin at 65536 (sandbox.config).
 GATE_UID = 64998
+# Of the gate that carries connections of the host to published ports.
+PUBLISH_UID = 64994
 NAME_SET_SIZE = 1024
 # The kernel takes rates whose bytes times 10^9 fit 64 bits (net/netfilter/nft_limit.c); a higher grant is held to this.
 MAX_BYTES_PER_SECOND = 18_000_000_000
@@ -63,6 +65,7 @@ def document(effective: Effective, traced: Traced, origins: Origins, provenance:
         "gateway": None if off else {
             "agent": AGENT, "uplink": UPLINK, "dns_port": DNS_PORT, "tls_port": TLS_PORT, "gate_uid": GATE_UID,
             **({"service_port": SERVICE_PORT} if effective.services else {}),
+            **({"publish_uid": PUBLISH_UID} if effective.publish else {}),
         },
         "net_bps": limit,
         "grants": [_row(row) for row in traced.rows],
@@ -104,6 +107,8 @@ class _Gateway:
         self.tls = any(row.protocol == "tls" for row in traced.rows)
         self.filled = any(one.sets for one in found.names)
         self.served = bool(effective.services)
+        self.published = effective.publish.pairs()
+        self.published_causes = [origins.published(port, to) for port, to in self.published]
 
     def ruleset(self) -> Ruleset:
         counters = {name: cause for name, cause in self.causes.items() if name.startswith("c_")}
@@ -209,6 +214,9 @@ class _Gateway:
         self._gateway_itself(chain)
         if self.tls:
             chain.add(nft.jump("gate"), _GATES, nft.leaves_by(UPLINK), f"meta skuid {GATE_UID:d}")
+        for (port, _), cause in zip(self.published, self.published_causes, strict=True):
+            to = nft.to_ports("tcp", ((port, port),))
+            chain.add("accept", cause, nft.leaves_by(AGENT), f"meta skuid {PUBLISH_UID:d}", to)
         return chain
 
     def _prerouting(self) -> Chain:

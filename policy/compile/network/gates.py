@@ -1,5 +1,5 @@
 """gates.json: the names that the DNS gate resolves, and their sets; the hosts of the TLS gate; the services of the
-service gate."""
+service gate; the ports of the publish gate."""
 
 from __future__ import annotations
 
@@ -29,16 +29,25 @@ _TLS = built_in("tls gate", "wants a ClientHello, and a granted name in it where
 
 
 def compile(effective: Effective, traced: Traced, origins: Origins, provenance: Provenance) -> dict[str, Any]:
-    """gates.json; ``dns`` is None without a name grant, ``tls`` without a tls grant; without services there is no key
-    for them.
+    """gates.json; ``dns`` is None without a name grant, ``tls`` without a tls grant; without services or
+    published ports there is no key for them.
 
     Raises:
         errors.UnexplainedError: no item of the manifest covers a model.
     """
-    document = {"version": 1, "dns": _dns(traced, provenance), "tls": _tls(traced, provenance)}
+    document: dict[str, Any] = {"version": 1, "dns": _dns(traced, provenance), "tls": _tls(traced, provenance)}
     if effective.services:
         document["services"] = _services(effective, origins, provenance)
+    if effective.publish:
+        document["publish"] = _publish(effective, origins, provenance)
     return document
+
+
+def _publish(effective: Effective, origins: Origins, provenance: Provenance) -> list[dict[str, Any]]:
+    pairs = effective.publish.pairs()
+    for port, to in pairs:
+        provenance.add(f"gates.json:publish/{port}", origins.published(port, to))
+    return [{"port": port, "to": to} for port, to in pairs]
 
 
 def _services(effective: Effective, origins: Origins, provenance: Provenance) -> dict[str, Any]:

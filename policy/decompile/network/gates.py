@@ -17,6 +17,7 @@ from policy import errors
 from policy.decompile import documents
 from policy.decompile.documents import Files, NoneType, closed, fixed, refuse, shown
 from policy.decompile.network import nft
+from policy.grants.publish import PublishSet
 from policy.grants.services import EVERY, LIMITS, ServiceSet
 from policy.grants.sets import hostnames
 from policy.grants.sets.spans import Spans
@@ -50,6 +51,7 @@ class Gates(Struct, frozen=True):
     addresses: tuple[tuple[int, int, Spans], ...] = ()
     service_port: int | None = None
     services: ServiceSet = ServiceSet()
+    publish: PublishSet = PublishSet()
 
 
 def read(files: Files) -> Gates:
@@ -61,12 +63,14 @@ def read(files: Files) -> Gates:
     both = (dict, NoneType)
     document = documents.load(files, GATES)
     served = {"services": dict} if type(document) is dict and "services" in document else {}
-    whole = closed(document, GATES, {"dns": both, "tls": both, "version": int, **served})
+    published = {"publish": list} if type(document) is dict and "publish" in document else {}
+    whole = closed(document, GATES, {"dns": both, "tls": both, "version": int, **served, **published})
     fixed(whole["version"], f"{GATES}:version", VERSION)
     dns_port, dns, inward = (None, {}, {}) if whole["dns"] is None else _dns(whole["dns"])
     tls_port, tls, addresses = (None, {}, ()) if whole["tls"] is None else _tls(whole["tls"])
     service_port, services = _services(whole["services"]) if served else (None, ServiceSet.bottom())
-    return Gates(dns_port, tls_port, dns, inward, tls, addresses, service_port, services)
+    publish = _publish(whole["publish"]) if published else PublishSet.bottom()
+    return Gates(dns_port, tls_port, dns, inward, tls, addresses, service_port, services, publish)
 
 
 _Sets = tuple[tuple[str, ...], tuple[str, ...]]
@@ -123,6 +127,16 @@ def _services(value: dict[str, Any]) -> tuple[int, ServiceSet]:
     if not models or services.models != tuple(models) or EVERY in models:
         raise refuse(where, "the models are not sorted, one stands within another, or there is none")
     return documents.whole(found["listen"], where, least=1, most=65535), services
+
+
+def _publish(value: list[Any]) -> PublishSet:
+    where, pairs = f"{GATES}:publish", []
+    for item in value:
+        one = closed(item, where, {"port": int, "to": str})
+        pairs.append((documents.whole(one["port"], where, least=1, most=65535), one["to"]))
+    if not pairs or sorted(dict(pairs).items()) != pairs:
+        raise refuse(where, "the ports are not sorted, one is there twice, or there is none")
+    return PublishSet.ports(pairs)
 
 
 def _tls(value: dict[str, Any]) -> tuple[int, dict[str, Spans], tuple[tuple[int, int, Spans], ...]]:

@@ -12,6 +12,7 @@ from policy.decompile import documents
 from policy.decompile.documents import OPTIONAL_INT, Files, NoneType, closed, fixed, refuse, shown
 from policy.decompile.network import gates, nft, reach
 from policy.grants.network import Network
+from policy.grants.publish import PublishSet
 from policy.grants.services import ServiceSet
 from policy.grants.sets import addresses, hostnames, spans
 from policy.grants.sets.access import PROTOCOLS, Access
@@ -39,7 +40,8 @@ class Reached(Struct, frozen=True):
     """The destinations, the mode that says which network stack the sandbox gets, and bytes a second each way.
 
     ``listed`` are the destinations as the index of network.json has them, which people are shown and nothing enforces.
-    ``named`` says whether there is a gate that resolves names; ``services`` is what the service gate answers.
+    ``named`` says whether there is a gate that resolves names; ``services`` is what the service gate answers, and
+    ``publish`` has the ports of the agent that the host reaches.
     """
 
     network: Network
@@ -48,11 +50,12 @@ class Reached(Struct, frozen=True):
     listed: Network
     named: bool
     services: ServiceSet = ServiceSet()
+    publish: PublishSet = PublishSet()
 
     @property
     def linked(self) -> bool:
-        """Whether the agent has a link to a gateway: for destinations, or for its services alone."""
-        return self.mode != "off" or bool(self.services)
+        """Whether the agent has a link to a gateway: for destinations, services or published ports."""
+        return self.mode != "off" or bool(self.services or self.publish)
 
 
 def read(files: Files) -> Reached:
@@ -79,15 +82,15 @@ def read(files: Files) -> Reached:
     if bps is not None:
         documents.whole(bps, f"{NETWORK}:net_bps", least=1)
     unlinked = mode == "off" and whole["gateway"] is None
-    found, listed, named, services = _off(files, whole) if unlinked else _gateway(files, whole)
+    found, listed, gated = _off(files, whole) if unlinked else _gateway(files, whole)
     if found.mode != mode:
         raise refuse(f"{NETWORK}:mode", f"it is {mode}, and the rules amount to {found.mode}")
-    if mode == "off" and not unlinked and not services:
+    if mode == "off" and not unlinked and not (gated.services or gated.publish):
         raise refuse(f"{NETWORK}:gateway", "there is a gateway for an agent that reaches nothing")
-    return Reached(found, mode, bps, listed, named, services)
+    return Reached(found, mode, bps, listed, gated.dns_port is not None, gated.services, gated.publish)
 
 
-def _off(files: Files, whole: dict[str, Any]) -> tuple[Network, Network, bool, ServiceSet]:
+def _off(files: Files, whole: dict[str, Any]) -> tuple[Network, Network, gates.Gates]:
     """No network: nothing but the sandbox's own loopback, and nothing that a gateway could be made of."""
     fixed(whole["interfaces"], f"{NETWORK}:interfaces", ["lo"])
     fixed(whole["gateway"], f"{NETWORK}:gateway", None)
@@ -95,14 +98,16 @@ def _off(files: Files, whole: dict[str, Any]) -> tuple[Network, Network, bool, S
     if documents.raw(files, nft.FIREWALL):
         raise refuse(nft.FIREWALL, "there are rules for an agent without a network")
     fixed(documents.load(files, gates.GATES), gates.GATES, {"dns": None, "tls": None, "version": gates.VERSION})
-    return Network.bottom(), Network.bottom(), False, ServiceSet.bottom()
+    return Network.bottom(), Network.bottom(), gates.Gates()
 
 
-def _gateway(files: Files, whole: dict[str, Any]) -> tuple[Network, Network, bool, ServiceSet]:
-    """The destinations by a gateway, by its rules and gates, and by the index; whether names are resolved; services."""
+def _gateway(files: Files, whole: dict[str, Any]) -> tuple[Network, Network, gates.Gates]:
+    """The destinations by a gateway, by its rules and gates, and by the index; its gates."""
     fixed(whole["interfaces"], f"{NETWORK}:interfaces", ["eth0", "lo"])
     table, found = nft.parse(documents.raw(files, nft.FIREWALL)), gates.read(files)
-    expected = {**_GATEWAY, **({"service_port": _SERVICE_PORT} if found.services else {})}
+    served = {"service_port": _SERVICE_PORT} if found.services else {}
+    published = {"publish_uid": reach.PUBLISH_UID} if found.publish else {}
+    expected = {**_GATEWAY, **served, **published}
     fixed(whole["gateway"], f"{NETWORK}:gateway", expected)
     for name, port in (("dns", found.dns_port), ("tls", found.tls_port), ("service", found.service_port)):
         if port is not None:
@@ -110,7 +115,7 @@ def _gateway(files: Files, whole: dict[str, Any]) -> tuple[Network, Network, boo
     gateway = reach.Gateway(table, found)
     network = gateway.network()
     _rate(gateway, whole["net_bps"])
-    return network, _index(whole["grants"], table, found), found.dns_port is not None, found.services
+    return network, _index(whole["grants"], table, found), found
 
 
 def _rate(gateway: reach.Gateway, bps: int | None) -> None:

@@ -32,6 +32,7 @@ from policy.grants.sets.spans import Spans
 AGENT: Final = "agent0"
 UPLINK: Final = "uplink0"
 GATE_UID: Final = 64998
+PUBLISH_UID: Final = 64994
 REFUSAL: Final = "refuse"
 _MAX_NAMED: Final = 8
 T = TypeVar("T", int, str)
@@ -128,8 +129,13 @@ class Gateway:
                     yield PacketKind("input", protocol, iif=iif, dnat=True)
             for oif in devices:
                 for uid in self._uids():
-                    if protocol != NEIGHBOUR and (oif, uid, protocol) != (UPLINK, GATE_UID, "tcp"):
+                    if protocol != NEIGHBOUR and (oif, uid, protocol) not in self._outward():
                         yield PacketKind("output", protocol, oif=oif, uid=uid)
+
+    def _outward(self) -> tuple[tuple[str, int, str], ...]:
+        """The device, user and protocol of the connections that a gate may begin."""
+        publish = ((AGENT, PUBLISH_UID, "tcp"),) if self.gates.publish else ()
+        return ((UPLINK, GATE_UID, "tcp"), *publish)
 
     def _closed_elsewhere(self) -> None:
         for kind in self._new():
@@ -138,6 +144,7 @@ class Gateway:
                 raise refuse(f"hook {kind.hook} lets {kind.protocol} of {between} by, for which there is no grant")
         self._brought_elsewhere()
         self._to_the_gates()
+        self._to_the_agent()
 
     def _brought_elsewhere(self) -> None:
         """Redirected packets come to hook input alone: the other hooks are read as if there were none."""
@@ -167,6 +174,17 @@ class Gateway:
                 raise refuse("hook input asks for destinations, which are the gateway itself")
             if spans.minus(flow.accepted(frozenset()), allowed):
                 raise refuse(f"the agent reaches more of the gateway than its gates by {protocol}")
+
+    def _to_the_agent(self) -> None:
+        """Check that the publish gate reaches the published ports of the agent, and no other."""
+        if not self.gates.publish:
+            return
+        flow = self.flow(PacketKind("output", "tcp", oif=AGENT, uid=PUBLISH_UID))
+        if any(step.sets for step in flow.steps):
+            raise refuse("hook output asks for destinations, where the agent's own address is meant")
+        wanted = spans.join((port, port) for port, _ in self.gates.publish.pairs())
+        if flow.accepted(frozenset()) != wanted:
+            raise refuse("the publish gate reaches other ports of the agent than those that are published")
 
     def _answers(self) -> None:
         """Answers come back: without them a grant would be a dead letter."""

@@ -14,6 +14,7 @@ from policy.grants.network import MODES as NETWORK_MODES
 from policy.grants.network import Network
 from policy.grants.paths import MODES as FILESYSTEM_MODES
 from policy.grants.paths import FilesystemGrants, PathSet
+from policy.grants.publish import PublishSet
 from policy.grants.resources import UNITS, Ceilings
 from policy.grants.services import ServiceSet
 from policy.grants.sets.access import PROTOCOLS
@@ -90,6 +91,10 @@ patterns = st.sampled_from(["*", "a*", "ab*", "abc", "ab", "b", "b*"])
 models = st.lists(st.tuples(st.sampled_from(["p", "q"]), patterns), max_size=4)
 services = st.builds(ServiceSet.of, models, ceilings, ceilings, ceilings) | st.just(ServiceSet.top())
 
+places = st.sampled_from(["unix:/a", "unix:/b", "127.0.0.1:2000"])
+published = st.builds(PublishSet.ports, st.lists(st.tuples(st.sampled_from([80, 8080]), places), max_size=3))
+published = published | st.just(PublishSet.top())
+
 # A small order of roles: low is below left and right, which are below high.
 BELOW = {
     "low": frozenset({"low"}),
@@ -111,6 +116,7 @@ BY_DOMAIN = {
     "spawning": spawnings,
     "lifetime": lifetimes,
     "services": services,
+    "publish": published,
 }
 assert tuple(BY_DOMAIN) == tuple(DOMAINS)
 effectives = st.builds(Effective, **BY_DOMAIN)

@@ -72,6 +72,7 @@ POINTS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any, Any], bool]]] = {
         st.tuples(st.sampled_from(["p", "q"]), st.sampled_from(["a", "ab", "abc", "abd", "b", "c"]), amounts),
         lambda value, point: value.holds(*point[:2]) and _bounded(value.requests_per_minute, point[2]),
     ),
+    "publish": (st.sampled_from(["80 at unix:/a", "8080 at unix:/b", "80 at 127.0.0.1:2000"]), _holds),
     "spawning": (st.tuples(amounts, amounts, st.sampled_from(ON_PARENT_EXIT)), _spawns),
 }
 
