@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NoReturn
 
 import jsonschema_rs
@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from covenant.wire import json_schema
 from policy import errors
-from policy.denials import Denial, checked
+from policy.denials import Bounds, Denial, Row
 from policy.grants.skills import SkillSet
 from policy.manifest import text
 from policy.manifest.tools.document import Server, Tool, ToolManifest
@@ -22,6 +22,12 @@ from policy.rules.tool_calls import Refusal
 
 # What a server's result may hold. Other keys, such as a request for input, are dropped: a server asks for nothing.
 RESULT_KEYS: Final = ("content", "structuredContent", "isError")
+
+# Keywords of a schema that say which further arguments there are.
+_OPEN: Final = frozenset({
+    "additionalProperties", "unevaluatedProperties", "patternProperties", "$ref", "$dynamicRef", "allOf", "anyOf",
+    "oneOf", "if", "dependentSchemas",
+})  # fmt: skip
 
 Log = Callable[[str, Mapping[str, Any]], None]
 
@@ -49,6 +55,8 @@ class ToolGuard:
     ) -> None:
         self._skills, self._tools, self._log, self._clock = skills, tools, log, clock
         self._rate = tool_calls.CallRate(skills)
+        # A client may be refused as often as it asks; its rows are as few as those of a run's denials.
+        self._bounds = Bounds()
 
     def allows(self, uri: str) -> bool:
         """Whether some call of the tool is granted: whether it is listed at all."""
@@ -128,11 +136,25 @@ class ToolGuard:
         raise _denied(refusal)
 
     def _write_refusal(self, uri: str, arguments: Mapping[str, Any], denial: Denial) -> None:
-        one = checked(denial)
-        self._log(
-            "tool_refused",
-            {**self._about(uri, arguments), "denial": one.id, "code": one.code, "grant": one.grant},
-        )
+        rows = self._bounds.told(denial, now_ms=self._now_ms())
+        about = self._about(uri, arguments)
+        for row in rows:
+            self._log("tool_refused", {**about, **_named(row)})
+        self._summarize(self._bounds.due(now_ms=self._now_ms()))
+
+    def close(self) -> None:
+        """Write the refusals that have no row yet. Called at the end of a session."""
+        self._summarize(self._bounds.wind_up())
+
+    def _summarize(self, rows: Iterable[Row]) -> None:
+        nothing = {"side_effect_class": None, "arguments_hash_hex": None, "argument_bytes": 0}
+        for row in rows:
+            uri = row.denial.target.partition(" ")[0]
+            about = {"agent_id": self._tools.agent_id, "uri": text.visible(uri, 512), **nothing}
+            self._log("tool_refused", {**about, **_named(row)})
+
+    def _now_ms(self) -> int:
+        return int(self._clock() * 1000)
 
     def _about(self, uri: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         raw, found = tool_calls.encoded(arguments), tool_calls.find(self._tools, uri)
@@ -162,6 +184,10 @@ class ToolGuard:
         )
 
 
+def _named(row: Row) -> dict[str, Any]:
+    return {"denial": row.denial.id, "code": row.denial.code, "grant": row.denial.grant, "count": row.count}
+
+
 def _denied(refusal: Refusal) -> errors.ToolDeniedError:
     return errors.ToolDeniedError(refusal.message, hint=refusal.fix(), denial=refusal.denial.id, add=list(refusal.add))
 
@@ -175,3 +201,11 @@ def _fits(tool: Tool, schema: dict[str, Any], arguments: Mapping[str, Any]) -> N
             hint="its server must advertise another",
         ) from None
     json_schema.check(tool.name, schema, validator, dict(arguments))
+    known = schema.get("properties")
+    # A schema that says nothing of further arguments takes any. Here those that it names are all there are.
+    if _OPEN.isdisjoint(schema) and isinstance(known, dict) and (extra := sorted(arguments.keys() - known)):
+        raise errors.ToolArgumentsError(
+            f"arguments: {text.quote(extra[0])} is not in the schema of `{tool.name}`",
+            hint=f"it takes {', '.join(map(text.quote, known)) or 'none'}",
+            where="/",
+        )

@@ -89,6 +89,7 @@ class ToolProxy:
             out.client += _tool_error(one.client_id, errors.ToolServerError(f"the server of `{one.call.uri}` ended"))
         self._waiting.clear()
         self._pending.clear()
+        self._guard.close()
         return out
 
     # --- the client -----------------------------------------------------------------------------------

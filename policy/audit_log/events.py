@@ -80,7 +80,7 @@ _CALLED = {
     "agent_id": "text",
     "uri": "text",
     "side_effect_class": "text?",
-    "arguments_hash_hex": "digest",
+    "arguments_hash_hex": "digest?",
     "argument_bytes": "int",
 }
 
@@ -183,13 +183,14 @@ SUPERVISOR: dict[str, dict[str, str]] = {
     # run's bound; `bytes` both ways, null where packets were forwarded and not counted. Never content.
     "reached": {**_RUN, "target": "text", "connections": "int", "bytes": "int?"},
     # A call of a tool of a package's own server: refused, durable before it is sent, and its end. The digests are of
-    # arguments and answer as JSON, which stand in no row. `call` joins the two rows of one call; `status` is ok,
-    # tool_error where the tool says that it failed, or failed with the `code` of why.
+    # arguments and answer as JSON, which stand in no row; a summary of `count` more refusals has none. `call` joins the
+    # two rows of one call; `status` is ok, tool_error where the tool says that it failed, or failed with the `code`.
     "tool_refused": {
         **_CALLED,
         "denial": "text",
         "code": "text",
         "grant": "text?",
+        "count": "int",
     },
     "tool_called": {**_CALLED, "call": "text"},
     "tool_answered": {

@@ -116,7 +116,10 @@ def _call_of_package(package: Path, uri: str, arguments: dict[str, Any], seconds
     if findings := checks.verify(read, manifest, declared):
         raise errors.ToolsError(findings[0].message, hint=findings[0].hint, where=findings[0].where)
     guard = _guard(manifest, declared)
-    result = tool_server.call(package, declared, guard, uri, arguments, seconds=seconds)
+    try:
+        result = tool_server.call(package, declared, guard, uri, arguments, seconds=seconds)
+    finally:
+        guard.close()
     return {"content": result.get("content", []), "is_error": result.get("isError") is True}
 
 

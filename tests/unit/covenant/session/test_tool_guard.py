@@ -111,6 +111,34 @@ def test_late_call_names_key_that_was_least() -> None:
     assert "timeout_ms" in again.guard.late(call).hint
 
 
+def test_flood_of_refusals_has_few_rows_and_all_are_counted() -> None:
+    one = kit.Guarded()
+    for number in range(3000):
+        one.clock.now += 0.01
+        with pytest.raises(errors.ToolDeniedError):
+            one.guard.check(kit.uri("hidden" if number % 2 else f"made_up_{number}"), {})
+    one.guard.close()
+    assert len(one.rows) <= 1000
+    assert sum(row["count"] for _, row in one.rows) == 3000
+
+
+@pytest.mark.parametrize(
+    ("more", "refused"),
+    [({}, True), ({"additionalProperties": True}, False), ({"allOf": [{}]}, False), ({"patternProperties": {}}, False)],
+)
+def test_argument_that_schema_does_not_name(more: dict[str, Any], refused: bool) -> None:
+    whole = copy.deepcopy(kit.DOCUMENT)
+    schema = {"type": "object", "properties": {"path": {"type": "string"}}, **more}
+    whole["servers"][0]["tools"][0]["input_schema"] = schema
+    one = kit.Guarded(whole=whole)
+    one.guard.check(kit.uri("open"), {"path": "a"})
+    if refused:
+        with pytest.raises(errors.ToolArgumentsError, match="`evil`"):
+            one.guard.check(kit.uri("open"), {"path": "a", "evil": 1})
+    else:
+        one.guard.check(kit.uri("open"), {"path": "a", "evil": 1})
+
+
 def test_tool_without_schema_is_not_called() -> None:
     whole = copy.deepcopy(kit.DOCUMENT)
     del whole["servers"][0]["tools"][0]["input_schema"]
