@@ -76,7 +76,9 @@ def _tables(model: type[fields.Section]) -> list[tuple[str, FieldInfo]]:
 
 def _is_tables(info: FieldInfo) -> bool:
     items = typing.get_args(info.annotation)[:1] if typing.get_origin(info.annotation) is tuple else ()
-    return any(isinstance(one, type) and issubclass(one, fields.Section) for one in items)
+    models = (one for one in items if isinstance(one, type) and issubclass(one, fields.Section))
+    # An item that is written as text is no table.
+    return any((one.__doc__ or "").startswith("``[[") for one in models)
 
 
 def _model(info: FieldInfo) -> type[fields.Section]:

@@ -16,6 +16,11 @@ from msgspec import Struct, structs
 from policy.workspace import git, globs
 from policy.workspace.entries import LowerEntry, LowerView, UpperEntry
 
+# The kinds of parts of a workspace that are not applied, and why.
+APART: Final = {
+    "checkout": "another checkout of git (a submodule, a linked worktree)",
+    "mount": "another file system on the host",
+}
 Action = Literal["add", "modify", "delete", "mode"]
 Kind = Literal["file", "dir", "link", "other"]
 
@@ -56,13 +61,15 @@ class Change(Struct, frozen=True):
 class Terms(Struct, frozen=True):
     """Patterns of the files that are shown empty, and of those whose changes are never applied.
 
-    ``git_shared`` and ``git_own`` are those of git's own files that may change (policy.workspace.git).
+    ``git_shared`` and ``git_own`` are those of git's own files that may change (policy.workspace.git). ``apart`` are
+    directories of which nothing is applied, each with its kind in APART.
     """
 
     mask: tuple[str, ...]
     protect: tuple[str, ...]
     git_shared: tuple[str, ...] = ()
     git_own: tuple[str, ...] = ()
+    apart: dict[str, str] = {}
 
 
 class _Sides(Struct, frozen=True):
@@ -191,7 +198,7 @@ def _removed(base: LowerEntry, lower: LowerView, order: Sequence[str]) -> Iterat
 
 def _judged(change: Change, sides: _Sides) -> Change:
     """Return the change with the reason why it is not applied, if there is one."""
-    refused = _bare(change, sides) or _refusal(change, sides) or _twin(change, sides)
+    refused = _apart(change, sides.terms) or _bare(change, sides) or _refusal(change, sides) or _twin(change, sides)
     if refused:
         return structs.replace(change, refused=refused)
     base = change.base
@@ -213,6 +220,12 @@ def _is_newer(directory: str, sides: _Sides) -> bool:
     A file that was copied up keeps the mark when the agent renames it: a missing name alone says nothing.
     """
     return sides.changed_ns.get(directory, sides.started_ns) >= sides.started_ns
+
+
+def _apart(change: Change, terms: Terms) -> str:
+    paths = (change.path, *ancestors(change.path)) if terms.apart else ()
+    kind = next((terms.apart[path] for path in paths if path in terms.apart), None)
+    return "" if kind is None else f"it is of {APART[kind]}"
 
 
 def _refusal(change: Change, sides: _Sides) -> str:

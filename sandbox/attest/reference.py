@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from sandbox.attest.network import Network
+from sandbox.attest.workspace import WorkspaceReference
 from sandbox.kernel.procfs import Name
 from sandbox.kernel.runsc import debug_log
 from sandbox.rootfs import erofs_image
@@ -19,7 +20,7 @@ from sandbox.storage import json_cache
 
 RECORD = "attest.json"
 # The version of the record. A run that an earlier version of Covenant started has another.
-_VERSION: Final = 3
+_VERSION: Final = 4
 
 
 class RootFile(Struct, frozen=True):
@@ -53,7 +54,7 @@ class ReferenceValues(Struct, frozen=True):
     the compiled ones: those of a self-test, or of an agent that has its intent in one. ``nice`` is the nice value that
     the run's shim started with. ``streams`` names the files behind the agent's descriptors 0 to 2 (attest.streams).
     ``root_file`` is the EROFS file that has the root; "/" is no mount then. ``volumes`` maps the place of each volume
-    to its image.
+    to its image. ``workspace`` is the workspace of the run.
     """
 
     run_id: str
@@ -77,6 +78,7 @@ class ReferenceValues(Struct, frozen=True):
     streams: tuple[str, ...] = ()
     root_file: RootFile | None = None
     volumes: Mapping[str, str] = msgspec.field(default_factory=dict)
+    workspace: WorkspaceReference | None = None
 
     def write(self, directory: Path) -> None:
         """Leave it where ``read`` looks for it."""
@@ -90,7 +92,7 @@ class ReferenceValues(Struct, frozen=True):
         if found is None or found.pop("version", None) != _VERSION:
             return None
         runner, mounts, network = Name(**found.pop("runner")), found.pop("mounts"), found.pop("network")
-        root_file = found.pop("root_file")
+        root_file, workspace = found.pop("root_file"), found.pop("workspace")
         return cls(
             runner=runner,
             mounts={place: (dev, ino) for place, (dev, ino) in mounts.items()},
@@ -99,6 +101,7 @@ class ReferenceValues(Struct, frozen=True):
             traced=tuple(found.pop("traced")),
             streams=tuple(found.pop("streams")),
             root_file=None if root_file is None else RootFile(**root_file),
+            workspace=None if workspace is None else WorkspaceReference.restored(workspace),
             **found,
         )
 

@@ -8,6 +8,7 @@
         the file that has the root, where it is one                             sandbox.attest.root_file
         the images of volumes                                                   sandbox.attest.volumes
         that no mount of the host covers what is granted                        sandbox.rootfs.covered
+        the record, the layers and the masked files of a workspace              sandbox.attest.workspace
     (4) limits, flags, bundle and rules, proved in place of the artefacts       policy.prove.live
     (5) the package's copy and the runsc binary, by digest
     (6) links, addresses, routes and members of the run's network namespaces    sandbox.attest.network
@@ -35,7 +36,7 @@ from policy.compile.artefacts import Artefacts
 from policy.decompile.live import Readout
 from policy.prove import live
 from policy.prove.live import Layer, Standing
-from sandbox.attest import cgroups, processes, root_file, streams, tracers, volumes
+from sandbox.attest import cgroups, processes, root_file, streams, tracers, volumes, workspace
 from sandbox.attest import network as attest_network
 from sandbox.attest.network_view import ListingCache, View
 from sandbox.attest.processes import Family
@@ -145,6 +146,7 @@ def _examine(
             view()
     layers = {layer.name: layer for layer in live.compare(artefacts, readout)}
     beside_it = _BESIDE if made.root_file is None else (*_BESIDE, root_file.NAME)
+    beside_it = beside_it if made.workspace is None else (*beside_it, workspace.NAME)
     layers |= {name: Layer(name, Standing.EQUAL) for name in beside_it if name not in layers}
     for layer in beside:
         if layers[layer.name].holds:
@@ -179,6 +181,9 @@ def _beside(
     if made.volumes:
         yield volumes.judge(made.volumes, found.gofer.name.pid)
     yield _covered(made, artefacts, mounts)
+    if made.workspace is not None:
+        terms = artefacts.json("mounts.json")["workspace"]
+        yield workspace.judge(made.workspace, terms, mounts, found.gofer.name.pid, made.uid)
     yield _package(made, artefacts, known)
 
 

@@ -67,13 +67,17 @@ class Process(Struct, frozen=True):
 
 
 class ProcessMount(Struct, frozen=True):
-    """One line of a process's mountinfo: the mount point, its own flags in the kernel's order, the source."""
+    """One line of a process's mountinfo: the mount point, its own flags in the kernel's order, the source.
+
+    ``super_options`` are those of the file system.
+    """
 
     place: str
     options: tuple[str, ...]
     device: str
     root: str
     type: str
+    super_options: tuple[str, ...] = ()
 
 
 def name(pid: int) -> Name | None:
@@ -277,7 +281,9 @@ def parse_mounts(text: str) -> tuple[ProcessMount, ...]:
         left, _, right = line.partition(" - ")
         _, _, device, root, place, options = left.split(" ")[:6]
         flags = tuple(option for option in options.split(",") if option not in _TIMES)
-        found.append(ProcessMount(_plain(place), flags, device, _plain(root), right.split(" ", 1)[0]))
+        kind, _, rest = right.partition(" ")
+        supers = tuple(map(_plain, rest.rpartition(" ")[2].split(",")))
+        found.append(ProcessMount(_plain(place), flags, device, _plain(root), kind, supers))
     return tuple(found)
 
 

@@ -21,6 +21,7 @@ from policy.compile import bundle as compiled_bundle
 from policy.prove import connections
 from sandbox.attest import monitor, reference, streams, volumes
 from sandbox.attest import network as attest_network
+from sandbox.attest.workspace import WorkspaceReference
 from sandbox.audit.denials import every_program_is_granted, failed_calls, refused_calls, traced
 from sandbox.broker.server import Broker
 from sandbox.config import trusted_binary
@@ -425,6 +426,7 @@ def _attestor(
         streams=_pipes(child) if terminal is None else streams.UNKNOWN,
         root_file=None if file is None else reference.RootFile.of(file),
         volumes=volumes.made(job.artefacts.json("mounts.json")["mounts"], job.config.state),
+        workspace=None if job.workspace is None else WorkspaceReference.of(job.workspace, runner_mounts.places(job)),
     )
     directory.write_policy(job.artefacts)
     made.write(directory.path)

@@ -52,12 +52,11 @@ def with_workspace(job: SandboxSpec, uid: int) -> SandboxSpec:
     """The job with the overlays of the caller's directory and of its git directory among its sources, where its policy
     has them.
     """
-    places = {m["source"]: m["destination"] for m in job.artefacts.json("mounts.json")["mounts"]}
-    if CALLERS not in places:
+    if not (there := places(job)):
         return job
     assert job.workspace is not None, "the request was checked"
     made = job.workspace.mounted(uid)
-    sources = {**job.files.sources, places[CALLERS]: made.directory, places[REPOSITORY]: made.repository}
+    sources = {**job.files.sources, there[0]: made.directory, there[1]: made.repository}
     return structs.replace(job, files=structs.replace(job.files, sources=sources))
 
 
@@ -76,6 +75,12 @@ def with_volumes(job: SandboxSpec, uid: int, stack: contextlib.ExitStack) -> San
         noexec = "noexec" in compiled_mounts.host_flags(mount["source"], mount["options"])
         found[place] = session.mounted(state, name, plan["rooms"][place], uid, stack, noexec=noexec)
     return structs.replace(job, files=structs.replace(job.files, sources={**job.files.sources, **found}))
+
+
+def places(job: SandboxSpec) -> list[str]:
+    """Return the places of the workspace and of its git directory in the agent's root; none without a workspace."""
+    found = {m["source"]: m["destination"] for m in job.artefacts.json("mounts.json")["mounts"]}
+    return [found[one] for one in (CALLERS, REPOSITORY) if one in found]
 
 
 def attached(job: SandboxSpec, directory: RunDirectory, stack: contextlib.ExitStack, uid: int) -> list[launch.Attach]:

@@ -153,14 +153,23 @@ class AttachedImage:
         Raises:
             errors.WorkspaceError: the kernel does not mount it.
         """
-        options: dict[str, str | None] = {"source": self.path, "errors": "remount-ro", "nodiscard": None}
-        if not writable:
-            options["ro"] = None
-        attributes = libc.MOUNT_ATTR_NOSUID | libc.MOUNT_ATTR_NODEV | (0 if writable else libc.MOUNT_ATTR_RDONLY)
-        try:
-            return libc.new_mount("ext4", options, attributes)
-        except OSError as e:
-            raise errors.WorkspaceError(f"the image of a workspace cannot be mounted: {e.strerror}") from e
+        return mounted(self.path, writable=writable)
+
+
+def mounted(device: str, *, writable: bool = True) -> int:
+    """Return a detached mount of the file system of a loop device; the caller closes it.
+
+    Raises:
+        errors.WorkspaceError: the kernel does not mount it.
+    """
+    options: dict[str, str | None] = {"source": device, "errors": "remount-ro", "nodiscard": None}
+    if not writable:
+        options["ro"] = None
+    attributes = libc.MOUNT_ATTR_NOSUID | libc.MOUNT_ATTR_NODEV | (0 if writable else libc.MOUNT_ATTR_RDONLY)
+    try:
+        return libc.new_mount("ext4", options, attributes)
+    except OSError as e:
+        raise errors.WorkspaceError(f"the image of a workspace cannot be mounted: {e.strerror}") from e
 
 
 def _attached(path: Path) -> tuple[int, str]:

@@ -1,4 +1,6 @@
-"""The masked files of a workspace: each is an empty file of a layer over the caller's directory."""
+"""The walk over a workspace: its masked files, each an empty file of a layer over the caller's directory, and the parts
+of it whose changes are not applied.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,11 @@ import errno
 import os
 import types
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from policy import errors
 from policy.workspace import globs
+from sandbox.kernel import libc
 from sandbox.workspace import lower, upper
 
 _MOST_NAMES: Final = 2_000_000
@@ -17,10 +20,23 @@ _EMPTY_MODE: Final = 0o444
 EMPTY: Final[Mapping[str, bytes]] = types.MappingProxyType({})
 
 
-def found(directory: int, patterns: tuple[str, ...], above: str = "") -> list[str]:
-    """Return the relative paths of the files and links below an open directory that a pattern names.
+class Walk(NamedTuple):
+    """The masked files, and the parts that are not applied: each with its kind (policy.workspace.changes.APART)."""
 
-    Patterns take the directory for ``above``, which ends with a slash unless it is empty.
+    hidden: list[str]
+    apart: dict[str, str]
+
+
+def found(directory: int, patterns: tuple[str, ...]) -> list[str]:
+    """Return the masked files alone (``walk``)."""
+    return walk(directory, patterns).hidden
+
+
+def walk(directory: int, patterns: tuple[str, ...], above: str = "") -> Walk:
+    """Find the relative paths of the files and links below an open directory that a pattern names.
+
+    Patterns take the directory for ``above``, which ends with a slash unless it is empty. A directory with a `.git`
+    file is another checkout.
 
     No link is followed, and no other mount entered, also when the owner moves them there meanwhile.
 
@@ -28,26 +44,33 @@ def found(directory: int, patterns: tuple[str, ...], above: str = "") -> list[st
         errors.WorkspaceError: there are too many names, or a directory cannot be read.
     """
     match, last = globs.matching(patterns), globs.last_names(patterns)
+    hidden, mounts, checkouts = list[str](), list[str](), list[str]()
     try:
-        files = [
-            path for path, name in _files(directory, "objects" if above else "") if last is None or last.may_be(name)
-        ]
-        # A name that is no UTF-8 is matched as it is shown.
-        return [path for path in files if match(above + upper.shown(path))]
+        for path, name in _files(directory, "objects" if above else "", mounts):
+            # A name that is no UTF-8 is matched as it is shown.
+            if (last is None or last.may_be(name)) and match(above + upper.shown(path)):
+                hidden.append(path)
+            if name == lower.REPOSITORY and path != name:
+                checkouts.append(path.rpartition("/")[0])
+        apart = dict.fromkeys(map(upper.shown, checkouts), "checkout")
+        return Walk(hidden, {**apart, **dict.fromkeys(map(upper.shown, mounts), "mount")})
     except OSError as e:
         raise errors.WorkspaceError(f"the workspace cannot be looked through: {e.strerror}") from e
 
 
-def _files(top: int, leaves_out: str = "") -> Iterator[tuple[str, str]]:
+def _files(top: int, leaves_out: str = "", mounts: list[str] | None = None) -> Iterator[tuple[str, str]]:
     """Yield the path of each file and link, and its last name in lower case.
 
-    Objects of git have names of digits, and are left out, as is the directory ``leaves_out``.
+    Objects of git have names of digits, and are left out, as is the directory ``leaves_out``. Directories of other
+    mounts are added to ``mounts``.
     """
     pending, seen = [""], 0
     while pending:
         above = pending.pop()
         fd = lower.opened(lower.Tops(top), above)
         if fd is None:
+            if mounts is not None and _is_mount(top, above):
+                mounts.append(above)
             continue
         try:
             with os.scandir(fd) as entries:
@@ -64,6 +87,16 @@ def _files(top: int, leaves_out: str = "") -> Iterator[tuple[str, str]]:
                         pending.append(path)
         finally:
             os.close(fd)
+
+
+def _is_mount(top: int, path: str) -> bool:
+    """Whether a directory that cannot be opened is one of another mount."""
+    try:
+        beneath = lower.BENEATH & ~libc.RESOLVE_NO_XDEV
+        os.close(libc.openat2(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top, resolve=beneath))
+    except OSError:
+        return False
+    return True
 
 
 def put(

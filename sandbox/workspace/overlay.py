@@ -22,7 +22,7 @@ from sandbox.workspace.image import LayerNames
 
 _HELD: Final = libc.MOUNT_ATTR_NOSUID | libc.MOUNT_ATTR_NODEV
 # What a name in the upper layer can mean is kept small: no renamed directory, no file without its content, no index.
-_OPTIONS: Final = {"redirect_dir": "off", "metacopy": "off", "index": "off", "xino": "off"}
+_OPTIONS: Final = {"redirect_dir": "nofollow", "metacopy": "off", "index": "off", "xino": "off"}
 _LOWER, _CHANGES = "lower", "changes"
 
 
@@ -60,7 +60,7 @@ def made(
         try:
             libc.mount_setattr(below, _HELD | libc.MOUNT_ATTR_RDONLY, idmap=users)
             libc.mount_setattr(changes, _HELD, idmap=users)
-            return _overlaid(below, changes, scratch, _options(layers, masks=masks), _HELD | flags)
+            return _overlaid(below, changes, scratch, options(layers, masks=masks), _HELD | flags)
         finally:
             os.close(below)
     except OSError as e:
@@ -78,7 +78,7 @@ def empty() -> int:
     return libc.new_mount("tmpfs", options, _HELD | libc.MOUNT_ATTR_NOEXEC)
 
 
-def _options(layers: LayerNames, *, masks: bool) -> dict[str, str | None]:
+def options(layers: LayerNames, *, masks: bool) -> dict[str, str | None]:
     """Return the options of an overlay, with paths from the directory of the mount points."""
     return {
         "source": "covenant",

@@ -103,6 +103,7 @@ class WorkspaceRequests(Struct, frozen=True):
             "applicable": len(chosen),
             "changes": rows,
             "more": more,
+            "apart": record.terms.apart,
         }
 
     def _texts(self, run: str, paths: Sequence[str]) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def _check_here(path: str, info: os.stat_result) -> None:
 class RunWorkspace:
     """As a context manager: what is left at the end is kept when the agent changed something, and removed otherwise.
 
-    ``mounted`` is called once within the block. The block ends after the last process of the run.
+    ``mounted`` is called once within each block. The block ends after the last process of the run.
     """
 
     def __init__(
@@ -161,7 +161,9 @@ class RunWorkspace:
         self._given = given
         self._terms = terms
         self._about = about
-        self._place = store.place(state, about.run_id)
+        self.place = store.place(state, about.run_id)
+        # Once it is mounted: the layers of each overlay, and whether it has masked files.
+        self.layers: list[tuple[image.LayerNames, bool]] = []
         self._stack = contextlib.ExitStack()
         self._attached: image.AttachedImage | None = None
         self._resumed = False
@@ -169,6 +171,11 @@ class RunWorkspace:
 
     def __enter__(self) -> RunWorkspace:
         return self
+
+    @property
+    def device(self) -> str:
+        """The path of the loop device that has its changes, once it is mounted."""
+        return "" if self._attached is None else self._attached.path
 
     def check_resumed(self) -> None:
         """Check that the run may go on with the changes that it resumes. Nothing is taken over yet.
@@ -212,15 +219,16 @@ class RunWorkspace:
         info, record = os.fstat(self._given.fd), self._record()
         owner = overlay.Owner(info.st_uid, info.st_gid)
         if self._given.resumes:
-            store.find(self._state, self._given.resumes, self._given.uid).resumed(self._place, record)
+            store.find(self._state, self._given.resumes, self._given.uid).resumed(self.place, record)
             self._resumed = True
-            self._stack.enter_context(self._place.locked())
+            self._stack.enter_context(self.place.locked())
         else:
-            self._place.make(record, self._limits)
-            self._stack.enter_context(self._place.locked())
+            self.place.make(record, self._limits)
+            self._stack.enter_context(self.place.locked())
             self._check_free()
-            image.create(self._place.image, self._terms["max_mb"], self._state / "workspaces" / store.TEMPLATES)
-        self._attached = self._stack.enter_context(image.AttachedImage(self._place.image))
+            image.create(self.place.image, self._terms["max_mb"], self._state / "workspaces" / store.TEMPLATES)
+        self._attached = self._stack.enter_context(image.AttachedImage(self.place.image))
+        self.layers.clear()  # a run whose first sandbox was a trial is mounted twice
         linked, contents = self._about.repository, dict[str, bytes]()
         if linked is not None:
             # Before the directory: its `.git` file leads there.
@@ -242,21 +250,30 @@ class RunWorkspace:
         changes = self._attached.mounted()
         try:
             within, flags = (f"{lower.REPOSITORY}/", libc.MOUNT_ATTR_NOEXEC) if layers == image.REPOSITORY else ("", 0)
-            hidden = masks.found(below, tuple(self._terms["mask"]), within)
-            hidden = [*hidden, *(path for path in contents if path not in hidden)]
+            seen = masks.walk(below, tuple(self._terms["mask"]), within)
+            if layers == image.DIRECTORY and seen.apart:
+                self._note_apart(seen.apart)
+            hidden = [*seen.hidden, *(path for path in contents if path not in seen.hidden)]
             self._lay_out(changes, below, hidden, owner, layers, contents)
+            self.layers.append((layers, bool(hidden)))
             return overlay.made(
                 below,
                 changes,
                 owner=owner,
                 uid=uid,
                 masks=bool(hidden),
-                scratch=self._place.path,
+                scratch=self.place.path,
                 layers=layers,
                 flags=flags,
             )
         finally:
             os.close(changes)
+
+    def _note_apart(self, apart: dict[str, str]) -> None:
+        """Write the parts down that are not applied, with those of the earlier runs."""
+        record = self.place.record()
+        terms = structs.replace(record.terms, apart={**record.terms.apart, **apart})
+        self.place.write(structs.replace(record, terms=terms))
 
     def _check_free(self) -> None:
         """Refuse a workspace that could fill COVENANT_STATE, which holds the audit log.
@@ -307,18 +324,18 @@ class RunWorkspace:
             if self._attached is None:
                 # The changes of an earlier run are settled when they are next opened.
                 if not self._resumed:
-                    self._place.remove()
+                    self.place.remove()
                 return
             try:
                 linked = self._about.repository is not None
                 self.changes = len(read_upper(self._attached, self._given.caller, linked=linked))
                 if self.changes or self._given.keeps:
-                    self._place.settle(self.changes)
+                    self.place.settle(self.changes)
             except (errors.WorkspaceError, OSError):
                 # It is repaired when it is next opened: nothing is thrown away here.
                 return
         if not self.changes and not self._given.keeps:
-            self._place.remove()
+            self.place.remove()
 
 
 def read_upper(attached: image.AttachedImage, caller: CallerIdentity, *, linked: bool = False) -> list[UpperEntry]:

@@ -131,6 +131,14 @@ class WorkspaceDirectory:
         except (OSError, msgspec.MsgspecError) as e:
             raise errors.WorkspaceError(f"the workspace `{self.path.name}` is damaged: {e}") from e
 
+    def record_bytes(self) -> bytes:
+        """Return the bytes of its record.
+
+        Raises:
+            OSError: there is none.
+        """
+        return (self.path / RECORD).read_bytes()
+
     def write(self, record: WorkspaceRecord) -> None:
         """Write its record, durably."""
         _put(self.path / RECORD, msgspec.json.encode(record))
@@ -199,7 +207,8 @@ class WorkspaceDirectory:
                 )
             check_resumes(mine, record)
             os.rename(self.path, other.path)
-            other.write(structs.replace(record, started_ns=mine.started_ns))
+            terms = structs.replace(record.terms, apart=mine.terms.apart)
+            other.write(structs.replace(record, started_ns=mine.started_ns, terms=terms))
 
     def forked(self, other: WorkspaceDirectory, limits: UserLimits = NO_LIMITS) -> None:
         """Copy it, with its changes, to ``other``, within the limits of its user.

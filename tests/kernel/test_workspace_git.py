@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import struct
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -226,3 +227,58 @@ def test_repository_of_another_user_is_refused(home: Home, repository: Path, wor
     assert b"belongs to" in done.stderr
     os.chown(repository / place, OWNER, OWNER)
     assert work(home, worktree, "git status --porcelain").returncode == 0
+
+
+def test_submodule_and_mount_are_named_and_not_applied(home: Home, repository: Path) -> None:
+    """Control: a repository below that has its own directory, and a plain directory."""
+    git(repository.parent, "clone", "-q", str(repository), "other")
+    allowed = ("-c", "protocol.file.allow=always")
+    git(repository, *allowed, "submodule", "--quiet", "add", str(repository.parent / "other"), "sub")
+    git(repository, "commit", "-qm", "with a submodule")
+    for name in ("disk", "plain"):
+        (repository / name).mkdir()
+        os.chown(repository / name, OWNER, OWNER)
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(repository / "disk")], check=True)
+    try:
+        script = COMMIT + "echo two >> sub/a.txt; echo new > sub/new; echo x > disk/x; echo x > plain/x; ls disk; "
+        done = home.exec(
+            "--workspace", repository, "--", "sh", "-ec", script + "mkdir .git/modules/evil; git status -s"
+        )
+        assert done.returncode == 0, done.stderr
+        told = done.stderr.decode()
+        assert "workspace: sub/ is another checkout of git" in told
+        assert "workspace: disk/ is another file system on the host" in told
+        (one,) = listed(home)
+        shown = home.covenant("workspace", "diff", one["run_id"])
+        assert b"disk/ is another file system on the host: its changes are not applied" in shown.stderr
+        left = applied(home)
+        assert "another checkout" in left["sub/a.txt"]
+        assert "another checkout" in left["sub/new"]
+        assert "another file system" in left["disk/x"]
+        assert "submodule" in left[".git/modules/evil"]
+        assert (repository / "sub/a.txt").read_text() == "one\n"
+        assert os.listdir(repository / "disk") == []
+        assert (repository / "plain/x").read_text() == "x\n"
+    finally:
+        subprocess.run(["umount", str(repository / "disk")], check=True)
+    discard(home)
+
+
+def test_directory_is_renamed_by_copying(home: Home, repository: Path) -> None:
+    """rename(2) of a directory that was there answers EXDEV (docs/workspaces.md). Control: of a new one it works."""
+    (repository / "src/deep").mkdir(parents=True)
+    (repository / "src/deep/a").write_text("a\n")
+    for path in (repository / "src", *(repository / "src").rglob("*")):
+        os.chown(path, OWNER, OWNER)
+    git(repository, "add", ".")
+    git(repository, "commit", "-qm", "with src")
+    script = COMMIT + "mkdir new; mv new renamed; test -d renamed; ! git mv src whole 2>&1; mv src moved; git add -A; "
+    script += "git commit -qm moved; git show --stat=200 --format= HEAD"
+    done = work(home, repository, script)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert b"renaming 'src' failed: Invalid cross-device link" in done.stdout
+    assert b"{src => moved}/deep/a" in done.stdout
+    assert applied(home) == {}
+    assert (repository / "moved/deep/a").read_text() == "a\n"
+    assert not (repository / "src").exists()
+    assert git(repository, "status", "--porcelain") == ""

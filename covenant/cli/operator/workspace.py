@@ -89,6 +89,7 @@ def diff(run_id: str, paths: tuple[str, ...], patch: bool, file: Path | None, as
             common.say(common.visible(line))
     else:
         review.say_changes(found, answer["more"])
+        review.say_apart(answer["apart"])
     review.say_digest(answer)
 
 

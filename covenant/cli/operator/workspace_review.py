@@ -33,6 +33,14 @@ def say_changes(found: Sequence[Change], more: int = 0) -> None:
         common.say(f"and {more} more")
 
 
+def say_apart(apart: Mapping[str, str]) -> None:
+    """Print the directories of which nothing is applied, on stderr."""
+    from policy.workspace.changes import APART
+
+    for path, kind in sorted(apart.items()):
+        common.say(common.visible(f"{path}/ is {APART[kind]}: its changes are not applied"), err=True)
+
+
 def say_digest(answer: Mapping[str, Any]) -> None:
     """Print the digest of the changes that an apply would do, on stderr."""
     if answer["applicable"]:

@@ -72,6 +72,8 @@ def status_of(stream: str | None, package: Path | None, timeout_ms: int | None, 
         raise errors.UsageError(
             "--keep is for a session with a terminal, without --record", hint="leave --keep out, or use --detach"
         )
+    if how.workspace is not None and not how.quiet:
+        supervisor_client.say_apart(how.workspace)
     run_ids: list[str] = []
     try:
         with (

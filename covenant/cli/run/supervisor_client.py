@@ -97,6 +97,15 @@ def open_workspace(path: Path | None) -> Iterator[list[int]]:
         yield fds
 
 
+def say_apart(path: Path) -> None:
+    """Name the parts of a workspace whose changes are not applied: submodules and mounts."""
+    from policy.workspace.changes import APART
+    from sandbox.workspace import nested
+
+    for name, kind in sorted(nested.named(path).items()):
+        common.say(f"workspace: {common.visible(name)}/ is {APART[kind]}: its changes are not applied", err=True)
+
+
 @contextlib.contextmanager
 def given_workspace(how: How) -> Iterator[GivenWorkspace | None]:
     """Open the workspace of a run that a supervisor is asked for, if it has one.

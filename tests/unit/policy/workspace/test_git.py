@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from policy import data
-from policy.workspace import git, selection
+from policy.workspace import changes, git, selection
 from policy.workspace.entries import LowerView, UpperEntry
-from tests.unit.policy.workspace.test_changes import compared, file, lower, was
+from tests.unit.policy.workspace.test_changes import TERMS, compared, file, lower, was
 
 OBJECT = "objects/aa/" + "b" * 38
 PACK = "objects/pack/pack-" + "c" * 40
@@ -215,3 +216,17 @@ def test_reference_that_is_chosen_alone_takes_its_objects() -> None:
     chosen = [one.path for one in selection.chosen(found, [".git/refs/heads/a"])]
     assert chosen == [".git/objects/aa", f".git/{OBJECT}", ".git/refs/heads/a"]
     assert [one.path for one in selection.chosen(found, ["b"])] == ["b"], "control"
+
+
+def test_part_that_is_apart_is_refused_by_name() -> None:
+    terms = structs.replace(TERMS, apart={"sub": "checkout", "disk": "mount"})
+    view = lower(was("sub/a"), was("sub", kind="dir"), was("disk", kind="dir"))
+    upper = [file("sub/a", "z"), file("sub/deep/b"), UpperEntry("disk", "gone"), file("subway"), file("disk2/a")]
+    found = {one.path: one for one in changes.compare(upper, view, terms=terms, started_ns=10)}
+    assert {path: one.refused.partition(" (")[0] for path, one in found.items()} == {
+        "sub/a": "it is of another checkout of git",
+        "sub/deep/b": "it is of another checkout of git",
+        "disk": "it is of another file system on the host",
+        "subway": "",
+        "disk2/a": "",
+    }

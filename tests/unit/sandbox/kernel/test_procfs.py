@@ -134,8 +134,8 @@ def test_mount_is_its_place_its_own_flags_and_what_it_shows() -> None:
         "138 137 0:42 / /tmp\\134x rw,noexec,noatime,nosymfollow,idmapped shared:3 - tmpfs none rw,size=4k\n"
     )
     assert procfs.parse_mounts(text) == (
-        ProcessMount("/", ("ro", "nosuid", "nodev"), "254:0", "/a b/root", "ext4"),
-        ProcessMount("/tmp\\x", ("rw", "noexec", "nosymfollow", "idmapped"), "0:42", "/", "tmpfs"),
+        ProcessMount("/", ("ro", "nosuid", "nodev"), "254:0", "/a b/root", "ext4", ("rw", "discard")),
+        ProcessMount("/tmp\\x", ("rw", "noexec", "nosymfollow", "idmapped"), "0:42", "/", "tmpfs", ("rw", "size=4k")),
     )
 
 
