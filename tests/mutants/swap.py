@@ -73,7 +73,7 @@ class _Collected:
         self.failed |= report.failed
 
     def pytest_runtestloop(self) -> bool:
-        self.functions = _functions({str(path) for path in draw.sources().values()})
+        self.functions = functions_of({str(path) for path in draw.sources().values()})
         inside.clear_caches()
         gc.collect()
         gc.freeze()
@@ -83,7 +83,7 @@ class _Collected:
 
     def _starter(self, site: operators.Site, tests: tuple[str, ...]) -> Callable[[], int] | None:
         path = draw.sources()[site.module]
-        codes = _codes(compile(draw.mutated(path, site.module, site.key), str(path), "exec"))
+        codes = codes_of(compile(draw.mutated(path, site.module, site.key), str(path), "exec"))
         swaps = [
             (function, codes[key])
             for key in codes.keys() & self.functions.keys()
@@ -108,7 +108,7 @@ class _Collected:
         return inside.SURVIVED
 
 
-def _functions(paths: set[str]) -> dict[_Key, list[types.FunctionType]]:
+def functions_of(paths: set[str]) -> dict[_Key, list[types.FunctionType]]:
     """The live functions of these files, wrapped ones too."""
     found: dict[_Key, list[types.FunctionType]] = defaultdict(list)
     for one in gc.get_objects():
@@ -117,7 +117,7 @@ def _functions(paths: set[str]) -> dict[_Key, list[types.FunctionType]]:
     return found
 
 
-def _codes(module: types.CodeType) -> dict[_Key, types.CodeType]:
+def codes_of(module: types.CodeType) -> dict[_Key, types.CodeType]:
     """The code of each function, but of those that the name and line do not tell apart."""
     found: dict[_Key, types.CodeType | None] = {}
     todo = [module]

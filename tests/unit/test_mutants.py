@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import dataclasses
 import pathlib
+from typing import Any
 
 import pytest
 
-from tests.mutants import draw, operators, page, records, run
+from tests.mutants import draw, operators, page, records, run, swap
 
 SOURCE = '''\
 """A docstring."""
@@ -162,3 +163,37 @@ def test_recorded_kill_counts_until_source_edit(tmp_path: pathlib.Path) -> None:
     assert [one.site.key for one in kills()] == [died_later.site.key]
     (tmp_path / "source.py").write_text("a = 2\n")
     assert kills() == []
+
+
+TWO = """\
+import functools
+
+@functools.cache
+def cached(a):
+    return [one + 1 for one in a]
+
+def outer():
+    def inner():
+        return 1
+    return inner
+
+pair = (lambda: 1, lambda: 2)
+made = outer()
+"""
+
+
+def test_code_of_each_function_is_found_and_given(tmp_path: pathlib.Path) -> None:
+    path = str(tmp_path / "two.py")
+    module: dict[str, Any] = {}
+    exec(compile(TWO, path, "exec"), module)
+    live = swap.functions_of({path})
+    assert {key[1] for key in live} == {"cached", "outer", "outer.<locals>.inner", "<lambda>"}
+    codes = swap.codes_of(compile(TWO.replace("return 1", "return 7").replace("one + 1", "one - 1"), path, "exec"))
+    # Two lambdas on one line are not told apart, so that neither gets other code.
+    assert "<lambda>" not in {key[1] for key in codes}
+    assert (module["cached"]((1,)), module["made"]()) == ([2], 1)
+    for key in codes.keys() & live.keys():
+        for function in live[key]:
+            function.__code__ = codes[key]
+    module["cached"].cache_clear()
+    assert (module["cached"]((1,)), module["made"](), module["outer"]()()) == ([0], 7, 7)

@@ -98,7 +98,7 @@ def test_form_touches_beside_one_that_does_not(form: str) -> None:
     touches, does_not = FORMS[form]
     assert len(touching(touches)) == 1
     assert touching(does_not) == frozenset()
-    assert touching(touches, does_not) == touching(touches)
+    assert touching(touches, does_not) == touching(does_not, touches) == touching(touches)
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,7 @@ def by_direction(*expressions: Any) -> tuple[bool, bool]:
         ([match(meta("iifname"), 3)], True, True),
         ([{"match": None}], True, True),
         ([match(meta("iifname"), ["eth9", "cv-*"])], True, True),
+        ([match(meta("iifname"), "cv-2*")], False, False),
         ([match(meta("iifname"), ["eth9", "eth8"], "!=")], True, True),
         ([match(meta("iifname"), ["eth9", "cv-*"], "!=")], False, True),
     ],
@@ -276,6 +277,7 @@ JUMP = {"jump": {"target": "d"}}
         ([{"jump": {"target": 1}}], NAT, False),
         ([{"jump": "d"}], NAT, False),
         ([{"else": [JUMP]}], NAT, True),
+        ([{"else": {"then": JUMP}}], NAT, True),
     ],
 )
 def test_call_is_followed_unless_for_the_host(expressions: list[Any], base: dict[str, Any], touched: bool) -> None:

@@ -56,6 +56,7 @@ def test_other_words_of_tool(changed: AdvertisedTool) -> None:
     (finding,) = advertised.compare(TOOLS, SERVER, [changed, SAME[1]])
     assert finding.code == "tool_changed"
     assert "--- tools.json\n+++ advertised\n" in finding.hint
+    assert '\n   "name": "read_text_file"' in finding.hint or '\n-  "description"' in finding.hint
 
 
 def test_diff_is_bounded() -> None:
