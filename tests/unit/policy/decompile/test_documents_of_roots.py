@@ -36,6 +36,9 @@ def compiled(name: str) -> Case:
     match name:
         case "workspace":
             return proof_kit.case(sample.manifest(more=WORKSPACE, resources="disk_mb = 64"))
+        case "workspace programs":
+            more = f'{WORKSPACE}exec = true\n[permissions.executables]\nallow = ["workspace"]\n'
+            return proof_kit.case(sample.manifest(more=more, resources="disk_mb = 64"))
         case "command":
             manifest = sample.manifest(more=COMMAND, runtime='command"\n# "')
             return proof_kit.case(manifest, sample.host(runtimes={"command": SHELL}))
@@ -56,6 +59,8 @@ def test_root_is_read_back() -> None:
     assert "*.secret" in found.mask
     assert "deploy/**" in found.protect
     assert (found.apply, read("links").seen.links) == ("never", {LINK: "../../../etc/ssl/certs"})
+    assert read("workspace").grants.executables.trees == frozenset()
+    assert read("workspace programs").grants.executables.trees == frozenset({"workspace"})
     image = read("command").seen.image
     assert [name for name, _ in image.layers] == ["debian", "tools"]
     assert image.trees == ("layer:tools",)
