@@ -98,6 +98,29 @@ def args(*words: str) -> Callable[[Documents], None]:
     return process(args=list(words))
 
 
+def started(interpreter: str) -> Callable[[Documents], None]:
+    """Start another interpreter, in both files that name it."""
+
+    def edit(d: Documents) -> None:
+        words = d["config.json"]["process"]["args"]
+        closure = d["mounts.json"]["root"]["closures"][0]
+        words[words.index(closure["entry"])] = closure["entry"] = interpreter
+
+    return edit
+
+
+def program(entry: str) -> Callable[[Documents], None]:
+    return lambda d: d["mounts.json"]["root"]["closures"][1].update(entry=entry)
+
+
+def output(rule: str) -> Callable[[Documents], None]:
+    return lambda d: d.nft('\t\toifname "uplink0" meta skuid 64998 jump gate\n', f"\t\t{rule}\n")
+
+
+def without_accept(d: Documents) -> None:
+    d.nft('\t\tiifname "agent0" goto refuse\n\t}\n\tchain output', "\t\taccept\n\t}\n\tchain output")
+
+
 @pytest.mark.parametrize(
     ("name", "edit", "says"),
     [
@@ -151,6 +174,12 @@ def args(*words: str) -> Callable[[Documents], None]:
         ("least", args("/usr/bin/python3.11", "/main.py"), ""),
         ("least", args("/usr/bin/other", "main.py"), ""),
         ("program", args("/bin/x"), "not the program of the package"),
+        ("much", started("/opt/a/python3.11"), "lies in the mount at `/opt/a`"),
+        ("much", program("/opt/a/grep"), "lies in the mount at `/opt/a`"),
+        ("much", program("/usr/bin/../grep"), "not absolute"),
+        ("network", output('oifname "uplink0" meta skuid 0 accept'), "hook output lets"),
+        ("network", output("accept"), "hook output lets"),
+        ("network", without_accept, "hook input lets"),
         ("links", lambda d: d["mounts.json"]["root"].update(links=[]), "there is none"),
         ("links", lambda d: d["mounts.json"]["root"].update(more=[]), "more"),
         ("network", lambda d: d["network.json"].update(net_bps=0), "net_bps"),
@@ -181,9 +210,7 @@ def test_layer_of_one_and_of_64_characters_is_read() -> None:
 
 
 def grants(host: str) -> Callable[[Documents], None]:
-    return lambda d: d["network.json"]["grants"].append(
-        {"host": host, "ports": [[1, 1]], "protocol": "tcp", "sets": []}
-    )
+    return lambda d: d["network.json"]["grants"][0].update(host=host)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +218,7 @@ def grants(host: str) -> Callable[[Documents], None]:
     ["10.0.0.9-10.0.0.1", "10.0.0.1-::1", "::1-10.0.0.1", "10.0.0.0/24-10.1.0.0/24", "10.0.0.1-10.1.0.0/24", "x-y"],
 )
 def test_range_of_another_form_is_refused(host: str) -> None:
-    with pytest.raises(errors.ArtefactError):
+    with pytest.raises(errors.ArtefactError, match="is no address"):
         read("network", grants(host))
 
 

@@ -328,6 +328,7 @@ def test_map_leads_by_element(data: Any, touched: bool) -> None:
         ({**NAT, "dev": ["cv-12345678"]}, True),
         ({**NAT, "dev": "eth0"}, False),
         ({**NAT, "dev": ["eth9"]}, False),
+        ({**NAT, "dev": ["eth9", "eth0"]}, False),
         ({**NAT, "dev": []}, False),
         (NAT, False),
     ],

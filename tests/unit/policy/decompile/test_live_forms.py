@@ -66,6 +66,10 @@ FORMS: list[tuple[Any, str]] = [
 # Near misses: a value of another type, an extra key, or a value that is not in the tables.
 NO_FORMS: list[Any] = [
     *("accept", 1, None, [], {}),
+    {"match": {"op": "==", "left": ["payload"], "right": 1}},
+    {"match": {"op": "==", "left": [["payload"]], "right": 1}},
+    {"match": {"op": "==", "left": {"meta": {"key": "iifname"}, "ct": {"key": "state"}}, "right": "a"}},
+    {"match": {"op": "==", "left": {}, "right": "a"}},
     _payload("ip daddr", 1),
     _payload("ip daddr", ["@a4"]),
     _payload("ip daddr", "a4"),
@@ -258,3 +262,24 @@ def test_gateway_without_its_chain_of_refusals_is_refused_and_no_fault() -> None
     files[nft.FIREWALL] = files[nft.FIREWALL].replace(reach.REFUSAL.encode(), b"elsewhere")
     with pytest.raises(errors.ArtefactError, match="does not tell"):
         decompile.read(files)
+
+
+def test_noexec_of_the_root_alone_is_found() -> None:
+    """On the host the flag would keep the agent's own libraries from being mapped; a written path has it there."""
+    found = readout(compiled())
+    assert "noexec" not in found.mounts["/opt/a"]
+    marked = {**found.mounts, "/opt/a": (*found.mounts["/opt/a"], "noexec")}
+    with pytest.raises(errors.ArtefactError, match="noexec is not set on the host"):
+        live.layers(compiled().artefacts.files, structs.replace(found, mounts=marked))["mounts"]()
+    written = readout(compiled("writes"))
+    assert "noexec" in written.mounts["/srv/data"]
+    live.layers(compiled("writes").artefacts.files, written)["mounts"]()
+    with pytest.raises(AttributeError):
+        found.image = "x"  # type: ignore[misc]
+
+
+def test_elements_that_change_are_left_out() -> None:
+    held = {"name": "s", "elem": ["10.0.0.1"], "handle": 1}
+    assert live_nft.resting({**held, "flags": ["interval"]})["elem"] == ["10.0.0.1"]
+    assert "elem" not in live_nft.resting({**held, "flags": ["interval", "timeout"]})
+    assert live_nft.resting([{**held, "flags": "timeout"}])[0]["elem"] == ["10.0.0.1"]

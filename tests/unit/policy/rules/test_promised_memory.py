@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from msgspec import structs
 
 from policy import errors
+from policy.grants.effective import Effective
+from policy.grants.paths import FilesystemGrants
 from policy.rules import budget
 from policy.rules.budget import Promised
 from tests import rules_kit as kit
@@ -57,3 +61,32 @@ def test_tasks_of_host_are_counted_without_a_limit() -> None:
     for left, refuses in ((2 * pids + 64, False), (2 * pids + 63, True)):
         refused = kit.refusals(kit.case(host=structs.replace(kit.HOST, pids_free=left))).get(6)
         assert (refused is not None) == refuses
+
+
+def without(**limits: int | None) -> Effective:
+    requested = kit.case().requested
+    return dataclasses.replace(requested, resources=structs.replace(requested.resources, **limits))
+
+
+def test_absent_limit_takes_nothing_of_the_host() -> None:
+    mode = FilesystemGrants(mode="ephemeral")
+    for name in ("disk_mb", "memory_mb", "pids_max"):
+        effective = dataclasses.replace(without(**{name: None}), filesystem=mode)
+        none = dataclasses.replace(without(**{name: 0}), filesystem=mode)
+        for gvisor in (True, False):
+            assert budget.host_memory_mb(effective, gvisor=gvisor) == budget.host_memory_mb(none, gvisor=gvisor)
+
+
+def test_written_path_without_a_limit_of_disk_is_judged() -> None:
+    writes = kit.text(('filesystem = "read-only-package"', 'filesystem = "host"'), ('read = ["/srv', 'write = ["/srv'))
+    requested = kit.case(writes).requested
+    free = dataclasses.replace(requested, resources=structs.replace(requested.resources, disk_mb=None))
+    host = structs.replace(kit.HOST, disk_free_mb=0)
+    assert 6 not in kit.refusals(kit.case(writes, requested=free, host=host))
+    assert 6 in kit.refusals(kit.case(writes, host=host))
+
+
+@pytest.mark.parametrize(("left", "refuses"), [(64, False), (63, True)])
+def test_sandbox_has_64_tasks_without_a_limit(left: int, refuses: bool) -> None:
+    host = structs.replace(kit.HOST, pids_free=left)
+    assert (6 in kit.refusals(kit.case(host=host, requested=without(pids_max=None)))) == refuses

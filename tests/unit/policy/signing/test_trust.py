@@ -381,3 +381,14 @@ def test_operator_whose_signature_does_not_count_is_not_operator() -> None:
     _authorise(trusted, role="reader", operator="op2")
     with pytest.raises(errors.SignatureError, match="did not sign"):
         _authorise(trusted, role="coordinator", operator="op2")
+
+
+def test_listed_keys_may_sign_for_the_agent_now() -> None:
+    times = {"not_before": 1_000, "expires_at": 2_000}
+    root = kit.root(op(1, **times), op(2, scope=kit.scope(agents=("other",)), **times), signers=(1,))
+    one, two = root.keys[0].key.keyid, root.keys[1].key.keyid
+    by_name = {row.name: row.key.keyid for row in root.keys}
+    assert {one, two} == set(by_name.values())
+    for now, open_ in ((999, False), (1_000, True), (1_999, True), (2_000, False)):
+        assert trust.listed(root, "hello", now_ms=now) == ({by_name["op1"]} if open_ else set())
+        assert trust.listed(root, "other", now_ms=now) == (set(by_name.values()) if open_ else set())

@@ -199,3 +199,57 @@ def test_memberships_cut_whole_line_where_set_begins_or_ends() -> None:
     assert list(flows.memberships((0, 9), [])) == [(0, 9, frozenset())]
     everything = list(flows.memberships(addresses.ALL[0], [("a", (addresses.ALL[0],))]))
     assert everything == [(*addresses.ALL[0], frozenset("a"))]
+
+
+@pytest.mark.parametrize(
+    ("called", "rules", "wanted"),
+    [
+        (("tcp dport { 1 } return", "accept"), ("jump d", "drop"), None),
+        (("tcp dport { 1 } return", "drop"), ("jump d", "drop"), "drop"),
+        (("tcp dport { 1 } return", "drop"), ("jump d",), "policy"),
+        (("return", "accept"), ("jump d", "drop"), "drop"),
+        (("drop",), ("jump d", "accept"), "drop"),
+        (("drop",), ("tcp dport { 1 } jump d", "accept"), None),
+        (("tcp dport { 1 } accept",), ("jump d", "drop"), None),
+        (("accept",), ("goto d", "drop"), None),
+        ((), ("goto d", "accept"), "policy"),
+    ],
+)
+def test_barrier_behind_called_chains(called: tuple[str, ...], rules: tuple[str, ...], wanted: str | None) -> None:
+    more = chain(*called, name="d")
+    assert line(flow(*rules, more=more).barrier(), *rules, more=more) == wanted
+
+
+@pytest.mark.parametrize("calls", [flows.MAX_DEPTH, flows.MAX_DEPTH + 1])
+def test_chains_call_one_another_16_deep(calls: int) -> None:
+    more = "".join(chain(f"jump c{number + 1}", name=f"c{number}") for number in range(1, calls))
+    more += chain("accept", name=f"c{calls}")
+    if calls == flows.MAX_DEPTH:
+        assert flow("jump c1", more=more).accepted(frozenset()) == ALL
+        return
+    with pytest.raises(errors.ArtefactError, match="too deeply"):
+        flow("jump c1", more=more)
+
+
+@pytest.mark.parametrize(
+    ("rule", "reads"),
+    [
+        ('oifname "a" accept', True),
+        ('oifname "a23456789012345" accept', True),
+        ('oifname "a234567890123456" accept', False),
+        ('iifname "a" accept', True),
+        ('iifname "a23456789012345" accept', True),
+        ('iifname "a234567890123456" accept', False),
+        ("limit rate over 1 bytes/second drop", True),
+        ("limit rate over 999999999999999 bytes/second drop", True),
+        ("limit rate over 9999999999999999 bytes/second drop", False),
+        ("ip daddr @a accept", False),
+        ("ip daddr @n4_x accept", True),
+    ],
+)
+def test_words_of_a_rule_have_bounded_length(rule: str, reads: bool) -> None:
+    if reads:
+        assert len(forward(rule).chains["forward"].rules) == 1
+        return
+    with pytest.raises(errors.ArtefactError):
+        forward(rule)
