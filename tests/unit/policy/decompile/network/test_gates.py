@@ -11,22 +11,23 @@ import pytest
 from policy import errors
 from policy.decompile import documents
 from policy.decompile.network import gates, nft
+from tests import proof_kit
 
 HTTPS = [[443, 443]]
+# The rest of the document is what the compiler writes for an agent with a network.
+COMPILED = proof_kit.CASES["network"]().artefacts.json("gates.json")
 WHOLE: dict[str, Any] = {
+    **COMPILED,
     "dns": {
-        "burst": 40,
+        **COMPILED["dns"],
         "listen": 5353,
-        "name_bytes": 253,
         "names": [
             {"pattern": "*.example.com", "sets": {"v4": ["a4", "b4"], "v6": []}},
             {"pattern": "example.net", "sets": {"v4": ["c4"], "v6": ["c6"]}},
         ],
-        "queries_per_second": 20,
-        "ttl_seconds": [30, 3600],
-        "types": ["A", "AAAA", "HTTPS"],
     },
     "tls": {
+        **COMPILED["tls"],
         "addresses": [
             {"first": "10.0.0.1", "last": "10.0.0.9", "ports": HTTPS},
             {"first": "10.0.0.11", "last": "10.0.0.11", "ports": HTTPS},
@@ -38,7 +39,6 @@ WHOLE: dict[str, Any] = {
         "listen": 8443,
         "names": [{"pattern": "*", "ports": [[0, 1]]}, {"pattern": "example.net", "ports": HTTPS}],
     },
-    "version": 1,
 }
 
 
@@ -55,7 +55,7 @@ def test_gates_are_read() -> None:
     assert found.addresses[0] == (four + 1, four + 9, ((443, 443),))
     assert found.addresses[3][0] == nft.BASE_V6
     assert found.addresses[5] == (four + 3, four + 3, ((444, 444), (446, 65535)))
-    assert read({"dns": None, "tls": None, "version": 1}) == gates.Gates()
+    assert read({**WHOLE, "dns": None, "tls": None}) == gates.Gates()
     for port in (1, 65535):
         document = copy.deepcopy(WHOLE)
         document["dns"]["listen"] = document["tls"]["listen"] = port
@@ -106,7 +106,7 @@ def ports(*found: Any) -> Callable[[dict[str, Any]], None]:
         (lambda d: d["dns"].update(queries_per_second=21), "queries_per_second"),
         (lambda d: d["dns"].update(ttl_seconds=[29, 3600]), "ttl_seconds"),
         (lambda d: d["dns"].update(types=["A", "AAAA", "HTTPS", "TXT"]), "types"),
-        (lambda d: d.update(version=2), "version"),
+        (lambda d: d.update(version=0), "version"),
         (lambda d: d.update(more=1), "more"),
     ],
 )
