@@ -16,14 +16,15 @@ from tests import proof_kit
 HTTPS = [[443, 443]]
 # The rest of the document is what the compiler writes for an agent with a network.
 COMPILED = proof_kit.CASES["network"]().artefacts.json("gates.json")
+NAME = COMPILED["dns"]["names"][0]
 WHOLE: dict[str, Any] = {
     **COMPILED,
     "dns": {
         **COMPILED["dns"],
         "listen": 5353,
         "names": [
-            {"pattern": "*.example.com", "sets": {"v4": ["a4", "b4"], "v6": []}},
-            {"pattern": "example.net", "sets": {"v4": ["c4"], "v6": ["c6"]}},
+            {**NAME, "pattern": "*.example.com", "sets": {"v4": ["a4", "b4"], "v6": []}},
+            {**NAME, "pattern": "example.net", "sets": {"v4": ["c4"], "v6": ["c6"]}},
         ],
     },
     "tls": {
