@@ -220,11 +220,11 @@ def test_barrier_behind_called_chains(called: tuple[str, ...], rules: tuple[str,
     assert line(flow(*rules, more=more).barrier(), *rules, more=more) == wanted
 
 
-@pytest.mark.parametrize("calls", [flows.MAX_DEPTH, flows.MAX_DEPTH + 1])
+@pytest.mark.parametrize("calls", [packets.MAX_DEPTH, packets.MAX_DEPTH + 1])
 def test_chains_call_one_another_16_deep(calls: int) -> None:
     more = "".join(chain(f"jump c{number + 1}", name=f"c{number}") for number in range(1, calls))
     more += chain("accept", name=f"c{calls}")
-    if calls == flows.MAX_DEPTH:
+    if calls == packets.MAX_DEPTH:
         assert flow("jump c1", more=more).accepted(frozenset()) == ALL
         return
     with pytest.raises(errors.ArtefactError, match="too deeply"):
