@@ -45,6 +45,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "Explain what was refused to an agent, with the line to add.",
     ),
     "vault": ("covenant.cli.operator.vault", "vault", "Keep the secrets that agents are granted by name."),
+    "models": ("covenant.cli.operator.models", "models", "See the providers of models, and what agents asked."),
     "layer": ("covenant.cli.operator.layer", "layer", "Build and keep the trees that agents' roots are made of."),
     "workspace": (
         "covenant.cli.operator.workspace",

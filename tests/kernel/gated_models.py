@@ -30,6 +30,11 @@ class Gated:
         self._spaces, self.gate, self._told = spaces, opened, told
         self.asked: list[Asked] = []
 
+    @property
+    def agent(self) -> int:
+        """A descriptor of the agent's network namespace."""
+        return self._spaces.agent
+
     def connect(self) -> socket.socket:
         """A connection of the agent's."""
         made = netns.within(self._spaces.agent, lambda: socket.create_connection((addresses.GATEWAY4, 80), 20))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 
 from sandbox.network.service import providers
 from tests.kernel.world import ROOT, World
@@ -25,5 +28,13 @@ def test_page_can_be_followed(world: World) -> None:
         assert answer.error is None, (answer.error, answer.stderr)
         assert answer.result is not None
         assert answer.result.text == "mock: two words"
+    environment = {"PATH": os.environ["PATH"], "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)}
+    said = []
+    for line in blocks("sh")[0].splitlines():
+        words = [sys.executable, "-m", *line.split()]
+        said.append(subprocess.run(words, env=environment, capture_output=True, check=True, text=True).stdout)
+    assert said[0].startswith("local  mock\nanthropic  anthropic  https://api.anthropic.com/v1  key anthropic\n")
+    assert said[1] == "local: answers, as every mock\n"
+    assert re.match(r"probe  local/test-1  2 requests, \d+ tokens in, 6 out, 0 credits\n", said[2])
     rows = [row["kind"] for row in world.rows() if row["kind"]["type"] == "model_asked"]
     assert [(row["provider"], row["status"]) for row in rows] == [("local", 200)] * 2

@@ -1,0 +1,128 @@
+"""``covenant models``: the operator's providers, whether they answer, and how much each agent asked of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+from msgspec import structs
+
+from covenant.cli import common
+from policy import errors
+
+if TYPE_CHECKING:
+    from sandbox.network.service.probe import Answer
+
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+_COUNTED = ("requests", "input_tokens", "output_tokens", "credits")
+
+
+@click.group()
+def models() -> None:
+    """See the providers of models, and what agents asked of them."""
+
+
+@models.command("list", epilog=common.examples("covenant models list"))
+@_JSON
+def list_(as_json: bool) -> None:
+    """List the providers of providers.toml, in the order in which they are asked."""
+    from sandbox.network.service import providers
+
+    found = [
+        {
+            "name": name,
+            "kind": one.kind,
+            "endpoint": "" if one.kind == "mock" else one.url,
+            "secret": one.secret,
+            "input_price": one.input_price,
+            "output_price": one.output_price,
+        }
+        for name, one in providers.load(common.state()).items()
+    ]
+    if as_json:
+        common.say(json.dumps({"kind": "models", "providers": found}))
+        return
+    for row in found:
+        key = f"  key {row['secret']}" if row["secret"] else ""
+        common.say(common.visible(f"{row['name']}  {row['kind']}  {row['endpoint']}{key}".rstrip()))
+    if not found:
+        common.say("no provider: write providers.toml (docs/models.md)")
+
+
+@models.command(epilog=common.examples("covenant models test local"))
+@click.argument("provider")
+@_JSON
+def test(provider: str, as_json: bool) -> int:
+    """Ask PROVIDER for its list of models with the operator's key. Exit status 3: it does not give one."""
+    from policy.manifest.services import PROVIDERS_ID
+    from sandbox import config as configuration
+    from sandbox.network.service import probe, providers
+    from sandbox.vault.open import configured
+
+    config = configuration.load(common.state())
+    known = providers.load(config.state)
+    if provider not in known:
+        raise errors.UsageError(
+            f"provider `{common.visible(provider)}` is not in providers.toml",
+            hint=f"known: {', '.join(known) or 'none'}",
+        )
+    one, key = known[provider], ""
+    if one.secret:
+        with configured(config).opened(PROVIDERS_ID, one.secret) as opened:
+            if opened is None:
+                raise errors.VaultError(
+                    f"the key of provider `{provider}` is not in the vault",
+                    hint=f"covenant vault put {PROVIDERS_ID} {one.secret}",
+                )
+            key = str(opened.value.view, "utf-8").strip()
+    answer: Answer = probe.ask(one, key)
+    if as_json:
+        common.say(json.dumps({"kind": "model_test", "provider": provider, **structs.asdict(answer)}))
+    else:
+        common.say(common.visible(f"{provider}: {answer.says}"))
+    return common.EXIT_DONE if answer.works else common.EXIT_NO
+
+
+@models.command(epilog=common.examples("covenant models usage", "covenant models usage librarian"))
+@click.argument("agent", required=False)
+@_JSON
+def usage(agent: str | None, as_json: bool) -> None:
+    """Sum the requests, tokens and credits of each agent, provider and model, by the supervisor's log."""
+    totals: dict[tuple[str, str, str], dict[str, int]] = {}
+    for kind in _rows():
+        if agent not in (None, kind["agent_id"]):
+            continue
+        total = totals.setdefault((kind["agent_id"], kind["provider"], kind["model"]), dict.fromkeys(_COUNTED, 0))
+        total["requests"] += 1
+        for name in _COUNTED[1:]:
+            total[name] += kind[name]
+    found = [
+        {"agent_id": key[0], "provider": key[1], "model": key[2], **total} for key, total in sorted(totals.items())
+    ]
+    if as_json:
+        common.say(json.dumps({"kind": "model_usage", "usage": found}))
+        return
+    for row in found:
+        counts = f"{row['requests']} requests, {row['input_tokens']} tokens in, {row['output_tokens']} out"
+        common.say(
+            common.visible(f"{row['agent_id']}  {row['provider']}/{row['model']}  {counts}, {row['credits']} credits")
+        )
+    if not found:
+        common.say("no request to a model is in the log")
+
+
+def _rows() -> list[dict[str, Any]]:
+    """The rows of requests in the supervisor's log, oldest first; what cannot be read as one is skipped."""
+    from covenant.cli.audit import read_logs
+
+    found = []
+    for line in (line for log in read_logs.read_logs() if log.name == "supervisor" for line in log.events.split(b"\n")):
+        if b'"model_asked"' not in line:
+            continue
+        with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
+            kind = json.loads(line)["kind"]
+            if kind["type"] == "model_asked" and all(type(kind[name]) is int for name in _COUNTED[1:]):
+                found.append(kind)
+    return found

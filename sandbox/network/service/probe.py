@@ -1,0 +1,64 @@
+"""Ask a provider whether it answers with the operator's key: its list of models, from the host itself."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from typing import Final
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from sandbox.network.service.providers import SYSTEM_CA, Provider
+
+_PATHS: Final = {"ollama": "/api/tags"}
+_ANSWER_BYTES: Final = 4 << 20
+
+
+class Answer(Struct, frozen=True):
+    """Whether a provider answers, the status, and the number of its models; ``says`` is that in words."""
+
+    works: bool
+    status: int
+    models: int
+    says: str
+
+
+def ask(provider: Provider, key: str) -> Answer:
+    """Return the answer of a provider. The mock answers always."""
+    if provider.kind == "mock":
+        return Answer(works=True, status=200, models=0, says="answers, as every mock")
+    parts = urlsplit(provider.url)
+    host, port = provider.address
+    try:
+        line: http.client.HTTPConnection
+        if provider.tls:
+            context = ssl.create_default_context(cafile=str(provider.ca or SYSTEM_CA))
+            line = http.client.HTTPSConnection(host, port, timeout=provider.timeout_seconds, context=context)
+        else:
+            line = http.client.HTTPConnection(host, port, timeout=provider.timeout_seconds)
+        line.request("GET", parts.path + _PATHS.get(provider.kind, "/models"), headers=_headers(provider, key))
+        found = line.getresponse()
+        raw = found.read(_ANSWER_BYTES)
+        line.close()
+    except (OSError, http.client.HTTPException) as e:
+        return Answer(works=False, status=0, models=0, says=f"does not answer: {str(e) or type(e).__name__}")
+    if found.status != 200:
+        why = "refuses the key" if found.status in (401, 403) else "does not give its models"
+        return Answer(works=False, status=found.status, models=0, says=f"{why} (status {found.status})")
+    try:
+        document = json.loads(raw)
+        listed = document.get("data", document.get("models"))
+        count = len(listed)
+    except (ValueError, RecursionError, TypeError, AttributeError):
+        return Answer(works=False, status=200, models=0, says="gives no list of models")
+    return Answer(works=True, status=200, models=count, says=f"answers, with {count} models")
+
+
+def _headers(provider: Provider, key: str) -> dict[str, str]:
+    if not key:
+        return {}
+    if provider.kind == "anthropic":
+        return {"x-api-key": key, "anthropic-version": "2023-06-01"}
+    return {"x-goog-api-key": key} if provider.kind == "gemini" else {"Authorization": f"Bearer {key}"}
