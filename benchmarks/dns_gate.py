@@ -5,7 +5,7 @@
 
     direct   agent -> gateway (the compiled rules, a udp grant to the resolver) -> resolver
     gate     agent -> the gate's process -> broker -> resolver -> broker (set element) -> agent
-    again    the same with an address that is in its set already
+    again    a name whose answer the gate keeps
 
 Question and answer, one after the other and in turn, from an ordinary process in the agent's namespace; the resolver is
 a process that answers at once. Namespaces of our own, as root. Medians and the median of what the gate adds.
