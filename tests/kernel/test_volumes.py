@@ -197,3 +197,19 @@ def test_image_has_one_device_however_often_mounted(tmp_path: Path) -> None:
     assert gone(path)
     with open(path, "rb") as file:
         assert loop_device.find(file.fileno()) is None
+
+
+@pytest.mark.parametrize(("more", "noted"), [("data", True), ("", False)])
+def test_agent_that_writes_has_no_standby_instance(world: World, more: str, noted: bool) -> None:
+    kit.created(world.state)
+    grant = kit.grant("data") if more else ""
+    answer = world.run_code(
+        "import json\nprint(json.dumps({'text': 'x'}))",
+        filesystem="host",
+        disk_mb=128,
+        more=f"standby = 1\n{grant}",
+    )
+    assert answer.error is None
+    (row,) = [row["kind"] for row in world.rows() if row["kind"]["type"] == "run_started"]
+    told = [one for one in row["not_enforced"] if one.startswith("standby: an agent that writes a path")]
+    assert bool(told) == noted
