@@ -17,10 +17,9 @@ from policy.grants.identity import Identity
 from policy.grants.lifetime import ON_EXPIRY, LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants, PathSet
-from policy.grants.publish import PublishSet
 from policy.grants.resources import UNITS, Ceilings
 from policy.grants.roles import Role, Roles
-from policy.grants.services import ServiceSet
+from policy.grants.services import PublishSet, ServiceSet
 from policy.grants.sets import access
 from policy.grants.sets.domain import NameSet
 from policy.grants.skills import SIDE_EFFECTS, SkillSet

@@ -21,9 +21,8 @@ from policy.grants.identity import Identity
 from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants
-from policy.grants.publish import PublishSet
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import LIMITS, ServiceSet
+from policy.grants.services import LIMITS, PublishSet, ServiceSet
 from policy.grants.sets.domain import Domain
 from policy.grants.skills import SkillSet
 from policy.grants.spawning import Spawning

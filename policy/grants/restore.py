@@ -22,9 +22,8 @@ from policy.grants.identity import Identity
 from policy.grants.lifetime import ON_EXPIRY, LifetimeGrant
 from policy.grants.network import ANY_PUBLIC, Network
 from policy.grants.paths import MODES, FilesystemGrants
-from policy.grants.publish import PublishSet
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import LIMITS, ServiceSet
+from policy.grants.services import LIMITS, PublishSet, ServiceSet
 from policy.grants.sets import access, addresses, hostnames
 from policy.grants.sets.access import PROTOCOLS, Access
 from policy.grants.sets.domain import ANY, NameSet

@@ -1,4 +1,4 @@
-"""Service grants: the models that an agent may ask through its service gate, and how much of them.
+"""Service grants: the models that an agent may ask through its service gate, and the ports that this host may reach.
 
 A pattern is a model's whole name, or a beginning of one with ``*`` behind it. Two patterns so written either hold one
 another or have nothing in common, which makes the meet exact.
@@ -7,12 +7,13 @@ another or have nothing in common, which makes the meet exact.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from msgspec import Struct
 
 from policy.grants.resources import least, within
-from policy.grants.sets.domain import ANY
+from policy.grants.sets.domain import ANY, NameSet
 
 # Field -> how people read it.
 LIMITS: Final[dict[str, str]] = {
@@ -23,6 +24,7 @@ LIMITS: Final[dict[str, str]] = {
 # (provider, pattern); the pair of two stars is every model of every provider, which only a ceiling has.
 Model = tuple[str, str]
 EVERY: Final[Model] = (ANY, ANY)
+_AT: Final = " at "
 
 
 def covers(mine: Model, other: Model) -> bool:
@@ -117,3 +119,31 @@ class ServiceSet(Struct, frozen=True):
 def _joined(models: Iterable[Model]) -> tuple[Model, ...]:
     found = sorted(set(models))
     return tuple(one for one in found if not any(covers(other, one) for other in found if other != one))
+
+
+@dataclass(frozen=True, slots=True)
+class PublishSet(NameSet):
+    """Pairs of a port and a place, each one name: a parent that publishes one allows a child no other place."""
+
+    @classmethod
+    def ports(cls, pairs: Iterable[tuple[int, str]]) -> Self:
+        """The set of these pairs."""
+        return cls.of(f"{port}{_AT}{to}" for port, to in pairs)
+
+    def __bool__(self) -> bool:
+        return self.any or bool(self.names)
+
+    def pairs(self) -> list[tuple[int, str]]:
+        """The pairs, by port. A ceiling that is open has none."""
+        split = (name.partition(_AT) for name in self.names)
+        return sorted((int(port), to) for port, _, to in split)
+
+    def describe(self) -> tuple[str, ...]:
+        """A line a port."""
+        return (
+            ("publish any port",) if self.any else tuple(f"publish port {port}{_AT}{to}" for port, to in self.pairs())
+        )
+
+    def canonical(self) -> dict[str, Any]:
+        """The pairs, or ``*``."""
+        return {"ports": [ANY] if self.any else [{"port": port, "to": to} for port, to in self.pairs()]}

@@ -177,24 +177,13 @@ def _process(m: Manifest) -> Iterator[Problem]:
 
 
 def _services(m: Manifest) -> Iterator[Problem]:
-    """``[services]`` needs ``backend = "linux-gvisor"``; ``[services.models]`` allows a model, and so does each
-    of its items."""
-    asked = m.services.models
-    if "services" in m.model_fields_set and m.sandbox.backend != "linux-gvisor":
-        message = f"[services] is written while the backend is `{m.sandbox.backend}`"
-        yield "services", message, 'write backend = "linux-gvisor"'
-    for index, one in enumerate(asked.allow):
-        if not one.models:
-            yield f"services.models.allow[{index}].models", "models is an empty list", 'write models = ["NAME"]'
-    if not asked.allow and "models" in m.services.model_fields_set:
-        yield "services.models", "[services.models] allows no model", "write allow, or take the section out"
-
-
-def _publish(m: Manifest) -> Iterator[Problem]:
-    """``[[publish]]`` needs ``backend = "linux-gvisor"``."""
-    if m.publish and m.sandbox.backend != "linux-gvisor":
-        message = f"[[publish]] is written while the backend is `{m.sandbox.backend}`"
-        yield "publish", message, 'write backend = "linux-gvisor"'
+    """``[services]`` and ``[[publish]]`` need ``backend = "linux-gvisor"``; ``[services.models]`` allows a model."""
+    for name, shown in (("services", "[services]"), ("publish", "[[publish]]")):
+        if name in m.model_fields_set and m.sandbox.backend != "linux-gvisor":
+            message = f"{shown} is written while the backend is `{m.sandbox.backend}`"
+            yield name, message, 'write backend = "linux-gvisor"'
+    if "models" in m.services.model_fields_set:
+        yield from m.services.models.problems()
 
 
 def _trees(m: Manifest) -> Iterator[Problem]:
@@ -266,7 +255,6 @@ RULES: tuple[Callable[[Manifest], Iterator[Problem]], ...] = (
     _lifetime,
     _process,
     _services,
-    _publish,
     _trees,
     _dev_shm,
     _workspace,

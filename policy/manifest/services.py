@@ -7,6 +7,7 @@ Sources: design.md ("What an agent may ask"), docs/adr/0084.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Final
 
 from pydantic import AfterValidator
@@ -61,6 +62,14 @@ class Models(fields.Section):
         int | None, whole(1, _U31, "tokens in and out in any hour; the request that crosses it is the last")
     ] = None
     max_output_tokens: Annotated[int | None, whole(1, _U31, "tokens of one answer")] = None
+
+    def problems(self) -> Iterator[tuple[str, str, str]]:
+        """Each place, message and fix: the section allows a model, and so does each of its items."""
+        for index, one in enumerate(self.allow):
+            if not one.models:
+                yield f"services.models.allow[{index}].models", "models is an empty list", 'write models = ["NAME"]'
+        if not self.allow:
+            yield "services.models", "[services.models] allows no model", "write allow, or take the section out"
 
 
 class Services(fields.Section):

@@ -276,7 +276,7 @@ RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
         ),
     ),
     agent._services: (  # noqa: SLF001
-        _when({"required": ["services"]}, _GVISOR),
+        _when({"anyOf": [{"required": ["services"]}, {"required": ["publish"]}]}, _GVISOR),
         _section(
             "services",
             models={
@@ -284,9 +284,6 @@ RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
                 "properties": {"allow": {"items": {"properties": {"models": _ITEMS}}, **_ITEMS}},
             },
         ),
-    ),
-    agent._publish: (  # noqa: SLF001
-        _when({"required": ["publish"], "properties": {"publish": _ITEMS}}, _GVISOR),
     ),
     agent._trees: (  # noqa: SLF001
         _when(

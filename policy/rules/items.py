@@ -17,9 +17,8 @@ from policy.grants.executables import ExecutableSet
 from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants, PathSet
-from policy.grants.publish import PublishSet
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import LIMITS, ServiceSet
+from policy.grants.services import LIMITS, PublishSet, ServiceSet
 from policy.grants.sets.domain import Domain, NameSet
 from policy.grants.skills import SkillSet
 from policy.grants.spawning import Spawning

@@ -373,15 +373,12 @@ def _patience(job: SandboxSpec, directory: RunDirectory, leaf: cgroup.Leaf) -> s
 
 def _network(job: SandboxSpec, gate: gateway.Gateway, gates: cgroup.Leaf) -> attest_network.Network:
     gate.make()
-    nft, own, device, state = trusted_binary(job.config.nft), "", "", None
+    held, nft, own, via, state = gate_cgroup.written(gates), trusted_binary(job.config.nft), "", "", None
     if job.artefacts.json("network.json")["mode"] != "off":
-        own, device, state = addresses.host_device(job.run_id), job.config.uplink, job.config.state
-    bounds = gate_cgroup.written(gates)
+        own, via, state = addresses.host_device(job.run_id), job.config.uplink, job.config.state
     # What the host's other tables hold now is the operator's; what comes to touch the run later is drift.
     reach = connections.reachable(job.artefacts.files["firewall.nft"])
-    return attest_network.Network.made(
-        gate.spaces, device=device, nft=nft, own=own, gates=bounds, reach=reach, state=state
-    )
+    return attest_network.Network.made(gate.spaces, device=via, nft=nft, own=own, gates=held, reach=reach, state=state)
 
 
 def _attestor(

@@ -13,7 +13,7 @@ from covenant.cli import common
 from policy import errors
 
 if TYPE_CHECKING:
-    from sandbox.network.service.probe import Answer
+    from sandbox.network.service.probe import ProviderStatus
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _COUNTED = ("requests", "input_tokens", "output_tokens", "credits")
@@ -77,7 +77,7 @@ def test(provider: str, as_json: bool) -> int:
                     hint=f"covenant vault put {PROVIDERS_ID} {one.secret}",
                 )
             key = str(opened.value.view, "utf-8").strip()
-    answer: Answer = probe.ask(one, key)
+    answer: ProviderStatus = probe.ask(one, key)
     if as_json:
         common.say(json.dumps({"kind": "model_test", "provider": provider, **structs.asdict(answer)}))
     else:

@@ -17,8 +17,7 @@ from policy import errors
 from policy.decompile import documents
 from policy.decompile.documents import Files, NoneType, closed, fixed, refuse, shown
 from policy.decompile.network import nft
-from policy.grants.publish import PublishSet
-from policy.grants.services import EVERY, LIMITS, ServiceSet
+from policy.grants.services import EVERY, LIMITS, PublishSet, ServiceSet
 from policy.grants.sets import hostnames
 from policy.grants.sets.spans import Spans
 

@@ -12,8 +12,7 @@ from policy.decompile import documents
 from policy.decompile.documents import OPTIONAL_INT, Files, NoneType, closed, fixed, refuse, shown
 from policy.decompile.network import gates, nft, reach
 from policy.grants.network import Network
-from policy.grants.publish import PublishSet
-from policy.grants.services import ServiceSet
+from policy.grants.services import PublishSet, ServiceSet
 from policy.grants.sets import addresses, hostnames, spans
 from policy.grants.sets.access import PROTOCOLS, Access
 from policy.grants.sets.spans import Spans

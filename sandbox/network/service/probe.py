@@ -16,8 +16,8 @@ _PATHS: Final = {"ollama": "/api/tags"}
 _ANSWER_BYTES: Final = 4 << 20
 
 
-class Answer(Struct, frozen=True):
-    """Whether a provider answers, the status, and the number of its models; ``says`` is that in words."""
+class ProviderStatus(Struct, frozen=True):
+    """Result of one question: ``status`` is HTTP's, ``models`` the number of listed models, ``says`` a message."""
 
     works: bool
     status: int
@@ -25,10 +25,10 @@ class Answer(Struct, frozen=True):
     says: str
 
 
-def ask(provider: Provider, key: str) -> Answer:
+def ask(provider: Provider, key: str) -> ProviderStatus:
     """Return the answer of a provider. The mock answers always."""
     if provider.kind == "mock":
-        return Answer(works=True, status=200, models=0, says="answers, as every mock")
+        return ProviderStatus(works=True, status=200, models=0, says="answers, as every mock")
     parts = urlsplit(provider.url)
     host, port = provider.address
     try:
@@ -43,17 +43,17 @@ def ask(provider: Provider, key: str) -> Answer:
         raw = found.read(_ANSWER_BYTES)
         line.close()
     except (OSError, http.client.HTTPException) as e:
-        return Answer(works=False, status=0, models=0, says=f"does not answer: {str(e) or type(e).__name__}")
+        return ProviderStatus(works=False, status=0, models=0, says=f"does not answer: {str(e) or type(e).__name__}")
     if found.status != 200:
         why = "refuses the key" if found.status in (401, 403) else "does not give its models"
-        return Answer(works=False, status=found.status, models=0, says=f"{why} (status {found.status})")
+        return ProviderStatus(works=False, status=found.status, models=0, says=f"{why} (status {found.status})")
     try:
         document = json.loads(raw)
         listed = document.get("data", document.get("models"))
         count = len(listed)
     except (ValueError, RecursionError, TypeError, AttributeError):
-        return Answer(works=False, status=200, models=0, says="gives no list of models")
-    return Answer(works=True, status=200, models=count, says=f"answers, with {count} models")
+        return ProviderStatus(works=False, status=200, models=0, says="gives no list of models")
+    return ProviderStatus(works=True, status=200, models=count, says=f"answers, with {count} models")
 
 
 def _headers(provider: Provider, key: str) -> dict[str, str]:

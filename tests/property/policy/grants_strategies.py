@@ -14,9 +14,8 @@ from policy.grants.network import MODES as NETWORK_MODES
 from policy.grants.network import Network
 from policy.grants.paths import MODES as FILESYSTEM_MODES
 from policy.grants.paths import FilesystemGrants, PathSet
-from policy.grants.publish import PublishSet
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import ServiceSet
+from policy.grants.services import PublishSet, ServiceSet
 from policy.grants.sets.access import PROTOCOLS
 from policy.grants.sets.domain import NameSet
 from policy.grants.skill_rules import ToolCondition

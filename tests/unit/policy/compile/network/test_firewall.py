@@ -78,7 +78,9 @@ def test_mode_without_table_is_every_public_address_and_every_name(mode: str, pr
     # Every name leads to what every address has anyway: no set of its own, so no element to be added.
     assert all(not row["sets"] and row["counter"] is None for (host, _), row in found.items() if host == "*")
     assert "x4" not in artefacts.files["firewall.nft"].decode()
-    assert artefacts.json("gates.json")["dns"]["names"] == [{"pattern": "*", "sets": {"v4": [], "v6": []}}]
+    assert artefacts.json("gates.json")["dns"]["names"] == [
+        {"inward": [], "pattern": "*", "sets": {"v4": [], "v6": []}}
+    ]
 
 
 def test_every_name_with_another_access_than_every_address_has_sets_of_its_own() -> None:
