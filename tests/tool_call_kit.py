@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -85,12 +86,18 @@ RULES = (
 MANIFEST = signing_kit.MANIFEST.decode() + SKILLS + RULES
 
 
+@functools.cache
 def skills(manifest: str = MANIFEST) -> SkillSet:
     return nine.requested(parse.parse(manifest.encode()), roles=data.roles()).skills
 
 
 def tools(whole: Mapping[str, Any] = DOCUMENT) -> ToolManifest:
-    return document.parse(json.dumps(whole).encode())
+    return _parsed(json.dumps(whole))
+
+
+@functools.cache
+def _parsed(text: str) -> ToolManifest:
+    return document.parse(text.encode())
 
 
 class Clock:

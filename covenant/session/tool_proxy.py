@@ -181,8 +181,10 @@ class ToolProxy:
         message = mcp_session.read(line)
         if message is None:
             return Output()
-        if "method" not in message and message.get("id") in self._pending and type(message["id"]) is int:
-            return self._answer(self._pending.pop(message["id"]), message, len(line))
+        number = message.get("id")
+        # By its type first: an object is no key, and true is 1.
+        if "method" not in message and type(number) is int and number in self._pending:
+            return self._answer(self._pending.pop(number), message, len(line))
         if self._listing is not None:
             return self._listed(line, message)
         self._unasked += 1

@@ -10,6 +10,7 @@ from tests.fuzz import (
     hello_targets,
     live_targets,
     manifest_targets,
+    mcp_targets,
     runtime_targets,
     signing_targets,
     tool_targets,
@@ -27,4 +28,5 @@ ALL: tuple[Target, ...] = (
     *hello_targets.TARGETS,
     *live_targets.TARGETS,
     *tool_targets.TARGETS,
+    *mcp_targets.TARGETS,
 )

@@ -187,6 +187,13 @@ def test_error_of_server_is_error_of_tool() -> None:
     assert "bad \\x1b" in denied(one.server(id=sent["id"], error={"code": 1, "message": "bad \x1b[2J"}))
 
 
+@pytest.mark.parametrize("number", [{}, [], None, 1.5, "1", True, -1])
+def test_answer_of_server_with_id_of_no_call(number: Any) -> None:
+    one = Session()
+    one.call()
+    assert one.server(id=number, result=TEXT) == Output()
+
+
 def test_client_cancels_its_call() -> None:
     one = Session()
     sent = only(one.call(9).server)
