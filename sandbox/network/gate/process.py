@@ -158,8 +158,9 @@ class GateProcess:
                 self._is_ready = True
                 continue
             is_slow = self._tokens.take(time.monotonic())
-            if is_slow and self._reached is not None and (count := _count(message)) is not None:
-                self._reached(*count)
+            if is_slow and (count := _count(message)) is not None:
+                if self._reached is not None:
+                    self._reached(*count)
                 continue
             row = _row(message) if is_slow else None
             if row is None or row["layer"] != self._gate.layer or row["code"] not in self._gate.codes:
