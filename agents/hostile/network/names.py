@@ -11,7 +11,7 @@ import wire
 from harness import Blocked, probe
 from wire import AAAA, ANY, API, AXFR, MX, NULL, TXT, WILD, A, label, question, resolved
 
-MANY = 600
+MANY = 1000
 FLOOD = 1500
 EVIL = "evil.example.net"
 
