@@ -25,6 +25,8 @@ _MOST_PACKED: Final = 64 << 20
 # Bytes of all objects together that are unpacked, and the memory and seconds of a program of git.
 MOST_UNPACKED: Final = 4 << 30
 _MEMORY: Final = 4 << 30
+# Bytes that a program of git may say.
+MOST_LISTED: Final = 256 << 20
 _SECONDS: Final = 300
 _TOO_LARGE: Final = "it is too large to be checked"
 _NOT_ITS_NAME: Final = "protected: its content is not what its name says"
@@ -178,9 +180,10 @@ def _git(*words: str, fd: int, **variables: str) -> bytes | None:
         for limit, most in ((resource.RLIMIT_AS, _MEMORY), (resource.RLIMIT_CPU, _SECONDS)):
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(process.pid, limit, (most, most))
-        try:
-            output, _ = process.communicate(timeout=_SECONDS)
-        except subprocess.TimeoutExpired:
+        assert process.stdout is not None, "it is a pipe"
+        # Names of an index may be packed a thousandfold. The limit of CPU time ends a program that goes on.
+        output = process.stdout.read(MOST_LISTED + 1)
+        if len(output) > MOST_LISTED:
             process.kill()
             return None
     return output if process.returncode == 0 else None

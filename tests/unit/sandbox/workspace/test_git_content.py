@@ -162,3 +162,9 @@ def test_packed_replacement_is_refused(sides: Sides) -> None:
 def test_reference_to_elsewhere_is_refused(sides: Sides) -> None:
     (sides.upper / ".git/HEAD").write_text("ref: ../../elsewhere\n")
     assert "no reference" in sides.refused()[".git/HEAD"]
+
+
+def test_index_with_endless_names_is_refused(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ".git/index" not in sides.refused(), "control"
+    monkeypatch.setattr(git_content, "MOST_LISTED", 3)
+    assert "stands alone" in sides.refused()[".git/index"]
