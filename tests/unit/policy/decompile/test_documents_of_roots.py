@@ -117,6 +117,11 @@ def output(rule: str) -> Callable[[Documents], None]:
     return lambda d: d.nft('\t\toifname "uplink0" meta skuid 64998 jump gate\n', f"\t\t{rule}\n")
 
 
+def to_gateway(rule: str) -> Callable[[Documents], None]:
+    line = '\t\tiifname "agent0" udp dport { 53 } accept\n'
+    return lambda d: d.nft(line, f'{line}\t\tiifname "agent0" {rule}\n')
+
+
 def without_accept(d: Documents) -> None:
     d.nft('\t\tiifname "agent0" goto refuse\n\t}\n\tchain output', "\t\taccept\n\t}\n\tchain output")
 
@@ -180,6 +185,9 @@ def without_accept(d: Documents) -> None:
         ("network", output('oifname "uplink0" meta skuid 0 accept'), "hook output lets"),
         ("network", output("accept"), "hook output lets"),
         ("network", without_accept, "hook input lets"),
+        ("network", to_gateway("udp dport { 54 } accept"), "more of the gateway than its gates by udp"),
+        ("network", to_gateway("tcp dport { 54 } accept"), "more of the gateway than its gates by tcp"),
+        ("network", to_gateway("ip daddr @x4 udp dport { 53 } accept"), "hook input asks for destinations"),
         ("links", lambda d: d["mounts.json"]["root"].update(links=[]), "there is none"),
         ("links", lambda d: d["mounts.json"]["root"].update(more=[]), "more"),
         ("network", lambda d: d["network.json"].update(net_bps=0), "net_bps"),
@@ -237,3 +245,9 @@ def test_first_process_of_programs_has_its_calls() -> None:
     assert reading.read(case.artefacts.files).init
     assert reading.read(case.artefacts.files).calls.allowed.keys() >= config.INIT_CALLS
     assert not read("least").init
+
+
+@pytest.mark.parametrize("contract", ["line", "text", "stdio", "terminal"])
+def test_contract_is_read_back(contract: str) -> None:
+    case = proof_kit.case(sample.manifest(more=f'[process]\ncontract = "{contract}"\n'))
+    assert reading.read(case.artefacts.files).process.contract == contract

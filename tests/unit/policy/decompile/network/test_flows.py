@@ -253,3 +253,10 @@ def test_words_of_a_rule_have_bounded_length(rule: str, reads: bool) -> None:
         return
     with pytest.raises(errors.ArtefactError):
         forward(rule)
+
+
+def test_policy_accepts_what_no_rule_drops() -> None:
+    found = flow("tcp dport { 1 } drop", "tcp dport { 2 } accept", policy="accept")
+    assert found.accepted(frozenset()) == ((0, 0), (2, 65535))
+    assert flow("tcp dport { 2 } accept", policy="accept").accepted(frozenset()) == ALL
+    assert flow("tcp dport { 2 } accept").accepted(frozenset()) == ((2, 2),)

@@ -13,7 +13,7 @@ from policy.decompile import documents
 from policy.decompile.network import gates, nft
 from tests import proof_kit
 
-HTTPS = [[443, 443]]
+HTTPS, MORE = [[443, 443]], [[444, 444]]
 # The rest of the document is what the compiler writes for an agent with a network.
 COMPILED = proof_kit.CASES["network"]().artefacts.json("gates.json")
 NAME = COMPILED["dns"]["names"][0]
@@ -79,6 +79,14 @@ def ports(*found: Any) -> Callable[[dict[str, Any]], None]:
         (blocks(("10.0.0.1", "10.0.0.9", HTTPS), ("10.0.0.3", "10.0.0.4", HTTPS)), "stands twice, or not in order"),
         (blocks(("10.0.0.3", "10.0.0.3", HTTPS), ("10.0.0.1", "10.0.0.1", HTTPS)), "stands twice, or not in order"),
         (blocks(("10.0.0.1", "10.0.0.1", [[444, 444]]), ("10.0.0.3", "10.0.0.3", HTTPS)), "not in order"),
+        (
+            blocks(("10.0.0.1", "10.0.0.1", HTTPS), ("10.0.0.3", "10.0.0.9", HTTPS), ("10.0.0.5", "10.0.0.6", HTTPS)),
+            "not in order",
+        ),
+        (
+            blocks(("10.0.0.1", "10.0.0.1", HTTPS), ("10.0.0.3", "10.0.0.3", MORE), ("10.0.0.9", "10.0.0.9", HTTPS)),
+            "not in order",
+        ),
         (blocks(("10.0.0.2", "10.0.0.1", HTTPS)), "no range of addresses"),
         (blocks(("10.0.0.1", "::1", HTTPS)), "no range of addresses"),
         (blocks(("255.255.255.255", "::", HTTPS)), "no range of addresses"),

@@ -182,3 +182,28 @@ def test_random_run_with_signs_of_base64(value: str) -> None:
 )
 def test_path_or_hyphenated_name_is_none(value: str) -> None:
     assert not secret_scan.looks_secret(value)
+
+
+def test_run_with_plus_signs_is_one_run() -> None:
+    assert secret_scan.looks_secret("ab1CD2ef+gh3IJ4kl+mn5OP6qr")
+    assert not secret_scan.looks_secret("ab1CD2ef gh3IJ4kl mn5OP6qr")
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        (["--token", "x"], True),
+        (["a", "--token", "x"], True),
+        (["--token=x"], True),
+        (["abc", "--token", "-v"], False),
+        (["abc", "--token"], False),
+        (["x", "--tokens-file"], False),
+        (["token", "x"], False),
+    ],
+)
+def test_option_takes_the_next_word(words: list[str], refused: bool) -> None:
+    if not refused:
+        secret_scan.command_line(words)
+        return
+    with pytest.raises(PydanticCustomError):
+        secret_scan.command_line(words)
