@@ -251,3 +251,21 @@ def test_first_process_of_programs_has_its_calls() -> None:
 def test_contract_is_read_back(contract: str) -> None:
     case = proof_kit.case(sample.manifest(more=f'[process]\ncontract = "{contract}"\n'))
     assert reading.read(case.artefacts.files).process.contract == contract
+
+
+def mapped(key: str, field: str) -> Callable[[Documents], None]:
+    return lambda d: d["config.json"]["linux"][key][0].update({field: 1})
+
+
+@pytest.mark.parametrize("key", ["uidMappings", "gidMappings"])
+def test_stack_of_the_host_has_every_id(key: str) -> None:
+    assert read("host stack").reached.mode == "full"
+    for field in ("containerID", "hostID", "size"):
+        with pytest.raises(errors.ArtefactError):
+            read("host stack", mapped(key, field))
+
+
+@pytest.mark.parametrize("key", ["io_read_bps", "io_write_bps", "io_read_iops", "io_write_iops"])
+def test_io_limit_is_read_back(key: str) -> None:
+    case = proof_kit.case(sample.manifest(resources=f"{key} = 1000000"))
+    assert getattr(case.prove().found.grants.resources, key) == 1_000_000

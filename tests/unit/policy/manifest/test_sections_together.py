@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 
 import pytest
+from pydantic_core import PydanticCustomError
 
 from policy import errors
 from policy.manifest import parse, permissions, text
@@ -181,3 +182,19 @@ def test_value_is_read_from_toml_as_it_was(value: str | int) -> None:
 )
 def test_distance_counts_changes_and_swaps(a: str, b: str, steps: int) -> None:
     assert text.distance(a, b) == text.distance(b, a) == steps
+
+
+def test_package_alone_needs_no_disk() -> None:
+    sandbox = '[sandbox]\nbackend = "linux-gvisor"\nfilesystem = "{0}"\n'
+    none = "[resources]\ndisk_mb = 0\n"
+    assert parsed(agent(), none, sandbox.format("read-only-package")).resources.disk_mb == 0
+    for mode in ("ephemeral", "host"):
+        with pytest.raises(errors.ManifestError, match="disk_mb is `0`"):
+            parsed(agent(), none, sandbox.format(mode))
+
+
+@pytest.mark.parametrize("value", ["", " ", "  \u00a0"])
+def test_text_of_spaces_is_empty(value: str) -> None:
+    with pytest.raises(PydanticCustomError):
+        text.plain(value)
+    assert text.plain("a b") == "a b"
