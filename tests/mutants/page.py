@@ -29,6 +29,7 @@ and fixed generated examples, and within a bound of time: the score is therefore
 
 ```sh
 make mutants
+.venv/bin/python -m tests.mutants --records FILE  # goes on where an earlier run with this file ended
 ```
 """
 

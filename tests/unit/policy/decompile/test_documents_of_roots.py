@@ -211,7 +211,7 @@ def test_variable_of_a_process_is_read(words: tuple[str, ...]) -> None:
     assert read("command", env(*words)).seen == read("command").seen
 
 
-def test_layer_of_one_and_of_64_characters_is_read() -> None:
+def test_layer_name_of_1_to_64_characters_is_read() -> None:
     for name in ("a", "9", "a" * 64, "a.b_c-d"):
         found = read("command", layer(0, name=name)).seen.image
         assert found.layers[0][0] == name

@@ -352,7 +352,7 @@ def test_every_call_stays_every_call_without_some() -> None:
     assert some.without(frozenset({"openat"})) is some
 
 
-def test_trees_are_kept_until_everything_is_granted() -> None:
+def test_trees_are_kept_unless_all_is_granted() -> None:
     assert ExecutableSet.of([], ["root"]).trees == frozenset({"root"})
     assert ExecutableSet((), any=True, trees=frozenset({"root"})) == ExecutableSet.top()
     assert ExecutableSet((), any=True, trees=frozenset({"root"})).trees == frozenset()

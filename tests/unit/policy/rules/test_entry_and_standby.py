@@ -82,7 +82,7 @@ def test_each_call_of_the_profile_has_an_item() -> None:
     assert "reboot" not in rest
 
 
-def test_disk_of_host_counts_for_written_paths_alone() -> None:
+def test_disk_of_host_counts_for_written_paths() -> None:
     writes = kit.text(('filesystem = "read-only-package"', 'filesystem = "host"'), ('read = ["/srv', 'write = ["/srv'))
     for free, refuses in ((16, False), (15, True)):
         host = structs.replace(kit.HOST, disk_free_mb=free)

@@ -55,7 +55,7 @@ def test_runs_of_others_are_summed() -> None:
     assert "may promise of its 9 GiB are left" in str(refusal(1, 0, [], share=" of its 9 GiB"))
 
 
-def test_tasks_of_host_are_counted_without_a_limit() -> None:
+def test_tasks_are_counted_without_a_limit() -> None:
     """A run without `pids_max` still needs the tasks of the sandbox's own."""
     pids = kit.case().effective.resources.pids_max or 0
     for left, refuses in ((2 * pids + 64, False), (2 * pids + 63, True)):
@@ -77,7 +77,7 @@ def test_absent_limit_takes_nothing_of_the_host() -> None:
             assert budget.host_memory_mb(effective, gvisor=gvisor) == budget.host_memory_mb(none, gvisor=gvisor)
 
 
-def test_written_path_without_a_limit_of_disk_is_judged() -> None:
+def test_written_path_needs_no_limit_of_disk() -> None:
     writes = kit.text(('filesystem = "read-only-package"', 'filesystem = "host"'), ('read = ["/srv', 'write = ["/srv'))
     requested = kit.case(writes).requested
     free = dataclasses.replace(requested, resources=structs.replace(requested.resources, disk_mb=None))
