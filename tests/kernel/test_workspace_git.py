@@ -227,6 +227,7 @@ def test_repository_of_another_user_is_refused(home: Home, repository: Path, wor
     assert b"belongs to" in done.stderr
     os.chown(repository / place, OWNER, OWNER)
     assert work(home, worktree, "git status --porcelain").returncode == 0
+    discard(home)
 
 
 def test_submodule_and_mount_are_named_and_not_applied(home: Home, repository: Path) -> None:
