@@ -350,17 +350,3 @@ def test_every_call_stays_every_call_without_some() -> None:
     some = SyscallSet(frozenset({"read", "write"}))
     assert some.without(frozenset({"read"})).names == {"write"}
     assert some.without(frozenset({"openat"})) is some
-
-
-def test_trees_are_kept_unless_all_is_granted() -> None:
-    assert ExecutableSet.of([], ["root"]).trees == frozenset({"root"})
-    assert ExecutableSet((), any=True, trees=frozenset({"root"})) == ExecutableSet.top()
-    assert ExecutableSet((), any=True, trees=frozenset({"root"})).trees == frozenset()
-
-
-def test_recorded_trees_are_texts() -> None:
-    document = {**Effective.top().canonical(), "executables": {"allow": [], "trees": ["root"]}}
-    assert restore.effective(document).executables.trees == frozenset({"root"})
-    for trees in ([1], ["root", None], [["root"]]):
-        with pytest.raises(errors.CovenantError):
-            restore.effective({**document, "executables": {"allow": [], "trees": trees}})

@@ -231,30 +231,6 @@ def test_chains_call_one_another_16_deep(calls: int) -> None:
         flow("jump c1", more=more)
 
 
-@pytest.mark.parametrize(
-    ("rule", "reads"),
-    [
-        ('oifname "a" accept', True),
-        ('oifname "a23456789012345" accept', True),
-        ('oifname "a234567890123456" accept', False),
-        ('iifname "a" accept', True),
-        ('iifname "a23456789012345" accept', True),
-        ('iifname "a234567890123456" accept', False),
-        ("limit rate over 1 bytes/second drop", True),
-        ("limit rate over 999999999999999 bytes/second drop", True),
-        ("limit rate over 9999999999999999 bytes/second drop", False),
-        ("ip daddr @a accept", False),
-        ("ip daddr @n4_x accept", True),
-    ],
-)
-def test_words_of_a_rule_have_bounded_length(rule: str, reads: bool) -> None:
-    if reads:
-        assert len(forward(rule).chains["forward"].rules) == 1
-        return
-    with pytest.raises(errors.ArtefactError):
-        forward(rule)
-
-
 def test_policy_accepts_what_no_rule_drops() -> None:
     found = flow("tcp dport { 1 } drop", "tcp dport { 2 } accept", policy="accept")
     assert found.accepted(frozenset()) == ((0, 0), (2, 65535))

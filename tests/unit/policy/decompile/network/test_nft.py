@@ -175,3 +175,33 @@ def test_what_is_refused_is_shown_without_its_control_characters() -> None:
     assert found.value.message.isprintable()
     assert found.value.message.count("`") == 2
     assert len(found.value.message) < 120
+
+
+def forward_rule(rule: str) -> nft.Table:
+    dynamic = "\tset n4_x {\n\t\ttype ipv4_addr\n\t\tflags timeout\n\t\tsize 1024\n\t}\n"
+    head = "type filter hook forward priority filter; policy drop;"
+    return nft.parse(table(dynamic, chain(head, rule, name="forward")))
+
+
+@pytest.mark.parametrize(
+    ("rule", "reads"),
+    [
+        ('oifname "a" accept', True),
+        ('oifname "a23456789012345" accept', True),
+        ('oifname "a234567890123456" accept', False),
+        ('iifname "a" accept', True),
+        ('iifname "a23456789012345" accept', True),
+        ('iifname "a234567890123456" accept', False),
+        ("limit rate over 1 bytes/second drop", True),
+        ("limit rate over 999999999999999 bytes/second drop", True),
+        ("limit rate over 9999999999999999 bytes/second drop", False),
+        ("ip daddr @a accept", False),
+        ("ip daddr @n4_x accept", True),
+    ],
+)
+def test_words_of_a_rule_have_bounded_length(rule: str, reads: bool) -> None:
+    if reads:
+        assert len(forward_rule(rule).chains["forward"].rules) == 1
+        return
+    with pytest.raises(errors.ArtefactError):
+        forward_rule(rule)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
-
 import pytest
-from pydantic_core import PydanticCustomError
 
 from policy import errors
-from policy.manifest import parse, permissions, text
+from policy.manifest import parse
 from policy.manifest.agent import Manifest
 
 HEX = "0123456789abcdef" * 4
@@ -145,45 +142,6 @@ def test_entry_by_runtime(runtime: str, entry: str, read: str | None) -> None:
         assert parsed(agent(runtime, entry), GVISOR).agent.entry == read
 
 
-def test_programs_and_trees_are_told_apart() -> None:
-    own = permissions.Executables.model_validate({"allow": ["root", "/bin/b", "layer:x", "/bin/a"]})
-    assert own.trees == ("root", "layer:x")
-    assert [(index, one.path) for index, one in own.programs] == [(1, "/bin/b"), (3, "/bin/a")]
-
-
-@pytest.mark.parametrize("value", ["", "a", '"\\', "a\x7f\x7fb", "\x00\n\t\u2028", "\u00e9\U0001f600", 1, True, False])
-def test_value_is_read_from_toml_as_it_was(value: str | int) -> None:
-    read = tomllib.loads(f"a = {text.toml(value)}")["a"]
-    assert read == value
-    assert type(read) is type(value)
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "steps"),
-    [
-        ("", "", 0),
-        ("a", "", 1),
-        ("", "ab", 2),
-        ("abc", "abc", 0),
-        ("abc", "ABC", 0),
-        ("abc", "acb", 1),
-        ("abc", "ab", 1),
-        ("ab", "abc", 1),
-        ("abc", "abd", 1),
-        ("ca", "abc", 2),
-        ("b", "ab", 1),
-        ("bc", "abc", 1),
-        ("c", "abc", 2),
-        ("kitten", "sitting", 3),
-        ("read", "raed", 1),
-        ("a", "bcdefgh", 7),
-        ("abcdefgh", "x", 8),
-    ],
-)
-def test_distance_counts_changes_and_swaps(a: str, b: str, steps: int) -> None:
-    assert text.distance(a, b) == text.distance(b, a) == steps
-
-
 def test_package_alone_needs_no_disk() -> None:
     sandbox = '[sandbox]\nbackend = "linux-gvisor"\nfilesystem = "{0}"\n'
     none = "[resources]\ndisk_mb = 0\n"
@@ -191,10 +149,3 @@ def test_package_alone_needs_no_disk() -> None:
     for mode in ("ephemeral", "host"):
         with pytest.raises(errors.ManifestError, match="disk_mb is `0`"):
             parsed(agent(), none, sandbox.format(mode))
-
-
-@pytest.mark.parametrize("value", ["", " ", "  \u00a0"])
-def test_text_of_spaces_is_empty(value: str) -> None:
-    with pytest.raises(PydanticCustomError):
-        text.plain(value)
-    assert text.plain("a b") == "a b"

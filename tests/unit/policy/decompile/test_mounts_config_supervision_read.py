@@ -263,9 +263,3 @@ def test_stack_of_the_host_has_every_id(key: str) -> None:
     for field in ("containerID", "hostID", "size"):
         with pytest.raises(errors.ArtefactError):
             read("host stack", mapped(key, field))
-
-
-@pytest.mark.parametrize("key", ["io_read_bps", "io_write_bps", "io_read_iops", "io_write_iops"])
-def test_io_limit_is_read_back(key: str) -> None:
-    case = proof_kit.case(sample.manifest(resources=f"{key} = 1000000"))
-    assert getattr(case.prove().found.grants.resources, key) == 1_000_000

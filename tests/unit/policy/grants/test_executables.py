@@ -1,0 +1,24 @@
+"""Grants of trees of programs: kept, restored from a record, and part of everything."""
+
+from __future__ import annotations
+
+import pytest
+
+from policy import errors
+from policy.grants import restore
+from policy.grants.effective import Effective
+from policy.grants.executables import ExecutableSet
+
+
+def test_trees_are_kept_unless_all_is_granted() -> None:
+    assert ExecutableSet.of([], ["root"]).trees == frozenset({"root"})
+    assert ExecutableSet((), any=True, trees=frozenset({"root"})) == ExecutableSet.top()
+    assert ExecutableSet((), any=True, trees=frozenset({"root"})).trees == frozenset()
+
+
+def test_recorded_trees_are_texts() -> None:
+    document = {**Effective.top().canonical(), "executables": {"allow": [], "trees": ["root"]}}
+    assert restore.effective(document).executables.trees == frozenset({"root"})
+    for trees in ([1], ["root", None], [["root"]]):
+        with pytest.raises(errors.CovenantError):
+            restore.effective({**document, "executables": {"allow": [], "trees": trees}})
