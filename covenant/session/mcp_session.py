@@ -96,7 +96,7 @@ class McpSession:
 
     def _answered(self, result: dict[str, Any]) -> bytes:
         if self._expected == "initialize":
-            if result.get("protocolVersion") not in SPOKEN:
+            if not is_spoken(result.get("protocolVersion")):
                 spoken = ", ".join(sorted(SPOKEN))
                 raise _wrong(
                     f"it speaks revision {text.quote(str(result.get('protocolVersion')))} of MCP, not {spoken}"
@@ -133,6 +133,11 @@ class McpSession:
         self._number += 1
         self._expected = method
         return _line({"id": self._number, "method": method, "params": params})
+
+
+def is_spoken(revision: Any) -> bool:
+    """Whether a revision, which may be any value of JSON, is one of SPOKEN."""
+    return isinstance(revision, str) and revision in SPOKEN
 
 
 def read(line: bytes) -> dict[str, Any] | None:

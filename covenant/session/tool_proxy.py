@@ -123,7 +123,7 @@ class ToolProxy:
     def _about(self, params: Mapping[str, Any]) -> dict[str, Any]:
         asked = params.get("protocolVersion")
         return {
-            "protocolVersion": asked if asked in mcp_session.SPOKEN else mcp_session.PROTOCOL,
+            "protocolVersion": asked if mcp_session.is_spoken(asked) else mcp_session.PROTOCOL,
             "capabilities": {"tools": {}},
             "serverInfo": {"name": self._server.alias, "version": self._server.version},
         }

@@ -115,11 +115,12 @@ def test_wrong_server(name: str) -> None:
         begun(McpSession()).take(raw)
 
 
-def test_unknown_revision() -> None:
+@pytest.mark.parametrize("revision", ["1999-01-01", {}, [], None, 7])
+def test_unknown_revision(revision: Any) -> None:
     session = McpSession()
     session.start()
     with pytest.raises(errors.ToolServerError, match="revision"):
-        session.take(line(id=1, result={"protocolVersion": "1999-01-01"}))
+        session.take(line(id=1, result={"protocolVersion": revision}))
 
 
 def take_all(session: McpSession, lines: Iterable[bytes]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from covenant.session import tool_proxy
+from covenant.session import mcp_session, tool_proxy
 from covenant.session.tool_proxy import Output, ToolProxy
 from policy import errors
 from tests import tool_call_kit as kit
@@ -71,6 +71,12 @@ def test_client_sees_granted_tools_as_declared() -> None:
     names = [tool["name"] for tool in listed]
     assert names == ["open", "ruled", "listed", "moded", "stat", "do_read"]
     assert listed[0]["inputSchema"] == kit.SCHEMA
+
+
+@pytest.mark.parametrize("revision", ["1999-01-01", {}, [], None, 7])
+def test_client_of_unknown_revision_is_told_ours(revision: Any) -> None:
+    result = only(Session().client(id=1, method="initialize", params={"protocolVersion": revision}).client)["result"]
+    assert result["protocolVersion"] == mcp_session.PROTOCOL
 
 
 def test_call_goes_to_server_and_answer_back_once() -> None:
