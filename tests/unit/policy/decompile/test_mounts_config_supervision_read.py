@@ -179,6 +179,9 @@ def without_accept(d: Documents) -> None:
         ("least", args("/usr/bin/python3.11", "/main.py"), ""),
         ("least", args("/usr/bin/other", "main.py"), ""),
         ("program", args("/bin/x"), "not the program of the package"),
+        ("writes", lambda d: d["mounts.json"].update(rooms={"/srv/data": 0}), "does not bound"),
+        ("writes", lambda d: d["mounts.json"].update(rooms={"/srv/data": True}), "does not bound"),
+        ("writes", lambda d: d["mounts.json"].update(rooms={}), "does not bound"),
         ("much", started("/opt/a/python3.11"), "lies in the mount at `/opt/a`"),
         ("much", program("/opt/a/grep"), "lies in the mount at `/opt/a`"),
         ("much", program("/usr/bin/../grep"), "not absolute"),
@@ -263,3 +266,10 @@ def test_stack_of_the_host_has_every_id(key: str) -> None:
     for field in ("containerID", "hostID", "size"):
         with pytest.raises(errors.ArtefactError):
             read("host stack", mapped(key, field))
+
+
+def test_init_is_for_its_architecture_alone() -> None:
+    """Elsewhere a filter has the calls of an init, and the agent is started without one."""
+    for arch, init in (("x86_64", True), ("aarch64", False)):
+        case = proof_kit.case(sample.manifest(more=proof_kit.PROGRAMS), proof_kit.host(arch=arch))
+        assert reading.read(case.artefacts.files).init == init
