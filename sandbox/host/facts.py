@@ -62,11 +62,21 @@ def probe(config: Config) -> HostFacts:
             cgroup=cgroup_facts(),
             runsc=_usable_runsc(config),
             network=network_facts(config),
-            providers=tuple(providers.load(config.state)),
+            providers=_providers(config.state),
             publish_ports=config.publish_ports,
         )
     except (OSError, KeyError, ValueError) as e:
         raise errors.HostError(f"this host cannot be probed: {e}", hint="is /proc mounted?") from e
+
+
+def _providers(state: Path) -> tuple[str, ...]:
+    """The names of the operator's providers. A caller that may not read the state, as in `policy why`, sees none."""
+    try:
+        return tuple(providers.load(state))
+    except errors.ConfigError as e:
+        if os.geteuid() != 0 and isinstance(e.__cause__, PermissionError):
+            return ()
+        raise
 
 
 def for_manifest(

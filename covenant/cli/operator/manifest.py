@@ -231,11 +231,13 @@ def show(package: Path, as_json: bool) -> None:
         )
         return
     for section, values in parsed.model_dump(mode="json").items():
-        common.say(f"[{section}]")
-        for key, value in values.items():
-            if value is not None:
-                mark = "" if parsed.wrote(f"{section}.{key}") else "  (default)"
-                common.say(f"  {key} = {common.visible(str(value))}{mark}")
+        tables = isinstance(values, list)
+        for table in values if tables else [values]:
+            common.say(f"[[{section}]]" if tables else f"[{section}]")
+            for key, value in table.items():
+                if value is not None:
+                    mark = "" if tables or parsed.wrote(f"{section}.{key}") else "  (default)"
+                    common.say(f"  {key} = {common.visible(str(value))}{mark}")
     told.say_unknown(parsed)
     if statement:
         common.say(f"signed by {', '.join(s.name for s in signers)}, until {times.utc(statement.expires_at)}")

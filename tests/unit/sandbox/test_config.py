@@ -37,6 +37,7 @@ def test_every_key_can_be_written() -> None:
         'socket = "/run/x.sock"\nagents = ["/srv/agents"]\novercommit = 1.5\n'
         'metrics = "127.0.0.1:9100"\njournal = false\nrunsc_network = "host"\n'
         "connection_idle_seconds = 3600\n"
+        "publish_ports = [18081]\n"
         '[vault]\nbackend = "openbao"\nkey = "/x/key"\naddress = "https://bao.example:8200"\ntoken = "/x/token"\n'
         'ca = "/x/ca.pem"\nmount = "kv"\nprefix = "agents"\ntimeout_seconds = 9\n'
     )
@@ -46,6 +47,7 @@ def test_every_key_can_be_written() -> None:
     written |= {"callers", "caller_requests", "request_seconds", "on_supervisor_exit", "on_newer_serial", "socket"}
     written |= {"kept_workspaces", "kept_workspaces_mb"}
     written |= {"agents", "overcommit", "metrics", "journal", "vault", "runsc_network", "connection_idle_seconds"}
+    written |= {"publish_ports"}
     assert found.vault.model_fields_set == set(type(found.vault).model_fields)
     assert written | {"state"} == set(config.Config.model_fields)
     assert (found.host, found.runsc, found.path_owners) == ("box-1.example", Path("/opt/runsc"), (1000,))
