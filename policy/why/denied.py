@@ -248,6 +248,17 @@ def _of_limit(denial: Denial, sight: Sight) -> Question | None:
     return limit.Limit.more(denial.target, sight) if denial.target in limit.KEYS else None
 
 
+def _has_tools(sight: Sight) -> bool:
+    """Whether the policy grants a tool."""
+    return bool(sight.found.grants.skills.allow.names) or sight.found.grants.skills.allow.any
+
+
+def _of_call(denial: Denial, sight: Sight) -> Question | None:
+    """More of a limit of calls. Limits without a granted tool are none."""
+    limits = denial.code in CALLS and _has_tools(sight)
+    return tools.MoreCalls.more(denial.code, sight) if limits else None
+
+
 _QUESTIONS: Final[Mapping[str, Callable[[Denial, Sight], Question | None]]] = {
     "dns": _of_name,
     "sni": _of_hello,
@@ -257,7 +268,7 @@ _QUESTIONS: Final[Mapping[str, Callable[[Denial, Sight], Question | None]]] = {
     "exec": lambda denial, sight: _of_program(denial.target),
     "credential": lambda denial, sight: kernel.Credential(denial.target),
     **dict.fromkeys(("memory", "pids", "time", "disk"), _of_limit),
-    "tool": lambda denial, sight: tools.MoreCalls.more(denial.code, sight) if denial.code in CALLS else None,
+    "tool": _of_call,
 }
 
 
@@ -266,7 +277,7 @@ def _note(denial: Denial, answer: Answer | None, sight: Sight) -> str:
         return _CLOCKS[denial.target]
     if denial.code == denials.REST_CODE:
         return f"beyond a layer's rate, or the {denials.MAX_ROWS} rows of a run, there is only the number"
-    if denial.layer == "tool" and denial.code == denials.NOT_GRANTED:
+    if denial.layer == "tool" and (denial.code == denials.NOT_GRANTED or not _has_tools(sight)):
         return f"covenant policy why PACKAGE --tool {denial.target} says what to add"
     if denial.layer == "tool" and denial.code == denials.ARGUMENTS:
         uri, _, argument = denial.target.partition(" ")
