@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 
 import pytest
@@ -26,7 +25,7 @@ def main() -> int:
     unknown = sorted(set(given.agents) - set(known))
     if unknown:
         parser.error(f"no agent {unknown[0]}; known: {', '.join(known)}")
-    missing = [tool for tool in ("npm", "tmux") if shutil.which(tool) is None]
+    missing = place.missing()
     if os.geteuid() != 0 or missing:
         print(f"missing: {', '.join(missing) or 'root'}\n   fix: apt-get install npm tmux; sudo make agents")
         return 1

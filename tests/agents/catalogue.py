@@ -16,6 +16,8 @@ COMMAND = (
     # The mark by which mini-swe-agent ends.
     "&& echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 )
+# Those of `make longer`, each with a lock: small, and of npm and pip.
+LIGHT = ("llm", "shell-gpt", "qwen-code")
 KINDS = ("version", "task", "terminal", "acp")
 
 

@@ -48,7 +48,7 @@ def beside(agent: str, kind: str, cell: str, *options: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     """Return the environment of `covenant exec`: the store of the agents, and no supervisor."""
-    return {"PATH": "/usr/bin:/bin", "COVENANT_HOME": str(place.HOME), "TERM": "xterm-256color", "LANG": "C.UTF-8"}
+    return {"PATH": "/usr/bin:/bin", "COVENANT_HOME": str(place.home()), "TERM": "xterm-256color", "LANG": "C.UTF-8"}
 
 
 def run(words: list[str]) -> subprocess.CompletedProcess[str]:

@@ -21,7 +21,7 @@ _FENCE = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A directory that no mount of a sandbox covers."""
-    made = place.CACHE / "page"
+    made = place.cache() / "page"
     shutil.rmtree(made, ignore_errors=True)
     (made / "bin").mkdir(parents=True)
     yield made

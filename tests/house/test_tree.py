@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import re
 import subprocess
 
 import pytest
+
+from tests.agents import catalogue, place
+from tests.agents.catalogue import Agent
 
 # Where the transcript says that the clone lay.
 STAND_IN = "/root/covenant"
@@ -43,15 +47,40 @@ def test_each_test_cited_exists(clone: pathlib.Path) -> None:
     assert found == set()
 
 
-@pytest.mark.parametrize("name", ["runtime.txt", "dev.txt"])
+LOCKS = ("locks/runtime.txt", "locks/dev.txt", "tests/agents/locks/llm.txt", "tests/agents/locks/shell-gpt.txt")
+
+
+@pytest.mark.parametrize("name", LOCKS)
 def test_lock_names_versions_and_hashes_and_no_host(clone: pathlib.Path, name: str) -> None:
-    text = (clone / "locks" / name).read_text()
+    text = (clone / name).read_text()
     assert not re.search(r"://|index|find-links|trusted-host", text)
     # Every requirement is exact and has at least one hash: `pip --require-hashes` would refuse the rest.
     requirements = re.sub(r"\\\n", " ", text).strip().splitlines()
     assert len(requirements) > 5
     for requirement in requirements:
         assert re.match(r"[a-z0-9-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", requirement), requirement
+
+
+def test_locks_of_light_agents_hold_their_packages(clone: pathlib.Path) -> None:
+    """Also those of npm have a digest for each package, and no address."""
+    wanted = {name: catalogue.load()[name] for name in catalogue.LIGHT} | {"node": Agent("node", npm=(place.NODE,))}
+    assert {path.stem for path in (clone / "tests/agents/locks").iterdir()} == set(wanted)
+    for name, agent in wanted.items():
+        locked = place.lock(name)
+        assert locked is not None
+        text = locked.read_text()
+        assert "://" not in text
+        if agent.pip:
+            pins = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
+        else:
+            packages = json.loads(text)["packages"]
+            needed = packages.pop("")["dependencies"]
+            pins = {path.removeprefix("node_modules/"): one["version"] for path, one in packages.items()}
+            assert needed.items() <= pins.items()
+            assert all(one["integrity"].startswith("sha512-") for one in packages.values())
+        for package in agent.npm + agent.pip:
+            head, _, version = package.replace("==", "@").rpartition("@")
+            assert pins[head or package] == version or not head, package
 
 
 def test_locks_agree(clone: pathlib.Path) -> None:
