@@ -63,6 +63,8 @@ _WATCHERS: Final = 5
 _WATCHED_SECONDS: Final = 60.0
 # What the loop is told of by a signal.
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+# So long after the reader's end this process is told to end with it.
+_TOLD_SECONDS: Final = 2.0
 
 
 @dataclass
@@ -155,7 +157,9 @@ class Server:
                 self._overdue.end_all(self._exited, _END_SECONDS)
             for child, _ in self._keepers.values():
                 child.close()
-        # A service manager may send SIGTERM to each process of the service.
+            if self._unread and not self._told_to_end:
+                # The reader's end before SIGTERM here: a service manager signals the processes of a service in turn.
+                self._told_to_end = signals.arrives(wake, (signal.SIGTERM, signal.SIGINT), _TOLD_SECONDS)
         if self._unread and not self._told_to_end:
             raise errors.KernelError(
                 "the process that reads filters has ended, so that no run can be attested",

@@ -140,6 +140,20 @@ def test_who_is_told_to_end_with_its_reader_has_not_failed(world: World) -> None
         assert served.process.wait(live_runs.WAIT_SECONDS) == 0, served.log()
 
 
+def test_reader_ended_before_the_supervisor_is_told(world: World) -> None:
+    """A service manager signals the processes of a cgroup one after the other, in any order."""
+    with Served(world) as served:
+        served.quiet()
+        reading = serving.reader_of(served.pid)
+        pidfd = os.pidfd_open(reading)
+        os.kill(reading, signal.SIGTERM)
+        assert exited(pidfd)
+        os.close(pidfd)
+        os.kill(served.pid, signal.SIGTERM)
+        assert served.process is not None
+        assert served.process.wait(live_runs.WAIT_SECONDS) == 0, served.log()
+
+
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGINT])
 def test_terminal_tells_it_nothing(number: int, reads: process.Shim) -> None:  # noqa: F811
     """Signals of a terminal go to a group: it has one of its own, and a session."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import time
 from collections.abc import Collection, Iterator
 
 # As much as the kernel writes of a process at once, and more.
@@ -59,3 +61,15 @@ def on_descriptor(numbers: Collection[signal.Signals]) -> Iterator[int]:
             signal.signal(number, handler)
         os.close(wake)
         os.close(written)
+
+
+def arrives(wake: int, numbers: Collection[int], seconds: float) -> bool:
+    """Whether one of these signals arrives on the descriptor of ``on_descriptor`` within so many seconds.
+
+    Others that arrive meanwhile are lost.
+    """
+    until = time.monotonic() + seconds
+    while select.select([wake], [], [], max(0.0, until - time.monotonic()))[0]:
+        if any(number in numbers for number in os.read(wake, _STATUS_BYTES)):
+            return True
+    return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -52,3 +53,14 @@ def test_where_kernel_does_not_say_all_are_set(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(os, "open", refuse)
     assert _child(work)
+
+
+def test_signal_that_arrives_late_is_seen() -> None:
+    numbers = (signal.SIGUSR1, signal.SIGUSR2)
+    with signals.on_descriptor(numbers) as wake:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert not signals.arrives(wake, (signal.SIGUSR1,), 0.0), "the control: another one"
+        later = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1))
+        later.start()
+        assert signals.arrives(wake, (signal.SIGUSR1,), 60.0)
+        later.join()
