@@ -229,6 +229,7 @@ async def _tasks(opened: Opened, settings: Settings, group: anyio.abc.TaskGroup,
     group.start_soon(budget.upkeep, server)
     group.start_soon(server.unfinished.run)
     group.start_soon(server.refusals.run, server.audit)
+    group.start_soon(server.clock.run)
     group.start_soon(_watchdog)
 
 

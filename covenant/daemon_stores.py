@@ -25,6 +25,7 @@ from covenant.settings import Settings
 from covenant.stores.audit.durable import DurableAudit
 from covenant.stores.budget.durable import DurableBudgetLedger, DurableCheckpoints
 from covenant.stores.capabilities.durable import DurableCapabilities
+from covenant.stores.clock import SteadyClock
 from covenant.stores.mailbox.durable import DurableMailbox
 from covenant.stores.memory.durable import DurableMemory
 from covenant.stores.peers.durable import DurablePeers
@@ -55,6 +56,7 @@ async def opened(settings: Settings, *, clock: Callable[[], int] = now_ms) -> As
         errors.CovenantError: a store cannot be used; none stays open then.
     """
     home = settings.home
+    steady = await anyio.to_thread.run_sync(SteadyClock.open, home, clock)
     recovered: list[str] = []
     async with AsyncExitStack() as stack:
 
@@ -73,21 +75,21 @@ async def opened(settings: Settings, *, clock: Callable[[], int] = now_ms) -> As
         memory = closing("memory", await DurableMemory.open(home / "memory.db", space=embedder.name))
         receipts = closing("receipts", await DurableReceipts.open(home / "receipts" / "working.jsonl"))
         identity = await anyio.to_thread.run_sync(Identity.load, home)
-        audit = closing("audit", await DurableAudit.open(home, issuer=identity.agent, now_ms=clock))
+        audit = closing("audit", await DurableAudit.open(home, issuer=identity.agent, now_ms=steady))
         runtime = await stack.enter_async_context(
-            build.opened(settings, audit=audit, now_ms=clock, operator=identity.agent.pubkey)
+            build.opened(settings, audit=audit, now_ms=steady, operator=identity.agent.pubkey)
         )
         capabilities = closing("capabilities", await DurableCapabilities.open(home / "capabilities", identity))
         ignore = await anyio.to_thread.run_sync(IgnoreSet.open, home)
-        mailbox = closing("mailbox", await DurableMailbox.open(home, now_ms=clock))
-        peers = closing("peers", await DurablePeers.open(home / "peers", identity.agent, clock))
-        budget = closing("budget", await DurableBudgetLedger.open(home / "budget" / "ledger.jsonl", clock))
+        mailbox = closing("mailbox", await DurableMailbox.open(home, now_ms=steady))
+        peers = closing("peers", await DurablePeers.open(home / "peers", identity.agent, steady))
+        budget = closing("budget", await DurableBudgetLedger.open(home / "budget" / "ledger.jsonl", steady))
         checkpoints = closing(
-            "checkpoints", await DurableCheckpoints.open(home / "budget" / "checkpoints.jsonl", clock)
+            "checkpoints", await DurableCheckpoints.open(home / "budget" / "checkpoints.jsonl", steady)
         )
         server = Server(
             home=home,
-            now_ms=clock,
+            now_ms=steady,
             settings=settings,
             identity=identity,
             audit=audit,
@@ -101,12 +103,14 @@ async def opened(settings: Settings, *, clock: Callable[[], int] = now_ms) -> As
             receipts=receipts,
             chain=anchors,
             mailbox=mailbox,
-            tools=tools.native(clock),
+            tools=tools.native(steady),
             agents=agents,
             runners=runtime.runners,
             secrets=InMemorySecrets(told.secrets),
             handlers=routes.HANDLERS,
+            clock=steady,
         )
+        stack.push_async_callback(steady.keep)
         audit.listen(lambda event: server.feed.publish("audit", event))
         yield Opened(server, runtime, tuple(recovered))
 

@@ -22,7 +22,7 @@ from msgspec import Struct, structs
 
 from policy import core_dumps, errors
 from policy.host import RunscFacts
-from sandbox import doctor_network, progress
+from sandbox import doctor_network, doctor_time, progress
 from sandbox.config import Config, trusted_binary
 from sandbox.host import erofs_roots, runsc_probe
 from sandbox.host import facts as host_facts
@@ -244,6 +244,14 @@ def _of_network(look: Callable[[Config, RunscFacts | None, float], doctor_networ
     return looked
 
 
+def _of_time(look: Callable[[Config], doctor_network.Look]) -> Look:
+    def looked(config: Config, deadline: float) -> Finding:
+        status, found, mend = look(config)
+        return Finding(Status(status), found, mend)
+
+    return looked
+
+
 def _seccomp_library(config: Config, deadline: float) -> Finding:
     try:
         module = importlib.import_module("pyseccomp")
@@ -415,6 +423,8 @@ TABLE: tuple[tuple[str, bool, str, Callable[[Config, float], Finding]], ...] = (
     ("write paths", False, "disk_mb over host write paths", _written),
     ("io limits", False, "io_read_bps, io_write_bps, io_read_iops, io_write_iops", _io),
     ("processor time", False, "cpu_time_ms", _cpu_time),
+    ("clock", False, "that what had expired stays so, and new signatures count", _of_time(doctor_time.clock)),
+    ("expiry", False, "nothing: what ends within 14 days stops to work then", _of_time(doctor_time.expiries)),
     ("self-test", False, "that what a policy forbids is refused, by trying it", _self_test),
     ("vault", False, "permissions.credentials", _vault),
     ("erofs", False, "nothing: how quickly a root of layers is started", _erofs),

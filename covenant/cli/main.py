@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "keys": ("covenant.cli.operator.keys", "keys", "Make and list operator keys."),
     "trust": ("covenant.cli.operator.trust", "trust", "The trust root: who may sign what."),
     "manifest": ("covenant.cli.operator.manifest", "manifest", "Check, sign, verify and show a package's manifest."),
+    "state": ("covenant.cli.operator.state", "state", "Repair the state after a clock that was wrong."),
     "policy": ("covenant.cli.policy.commands", "policy", "See what a manifest compiles to, and why."),
     "run": ("covenant.cli.run.run", "run", "Run a signed package with an intent."),
     "exec": ("covenant.cli.run.command", "exec_", "Run any command in a sandbox, with what a profile grants."),

@@ -27,6 +27,7 @@ from covenant.settings import Settings
 from covenant.stores.audit.interface import AuditLog
 from covenant.stores.budget.interface import BudgetLedger, Checkpoints
 from covenant.stores.capabilities.interface import Capabilities
+from covenant.stores.clock import SteadyClock
 from covenant.stores.mailbox.interface import Mailbox
 from covenant.stores.memory.interface import Memory
 from covenant.stores.peers.interface import Peers
@@ -46,7 +47,8 @@ Handler = Callable[["Server", Caller, Any], Awaitable[responses.Response]]
 
 @dataclass(slots=True, kw_only=True)
 class Server:
-    """The stores and services that handlers use. ``now_ms`` is the only clock: Unix milliseconds."""
+    """The stores and services that handlers use. ``now_ms`` is the only clock: Unix milliseconds that
+    never go back unless the operator takes ``clock`` back."""
 
     home: Path
     now_ms: Callable[[], int]
@@ -67,6 +69,7 @@ class Server:
     runners: Runners
     secrets: SecretSource
     handlers: Mapping[str, Handler]
+    clock: SteadyClock
     feed: Feed = field(default_factory=Feed)
     meter: Meter = field(default_factory=Meter)
     chain: Chain = field(default_factory=OffChain)

@@ -306,6 +306,9 @@ SUPERVISOR: dict[str, dict[str, str]] = {
         "signers": "texts",
         "changes": "texts",
     },
+    # An operator said that the clock is right now (`covenant state clock`): what was recorded under a clock that was
+    # ahead, up to `from_ms`, is taken back to `to_ms`. `agents` are those whose serials were.
+    "clock_set": {"operator": "text?", "from_ms": "int", "to_ms": "int", "agents": "texts"},
 }
 
 KINDS: dict[str, Mapping[str, str]] = {**SUPERVISOR, **event_kinds.V1, **event_kinds.OURS}

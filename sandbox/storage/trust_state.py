@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import Annotated, Literal, Self, TypeVar
 
 import pydantic
+from msgspec import Struct
 
 from policy import errors
 from policy.signing import root as roots
@@ -36,6 +37,10 @@ from sandbox.storage import atomic_file
 # The clock is written at most once a minute: setting it back revives an envelope for no longer than that,
 # and a decision within the minute costs no disk write.
 CLOCK_STEP_MS = 60_000
+
+# A record this far ahead of the clock was made under a clock that was ahead. Serials may be a day ahead
+# (``trust.MAX_SERIAL_AHEAD_MS``), and a clock is corrected by seconds.
+AHEAD_MS = 5 * 60_000
 
 _MAX_RECORD_BYTES = 4096
 _ROOT_NAME = re.compile(r"root-([0-9]{8})\.json")
@@ -60,8 +65,17 @@ class _ClockRecord(_Closed):
 
 _Record = TypeVar("_Record", bound=_Closed)
 
+
+class ClockAhead(Struct, frozen=True):
+    """Records that a clock which was ahead has left: the greatest time, and the agents with serials of that time."""
+
+    greatest_time_ms: int
+    agents: tuple[str, ...]
+
+
 # Called under the lock with the root that is about to hold: the log's line is durable before the root is.
 BeforeRoot = Callable[[trust.TrustRoot], None]
+BeforeClock = Callable[[ClockAhead], None]
 
 
 class _MissingError(errors.StateError):
@@ -304,6 +318,74 @@ class State:
             where = str(self.path / "dev")
             os.close(atomic_file.open_subdirectory(directory, name, where=where, make=True, error=errors.HomeError))
         return State(self.path / "dev" / name)
+
+    # --- a clock that was ahead -------------------------------------------------------------------
+
+    def clock_ahead(self, now_ms: int) -> ClockAhead | None:
+        """Return the records that are ahead of the clock, of ``covenant dev`` too; None if there are none.
+
+        Raises:
+            errors.StateError: a record is damaged.
+        """
+        record, late = self._clock(has_root=self.has_root()), now_ms + AHEAD_MS
+        greatest = 0 if record is None else record.greatest_time_ms
+        agents = [one.agent_id for one in self._serials() if one.serial > late]
+        for dev in self._dev_states():
+            with dev:
+                if (below := dev.clock_ahead(now_ms)) is not None:
+                    greatest = max(greatest, below.greatest_time_ms)
+                    agents += below.agents
+        return ClockAhead(greatest, tuple(sorted(set(agents)))) if greatest > late or agents else None
+
+    def set_clock(self, now_ms: int, *, before: BeforeClock | None = None) -> ClockAhead | None:
+        """Take records that are ahead of the clock back to ``now_ms``; the operator has said that it is right.
+
+        A serial is taken back to now, so no package that was signed before now is accepted again. ``before`` is called
+        under the lock with what is taken back; if it raises, nothing is changed.
+
+        Raises:
+            errors.StateError: a record is damaged or cannot be written.
+        """
+        with self._locked():
+            ahead = self.clock_ahead(now_ms)
+            if ahead is None:
+                return None
+            if before is not None:
+                before(ahead)
+            try:
+                self._take_back(now_ms)
+                for dev in self._dev_states():
+                    with dev:
+                        dev.set_clock(now_ms)
+            except OSError as e:
+                raise errors.StateError(f"the clock cannot be recorded: {e.strerror}", where=str(self.path)) from e
+        return ahead
+
+    def _take_back(self, now_ms: int) -> None:
+        for one in self._serials():
+            if one.serial > now_ms + AHEAD_MS:
+                self._write_serial(one.agent_id, trust.Accepted(now_ms, one.payload_digest))
+        record = self._clock(has_root=self.has_root())
+        if record is not None and record.greatest_time_ms > now_ms:
+            self._write_clock(now_ms, record.greatest_root_version)
+
+    def _serials(self) -> Iterator[_SerialRecord]:
+        with contextlib.suppress(_MissingError), self._directory("serials", make=False) as directory:
+            where = str(self.path / "serials")
+            for name in sorted(os.listdir(directory)):
+                if not name.endswith(".json"):
+                    continue
+                raw = atomic_file.read(
+                    directory, name, max_bytes=_MAX_RECORD_BYTES, where=where, error=errors.StateError
+                )
+                if raw is not None:
+                    yield _parse(_SerialRecord, raw, f"{where}/{name}")
+
+    def _dev_states(self) -> Iterator[State]:
+        names: list[str] = []
+        with contextlib.suppress(_MissingError), self._directory("dev", make=False) as directory:
+            names = sorted(os.listdir(directory))
+        return (State(self.path / "dev" / name) for name in names)
 
     # --- files ------------------------------------------------------------------------------------
 

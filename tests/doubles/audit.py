@@ -102,6 +102,10 @@ class InMemoryAudit:
         shown = slots.get(0, blank) + slots.get(chain.SLOT_BYTES, blank)
         return audit_log_verify.verify(self._raw(), self._chain, shown, self._key.public_key())
 
+    async def set_clock(self, now_ms: int) -> None:
+        """As the interface says."""
+        self._last_ms = now_ms
+
     async def purge(self, before_ms: int) -> interface.Purged:
         """As the interface says."""
         done = self._purge(before_ms)
@@ -115,7 +119,8 @@ class InMemoryAudit:
         begun = begun or merkle.Frontier()
         first = int(begun.size > 0)
         there = [_row(line) for line in self._lines]
-        stay = next((i for i, row in enumerate(there) if i >= first and row.timestamp_ms >= before_ms), len(there))
+        older = [i for i, row in enumerate(there) if i >= first and row.timestamp_ms < before_ms]
+        stay = older[-1] + 1 if older else first
         if stay <= first:
             return interface.Purged(0, root, root, None)
         whole, tree = begun, begun.copy()

@@ -77,6 +77,7 @@ NOTE = f"covenant.example/log\n2\n{_ROOT}\n\n\u2014 covenant.example/log 5d5e1a2
 WITNESS = f"witness.example/w1+5d5e1a2b+BKvN{_ROOT}"
 
 REQUESTS: dict[str, dict[str, Any]] = {
+    "set_clock": {},
     "ping": {},
     "protocol_info": {},
     "authenticate": {"token_b58": TOKEN},
@@ -221,6 +222,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }
 
 RESPONSES: dict[str, dict[str, Any]] = {
+    "clock_set": {"changed": True, "from_ms": AT + 86_400_000, "to_ms": AT},
     "error": {"message": "no live grant of `memory.write`", "code": "capability_missing", "hint": "grant it"},
     "pong": {},
     "protocol_info": {

@@ -37,11 +37,16 @@ _New = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
+class _SetClock:
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Cut:
     before_ms: int
 
 
-_Item = tuple[_New, ...] | _Cut
+_Item = tuple[_New, ...] | _Cut | _SetClock
 _Answer = list[chain.ChainRow] | interface.Purged
 
 
@@ -166,6 +171,10 @@ class DurableAudit:
         """As the interface says. Where it holds, neither file is read whole at once."""
         return await self._reading(lambda: audit_verify.verify(self._files, self._files.snapshot()))
 
+    async def set_clock(self, now_ms: int) -> None:
+        """As the interface says."""
+        await self._turns.submit(_SetClock(now_ms))
+
     async def purge(self, before_ms: int) -> interface.Purged:
         """As the interface says."""
         newest = self._notes.newest()
@@ -281,14 +290,18 @@ class DurableAudit:
                 continue
             answers += self._write_rows(together)
             together = []
-            answers.append(self._cut(item.before_ms))
+            if isinstance(item, _SetClock):
+                self._last_ms = item.now_ms
+                answers.append([])
+            else:
+                answers.append(self._cut(item.before_ms))
         return answers + self._write_rows(together)
 
     def _write_rows(self, items: Sequence[tuple[_New, ...]]) -> list[_Answer | Exception]:
         if not any(items):
             return [[] for _ in items]
-        # INVARIANT: times never decrease, even if the clock is set back: a cut and `since_ms` stop at the first row
-        # past their limit.
+        # INVARIANT: times do not decrease, even if the clock is set back: `since_ms` stops at the first row past its
+        # limit. Only `set_clock` takes them back, and the rows behind it are newer than those before.
         now = self._last_ms = max(self._now_ms(), self._last_ms)
         new = [one for item in items for one in item]
         ids = event_text.event_ids(len(new))

@@ -57,7 +57,7 @@ class Scan:
 
 
 class AuditLog(Protocol):
-    """The daemon's log. Times are Unix milliseconds and never decrease from row to row."""
+    """The daemon's log. Times are Unix milliseconds and decrease from row to row only behind ``set_clock``."""
 
     @property
     def origin(self) -> str:
@@ -116,8 +116,11 @@ class AuditLog(Protocol):
     async def purge(self, before_ms: int) -> Purged:
         """Remove rows older than ``before_ms``; the rest begins with a signed record of the cut.
 
-        Rows are cut from the oldest on, up to the first that is not older.
+        Rows are cut from the oldest on, up to the last that is older.
         """
+
+    async def set_clock(self, now_ms: int) -> None:
+        """Let rows have times from ``now_ms`` on again, after the machine's clock was ahead."""
 
     async def prove(self, event_id: str) -> Proof | None:
         """Prove that a row is in the log, under a checkpoint that covers it. Returns None if no row has that id."""

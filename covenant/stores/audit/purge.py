@@ -37,7 +37,9 @@ class _Found:
 
 
 def cut(of: files.Files, before_ms: int, *, issuer: str, now_ms: int) -> Done:
-    """Cut every row before the first that is not older than ``before_ms``.
+    """Cut every row up to the last that is older than ``before_ms``.
+
+    Rows behind ``set_clock`` may have earlier times than those before it, which were written earlier all the same.
 
     Raises:
         errors.LedgerError: the log's first record does not verify, or a line is no event.
@@ -69,6 +71,8 @@ def _found(of: files.Files, before_ms: int) -> tuple[_Found, merkle.Frontier, me
     """Find the rows to cut. Returns them, the frontier over all rows cut so far, and that over the whole log."""
     found, whole = _Found(), merkle.Frontier()
     cut_tree: merkle.Frontier | None = None
+    earliest: audit_log_chain.ChainRow | None = None
+    kept = 0
     for offset, line in of.lines():
         if offset == 0:
             begun = truncation.frontier(line, of.key.public_key())
@@ -79,12 +83,15 @@ def _found(of: files.Files, before_ms: int) -> tuple[_Found, merkle.Frontier, me
             if begun.size:
                 found.previous_rebase, found.offset, whole = line, len(line) + 1, begun
                 continue
-        if cut_tree is None:
-            row = _row(line)
-            if row.timestamp_ms >= before_ms:
+        row = _row(line)
+        earliest = earliest or row
+        if row.timestamp_ms >= before_ms:
+            if cut_tree is None:
                 cut_tree, found.offset = whole.copy(), offset
-            else:
-                found.first, found.last, found.count = found.first or row, row, found.count + 1
+            kept += 1
+        else:
+            found.count += 1 + kept
+            found.first, found.last, cut_tree, kept = earliest, row, None, 0
         whole.append(merkle.leaf_hash(line))
     if cut_tree is None:
         found.offset = of.head.events_bytes

@@ -42,6 +42,18 @@ class DurableBudgetLedger(in_memory.InMemoryBudgetLedger):
         """Messages about data set aside at the opening, as ``Journal.recovered``."""
         return self._journal.recovered
 
+    async def set_clock(self, now_ms: int) -> None:
+        """As ``interface.BudgetLedger.set_clock``."""
+        # Memory first: a row that is decided while the file is rewritten follows it there, under the new time.
+        await super().set_clock(now_ms)
+
+        def select(lines: list[bytes]) -> list[bytes]:
+            ledger = (rows.ledger_row(line, f"{self._path}:{n}") for n, line in enumerate(lines, 1))
+            return [*map(rows.line, state.taken_back(ledger, now_ms))]
+
+        with anyio.CancelScope(shield=True):
+            await self._journal.rewrite(select)
+
     async def compact(self, before_ms: int) -> interface.BudgetCompaction:
         """As ``interface.BudgetLedger.compact``. Selects the rows to drop from the file between two writes."""
         outcome = interface.BudgetCompaction(0, 0)

@@ -163,6 +163,11 @@ class InMemoryBudgetLedger:
             for row in self._state.open.values()
         )
 
+    async def set_clock(self, now_ms: int) -> None:
+        """As ``interface.BudgetLedger.set_clock``."""
+        await anyio.lowlevel.checkpoint()
+        self._state.set_clock(now_ms)
+
     async def compact(self, before_ms: int) -> interface.BudgetCompaction:
         """As ``interface.BudgetLedger.compact``. Drops only debits: this ledger has no other rows."""
         await anyio.lowlevel.checkpoint()

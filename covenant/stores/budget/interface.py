@@ -105,6 +105,14 @@ class BudgetLedger(Protocol):
         """Return the open reservations; after a start, those of runs that the last daemon did not see end."""
         ...
 
+    async def set_clock(self, now_ms: int) -> None:
+        """Take times that are ahead of ``now_ms`` back to it, so that budgets refill again. Balances stay.
+
+        Raises:
+            errors.StoreError: it could not be written; the next start has the old times.
+        """
+        ...
+
     async def compact(self, before_ms: int) -> BudgetCompaction:
         """Replace the rows before ``before_ms`` by each bucket's state.
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Any, TypeVar, cast
+
+from msgspec import structs
 
 from covenant.stores.budget import interface, rows
 from covenant.wire import types
 from policy import budget
+
+Row = TypeVar("Row", bound=rows.LedgerRow)
 
 
 class LedgerState:
@@ -50,6 +55,15 @@ class LedgerState:
             self.open[reservation.paired_receipt] = reservation
         else:
             self.open.pop(row.paired_receipt, None)
+
+    def set_clock(self, now_ms: int) -> None:
+        """Take times that are ahead of ``now_ms`` back to it. Balances stay."""
+        self.latest_ms = min(self.latest_ms, now_ms)
+        for key, bucket in self.buckets.items():
+            if bucket.last_refill_ms > now_ms:
+                self.buckets[key] = structs.replace(bucket, last_refill_ms=now_ms, owed=0)
+        self.open = {receipt: back(row, now_ms) for receipt, row in self.open.items()}
+        self.debits = deque((back(row, now_ms) for row in self.debits), maxlen=interface.MOST_RECENT)
 
     def snapshots(self) -> list[rows.Snapshot]:
         """Return every bucket as a row, with its agent's open reservations."""
@@ -99,6 +113,25 @@ class LedgerState:
                 for one in mine
             ),
         )
+
+
+def back(row: Row, now_ms: int) -> Row:
+    """Return a row whose time is not ahead of ``now_ms``."""
+    times: dict[str, Any] = {"at_ms": min(row.at_ms, now_ms)}
+    if isinstance(row, rows.Snapshot):
+        opened = tuple(one.model_copy(update={"at_ms": min(one.at_ms, now_ms)}) for one in row.open)
+        times |= {"last_refill_ms": min(row.last_refill_ms, now_ms), "open": opened}
+    return cast("Row", row.model_copy(update=times))
+
+
+def taken_back(ledger: Iterable[rows.LedgerRow], now_ms: int) -> list[rows.LedgerRow]:
+    """Return the rows of a ledger with no time ahead of ``now_ms``, and the buckets that result from the old ones."""
+    found, kept = LedgerState(), []
+    for row in ledger:
+        found.apply(row)
+        kept.append(back(row, now_ms))
+    found.set_clock(now_ms)
+    return [*kept, *found.snapshots()]
 
 
 def cut(

@@ -140,6 +140,13 @@ class GrantBook:
         at = sum(one.parent is None for one in row) if row and grant.parent is None else len(row)
         row.insert(at, grant)
 
+    def set_clock(self, now_ms: int) -> None:
+        """Offer grants again that had ended only by a clock that was ahead."""
+        for grant in self:
+            row = self._live.get((grant.token.subject, grant.token.action), [])
+            if grant.revoked_at_ms is None and grant not in row and not grant.token.expired(now_ms):
+                self._enter(grant)
+
     def _concerned(self, grant: Grant) -> frozenset[str]:
         above = self._grants.get(grant.parent) if grant.parent is not None else None
         keys = {grant.token.subject, grant.token.granted_by}

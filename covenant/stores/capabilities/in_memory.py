@@ -37,6 +37,10 @@ class InMemoryCapabilities:
         """See ``interface.Capabilities``."""
         return self._book.effective(grant, now_ms)
 
+    def set_clock(self, now_ms: int) -> None:
+        """See ``interface.Capabilities``."""
+        self._book.set_clock(now_ms)
+
     def check(self, signed: SignedCapability, now_ms: int) -> None:
         """See ``interface.Capabilities``."""
         self._book.check(new(signed, now_ms), now_ms)

@@ -136,6 +136,9 @@ class Capabilities(Protocol):
     async def purge(self, before_ms: int, now_ms: int) -> int:
         """Remove grants that were revoked or ended before ``before_ms``, and those below. Returns their number."""
 
+    def set_clock(self, now_ms: int) -> None:
+        """Offer grants again that had ended only by a clock that was ahead."""
+
     def left(self, signatures: Sequence[str]) -> None:
         """Check if ``use`` would succeed now. A later ``use`` may still fail.
 

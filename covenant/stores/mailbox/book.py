@@ -139,6 +139,18 @@ class TaskBook(Shelf):
         while (many := len(self.cache) > limits.cached) or self.cache.size > limits.cached_size:
             self._cache(self.cache.first_to_go(by_count=many), None)
 
+    def retime(self, name: str, now_ms: int) -> None:
+        """Take the times of a task that are ahead of ``now_ms`` back to it."""
+        entry = self.entries[name]
+        lease, ended = entry.lease, entry.ended_at_ms
+        if lease is not None and lease.at_ms > now_ms:
+            lease = lease._replace(at_ms=now_ms, expires_at_ms=now_ms + max(0, lease.expires_at_ms - lease.at_ms))
+        sent = min(entry.sent_at_ms, now_ms)
+        self._change(
+            name,
+            replace(entry, sent_at_ms=sent, ended_at_ms=None if ended is None else min(ended, now_ms), lease=lease),
+        )
+
     def forget(self, name: str) -> None:
         """Remove a task that is resolved."""
         self._change(name, None)

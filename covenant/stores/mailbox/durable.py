@@ -66,6 +66,10 @@ class DurableMailbox(InMemoryMailbox):
         """
         return len(await self._queued(_Act(self._compaction, anew=True)))
 
+    async def set_clock(self, now_ms: int) -> None:
+        """Take times that are ahead of ``now_ms`` back to it, and rewrite the file."""
+        await self._queued(_Act(lambda: transitions.set_clock(self._book, now_ms), anew=True))
+
     async def close(self) -> None:
         """Write the queued acts, and close the file."""
         await self._turns.close("it was closed")

@@ -101,6 +101,10 @@ class InMemoryMailbox:
         """Remove finished tasks."""
         return len(await self._do(lambda: transitions.compact(self._book, self._now())))
 
+    async def set_clock(self, now_ms: int) -> None:
+        """Take times that are ahead of ``now_ms`` back to it."""
+        await self._do(lambda: transitions.set_clock(self._book, now_ms))
+
     def get(self, task_id: str) -> TaskEntry | None:
         """Return the entry of a task."""
         return self._book.entries.get(task_id)

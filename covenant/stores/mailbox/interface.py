@@ -276,6 +276,10 @@ class Mailbox(Protocol):
         """Remove finished tasks, and old answers from the cache. Returns the number of removed tasks."""
         ...
 
+    async def set_clock(self, now_ms: int) -> None:
+        """Take times that are ahead of ``now_ms`` back to it; a lease of then lasts its length from now."""
+        ...
+
     def get(self, task_id: str) -> TaskEntry | None:
         """Return the entry of a task by the mailbox's name. All calls that act on one task use this name."""
         ...

@@ -265,6 +265,12 @@ def compact(book: TaskBook, now_ms: int) -> list[str]:
     return gone
 
 
+def set_clock(book: TaskBook, now_ms: int) -> None:
+    """Take times that are ahead of ``now_ms`` back to it; a lease of then lasts its length from now."""
+    for name in list(book.entries):
+        book.retime(name, now_ms)
+
+
 def restate(book: TaskBook) -> list[events.Event]:
     """Return the events that produce the book's present state."""
     stated: list[events.Event] = [

@@ -83,6 +83,10 @@ class TokenBook:
             and since <= entry.expires_at_ms < self._noted_ms
         ]
 
+    def set_clock(self, now_ms: int) -> None:
+        """See ``interface.Peers``."""
+        self._noted_ms = min(self._noted_ms, now_ms)
+
     def over(self, before_ms: int, now_ms: int) -> list[PeerToken]:
         """Return the entries that were revoked or expired before ``before_ms``."""
         return [

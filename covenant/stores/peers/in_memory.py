@@ -63,6 +63,10 @@ class InMemoryPeers:
         """See ``interface.Peers``."""
         return self._book.newly_expired(self._now_ms())
 
+    def set_clock(self, now_ms: int) -> None:
+        """See ``interface.Peers``."""
+        self._book.set_clock(now_ms)
+
     async def enroll(self, agent: AgentId, expires_at_ms: int | None) -> Enrolled:
         """See ``interface.Peers``."""
         token = self._book.mint(self._random)

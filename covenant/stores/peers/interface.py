@@ -104,6 +104,9 @@ class Peers(Protocol):
     def newly_expired(self) -> Sequence[PeerToken]:
         """Return the entries that expired since the last call."""
 
+    def set_clock(self, now_ms: int) -> None:
+        """Report from ``now_ms`` on again which entries expire."""
+
     async def enroll(self, agent: AgentId, expires_at_ms: int | None) -> Enrolled:
         """Create a token for a peer."""
 

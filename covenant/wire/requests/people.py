@@ -102,6 +102,12 @@ class SignAttestation(Request):
     ts: U64
 
 
+class SetClock(Request):
+    """Ours: take the daemon's clock back to the machine's, after that was ahead."""
+
+    kind: Literal["set_clock"] = "set_clock"
+
+
 class GetSecret(Request):
     """A secret by its name."""
 

@@ -108,6 +108,15 @@ class IdentityAttestation(Response):
     ts: U64
 
 
+class ClockSet(Response):
+    """Ours, to ``set_clock``."""
+
+    kind: Literal["clock_set"] = "clock_set"
+    changed: bool
+    from_ms: U64
+    to_ms: U64
+
+
 class Secret(Response):
     """To ``get_secret``."""
 

@@ -42,7 +42,7 @@ def test_every_kind_takes_exactly_its_fields(kind: str) -> None:
         line(kind, {**fields, "surplus": "x"})
 
 
-OF_MANY = {"trust_changed", "vault_changed", "volume_changed", "runs_revoked", "runs_stopped"}
+OF_MANY = {"clock_set", "trust_changed", "vault_changed", "volume_changed", "runs_revoked", "runs_stopped"}
 
 
 @pytest.mark.parametrize("kind", sorted(set(events.SUPERVISOR) - OF_MANY))

@@ -14,7 +14,7 @@ from policy import errors
 from policy.signing import trust
 from sandbox.audit.log import Ledger
 from sandbox.storage import atomic_file
-from sandbox.storage.trust_state import CLOCK_STEP_MS, State
+from sandbox.storage.trust_state import CLOCK_STEP_MS, ClockAhead, State
 from tests import signing_kit as kit
 
 NOW = kit.NOW
@@ -558,3 +558,59 @@ def test_dev_states_are_apart(state: State) -> None:
         one.accept(_trusted(one, NOW), now_ms=NOW)
         assert state.accepted("hello") is None
         assert json.loads(_serial_file(one.path).read_text())["serial"] == NOW
+
+
+# --- a clock that was ahead -----------------------------------------------------------------------
+
+DAY = 86_400_000
+
+
+def test_clock_ahead_is_found_and_taken_back(state: State) -> None:
+    late = NOW + 60 * DAY
+    state.accept(_trusted(state, NOW - DAY), now_ms=NOW)
+    assert state.clock_ahead(NOW) is None
+    assert state.set_clock(NOW) is None
+    state.accept(_trusted(state, NOW + DAY // 2), now_ms=late)
+    with pytest.raises(errors.SerialError, match="older"):
+        _trusted(state, NOW)
+    told: list[ClockAhead] = []
+    ahead = state.set_clock(NOW + 5, before=told.append)
+    assert told == [ahead]
+    assert ahead == ClockAhead(late, ("hello",))
+    assert state.greatest_time_ms() == NOW + 5
+    assert state.clock_ahead(NOW + 5) is None
+
+
+def test_clock_taken_back_revives_no_package(state: State) -> None:
+    late = NOW + 60 * DAY
+    state.accept(_trusted(state, NOW + DAY // 2), now_ms=late)
+    state.set_clock(NOW)
+    last = state.accepted("hello")
+    assert last is not None
+    assert last.serial == NOW
+    with pytest.raises(errors.SerialError, match="older"):
+        _trusted(state, NOW - 1)
+    state.accept(_trusted(state, NOW + 1), now_ms=NOW)
+
+
+def test_refused_row_leaves_the_clock(state: State) -> None:
+    late = NOW + 60 * DAY
+    state.accept(_trusted(state, NOW), now_ms=late)
+
+    def full(ahead: ClockAhead) -> None:
+        raise errors.LedgerError("no space")
+
+    with pytest.raises(errors.LedgerError):
+        state.set_clock(NOW, before=full)
+    assert state.greatest_time_ms() == late
+
+
+def test_clock_of_dev_is_taken_back(state: State) -> None:
+    late = NOW + 60 * DAY
+    with state.dev("hello") as dev:
+        dev.init_root(ROOT, NOW)
+        dev.accept(_trusted(dev, NOW), now_ms=late)
+    assert state.clock_ahead(NOW) == ClockAhead(late, ())
+    state.set_clock(NOW)
+    with state.dev("hello") as dev:
+        assert dev.greatest_time_ms() == NOW

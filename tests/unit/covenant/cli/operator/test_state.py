@@ -1,0 +1,90 @@
+"""``covenant state clock``: what it takes back, the row that it writes, and the line of ``doctor`` that leads to it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from sandbox import doctor_time
+from sandbox.config import Config
+from sandbox.storage.trust_state import State
+from tests import cli_daemon_kit
+from tests.cli_kit import call, document, done
+
+DAY = 86_400_000
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    made = tmp_path / "home"
+    made.mkdir(mode=0o700)
+    monkeypatch.setenv("COVENANT_HOME", str(made))
+    monkeypatch.delenv("COVENANT_STATE", raising=False)
+    done("keys", "new", "ann", "--no-passphrase")
+    done("trust", "init", "--key", "ann")
+    return made
+
+
+def _ahead(home: Path) -> int:
+    """Record a time of a clock that is 60 days ahead, as a run would have."""
+    late = int(time.time() * 1000) + 60 * DAY
+    path = home / "supervisor" / "clock.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"greatest_time_ms": late}))
+    return late
+
+
+def test_state_clock_takes_records_back(home: Path) -> None:
+    late = _ahead(home)
+    status, found, mend = doctor_time.clock(Config(state=home / "supervisor"))
+    assert (status, "covenant state clock" in mend) == ("degraded", True), found
+    made = document("state", "clock")
+    assert made["state"] == {"from_ms": late, "agents": []}
+    assert made["daemon"] is None
+    with State(home / "supervisor") as state:
+        assert state.greatest_time_ms() == made["now_ms"]
+    assert doctor_time.clock(Config(state=home / "supervisor"))[0] == "ok"
+    rows = [json.loads(line) for line in (home / "supervisor/audit/events.jsonl").read_text().splitlines()]
+    assert rows[-1]["kind"] == {
+        "type": "clock_set",
+        "operator": None,
+        "from_ms": late,
+        "to_ms": made["now_ms"],
+        "agents": [],
+    }
+    assert "no record is ahead" in done("state", "clock", "--yes")
+
+
+def test_state_clock_without_a_yes_changes_nothing(home: Path) -> None:
+    late = _ahead(home)
+    assert call("state", "clock", stdin="n\n").exit_code == 1
+    with State(home / "supervisor") as state:
+        assert state.greatest_time_ms() == late
+
+
+def test_state_clock_asks_a_daemon_that_runs(home: Path) -> None:
+    late = int(time.time() * 1000) + 60 * DAY
+    (home / "clock.json").write_text(json.dumps({"greatest_time_ms": late}))
+    (home / "clock.json").chmod(0o600)
+    with cli_daemon_kit.running(home):
+        made = document("state", "clock")
+        assert made["daemon"]["changed"] is True
+        assert made["daemon"]["from_ms"] >= late
+        assert document("state", "clock")["daemon"]["changed"] is False
+    assert json.loads((home / "clock.json").read_text())["greatest_time_ms"] < late
+
+
+def test_expiry_is_named_two_weeks_ahead(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor_time.expiries(Config(state=home / "supervisor"))[0] == "ok"
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    monkeypatch.setenv("COVENANT_HOME", str(other))
+    done("keys", "new", "ann", "--no-passphrase")
+    done("trust", "init", "--key", "ann", "--expires", "10d")
+    status, found, mend = doctor_time.expiries(Config(state=other / "supervisor"))
+    assert (status, found) == ("degraded", "trust root expires in 9 days")
+    assert "covenant trust renew" in mend
+    done("trust", "renew", "--sign-with", "ann")
+    assert doctor_time.expiries(Config(state=other / "supervisor"))[0] == "ok"
