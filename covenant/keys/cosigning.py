@@ -140,6 +140,53 @@ def plan(
     return SignaturePlan(old, envelope, "added", f"beside {beside}, over the same statement")
 
 
+def renewal(
+    package: packages.Package,
+    manifest: Manifest,
+    key: envelopes.PublicKey,
+    *,
+    now_ms: int,
+    lifetime_ms: int | None = None,
+) -> SignaturePlan:
+    """Plan a new statement over the files that this key signed before, with the same audience and approvals.
+
+    ``lifetime_ms``: None for as long as before.
+
+    Raises:
+        errors.UnsignedError: it was never signed.
+        errors.UnknownKeyError: this key has not signed it.
+        errors.DigestMismatchError: its files are not those that were signed.
+    """
+    if package.envelope is None:
+        raise errors.UnsignedError("it was never signed", hint="covenant manifest sign PACKAGE --key NAME")
+    present = _readable(package.envelope)
+    if present is None or key not in envelopes.signers(present[0], [key]):
+        raise errors.UnknownKeyError(
+            "this key has not signed it", hint="give the key that signed it, or sign it: covenant manifest sign"
+        )
+    envelope, old = present
+    if dict(old.subjects) != dict(package.digests):
+        raise errors.DigestMismatchError(
+            "its files are not those that were signed", hint="look at them, then: covenant manifest sign"
+        )
+    before = old.expires_at - old.not_before - signing.BACKDATE_MS
+    terms = signing.Terms(
+        serial=now_ms,
+        lifetime_ms=max(before, 1000) if lifetime_ms is None else lifetime_ms,
+        audience=old.audience,
+        approve_unlimited=old.approve_unlimited,
+    )
+    others = sum(one.keyid != key.keyid for one in envelope.signatures)
+    why = f"{others} signatures of others are missing now; they sign it again too" if others else ""
+    return _new(signing.statement(package, manifest, terms, now_ms=now_ms), "replaced", why)
+
+
+def ends_at(package: packages.Package) -> int | None:
+    """Return when the statement of a package says that it ends, unverified; None without a readable one."""
+    present = None if package.envelope is None else _readable(package.envelope)
+    return None if present is None else present[1].expires_at
+
+
 def _may_sign(key: OperatorKey, manifest: Manifest, now_ms: int) -> bool:
     agent, scope = manifest.agent, key.scope
     return scope.covers_agent(agent.id) and scope.covers_role(agent.role) and key.not_before <= now_ms < key.expires_at

@@ -56,7 +56,7 @@ async def opened(
     verify = functools.partial(package_signatures.ask_or_verify, ask=sandboxes.check, verify=here)
     async with Hermes(api, audit=audit, verify=verify, now_ms=now_ms) as hermes:
         by_runtime = dict.fromkeys(("python3", "node", "rust-bin"), sandboxes)
-        yield Runtime(Runners({**by_runtime, "hermes": hermes}, hermes), sandboxes, hermes)
+        yield Runtime(Runners({**by_runtime, "hermes": hermes}, hermes, verify), sandboxes, hermes)
 
 
 def sockets(settings: Settings) -> list[str]:

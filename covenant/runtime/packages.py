@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from policy import decide, errors
+from policy import decide, errors, package
 from policy.manifest import parse
 from policy.manifest.agent import Manifest
+from policy.signing import envelope, statement, strict_json
 
 # The most packages that are known, the first by name of their directories. Other entries beside them hide none, up to a
 # number of entries that no real home has.
@@ -142,6 +143,17 @@ def opened(card: Card) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def ends_at(card: Card) -> int | None:
+    """Return when the envelope of a card's package says that it ends; None without a readable one. Not verified."""
+    with contextlib.suppress(OSError, errors.CovenantError, strict_json.MalformedJsonError), opened(card) as directory:
+        fd = os.open(package.ENVELOPE_NAME, _FILE, dir_fd=directory)
+        with os.fdopen(fd, "rb") as stream:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                signed = envelope.decode(stream.read(envelope.MAX_BYTES + 1))
+                return statement.parse(signed.payload).expires_at
+    return None
 
 
 def visible(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -137,9 +137,15 @@ class LiveIntent:
 class Runners:
     """Each runtime's runner by its name in the manifest, and the runs in progress, oldest first."""
 
-    def __init__(self, runners: Mapping[str, Runner], approving: Approving | None = None) -> None:
+    def __init__(
+        self,
+        runners: Mapping[str, Runner],
+        approving: Approving | None = None,
+        signed: Callable[[Card], Awaitable[None]] | None = None,
+    ) -> None:
         self._runners = dict(runners)
         self.approving = approving
+        self._signed = signed
         self.live: dict[str, LiveIntent] = {}
         # Intents that may be requested a second time while they are in progress (respond.intent).
         self.on_their_way: dict[str, anyio.Event] = {}
@@ -178,6 +184,16 @@ class Runners:
             raise ended if took is None else with_spent(ended, took) from e
         finally:
             del self.live[intent.id]
+
+    async def check_signature(self, card: Card) -> None:
+        """Verify an agent's package as it is now, without running it.
+
+        Raises:
+            errors.CovenantError: it is refused, or cannot be verified now.
+        """
+        if self._signed is None:
+            raise errors.NoSupervisorError("no part of this daemon verifies signatures")
+        await self._signed(card)
 
     async def end(self, live: LiveIntent, *, reason: str) -> bool:
         """As ``Runner.end``."""

@@ -312,6 +312,18 @@ class AgentListing(Wire):
     tools_allowed: tuple[str, ...] = ()
     routable: bool
     error: str | None = None
+    # Where the request asked for it: `ok`, or the code of the error, and the error; and the signature's end.
+    signature: str | None = omitted()
+    signature_error: str | None = omitted()
+    expires_at: U64 | None = omitted()
+
+
+class Expires(Wire):
+    """Something that ends: an envelope, a grant or a token."""
+
+    what: Literal["envelope", "grant", "token"]
+    name: str
+    expires_at: U64
 
 
 class Approval(Wire):

@@ -19,6 +19,8 @@ from msgspec import Struct
 
 from policy import denials, errors
 from policy.lifecycle import State
+from policy.signing import expiry
+from policy.signing.expiry import Expiry
 from sandbox.audit import open_runs
 from sandbox.control import prometheus
 from sandbox.kernel.cgroup import stats
@@ -26,6 +28,7 @@ from sandbox.kernel.cgroup.stats import Usage
 from sandbox.network import addresses
 from sandbox.rundir import registry
 from sandbox.rundir.registry import Entry
+from sandbox.storage import trust_state
 
 CONTENT_TYPE = prometheus.CONTENT_TYPE
 # Agent ids with series of their own; what the others use is one more, without an id.
@@ -169,7 +172,7 @@ def used(entries: Sequence[Entry], counted: Tally | None = None) -> list[RunSamp
     ]
 
 
-def text(runs: Sequence[RunSample], counted: Tally) -> str:
+def text(runs: Sequence[RunSample], counted: Tally, ends: Sequence[Expiry] = ()) -> str:
     """Everything in the text format of Prometheus."""
     states = Counter(seen.entry.state or str(State.ISOLATED) for seen in runs)
     shown = [state for state in State if state not in (State.TERMINATED, State.ARCHIVED, State.REJECTED)]
@@ -208,9 +211,22 @@ def text(runs: Sequence[RunSample], counted: Tally) -> str:
             "Self-tests that were made.",
             [({"result": result}, counted.self_tests[result]) for result in ("failed", "passed")],
         ),
+        (
+            "covenant_expiry_timestamp_seconds",
+            "gauge",
+            "When the trust root and its keys end, as a Unix time.",
+            [({"what": one.what, "name": one.name}, one.expires_at_ms / 1000) for one in ends],
+        ),
         ("covenant_audit_rows_total", "counter", "Rows of the audit log.", [({}, counted.rows)]),
     ]
     return prometheus.text(prometheus.family(*family) for family in families)
+
+
+def ends(state: Path) -> list[Expiry]:
+    """Return when the trust root of a state and its keys end; empty where it cannot be read."""
+    with contextlib.suppress(errors.CovenantError), trust_state.State(state) as held:
+        return list(expiry.of_root(held.present_root()))
+    return []
 
 
 def _by_agent(runs: Sequence[RunSample]) -> dict[str, Counter[str]]:

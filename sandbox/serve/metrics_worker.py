@@ -100,7 +100,9 @@ def keep(state: Path, config: Config, listener: int, alive: int) -> None:
                 with contextlib.suppress(BlockingIOError):
                     ours.recv(16)
                 if time.monotonic() > kept_until:
-                    text = metrics.text(metrics.live(state, counted), counted).encode()[: metrics_http.TEXT_BYTES]
+                    text = metrics.text(metrics.live(state, counted), counted, metrics.ends(state)).encode()[
+                        : metrics_http.TEXT_BYTES
+                    ]
                     kept_until = time.monotonic() + _KEPT_SECONDS
                 # The worker never waits for a client: one that does not read gets nothing and delays no line.
                 with contextlib.suppress(BlockingIOError):

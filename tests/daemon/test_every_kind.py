@@ -38,6 +38,8 @@ ANSWERS = {
     "grant_capability": "error",
     "ignore_check": "ignore_report",
     "list_agents": "agents",
+    "list_expiries": "expiries",
+    "set_clock": "clock_set",
     "list_approvals": "approvals",
     "list_peers": "peer_list",
     "list_tools": "tool_list",

@@ -215,13 +215,15 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "cancel_a2_a_task": {"task_id": UUID, "reason": "not needed"},
     "cosign_audit_checkpoint": {"checkpoint": NOTE, "witnesses": [WITNESS]},
     "get_intent_result": {"intent_id": UUID},
-    "list_agents": {},
+    "list_agents": {"signatures": True},
+    "list_expiries": {},
     "reload_agents": {},
     "list_approvals": {},
     "resolve_approval": {"approval_id": UUID, "choice": "once"},
 }
 
 RESPONSES: dict[str, dict[str, Any]] = {
+    "expiries": {"expiries": [{"what": "envelope", "name": "researcher", "expires_at": AT}], "clock_behind_ms": 0},
     "clock_set": {"changed": True, "from_ms": AT + 86_400_000, "to_ms": AT},
     "error": {"message": "no live grant of `memory.write`", "code": "capability_missing", "hint": "grant it"},
     "pong": {},

@@ -15,6 +15,7 @@ from typing import Final
 
 import anyio.to_thread
 
+from covenant.handlers import expiry
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
 from covenant.handlers.state.event_feed import TOPICS
@@ -41,6 +42,7 @@ async def text(server: Server, caller: Caller) -> str:
         *_requests(server),
         *_stores(server),
         _credits(server, by_agent=caller.operator),
+        *(await _expiries(server) if caller.operator else ()),
         ("covenant_memory_rows", "gauge", "Records of memory.", rows),
         *process,
     ]
@@ -86,6 +88,16 @@ def _credits(server: Server, *, by_agent: bool) -> tuple[str, str, str, Samples]
         return "covenant_budget_credits", "gauge", "Credits that all agents together have left.", [({}, left)]
     shown = [({"agent": key}, tokens) for tokens, key in buckets[:MAX_AGENTS]]
     return "covenant_budget_credits", "gauge", "Credits that an agent has left.", shown
+
+
+async def _expiries(server: Server) -> list[tuple[str, str, str, Samples]]:
+    ends = [({"what": one.what, "name": one.name}, one.expires_at_ms / 1000) for one in await expiry.found(server)]
+    about = "When an envelope, a grant or a token ends, as a Unix time; the first to end."
+    behind: Samples = [({}, server.clock.behind_ms / 1000)]
+    return [
+        ("covenant_expiry_timestamp_seconds", "gauge", about, ends[:MAX_AGENTS]),
+        ("covenant_clock_behind_seconds", "gauge", "How far the clock is behind its latest time.", behind),
+    ]
 
 
 def _process() -> list[tuple[str, str, str, Samples]]:

@@ -6,8 +6,11 @@ from typing import Any
 
 import click
 
-from covenant.cli import common, terminal
+from covenant.cli import common, terminal, times
 from covenant.cli.daemon import client
+
+# As policy.signing.expiry.SOON_MS, without what that imports.
+_SOON_MS = 14 * 86_400_000
 
 
 @click.group()
@@ -19,7 +22,7 @@ def agents() -> None:
 @client.as_json
 def list_agents(as_json: bool) -> None:
     """Show every package: routable, or with the error that keeps it from being so."""
-    _show(client.ask("list_agents"), as_json=as_json)
+    _show(client.ask("list_agents", signatures=True), as_json=as_json)
 
 
 @agents.command(epilog=client.examples("covenant agents reload"))
@@ -65,7 +68,7 @@ def _show(response: dict[str, Any], *, as_json: bool) -> None:
         return
     rows = []
     for one in response["agents"]:
-        state = "routable" if one["routable"] else one["error"] or "not routable"
+        state = _state(one)
         budget = one["budget_credits_per_hour"] or "-"
         rows.append((one["id"] or one["directory"], one["version"] or "-", one["runtime"] or "-", budget, state))
     nothing = f"no packages in {common.visible(str(common.home() / 'agents'))}; `covenant manifest new` makes one"
@@ -73,6 +76,18 @@ def _show(response: dict[str, Any], *, as_json: bool) -> None:
     # A daemon of before says nothing of it.
     if response.get("truncated"):
         common.say("there are more packages than one answer has room for", err=True)
+
+
+def _state(one: dict[str, Any]) -> str:
+    """Return what a package is worth now: whether it is routed to, and whether its signature would let it run."""
+    if not one["routable"]:
+        return str(one["error"] or "not routable")
+    signature, ends = one.get("signature"), one.get("expires_at")
+    if signature not in (None, "ok"):
+        return f"{signature}: {one.get('signature_error')}"
+    if ends is not None and ends - times.now_ms() < _SOON_MS:
+        return f"routable, signature ends {times.utc(ends)}"
+    return "routable"
 
 
 @click.group()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from covenant.cli import common, times
+from covenant.cli.operator import manifest_renew
 from covenant.cli.operator import manifest_report as told
 from policy import errors
 
@@ -24,6 +25,9 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON doc
 @click.group()
 def manifest() -> None:
     """Check, sign, verify and show a package's manifest."""
+
+
+manifest.add_command(manifest_renew.renew)
 
 
 @manifest.command(epilog=common.examples("covenant manifest new mine", "covenant manifest new mine --runtime node"))

@@ -39,6 +39,8 @@ class Signing:
     agents: tuple[str, ...]
     passphrase_file: str | None
     discard: bool
+    packages: tuple[str, ...]
+    yes: bool
 
     def doors(self) -> list[Signer]:
         """Return the doors, without unlocking any."""
@@ -53,6 +55,8 @@ def signing(command: _Command) -> _Command:
         click.option("--sign-with-agent", multiple=True, metavar="KEY", help="A key of ssh-agent that signs this."),
         click.option("--passphrase-file", metavar="FILE", help="Read the passphrase from FILE (- for stdin)."),
         click.option("--discard-pending", is_flag=True, help="Drop another version that waits for signatures."),
+        click.option("--packages", multiple=True, metavar="DIR", help="Look at the packages below DIR too."),
+        click.option("--yes", is_flag=True, help="Do not ask about packages that this leaves unsigned."),
         JSON,
     )
     for option in reversed(options):
@@ -67,6 +71,8 @@ def signed_by(options: dict[str, Any]) -> Signing:
         options.pop("sign_with_agent"),
         options.pop("passphrase_file"),
         options.pop("discard_pending"),
+        options.pop("packages"),
+        options.pop("yes"),
     )
 
 
@@ -126,10 +132,38 @@ def step(
     home, now_ms = common.home(), times.now_ms()
     with changing(home) as held:
         wanted = build(held, home, now_ms)
+        ask_unsigned(held, wanted, [home / "agents", *map(Path, by.packages)], yes=by.yes, as_json=as_json)
         outcome = trust_root.advance(
             held, home, wanted, by.doors(), now_ms=now_ms, when=times.utc, spare=spare(), discard=by.discard
         )
     report(outcome, as_json=as_json)
+
+
+def ask_unsigned(
+    held: Held, wanted: Proposal, places: Sequence[Path], *, yes: bool = False, as_json: bool = False
+) -> None:
+    """Name the packages that the version leaves unsigned, and ask whether to go on.
+
+    Raises:
+        errors.TrustError: there are some, and nothing can be asked with ``--json``.
+        click.Abort: the answer is not yes.
+    """
+    from covenant.keys import left_unsigned
+
+    packages = left_unsigned.packages_below(places)
+    found = left_unsigned.after(packages, held.root.document, wanted.document, now_ms=times.now_ms())
+    for one in found:
+        path, by = common.visible(str(one.path)), ", ".join(one.signers)
+        common.say(f"left unsigned: {common.visible(one.agent_id)} in {path}, signed by {by}", err=True)
+    if not found or yes:
+        return
+    if as_json:
+        raise errors.TrustError(
+            f"{len(found)} packages would be left unsigned: {', '.join(one.agent_id for one in found)}",
+            hint="sign them with a key that stays (covenant manifest sign), or give --yes",
+        )
+    common.say("they are refused from then on: sign them with a key that stays (covenant manifest sign)", err=True)
+    common.confirmed(f"Go on and leave {len(found)} unsigned?")
 
 
 @contextlib.contextmanager

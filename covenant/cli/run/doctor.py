@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
 
-from covenant.cli import common, spinner
+from covenant.cli import common, spinner, times
+from policy import errors
 
+if TYPE_CHECKING:
+    from policy.signing.expiry import Expiry
+    from sandbox.doctor import Check
+
+# As many are named; the metrics have all of them.
+_MOST_NAMED = 8
+# As covenant.stores.clock.BEHIND_MS.
+_BEHIND_MS = 60_000
 _MARKS = {"ok": "ok", "degraded": "DEGRADED", "missing": "MISSING", "unknown": "UNKNOWN"}
 
 
@@ -28,12 +41,52 @@ def doctor(ctx: click.Context, as_json: bool, deadline: int | None) -> None:
     config = configuration.load(common.readable_state())
     with spinner.shown("checking this host", quiet=as_json):
         report = sandbox_doctor.examine(config, deadline_seconds=deadline or config.start_deadline_seconds)
+        report = sandbox_doctor.Report((*report.checks, *of_the_home()))
     if as_json:
         common.emit(report.to_json())
     else:
         _print(report.to_json())
     if not report.enforceable:
         ctx.exit(common.EXIT_FAILED)
+
+
+def of_the_home() -> list[Check]:
+    """Return the checks of the daemon's home: its clock, and what ends within two weeks."""
+    from policy.signing import expiry
+    from sandbox.doctor import Check, Status
+
+    now_ms = times.now_ms()
+    checks, ending, behind_ms = [], *_ending(common.home())
+    if behind_ms:
+        found = f"the daemon's latest time is {times.age(behind_ms)} ahead of the clock"
+        fix = "look at this machine's clock; if it is right now: covenant state clock"
+        checks.append(Check("daemon's clock", Status.DEGRADED, "that expired grants and tokens stay so", found, fix))
+    if soon := expiry.soon(ending, now_ms):
+        more = f"; and {len(soon) - _MOST_NAMED} more" if len(soon) > _MOST_NAMED else ""
+        words = "; ".join(one.line(now_ms) for one in soon[:_MOST_NAMED]) + more
+        about = "nothing: what ends within 14 days stops to work then"
+        fix = "covenant manifest renew DIR --key NAME; grant or enrol again"
+        checks.append(Check("daemon's expiry", Status.DEGRADED, about, words, fix))
+    return checks
+
+
+def _ending(home: Path) -> tuple[list[Expiry], int]:
+    """Return what ends, and how far the daemon's clock is behind. Grants and tokens only if a daemon runs."""
+    from covenant.cli.daemon import client
+    from covenant.keys import cosigning, left_unsigned
+    from policy.signing.expiry import Expiry
+    from sandbox.storage import package_reader
+
+    with contextlib.suppress(errors.CovenantError):
+        told = client.ask("list_expiries")
+        rows = [Expiry(one["what"], one["name"], one["expires_at"]) for one in told["expiries"]]
+        return rows, told["clock_behind_ms"] if told["clock_behind_ms"] >= _BEHIND_MS else 0
+    found = []
+    for path in left_unsigned.packages_below([home / "agents"]):
+        with contextlib.suppress(errors.CovenantError):
+            if (ends := cosigning.ends_at(package_reader.read(path))) is not None:
+                found.append(Expiry("envelope", path.name, ends))
+    return found, 0
 
 
 def _print(document: dict[str, object]) -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
+
+import anyio
+import anyio.to_thread
 
 from covenant.handlers import billing, paging
 from covenant.handlers.access import authorization
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Handler, Server
+from covenant.runtime import packages
 from covenant.runtime.agents import Change
-from covenant.runtime.packages import Listed
+from covenant.runtime.packages import Card, Listed
 from covenant.stores.audit.interface import AuditEntry
 from covenant.wire import parts, requests, responses
+from policy import errors
+
+# Each reads and hashes a package's files.
+_VERIFIED_AT_ONCE: Final = 4
 
 Cause = Literal["start", "request", "inotify"]
 
@@ -20,7 +28,32 @@ Cause = Literal["start", "request", "inotify"]
 async def list_agents(server: Server, caller: Caller, asked: requests.ListAgents) -> responses.AgentDirectory:
     """Every package, with its error where it cannot be routed to; as many as an answer takes, and whether more are."""
     shown, truncated = paging.cut(map(_shown, server.agents.listing()))
+    if asked.signatures and caller.operator:
+        shown = await _verified(server, shown)
     return responses.AgentDirectory(agents=shown, truncated=truncated)
+
+
+async def _verified(server: Server, shown: Sequence[parts.AgentListing]) -> tuple[parts.AgentListing, ...]:
+    """Return the listings with what their signatures are worth now."""
+    by_id = {card.id: card for card in server.agents.cards()}
+    found: dict[str, parts.AgentListing] = {}
+    limit = anyio.CapacityLimiter(_VERIFIED_AT_ONCE)
+
+    async def look(one: parts.AgentListing, card: Card) -> None:
+        async with limit:
+            ends = await anyio.to_thread.run_sync(packages.ends_at, card)
+            told: dict[str, Any] = {"signature": "ok", "expires_at": ends}
+            try:
+                await server.runners.check_signature(card)
+            except errors.CovenantError as e:
+                told |= {"signature": e.code, "signature_error": str(e)}
+            found[card.id] = one.model_copy(update=told)
+
+    async with anyio.create_task_group() as group:
+        for one in shown:
+            if one.id in by_id and one.routable:
+                group.start_soon(look, one, by_id[one.id])
+    return tuple(found.get(one.id or "", one) if one.routable else one for one in shown)
 
 
 async def reload_agents(server: Server, caller: Caller, asked: requests.ReloadAgents) -> responses.AgentDirectory:

@@ -92,6 +92,14 @@ class ListAgents(Request):
     """Ours: the packages, and what is wrong with those that cannot be routed to."""
 
     kind: Literal["list_agents"] = "list_agents"
+    # Verify their signatures too, for the operator; the files of every package are read.
+    signatures: bool = False
+
+
+class ListExpiries(Request):
+    """Ours: what ends, and when: envelopes of packages, grants and tokens. For the operator."""
+
+    kind: Literal["list_expiries"] = "list_expiries"
 
 
 class ReloadAgents(Request):

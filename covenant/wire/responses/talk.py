@@ -99,6 +99,14 @@ class AgentDirectory(Response):
     truncated: bool = False
 
 
+class Expiries(Response):
+    """Ours, to ``list_expiries``: the first to end first."""
+
+    kind: Literal["expiries"] = "expiries"
+    expiries: tuple[parts.Expires, ...]
+    clock_behind_ms: U64
+
+
 class Approvals(Response):
     """Ours, to ``list_approvals``, the oldest first."""
 

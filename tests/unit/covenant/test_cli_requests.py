@@ -51,7 +51,7 @@ TABLE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
      {"text": "hi", "agent": "a", "priority": "low", "idempotency_key": "k"}),
     ("intents result", NAME, "get_intent_result", {"intent_id": NAME}),
     ("intents resume", NAME, "resume_intent", {"intent_id": NAME}),
-    ("agents list", "", "list_agents", {}),
+    ("agents list", "", "list_agents", {"signatures": True}),
     ("agents reload", "", "reload_agents", {}),
     ("agents approvals", "", "list_approvals", {}),
     ("agents approve", "x deny", "resolve_approval", {"approval_id": "x", "choice": "deny"}),

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 import pydantic
 import pytest
 
-from covenant.handlers import paging, routes
+from covenant.handlers import expiry, paging, routes
 from covenant.handlers.access import authorization
 from covenant.handlers.audit import consistency, drift
 from covenant.handlers.memory import records
@@ -20,6 +20,7 @@ from covenant.runtime.packages import Listed
 from covenant.runtime.runner import Runners
 from covenant.stores.audit.interface import Scan
 from covenant.stores.capabilities.interface import Grant
+from covenant.stores.clock import SteadyClock
 from covenant.stores.mailbox.interface import MAX_RESULT_BYTES, MAX_TASK_BYTES, State, TaskEntry
 from covenant.stores.memory.interface import Hit, MemoryCompaction, Repaired
 from covenant.stores.peers.interface import Listing
@@ -42,6 +43,7 @@ from covenant.wire.types import (
 from policy import contract, errors
 from policy.audit_log import verify as audit_log_verify
 from policy.capabilities import actions, token
+from policy.signing.expiry import Expiry
 from tests import server_kit
 
 pytestmark = pytest.mark.anyio
@@ -237,6 +239,7 @@ LISTINGS: Mapping[str, Callable[[], Asked]] = {
         {"audit": {"scan": now(Scan((denial(),) * 1000, END))}},
     ),
     "list_agents": lambda: (requests.ListAgents(), _agents()),
+    "list_expiries": lambda: (requests.ListExpiries(), {}),
     "reload_agents": lambda: (requests.ReloadAgents(), _agents()),
     "list_approvals": lambda: (requests.ListApprovals(), {}),
     "list_tools": lambda: (
@@ -286,6 +289,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     long = [parts.Drift(kind="memory_row_invalid", id=ID, message=WORST * 1000, repair="r" * 500)] * 5000
     monkeypatch.setattr(consistency, "gather", now(None))
     monkeypatch.setattr(drift, "found", at_once(long))
+    made.clock = SteadyClock(tmp_path, server_kit.Clock())
+    monkeypatch.setattr(expiry, "found", now([Expiry("grant", WORST * 20_000, END)] * 1000))
     made.runners = Runners({})
     made.runners.approving = SimpleNamespace(approvals=at_once((approval(),) * 10_000))
     return made

@@ -663,3 +663,49 @@ def test_keys_of_ssh_agent_are_trusted_and_sign_roots_and_packages(
         assert [k["name"] for k in document("trust", "show")["keys"]] == ["ann", "bob"]
         done("trust", "rotate", "bob", "--to-agent", "ann@laptop", "--sign-with", "file")
     assert [row["operator"] for row in _rows(covenant_home)] == ["ann@laptop", "ann@laptop", "ann", "ann"]
+
+
+# --- packages that are left unsigned ---------------------------------------------------------------
+
+
+def _agent(home: Path, agent_id: str, key: str) -> Path:
+    place = home / "agents" / agent_id
+    place.mkdir(parents=True, mode=0o700)
+    for name, data in kit.FILES.items():
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_bytes(data.replace(b'id = "hello"', f'id = "{agent_id}"'.encode()))
+    done("manifest", "sign", place, "--key", key)
+    return place
+
+
+def test_rotate_names_packages_left_unsigned_and_asks(covenant_home: Path) -> None:
+    for name in ("ann", "bob", "bob-new"):
+        done("keys", "new", name, "--no-passphrase")
+    done("trust", "init", "--key", "ann")
+    done("trust", "add", "bob", "--sign-with", "ann")
+    place = _agent(covenant_home, "of-bob", "bob")
+    _agent(covenant_home, "of-ann", "ann")
+    rotate = ("trust", "rotate", "bob", "--to", "bob-new", "--sign-with", "ann")
+    said = call(*rotate, stdin="n\n")
+    assert said.exit_code == 1
+    assert "left unsigned: of-bob" in said.output
+    assert "of-ann" not in said.output
+    error = refused("trust_root", *rotate, "--json")
+    assert "of-bob" in str(error)
+    assert document("trust", "show")["version"] == 2
+    # The fix: a signature by a key that stays.
+    done("manifest", "sign", place, "--key", "ann", "--fresh")
+    assert document(*rotate)["version"] == 3
+    done("manifest", "verify", place)
+
+
+def test_yes_leaves_packages_unsigned(covenant_home: Path, tmp_path: Path) -> None:
+    for name in ("ann", "bob"):
+        done("keys", "new", name, "--no-passphrase")
+    done("trust", "init", "--key", "ann")
+    done("trust", "add", "bob", "--sign-with", "ann")
+    elsewhere = _agent(tmp_path / "elsewhere", "of-bob", "bob").parent
+    remove = ("trust", "remove", "bob", "--sign-with", "ann", "--packages", elsewhere)
+    refused("trust_root", *remove, "--json")
+    said = call(*remove, "--yes")
+    assert (said.exit_code, "left unsigned: of-bob" in said.output) == (0, True)

@@ -1,0 +1,108 @@
+"""Check that ends are in the metrics and ``doctor``, and that ``agents list`` says what a signature is worth."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from covenant.adapters.http import metrics
+from covenant.cli.run import doctor
+from policy.signing import expiry
+from tests import cli_daemon_kit, server_kit, signing_kit
+from tests.cli_kit import call, document, done
+
+DAY = 86_400_000
+
+
+@pytest.fixture
+def home(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("COVENANT_STATE", raising=False)
+    for name in ("ann", "bob"):
+        done("keys", "new", name, "--no-passphrase")
+    done("trust", "init", "--key", "ann")
+    done("trust", "add", "bob", "--sign-with", "ann")
+    for agent_id, key, expires in (("soon", "ann", "5d"), ("later", "bob", "90d"), ("bare", "", "")):
+        place = covenant_home / "agents" / agent_id
+        place.mkdir(parents=True, mode=0o700)
+        for name, data in signing_kit.FILES.items():
+            (place / name).parent.mkdir(exist_ok=True)
+            (place / name).write_bytes(data.replace(b'id = "hello"', f'id = "{agent_id}"'.encode()))
+        if key:
+            done("manifest", "sign", place, "--key", key, "--expires", expires)
+    return covenant_home
+
+
+def _signed(one: cli_daemon_kit.Daemon) -> None:
+    """Have the double's runners verify signatures as the daemon's own do."""
+    from covenant.runtime import package_signatures
+
+    async def verify(card: object) -> None:
+        package_signatures.verify(
+            card,  # type: ignore[arg-type]
+            home=one.home,
+            state=one.home / "supervisor",
+            host="here",
+            now_ms=lambda: int(time.time() * 1000),
+        )
+
+    one.server.runners._signed = verify
+
+
+def test_agents_list_shows_revoked_and_unsigned(home: Path) -> None:
+    with cli_daemon_kit.running(home) as one:
+        _signed(one)
+        listed = {row["id"]: row for row in document("agents", "list")["agents"]}
+        assert {name: row["signature"] for name, row in listed.items()} == {
+            "soon": "ok",
+            "later": "ok",
+            "bare": "unsigned",
+        }
+        assert "signature ends" in done("agents", "list")
+        done("trust", "revoke", "--key", "bob", "--reason", "lost", "--sign-with", "ann", "--yes")
+        rows = {row["id"]: row for row in document("agents", "list")["agents"]}
+        assert rows["later"]["signature"] == "revoked"
+        shown = done("agents", "list")
+        assert "revoked: " in shown
+        assert "unsigned: " in shown
+
+
+def test_ends_are_in_metrics_and_doctor(home: Path) -> None:
+    with cli_daemon_kit.running(home) as one:
+        soon = int(time.time() * 1000) + 3 * DAY
+        done("capabilities", "grant", "memory.read", "--expires-at", str(soon))
+        operator = server_kit.caller(one.server.identity.agent, operator=True)
+        text = one.portal.call(metrics.text, one.server, operator)
+        assert 'covenant_expiry_timestamp_seconds{name="soon",what="envelope"}' in text
+        assert 'what="grant"' in text
+        assert "covenant_clock_behind_seconds 0.0" in text
+        guest = server_kit.caller(one.server.identity.agent)
+        assert "expiry" not in one.portal.call(metrics.text, one.server, guest)
+        (check,) = [row for row in doctor.of_the_home() if row.name == "daemon's expiry"]
+        assert check.status == "degraded"
+        assert "envelope `soon` expires in 4 days" in check.found
+        assert "memory.read` expires in" in check.found
+        assert "later" not in check.found
+        # The fix.
+        done("manifest", "renew", home / "agents" / "soon", "--key", "ann", "--expires", "90d")
+        one.portal.call(one.server.agents.reload)
+        (check,) = [row for row in doctor.of_the_home() if row.name == "daemon's expiry"]
+        assert "soon" not in check.found
+    done("manifest", "renew", home / "agents" / "soon", "--key", "ann", "--expires", "3d")
+    (check,) = doctor.of_the_home()
+    assert check.found == "envelope `soon` expires in 2 days"
+
+
+def test_expiry_words() -> None:
+    now = 1_800_000_000_000
+    words = [expiry.Expiry("trust_root", "", now + left).line(now) for left in (-1, 1, DAY, 13 * DAY)]
+    assert words == [
+        "trust root has expired",
+        "trust root expires within a day",
+        "trust root expires in 1 days",
+        "trust root expires in 13 days",
+    ]
+    found = [expiry.Expiry("token", "a", now + 14 * DAY), expiry.Expiry("token", "b", now + 13 * DAY)]
+    assert [one.name for one in expiry.soon(found, now)] == ["b"]
+    assert call("doctor", "--help").exit_code == 0
