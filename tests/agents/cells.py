@@ -1,4 +1,4 @@
-"""What each cell of an agent must show: the same for `make agents` and for the light agents of `make longer`."""
+"""The checks of each cell of an agent: the same for `make agents` and for the light agents of `make longer`."""
 
 from __future__ import annotations
 

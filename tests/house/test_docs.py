@@ -19,7 +19,9 @@ _FENCE = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _PAGES = ("README.md", "SECURITY.md", "CHANGELOG.md", "docs")
 
 # Programs of the system that a page may show; anything else in a fence is a mistake of the page.
-_SYSTEM = frozenset({"export", "git", "sudo", "cd", "apt-get", "rm", "sha512sum", "install", "npm"})
+_SYSTEM = frozenset(
+    {"export", "git", "sudo", "cd", "apt-get", "rm", "sha512sum", "install", "npm", "printf", "python3"}
+)
 # Programs of the system by their paths, and one that the page before made.
 _PATHS = frozenset({"/usr/bin/python3", "/opt/llm/bin/pip"})
 
@@ -45,7 +47,7 @@ def _pages(clone: pathlib.Path) -> list[pathlib.Path]:
 def check(line: str, clone: pathlib.Path) -> None:
     """Raise unless the command exists with the options that it is given."""
     words = shlex.split(line, comments=True)
-    while words and (words[0] in ("sudo", "env") or re.fullmatch(r"[A-Z_]+=\S*", words[0])):
+    while words and (words[0] in ("sudo", "env") or re.match(r"[A-Z_]+=", words[0])):
         words = words[1:]
     program, arguments = words[0], words[1:]
     if program == "make":

@@ -3,7 +3,8 @@
 
 It speaks OpenAI's chat completions and responses, Anthropic's messages and Gemini's generateContent, each whole or as
 server-sent events. The agent's own tools decide how the command is asked for. Without tools its first answer is the
-text in MODEL_REPLY. Its one argument is the port. It returns to its caller as soon as it accepts connections.
+text in MODEL_REPLY. With MODEL_ECHO its last chat completion is what the command printed. Its one argument is the port.
+It returns to its caller as soon as it accepts connections.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 COMMAND = os.environ.get("MODEL_COMMAND", "true")
 REPLY = os.environ.get("MODEL_REPLY", "The greeting is committed.")
 DONE = "The greeting is committed."
-LOG = "/tmp/model.log"
+ECHO = bool(os.environ.get("MODEL_ECHO"))
 
 # Tools that take a shell command, the likeliest first; then the key of the command in their arguments.
 SHELLS = ("shell_command", "exec_command", "shell", "bash", "run_shell_command", "execute_command", "run_commands",
@@ -64,12 +65,20 @@ class Answer:
 
     replied = False
 
-    def __init__(self, tools: list[tuple[str, dict[str, Any]]], answered: bool) -> None:
+    def __init__(self, tools: list[tuple[str, dict[str, Any]]], answered: bool, printed: str = "") -> None:
         self.call = None if answered else _call(tools)
-        self.text = DONE
+        self.text = printed if ECHO and printed else DONE
         if not tools and not Answer.replied:
             Answer.replied = True
             self.text = REPLY
+
+
+def _printed(message: dict[str, Any]) -> str:
+    """Return what a tool's message says that its command printed, or all of it."""
+    content = message.get("content")
+    text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content or [])
+    found = re.search(r"^Output: (.*?)\n(?:Error|Exit Code): ", text, re.MULTILINE | re.DOTALL)
+    return found[1] if found else text
 
 
 def chat(body: dict[str, Any]) -> Any:
@@ -81,7 +90,7 @@ def chat(body: dict[str, Any]) -> Any:
         if "function" in t
     ]
     roles = [m.get("role") for m in messages]
-    answer = Answer(tools, "tool" in roles)
+    answer = Answer(tools, "tool" in roles, "".join(_printed(m) for m in messages if m.get("role") == "tool"))
     message: dict[str, Any] = {"role": "assistant", "content": answer.text}
     reason = "stop"
     if answer.call:
@@ -235,7 +244,7 @@ def answer_to(path: str, body: dict[str, Any]) -> Any:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers the requests of the agent, and writes each into a file."""
+    """Answers the requests of the agent."""
 
     protocol_version = "HTTP/1.1"
 
@@ -249,8 +258,6 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         raw = self._body()
         body = json.loads(raw or b"{}")
-        with open(LOG, "a") as file:
-            file.write(json.dumps({"path": self.path, "body": body}) + "\n")
         self._send(answer_to(self.path, body))
 
     def _body(self) -> bytes:
