@@ -74,7 +74,8 @@ def _of_npm(top: Path, agent: Agent, locked: Path | None) -> None:
 
 def _of_pip(top: Path, agent: Agent, locked: Path | None) -> None:
     _run(["/usr/bin/python3", "-m", "venv", str(top)])
-    words = ["--require-hashes", "--requirement", str(locked)] if locked else agent.pip
+    # Wheels alone: the build of another archive is a program of its author, and this process is root.
+    words = ["--require-hashes", "--only-binary", ":all:", "--requirement", str(locked)] if locked else agent.pip
     _run([str(top / "bin" / "pip"), "install", "--quiet", "--no-cache-dir", *words])
 
 
