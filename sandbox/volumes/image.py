@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from policy import errors
 from sandbox.kernel import libc
-from sandbox.kernel.fs import loop_device
+from sandbox.kernel.fs import e2fsprogs, loop_device
 from sandbox.kernel.fs.loop_device import LoopDevice
 from sandbox.workspace import image as workspace_image
 
@@ -23,7 +22,6 @@ MIB: Final = 1024 * 1024
 _LOST: Final = "lost+found"
 _FORMAT: Final = ("-q", "-F", "-m", "0", "-b", "4096", "-I", "256", "-E")
 _FORMATTED: Final = "nodiscard,lazy_itable_init=0,lazy_journal_init=0,root_owner=0:0"
-_PLACES: Final = ("/usr/sbin", "/sbin")
 _SECONDS: Final = 600
 _FREE_MB: Final = 64
 
@@ -179,25 +177,10 @@ def _failing(message: str) -> Iterator[None]:
 
 
 def _tool(name: str, *arguments: str, accepted: tuple[int, ...] = (0,)) -> None:
-    program = next((f"{place}/{name}" for place in _PLACES if os.access(f"{place}/{name}", os.X_OK)), None)
-    if program is None:
-        raise errors.VolumeError(f"this host has no {name}", hint="apt-get install e2fsprogs")
     try:
-        done = subprocess.run(
-            [program, *arguments],
-            env={"LC_ALL": "C.UTF-8"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as e:
-        raise errors.VolumeError(f"{name} took more than {_SECONDS} s") from e
-    if done.returncode not in accepted:
-        said = (done.stderr.strip() or done.stdout).decode("utf-8", "replace").replace(f"{arguments[-1]}: ", "")
-        lines = [line for line in said.splitlines() if line.strip() and not line.startswith(f"{name} 1.")]
-        message = f"{name} failed: {lines[0].strip()[:300] if lines else 'no message'}"
-        raise errors.VolumeError(message, hint=_MENDS.get(name, ""))
+        e2fsprogs.run(name, *arguments, seconds=_SECONDS, accepted=accepted)
+    except errors.KernelError as e:
+        raise errors.VolumeError(e.message, hint=e.hint or _MENDS.get(name, "")) from e
 
 
 _MENDS: Final = {

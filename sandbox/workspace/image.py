@@ -1,23 +1,21 @@
 """The file system that takes the changes of a workspace: an ext4 image of its own, on a loop device.
 
 Images of one size are copies of a template without its holes, so that none is formatted while a caller waits. The
-kernel detaches the device when its last user is gone (LO_FLAGS_AUTOCLEAR), so a killed process leaves none behind.
+kernel detaches the device when its last user is gone, so a killed process leaves none behind.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
-import struct
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from policy import errors
 from sandbox.kernel import libc
+from sandbox.kernel.fs import e2fsprogs, loop_device
+from sandbox.kernel.fs.loop_device import LoopDevice
 
 UPPER, WORK, MASK = "upper", "work", "mask"
 
@@ -33,20 +31,11 @@ class LayerNames(NamedTuple):
 DIRECTORY: Final = LayerNames(UPPER, WORK, MASK)
 # Of the common directory of git, where the workspace is a linked worktree.
 REPOSITORY: Final = LayerNames("repository-upper", "repository-work", "repository-mask")
-_CONTROL: Final = "/dev/loop-control"
-# linux/loop.h
-_GET_FREE, _CONFIGURE = 0x4C82, 0x4C0A
-_AUTOCLEAR: Final = 4
-# struct loop_config: descriptor, block size, then struct loop_info64 with its flags after 52 bytes.
-_CONFIG: Final = struct.Struct("=II52xI176x64x")
-_TRIES: Final = 16
 _FORMAT: Final = (
     # Without a journal: an image that was not settled is checked before it is used again.
     *("-q", "-F", "-m", "0", "-b", "4096", "-I", "256", "-O", "^has_journal,^resize_inode"),
     *("-E", "nodiscard,lazy_itable_init=1,root_owner=0:0"),
 )
-_PLACES: Final = ("/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4")
-_CHECKS: Final = ("/usr/sbin/e2fsck", "/sbin/e2fsck")
 _SECONDS: Final = 120
 _MIB: Final = 1024 * 1024
 
@@ -76,7 +65,7 @@ def create(path: Path, mb: int, templates: Path) -> None:
 def _formatted(path: Path, mb: int) -> None:
     with open(path, "xb") as file:
         file.truncate(mb * _MIB)
-    _tool(_PLACES, *_FORMAT, str(path))
+    _tool("mkfs.ext4", *_FORMAT, str(path))
 
 
 def check(path: Path) -> None:
@@ -85,27 +74,14 @@ def check(path: Path) -> None:
     Raises:
         errors.WorkspaceError: it cannot be repaired.
     """
-    _tool(_CHECKS, "-p", "-f", str(path), accepted=(0, 1))
+    _tool("e2fsck", "-p", "-f", str(path), accepted=(0, 1))
 
 
-def _tool(places: tuple[str, ...], *arguments: str, accepted: tuple[int, ...] = (0,)) -> None:
-    program = next((one for one in places if os.access(one, os.X_OK)), None)
-    if program is None:
-        raise errors.WorkspaceError(f"this host has no {os.path.basename(places[0])}", hint="apt-get install e2fsprogs")
+def _tool(name: str, *arguments: str, accepted: tuple[int, ...] = (0,)) -> None:
     try:
-        done = subprocess.run(
-            [program, *arguments],
-            env={"LC_ALL": "C.UTF-8"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as e:
-        raise errors.WorkspaceError(f"{os.path.basename(program)} took more than {_SECONDS} s") from e
-    if done.returncode not in accepted:
-        said = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
-        raise errors.WorkspaceError(f"{os.path.basename(program)} failed: {said[-1][:300] if said else 'no message'}")
+        e2fsprogs.run(name, *arguments, seconds=_SECONDS, accepted=accepted)
+    except errors.KernelError as e:
+        raise errors.WorkspaceError(e.message, hint=e.hint) from e
 
 
 def copy(template: Path, path: Path) -> None:
@@ -139,13 +115,14 @@ class AttachedImage:
     """
 
     def __init__(self, path: Path) -> None:
-        self._device, self.path = _attached(path)
+        self._device = _attached(path)
+        self.path = self._device.path
 
     def __enter__(self) -> AttachedImage:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        os.close(self._device)
+        self._device.close()
 
     def mounted(self, *, writable: bool = True) -> int:
         """Return a detached mount of the file system; the caller closes it.
@@ -172,36 +149,17 @@ def mounted(device: str, *, writable: bool = True) -> int:
         raise errors.WorkspaceError(f"the image of a workspace cannot be mounted: {e.strerror}") from e
 
 
-def _attached(path: Path) -> tuple[int, str]:
-    """Return the descriptor and the name of a loop device for the image."""
+def _attached(path: Path) -> LoopDevice:
+    """Return a loop device for the image."""
     try:
         backing = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as e:
         raise errors.WorkspaceError(f"the image of a workspace cannot be opened: {e.strerror}") from e
     try:
-        for _ in range(_TRIES):
-            for device, name in _free():
-                try:
-                    fcntl.ioctl(device, _CONFIGURE, _CONFIG.pack(backing, 0, _AUTOCLEAR))
-                except OSError as e:
-                    os.close(device)
-                    if e.errno != errno.EBUSY:  # another process took it first
-                        raise
-                else:
-                    return device, name
+        return loop_device.attach(backing)
     except OSError as e:
         raise errors.WorkspaceError(
             f"a loop device cannot be had: {e.strerror}", hint="modprobe loop; see /dev/loop-control"
         ) from e
     finally:
         os.close(backing)
-    raise errors.WorkspaceError("a loop device cannot be had: others took each that was free")
-
-
-def _free() -> Iterator[tuple[int, str]]:
-    control = os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        name = f"/dev/loop{fcntl.ioctl(control, _GET_FREE)}"
-    finally:
-        os.close(control)
-    yield os.open(name, os.O_RDWR | os.O_CLOEXEC), name

@@ -32,6 +32,10 @@ class LoopDevice:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close it. Without a mount the kernel detaches it."""
         os.close(self._fd)
 
 
