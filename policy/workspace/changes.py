@@ -13,8 +13,8 @@ from typing import Final, Literal, Self
 
 from msgspec import Struct, structs
 
-from policy.workspace import git, globs
-from policy.workspace.entries import LowerEntry, LowerView, UpperEntry
+from policy.workspace import applied, git, globs
+from policy.workspace.entries import AppliedRecord, LowerEntry, LowerView, UpperEntry
 
 # The kinds of parts of a workspace that are not applied, and why.
 APART: Final = {
@@ -33,6 +33,7 @@ STAGED: Final = "/.covenant-"
 _AFTER_SLASH: Final = chr(ord("/") + 1)
 # The names of a bare repository: with all of them in a directory, git starts the programs that its `config` names.
 _BARE: Final = frozenset({"head", "objects", "refs", "config"})
+NOTHING_APPLIED: Final = AppliedRecord()
 
 
 class Change(Struct, frozen=True):
@@ -73,19 +74,26 @@ class Terms(Struct, frozen=True):
 
 
 class _Sides(Struct, frozen=True):
-    """The facts that a change is judged by: copied paths, and the names and the change time of each directory."""
+    """The facts that a change is judged by: copied paths, and the names and the change time of each directory.
+
+    ``made`` are the directories of the agent: nothing of the host was ever in them. ``own`` is what applies wrote.
+    """
 
     terms: Terms
     started_ns: int
     copied: frozenset[str]
+    made: frozenset[str]
+    own: AppliedRecord
+    lower: LowerView
     names: Mapping[str, Collection[str]]
-    changed_ns: Mapping[str, int]
     moved: frozenset[str]
     git: git.GitDirectories
     folded: dict[str, dict[str, list[str]]] = {}
 
     @classmethod
-    def of(cls, entries: Sequence[UpperEntry], lower: LowerView, terms: Terms, started_ns: int) -> Self:
+    def of(
+        cls, entries: Sequence[UpperEntry], lower: LowerView, terms: Terms, started_ns: int, own: AppliedRecord
+    ) -> Self:
         names = all_names(entries, lower)
         # New names change both times of a directory, a rename of it or another mode the first alone.
         moved = frozenset(
@@ -94,10 +102,11 @@ class _Sides(Struct, frozen=True):
             if one.kind == "dir" and one.changed_ns >= started_ns and one.changed_ns > one.modified_ns
         )
         copied = frozenset(one.path for one in entries if one.copied)
+        made = frozenset(one.path for one in entries if one.kind == "dir" and not one.copied)
         repositories = git.GitDirectories(
             git.bare(names), lower.worktree, lower.findings, terms.git_shared, terms.git_own
         )
-        return cls(terms, started_ns, copied, names, lower.changed_ns, moved, repositories)
+        return cls(terms, started_ns, copied, made, own, lower, names, moved, repositories)
 
 
 def all_names(entries: Iterable[UpperEntry], lower: LowerView) -> dict[str, set[str]]:
@@ -112,13 +121,21 @@ def all_names(entries: Iterable[UpperEntry], lower: LowerView) -> dict[str, set[
     return names
 
 
-def compare(upper: Iterable[UpperEntry], lower: LowerView, *, terms: Terms, started_ns: int) -> tuple[Change, ...]:
+def compare(
+    upper: Iterable[UpperEntry],
+    lower: LowerView,
+    *,
+    terms: Terms,
+    started_ns: int,
+    own: AppliedRecord = NOTHING_APPLIED,
+) -> tuple[Change, ...]:
     """Return the changes in the order of their paths, a removed path before a new one of the same name.
 
-    ``started_ns`` is the time before which the host's changes are part of what the agent saw.
+    ``started_ns`` is the time before which the host's changes are part of what the agent saw. ``own`` is what earlier
+    applies wrote: it is no change of the host.
     """
     entries = sorted(upper)
-    sides = _Sides.of(entries, lower, terms, started_ns)
+    sides = _Sides.of(entries, lower, terms, started_ns, own)
     there = frozenset(one.path for one in entries if one.kind != "gone")
     order = sorted(lower.entries)
     found = [change for entry in entries for change in _of(entry, lower, order, there)]
@@ -202,9 +219,10 @@ def _judged(change: Change, sides: _Sides) -> Change:
     if refused:
         return structs.replace(change, refused=refused)
     base = change.base
-    if base is None and change.path in sides.copied and _is_newer(change.path.rpartition("/")[0], sides):
+    if base is None and change.path in sides.copied and _is_newer(change.path, sides):
         return structs.replace(change, conflict="removed on the host since the session began")
-    if base is not None and base.kind != "dir" and base.changed_ns >= sides.started_ns:
+    own = base is not None and applied.is_own(sides.own, change.path, base)
+    if base is not None and base.kind != "dir" and base.changed_ns >= sides.started_ns and not own:
         return structs.replace(change, conflict="changed on the host since the session began")
     if base is not None and any(one in sides.moved for one in (change.path, *ancestors(change.path))):
         # What is in it now may be older than the session, and no part of what the agent saw.
@@ -214,12 +232,15 @@ def _judged(change: Change, sides: _Sides) -> Change:
     return change
 
 
-def _is_newer(directory: str, sides: _Sides) -> bool:
-    """Whether the host changed the names of a directory since the session began, or removed it.
+def _is_newer(path: str, sides: _Sides) -> bool:
+    """Whether the host may have removed a path: its directory has other names than as the session began, or is gone.
 
     A file that was copied up keeps the mark when the agent renames it: a missing name alone says nothing.
     """
-    return sides.changed_ns.get(directory, sides.started_ns) >= sides.started_ns
+    directory = path.rpartition("/")[0]
+    if directory in sides.made or applied.has_names(sides.own, directory, sides.lower.names.get(directory, ())):
+        return False
+    return sides.lower.changed_ns.get(directory, sides.started_ns) >= sides.started_ns
 
 
 def _apart(change: Change, terms: Terms) -> str:

@@ -64,3 +64,20 @@ class LowerView(Struct, frozen=True):
     changed_ns: dict[str, int] = {}
     worktree: str = ""
     findings: dict[str, str] = {}
+
+
+class AppliedPath(Struct, frozen=True):
+    """A file or link as an apply wrote it. The fields are as in LowerEntry."""
+
+    kind: LowerKind
+    mode: int = 0
+    size: int = 0
+    sha256: str = ""
+    target: str = ""
+
+
+class AppliedRecord(Struct, frozen=True):
+    """The paths that applies of a workspace wrote, and the names (SHA-256) that they left in directories."""
+
+    paths: dict[str, AppliedPath] = {}
+    names: dict[str, str] = {}

@@ -1,15 +1,21 @@
-"""The steps that apply the changes of a workspace, in an order in which each can be done, and done again."""
+"""The steps that apply the changes of a workspace, in an order in which each can be done, and done again.
+
+Beside them the record of what an apply wrote (policy.workspace.applied).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
+from policy.workspace import applied
 from policy.workspace.changes import Change
+from policy.workspace.entries import AppliedPath, AppliedRecord, LowerView
 
 Verb = Literal["unlink", "rmdir", "mkdir", "rename", "chmod"]
+_PERMISSIONS: Final = 0o777
 
 
 class ApplyStep(Struct, frozen=True):
@@ -54,3 +60,34 @@ def steps(changes: Sequence[Change], staged: dict[str, str]) -> list[ApplyStep]:
         ),
         *(ApplyStep("chmod", one.path, one.mode) for one in modes),
     ]
+
+
+def record_after(record: AppliedRecord, chosen: Sequence[Change], view: LowerView, started_ns: int) -> AppliedRecord:
+    """Return the record with the changes of one more apply.
+
+    The names of a directory are noted only where the host had not changed them before: what it removed stays a
+    conflict.
+    """
+    removed = {one.path for one in chosen if one.action == "delete"}
+    paths = {path: own for path, own in record.paths.items() if path not in removed}
+    for one in chosen:
+        if one.action != "delete" and one.kind in ("file", "link"):
+            paths[one.path] = AppliedPath(one.kind, one.mode & _PERMISSIONS, one.size, one.sha256, one.target)
+    added = {one.path for one in chosen if one.action == "add"}
+    made = {one.path for one in chosen if one.action == "add" and one.kind == "dir"}
+    names = {path: digest for path, digest in record.names.items() if path not in removed}
+    for above in made | {path.rpartition("/")[0] for path in removed | added}:
+        names.pop(above, None)
+        before = view.names.get(above, ())
+        if above in made:
+            before = ()
+        elif view.changed_ns.get(above, started_ns) >= started_ns and not applied.has_names(record, above, before):
+            continue
+        left = {name for name in before if _below(above, name) not in removed}
+        left |= {path.rpartition("/")[2] for path in added if path.rpartition("/")[0] == above}
+        names[above] = applied.names_digest(left)
+    return AppliedRecord(paths, names)
+
+
+def _below(above: str, name: str) -> str:
+    return f"{above}/{name}" if above else name

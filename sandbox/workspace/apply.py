@@ -212,11 +212,18 @@ def _without(directory: int, name: str, step: ApplyStep) -> Kept | None:
 
 
 def _chmod(directory: int, name: str, mode: int) -> None:
-    """Change the mode of a file or directory through no link."""
+    """Change the mode of a file or directory through no link.
+
+    Both times of a directory are set: a status change time alone that is newer is the mark of a directory that the host
+    moved (policy.workspace.changes).
+    """
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
-        if not stat.S_ISLNK(os.fstat(fd).st_mode):
+        kind = os.fstat(fd).st_mode
+        if not stat.S_ISLNK(kind):
             os.chmod(f"/proc/self/fd/{fd}", mode & _PERMISSIONS)
+        if stat.S_ISDIR(kind):
+            os.utime(f"/proc/self/fd/{fd}")
     finally:
         os.close(fd)
 

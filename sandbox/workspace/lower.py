@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from msgspec import structs
 
-from policy.workspace.entries import LowerEntry, LowerKind, LowerView, UpperEntry
+from policy.workspace.entries import AppliedPath, LowerEntry, LowerKind, LowerView, UpperEntry
 from sandbox.kernel import libc
 from sandbox.rootfs import erofs_image
 from sandbox.workspace import upper
@@ -39,8 +39,24 @@ class Tops(NamedTuple):
         return [fd for fd in self if fd >= 0]
 
 
-def view(top: Tops, entries: Sequence[UpperEntry]) -> LowerView:
-    """Return what the comparison needs of the open directories ``top``.
+class _Wanted(NamedTuple):
+    """The files that are read for their digests: of the size of a new file, and those that an apply wrote."""
+
+    sizes: Collection[int]
+    applied: Mapping[str, AppliedPath]
+
+    def has(self, base: LowerEntry, beside: UpperEntry | None) -> bool:
+        """Whether a file is read that the upper layer removes (None, ``gone``), or has something else in its place."""
+        own = self.applied.get(base.path)
+        if own is not None and own.size == base.size:
+            return True
+        if beside is None or beside.kind == "gone":
+            return base.size in self.sizes
+        return bool(beside.sha256) and base.size == beside.size
+
+
+def view(top: Tops, entries: Sequence[UpperEntry], applied: Mapping[str, AppliedPath]) -> LowerView:
+    """Return what the comparison needs of the open directories ``top``. ``applied`` are paths that applies wrote.
 
     Raises:
         OSError: something cannot be read.
@@ -49,7 +65,7 @@ def view(top: Tops, entries: Sequence[UpperEntry]) -> LowerView:
     names: dict[str, tuple[str, ...]] = {}
     changed: dict[str, int] = {}
     # A removed file of the size of a new one may be the same file under another name.
-    sizes = frozenset(one.size for one in entries if one.sha256 and one.size)
+    wanted = _Wanted(frozenset(one.size for one in entries if one.sha256 and one.size), applied)
     for above, inside in _by_directory(entries):
         fd = opened(top, above)
         if fd is None:
@@ -58,12 +74,12 @@ def view(top: Tops, entries: Sequence[UpperEntry]) -> LowerView:
             names[above] = tuple(map(upper.shown, os.listdir(fd)))
             changed[above] = os.fstat(fd).st_ctime_ns
             for one in inside:
-                base = _entry(fd, one.path, one, sizes)
+                base = _entry(fd, one.path, one, wanted)
                 if base is None:
                     continue
                 found[one.path] = base
                 if base.kind == "dir" and (one.kind != "dir" or one.opaque):
-                    found.update((below.path, below) for below in _tree(top, one.path, sizes))
+                    found.update((below.path, below) for below in _tree(top, one.path, wanted))
         finally:
             os.close(fd)
     return LowerView(found, names, changed)
@@ -102,15 +118,10 @@ def entry(directory: int, path: str) -> LowerEntry | None:
     return LowerEntry(path, kind, mode, info.st_size, info.st_nlink, *times, info.st_dev, info.st_ino, target=target)
 
 
-def _entry(directory: int, path: str, beside: UpperEntry | None, sizes: Collection[int]) -> LowerEntry | None:
+def _entry(directory: int, path: str, beside: UpperEntry | None, wanted: _Wanted) -> LowerEntry | None:
     """Return the entry, with its digest where the other side has a file of the same size: this one, or a new one."""
     base = entry(directory, path)
-    if base is None or base.kind != "file":
-        return base
-    same = bool(beside.sha256) and base.size == beside.size if beside is not None else base.size in sizes
-    if beside is not None and beside.kind == "gone":
-        same = base.size in sizes
-    if not same:
+    if base is None or base.kind != "file" or not wanted.has(base, beside):
         return base
     fd = os.open(path.rpartition("/")[2], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
     try:
@@ -119,7 +130,7 @@ def _entry(directory: int, path: str, beside: UpperEntry | None, sizes: Collecti
         os.close(fd)
 
 
-def _tree(top: Tops, path: str, sizes: Collection[int]) -> Iterator[LowerEntry]:
+def _tree(top: Tops, path: str, wanted: _Wanted) -> Iterator[LowerEntry]:
     """Yield everything below a directory."""
     fd = opened(top, path)
     if fd is None:
@@ -129,7 +140,7 @@ def _tree(top: Tops, path: str, sizes: Collection[int]) -> Iterator[LowerEntry]:
             one
             for name in sorted(os.listdir(fd))
             if (
-                one := _entry(fd, f"{path}/{name}", None, sizes)
+                one := _entry(fd, f"{path}/{name}", None, wanted)
                 if upper.is_text(name)
                 else LowerEntry(upper.shown(f"{path}/{name}"), "other")
             )
@@ -139,7 +150,7 @@ def _tree(top: Tops, path: str, sizes: Collection[int]) -> Iterator[LowerEntry]:
     for one in below:
         yield one
         if one.kind == "dir":
-            yield from _tree(top, one.path, sizes)
+            yield from _tree(top, one.path, wanted)
 
 
 def _kind(info: os.stat_result) -> LowerKind:

@@ -17,7 +17,7 @@ from policy.workspace import changes as policy_changes
 from policy.workspace import selection
 from policy.workspace import steps as policy_steps
 from policy.workspace.changes import Change
-from policy.workspace.entries import LowerView, UpperEntry
+from policy.workspace.entries import AppliedRecord, LowerView, UpperEntry
 from sandbox.workspace import apply as applying
 from sandbox.workspace import branch as branches
 from sandbox.workspace import caller, git_content, image, lower, session, store
@@ -85,19 +85,24 @@ class OpenWorkspace:
         Raises:
             errors.WorkspaceError: the directory is not the one that was given, or cannot be read by the caller.
         """
-        entries = self.entries()
+        return self._compared(self.place.applied())[1]
+
+    def _compared(self, own: AppliedRecord) -> tuple[LowerView, tuple[Change, ...]]:
+        entries, record = self.entries(), self.record
         with self.upper() as top:
-            view = self._as_caller(lambda: self._view(top, entries), LowerView)
-        return policy_changes.compare(entries, view, terms=self.record.terms, started_ns=self.record.started_ns)
+            view = self._as_caller(lambda: self._view(top, entries, own), LowerView)
+        return view, policy_changes.compare(entries, view, terms=record.terms, started_ns=record.started_ns, own=own)
 
     def _as_caller(self, does: Callable[[], T], kind: type[T]) -> T:
         """Call ``does`` with the caller's rights (caller.work)."""
         return caller.work(self._identity, does, kind, self._seconds)
 
-    def _view(self, upper: Tops, entries: Sequence[UpperEntry]) -> LowerView:
+    def _view(self, upper: Tops, entries: Sequence[UpperEntry], own: AppliedRecord) -> LowerView:
         linked = self.record.repository
         with self._directory() as top:
-            view = structs.replace(lower.view(top, entries), worktree="" if linked is None else linked.worktree)
+            view = structs.replace(
+                lower.view(top, entries, own.paths), worktree="" if linked is None else linked.worktree
+            )
             return structs.replace(view, findings=git_content.findings(top, upper, entries, view))
 
     @contextlib.contextmanager
@@ -224,7 +229,8 @@ class OpenWorkspace:
             errors.WorkspaceError: the manifest allows no apply, or a step failed.
             errors.WorkspaceDigestError, errors.WorkspaceApprovalError: as ``_check_permit``.
         """
-        found = self.changes()
+        own = self.place.applied()
+        view, found = self._compared(own)
         asked = selection.asked(found, paths, exact=exact)
         if paths and not asked:
             raise errors.WorkspaceError("no change is at or below what was named", hint="covenant workspace diff RUN")
@@ -235,12 +241,15 @@ class OpenWorkspace:
             )
         chosen = selection.chosen(found, paths, exact=exact)
         self._check_permit(chosen, permit)
-        kept = self._applied(chosen, log) if chosen else []
+        after = policy_steps.record_after(own, chosen, view, self.record.started_ns)
+        kept = self._applied(chosen, after, log) if chosen else []
         done = {(one.path, one.action) for one in chosen}
         rest = tuple(one for one in found if (one.path, one.action) not in done)
         return Applied(tuple(chosen), rest, tuple(kept))
 
-    def _applied(self, chosen: list[Change], log: Callable[[Sequence[Change]], None]) -> list[Kept]:
+    def _applied(
+        self, chosen: list[Change], after: AppliedRecord, log: Callable[[Sequence[Change]], None]
+    ) -> list[Kept]:
         record, place = self.record, self.place
         existing = self._as_caller(lambda: self._existing(chosen), list[str])
         staged = policy_steps.staging(chosen, f"{policy_changes.STAGED[1:]}{record.run_id[:8]}-", existing)
@@ -257,7 +266,7 @@ class OpenWorkspace:
             self.unstage(staged)
             raise
         bases = {one.path: one.base for one in chosen if one.base is not None}
-        journal = store.Journal(staged, policy_steps.steps(chosen, staged), bases)
+        journal = store.Journal(staged, policy_steps.steps(chosen, staged), bases, after)
         place.note(journal)
         return self.commit(journal)
 
@@ -276,6 +285,8 @@ class OpenWorkspace:
         """Do the steps of a journal, and close it."""
         steps = journal.steps or []
         kept = self._as_caller(lambda: self._commit(steps, journal), list[Kept])
+        # Before the journal goes: a process that is killed in between does the steps, and this, once more.
+        self.place.write_applied(journal.applied)
         self.place.note(None)
         return kept
 

@@ -2,6 +2,7 @@
 
 workspaces/RUN/record.json    whose directory it is, and on what terms
 workspaces/RUN/image.ext4     the changes
+workspaces/RUN/applied.json   what applies of it wrote, so that it is no change of the host
 workspaces/RUN/journal.json   an apply that is under way: what was staged, then the steps
 workspaces/RUN/lock           held by the process that uses it
 workspaces/templates          empty images
@@ -24,7 +25,7 @@ from msgspec import Struct, structs
 
 from policy import errors
 from policy.workspace.changes import Terms
-from policy.workspace.entries import LowerEntry
+from policy.workspace.entries import AppliedRecord, LowerEntry
 from policy.workspace.steps import ApplyStep
 from sandbox.workspace import image
 from sandbox.workspace.caller import CallerIdentity
@@ -32,7 +33,7 @@ from sandbox.workspace.repository import LinkedRepository
 
 # How changes are applied, the strictest first.
 STRICTEST: Final = ("never", "operator", "ask")
-RECORD, IMAGE, JOURNAL, LOCK = "record.json", "image.ext4", "journal.json", "lock"
+RECORD, IMAGE, APPLIED, JOURNAL, LOCK = "record.json", "image.ext4", "applied.json", "journal.json", "lock"
 _MAKING_SECONDS: Final = 60.0
 TEMPLATES: Final = "templates"
 # Held while a workspace is made.
@@ -82,11 +83,15 @@ NO_LIMITS: Final = UserLimits()
 
 
 class Journal(Struct, frozen=True):
-    """An apply under way. Without ``steps`` nothing was changed yet, and ``staged`` is to be removed."""
+    """An apply under way. Without ``steps`` nothing was changed yet, and ``staged`` is to be removed.
+
+    ``applied`` is the record that the steps leave.
+    """
 
     staged: dict[str, str]
     steps: list[ApplyStep] | None = None
     bases: dict[str, LowerEntry] = {}
+    applied: AppliedRecord = AppliedRecord()
 
 
 class WorkspaceDirectory:
@@ -142,6 +147,26 @@ class WorkspaceDirectory:
     def write(self, record: WorkspaceRecord) -> None:
         """Write its record, durably."""
         _put(self.path / RECORD, msgspec.json.encode(record))
+
+    def applied(self) -> AppliedRecord:
+        """Return what applies of it wrote.
+
+        Raises:
+            errors.WorkspaceError: it is damaged.
+        """
+        try:
+            return msgspec.json.decode((self.path / APPLIED).read_bytes(), type=AppliedRecord)
+        except FileNotFoundError:
+            return AppliedRecord()
+        except msgspec.MsgspecError as e:
+            raise errors.WorkspaceError(
+                f"the record of the applies of the workspace `{self.path.name}` is damaged: {e}",
+                hint=f"remove {self.path / APPLIED}; then paths that were applied are conflicts",
+            ) from e
+
+    def write_applied(self, record: AppliedRecord) -> None:
+        """Write what applies of it wrote, durably."""
+        _put(self.path / APPLIED, msgspec.json.encode(record))
 
     def journal(self) -> Journal | None:
         """Return the apply under way, None without one.
@@ -225,9 +250,11 @@ class WorkspaceDirectory:
                     f"the workspace of run `{record.run_id}` was cut off",
                     hint=f"covenant workspace diff {record.run_id}",
                 )
+            own = self.applied()
             other.make(structs.replace(record, run_id=other.path.name), limits)
             try:
                 image.copy(self.image, other.image)
+                other.write_applied(own)
             except OSError as e:
                 other.remove()
                 raise errors.WorkspaceError(f"the workspace cannot be copied: {e.strerror}") from e

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from policy.workspace import changes, steps
 from policy.workspace.changes import Change, Terms
-from policy.workspace.entries import LowerEntry, LowerView, UpperEntry
+from policy.workspace.entries import AppliedRecord, LowerEntry, LowerView, UpperEntry
 
 STARTED = 1_000
 NAMES = ("a", "b", "b-c", "b0")
@@ -132,3 +133,31 @@ def test_what_can_be_applied_is_applied_alone(old: Tree, new: Tree, protected: s
         if path.rpartition("/")[2] in protected:
             assert after.get(path) == old.get(path)
         assert after.get(path) in (old.get(path), new.get(path))
+
+
+def later(old: Tree) -> LowerView:
+    """The view of a tree in which everything is newer than the session."""
+    found = view(old)
+    entries = {
+        path: structs.replace(one, changed_ns=STARTED, modified_ns=STARTED) for path, one in found.entries.items()
+    }
+    dirs = ["", *(path for path, one in old.items() if one.kind == "dir")]
+    return LowerView(entries, {path: found.names.get(path, ()) for path in dirs}, dict.fromkeys(dirs, STARTED))
+
+
+@given(trees, trees, trees, st.sampled_from(PATHS), nodes)
+def test_only_foreign_change_is_conflict_after_apply(old: Tree, mid: Tree, new: Tree, path: str, node: Node) -> None:
+    """The session goes on from ``mid``, which was applied, to ``new``. Control: the host writes one path between."""
+    first = changes.compare(upper(old, mid, set()), view(old), terms=Terms((), ()), started_ns=STARTED)
+    known = {one.path for one in first if one.kind != "dir"}
+    own = steps.record_after(AppliedRecord(), first, view(old), STARTED)
+    written = {one: found for one, found in mid.items() if one in known}
+    terms = Terms((), ())
+    found = changes.compare(upper(old, new, set()), later(mid), terms=terms, started_ns=STARTED, own=own)
+    # What was not applied is as new here as what the host changes.
+    assert {one.path for one in found if one.conflict} <= {one for one in mid if one not in written}
+    if path in written and node.kind != "dir" and node != mid[path]:
+        foreign = changes.compare(
+            upper(old, new, set()), later({**mid, path: node}), terms=terms, started_ns=STARTED, own=own
+        )
+        assert all(one.conflict for one in foreign if one.path == path and one.base is not None)
