@@ -205,7 +205,7 @@ def test_names_that_are_no_text_stop_nothing(base: Path, top: int) -> None:
         open(inside + name, "w").close()
     os.symlink(b"\xff", inside + b"/link")
     assert sorted(map(os.fsencode, masks.found(top, ("*.pem", ".env")))) == [b"d\xff/.env", b"plain.pem", b"\xff.pem"]
-    view = lower.view(lower.Tops(top), [UpperEntry("link", "gone")])
+    view = lower.view(lower.Tops(top), [UpperEntry("link", "gone")], {})
     assert view.entries["link"].target == "\\xff"
     assert json.dumps(sorted(view.names[""])).isascii()
 

@@ -1,4 +1,4 @@
-"""What applies of a workspace wrote is no change of the host, and each other change is."""
+"""Judge what applies of a workspace wrote as no change of the host, and each other change as one."""
 
 from __future__ import annotations
 
