@@ -140,7 +140,7 @@ def compare(
     order = sorted(lower.entries)
     found = [change for entry in entries for change in _of(entry, lower, order, there)]
     judged = [_judged(change, sides) for change in _once(found)]
-    return tuple(_together(_with_objects(judged, sides.git)))
+    return tuple(_together(_with_packed(_with_objects(judged, sides.git), sides.git)))
 
 
 def _with_objects(found: Sequence[Change], directories: git.GitDirectories) -> list[Change]:
@@ -152,6 +152,26 @@ def _with_objects(found: Sequence[Change], directories: git.GitDirectories) -> l
             assert split is not None, "an object lies in a repository"
             lacking.setdefault(split[0], one.path)
     return [_lacking(one, lacking, directories) for one in found] if lacking else list(found)
+
+
+def _with_packed(found: Sequence[Change], directories: git.GitDirectories) -> list[Change]:
+    """Refuse to remove references of a repository whose packed ones are not applied: git moves them there."""
+    stays = {split[0] for one in found if not one.is_applicable() and (split := _packed(one, directories))}
+    return [_staying(one, stays, directories) for one in found] if stays else list(found)
+
+
+def _packed(change: Change, directories: git.GitDirectories) -> tuple[str, str] | None:
+    split = directories.split(change.path)
+    return split if split is not None and split[1] == git.PACKED else None
+
+
+def _staying(change: Change, stays: Collection[str], directories: git.GitDirectories) -> Change:
+    split = directories.split(change.path)
+    if change.action != "delete" or not change.is_applicable() or split is None or split[0] not in stays:
+        return change
+    if not split[1].startswith(git.REFERENCES):
+        return change
+    return structs.replace(change, refused=f"`{split[0]}/{git.PACKED}` is not applied")
 
 
 def _lacking(change: Change, lacking: Mapping[str, str], directories: git.GitDirectories) -> Change:

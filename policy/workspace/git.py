@@ -18,6 +18,7 @@ from policy.workspace import globs
 Check = Literal["object", "pack", "packed refs", "reference", "index"]
 
 NAME: Final = ".git"
+PACKED, REFERENCES = "packed-refs", "refs/"
 # The names of a git directory without a directory of files around it.
 _BARE: Final = frozenset({"head", "objects", "refs"})
 _OBJECTS: Final = "objects/"
@@ -25,7 +26,9 @@ _OBJECT: Final = re.compile(r"objects/([0-9a-f]{2})/([0-9a-f]{38}|[0-9a-f]{62})"
 _PACK: Final = re.compile(r"objects/pack/pack-(?:[0-9a-f]{40}|[0-9a-f]{64})\.(?:pack|idx)")
 _REPLACED: Final = re.compile(r"(?:.*/)?refs/replace(?:/.*)?", re.IGNORECASE)
 _REFERENCE: Final = re.compile(rb"(?:[0-9a-f]{40}|[0-9a-f]{64}|ref: refs/[^\x00-\x20\x7f~^:?*\[\\]+)\n*")
-_NEEDED: Final = ("HEAD", "objects", "refs", "packed-refs")
+_NEEDED: Final = ("HEAD", "objects", "refs", PACKED)
+# The extension of an index with the files that a file system monitor called unchanged, of version 1 or 2.
+MONITORED: Final = re.compile(rb"FSMN.{4}\0\0\0[\1\2]", re.DOTALL)
 _OTHERS: Final = {
     "worktrees": "protected: it belongs to another worktree",
     "modules": "protected: it belongs to a submodule",
@@ -72,9 +75,9 @@ class GitDirectories(Struct, frozen=True):
             return "object"
         if _PACK.fullmatch(inside):
             return "pack"
-        if inside == "packed-refs":
+        if inside == PACKED:
             return "packed refs"
-        if inside == "HEAD" or inside.startswith("refs/"):
+        if inside == "HEAD" or inside.startswith(REFERENCES):
             return "reference"
         return "index" if inside == "index" else None
 
@@ -97,7 +100,7 @@ class GitDirectories(Struct, frozen=True):
             return refused
         if kind == "file" and action in ("add", "modify") and self.check(path) is not None:
             return self.findings.get(path, "protected: its content was not checked")
-        return ""
+        return self.findings.get(path, "") if action == "delete" else ""
 
     def _is_linked(self, found: tuple[str, str]) -> bool:
         return bool(self.worktree) and found[0] == NAME
@@ -160,28 +163,66 @@ def reference_refusal(content: bytes) -> str:
     return "protected: it leads to a replacement" if b"refs/replace" in content.lower() else ""
 
 
-def packed_refusal(new: bytes, old: bytes) -> str:
-    """Return why packed references are not applied: they have other replacements than those of the host."""
+def packed_refusal(new: bytes, old: bytes, held: Collection[str] = ()) -> str:
+    """Return why packed references are not applied: they have other replacements than those of the host.
+
+    ``held`` are references without a file of their own that stay as they are (``held_refusal``).
+    """
     if _replacements(new) != _replacements(old):
         return "protected: a replacement gives a commit another content"
-    return ""
+    values, before = _packed(new), _packed(old)
+    moved = next((one for one in sorted(held) if values.get(one) != before.get(one)), "")
+    return f"protected: it moves `{moved}`, which another worktree has checked out" if moved else ""
+
+
+def _packed(packed: bytes) -> dict[str, bytes]:
+    """Return the digest of each packed reference."""
+    lines = [line.split(b" ", 1) for line in packed.splitlines() if line[:1] not in (b"#", b"^")]
+    return {line[1].decode("utf-8", "surrogateescape"): line[0] for line in lines if len(line) == 2}
+
+
+def target(content: bytes) -> str:
+    """Return the reference that the content of a HEAD or of another reference names. Empty for a digest."""
+    name = content.removeprefix(b"ref:").strip() if content.startswith(b"ref:") else b""
+    return name.decode("utf-8", "surrogateescape")
+
+
+def held_refusal(worktree: str) -> str:
+    """Return why a branch is not applied that another worktree has checked out; without a name it is the main one."""
+    which = f"the worktree `{worktree}`" if worktree else "the main worktree"
+    return f"protected: {which} has this branch checked out (`git switch --detach` there frees it)"
 
 
 def _replacements(packed: bytes) -> list[bytes]:
     return sorted(line for line in packed.splitlines() if b"refs/replace" in line.lower())
 
 
-def index_refusal(listed: bytes) -> str:
-    """Return why an index is not applied, by its paths, each ended by a zero byte (`git ls-files -z`).
+def index_refusal(listed: bytes, before: bytes = b"") -> str:
+    """Return why an index is not applied, by its paths with their tags, each ended by a zero byte (`ls-files -v -z`).
 
-    git writes the files of an index as they are named, also into its own directory.
+    git writes the files of an index as they are named, also into its own directory. It takes the files that the index
+    says to be unchanged for unchanged, also when they are not: only those of the index ``before`` may be such.
     """
-    for raw in listed.split(b"\0"):
-        path = raw.decode("utf-8", "replace")
+    hidden = _hidden(before)
+    for path, is_hidden in _listed(listed):
         parts = path.split("/")
-        if path and any(part in ("", ".", "..") or _is_git(part) for part in parts):
+        if any(part in ("", ".", "..") or _is_git(part) for part in parts):
             return "protected: a file of it would lie in git's directory, or outside"
+        if is_hidden and path not in hidden:
+            return f"protected: it hides changes of `{path}` (assume-unchanged or skip-worktree)"
     return ""
+
+
+def _hidden(listed: bytes) -> set[str]:
+    return {path for path, is_hidden in _listed(listed) if is_hidden}
+
+
+def _listed(listed: bytes) -> Iterator[tuple[str, bool]]:
+    """Yield each path of an index, and whether git takes its file for unchanged: a small letter, or S."""
+    for raw in listed.split(b"\0"):
+        tag, path = raw[:2].decode("ascii", "replace"), raw[2:].decode("utf-8", "replace")
+        if raw:
+            yield path, tag[:1].islower() or tag[:1] == "S"
 
 
 def _is_git(name: str) -> bool:

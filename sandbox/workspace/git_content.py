@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import mmap
 import os
 import resource
 import subprocess
@@ -14,7 +15,7 @@ from typing import Final
 
 from policy.workspace import changes, git
 from policy.workspace.entries import LowerView, UpperEntry
-from sandbox.workspace import lower
+from sandbox.workspace import git_worktrees, lower
 from sandbox.workspace.lower import Tops
 
 _GIT: Final = "/usr/bin/git"
@@ -42,8 +43,16 @@ def findings(top: Tops, upper: Tops, entries: Sequence[UpperEntry], view: LowerV
     """
     directories = git.GitDirectories(git.bare(changes.all_names(entries, view)), view.worktree, {})
     kinds = {one.path: one.kind for one in entries}
-    packs, room, found = dict[str, str](), _Room(MOST_UNPACKED), dict[str, str]()
+    packs, room = dict[str, str](), _Room(MOST_UNPACKED)
+    tops = {split[0] for one in entries if (split := directories.split(one.path)) is not None}
+    found: dict[str, str] = {}
+    for one in tops:
+        mine = view.worktree if view.worktree and one == lower.REPOSITORY else None
+        found |= git_worktrees.held(top, one, mine, lambda path: _is_bare(top, path))
+    held = frozenset(found)
     for path, check in directories.checks(path for path, kind in kinds.items() if kind == "file"):
+        if found.get(path):
+            continue
         if check == "pack":
             stem = path.rpartition(".")[0]
             if stem not in packs:
@@ -54,11 +63,11 @@ def findings(top: Tops, upper: Tops, entries: Sequence[UpperEntry], view: LowerV
             if check == "object":
                 found[path] = "" if fd is None else _object(fd, git.name_of_object(path), room)
             elif check == "index":
-                found[path] = "" if fd is None else _index(fd)
+                found[path] = "" if fd is None else _index(top, fd, path)
             elif check == "reference":
                 found[path] = git.reference_refusal(_read(fd, _MOST_REFERENCE))
             else:
-                found[path] = _packed(top, fd, path)
+                found[path] = _packed(top, fd, path, held)
     return found
 
 
@@ -119,11 +128,24 @@ def _object(fd: int, name: str, room: _Room) -> str:
     return "" if digest.hexdigest() == name and not more else _NOT_ITS_NAME
 
 
-def _packed(top: Tops, fd: int | None, path: str) -> str:
-    new = _read(fd, _MOST_PACKED)
+def _packed(top: Tops, fd: int | None, path: str, held: Collection[str]) -> str:
+    """Return why packed references are not applied. A file of the directory has a reference before they have."""
+    new, above = _read(fd, _MOST_PACKED), path.rpartition("/")[0]
     with _opened(top, path) as was:
         old = _read(was, _MOST_PACKED)
-    return _TOO_LARGE if len(new) > _MOST_PACKED else git.packed_refusal(new, old)
+    mine = [one for one in held if one.startswith(f"{above}/refs/") and not git_worktrees.read(top, one)]
+    if len(new) > _MOST_PACKED:
+        return _TOO_LARGE
+    return git.packed_refusal(new, old, [one.removeprefix(f"{above}/") for one in mine])
+
+
+def _is_bare(top: Tops, path: str) -> bool:
+    """Whether the configuration at a path says that its repository has no files of its own."""
+    with _opened(top, path) as fd:
+        if fd is None:
+            return False
+        words = ("config", "--file", f"/proc/self/fd/{fd}", "--type=bool", "--get", "core.bare")
+        return _git(*words, fd=fd) == b"true\n"
 
 
 def _pack(upper: Tops, stem: str, kinds: Collection[str]) -> str:
@@ -143,15 +165,31 @@ def _pack(upper: Tops, stem: str, kinds: Collection[str]) -> str:
     return "" if done is not None else _NOT_ITS_NAME
 
 
-def _index(fd: int) -> str:
-    """Return why an index is not applied, by its paths as git reads them."""
+def _index(top: Tops, fd: int, path: str) -> str:
+    """Return why an index is not applied, by its paths as git reads them, and by those of the directory's index."""
+    listed = _index_paths(fd)
+    if listed is None:
+        return "protected: it is no index that stands alone"
+    if _is_monitored(fd):
+        return "protected: it names files that a file system monitor called unchanged (core.fsmonitor)"
+    with _opened(top, path) as was:
+        before = None if was is None else _index_paths(was)
+    return git.index_refusal(listed, before or b"")
+
+
+def _is_monitored(fd: int) -> bool:
+    with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as content:
+        return git.MONITORED.search(content) is not None
+
+
+def _index_paths(fd: int) -> bytes | None:
+    """Return the paths of an index with their tags (`git ls-files -v`). None where git cannot read it alone."""
     with tempfile.TemporaryDirectory(prefix="covenant-index-") as scratch:
         for name in ("objects", "refs"):
             os.mkdir(f"{scratch}/{name}")
         with open(f"{scratch}/HEAD", "x", encoding="ascii") as head:
             head.write("ref: refs/heads/none\n")
-        listed = _git("ls-files", "-z", fd=fd, GIT_DIR=scratch, GIT_INDEX_FILE=f"/proc/self/fd/{fd}")
-    return "protected: it is no index that stands alone" if listed is None else git.index_refusal(listed)
+        return _git("ls-files", "-v", "-z", fd=fd, GIT_DIR=scratch, GIT_INDEX_FILE=f"/proc/self/fd/{fd}")
 
 
 def _git(*words: str, fd: int, **variables: str) -> bytes | None:

@@ -191,6 +191,38 @@ def test_linked_worktree_changes_no_other_checkout(home: Home, repository: Path,
     discard(home)
 
 
+def test_branch_of_another_worktree_stays(home: Home, repository: Path, worktree: Path) -> None:
+    """The fix frees it. Control: a branch that no worktree has, and an index without hidden files."""
+    first = git(repository, "rev-parse", "HEAD").strip()
+    git(repository, "branch", "free")
+    script = COMMIT + "echo two >> a.txt; git commit -qam second; git update-ref refs/heads/free HEAD; "
+    script += "! git branch -f work HEAD; git update-ref refs/heads/work HEAD; echo evil >> a.txt; "
+    script += "git update-index --assume-unchanged a.txt; git status --porcelain"
+    done = work(home, repository, script)
+    assert (done.returncode, done.stdout) == (0, b""), done.stderr
+    left = applied(home)
+    assert left == {
+        ".git/refs/heads/work": "protected: the worktree `tree` has this branch checked out "
+        "(`git switch --detach` there frees it)",
+        ".git/index": "protected: it hides changes of `a.txt` (assume-unchanged or skip-worktree)",
+    }
+    second = git(repository, "rev-parse", "main", "free").split()
+    assert second[0] == second[1] != first
+    assert git(repository, "rev-parse", "work").strip() == first
+    # Without a look of git's at the index, which writes it.
+    status = git(repository, "--no-optional-locks", "status", "--porcelain")
+    assert status == "MM a.txt\n", "the host sees the change"
+    git(worktree, "switch", "-q", "--detach")
+    (one,) = listed(home)
+    resume = ("--quiet", "--workspace", repository, "--resume", one["run_id"], "--", "sh", "-ec")
+    done = home.exec(*resume, COMMIT + "git update-index --no-assume-unchanged a.txt; git commit -qam third")
+    assert done.returncode == 0, done.stderr
+    assert applied(home) == {}
+    assert git(repository, "rev-parse", "work").strip() == second[0]
+    assert git(repository, "log", "--format=%s", "main").split() == ["third", "second", "first"]
+    discard(home)
+
+
 def test_file_that_leads_to_repository_stays(home: Home, repository: Path, worktree: Path) -> None:
     """The agent makes a directory of its own in its place: none of git's changes is applied, other files are."""
     before = (worktree / ".git").read_text()

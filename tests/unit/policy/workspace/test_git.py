@@ -7,7 +7,7 @@ from msgspec import structs
 
 from policy import data
 from policy.workspace import changes, git, selection
-from policy.workspace.entries import LowerView, UpperEntry
+from policy.workspace.entries import LowerEntry, LowerView, UpperEntry
 from tests.unit.policy.workspace.test_changes import TERMS, compared, file, lower, was
 
 OBJECT = "objects/aa/" + "b" * 38
@@ -160,21 +160,90 @@ def test_packed_references_keep_their_replacements() -> None:
 @pytest.mark.parametrize(
     ("listed", "applied"),
     [
-        (b"a\0src/b\0.gitignore\0x.git/a\0", True),
+        (b"H a\0H src/b\0H .gitignore\0H x.git/a\0", True),
         (b"", True),
-        (b".git/hooks/post-checkout\0", False),
-        (b"a\0sub/.GIT/config\0", False),
-        (b".g\xe2\x80\x8cit/config\0", False),
-        (b"git~1/config\0", False),
-        (b".git. /config\0", False),
-        (b".git::$INDEX_ALLOCATION/config\0", False),
-        (b"../x\0", False),
-        (b"/etc/passwd\0", False),
-        (b"a//b\0", False),
+        (b"H .git/hooks/post-checkout\0", False),
+        (b"H a\0H sub/.GIT/config\0", False),
+        (b"H .g\xe2\x80\x8cit/config\0", False),
+        (b"H git~1/config\0", False),
+        (b"H .git. /config\0", False),
+        (b"H .git::$INDEX_ALLOCATION/config\0", False),
+        (b"H ../x\0", False),
+        (b"H /etc/passwd\0", False),
+        (b"H a//b\0", False),
     ],
 )
 def test_index_with_path_of_git_is_refused(listed: bytes, applied: bool) -> None:
     assert (git.index_refusal(listed) == "") == applied
+
+
+def test_index_hides_no_more_changes_than_before() -> None:
+    """Control: those that the host's index hides, and a file that is none of them."""
+    for raw in (b"h a\0", b"S a\0", b"s a\0", b"H b\0S a\0"):
+        assert git.index_refusal(raw) == ("protected: it hides changes of `a` (assume-unchanged or skip-worktree)")
+        assert git.index_refusal(raw, raw) == ""
+        assert "`a`" in git.index_refusal(raw, b"S b\0")
+    assert git.index_refusal(b"H a\0M b\0", b"S a\0") == ""
+
+
+@pytest.mark.parametrize(
+    ("raw", "monitored"),
+    [
+        (b"DIRC" + bytes(40) + b"FSMN\0\0\0\x30\0\0\0\2token", True),
+        (b"FSMN\n\n\n\n\0\0\0\1", True),
+        (b"FSMN\0\0\0\x30\0\0\0\3", False),
+        (b"a/FSMN.txt\0\0\0\0\0\0", False),
+        (b"", False),
+    ],
+)
+def test_index_of_monitor_is_found(raw: bytes, monitored: bool) -> None:
+    assert (git.MONITORED.search(raw) is not None) == monitored
+
+
+def test_packed_references_keep_held_branches() -> None:
+    one, other = (b"a" * 40 + b" refs/heads/x\n"), (b"b" * 40 + b" refs/heads/x\n")
+    more = b"# pack-refs with: peeled\n" + one + b"^" + b"c" * 40 + b"\n" + b"d" * 40 + b" refs/heads/y\n"
+    assert git.packed_refusal(more, one, ["refs/heads/x"]) == ""
+    assert git.packed_refusal(other, one) == ""
+    for new, old in ((other, one), (b"", one), (one, b"")):
+        assert "it moves `refs/heads/x`" in git.packed_refusal(new, old, ["refs/heads/x"])
+
+
+def test_target_of_reference() -> None:
+    assert git.target(b"ref: refs/heads/a\n") == "refs/heads/a"
+    assert git.target(b"a" * 40) == git.target(b"") == ""
+
+
+def test_references_stay_without_packed_ones() -> None:
+    """git pack-refs moves them there. Control: with them they go, and those of another repository do."""
+    upper = [UpperEntry(".git/packed-refs", "file", 0o644, 9, sha256="n")]
+    paths = (".git/refs/heads/a", "sub/.git/refs/heads/a")
+    upper += [UpperEntry(path, "gone") for path in paths]
+    entries = {path: LowerEntry(path, "file", 0o644, 41) for path in paths}
+    for reason in ("", "protected: no"):
+        view = LowerView(entries, {}, findings={".git/packed-refs": reason})
+        found = {one.path: one.refused for one in changes.compare(upper, view, terms=TERMS, started_ns=10)}
+        assert found[".git/refs/heads/a"] == ("`.git/packed-refs` is not applied" if reason else "")
+        assert found["sub/.git/refs/heads/a"] == ""
+
+
+def test_held_branch_is_neither_changed_nor_removed() -> None:
+    """Control: another branch."""
+    held, free = ".git/refs/heads/held", ".git/refs/heads/free"
+    entries = {path: LowerEntry(path, "file", 0o644, 41, sha256="o") for path in (held, free)}
+    view = LowerView(entries, {}, findings={held: git.held_refusal("w"), free: ""})
+    for one in (UpperEntry("", "gone"), UpperEntry("", "file", 0o644, 41, sha256="n")):
+        upper = [structs.replace(one, path=held), structs.replace(one, path=free)]
+        found = {done.path: done.refused for done in changes.compare(upper, view, terms=TERMS, started_ns=10)}
+        assert found == {free: "", held: git.held_refusal("w")}
+    whole = [UpperEntry(".git/refs/heads", "gone")]
+    entries = {".git/refs/heads": LowerEntry(".git/refs/heads", "dir", 0o755), **entries}
+    view = LowerView(entries, {}, findings=view.findings)
+    found = {done.path: done.refused for done in changes.compare(whole, view, terms=TERMS, started_ns=10)}
+    assert found[held] == git.held_refusal("w")
+    assert "stays" in found[".git/refs/heads"]
+    assert "`w`" in git.held_refusal("w")
+    assert "main worktree" in git.held_refusal("")
 
 
 def test_references_go_with_their_objects() -> None:

@@ -43,14 +43,14 @@ class Sides:
         )
         return done.stdout.strip()
 
-    def findings(self) -> dict[str, str]:
+    def findings(self, worktree: str = "") -> dict[str, str]:
         entries = [
             UpperEntry(str(path.relative_to(self.upper)), "dir" if path.is_dir() else "file")
             for path in self.upper.rglob("*")
         ]
         top, upper = (os.open(path, os.O_RDONLY | os.O_DIRECTORY) for path in (self.lower, self.upper))
         try:
-            return git_content.findings(Tops(top), Tops(upper), entries, LowerView({}, {}))
+            return git_content.findings(Tops(top), Tops(upper), entries, LowerView({}, {}, worktree=worktree))
         finally:
             os.close(top)
             os.close(upper)
@@ -162,6 +162,98 @@ def test_packed_replacement_is_refused(sides: Sides) -> None:
 def test_reference_to_elsewhere_is_refused(sides: Sides) -> None:
     (sides.upper / ".git/HEAD").write_text("ref: ../../elsewhere\n")
     assert "no reference" in sides.refused()[".git/HEAD"]
+
+
+@pytest.mark.parametrize("bit", ["assume-unchanged", "skip-worktree"])
+def test_index_that_hides_file_is_refused(sides: Sides, bit: str) -> None:
+    """Control: git hides the change, and the host's own index may."""
+    sides.git("update-index", f"--{bit}", "a.txt")
+    (sides.upper / "a.txt").write_text("evil\n")
+    assert sides.git("status", "--porcelain") == ""
+    assert sides.refused() == {".git/index": f"protected: it hides changes of `a.txt` ({BITS})"}
+    (sides.lower / ".git").mkdir()
+    shutil.copy(sides.upper / ".git/index", sides.lower / ".git/index")
+    assert sides.refused() == {}
+    shutil.rmtree(sides.lower / ".git")
+    sides.git("update-index", f"--no-{bit}", "a.txt")
+    assert sides.git("status", "--porcelain") == "M a.txt"
+    assert sides.refused() == {}
+
+
+BITS = "assume-unchanged or skip-worktree"
+
+
+def test_index_of_monitor_is_refused(sides: Sides) -> None:
+    """A program that says that nothing changed stands in for the monitor. Control: the fix takes the extension out."""
+    monitor = sides.upper.parent / "monitor"
+    monitor.write_text("#!/bin/sh\nprintf 'token\\0'\n")
+    monitor.chmod(0o755)
+    sides.git("-c", f"core.fsmonitor={monitor}", "update-index", "--fsmonitor")
+    sides.git("-c", f"core.fsmonitor={monitor}", "status")
+    assert b"FSMN" in (sides.upper / ".git/index").read_bytes()
+    assert "monitor" in sides.refused()[".git/index"]
+    sides.git("-c", "core.fsmonitor=false", "update-index", "--no-fsmonitor")
+    assert sides.refused() == {}
+
+
+def test_branch_of_another_worktree_is_held(sides: Sides) -> None:
+    """Control: git refuses to move it too, and moves a branch that no worktree has."""
+    shutil.copytree(sides.upper, sides.lower, dirs_exist_ok=True)
+    for words in (("branch", "free"), ("worktree", "add", "-q", "-b", "held", str(sides.upper.parent / "w"))):
+        subprocess.run(["git", *words], cwd=sides.lower, env=ENVIRONMENT, check=True)
+        subprocess.run(["git", *words], cwd=sides.upper, env=ENVIRONMENT, check=False)
+    shutil.rmtree(sides.upper / ".git/worktrees", ignore_errors=True)
+    assert sides.refused() == {".git/refs/heads/held": HELD}
+    refused = subprocess.run(
+        ["git", "branch", "-f", "held", "main"], cwd=sides.lower, env=ENVIRONMENT, check=False, capture_output=True
+    )
+    assert refused.returncode != 0
+    assert str(sides.upper.parent / "w") in refused.stderr.decode()
+    subprocess.run(["git", "branch", "-f", "free", "main"], cwd=sides.lower, env=ENVIRONMENT, check=True)
+    # A branch that names another one: both are held.
+    (sides.lower / ".git/worktrees/w/HEAD").write_text("ref: refs/heads/alias\n")
+    (sides.lower / ".git/refs/heads/alias").write_text("ref: refs/heads/free\n")
+    assert set(sides.refused()) == {".git/refs/heads/alias", ".git/refs/heads/free"}
+    # A loop of them ends.
+    (sides.lower / ".git/refs/heads/free").write_text("ref: refs/heads/alias\n")
+    assert set(sides.refused()) == {".git/refs/heads/alias", ".git/refs/heads/free"}
+    # A worktree on no branch holds none.
+    (sides.lower / ".git/worktrees/w/HEAD").write_text("a" * 40 + "\n")
+    assert sides.refused() == {}
+
+
+HELD = "protected: the worktree `w` has this branch checked out (`git switch --detach` there frees it)"
+
+
+def test_packed_branch_of_another_worktree_is_held(sides: Sides) -> None:
+    """Control: packed as it was, and where the host has a file of the branch, which git reads first."""
+    shutil.copytree(sides.upper, sides.lower, dirs_exist_ok=True)
+    subprocess.run(
+        ["git", "worktree", "add", "-q", "-b", "held", str(sides.upper.parent / "w")],
+        cwd=sides.lower,
+        env=ENVIRONMENT,
+        check=True,
+    )
+    first = sides.git("rev-parse", "main")
+    packed = sides.upper / ".git/packed-refs"
+    packed.write_text(f"# pack-refs with: peeled fully-peeled sorted\n{'b' * 40} refs/heads/held\n")
+    assert ".git/packed-refs" not in sides.refused()
+    subprocess.run(["git", "pack-refs", "--all"], cwd=sides.lower, env=ENVIRONMENT, check=True)
+    assert "moves `refs/heads/held`" in sides.refused()[".git/packed-refs"]
+    packed.write_text(f"{first} refs/heads/held\n{'b' * 40} refs/heads/main\n")
+    assert ".git/packed-refs" not in sides.refused()
+
+
+def test_branch_of_main_worktree_is_held_in_linked_one(sides: Sides) -> None:
+    """Control: a repository without files of its own has none checked out, and the worktree's own branch is free."""
+    shutil.copytree(sides.upper / ".git", sides.lower / ".git")
+    own = sides.lower / ".git/worktrees/tree"
+    own.mkdir(parents=True)
+    (own / "HEAD").write_text("ref: refs/heads/work\n")
+    assert "main worktree" in sides.findings("tree")[".git/refs/heads/main"]
+    assert ".git/refs/heads/work" not in sides.findings("tree")
+    subprocess.run(["git", "config", "core.bare", "true"], cwd=sides.lower, env=ENVIRONMENT, check=True)
+    assert not sides.findings("tree")[".git/refs/heads/main"]
 
 
 def test_index_with_endless_names_is_refused(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
