@@ -209,7 +209,7 @@ def index_refusal(listed: bytes, before: bytes = b"") -> str:
         if any(part in ("", ".", "..") or _is_git(part) for part in parts):
             return "protected: a file of it would lie in git's directory, or outside"
         if is_hidden and path not in hidden:
-            return f"protected: it hides changes of `{path}` (assume-unchanged or skip-worktree)"
+            return f"protected: it hides changes of `{path[:200]}` (assume-unchanged or skip-worktree)"
     return ""
 
 

@@ -113,9 +113,10 @@ def attempt(job: gvisor.SandboxSpec, closures: Sequence[Closure], *, runs: Path,
     with shim_signals.DeferredSignals() as signals, contextlib.ExitStack() as stack:
         root = root_directory.hold(artefacts, closures, [own], state=job.config.state, stack=stack)
         signals.hold()
+        run_id = str(uuid.uuid4())
         throw_away = structs.replace(
             job,
-            run_id=str(uuid.uuid4()),
+            run_id=run_id,
             files=structs.replace(job.files, rootfs=root.path, tries=None, check_root=root.check, root_file=root.file),
             intent=tried.message(),
             # A handful of system calls takes milliseconds; a gate that does not answer is a failure in the end.
@@ -130,6 +131,8 @@ def attempt(job: gvisor.SandboxSpec, closures: Sequence[Closure], *, runs: Path,
             broker=None,
             services=None,
             publish=None,
+            # A kept or resumed workspace is not for the trial.
+            workspace=None if job.workspace is None else job.workspace.throw_away(run_id),
             operations=None,
             contract=contract.LINE,
             later=None,

@@ -51,7 +51,7 @@ def _names(top: Tops, path: str) -> list[str]:
 
 
 def read(top: Tops, path: str) -> bytes:
-    """Return the beginning of a file of a directory. Empty where there is none."""
+    """Return the beginning of a file of a directory. Empty where there is none, or a directory of that name."""
     above, _, name = path.rpartition("/")
     directory = lower.opened(top, above)
     if directory is None:
@@ -60,7 +60,7 @@ def read(top: Tops, path: str) -> bytes:
         stack.callback(os.close, directory)
         try:
             fd = os.open(name, _FILE, dir_fd=directory)
+            stack.callback(os.close, fd)
+            return os.read(fd, _MOST)
         except OSError:
             return b""
-        stack.callback(os.close, fd)
-        return os.read(fd, _MOST)

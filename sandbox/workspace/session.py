@@ -145,7 +145,8 @@ def _check_here(path: str, info: os.stat_result) -> None:
 class RunWorkspace:
     """As a context manager: what is left at the end is kept when the agent changed something, and removed otherwise.
 
-    ``mounted`` is called once within each block. The block ends after the last process of the run.
+    ``mounted`` is called once within the block, which ends after the last process of the run. ``stays`` is False for a
+    trial sandbox: nothing of its workspace is kept.
     """
 
     def __init__(
@@ -155,9 +156,12 @@ class RunWorkspace:
         terms: Mapping[str, Any],
         about: About,
         limits: store.UserLimits = store.NO_LIMITS,
+        *,
+        stays: bool = True,
     ) -> None:
         self._state = state
         self._limits = limits
+        self._stays = stays
         self._given = given
         self._terms = terms
         self._about = about
@@ -171,6 +175,12 @@ class RunWorkspace:
 
     def __enter__(self) -> RunWorkspace:
         return self
+
+    def throw_away(self, run_id: str) -> RunWorkspace:
+        """Return an empty workspace of the same directory and terms, for the trial sandbox of a run."""
+        given = structs.replace(self._given, resumes="", keeps=False)
+        about = structs.replace(self._about, run_id=run_id)
+        return RunWorkspace(self._state, given, self._terms, about, stays=False)
 
     @property
     def device(self) -> str:
@@ -228,7 +238,6 @@ class RunWorkspace:
             self._check_free()
             image.create(self.place.image, self._terms["max_mb"], self._state / "workspaces" / store.TEMPLATES)
         self._attached = self._stack.enter_context(image.AttachedImage(self.place.image))
-        self.layers.clear()  # a run whose first sandbox was a trial is mounted twice
         linked, contents = self._about.repository, dict[str, bytes]()
         if linked is not None:
             # Before the directory: its `.git` file leads there.
@@ -321,6 +330,9 @@ class RunWorkspace:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._stack:
+            if not self._stays:
+                self.place.remove()
+                return
             if self._attached is None:
                 # The changes of an earlier run are settled when they are next opened.
                 if not self._resumed:

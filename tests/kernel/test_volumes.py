@@ -141,6 +141,35 @@ def test_damaged_volume_is_refused_and_snapshot_mends_it(world: World) -> None:
     assert kit.ask(world, KEEP, "data") == ["0"]
 
 
+def test_image_that_is_no_volume_is_refused(world: World, tmp_path: Path) -> None:
+    """The fix puts the volume's own image back."""
+    volume = kit.created(world.state)
+    store = VolumeStore(world.state)
+    store.snapshot("data", "one", lambda: None)
+    other = tmp_path / "other"
+    image.make(other, kit.MB)
+    own = volume.image.with_name("own")
+    os.rename(volume.image, own)
+    volume.image.symlink_to(other)
+    with pytest.raises(errors.VolumeError, match="`data` cannot be mounted: Too many levels of symbolic links"):
+        kit.ask(world, KEEP, "data")
+    volume.image.unlink()
+    volume.image.write_bytes(b"\xe2\xe1\xf5\xe0" * (kit.MB << 18))
+    with pytest.raises(errors.VolumeError, match="e2fsck failed: .*Bad magic number") as e:
+        kit.ask(world, KEEP, "data")
+    assert e.value.hint == "restore a snapshot: covenant volume restore NAME SNAPSHOT"
+    store.restore("data", "one", lambda: None)
+    assert kit.ask(world, KEEP, "data") == []
+    assert gone(volume.image)
+    record = volume.path / "record.json"
+    before = record.read_bytes()
+    record.write_text("{")
+    with pytest.raises(errors.VolumeError, match="`data` is damaged"):
+        kit.ask(world, KEEP, "data")
+    record.write_bytes(before)
+    assert kit.ask(world, KEEP, "data") == ["0"], "control"
+
+
 def test_workspace_may_be_a_volume(world: World) -> None:
     kit.created(world.state, "own")
     more = '[workspace]\nmode = "volume"\nvolume = "own"\npath = "/work"\n'

@@ -191,3 +191,25 @@ def test_apply_killed_before_its_record_is_finished(home: Home, project: Path, m
     assert conflicts(home, run) == {"src/a.txt": ""}
     apply(home, run)
     assert (project / "src/a.txt").read_text() == "one\ntwo\nthree\nfour\n"
+
+
+def test_trial_sandbox_leaves_workspace_alone(home: Home, project: Path) -> None:
+    """The first run of a policy is tried in a sandbox before: also with a kept workspace, and with a resumed one."""
+    proved = home.world.state / "closures" / "canaries.json"
+    home.world.configure(self_test=True)
+    try:
+        run = keep(home, project, "echo one > n.txt")
+        assert proved.exists(), "the policy was tried"
+        proved.unlink()
+        again = resume(home, project, run, "cat n.txt; echo two >> n.txt")
+        assert proved.exists()
+        assert again != run
+        apply(home, again)
+        assert (project / "n.txt").read_text() == "one\ntwo\n"
+    finally:
+        home.world.configure()
+        proved.unlink(missing_ok=True)
+    (one,) = listed(home)
+    assert one["run_id"] == again, "a trial leaves no workspace"
+    rows = [row["kind"] for row in home.world.rows() if row["kind"]["type"] == "self_test"]
+    assert sum(row["name"] == "canaries" and row["passed"] for row in rows) >= 2

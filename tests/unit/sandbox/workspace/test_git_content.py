@@ -217,6 +217,12 @@ def test_branch_of_another_worktree_is_held(sides: Sides) -> None:
     # A loop of them ends.
     (sides.lower / ".git/refs/heads/free").write_text("ref: refs/heads/alias\n")
     assert set(sides.refused()) == {".git/refs/heads/alias", ".git/refs/heads/free"}
+    # A branch that is not there, and has the name of a directory of others.
+    (sides.lower / ".git/worktrees/w/HEAD").write_text("ref: refs/heads\nref: refs/heads/x\n")
+    (sides.lower / ".git/refs/heads/more/x").parent.mkdir()
+    assert sides.refused() == {}
+    (sides.lower / ".git/worktrees/w/HEAD").write_text("ref: refs/heads/more\n")
+    assert set(sides.refused()) == {".git/refs/heads/more"}
     # A worktree on no branch holds none.
     (sides.lower / ".git/worktrees/w/HEAD").write_text("a" * 40 + "\n")
     assert sides.refused() == {}
