@@ -134,10 +134,14 @@ def main() -> None:
         applies.append(apply(base, number))
     for name, found in starts.items():
         whole, walk = (statistics.median(one[part] for one in found) for part in (0, 1))
-        print(f"ready with {name} files: {whole:.0f} ms, of it the walk for masked files {walk:.0f} ms")
+        least = min(one[0] for one in found)
+        print(f"ready with {name} files: {whole:.0f} ms, least {least:.0f}, the walk for masked files {walk:.0f} ms")
     took, raw = (statistics.median(one[part] for one in applies) for part in (0, 1))
-    ratio = statistics.median(mine / theirs for mine, theirs in applies)
-    print(f"apply of {CHANGED} changed files: {took:.0f} ms, rsync -a {raw:.0f} ms, ratio {ratio:.2f}")
+    ratios = [mine / theirs for mine, theirs in applies]
+    ratio, least = statistics.median(ratios), min(ratios)
+    print(
+        f"apply of {CHANGED} changed files: {took:.0f} ms, rsync -a {raw:.0f} ms, ratio {ratio:.2f}, least {least:.2f}"
+    )
     shutil.rmtree(base)
 
 

@@ -12,13 +12,19 @@ from collections.abc import Collection, Iterable
 from policy.workspace.entries import AppliedRecord, LowerEntry
 
 
-def is_own(record: AppliedRecord, path: str, base: LowerEntry) -> bool:
-    """Whether the directory has at a path what an apply wrote there: kind, mode and content."""
+def is_own(record: AppliedRecord, path: str, base: LowerEntry, entries: str = "") -> bool:
+    """Whether the directory has at a path what an apply wrote there: kind, mode and content.
+
+    ``entries`` are those of an index of git in the directory (LowerView.indexes): an index with the entries of the
+    applied one is that index.
+    """
     own = record.paths.get(path)
     if own is None or own.kind != base.kind or base.kind not in ("file", "link"):
         return False
     if own.kind == "link":
         return own.target == base.target
+    if own.entries and own.entries == entries:
+        return True
     return bool(own.sha256) and (own.mode, own.size, own.sha256) == (base.mode, base.size, base.sha256)
 
 

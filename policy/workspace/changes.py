@@ -241,7 +241,8 @@ def _judged(change: Change, sides: _Sides) -> Change:
     base = change.base
     if base is None and change.path in sides.copied and _is_newer(change.path, sides):
         return structs.replace(change, conflict="removed on the host since the session began")
-    own = base is not None and applied.is_own(sides.own, change.path, base)
+    entries, _ = sides.lower.indexes.get(change.path, ("", ""))
+    own = base is not None and applied.is_own(sides.own, change.path, base, entries)
     if base is not None and base.kind != "dir" and base.changed_ns >= sides.started_ns and not own:
         return structs.replace(change, conflict="changed on the host since the session began")
     if base is not None and any(one in sides.moved for one in (change.path, *ancestors(change.path))):

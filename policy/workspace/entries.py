@@ -56,7 +56,8 @@ class LowerView(Struct, frozen=True):
     removes, replaces or hides. ``names`` are the names in each directory in which the upper layer has a path, and
     ``changed_ns`` its status change time. ``worktree`` is the name of the linked worktree whose common directory is
     shown as `.git`. ``findings`` have each file of git whose content was checked, with the reason why it is refused,
-    or none.
+    or none. ``indexes`` have the entries (SHA-256) of each index of git that changed: in the directory, and as the
+    agent left it.
     """
 
     entries: dict[str, LowerEntry]
@@ -64,16 +65,21 @@ class LowerView(Struct, frozen=True):
     changed_ns: dict[str, int] = {}
     worktree: str = ""
     findings: dict[str, str] = {}
+    indexes: dict[str, tuple[str, str]] = {}
 
 
 class AppliedPath(Struct, frozen=True):
-    """A file or link as an apply wrote it. The fields are as in LowerEntry."""
+    """A file or link as an apply wrote it. The fields are as in LowerEntry.
+
+    ``entries`` is the SHA-256 of the entries of an index: git writes it also when it looks at the files alone.
+    """
 
     kind: LowerKind
     mode: int = 0
     size: int = 0
     sha256: str = ""
     target: str = ""
+    entries: str = ""
 
 
 class AppliedRecord(Struct, frozen=True):

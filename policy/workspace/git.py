@@ -198,7 +198,7 @@ def _replacements(packed: bytes) -> list[bytes]:
 
 
 def index_refusal(listed: bytes, before: bytes = b"") -> str:
-    """Return why an index is not applied, by its paths with their tags, each ended by a zero byte (`ls-files -v -z`).
+    """Return why an index is not applied, by its entries, each ended by a zero byte (`git ls-files -v -s -z`).
 
     git writes the files of an index as they are named, also into its own directory. It takes the files that the index
     says to be unchanged for unchanged, also when they are not: only those of the index ``before`` may be such.
@@ -220,9 +220,10 @@ def _hidden(listed: bytes) -> set[str]:
 def _listed(listed: bytes) -> Iterator[tuple[str, bool]]:
     """Yield each path of an index, and whether git takes its file for unchanged: a small letter, or S."""
     for raw in listed.split(b"\0"):
-        tag, path = raw[:2].decode("ascii", "replace"), raw[2:].decode("utf-8", "replace")
         if raw:
-            yield path, tag[:1].islower() or tag[:1] == "S"
+            # A tag, mode, object and stage, then a tabulator and the path.
+            path = raw.partition(b"\t")[2].decode("utf-8", "replace")
+            yield path, raw[:1].islower() or raw[:1] == b"S"
 
 
 def _is_git(name: str) -> bool:

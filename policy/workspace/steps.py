@@ -72,7 +72,9 @@ def record_after(record: AppliedRecord, chosen: Sequence[Change], view: LowerVie
     paths = {path: own for path, own in record.paths.items() if path not in removed}
     for one in chosen:
         if one.action != "delete" and one.kind in ("file", "link"):
-            paths[one.path] = AppliedPath(one.kind, one.mode & _PERMISSIONS, one.size, one.sha256, one.target)
+            _, entries = view.indexes.get(one.path, ("", ""))
+            mode = one.mode & _PERMISSIONS
+            paths[one.path] = AppliedPath(one.kind, mode, one.size, one.sha256, one.target, entries)
     added = {one.path for one in chosen if one.action == "add"}
     made = {one.path for one in chosen if one.action == "add" and one.kind == "dir"}
     names = {path: digest for path, digest in record.names.items() if path not in removed}

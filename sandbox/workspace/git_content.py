@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import zlib
 from collections.abc import Collection, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from policy.workspace import changes, git
 from policy.workspace.entries import LowerView, UpperEntry
@@ -33,8 +33,15 @@ _TOO_LARGE: Final = "it is too large to be checked"
 _NOT_ITS_NAME: Final = "protected: its content is not what its name says"
 
 
-def findings(top: Tops, upper: Tops, entries: Sequence[UpperEntry], view: LowerView) -> dict[str, str]:
-    """Return each file of git that has to be checked, with the reason why it is not applied, or none.
+class GitFindings(NamedTuple):
+    """What was found in files of git (LowerView): why each one is not applied, and the entries of each index."""
+
+    refusals: dict[str, str]
+    indexes: dict[str, tuple[str, str]]
+
+
+def findings(top: Tops, upper: Tops, entries: Sequence[UpperEntry], view: LowerView) -> GitFindings:
+    """Check each file of git that has to be checked.
 
     ``top`` are the open directories and ``upper`` the open upper layers, which no process writes to any more.
 
@@ -46,6 +53,7 @@ def findings(top: Tops, upper: Tops, entries: Sequence[UpperEntry], view: LowerV
     packs, room = dict[str, str](), _Room(MOST_UNPACKED)
     tops = {split[0] for one in entries if (split := directories.split(one.path)) is not None}
     found: dict[str, str] = {}
+    indexes: dict[str, tuple[str, str]] = {}
     for one in tops:
         mine = view.worktree if view.worktree and one == lower.REPOSITORY else None
         found |= git_worktrees.held(top, one, mine, lambda path: _is_bare(top, path))
@@ -63,12 +71,12 @@ def findings(top: Tops, upper: Tops, entries: Sequence[UpperEntry], view: LowerV
             if check == "object":
                 found[path] = "" if fd is None else _object(fd, git.name_of_object(path), room)
             elif check == "index":
-                found[path] = "" if fd is None else _index(top, fd, path)
+                found[path], indexes[path] = ("", ("", "")) if fd is None else _index(top, fd, path)
             elif check == "reference":
                 found[path] = git.reference_refusal(_read(fd, _MOST_REFERENCE))
             else:
                 found[path] = _packed(top, fd, path, held)
-    return found
+    return GitFindings(found, indexes)
 
 
 class _Room:
@@ -165,16 +173,24 @@ def _pack(upper: Tops, stem: str, kinds: Collection[str]) -> str:
     return "" if done is not None else _NOT_ITS_NAME
 
 
-def _index(top: Tops, fd: int, path: str) -> str:
-    """Return why an index is not applied, by its paths as git reads them, and by those of the directory's index."""
-    listed = _index_paths(fd)
+def _index(top: Tops, fd: int, path: str) -> tuple[str, tuple[str, str]]:
+    """Return why an index is not applied, by its entries as git reads them, and by those of the directory's index.
+
+    The digests of both entries follow, the directory's first.
+    """
+    listed = _index_entries(fd)
     if listed is None:
-        return "protected: it is no index that stands alone"
-    if _is_monitored(fd):
-        return "protected: it names files that a file system monitor called unchanged (core.fsmonitor)"
+        return "protected: it is no index that stands alone", ("", "")
     with _opened(top, path) as was:
-        before = None if was is None else _index_paths(was)
-    return git.index_refusal(listed, before or b"")
+        before = None if was is None else _index_entries(was)
+    digests = ("" if before is None else _sha256(before), _sha256(listed))
+    if _is_monitored(fd):
+        return "protected: it names files that a file system monitor called unchanged (core.fsmonitor)", digests
+    return git.index_refusal(listed, before or b""), digests
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _is_monitored(fd: int) -> bool:
@@ -182,14 +198,14 @@ def _is_monitored(fd: int) -> bool:
         return git.MONITORED.search(content) is not None
 
 
-def _index_paths(fd: int) -> bytes | None:
-    """Return the paths of an index with their tags (`git ls-files -v`). None where git cannot read it alone."""
+def _index_entries(fd: int) -> bytes | None:
+    """Return the entries of an index with their tags (`git ls-files -v -s`). None where git cannot read it alone."""
     with tempfile.TemporaryDirectory(prefix="covenant-index-") as scratch:
         for name in ("objects", "refs"):
             os.mkdir(f"{scratch}/{name}")
         with open(f"{scratch}/HEAD", "x", encoding="ascii") as head:
             head.write("ref: refs/heads/none\n")
-        return _git("ls-files", "-v", "-z", fd=fd, GIT_DIR=scratch, GIT_INDEX_FILE=f"/proc/self/fd/{fd}")
+        return _git("ls-files", "-v", "-s", "-z", fd=fd, GIT_DIR=scratch, GIT_INDEX_FILE=f"/proc/self/fd/{fd}")
 
 
 def _git(*words: str, fd: int, **variables: str) -> bytes | None:

@@ -103,7 +103,8 @@ class OpenWorkspace:
             view = structs.replace(
                 lower.view(top, entries, own.paths), worktree="" if linked is None else linked.worktree
             )
-            return structs.replace(view, findings=git_content.findings(top, upper, entries, view))
+            found = git_content.findings(top, upper, entries, view)
+            return structs.replace(view, findings=found.refusals, indexes=found.indexes)
 
     @contextlib.contextmanager
     def _directory(self) -> Iterator[Tops]:

@@ -155,7 +155,7 @@ def test_image_that_is_no_volume_is_refused(world: World, tmp_path: Path) -> Non
         kit.ask(world, KEEP, "data")
     volume.image.unlink()
     volume.image.write_bytes(b"\xe2\xe1\xf5\xe0" * (kit.MB << 18))
-    with pytest.raises(errors.VolumeError, match="e2fsck failed: .*Bad magic number") as e:
+    with pytest.raises(errors.VolumeError, match=r"e2fsck failed: .*Bad magic number") as e:
         kit.ask(world, KEEP, "data")
     assert e.value.hint == "restore a snapshot: covenant volume restore NAME SNAPSHOT"
     store.restore("data", "one", lambda: None)

@@ -191,6 +191,35 @@ def test_linked_worktree_changes_no_other_checkout(home: Home, repository: Path,
     discard(home)
 
 
+def test_commit_after_apply_is_applied_too(home: Home, repository: Path) -> None:
+    """Also when git of the host has looked at the files, and written the index. Control: the host stages a file."""
+    kept = ("--quiet", "--workspace", repository, "--keep-workspace")
+    script = COMMIT + "echo two >> a.txt; git mv a.txt b.txt; git commit -qam second"
+    done = home.exec(*kept, "--", "sh", "-ec", script)
+    assert done.returncode == 0, done.stderr
+    assert applied(home) == {}
+    before = (repository / ".git/index").read_bytes()
+    assert git(repository, "status", "--porcelain") == ""
+    assert (repository / ".git/index").read_bytes() != before, "control: it was written"
+    (one,) = listed(home)
+    script = COMMIT + "echo three >> b.txt; git commit -qam third"
+    done = home.exec(*kept, "--resume", one["run_id"], "--", "sh", "-ec", script)
+    assert done.returncode == 0, done.stderr
+    (repository / "own").write_text("x")
+    os.chown(repository / "own", OWNER, OWNER)
+    git(repository, "add", "own")
+    (one,) = listed(home)
+    refused = home.covenant("workspace", "apply", one["run_id"])
+    assert refused.returncode != 0
+    assert b"the host changed 1 of the paths: .git/index" in refused.stderr
+    git(repository, "reset", "-q", "own")
+    assert applied(home) == {}
+    assert git(repository, "log", "--format=%s").split() == ["third", "second", "first"]
+    assert git(repository, "status", "--porcelain") == "?? own\n"
+    assert git(repository, "fsck", "--strict", "--no-dangling") == ""
+    discard(home)
+
+
 def test_branch_of_another_worktree_stays(home: Home, repository: Path, worktree: Path) -> None:
     """The fix frees it. Control: a branch that no worktree has, and an index without hidden files."""
     first = git(repository, "rev-parse", "HEAD").strip()

@@ -44,6 +44,23 @@ def test_content_and_mode_decide(own: AppliedPath, base: LowerEntry, same: bool)
     assert not applied.is_own(AppliedRecord({"q": own}), "p", base)
 
 
+def test_index_is_known_by_its_entries() -> None:
+    """git writes it anew when it looks at the files. Control: with other entries, or without any."""
+    record = AppliedRecord({"p": structs.replace(FILE, entries="e")})
+    assert applied.is_own(record, "p", file("p", "b", size=9, mode=0o664), "e")
+    assert not applied.is_own(record, "p", file("p", "b", size=9), "f")
+    assert not applied.is_own(record, "p", file("p", "b", size=9))
+    assert not applied.is_own(AppliedRecord({"p": FILE}), "p", file("p", "b", size=9))
+    view = LowerView({}, {}, indexes={"i": ("e", "f")})
+    after = steps.record_after(record, [change("i", "modify")], view, STARTED)
+    assert after.paths["i"].entries == "f"
+    assert after.paths["p"].entries == "e"
+    upper = [UpperEntry("i", "file", 0o644, 9, sha256="z")]
+    for entries in ("f", "g"):
+        view = LowerView({"i": file("i", "h", changed_ns=LATER)}, {"": ("i",)}, indexes={"i": (entries, "z")})
+        assert compared(upper, view, after)["i"].is_applicable() == (entries == "f")
+
+
 def test_names_decide_without_their_order() -> None:
     record = AppliedRecord(names={"d": applied.names_digest(["a", "b"])})
     assert applied.has_names(record, "d", ("b", "a"))

@@ -160,17 +160,17 @@ def test_packed_references_keep_their_replacements() -> None:
 @pytest.mark.parametrize(
     ("listed", "applied"),
     [
-        (b"H a\0H src/b\0H .gitignore\0H x.git/a\0", True),
+        (b"H 100644 e69d 0\ta\0H 100644 e69d 0\tsrc/b\0H 100644 e69d 0\t.gitignore\0H 100644 e69d 0\tx.git/a\0", True),
         (b"", True),
-        (b"H .git/hooks/post-checkout\0", False),
-        (b"H a\0H sub/.GIT/config\0", False),
-        (b"H .g\xe2\x80\x8cit/config\0", False),
-        (b"H git~1/config\0", False),
-        (b"H .git. /config\0", False),
-        (b"H .git::$INDEX_ALLOCATION/config\0", False),
-        (b"H ../x\0", False),
-        (b"H /etc/passwd\0", False),
-        (b"H a//b\0", False),
+        (b"H 100644 e69d 0\t.git/hooks/post-checkout\0", False),
+        (b"H 100644 e69d 0\ta\0H 100644 e69d 0\tsub/.GIT/config\0", False),
+        (b"H 100644 e69d 0\t.g\xe2\x80\x8cit/config\0", False),
+        (b"H 100644 e69d 0\tgit~1/config\0", False),
+        (b"H 100644 e69d 0\t.git. /config\0", False),
+        (b"H 100644 e69d 0\t.git::$INDEX_ALLOCATION/config\0", False),
+        (b"H 100644 e69d 0\t../x\0", False),
+        (b"H 100644 e69d 0\t/etc/passwd\0", False),
+        (b"H 100644 e69d 0\ta//b\0", False),
     ],
 )
 def test_index_with_path_of_git_is_refused(listed: bytes, applied: bool) -> None:
@@ -179,11 +179,11 @@ def test_index_with_path_of_git_is_refused(listed: bytes, applied: bool) -> None
 
 def test_index_hides_no_more_changes_than_before() -> None:
     """Control: those that the host's index hides, and a file that is none of them."""
-    for raw in (b"h a\0", b"S a\0", b"s a\0", b"H b\0S a\0"):
+    for raw in (b"h 0 0 0\ta\0", b"S 0 0 0\ta\0", b"s 0 0 0\ta\0", b"H 0 0 0\tb\0S 0 0 0\ta\0"):
         assert git.index_refusal(raw) == ("protected: it hides changes of `a` (assume-unchanged or skip-worktree)")
         assert git.index_refusal(raw, raw) == ""
-        assert "`a`" in git.index_refusal(raw, b"S b\0")
-    assert git.index_refusal(b"H a\0M b\0", b"S a\0") == ""
+        assert "`a`" in git.index_refusal(raw, b"S 0 0 0\tb\0")
+    assert git.index_refusal(b"H 0 0 0\ta\0M 0 0 0\tb\0", b"S 0 0 0\ta\0") == ""
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class Sides:
         ]
         top, upper = (os.open(path, os.O_RDONLY | os.O_DIRECTORY) for path in (self.lower, self.upper))
         try:
-            return git_content.findings(Tops(top), Tops(upper), entries, LowerView({}, {}, worktree=worktree))
+            return git_content.findings(Tops(top), Tops(upper), entries, LowerView({}, {}, worktree=worktree)).refusals
         finally:
             os.close(top)
             os.close(upper)
