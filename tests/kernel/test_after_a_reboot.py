@@ -84,7 +84,7 @@ def power_cut(home: Home, words: list[str | Path]) -> None:
 
 def test_workspace_and_volume_are_found_again(home: Home, project: Path) -> None:
     granted = ("--write", "volume:data:/data")
-    words = ["--quiet", "--workspace", project, "--keep-workspace", *granted, "--", "sh", "-ec", WORK]
+    words: list[str | Path] = ["--quiet", "--workspace", project, "--keep-workspace", *granted, "--", "sh", "-ec", WORK]
     power_cut(home, words)
     home.before = EMPTY_RUN
     (one,) = listed(home)
