@@ -9,41 +9,27 @@ import json
 import os
 import stat
 import sys
-import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from covenant import homes
+from covenant import visible as visible_text
 from policy import errors
 
 if TYPE_CHECKING:
     from covenant.keys.signers import Signer
 
 home = homes.home
+visible = visible_text.visible
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NO = 0, 1, 2, 3
-
-# Cc controls, Cf format (bidi, zero width), Cs surrogates, Co private use, Zl and Zp separators: each could manipulate
-# a terminal or a log reader.
-_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
 def examples(*lines: str) -> str:
     """Return the text below a command's options."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def visible(text: str, *, newlines: bool = False) -> str:
-    """Text from outside with control, bidi and escape characters made visible as ``\\x1b`` or ``\\u202e``."""
-    out = []
-    for ch in text:
-        if (ch == "\n" and newlines) or unicodedata.category(ch) not in _HIDDEN:
-            out.append(ch)
-        else:
-            out.append(ch.encode("unicode_escape", "backslashreplace").decode("ascii"))
-    return "".join(out)
 
 
 def state() -> Path:

@@ -57,6 +57,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "bench": ("covenant.cli.run.bench", "bench", "Measure what a run costs here, beside the raw tools."),
     "doctor": ("covenant.cli.run.doctor", "doctor", "Say what this host can enforce, and the fix for the rest."),
     "daemon": ("covenant.cli.daemon.basics", "daemon", "Serve this home, as covenantd does."),
+    "tui": ("covenant.cli.daemon.tui", "tui", "Watch and steer agents in the terminal."),
     "ping": ("covenant.cli.daemon.basics", "ping", "Ask the daemon whether it is there."),
     "bootstrap": ("covenant.cli.daemon.basics", "bootstrap", "Grant the operator what the packages require."),
     "intent": ("covenant.cli.daemon.intents", "intent", "Have an agent do something, and print its answer."),

@@ -185,6 +185,12 @@ class SettlementMissingError(OperatorError):
     code = "settlement_missing"
 
 
+class ScreensMissingError(OperatorError):
+    """The packages of the extra `tui` are not installed."""
+
+    code = "screens_missing"
+
+
 class NoMemoryError(OperatorError):
     """No record of memory that the caller may see has this id."""
 

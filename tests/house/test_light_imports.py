@@ -35,6 +35,7 @@ HEAVY = (
     "ssl",
     "subprocess",
     "tempfile",
+    "textual",
     "tomllib",
     "zipfile",
 )
@@ -93,3 +94,7 @@ def test_services_start_without_what_only_answer_needs() -> None:
         for one in (alone, answered)
     ]
     assert found == [False, True]
+
+
+def test_verb_of_screens_is_light_until_it_runs() -> None:
+    assert sorted(_modules("tui", "--help").intersection({"covenant.tui", "textual", "rich", "asyncio"})) == []

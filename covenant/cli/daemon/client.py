@@ -85,8 +85,8 @@ def document(text: str, *, option: str) -> Any:
 
 
 @contextlib.contextmanager
-def daemon() -> Iterator[Client]:
-    """Yield a client that is connected to the daemon.
+def daemon(*, answer_seconds: float | None = None) -> Iterator[Client]:
+    """Yield a client that is connected to the daemon. ``answer_seconds`` bounds the wait for each answer.
 
     Raises:
         errors.DaemonSilentError: no daemon answers.
@@ -94,7 +94,7 @@ def daemon() -> Iterator[Client]:
     """
     from covenant.wire import client
 
-    with client.connected(common.home(), token=_token()) as one:
+    with client.connected(common.home(), token=_token(), answer_seconds=answer_seconds) as one:
         yield one
 
 

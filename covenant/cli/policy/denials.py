@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +70,22 @@ def denials(subject: str, package: Path | None, parent: Path | None, as_json: bo
         common.say("note: the package is not where it was; --package PACKAGE says what to write", err=True)
 
 
+def explained(one: Mapping[str, Any], place: Path | None) -> list[str]:
+    """Return the lines that explain a denial of the log; with what to write, where ``place`` has the package.
+
+    Raises:
+        errors.CovenantError: the package cannot be read or compiled.
+    """
+    from covenant.cli.policy import artefact_view
+    from policy.denials import Denial
+
+    denial = Denial(*(str(one.get(name, "")) for name in ("layer", "target", "code")))
+    is_there = place is not None and (place / "agent.toml").exists()
+    sight = _sight(artefact_view.package(place), None) if place is not None and is_there else None
+    lines = _lines(_on_this_host(_explained(denial, int(one.get("count", 1)), sight)))
+    return lines if is_there else [*lines, "note: its package is not below agents/ of this home: see covenant denials"]
+
+
 def remark(rows: Sequence[Row], run_id: str) -> None:
     """Print the first denials of a run on stderr, and the command that explains all.
 
@@ -127,22 +143,26 @@ def _on_this_host(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def _say(one: dict[str, Any]) -> None:
+    for line in _lines(one):
+        common.say(common.visible(line))
+
+
+def _lines(one: Mapping[str, Any]) -> list[str]:
     words = _words(one["layer"], one["target"], one["code"], one["count"])
-    common.say(common.visible(f"{one['denial']}: {words}"))
-    common.say(common.visible(f"  {one['meaning']}"))
+    lines = [f"{one['denial']}: {words}", f"  {one['meaning']}"]
     why = one.get("why")
     if why and why["never"]:
-        common.say(common.visible(f"  never grantable: {why['never']}"))
+        lines.append(f"  never grantable: {why['never']}")
     if one.get("add"):
-        common.say("  to grant it, write in agent.toml and sign again:")
-        for line in one["add"]:
-            common.say(common.visible(f"    {line}"))
+        lines.append("  to grant it, write in agent.toml and sign again:")
+        lines += [f"    {line}" for line in one["add"]]
     elif "add" not in one and one["grant"]:
-        common.say(common.visible(f"  granted by: {one['grant']}"))
+        lines.append(f"  granted by: {one['grant']}")
     for name, allows in (why or {}).get("bounds", {}).items():
-        common.say(common.visible(f"  {name} {'allows' if allows else 'does not allow'} it"))
+        lines.append(f"  {name} {'allows' if allows else 'does not allow'} it")
     if one.get("note"):
-        common.say(common.visible(f"  note: {one['note']}"))
+        lines.append(f"  note: {one['note']}")
+    return lines
 
 
 def _words(layer: str, target: str, code: str, count: int) -> str:

@@ -1,0 +1,1 @@
+"""The terminal screens of ``covenant tui``: what the daemon and the supervisor know, live, and acts that ask first."""

@@ -1,0 +1,168 @@
+"""The views of what people asked for: intents with their drafts, and approvals that wait for an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+from covenant.tui import view
+from covenant.tui.sources import Sources, either
+from covenant.tui.view import Choice, Column, Form, Loaded, Question, Row, View, ViewRequest
+from policy import errors
+
+# Version 1 keeps as many.
+MOST_DRAFTS: Final = 64
+_ID = 8
+_ROWS: Final = ("intent_dispatched", "intent_failed", "intent_ignored", "budget_exhausted", "intent_resumed")
+_STATUS: Final = {
+    "intent_failed": "failed",
+    "intent_ignored": "ignored",
+    "budget_exhausted": "waits",
+    "intent_resumed": "resumed",
+}
+
+
+class IntentsView(View):
+    """Drafts, intents whose runs live, and intents that ended, by the rows of the log."""
+
+    key, name, title = "I", "intents", "intents, and drafts of them"
+    columns = (Column("TIME", 14), Column("INTENT", 8), Column("AGENT", 16), Column("STATUS", 8), Column("TEXT"))
+    acts: ClassVar[Mapping[str, str]] = {"f": "resume one that waits"}
+
+    def __init__(self) -> None:
+        self.drafts: list[tuple[str, str, str]] = []
+
+    def load(self, sources: Sources, asked: ViewRequest) -> Loaded:
+        notes: list[str] = []
+        events = sources.daemon("recent_audit", limit=asked.limit, types=_ROWS)["events"]
+        ended = [_ended(one) for one in events]
+        known = {str(row.data.get("intent_id")) for row in ended}
+        drafts = [
+            Row(f"draft {number}", ("", "draft", agent, "draft", view.first_line(text)), data={"text": text})
+            for number, (text, agent, _) in enumerate(self.drafts)
+        ]
+        live = [one for one in self._live(sources, notes) if str(one.data["intent_id"]) not in known]
+        return Loaded((*reversed(drafts), *live, *ended), tuple(notes), more=len(events) >= asked.limit)
+
+    def _live(self, sources: Sources, notes: list[str]) -> list[Row]:
+        runs = either(notes, "supervisor", lambda: sources.supervisor("ps")).get("runs", [])
+        return [
+            Row(
+                f"run {one['run_id']}",
+                (
+                    view.moment(one["started_ms"]),
+                    one["intent_id"][:_ID],
+                    str(one["agent_id"]),
+                    str(one["state"]),
+                    f"run {one['run_id'][:_ID]}",
+                ),
+                data=one,
+            )
+            for one in runs
+            if one.get("intent_id")
+        ]
+
+    def whole(self, sources: Sources, row: Row) -> list[str]:
+        lines = super().whole(sources, row)
+        if not row.data.get("intent_id") or row.cells[3] not in ("ok", "failed", "waits"):
+            return lines
+        answer = sources.daemon("get_intent_result", intent_id=row.data["intent_id"])
+        return [*lines, "", f"result: {answer['status']}", *_answered(answer)]
+
+    def form(self) -> Form:
+        """Return the fields of a draft."""
+
+        def then(texts: Sequence[str]) -> None:
+            text, agent, priority = (one.strip() for one in texts)
+            if text:
+                self.drafts = [*self.drafts, (text, agent, priority)][-MOST_DRAFTS:]
+
+        return Form(
+            "a draft of an intent", ("text", "agent (empty: its words decide)", "priority (low, normal, high)"), then
+        )
+
+    def submit(self) -> Question:
+        """Return the question before the latest draft is submitted.
+
+        Raises:
+            errors.UsageError: there is none.
+        """
+        if not self.drafts:
+            raise errors.UsageError("there is no draft to submit", hint="press i and write one")
+        text, agent, priority = draft = self.drafts[-1]
+
+        def act(given: Sources) -> list[str]:
+            answer = given.daemon("submit_intent", text=text, agent=agent or None, priority=priority or None)
+            self.drafts = [one for one in self.drafts if one is not draft]
+            return [f"{answer['status']}: intent {answer['intent_id']} by {answer.get('agent_id') or 'no agent'}",
+                    *_answered(answer)]  # fmt: skip
+
+        who = agent or "the agent that its words fit"
+        lines = (f"for {who}, priority {priority or 'of its manifest'}:", "", *text.split("\n"))
+        return Question("submit this intent?", lines, (Choice("y", "yes", act),))
+
+    def ask(self, sources: Sources, act: str, row: Row | None) -> Question | None:
+        if row is None or row.cells[3] != "waits":
+            return None
+        intent_id = str(row.data["intent_id"])
+
+        def resume(given: Sources) -> list[str]:
+            answer = given.daemon("resume_intent", intent_id=intent_id)
+            return [f"{answer['status']}: intent {answer['intent_id']}", *_answered(answer)]
+
+        lines = (f"intent {intent_id} waited for credits:", "", str(row.data.get("intent_text", "")))
+        return Question("start this intent again?", lines, (Choice("y", "yes", resume),))
+
+
+def _answered(answer: Mapping[str, Any]) -> list[str]:
+    return [*str(answer.get("text", "")).split("\n"), *(f"source: {one}" for one in answer.get("sources", ()))]
+
+
+def _ended(event: Mapping[str, Any]) -> Row:
+    kind = event["kind"]
+    status = _STATUS.get(kind["type"]) or str(kind.get("status"))
+    text = kind.get("intent_text") or kind.get("message") or kind.get("resumed_from") or ""
+    agent = kind.get("matched_agent") or str(kind.get("agent_display") or "-").partition("@")[0]
+    cells = (view.moment(event["timestamp_ms"]), str(kind["intent_id"])[:_ID], agent, status, view.first_line(text))
+    about = {**kind, "by": event["issuer"]["display"]}
+    return Row(event["id"], cells, alarm=status in ("failed", "waits"), data=about)
+
+
+class ApprovalsView(View):
+    """Runs that wait for the operator's word; each is answered with one of the choices that it offers."""
+
+    key, name, title = "o", "approvals", "what waits for an operator's answer"
+    columns = (Column("SINCE", 14), Column("AGENT", 16), Column("WHAT"), Column("CHOICES", 18))
+    acts: ClassVar[Mapping[str, str]] = {"y": "answer"}
+
+    def load(self, sources: Sources, asked: ViewRequest) -> Loaded:
+        found = sources.daemon("list_approvals")["approvals"]
+        return Loaded(tuple(_waiting(one) for one in found))
+
+    def ask(self, sources: Sources, act: str, row: Row | None) -> Question | None:
+        if row is None:
+            return None
+        one = row.data
+
+        def answers(word: str) -> view.Act:
+            def act(given: Sources) -> list[str]:
+                done = given.daemon("resolve_approval", approval_id=one["id"], choice=word)
+                return [f"answered with {done['choice']}, {done['resolved']} waiting requests resolved"]
+
+            return act
+
+        choices = [Choice(str(at), word, answers(word)) for at, word in enumerate(one["choices"][:9], 1)]
+        lines = (
+            f"agent {one['agent_id']}, run {one['run_id']}, intent {one['intent_id']}",
+            "",
+            str(one["description"]),
+            str(one["command"]),
+            "",
+            "The log has the answer with your name.",
+        )
+        return Question("answer this run?", lines, tuple(choices))
+
+
+def _waiting(one: Mapping[str, Any]) -> Row:
+    what, choices = view.first_line(one["command"] or one["description"]), " ".join(one["choices"])
+    return Row(one["id"], (view.moment(one["requested_at"]), str(one["agent_id"]), what, choices), alarm=True, data=one)

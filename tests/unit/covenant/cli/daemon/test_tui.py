@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import re
+import tomllib
+
+import pytest
+
+from covenant.cli.daemon import tui
+from tests.cli_kit import refused
+
+
+def test_screens_need_a_terminal() -> None:
+    assert "covenant ps --json" in refused("usage", "tui").hint
+
+
+def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, clone: pathlib.Path) -> None:
+    """The fix installs what is missing: the extra that it names brings textual."""
+    monkeypatch.setattr(tui, "on_terminal", lambda: True)
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "textual" else found(name))
+    error = refused("screens_missing", "tui")
+    match = re.fullmatch(r'pip install "([a-z-]+)\[([a-z]+)\]"', error.hint)
+    assert match is not None
+    project = tomllib.loads((clone / "pyproject.toml").read_text())["project"]
+    assert project["name"] == match[1]
+    assert any(one.startswith("textual") for one in project["optional-dependencies"][match[2]])
+
+
+def test_silent_services_are_named(covenant_home: pathlib.Path) -> None:
+    from policy import errors
+
+    with pytest.raises(errors.DaemonSilentError):
+        tui.ask_daemon("ping")
+    with pytest.raises(errors.NoSupervisorError) as caught:
+        tui.ask_supervisor("ps")
+    assert "covenant-supervisor" in caught.value.hint
