@@ -24,7 +24,7 @@ def run(number: int, agent: str = "librarian", **fields: Any) -> dict[str, Any]:
         "run_id": f"{number:08x}-1111-4111-8111-{number:012x}",
         "agent_id": agent,
         "intent_id": None,
-        "state": "running",
+        "state": "Running",
         "parent": None,
         "depth": 0,
         "started_ms": NOW_MS - 60_000 * (number + 1),
@@ -58,7 +58,7 @@ def agent(directory: str, **fields: Any) -> dict[str, Any]:
 RUNS = [
     run(1),
     run(2, "researcher", parent=run(1)["run_id"], depth=1, denied=4),
-    run(3, "researcher", parent=run(2)["run_id"], depth=2, state="suspended"),
+    run(3, "researcher", parent=run(2)["run_id"], depth=2, state="Suspended"),
     run(4, "exec-bash", memory_bytes=None, processes=None, cpu_ms=None),
 ]
 AGENTS = [

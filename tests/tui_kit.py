@@ -143,3 +143,24 @@ async def fill(pilot: Pilot[None], key: str, *texts: str) -> None:
 
 
 _KEYS = {" ": "space", "-": "minus", ":": "colon"}
+
+
+def differences(double: Any, real: Any, place: str = "") -> list[str]:
+    """Return where an answer of a double could not be one of the real service: a name or a type that it has not.
+
+    A value that is null on one side, and the elements of an empty list, are compared with nothing.
+    """
+    if double is None or real is None:
+        return []
+    if type(double) is not type(real):
+        return [f"{place}: {type(double).__name__}, really {type(real).__name__}"]
+    if isinstance(double, dict):
+        absent = [f"{place}.{name} is not there" for name in double if name not in real]
+        return absent + [
+            one for name in double if name in real for one in differences(double[name], real[name], f"{place}.{name}")
+        ]
+    if isinstance(double, list):
+        # Elements may be of several kinds: each of the double is like one of the real ones.
+        found = [min((differences(one, other, f"{place}[]") for other in real), key=len, default=[]) for one in double]
+        return [line for lines in found for line in lines]
+    return []

@@ -114,7 +114,7 @@ def _grant(signed: Mapping[str, Any], use: Mapping[str, Any] | None) -> Row:
 
 
 class PeersView(View):
-    """Who may connect to the daemon, by the first characters of each token."""
+    """The peers that may connect to the daemon, by the first characters of each token."""
 
     key, name, title = "p", "peers", "who may connect to the daemon"
     columns = (Column("PEER"), Column("TOKEN", 6), Column("SINCE", 14), Column("STATE", 21), Column("KEY", 12))

@@ -5,6 +5,7 @@ A view knows no widget. Its methods run in a thread, so they may wait for an ans
 
 from __future__ import annotations
 
+import abc
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +95,7 @@ class Attach(NamedTuple):
     run_id: str
 
 
-class View:
+class View(abc.ABC):
     """A view. Each subclass says its key, its name and its columns, and loads its rows."""
 
     key: ClassVar[str]
@@ -111,13 +112,13 @@ class View:
         """The heads of the columns."""
         return tuple(column.head for column in self.columns)
 
+    @abc.abstractmethod
     def load(self, sources: Sources, asked: ViewRequest) -> Loaded:
         """Return the rows, the newest or the roots first.
 
         Raises:
             errors.CovenantError: none of what it needs can be asked.
         """
-        raise NotImplementedError
 
     def terms(self, text: str) -> tuple[filters.Term, ...]:
         """Return the terms of a filter that the rows must meet."""

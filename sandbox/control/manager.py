@@ -342,6 +342,8 @@ def _shown(entry: Entry) -> dict[str, Any]:
         "pids_max": entry.pids_max,
         "cpu_millis": entry.cpu_millis,
         "keeper": entry.keeper,
+        # Empty for a run that was prewarmed, which speaks by lines.
+        "contract": entry.label.get("contract", ""),
         "published": directory.published_of(entry.path),
     }
 

@@ -281,6 +281,7 @@ class Run:
         label, claim = context.label_for(place, self._mode.check_serial)
         operations = context.operations(decision.effective.lifetime)
         spoken = spoken_of(decision)
+        label["contract"] = spoken.name
         contract.check_caller(spoken, _connected(context.request))
         argument = spoken.argument(context.intent)
         bundle.check_arguments(decision.artefacts, argument)

@@ -184,7 +184,7 @@ async def test_intents_show_live_and_ended_ones() -> None:
     async with tui_kit.opened(tui_kit.sources(*services())) as pilot:
         await tui_kit.show(pilot, "I")
         shown = await tui_kit.says(pilot, "count the words")
-        assert [word for word in ("abababab", "running", "failed", "waits") if word not in shown] == []
+        assert [word for word in ("abababab", "Running", "failed", "waits") if word not in shown] == []
 
 
 async def test_intent_shows_its_result() -> None:

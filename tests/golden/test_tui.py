@@ -18,7 +18,7 @@ from tests.tui_kit import NO_DAEMON, NO_SUPERVISOR, Service, Silent
 
 _PLACE = pathlib.Path(__file__).resolve().parent / "tui"
 # Where a font would be fetched from. A picture loads nothing.
-_FONTS = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
+_FONTS = re.compile(r"\s*@font-face \{.*?\}|<!--.*?-->", re.DOTALL)
 VIEWS = [one.name for one in every_view()]
 # The keys that bring each dialog, and the words by which it is there.
 DIALOGS = {

@@ -1,3 +1,5 @@
+"""The words of a filter."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Any text becomes lines that fit and steer nothing."""
+
 from __future__ import annotations
 
 import unicodedata

@@ -1,3 +1,5 @@
+"""The verb of the screens: what it needs, and what it says where that is not there."""
+
 from __future__ import annotations
 
 import importlib.util
