@@ -9,27 +9,27 @@
 #
 #   packages      Debian packages and a runsc, from the machine's own mirrors           (network)
 #   wheels        the Python packages of the locks by their hashes, into $WHEELS        (network)
-#   wheel         Covenant itself as a wheel, into $BUILT
+#   package       Covenant as a .deb, and a newer one of the same files to upgrade to, into $BUILT  (network)
 #   v2-only       from the next boot on, no cgroup controller is on version 1
 #   no-kvm        from the next boot on, the kvm modules do not load
-#   environment   /opt/covenant and /opt/covenant-tests, from $WHEELS alone
-#   install       Covenant's wheel, its user and its configuration, as an operator would
+#   environment   /opt/covenant-tests, from $WHEELS alone
+#   install       Covenant's .deb and its configuration, as an operator would
 #   check         the suite of vagrant/tests; a skip is a failure
-#   all           packages wheels wheel environment install check
+#   all           packages wheels package environment install check
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 
-# Where the wheels lie: those of the locks, which an image may hold for long, and Covenant's own, made from this clone.
+# Where the wheels of the locks lie, which an image may hold for long, and Covenant's package, made from this clone.
 : "${WHEELS:=/var/cache/covenant/wheels}" "${BUILT:=/var/cache/covenant/built}"
-OPERATOR=/opt/covenant
 TESTS=/opt/covenant-tests
-# What builds the wheel and what runs the suite, by their names in locks/dev.txt.
-BUILD=(hatchling packaging pathspec pluggy trove-classifiers)
+# What runs the suite, by its names in locks/dev.txt.
 SUITE=(iniconfig packaging pluggy pygments pytest pytest-testinfra)
 # In this order: what the machine is, then what it does.
 CHECKED=(vagrant/tests/test_{machine,limits}.py tests/kernel/test_network_run.py::test_{granted_address_connects_and_others_are_refused,names_resolve_where_granted_and_lead_there_alone} tests/kernel/test_network_walls.py)
 # What a machine with version 1 beside it cannot show: the freezer, the gates' own limits, who waits and who is suspended.
 CHECKED+=(tests/kernel/test_freezer.py tests/kernel/test_gate_leaf.py::test_what_{takes_more_memory_in_it_is_killed,killed_keeper_left_of_it_is_emptied_and_removed} tests/kernel/test_standby.py::test_what_is_frozen_takes_no_processor_and_what_another_thaws_is_not_used tests/kernel/test_lifecycle.py::test_run_is_suspended_with_its_sentry_goes_on_after_and_is_ended)
+# Last: at its end Covenant is not installed any more.
+CHECKED+=("vagrant/tests"/test_package.py)
 PIP=(-m pip --disable-pip-version-check --no-input --quiet)
 HASHED=(--require-hashes --no-deps --only-binary=:all:)
 
@@ -56,10 +56,9 @@ wheels() {
     local work
     work=$(mktemp -d)
     mkdir -p "$WHEELS"
-    part locks/dev.txt "${BUILD[@]}" >"$work/build.txt"
     part locks/dev.txt "${SUITE[@]}" >"$work/suite.txt"
     /usr/bin/python3 -m venv "$work/venv"
-    for list in locks/runtime.txt "$work/build.txt" "$work/suite.txt"; do
+    for list in locks/runtime.txt "$work/suite.txt"; do
         "$work/venv/bin/python" "${PIP[@]}" --no-cache-dir download "${HASHED[@]}" -d "$WHEELS" -r "$list"
     done
     rm -r "$work"
@@ -70,15 +69,20 @@ install_from() {
     "$2/bin/python" "${PIP[@]}" install --no-index --find-links "$WHEELS" "${HASHED[@]}" -r "$1"
 }
 
-wheel() {
-    say "Covenant's own wheel into $BUILT"
-    local work
+package() {
+    say "Covenant's package into $BUILT"
+    local work version next
     work=$(mktemp -d)
     mkdir -p "$BUILT"
-    part locks/dev.txt "${BUILD[@]}" >"$work/build.txt"
-    /usr/bin/python3 -m venv "$work/venv"
-    install_from "$work/build.txt" "$work/venv"
-    "$work/venv/bin/python" "${PIP[@]}" wheel --no-index --no-deps --no-build-isolation -w "$BUILT" .
+    ./scripts/package --out "$BUILT" deb
+    # A newer version of the same files, packed quickly: what an upgrade does is in the package's scripts.
+    version=$(dpkg-deb --field "$BUILT"/covenant_*.deb Version)
+    next="$version+upgrade"
+    dpkg-deb --raw-extract "$BUILT/covenant_${version}_$(dpkg --print-architecture).deb" "$work/tree"
+    sed -i "s/^Version: .*/Version: $next/" "$work/tree/DEBIAN/control"
+    sed -i "s/\"$version\"/\"$next\"/; s/to $version is/to $next is/" "$work/tree/DEBIAN/preinst"
+    mkdir -p "$BUILT/newer"
+    dpkg-deb --root-owner-group -Zgzip -z1 --build "$work/tree" "$BUILT/newer" >/dev/null
     rm -r "$work"
 }
 
@@ -96,27 +100,19 @@ no-kvm() {
 }
 
 environment() {
-    say "$OPERATOR from locks/runtime.txt, $TESTS for the suite"
+    say "$TESTS from locks/runtime.txt, for the suite"
     local list
     list=$(mktemp)
     part locks/dev.txt "${SUITE[@]}" >"$list"
-    for venv in "$OPERATOR" "$TESTS"; do
-        /usr/bin/python3 -m venv "$venv"
-        install_from locks/runtime.txt "$venv"
-    done
+    /usr/bin/python3 -m venv "$TESTS"
+    install_from locks/runtime.txt "$TESTS"
     install_from "$list" "$TESTS"
     rm "$list"
 }
 
 install_covenant() {
-    say "Covenant into $OPERATOR, /etc/covenant, user covenant-agent"
-    "$OPERATOR/bin/python" "${PIP[@]}" install --no-index --no-deps --force-reinstall "$BUILT"/covenant_supervisor-*.whl
-    ln -sfn "$OPERATOR/bin/covenant" /usr/local/bin/covenant
-    if ! id -u covenant-agent >/dev/null 2>&1; then
-        useradd --system --user-group --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin covenant-agent
-    fi
-    install -d -m 0755 /etc/covenant
-    install -d -m 0700 /var/lib/covenant
+    say "Covenant's package, with what it needs already there"
+    dpkg --install "$BUILT"/covenant_*.deb
     # An emulated machine starts a sandbox in half a minute. The suite lowers a limit by hand, which attestation would find.
     printf 'start_deadline_seconds = 300\nattest_seconds = 1800\n' >/etc/covenant/config.toml
 }
@@ -138,11 +134,11 @@ if [ "$(id -u)" != 0 ]; then
     exit 1
 fi
 steps=("$@")
-if [ "$*" = all ]; then steps=(packages wheels wheel environment install check); fi
+if [ "$*" = all ]; then steps=(packages wheels package environment install check); fi
 for step in "${steps[@]}"; do
     case $step in
         install) install_covenant ;;
-        packages | wheels | wheel | v2-only | no-kvm | environment | check) "$step" ;;
+        packages | wheels | package | v2-only | no-kvm | environment | check) "$step" ;;
         *) printf 'no step `%s`\n' "$step" >&2; exit 2 ;;
     esac
 done

@@ -1,4 +1,4 @@
-"""The payload of a boot, beside the image: this clone as it is now, and Covenant's wheel built from it."""
+"""The payload of a boot, beside the image: this clone as it is now, and Covenant's package built from it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import subprocess
 from scripts.machine import console
 from scripts.machine.console import SetupError
 from scripts.machine.where import Machine
-from scripts.virtual import image
 
-SIZE = "256M"
+SIZE = "512M"
 
 
 def files(clone: pathlib.Path) -> list[pathlib.Path]:
@@ -29,22 +28,20 @@ def files(clone: pathlib.Path) -> list[pathlib.Path]:
     return [pathlib.Path(name) for name in names if (clone / name).is_file() and not (clone / name).is_symlink()]
 
 
-def make(machine: Machine, place: pathlib.Path, work: pathlib.Path) -> pathlib.Path:
-    """Make an ext4 file with the clone, and in `built/` the wheel, built with the wheels of the locks in `place`.
+def make(machine: Machine, work: pathlib.Path) -> pathlib.Path:
+    """Make an ext4 file with the clone, and in `built/` the packages.
 
     Raises:
-        SetupError: a wheel is missing or cannot be built.
+        SetupError: a package cannot be built.
     """
     stage = work / "payload"
     shutil.rmtree(stage, ignore_errors=True)
     for name in files(machine.clone):
         (stage / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(machine.clone / name, stage / name)
-    console.change("build Covenant's wheel, and a disk with it and the clone")
-    steps = str(stage / "vagrant/provision.sh")
-    console.run([steps, "wheel"], env={"WHEELS": str(place / image.WHEELS), "BUILT": str(stage / "built")})
-    # pip leaves what it built from there; the guest gets the clone.
-    shutil.rmtree(stage / "build", ignore_errors=True)
+    console.change("build Covenant's package, and a disk with it and the clone")
+    steps = str(machine.clone / "vagrant/provision.sh")
+    console.run([steps, "package"], env={"BUILT": str(stage / "built")})
     disk = work / "payload.ext4"
     disk.unlink(missing_ok=True)
     owner = ["-E", "root_owner=0:0"]

@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 HOME = pathlib.Path("/root/operator")
 STATE = pathlib.Path("/var/lib/covenant")
 CLONE = pathlib.Path(__file__).resolve().parents[2]
-COVENANT = "/usr/local/bin/covenant"
+COVENANT = "/usr/bin/covenant"
 CGROUPS = pathlib.Path("/sys/fs/cgroup")
 # Nothing here is measured by the clock; an emulated machine takes half a minute for what takes a real one 0.3 s.
 PATIENCE_SECONDS = 420
@@ -98,7 +98,7 @@ class Agent:
 
 
 class Operator:
-    """Root with its own home, as an operator who installed the wheel and read the README."""
+    """Root with its own home, as an operator who installed the package and read the README."""
 
     def __init__(self, base: pathlib.Path) -> None:
         self.base = base

@@ -1,0 +1,97 @@
+"""Check the package's own steps, in their order: what is installed, an upgrade with a live agent, a downgrade, a purge.
+
+One test: each step stands on the one before, and after the last Covenant is not there any more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+from typing import Any
+
+from vagrant.tests import kit
+
+BUILT = pathlib.Path(os.environ.get("BUILT", "/var/cache/covenant/built"))
+UNITS = ("covenant-supervisor.socket", "covenant-supervisor.service", "covenantd.socket", "covenantd.service")
+LIVE = kit.Package("time.sleep(600)\nanswer = 1\n", "memory_mb = 64\n")
+SHORT = kit.Package("answer = 7\n", "memory_mb = 64\n")
+
+
+def _one(folder: pathlib.Path) -> str:
+    [found] = folder.glob("covenant_*.deb")
+    return str(found)
+
+
+def _dpkg(*command: str, expect: int = 0) -> str:
+    done = subprocess.run(["/usr/bin/dpkg", *command], capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == expect, (command, done.stdout, done.stderr)
+    return done.stdout + done.stderr
+
+
+def _installed(host: Any) -> None:
+    """Every file is as it was packed, and the distribution's tools find what is theirs."""
+    changed = [line for line in _dpkg("--verify", "covenant").splitlines() if "/etc/covenant/" not in line]
+    assert changed == []
+    assert host.file("/usr/share/man/man1/covenant-run.1.gz").exists
+    assert host.file("/usr/share/bash-completion/completions/covenant").contains("_covenant_completion")
+    assert host.user("covenant").shell == "/usr/sbin/nologin"
+    state = host.file("/var/lib/covenantd")
+    assert (state.user, state.mode) == ("covenant", 0o700)
+    socket = host.service("covenant-supervisor.socket")
+    assert socket.is_enabled
+    assert socket.is_running
+    assert not host.service("covenantd.socket").is_enabled
+
+
+def _start(operator: kit.Operator, package: pathlib.Path) -> kit.Agent:
+    """Ask the installed service for a run, and wait until its agent lives."""
+    environment = {key: value for key, value in operator.environment.items() if key != "COVENANT_STATE"}
+    agent = kit.Operator(operator.base)
+    agent.environment = {**environment, "COVENANT_SOCKET": "/run/covenant/supervisor.sock"}
+    return agent.start(package)
+
+
+def _upgrade(host: Any, operator: kit.Operator, packages: dict[str, pathlib.Path]) -> None:
+    """A live agent ends as the configuration says, with its end in the log, and the new version serves."""
+    live = _start(operator, packages["live"])
+    live.leaf()
+    _dpkg("--install", _one(BUILT / "newer"))
+    document = live.answer()
+    assert (document["kind"], document["code"]) == ("error", "stopped"), document
+    ends = [row for row in kit.rows("run_ended") if row["agent_id"] == "live"]
+    assert [row["code"] for row in ends] == ["stopped"]
+    assert host.service("covenant-supervisor.socket").is_running
+    assert _start(operator, packages["short"]).value() == 7
+    assert json.loads(operator.covenant("audit", "verify", "--json"))["kind"] != "error"
+
+
+def _downgrade(host: Any) -> None:
+    """It is refused before a file is touched, and the newer version goes on."""
+    before = host.package("covenant").version
+    said = _dpkg("--install", _one(BUILT), expect=1)
+    assert "is refused" in said
+    assert "fix: keep" in said
+    assert host.package("covenant").version == before
+    assert host.service("covenant-supervisor.socket").is_running
+
+
+def _purge(host: Any) -> None:
+    """Nothing of it is left: no file, no unit, no process, no state."""
+    _dpkg("--purge", "covenant")
+    for name in ("/opt/covenant", "/etc/covenant", "/var/lib/covenant", "/var/lib/covenantd", "/run/covenant"):
+        assert not host.file(name).exists, name
+    assert not host.file("/usr/bin/covenant").exists
+    known = host.run(f"systemctl list-unit-files {' '.join(UNITS)}").stdout
+    assert "0 unit files" in known, known
+    running = host.check_output("ps -e -o args=")
+    assert "/opt/covenant/bin" not in running
+
+
+def test_package_is_installed_upgraded_and_purged(host: Any, operator: kit.Operator) -> None:
+    _installed(host)
+    packages = operator.signed({"live": LIVE, "short": SHORT})
+    _upgrade(host, operator, packages)
+    _downgrade(host)
+    _purge(host)
