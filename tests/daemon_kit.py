@@ -39,7 +39,9 @@ class Daemon:
         return self.running.http_port
 
     async def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """One request of the operator's; what is refused is raised."""
+        """One request of the operator's; what is refused is raised. Rows of the log are those of all kinds."""
+        if kind == "recent_audit":
+            fields = {"extended": True} | fields
         return await self.client.ask(kind, **fields)
 
     async def grant(self, *actions: str, scope: Any = None) -> None:

@@ -49,6 +49,9 @@ class Peers:
         self.tokens = {TOKEN: ME, OTHER_TOKEN: OTHER}
         self.broken: Exception | None = None
 
+    def listing(self, limit: int, pubkey_prefix: str | None, status: str | None) -> Any:
+        return SimpleNamespace(entries=(), truncated=False)
+
     async def authenticate(self, token: str) -> Any:
         if self.broken is not None:
             raise self.broken

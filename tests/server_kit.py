@@ -12,6 +12,7 @@ from covenant.handlers.server import Server
 from covenant.keys.identity import Identity
 from covenant.runtime.agents import Agents
 from covenant.settings import Settings
+from covenant.stores.clock import SteadyClock
 from covenant.wire.types import AgentId
 
 NOW_MS = 1_790_000_000_000
@@ -130,6 +131,7 @@ def make(*, home: Path, now_ms: Any = None, **given: Any) -> Server:
     clock = now_ms or Clock()
     fields: dict[str, Any] = {"home": home, "now_ms": clock, "handlers": routes.HANDLERS}
     fields |= {"settings": Settings(home=home), "agents": Agents(home)}
+    fields |= {"clock": SteadyClock(home, clock)}
     fields |= {name: store(clock) for name, store in _STORES.items() if name not in given} | given
     if not {"audit", "capabilities", "peers"} <= set(given):
         fields = _of_the_identity(fields["identity"], clock) | fields

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from covenant.wire.types import U64, AgentId, Base58, PeerSummary, Wire, omitted
+from covenant.wire.types import U64, A2ATaskResult, AgentId, Base58, PeerSummary, Wire, omitted
 
 Mode = Literal["dry_run", "apply"]
 # How much one answer may hold; a handler cuts further where rows are large.
@@ -123,7 +123,8 @@ class ChainConfiguration(Wire):
     """The configuration of a chain, and what it still lacks."""
 
     chain: str | None = None
-    cluster: str | None = None
+    # Version 1's clients decode a text; there is none without a chain.
+    cluster: str = "none"
     rpc_url: str | None = None
     ws_url: str | None = None
     program_id: str | None = None
@@ -160,15 +161,18 @@ class CapabilityUse(Wire):
     action: str
     expires_at: U64 | None = None
     revoked: bool
-    effective: bool
+    effective: Literal["live", "revoked", "expired", "exhausted"]
     budget: UseBudget | None = omitted()
 
 
 class PeerRevokeOutcome(Wire):
-    """The outcome of ``revoke_peer``. The page names the outcomes; the tag and ``peer`` are ours."""
+    """The outcome of ``revoke_peer``: with the peer's fields where it is about one."""
 
     type: Literal["revoked", "already_revoked", "not_found", "ambiguous", "self_revoke_forbidden"]
-    peer: PeerSummary | None = omitted()
+    agent_id: AgentId | None = omitted()
+    token_prefix: str | None = omitted()
+    registered_at: U64 | None = omitted()
+    revoked_at: U64 | None = omitted()
     matches: tuple[PeerSummary, ...] = ()
     truncated: bool = False
 
@@ -202,8 +206,20 @@ class AuditReport(Wire):
     failures: tuple[Any, ...] = ()
 
 
+class ChainProof(Wire):
+    """That a row is in the log, as version 1 proves it: with the hashes of all rows after it, ``root_hash_hex`` follows
+    from ``previous_hash_hex`` and ``event_hash_hex``."""
+
+    event_id: str
+    leaf_index: U64
+    event_hash_hex: Hex
+    previous_hash_hex: Hex
+    suffix_event_hashes_hex: tuple[Hex, ...] = ()
+    root_hash_hex: Hex
+
+
 class InclusionProof(Wire):
-    """That a row is in the log (RFC 6962, section 2.1.1). The page names no fields; these are ours."""
+    """That a row is in the log (RFC 6962, section 2.1.1), where ``extended`` asks for it; these fields are ours."""
 
     event_id: str
     leaf_index: U64
@@ -259,10 +275,12 @@ class A2ARepairOrder(Wire):
 
 
 class A2ARepairOutcome(Wire):
-    """The effect of a repair of the mailbox."""
+    """The effect of a repair of the mailbox; the lease and the risk are ours."""
 
     task_id: str
-    action: str
+    action: Literal["requeued", "forced_error"]
+    state: Literal["queued", "in_flight", "result_pending", "resolved"]
+    result: A2ATaskResult | None = omitted()
     lease_id: str | None = None
     duplicate_risk: str | None = None
     attempt: U64 = 0
@@ -278,19 +296,34 @@ class RetryPolicy(Wire):
     scan_limit: U64 = 100
 
 
-class RetryReport(Wire):
-    """The effect of a search for stale leases, as its audit row has it."""
+class RetrySkip(Wire):
+    """A lease that was not put back, and why."""
 
-    enabled: bool
+    task_id: str
+    reason: str
+    attempt: U64 = 0
+
+
+class RetryReport(Wire):
+    """The effect of a search for stale leases. ``skipped_by_reason`` and ``error`` are ours."""
+
+    policy: RetryPolicy
     considered: U64
-    requeued: U64
-    skipped: U64
+    requeued: tuple[A2ARepairOutcome, ...] = ()
+    skipped: tuple[RetrySkip, ...] = ()
     skipped_by_reason: dict[str, U64] = pydantic.Field(default_factory=dict)
-    min_lease_age_ms: U64
-    max_attempts: U64
-    max_requeues: U64
-    scan_limit: U64
     error: str | None = None
+
+    def row(self) -> dict[str, Any]:
+        """Return the fields of its audit row."""
+        return {
+            **self.policy.model_dump(),
+            "considered": self.considered,
+            "requeued": len(self.requeued),
+            "skipped": sum(self.skipped_by_reason.values()),
+            "skipped_by_reason": self.skipped_by_reason,
+            "error": self.error,
+        }
 
 
 # Ours ---------------------------------------------------------------------------------------------------------
@@ -312,7 +345,8 @@ class AgentListing(Wire):
     tools_allowed: tuple[str, ...] = ()
     routable: bool
     error: str | None = None
-    # Where the request asked for it: `ok`, or the code of the error, and the error; and the signature's end.
+    # Where the request asked for it: `ok`, `unknown` where no supervisor verified it, or the code of the error, and
+    # the error; and the signature's end.
     signature: str | None = omitted()
     signature_error: str | None = omitted()
     expires_at: U64 | None = omitted()

@@ -3,7 +3,7 @@
 ``stream_begin``, any number of ``stream_chunk`` counted from 0, then ``stream_end`` or ``stream_error``. A chunk is a
 memory record, an audit event, or an agent's text with its sources: version 1 published these as
 ``covenant.ipc.v2.chunk.memory-record.v1``, ``audit-event.v1`` and ``agent-result.v1``. An error before the first part
-is a response of version 1 (``error``). Each connection numbers its own streams.
+is a response of version 1 (``error``). Each stream has an id of its own.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 from covenant.wire import requests, responses
-from covenant.wire.types import U64, Wire
+from covenant.wire.types import U64, Wire, omitted
 
 
 class Envelope(Wire):
     """A part of a stream: ``kind`` says which."""
 
     kind: str
-    stream_id: U64
+    # A UUID, as version 1's clients decode it.
+    stream_id: str
 
     def to_bytes(self) -> bytes:
         """The JSON of one frame."""
@@ -45,7 +46,7 @@ class StreamEnd(Envelope):
     """That was all."""
 
     kind: Literal["stream_end"] = "stream_end"
-    summary: Any = None
+    summary: Any = omitted()
 
 
 class StreamError(Envelope):
@@ -66,7 +67,7 @@ def wanted(request: requests.Request) -> bool:
     return isinstance(request, streamed) and request.prefer_stream
 
 
-def envelopes(stream_id: int, response: responses.Response) -> Iterator[Envelope]:
+def envelopes(stream_id: str, response: responses.Response) -> Iterator[Envelope]:
     """The parts of a response that can be streamed; nothing for any other."""
     parts = _parts(response)
     if parts is None:
@@ -80,9 +81,9 @@ def envelopes(stream_id: int, response: responses.Response) -> Iterator[Envelope
 
 def _parts(response: responses.Response) -> tuple[Iterator[Any], Any] | None:
     if isinstance(response, responses.Memories):
-        return (record.model_dump(mode="json") for record in response.records), {"count": len(response.records)}
+        return (record.model_dump(mode="json") for record in response.records), None
     if isinstance(response, responses.AuditEvents):
-        return (event.model_dump(mode="json") for event in response.events), {"count": len(response.events)}
+        return (event.model_dump(mode="json") for event in response.events), None
     if isinstance(response, responses.IntentResult):
         document = response.model_dump(mode="json")
         chunk = {"text": document.pop("text"), "sources": document.pop("sources")}

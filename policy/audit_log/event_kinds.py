@@ -125,6 +125,9 @@ V1: Final[Mapping[str, Mapping[str, str]]] = {
     "capability_budget_exhausted": {"signature_b58": "text", "action": "text", "max_uses": "int", "used": "int"},
 }
 
+# Every kind that a client of version 1 can decode.
+VERSION_1: Final = frozenset({*V1, "capability_check", "intent_dispatched"})
+
 # What version 1 did without a row. Each is written after the act succeeded, unless it says otherwise.
 OURS: Final[Mapping[str, Mapping[str, str]]] = {
     "daemon_started": {"version": "text", "agents": "int", "recovered": "texts"},

@@ -275,5 +275,7 @@ NAMESPACES: Final[Mapping[str, Mapping[str, Field]]] = {
     "settlement": {"apply": _APPLY},
     "secret": {
         "names": Field("a list of names", _is_texts, lambda child, parent: set(child) <= set(parent), _names),
+        # Version 1's.
+        "name": Field("a secret's name", _is_text, same, _equals("name", lambda facts: facts.secret_name)),
     },
 }

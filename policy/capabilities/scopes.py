@@ -19,7 +19,7 @@ PARENT: Final = "parent_b58"
 MAX_USES: Final = "max_uses"
 _CARRIED_BY_ALL: Final = frozenset({"version", PARENT})
 # A secret is named, never all of them.
-_NEEDS: Final = {"secret.access": "names"}
+_NEEDS: Final = {"secret.access": ("names", "name")}
 
 
 def check(action: str, scope: Any) -> str | None:
@@ -34,7 +34,8 @@ def check(action: str, scope: Any) -> str | None:
     if PARENT in scope and parent_of(scope) is None:
         return f"`{PARENT}` is no signature"
     for name in sorted(scope.keys() & known.keys()):
-        if not known[name].check(scope[name]):
+        # As in version 1, null bounds nothing.
+        if scope[name] is not None and not known[name].check(scope[name]):
             return f"`{name}` is not {known[name].what}"
     return _of_tool(action, scope) or _unbounded(action, scope)
 
@@ -46,7 +47,11 @@ def admits(action: str, scope: Any, facts: RequestFacts) -> str | None:
         return None
     for name in known:
         test = known[name].admits
-        if test is not None and name in scope and (reason := test(scope[name], facts, action)) is not None:
+        if (
+            test is not None
+            and scope.get(name) is not None
+            and (reason := test(scope[name], facts, action)) is not None
+        ):
             return reason
     return None
 
@@ -65,7 +70,9 @@ def within(action: str, child: Any, parent: Any) -> str | None:
         return None if fields.same(child, parent) else "the scope is not the one that is held"
     known = fields.NAMESPACES.get(actions.namespace(action), {})
     for name in parent.keys() - _CARRIED_BY_ALL:
-        if name not in child:
+        if parent[name] is None and name in known:
+            continue
+        if name not in child or (child[name] is None and name in known):
             return f"`{name}` is bounded in the grant that is held"
         narrower = known[name].narrower if name in known else fields.same
         if not narrower(child[name], parent[name]):
@@ -95,14 +102,14 @@ def parent_of(scope: Any) -> str | None:
 def _of_tool(action: str, scope: Mapping[str, Any]) -> str | None:
     if actions.namespace(action) != "tool":
         return None
-    if MAX_USES in scope and not action.startswith("tool.call."):
+    if scope.get(MAX_USES) is not None and not action.startswith("tool.call."):
         return f"`{MAX_USES}` is counted for `tool.call.` alone"
     suffix = action.removeprefix("tool.call.").removeprefix("tool.")
-    return f"`tool` is not `{suffix}`, as in the action" if scope.get("tool", suffix) != suffix else None
+    return f"`tool` is not `{suffix}`, as in the action" if (scope.get("tool") or suffix) != suffix else None
 
 
 def _unbounded(action: str, scope: Any) -> str | None:
     needed = _NEEDS.get(action)
-    if needed is not None and (type(scope) is not dict or needed not in scope):
-        return f"a grant of `{action}` has `{needed}`"
+    if needed is not None and (type(scope) is not dict or all(scope.get(name) is None for name in needed)):
+        return f"a grant of `{action}` has `{needed[0]}`"
     return None

@@ -344,4 +344,8 @@ def _check_private(info: os.stat_result, place: str, mode: str, error: type[erro
         raise error(f"`{place}` belongs to uid {info.st_uid}, not to uid {os.geteuid()}", where=place)
     if info.st_mode & 0o077:
         found = stat.S_IMODE(info.st_mode)
-        raise error(f"`{place}` has mode {found:04o}", hint=f"chmod {mode} {place}", where=place)
+        raise error(
+            f"`{place}` has mode {found:04o}",
+            hint=f"chmod {mode} {place}, or for a whole home: covenant state modes --apply",
+            where=place,
+        )

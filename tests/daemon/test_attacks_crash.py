@@ -182,7 +182,7 @@ def _effective(asking: client.Client, home: Path) -> set[str]:
     with client.connected(home, token=made["token_b58"]) as ada:
         grants: list[dict[str, Any]] = ada.ask("capability_usage", limit=1000)["grants"]
     asking.ask("revoke_peer", token_prefix=made["token_b58"])
-    return {one["signature_b58"] for one in grants if one["effective"]}
+    return {one["signature_b58"] for one in grants if one["effective"] == "live"}
 
 
 def _after(known: Known, more: int) -> None:

@@ -82,7 +82,7 @@ async def test_peers_own_feed_does_not_say_whose_tasks_there_are(covenant_home: 
         for task_id in ("secret-1", "secret-2"):
             with pytest.raises(errors.CovenantError):
                 await eve.ask("post_a2_a_result", result={"task_id": task_id, "status": "ok"})
-        rows = (await eve.ask("recent_audit", limit=100))["events"]
+        rows = (await eve.ask("recent_audit", extended=True, limit=100))["events"]
         rejected = [row["kind"] for row in rows if row["kind"]["type"] == "a2_a_result_rejected"]
         assert {row["task_id"] for row in rejected} == {"secret-1", "secret-2"}
         assert len({row["reason"] for row in rejected}) == 1

@@ -49,7 +49,7 @@ async def test_many_long_rows_are_not_read_at_once(covenant_home: Path, monkeypa
             for _ in range(20):
                 assert (await eve.ask("submit_intent", text="/.env " + "x" * LONG))["status"] == "ignored"
             brought = _counted(monkeypatch, daemon.server.audit)
-            shown = (await eve.ask("recent_audit", limit=10_000))["events"]
+            shown = (await eve.ask("recent_audit", extended=True, limit=10_000))["events"]
             assert 1 <= len(shown) < 8
             assert brought == [8]
 

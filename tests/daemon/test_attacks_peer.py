@@ -85,7 +85,7 @@ async def lived(home: Path) -> AsyncIterator[tuple[Daemon, AsyncClient, Theirs]]
         await ada.ask("send_a2_a_task", task=sent)
         await ada.ask("call_tool", name="echo", arguments={"text": MARK})
         signature = (await ada.ask("recent_capabilities", limit=1))["capabilities"][0]["signature"]
-        event = (await ada.ask("recent_audit", limit=1))["events"][0]["id"]
+        event = (await ada.ask("recent_audit", extended=True, limit=1))["events"][0]["id"]
         yield daemon, eve, Theirs(kept["record"]["id"], done["intent_id"], task, signature, event)
 
 
@@ -111,7 +111,7 @@ async def test_no_request_tells_who_may_nothing_what_another_process_has(covenan
                 if kind not in _DIFFERS:
                     # Neither in words nor by what is refused: of what is there and of what is not it hears the same.
                     assert theirs.hidden(there) == nothing.hidden(absent), kind
-        feed = json.dumps(await eve.ask("recent_audit", limit=1000))
+        feed = json.dumps(await eve.ask("recent_audit", extended=True, limit=1000))
         assert MARK not in feed
         assert ADA.pubkey not in feed
         # The operator sees all of it: what was looked for was there.

@@ -28,7 +28,7 @@ async def refused(client: AsyncClient, kind: str, **fields: Any) -> str:
 
 
 async def held(client: AsyncClient) -> set[str]:
-    return {one["action"] for one in (await client.ask("capability_usage"))["grants"] if one["effective"]}
+    return {one["action"] for one in (await client.ask("capability_usage"))["grants"] if one["effective"] == "live"}
 
 
 async def test_peer_gets_nothing_by_asking(covenant_home: Path) -> None:
@@ -155,7 +155,7 @@ async def test_prober_does_not_see_that_it_was_seen(covenant_home: Path) -> None
             ("get_secret", {"name": "mail"}),
         ):
             await refused(ada, kind, **fields)
-        seen = [event["kind"]["type"] for event in (await ada.ask("recent_audit", limit=50))["events"]]
+        seen = [event["kind"]["type"] for event in (await ada.ask("recent_audit", extended=True, limit=50))["events"]]
         assert [kind for kind in seen if "reject" in kind or "denied" in kind or kind == "capability_check"] == []
         kinds = [event["kind"]["type"] for event in (await daemon.ask("recent_audit", limit=50))["events"]]
         assert {"operator_peers_list_rejected", "operator_peer_revoke_rejected", "secret_access_denied"} <= set(kinds)

@@ -109,9 +109,16 @@ def test_tasks_of_ones_own(daemon: Daemon) -> None:
         assert answered("a2a", "status", *filters)["tasks"] == []
     assert "look at this" in done("a2a", "status")
     retry = verb("a2a_auto_retry", "a2a", "retry-stale", "--min-lease-age-ms", "0")["report"]
-    assert (retry["enabled"], retry["requeued"], retry["skipped_by_reason"]) == (False, 0, {"policy_disabled": 1})
+    assert (retry["policy"]["enabled"], retry["requeued"], retry["skipped_by_reason"]) == (
+        False,
+        [],
+        {"policy_disabled": 1},
+    )
     assert call("a2a", "retry-stale", "--min-lease-age-ms", "0").stderr == "nothing was done: --enable does it\n"
-    assert answered("a2a", "retry-stale", "--enable", "--min-lease-age-ms", "0")["report"]["requeued"] == 1
+    assert (
+        answered("a2a", "retry-stale", "--enable", "--min-lease-age-ms", "0")["report"]["requeued"][0]["action"]
+        == "requeued"
+    )
     lease = answered("a2a", "recv")["lease_id"]
     why = ("--reason", "test")
     wrong = ("--duplicate-risk", "idempotent", "--lease-id", given["lease_id"])

@@ -22,7 +22,7 @@ from covenant.handlers.server import Server
 from covenant.handlers.state import intent_progress
 from covenant.wire import requests, responses
 from policy import errors
-from tests import http_kit, prometheus_text, server_kit
+from tests import http_kit, prometheus_text, server_kit, v1_client
 
 pytestmark = pytest.mark.anyio
 
@@ -91,7 +91,10 @@ async def test_what_needs_no_token(world: World) -> None:
         async with client.get("/health") as answer:
             assert (answer.status, await answer.json()) == (200, {"status": "ok"})
         async with client.get("/version") as answer:
-            assert (answer.status, (await answer.json())["name"]) == (200, "covenantd")
+            told = await answer.json()
+            assert (answer.status, told["name"]) == (200, "covenantd")
+            # As version 1 answers it.
+            v1_client.struct(kind=v1_client.one_of("protocol_info"), info=v1_client.PROTOCOL)(told)
         async with client.get("/openapi.json") as answer:
             assert (await answer.json())["openapi"] == "3.1.0"
         async with client.post(
@@ -118,7 +121,7 @@ async def test_everything_else_does(world: World, route: Route) -> None:
 async def test_wrong_token_is_written_down_and_scheme_has_no_case(world: World) -> None:
     async with http_kit.client(world.gateway, token="1" * 43) as client, client.get("/tools") as answer:
         assert answer.status == 401
-    assert world.audit.rows == [("authentication_failed", {"transport": "http", "reason": "the token is nobody's"})]
+    assert world.audit.rows == [("authentication_failed", {"transport": "http", "reason": "unknown token"})]
     cased = {"Authorization": f"bEaReR {http_kit.TOKEN}"}
     async with http_kit.client(world.gateway, token=None) as client, client.get("/tools", headers=cased) as answer:
         assert answer.status == 200

@@ -326,7 +326,7 @@ async def test_more_connections_than_there_may_be_go_at_once_and_others_come_aga
 
 async def test_flood_of_streams_leaves_place_for_others(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     echo.answers["recent_audit"] = responses.AuditEvents(events=())
-    follow = head(gateway, "GET /audit/recent HTTP/1.1", "Accept: text/event-stream")
+    follow = head(gateway, "GET /audit/recent?extended=true HTTP/1.1", "Accept: text/event-stream")
     held = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(6)]
     try:
         found = []
@@ -336,7 +336,9 @@ async def test_flood_of_streams_leaves_place_for_others(gateway: HttpGateway, ec
                 found.append(statuses(await reader.readuntil(b"\r\n")))
         assert found == [[200]] * 4 + [[429]] * 2
         # Another peer has its own places.
-        others = head(gateway, "GET /audit/recent HTTP/1.1", "Accept: text/event-stream", token=http_kit.OTHER_TOKEN)
+        others = head(
+            gateway, "GET /audit/recent?extended=true HTTP/1.1", "Accept: text/event-stream", token=http_kit.OTHER_TOKEN
+        )
         assert statuses(await raw(gateway, others, until_end=False)) == [200]
     finally:
         for _, writer in held:
@@ -348,7 +350,7 @@ async def test_stream_that_nobody_reads_holds_up_nobody(gateway: HttpGateway, ec
     echo.answers["recent_audit"] = responses.AuditEvents(events=())
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     try:
-        writer.write(head(gateway, "GET /audit/recent HTTP/1.1", "Accept: text/event-stream"))
+        writer.write(head(gateway, "GET /audit/recent?extended=true HTTP/1.1", "Accept: text/event-stream"))
         await reader.readuntil(b"\r\n\r\n")
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         row = http_kit.event("e", text="x" * 50_000)

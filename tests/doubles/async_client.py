@@ -31,6 +31,15 @@ class AsyncClient:
         await self.send(kind, **fields)
         return await self.receive()
 
+    async def stream(self, kind: str, **fields: Any) -> AsyncIterator[dict[str, Any]]:
+        """Ask for a stream, and yield its parts."""
+        await self.send(kind, prefer_stream=True, **fields)
+        while True:
+            part = await self.receive()
+            yield part
+            if part["kind"] not in ("stream_begin", "stream_chunk"):
+                return
+
     async def send(self, kind: str, **fields: Any) -> None:
         """One request; its answer comes after those of what was sent before."""
         given = {name: value for name, value in fields.items() if value is not None}

@@ -147,6 +147,10 @@ class InMemoryAudit:
         await self._told(made)
         return found
 
+    async def prove_by_chain(self, event_id: str) -> interface.ChainSuffix | None:
+        """As the interface says."""
+        return interface.chain_suffix(self._lines, event_id)
+
     async def checkpoint(self) -> note.Note:
         """As the interface says."""
         made: list[note.Note] = []

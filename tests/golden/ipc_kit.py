@@ -66,7 +66,7 @@ EVENT = {
     "id": OTHER,
     "timestamp_ms": AT,
     "issuer": ME,
-    "kind": {"type": "authentication_failed", "transport": "ipc", "reason": "the token is nobody's"},
+    "kind": {"type": "authentication_failed", "transport": "ipc", "reason": "unknown token"},
 }
 BATCH = {"batch_id": HEX, "merkle_root": HEX, "receipt_count": 2, "tx_sig": None, "slot": None}
 REPORT = {"events": 2, "anchors": 2, "valid": True, "root_hash_hex": HEX, "failures": []}
@@ -231,7 +231,7 @@ RESPONSES: dict[str, dict[str, Any]] = {
         "info": {"protocol": "covenant.ipc", "version": 1, "min_supported": 1, "max_supported": 2},
     },
     "authenticated": {"display": "user@local"},
-    "authentication_failed": {"reason": "the token is nobody's"},
+    "authentication_failed": {"reason": "unknown token"},
     "intent_result": {
         "intent_id": UUID,
         "status": "ok",
@@ -310,7 +310,7 @@ RESPONSES: dict[str, dict[str, Any]] = {
                 "action": "tool.call.echo",
                 "expires_at": None,
                 "revoked": False,
-                "effective": True,
+                "effective": "live",
                 "budget": {"max_uses": 3, "used": 1, "remaining": 2},
             }
         ]
@@ -322,7 +322,10 @@ RESPONSES: dict[str, dict[str, Any]] = {
     "peer_enrolled": {
         "agent_id": AGENT,
         "token_b58": TOKEN,
-        "granted": [{"action": "memory.read", "signature_b58": SIGNATURE}],
+        "pubkey_b58": AGENT["pubkey"],
+        "display": AGENT["display"],
+        "granted": ["memory.read"],
+        "grants": [{"action": "memory.read", "signature_b58": SIGNATURE}],
     },
     "identity_attestation": {"signature_b58": SIGNATURE, "pubkey_b58": ME["pubkey"], "ts": AT},
     "secret": {"name": "mail", "value": "hunter2"},
@@ -335,11 +338,10 @@ RESPONSES: dict[str, dict[str, Any]] = {
         "proof": {
             "event_id": OTHER,
             "leaf_index": 1,
-            "tree_size": 2,
-            "leaf_hash_hex": HEX,
-            "path_hex": [HEX],
+            "event_hash_hex": HEX,
+            "previous_hash_hex": HEX,
+            "suffix_event_hashes_hex": [HEX],
             "root_hash_hex": HEX,
-            "checkpoint": None,
         }
     },
     "audit_checkpoint": {"checkpoint": NOTE},
@@ -375,7 +377,7 @@ RESPONSES: dict[str, dict[str, Any]] = {
     },
     "a2_a_task_queued": {"task_id": UUID},
     "a2_a_task_opt": {"task": TASK, "lease_id": OTHER, "lease_expires_at_ms": AT},
-    "a2_a_result_posted": {},
+    "a2_a_result_posted": {"task_id": UUID},
     "a2_a_result_opt": {"result": None},
     "a2_a_tasks": {"tasks": [TASK]},
     "a2_a_results": {"results": [RESULT, FAILED]},
@@ -397,7 +399,8 @@ RESPONSES: dict[str, dict[str, Any]] = {
     "a2_a_repaired": {
         "outcome": {
             "task_id": UUID,
-            "action": "requeue",
+            "action": "requeued",
+            "state": "queued",
             "lease_id": OTHER,
             "duplicate_risk": "operator-accepted",
             "attempt": 1,
@@ -405,15 +408,26 @@ RESPONSES: dict[str, dict[str, Any]] = {
     },
     "a2_a_auto_retried": {
         "report": {
-            "enabled": True,
+            "policy": {
+                "enabled": True,
+                "min_lease_age_ms": 300_000,
+                "max_attempts": 3,
+                "max_requeues": 1,
+                "scan_limit": 100,
+            },
             "considered": 2,
-            "requeued": 1,
-            "skipped": 1,
+            "requeued": [
+                {
+                    "task_id": UUID,
+                    "action": "requeued",
+                    "state": "queued",
+                    "lease_id": None,
+                    "duplicate_risk": "idempotent",
+                    "attempt": 1,
+                }
+            ],
+            "skipped": [{"task_id": OTHER, "reason": "unsafe", "attempt": 2}],
             "skipped_by_reason": {"unsafe": 1},
-            "min_lease_age_ms": 300_000,
-            "max_attempts": 3,
-            "max_requeues": 1,
-            "scan_limit": 100,
             "error": None,
         }
     },
@@ -455,8 +469,8 @@ RESPONSES: dict[str, dict[str, Any]] = {
 }
 
 STREAMS: dict[str, dict[str, Any]] = {
-    "stream_begin": {"stream_id": 0, "response_kind": "memories"},
-    "stream_chunk": {"stream_id": 0, "sequence": 0, "chunk": RECORD},
-    "stream_end": {"stream_id": 0, "summary": {"count": 1}},
-    "stream_error": {"stream_id": 0, "message": "the store failed"},
+    "stream_begin": {"stream_id": UUID, "response_kind": "memories"},
+    "stream_chunk": {"stream_id": UUID, "sequence": 0, "chunk": RECORD},
+    "stream_end": {"stream_id": UUID, "summary": {"intent_id": UUID, "status": "ok", "settlement": None}},
+    "stream_error": {"stream_id": UUID, "message": "the store failed"},
 }

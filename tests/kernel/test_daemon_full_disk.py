@@ -226,7 +226,7 @@ def _wait(one: client.Client) -> str:
 
 def _waiting(one: client.Client) -> set[str]:
     """Those that can be resumed, for which there are no credits yet; of what is not kept it would be said so."""
-    rows = one.ask("recent_audit", limit=5000)["events"]
+    rows = one.ask("recent_audit", extended=True, limit=5000)["events"]
     found = {row["kind"]["intent_id"] for row in rows if row["kind"]["type"] == "budget_exhausted"}
     for intent_id in found:
         with pytest.raises(errors.BudgetExhaustedError):
@@ -235,7 +235,7 @@ def _waiting(one: client.Client) -> set[str]:
 
 
 def _intents(one: client.Client) -> set[str]:
-    rows = one.ask("recent_audit", limit=5000)["events"]
+    rows = one.ask("recent_audit", extended=True, limit=5000)["events"]
     # One whose answer was kept and whose receipt of that was not is answered too, and its row says so (`not_stored`).
     ended = {row["kind"]["intent_id"] for row in rows if row["kind"]["type"] == "intent_dispatched"}
     for intent_id in ended:

@@ -106,7 +106,7 @@ def test_first_client_starts_it_and_intent_goes_through_both_and_back(booted: Bo
     assert booted.main(SUPERVISOR) != 0
     (started,) = [row for row in booted.world.rows() if row["kind"]["type"] == "run_started"]
     assert started["issuer"]["display"] == f"uid{UID}@local"
-    ours = [row["kind"] for row in _ask(booted, "recent_audit", limit=100)["events"]]
+    ours = [row["kind"] for row in _ask(booted, "recent_audit", limit=100, extended=True)["events"]]
     (dispatched,) = [row for row in ours if row["type"] == "intent_dispatched"]
     assert dispatched["run_id"] == started["kind"]["run_id"]
     assert booted.main() == daemon
@@ -151,7 +151,7 @@ def test_it_ends_in_order_and_next_client_starts_it_again(booted: BootedServices
     booted.eventually(lambda: "INFO covenantd: ends: SIGTERM" in booted.journal())
     assert _ask(booted, "get_intent_result", intent_id=found["intent_id"])["text"] == "late"
     assert booted.main() not in (0, daemon)
-    kinds = [row["kind"]["type"] for row in _ask(booted, "recent_audit", limit=100)["events"]]
+    kinds = [row["kind"]["type"] for row in _ask(booted, "recent_audit", limit=100, extended=True)["events"]]
     assert (kinds.count("daemon_started"), kinds.count("daemon_stopped")) == (2, 1)
 
 

@@ -73,7 +73,7 @@ async def recent(
         for one in fresh:
             await events.chunk(one.model_dump(mode="json", by_alias=True), id=one.id)
         if not on:
-            await events.end({"count": len(fresh)})
+            await events.end()
             return events.response
 
         async def take(item: Item) -> bool:
@@ -131,7 +131,7 @@ async def submitted(watch: Watch, asked: requests.SubmitIntent) -> web.StreamRes
     (answer,) = answers
     if isinstance(answer, responses.Error):
         await events.fail(errors.CovenantError(answer.message))
-    for envelope in streams.envelopes(0, answer):
+    for envelope in streams.envelopes("", answer):
         if isinstance(envelope, streams.StreamChunk):
             await events.chunk(envelope.chunk)
         elif isinstance(envelope, streams.StreamEnd):

@@ -192,7 +192,8 @@ class HttpGateway:
         if route.path == "/health":
             return web.json_response({"status": "ok"})
         if route.path == "/version":
-            return web.json_response({"name": "covenantd", "version": _version()})
+            described = json.loads(responses.ProtocolDescription().to_bytes())
+            return web.json_response({**described, "name": "covenantd", "version": _version()})
         if route.path == "/openapi.json":
             return web.Response(body=_described(), content_type=_JSON)
         # The body is not read: there is no key yet that could verify another host's envelope.

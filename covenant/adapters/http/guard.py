@@ -160,11 +160,13 @@ def bearer(headers: CIMultiDictProxy[str] | CIMultiDict[str]) -> str:
     """
     values = headers.getall("Authorization", [])
     if len(values) != 1:
-        raise errors.AuthenticationError("no bearer token" if not values else "more than one Authorization header")
+        raise errors.AuthenticationError(
+            "missing bearer token" if not values else "malformed: more than one Authorization header"
+        )
     scheme, _, token = values[0].partition(" ")
     token = token.strip(" ")
     if scheme.lower() != "bearer" or not token:
-        raise errors.AuthenticationError("no bearer token")
+        raise errors.AuthenticationError("malformed Authorization header: no bearer token")
     return token
 
 

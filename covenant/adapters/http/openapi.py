@@ -202,7 +202,14 @@ def _schemas() -> dict[str, Any]:
     found: dict[str, Any] = {
         "gateway.fault": _closed({"error": {"type": "string"}}),
         "gateway.health": _closed({"status": {"const": "ok"}}),
-        "gateway.version": _closed({"name": {"const": "covenantd"}, "version": {"type": "string"}}),
+        "gateway.version": _closed(
+            {
+                "kind": {"const": "protocol_info"},
+                "info": {"type": "object"},
+                "name": {"const": "covenantd"},
+                "version": {"type": "string"},
+            }
+        ),
     }
     for route in routes.TABLE:
         if route.kind:

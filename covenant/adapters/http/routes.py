@@ -158,6 +158,10 @@ VERSION_1: Final = (
 )
 
 OURS: Final = (
+    # Of a later version 1 than the page of its routes.
+    _get("/audit/inclusion/{event_id}", "prove_audit_inclusion", "audit_inclusion", "That a row is in the log."),
+    _get("/expiries", "list_expiries", "expiries", "What ends, and when."),
+    _post("/clock/set", "set_clock", "clock_set", "Take the daemon's clock back to the machine's."),
     _get("/agents", "list_agents", "agents", "The packages, and what is wrong with them."),
     _post("/agents/reload", "reload_agents", "agents", "Look at the packages anew."),
     _get("/approvals", "list_approvals", "approvals", "What runs at a Hermes API wait for."),
@@ -167,7 +171,13 @@ OURS: Final = (
     _post("/memory/promote", "promote_memory", "memory_promoted", "Put a record into another tier."),
     _get("/capabilities/usage", "capability_usage", "capability_usage", "What is left of the caller's grants."),
     _post("/peers/enroll", "enroll_peer", "peer_enrolled", "Let somebody in."),
-    _get("/audit/prove/{event_id}", "prove_audit_inclusion", "audit_inclusion", "That a row is in the log."),
+    _get(
+        "/audit/prove/{event_id}",
+        "prove_audit_inclusion",
+        "audit_inclusion",
+        "That a row is in the log (RFC 6962).",
+        defaults={"extended": True},
+    ),
     _post("/audit/cosign", "cosign_audit_checkpoint", "audit_checkpoint", "Keep cosignatures of a checkpoint."),
     _get("/provenance", "query_provenance", "provenance_actions", "Who did what by whose leave."),
     _get("/denials", "recent_denials", "denials", "What agents were denied."),

@@ -8,6 +8,7 @@ caller may no longer see it). Format: https://html.spec.whatwg.org/multipage/ser
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,12 +40,13 @@ class Pace:
 
 
 class Events:
-    """One response of events. It contains a single stream, so the stream's number is always 0."""
+    """One response of events. It contains a single stream, with an id of its own."""
 
     def __init__(self, request: web.Request, headers: Mapping[str, str], pace: Pace) -> None:
         self._request = request
         self._pace = pace
         self._sequence = 0
+        self._id = str(uuid.uuid4())
         self.response = web.StreamResponse(headers={**headers, **HEADERS, "Content-Type": f"{TYPE}; charset=utf-8"})
         # A stream has no length, and a request pipelined after it would wait forever.
         self.response.force_close()
@@ -63,20 +65,20 @@ class Events:
         """
         with within(self._request, self._pace.write_seconds):
             await self.response.prepare(self._request)
-        await self._say(streams.StreamBegin(stream_id=0, response_kind=response_kind), id)
+        await self._say(streams.StreamBegin(stream_id=self._id, response_kind=response_kind), id)
 
     async def chunk(self, chunk: Any, *, id: str = "") -> None:  # noqa: A002
         """Write the next part. A client that reconnects sends the last ``id`` that it received."""
-        await self._say(streams.StreamChunk(stream_id=0, sequence=self._sequence, chunk=chunk), id)
+        await self._say(streams.StreamChunk(stream_id=self._id, sequence=self._sequence, chunk=chunk), id)
         self._sequence += 1
 
     async def end(self, summary: Any = None) -> None:
         """Write the regular end of the stream."""
-        await self._say(streams.StreamEnd(stream_id=0, summary=summary))
+        await self._say(streams.StreamEnd(stream_id=self._id, summary=summary))
 
     async def fail(self, error: errors.CovenantError) -> None:
         """Write the end of the stream with an error."""
-        await self._say(streams.StreamError(stream_id=0, message=error.message))
+        await self._say(streams.StreamError(stream_id=self._id, message=error.message))
 
     async def nothing_new(self) -> None:
         """Write a comment, which detects a disconnected client and keeps a connected one from giving up."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
@@ -60,7 +61,6 @@ class Connection(Channel):
     def __init__(self, gateway: ConnectionOwner) -> None:
         super().__init__(gateway.bounds)
         self._gateway = gateway
-        self._streams = 0
         self._scope: anyio.CancelScope | None = None
         self._caller: Caller | None = None
         self._peer: Peer | None = None
@@ -106,7 +106,7 @@ class Connection(Channel):
 
     async def _admitted(self) -> Caller | None:
         """Return the caller; None if the client disconnected or was refused, which is answered and logged."""
-        reason = "no token came in time"
+        reason = "missing token: none came in time"
         with anyio.move_on_after(self._bounds.handshake_seconds):
             try:
                 return await self._handshake()
@@ -163,13 +163,11 @@ class Connection(Channel):
 
     async def _stream(self, answer: responses.Response) -> None:
         parts = 0
-        for envelope in streams.envelopes(self._streams, answer):
+        for envelope in streams.envelopes(str(uuid.uuid4()), answer):
             parts += 1
             self.append(envelope.to_bytes())
             await self.written()
-        if parts:
-            self._streams += 1
-        else:
+        if not parts:
             self._say(answer)
 
     def _say(self, response: responses.Response) -> None:

@@ -75,7 +75,7 @@ def prove(ctx: click.Context, event_id: str, as_json: bool) -> None:
     row, or none that you may see."""
     from policy.audit_log import merkle, note
 
-    proof = _asked("prove_audit_inclusion", event_id=event_id)["proof"]
+    proof = _asked("prove_audit_inclusion", event_id=event_id, extended=True)["proof"]
     if proof is None:
         if as_json:
             common.emit({"kind": "audit_inclusion", "proof": None})
@@ -186,9 +186,9 @@ def _newest() -> note.Note:
 
     try:
         with client.daemon() as daemon:
-            rows = daemon.ask("recent_audit", limit=1)["events"]
+            rows = daemon.ask("recent_audit", extended=True, limit=1)["events"]
             if rows:
-                proof = daemon.ask("prove_audit_inclusion", event_id=rows[0]["id"])["proof"]
+                proof = daemon.ask("prove_audit_inclusion", event_id=rows[0]["id"], extended=True)["proof"]
                 return note.Note.parse(proof["checkpoint"].encode())
     except errors.DaemonSilentError:
         pass

@@ -14,7 +14,7 @@ from covenant.cli.daemon import client
 def follow(limit: int, since_ms: int | None, line: Callable[[dict[str, Any]], str], *, as_json: bool) -> None:
     """Print the caller's own rows as they come, the newest first; ``line`` is a row as text."""
     with client.daemon() as daemon:
-        for part in daemon.stream("recent_audit", limit=limit, since_ms=since_ms):
+        for part in daemon.stream("recent_audit", limit=limit, since_ms=since_ms, extended=True):
             if as_json:
                 common.emit(part)
             elif part["kind"] == "stream_chunk":

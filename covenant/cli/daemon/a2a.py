@@ -140,7 +140,8 @@ def retry_stale(
         common.emit(client.envelope("a2a_auto_retry", response))
         return
     report = response["report"]
-    common.say(f"{report['considered']} tasks looked at, {report['requeued']} put back, {report['skipped']} left")
+    put, left = len(report["requeued"]), sum(report["skipped_by_reason"].values())
+    common.say(f"{report['considered']} tasks looked at, {put} put back, {left} left")
     for reason, count in report["skipped_by_reason"].items():
         common.say(common.visible(f"  {count} {reason}"))
     if report["skipped_by_reason"].get("policy_disabled"):

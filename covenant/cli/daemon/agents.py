@@ -83,6 +83,8 @@ def _state(one: dict[str, Any]) -> str:
     if not one["routable"]:
         return str(one["error"] or "not routable")
     signature, ends = one.get("signature"), one.get("expires_at")
+    if signature == "unknown":
+        return "routable, signature not verified"
     if signature not in (None, "ok"):
         return f"{signature}: {one.get('signature_error')}"
     if ends is not None and ends - times.now_ms() < _SOON_MS:

@@ -62,7 +62,7 @@ def usage(limit: int, as_json: bool) -> None:
     for one in response["grants"]:
         left = one.get("budget")
         uses = f"{left['used']} of {left['max_uses']}" if left else "-"
-        state = "revoked" if one["revoked"] else "holds" if one["effective"] else "over"
+        state = one["effective"]
         rows.append((one["action"], state, uses, one["signature_b58"]))
     terminal.print_table(("ACTION", "STATE", "USED", "SIGNATURE"), rows, nothing="no grants")
 

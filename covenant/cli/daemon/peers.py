@@ -95,7 +95,7 @@ def revoke(ctx: click.Context, token_prefix: str, force: bool, limit_matches: in
     if as_json:
         common.emit(client.envelope("peer_revoke", response))
     else:
-        who = f"{outcome['peer']['agent_id']['display']}: " if outcome.get("peer") else ""
+        who = f"{outcome['agent_id']['display']}: " if outcome.get("agent_id") else ""
         common.say(common.visible(who + _WORDS[outcome["type"]]))
         for one in outcome.get("matches", ()):
             common.say(common.visible(f"  {one['token_prefix']}  {one['agent_id']['display']}"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -52,6 +54,35 @@ def clock(yes: bool, as_json: bool) -> None:
         common.say(f"the daemon's record of {times.utc(asked['from_ms'])} is taken back")
     if taken is None and (asked is None or not asked["changed"]):
         common.say("no record is ahead of the clock")
+
+
+@state.command(epilog=common.examples("covenant state modes", "covenant state modes --apply"))
+@click.option("--apply", is_flag=True, help="Take the access of others away.")
+@_JSON
+@click.pass_context
+def modes(ctx: click.Context, apply: bool, as_json: bool) -> None:
+    """Name the files of COVENANT_HOME that other users can access, as version 1 left them, and close them.
+
+    Exit status 3 when there are some and --apply was not given.
+    """
+    from covenant import homes
+
+    home = Path(os.environ.get("COVENANT_HOME") or common.home()).absolute()
+    found = list(homes.open_to_others(home))
+    for path, _, needs in found if apply else ():
+        homes.close_to_others(path, needs)
+    if as_json:
+        rows = [{"path": str(path), "mode": f"{mode:04o}", "needs": f"{needs:04o}"} for path, mode, needs in found]
+        common.emit({"kind": "state_modes", "home": str(home), "open": rows, "applied": apply})
+    else:
+        for path, mode, needs in found:
+            common.say(f"{mode:04o} {'->' if apply else 'needs'} {needs:04o}  {common.visible(str(path))}")
+        if not found:
+            common.say(f"nothing of {common.visible(str(home))} is open to other users")
+    if found and not apply:
+        if not as_json:
+            common.say("covenant state modes --apply closes them", err=True)
+        ctx.exit(common.EXIT_NO)
 
 
 def _of_the_state(now_ms: int) -> ClockAhead | None:

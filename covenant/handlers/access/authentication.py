@@ -21,7 +21,7 @@ async def admit(server: Server, token_b58: str, transport: Transport) -> Caller:
     """
     peer = await server.peers.authenticate(token_b58) if 0 < len(token_b58) <= _LONGEST else None
     if peer is None:
-        raise errors.AuthenticationError("the token is nobody's")
+        raise errors.AuthenticationError("unknown token")
     return Caller(
         agent=peer.agent_id,
         operator=peer.agent_id.pubkey == server.identity.agent.pubkey,

@@ -25,7 +25,9 @@ def may_go_on(server: Server, caller: Caller, asked: Watched) -> bool:
 def may_see(server: Server, caller: Caller, asked: Watched, value: parts.AuditEvent | MemoryRecord) -> bool:
     """Whether the request would show this."""
     if isinstance(asked, requests.RecentAudit):
-        return isinstance(value, parts.AuditEvent) and value.issuer.pubkey == caller.agent.pubkey
+        if not isinstance(value, parts.AuditEvent) or value.issuer.pubkey != caller.agent.pubkey:
+            return False
+        return asked.shows(value.kind["type"])
     if not isinstance(value, MemoryRecord) or asked.tier not in (None, value.tier):
         return False
     signed = _grant(server, caller, asked)

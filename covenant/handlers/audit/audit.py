@@ -19,7 +19,7 @@ from policy.audit_log import note, verify
 if TYPE_CHECKING:
     from covenant.handlers.caller import Caller
     from covenant.handlers.server import Handler, Server
-    from covenant.stores.audit.interface import Proof
+    from covenant.stores.audit.interface import ChainSuffix, Proof
 
 MOST_ROWS: Final = 10_000
 # Of a log that does not hold, beside other things.
@@ -44,12 +44,12 @@ async def recent_audit(server: Server, caller: Caller, asked: requests.RecentAud
 async def _newest(
     server: Server, caller: Caller, asked: requests.RecentAudit, count: int
 ) -> Sequence[parts.AuditEvent]:
-    issuer, types = caller.agent.pubkey, frozenset(asked.types)
-    if not types:
+    issuer = caller.agent.pubkey
+    if asked.extended and not asked.types:
         return await server.audit.recent(count, since_ms=asked.since_ms, issuer_pubkey=issuer)
 
     def wanted(row: parts.AuditEvent) -> bool:
-        return row.kind["type"] in types
+        return asked.shows(row.kind["type"])
 
     return (await server.audit.scan(wanted, count, since_ms=asked.since_ms, issuer_pubkey=issuer)).events
 
@@ -89,6 +89,9 @@ async def prove_audit_inclusion(
         own = await server.audit.scan(lambda row: row.id == asked.event_id, 1, issuer_pubkey=caller.agent.pubkey)
         if not own.events:
             return responses.AuditInclusion(proof=None)
+    if not asked.extended:
+        found = await server.audit.prove_by_chain(asked.event_id)
+        return responses.AuditInclusion(proof=None if found is None else _by_chain(asked.event_id, found))
     proof = await server.audit.prove(asked.event_id)
     return responses.AuditInclusion(proof=_on_the_wire(proof) if proof else None)
 
@@ -122,6 +125,17 @@ def report(found: verify.Report) -> parts.AuditReport:
 
 def _failure(one: verify.Failure) -> str:
     return f"{one.kind}: {one.message}" + (f" (event {one.event_id})" if one.event_id else "")
+
+
+def _by_chain(event_id: str, found: ChainSuffix) -> parts.ChainProof:
+    return parts.ChainProof(
+        event_id=event_id,
+        leaf_index=found.index,
+        event_hash_hex=found.event_hash_hex,
+        previous_hash_hex=found.previous_hash_hex,
+        suffix_event_hashes_hex=found.suffix,
+        root_hash_hex=found.root_hash_hex,
+    )
 
 
 def _on_the_wire(proof: Proof) -> parts.InclusionProof:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from covenant.handlers import paging
 from covenant.handlers.access import authorization
@@ -148,10 +148,16 @@ async def purge_capabilities(
     server: Server, caller: Caller, asked: requests.PurgeCapabilities
 ) -> responses.CapabilitiesPurged:
     """Forget what was revoked or ended before, under a grant of ``capabilities.purge``."""
-    facts = RequestFacts(before_ms=asked.before_ms)
+    if (asked.before_ms is None) == (asked.older_than_ms is None):
+        raise errors.MalformedRequestError("one of `before_ms` and `older_than_ms` is needed", where=asked.kind)
+    before_ms = asked.before_ms
+    if before_ms is None:
+        assert asked.older_than_ms is not None
+        before_ms = max(0, server.now_ms() - asked.older_than_ms)
+    facts = RequestFacts(before_ms=before_ms)
     await authorization.require(server, caller, "capabilities.purge", agent_id="capabilities:purge", facts=facts)
-    purged = await server.capabilities.purge(asked.before_ms, server.now_ms())
-    row = {"before_ms": asked.before_ms, "purged": purged}
+    purged = await server.capabilities.purge(before_ms, server.now_ms())
+    row = {"before_ms": before_ms, "purged": purged}
     await server.audit.append("capabilities_purged", row, issuer=caller.agent)
     return responses.CapabilitiesPurged(purged=purged)
 
@@ -283,9 +289,19 @@ def _usage(server: Server, grant: Grant, now_ms: int) -> parts.CapabilityUse:
         action=grant.token.action,
         expires_at=grant.token.expires_at,
         revoked=grant.revoked_at_ms is not None,
-        effective=server.capabilities.effective(grant, now_ms),
+        effective=_effect(server, grant, now_ms),
         budget=budget,
     )
+
+
+def _effect(server: Server, grant: Grant, now_ms: int) -> Literal["live", "revoked", "expired", "exhausted"]:
+    """Return in version 1's words whether a grant holds; one below a grant that ended has ended as that did."""
+    if server.capabilities.effective(grant, now_ms):
+        return "live"
+    above = server.capabilities.lineage(grant.signature)
+    if not above or any(one.revoked_at_ms is not None for one in above):
+        return "revoked"
+    return "expired" if any(one.token.expired(now_ms) for one in above) else "exhausted"
 
 
 HANDLERS: Final[Mapping[str, Handler]] = {

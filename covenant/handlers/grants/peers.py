@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -90,11 +90,10 @@ async def revoke_peer(server: Server, caller: Caller, asked: requests.RevokePeer
     row = _peer(target.agent_id) | {"token_prefix": target.token_prefix}
     if own and not asked.force:
         await server.audit.append("peer_self_revoke_blocked", row, issuer=caller.agent)
-        outcome = parts.PeerRevokeOutcome(type="self_revoke_forbidden", peer=target.summary())
-        return responses.PeerRevoked(outcome=outcome)
+        return responses.PeerRevoked(outcome=_about(target, "self_revoke_forbidden"))
     await server.peers.revoke(target)
     await server.audit.append("peer_revoked", row, issuer=caller.agent)
-    return responses.PeerRevoked(outcome=parts.PeerRevokeOutcome(type="revoked", peer=target.summary()))
+    return responses.PeerRevoked(outcome=_about(target, "revoked"))
 
 
 async def enroll_peer(server: Server, caller: Caller, asked: requests.EnrollPeer) -> responses.PeerEnrolled:
@@ -126,8 +125,16 @@ async def enroll_peer(server: Server, caller: Caller, asked: requests.EnrollPeer
         # The token was never shown, and it is revoked.
         await server.peers.revoke(made.entry)
         raise
-    granted = tuple(parts.GrantedAction(action=one.capability.action, signature_b58=one.signature) for one in signed)
-    return responses.PeerEnrolled(agent_id=agent, token_b58=made.token, granted=granted, expires_at=asked.expires_at)
+    grants = tuple(parts.GrantedAction(action=one.capability.action, signature_b58=one.signature) for one in signed)
+    return responses.PeerEnrolled(
+        token_b58=made.token,
+        pubkey_b58=agent.pubkey,
+        display=agent.display,
+        granted=tuple(one.action for one in grants),
+        agent_id=agent,
+        grants=grants,
+        expires_at=asked.expires_at,
+    )
 
 
 async def purge_peers(server: Server, caller: Caller, asked: requests.PurgePeers) -> responses.PeersPurged:
@@ -181,8 +188,21 @@ def _unmoved(found: Sequence[PeerToken], live: Sequence[PeerToken], limit: int) 
         shown = tuple(entry.summary() for entry in live[: min(limit, MOST_SHOWN)])
         return parts.PeerRevokeOutcome(type="ambiguous", matches=shown, truncated=len(live) > len(shown))
     if found:
-        return parts.PeerRevokeOutcome(type="already_revoked", peer=found[0].summary())
+        return _about(found[0], "already_revoked")
     return parts.PeerRevokeOutcome(type="not_found")
+
+
+def _about(
+    entry: PeerToken, outcome: Literal["revoked", "already_revoked", "self_revoke_forbidden"]
+) -> parts.PeerRevokeOutcome:
+    one = entry.summary()
+    return parts.PeerRevokeOutcome(
+        type=outcome,
+        agent_id=one.agent_id,
+        token_prefix=one.token_prefix,
+        registered_at=one.registered_at,
+        revoked_at=one.revoked_at,
+    )
 
 
 def _peer(agent: AgentId) -> dict[str, Any]:

@@ -45,6 +45,8 @@ async def _verified(server: Server, shown: Sequence[parts.AgentListing]) -> tupl
             told: dict[str, Any] = {"signature": "ok", "expires_at": ends}
             try:
                 await server.runners.check_signature(card)
+            except (errors.NoSupervisorError, errors.ServiceError) as e:
+                told |= {"signature": "unknown", "signature_error": str(e)}
             except errors.CovenantError as e:
                 told |= {"signature": e.code, "signature_error": str(e)}
             found[card.id] = one.model_copy(update=told)

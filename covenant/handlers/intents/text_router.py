@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,11 +18,26 @@ from covenant.runtime.packages import Card
 from policy.manifest.agent import Manifest
 
 _WORD: Final = re.compile(r"[^\W_]+")
-# What nearly every English sentence has says nothing about who is meant.
+# What nearly every English sentence has says nothing about which agent is meant, nor does the word for all of them.
 _STOP: Final = frozenset(
-    {"a", "an", "and", "any", "as", "at", "by", "for", "from", "in", "into"}
+    {"agent", "agents", "assistant", "bot"}
+    | {"a", "an", "and", "any", "as", "at", "by", "for", "from", "in", "into"}
     | {"is", "it", "my", "of", "on", "or", "our", "that", "the", "this", "to", "with", "you"}
 )
+
+
+# Version 1's words for its seven actions. They count for agents without a description, which version 1's packages are.
+_BRIDGE: Final[Mapping[str, frozenset[str]]] = {
+    "tool.web_search": frozenset({"search", "find", "papers", "paper", "news", "web", "lookup", "recent", "latest"}),
+    "tool.summarize": frozenset({"summarize", "summarise", "summary", "tldr"}),
+    "tool.gpu_inference": frozenset({"gpu", "inference", "train", "generate"}),
+    "memory.write": frozenset({"remember", "store", "save"}),
+    "memory.read": frozenset({"recall", "memory"}),
+    "intent.delegate": frozenset({"delegate"}),
+    "intent.subscribe": frozenset({"hello", "hi", "echo", "ping", "test"}),
+}
+# Questions of two words that are so common that each of them alone means nothing.
+_PHRASES: Final[Mapping[str, str]] = {"what is": "search", "who is": "search", "look up": "search"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +59,17 @@ def keywords(manifest: Manifest) -> frozenset[str]:
     actions = (*manifest.capabilities.required, *manifest.capabilities.optional)
     agent = manifest.agent
     said = (agent.id, agent.name, agent.description or "", *(action.partition(".")[2] for action in actions))
-    return frozenset[str]().union(*map(words, said))
+    found = frozenset[str]().union(*map(words, said))
+    if agent.description:
+        return found
+    return found.union(*(_BRIDGE.get(action, frozenset()) for action in actions))
 
 
 def route(text: str, known: Iterable[tuple[str, frozenset[str]]]) -> RouteMatch | None:
     """The best of the agents, each as its id and its words; None where no word of any is in the text."""
     asked = words(text)
+    said = " ".join(_WORD.findall(text.casefold()))
+    asked |= {word for phrase, word in _PHRASES.items() if f" {phrase} " in f" {said} "}
     scored = [RouteMatch(agent_id, len(asked & own)) for agent_id, own in known]
     return min((one for one in scored if one.score), key=lambda one: (-one.score, one.agent_id), default=None)
 

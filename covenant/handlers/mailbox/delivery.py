@@ -272,9 +272,9 @@ async def retry_on_schedule(server: Server, policy: parts.RetryPolicy, *, interv
         try:
             report = await repair.retry(server, policy, None)
         except errors.CovenantError as e:
-            report = parts.RetryReport(**policy.model_dump(), considered=0, requeued=0, skipped=0, error=e.message)
+            report = parts.RetryReport(policy=policy, considered=0, error=e.message)
         try:
-            await server.audit.append("a2_a_auto_retry_scheduler_scan", report.model_dump())
+            await server.audit.append("a2_a_auto_retry_scheduler_scan", report.row())
         except errors.CovenantError as e:
             _LOG.error("a look for stale tasks is not in the log: %s", e)
 

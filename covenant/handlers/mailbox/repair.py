@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Literal
 
+from covenant.handlers import paging
 from covenant.handlers.access import authorization
 from covenant.handlers.caller import Caller
 from covenant.handlers.mailbox import requests as mailbox_requests
@@ -42,10 +43,29 @@ async def repair_a2_a_task(server: Server, caller: Caller, asked: requests.Repai
         )
     issuer, name = caller.agent, order.task_id
     await write_repair(server, after, command.action, order.reason, issuer, task_id=name, lease_id=held, risk=risk)
-    outcome = parts.A2ARepairOutcome(
-        task_id=order.task_id, action=command.action, lease_id=held, duplicate_risk=risk, attempt=after.attempt
+    done: Literal["requeued", "forced_error"] = "requeued" if isinstance(command, parts.Requeue) else "forced_error"
+    return responses.A2ARepaired(outcome=_outcome(after, done, name, lease_id=held, risk=risk))
+
+
+def _outcome(
+    after: TaskEntry,
+    action: Literal["requeued", "forced_error"],
+    task_id: str,
+    *,
+    lease_id: str | None = None,
+    risk: str | None = None,
+) -> parts.A2ARepairOutcome:
+    """Return the task after a repair, under the id that the caller uses for it."""
+    result = None if after.result is None else after.result.model_copy(update={"task_id": task_id})
+    return parts.A2ARepairOutcome(
+        task_id=task_id,
+        action=action,
+        state=after.state.value,
+        result=result,
+        lease_id=lease_id,
+        duplicate_risk=risk,
+        attempt=after.attempt,
     )
-    return responses.A2ARepaired(outcome=outcome)
 
 
 async def retry_a2_a_stale(server: Server, caller: Caller, asked: requests.RetryA2AStale) -> responses.A2AAutoRetried:
@@ -69,11 +89,17 @@ async def retry(server: Server, policy: parts.RetryPolicy, issuer: AgentId | Non
             await write_repair(server, entry, "auto_requeue", "stale lease", issuer, risk="idempotent")
     elif done.requeued:
         reasons["policy_disabled"] = len(done.requeued)
+    requeued = [_outcome(one, "requeued", one.task.id, risk="idempotent") for one in done.requeued]
+    skipped = [parts.RetrySkip(task_id=one.task.id, reason=why, attempt=one.attempt) for one, why in done.passed]
+    if not policy.enabled:
+        skipped += [
+            parts.RetrySkip(task_id=one.task.id, reason="policy_disabled", attempt=one.attempt) for one in done.requeued
+        ]
     return parts.RetryReport(
-        **policy.model_dump(),
+        policy=policy,
         considered=done.considered,
-        requeued=len(done.requeued) if policy.enabled else 0,
-        skipped=sum(reasons.values()),
+        requeued=tuple(requeued) if policy.enabled else (),
+        skipped=paging.that_fit(skipped),
         skipped_by_reason=reasons,
     )
 

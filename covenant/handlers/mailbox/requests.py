@@ -137,7 +137,7 @@ async def post_a2_a_result(server: Server, caller: Caller, asked: requests.PostA
         raise
     # (4)
     await write_result(server, result, caller.agent)
-    return responses.A2AResultPosted()
+    return responses.A2AResultPosted(task_id=result.task_id)
 
 
 # Looking ----------------------------------------------------------------------------------------------------------

@@ -26,6 +26,10 @@ class Config:
     covnt_mint: str | None = None
 
 
+# Version 1's clients decode a text.
+NO_CLUSTER: Final = "none"
+
+
 class Chain(Protocol):
     """A chain that stores roots."""
 
@@ -54,6 +58,7 @@ class OffChain:
         named = {name: getattr(self._config, name) for name in ("cluster", "rpc_url", "program_id", "covnt_mint")}
         missing = [name for name, value in named.items() if value is None]
         missing += ["signer"] if installed() else ["signer", "extra settlement"]
+        named["cluster"] = named["cluster"] or NO_CLUSTER
         return parts.ChainConfiguration(
             chain=CHAIN, ws_url=self._config.ws_url, ready=False, missing=tuple(missing), **named
         )

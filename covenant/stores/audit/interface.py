@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from covenant.wire import parts
 from covenant.wire.types import AgentId
-from policy.audit_log import merkle, note
+from policy import errors
+from policy.audit_log import chain, merkle, note
 from policy.audit_log import verify as audit_log_verify
 
 # Called on the event loop with each row once it is durable; it must not block.
@@ -54,6 +56,43 @@ class Scan:
     events: tuple[parts.AuditEvent, ...]
     scanned: int
     cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSuffix:
+    """A row's place in the chain of hashes, and the hashes of the rows after it."""
+
+    index: int
+    event_hash_hex: str
+    previous_hash_hex: str
+    suffix: tuple[str, ...]
+    root_hash_hex: str
+
+
+# The most rows that a proof by the chain follows: their hashes fit in one frame.
+MOST_SUFFIX: Final = 60_000
+
+
+def chain_suffix(lines: Iterable[bytes], event_id: str) -> ChainSuffix | None:
+    """Return the suffix of the row with this id; None if there is none.
+
+    Raises:
+        errors.NoteError: more than ``MOST_SUFFIX`` rows follow it.
+    """
+    needle = b'{"id":' + json.dumps(event_id).encode() + b","
+    root, found, suffix = chain.Head().chain_hash_hex, None, []
+    for index, line in enumerate(lines):
+        hashed = chain.event_hash(line)
+        if found is not None:
+            suffix.append(hashed)
+            if len(suffix) > MOST_SUFFIX:
+                raise errors.NoteError(
+                    f"more than {MOST_SUFFIX} rows follow this one", hint="ask with `extended`: covenant audit prove ID"
+                )
+        elif line.startswith(needle):
+            found = (index, hashed, root)
+        root = chain.chain_hash(root, hashed)
+    return None if found is None else ChainSuffix(*found, tuple(suffix), root)
 
 
 class AuditLog(Protocol):
@@ -124,6 +163,14 @@ class AuditLog(Protocol):
 
     async def prove(self, event_id: str) -> Proof | None:
         """Prove that a row is in the log, under a checkpoint that covers it. Returns None if no row has that id."""
+
+    async def prove_by_chain(self, event_id: str) -> ChainSuffix | None:
+        """Prove as version 1 does that a row is in the log: by the hashes of all rows after it. Returns None if no row
+        has that id.
+
+        Raises:
+            errors.NoteError: more than ``MOST_SUFFIX`` rows follow it.
+        """
 
     async def checkpoint(self) -> note.Note:
         """Return a signed checkpoint of the whole log: the last one, with cosignatures, if no row was added since."""

@@ -186,6 +186,8 @@ class Retried:
     considered: int = 0
     requeued: Sequence[TaskEntry] = ()
     skipped: Mapping[Skip, int] = field(default_factory=dict)
+    # The skipped ones, each with its reason.
+    passed: Sequence[tuple[TaskEntry, Skip]] = ()
 
 
 @dataclass(frozen=True, slots=True)

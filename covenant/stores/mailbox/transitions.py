@@ -152,16 +152,12 @@ def requeue(
     Raises:
         errors.NoTaskError, errors.LeaseMismatchError: as the interface says.
         errors.TaskStateError: it has its result, or is not leased.
-        errors.TaskInvalidError: the risk named does not fit the task's own declaration.
     """
+    # As in version 1, who repairs may know of a task that it can be repeated although its sender did not declare it.
     entry = _open(book, task_id)
     _check_lease(entry, lease_id)
     if entry.lease is None:
         raise errors.TaskStateError("the task is not leased", hint="it waits already")
-    if duplicate_risk == "idempotent" and Key.of(entry.task) is None:
-        raise errors.TaskInvalidError(
-            "the task does not say that it is idempotent", hint="accept the risk: operator-accepted"
-        )
     event = events.TaskRequeued(
         task_id=task_id, lease_id=entry.lease.id, duplicate_risk=duplicate_risk, reason=reason, by=by, at_ms=now_ms
     )
@@ -233,15 +229,16 @@ def retry_stale(book: TaskBook, rules: RetryRules, now_ms: int, *, apply: bool, 
     """End stale leases of tasks that declared themselves safe to repeat."""
     considered = sorted((entry for entry in book.entries.values() if entry.open), key=_age)[: rules.scan_limit]
     skipped: Counter[Skip] = Counter()
-    requeued = []
+    requeued, passed = [], []
     for entry in considered:
         why = _skip(entry, rules, now_ms, running)
         if why is not None:
             skipped[why] += 1
+            passed.append((entry, why))
             continue
         again = partial(requeue, lease_id=None, duplicate_risk="idempotent", reason="stale lease", by="auto_retry")
         requeued.append(again(book, entry.task.id, now_ms) if apply else entry)
-    return Retried(len(considered), requeued, dict(skipped))
+    return Retried(len(considered), requeued, dict(skipped), passed)
 
 
 def compact(book: TaskBook, now_ms: int) -> list[str]:

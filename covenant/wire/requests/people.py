@@ -40,10 +40,11 @@ class RevokeCapability(Request):
 
 
 class PurgeCapabilities(Request):
-    """Forget what was revoked before."""
+    """Forget what was revoked before a time, or longer ago than ``older_than_ms``; one of the two is needed."""
 
     kind: Literal["purge_capabilities"] = "purge_capabilities"
-    before_ms: U64
+    before_ms: U64 | None = None
+    older_than_ms: U64 | None = None
 
 
 class CapabilityUsage(Request):

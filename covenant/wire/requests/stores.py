@@ -10,6 +10,7 @@ from covenant.wire import parts
 from covenant.wire.parts import Limit
 from covenant.wire.requests.base import Request
 from covenant.wire.types import U64, MemoryTier
+from policy.audit_log import event_kinds
 
 Relevance = Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
 
@@ -62,7 +63,7 @@ class BackfillMemoryRecords(Request):
     """Write receipts' correlations into records; ``scope_pubkey`` is refused when set."""
 
     kind: Literal["backfill_memory_records"] = "backfill_memory_records"
-    dry_run: bool
+    dry_run: bool = False
     scope_pubkey: str | None = None
 
 
@@ -113,7 +114,7 @@ class BackfillSettlementReceipts(Request):
     """Write records' ids into receipts that lack them, and receipts that records lack; of one payer if given."""
 
     kind: Literal["backfill_settlement_receipts"] = "backfill_settlement_receipts"
-    dry_run: bool
+    dry_run: bool = False
     scope_pubkey: str | None = None
 
 
@@ -127,27 +128,32 @@ class FlushReceipts(Request):
     """Put receipts into a batch."""
 
     kind: Literal["flush_receipts"] = "flush_receipts"
-    limit: Limit
+    limit: Limit = 10
 
 
 class ReceiptBatches(Request):
     """The newest batches."""
 
     kind: Literal["receipt_batches"] = "receipt_batches"
-    limit: Limit
+    limit: Limit = 10
 
 
 # Audit ----------------------------------------------------------------------------------------------------------
 
 
 class RecentAudit(Request):
-    """The caller's newest rows; ``types`` is ours: of these kinds alone, where any is named."""
+    """The caller's newest rows, of version 1's kinds. Ours: ``extended`` asks for all kinds, ``types`` for these."""
 
     kind: Literal["recent_audit"] = "recent_audit"
     limit: Limit = 10
     since_ms: U64 | None = None
     prefer_stream: bool = False
     types: tuple[str, ...] = ()
+    extended: bool = False
+
+    def shows(self, kind: str) -> bool:
+        """Whether rows of this kind were asked for. Version 1's clients cannot decode a kind that they do not know."""
+        return kind in self.types if self.types else self.extended or kind in event_kinds.VERSION_1
 
 
 class VerifyAuditIntegrity(Request):
@@ -164,10 +170,11 @@ class PurgeAudit(Request):
 
 
 class ProveAuditInclusion(Request):
-    """That a row is in the log."""
+    """That a row is in the log: by the chain's rest, or where ``extended`` (ours) is set, by RFC 6962."""
 
     kind: Literal["prove_audit_inclusion"] = "prove_audit_inclusion"
     event_id: str
+    extended: bool = False
 
 
 class CosignAuditCheckpoint(Request):

@@ -89,13 +89,15 @@ class PeerRevoked(Response):
 
 
 class PeerEnrolled(Response):
-    """To ``enroll_peer``; version 1's page names no response, so this one is ours. The one time that the token is
-    said."""
+    """To ``enroll_peer``. The one time that the token is said. ``agent_id``, ``grants`` and ``expires_at`` are ours."""
 
     kind: Literal["peer_enrolled"] = "peer_enrolled"
-    agent_id: AgentId
     token_b58: str
-    granted: tuple[parts.GrantedAction, ...] = ()
+    pubkey_b58: str
+    display: Display
+    granted: tuple[str, ...] = ()
+    agent_id: AgentId
+    grants: tuple[parts.GrantedAction, ...] = ()
     expires_at: U64 | None = omitted()
 
 
@@ -148,6 +150,7 @@ class A2AResultPosted(Response):
     """To ``post_a2_a_result``."""
 
     kind: Literal["a2_a_result_posted"] = "a2_a_result_posted"
+    task_id: str
 
 
 class A2AResultOpt(Response):

@@ -171,7 +171,7 @@ class AuditInclusion(Response):
     """To ``prove_audit_inclusion``; no proof where no row has that id."""
 
     kind: Literal["audit_inclusion"] = "audit_inclusion"
-    proof: parts.InclusionProof | None
+    proof: parts.InclusionProof | parts.ChainProof | None
 
 
 class AuditCheckpoint(Response):

@@ -20,7 +20,6 @@ from covenant.runtime.packages import Listed
 from covenant.runtime.runner import Runners
 from covenant.stores.audit.interface import Scan
 from covenant.stores.capabilities.interface import Grant
-from covenant.stores.clock import SteadyClock
 from covenant.stores.mailbox.interface import MAX_RESULT_BYTES, MAX_TASK_BYTES, State, TaskEntry
 from covenant.stores.memory.interface import Hit, MemoryCompaction, Repaired
 from covenant.stores.peers.interface import Listing
@@ -289,7 +288,6 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     long = [parts.Drift(kind="memory_row_invalid", id=ID, message=WORST * 1000, repair="r" * 500)] * 5000
     monkeypatch.setattr(consistency, "gather", now(None))
     monkeypatch.setattr(drift, "found", at_once(long))
-    made.clock = SteadyClock(tmp_path, server_kit.Clock())
     monkeypatch.setattr(expiry, "found", now([Expiry("grant", WORST * 20_000, END)] * 1000))
     made.runners = Runners({})
     made.runners.approving = SimpleNamespace(approvals=at_once((approval(),) * 10_000))

@@ -61,7 +61,6 @@ def test_well_formed(action: str, scope: Any) -> None:
         ("memory.write", v1(before_ms=1.5)),
         ("memory.write", v1(before_ms=2**53)),
         ("memory.write", v1(apply=1)),
-        ("memory.write", v1(apply=None)),
         ("memory.write", v1(parent_b58="x")),
         ("memory.write", v1(parent_b58=None)),
         ("tool.call.echo", v1(tool="clock")),
@@ -70,7 +69,6 @@ def test_well_formed(action: str, scope: Any) -> None:
         ("tool.call.echo", v1(arguments={"allow": []})),
         ("tool.call.echo", v1(max_uses=0)),
         ("tool.call.echo", v1(max_uses=True)),
-        ("tool.call.echo", v1(max_uses=None)),
         ("tool.list", v1(max_uses=1)),
         ("a2a.send.x@y", v1(peer_pubkey_b58="x")),
         ("a2a.send.x@y", v1(peer_pubkey_b58="1" * 32)),
@@ -210,3 +208,38 @@ def test_actions() -> None:
 def test_every_field_has_test_or_says_that_it_bounds_nothing() -> None:
     silent = {(ns, name) for ns, table in fields.NAMESPACES.items() for name, one in table.items() if not one.admits}
     assert silent == {("tool", "max_uses"), ("audit", "include_integrity")}
+
+
+# covenant-v1-differences.md, section 3: version 1 writes null for a field that bounds nothing, and `name` of a secret.
+V1_MEMORY = {"version": 1, "tiers": ["working"], "before_ms": None, "record_id": None, "apply": None}
+V1_A2A = {"version": 1, "peer_pubkey_b58": None, "task_id": "t", "lease_id": None, "duplicate_risk": None}
+V1_SECRET = {"version": 1, "name": "mail"}
+
+
+def test_scopes_of_version_1_are_taken() -> None:
+    assert scopes.check("memory.read", V1_MEMORY) is None
+    assert scopes.check("a2a.repair.requeue", V1_A2A) is None
+    assert scopes.check("secret.access", V1_SECRET) is None
+
+
+def test_null_bounds_nothing_and_the_rest_does() -> None:
+    assert scopes.admits("memory.read", V1_MEMORY, RequestFacts(tier="working", record_id="r", created_at=5)) is None
+    assert scopes.admits("memory.read", V1_MEMORY, RequestFacts(tier="episodic")) is not None
+    assert scopes.admits("a2a.repair.requeue", V1_A2A, RequestFacts(task_id="t")) is None
+    assert scopes.admits("a2a.repair.requeue", V1_A2A, RequestFacts(task_id="u")) is not None
+
+
+def test_secret_by_version_1s_name_is_that_secret_alone() -> None:
+    assert scopes.admits("secret.access", V1_SECRET, RequestFacts(secret_name="mail")) is None
+    assert scopes.admits("secret.access", V1_SECRET, RequestFacts(secret_name="bank")) is not None
+    assert scopes.admits("secret.access", V1_SECRET, RequestFacts()) is not None
+    both = {"version": 1, "name": "mail", "names": ["bank"]}
+    assert scopes.admits("secret.access", both, RequestFacts(secret_name="mail")) is not None
+    assert scopes.check("secret.access", {"version": 1, "name": None, "names": None}) is not None
+
+
+def test_null_is_no_narrower_than_a_bound() -> None:
+    bound = V1_MEMORY | {"before_ms": 10}
+    assert scopes.within("memory.read", V1_MEMORY, bound) is not None
+    assert scopes.within("memory.read", bound, V1_MEMORY) is None
+    assert scopes.within("memory.read", {"version": 1, "tiers": ["working"]}, V1_MEMORY) is None

@@ -77,7 +77,10 @@ def test_peers_are_listed_by_version_1s_names_and_unknown_status_is_no_filter() 
 
 
 def test_part_of_path_is_field() -> None:
-    assert build("GET", "/audit/prove/{event_id}", event_id="e-1") == requests.ProveAuditInclusion(event_id="e-1")
+    asked = build("GET", "/audit/inclusion/{event_id}", event_id="e-1")
+    assert asked == requests.ProveAuditInclusion(event_id="e-1")
+    ours = build("GET", "/audit/prove/{event_id}", event_id="e-1")
+    assert ours == requests.ProveAuditInclusion(event_id="e-1", extended=True)
 
 
 @pytest.mark.parametrize(

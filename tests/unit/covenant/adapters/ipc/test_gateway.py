@@ -63,9 +63,9 @@ async def test_whoever_has_token_comes_in_after_any_number_of_questions(covenant
     ("first", "reason"),
     [
         (PING, "the first request was `ping`"),
-        ({"kind": "authenticate", "token_b58": "nobody's"}, "the token is nobody's"),
-        ({"kind": "authenticate", "token_b58": ""}, "the token is nobody's"),
-        ({"kind": "authenticate", "token_b58": "1" * 5000}, "the token is nobody's"),
+        ({"kind": "authenticate", "token_b58": "nobody's"}, "unknown token"),
+        ({"kind": "authenticate", "token_b58": ""}, "unknown token"),
+        ({"kind": "authenticate", "token_b58": "1" * 5000}, "unknown token"),
         ({"kind": "authenticate"}, "`token_b58`: field required"),
         ({"kind": "nonsense"}, "no request has the kind `nonsense`"),
         (b"not json", "not JSON at line 1 column 1"),
@@ -95,7 +95,7 @@ async def test_stranger_may_not_send_much(covenant_home: Path) -> None:
 async def test_who_does_not_say_who_it_is_in_time_goes(covenant_home: Path) -> None:
     bounds = limits.IpcBounds(handshake_seconds=0.1)
     async with ipc_kit.running(covenant_home, bounds=bounds) as adapter, adapter.client() as client:
-        assert await client.receive() == {"kind": "authentication_failed", "reason": "no token came in time"}
+        assert await client.receive() == {"kind": "authentication_failed", "reason": "missing token: none came in time"}
         assert await client.receive() is None
         assert len(adapter.audit.of("authentication_failed")) == 1
 
@@ -114,7 +114,7 @@ async def test_flood_of_wrong_tokens_has_few_rows_and_is_counted(covenant_home: 
         assert len(adapter.audit.of("authentication_failed")) == 2
         adapter.gateway.group.cancel_scope.cancel()
     reasons = [row["reason"] for row in adapter.audit.of("authentication_failed")]
-    alone = "the token is nobody's"
+    alone = "unknown token"
     assert reasons == [alone, alone, f"28 more were refused and not written one by one; the last: {alone}"]
 
 
@@ -218,11 +218,13 @@ async def test_stream_has_beginning_chunks_and_end(covenant_home: Path) -> None:
         adapter.client() as client,
     ):
         await client.enter()
-        for number in range(2):
+        seen: set[str] = set()
+        for number in range(1, 3):
             await client.send({"kind": "recent_memory", "prefer_stream": True})
             parts = [await client.receive() for _ in range(5)]
             assert [part["kind"] for part in parts] == ["stream_begin", *["stream_chunk"] * 3, "stream_end"]
-            assert {part["stream_id"] for part in parts} == {number}
+            seen |= {part["stream_id"] for part in parts}
+            assert len(seen) == number
             assert parts[0]["response_kind"] == "memories"
             assert [(part["sequence"], part["chunk"]["id"]) for part in parts[1:4]] == [(0, "0"), (1, "1"), (2, "2")]
         assert (await client.ask({"kind": "recent_memory"}))["kind"] == "memories"

@@ -12,7 +12,7 @@ from sandbox import doctor_time
 from sandbox.config import Config
 from sandbox.storage.trust_state import State
 from tests import cli_daemon_kit
-from tests.cli_kit import call, document, done
+from tests.cli_kit import call, document, done, refused
 
 DAY = 86_400_000
 
@@ -88,3 +88,40 @@ def test_expiry_is_named_two_weeks_ahead(tmp_path: Path, home: Path, monkeypatch
     assert "covenant trust renew" in mend
     done("trust", "renew", "--sign-with", "ann")
     assert doctor_time.expiries(Config(state=other / "supervisor"))[0] == "ok"
+
+
+def test_state_modes_opens_a_home_of_version_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "v1"
+    for name in ("identity/local.key", "receipts/working.jsonl", "budget/ledger.jsonl", "agents/one/main.py"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_bytes(b"" if name.endswith("jsonl") else bytes(32))
+        (home / name).chmod(0o644)
+    for path in [home, *(one for one in home.rglob("*") if one.is_dir())]:
+        path.chmod(0o755)
+    monkeypatch.setenv("COVENANT_HOME", str(home))
+    said = call("state", "modes")
+    assert said.exit_code == 3
+    assert "working.jsonl" in said.output
+    assert "main.py" not in said.output
+    assert (home / "receipts").stat().st_mode & 0o777 == 0o755
+    made = document("state", "modes", "--apply")
+    assert len(made["open"]) == 7
+    assert document("state", "modes")["open"] == []
+    # A daemon opens it now.
+    with cli_daemon_kit.running(home):
+        done("ping")
+
+
+def test_state_modes_changes_no_file_that_is_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, other = tmp_path / "home", tmp_path / "other"
+    home.mkdir(mode=0o700)
+    other.write_text("mine")
+    other.chmod(0o644)
+    (home / "link").symlink_to(other)
+    (home / "hard").hardlink_to(other)
+    monkeypatch.setenv("COVENANT_HOME", str(home))
+    refused("home_unsafe", "state", "modes", "--apply")
+    assert other.stat().st_mode & 0o777 == 0o644
+    (home / "hard").unlink()
+    assert document("state", "modes", "--apply")["open"] == []
+    assert other.stat().st_mode & 0o777 == 0o644

@@ -17,7 +17,7 @@ from covenant.keys.identity import Identity
 from covenant.stores.audit.interface import AuditEntry
 from covenant.stores.capabilities.in_memory import InMemoryCapabilities
 from covenant.stores.capabilities.interface import to_wire
-from covenant.wire import requests
+from covenant.wire import parts, requests
 from covenant.wire.types import AgentId
 from policy import base58, errors
 from policy.audit_log import merkle, note
@@ -80,12 +80,12 @@ async def test_everybody_sees_their_own_rows_and_only_those(server: Server) -> N
     mine = await rows(server, 3, PEER)
     await rows(server, 30, OTHER)
     daemons = await rows(server, 2)
-    found = await audit.recent_audit(server, peer(), requests.RecentAudit(limit=3))
+    found = await audit.recent_audit(server, peer(), requests.RecentAudit(limit=3, extended=True))
     assert [row.id for row in found.events] == mine[::-1]
-    found = await audit.recent_audit(server, operator(server), requests.RecentAudit())
+    found = await audit.recent_audit(server, operator(server), requests.RecentAudit(extended=True))
     assert [row.id for row in found.events] == daemons[::-1]
     nobody = peer(AgentId(display="peer@local", pubkey=base58.encode(b"n" * 32)))
-    assert (await audit.recent_audit(server, nobody, requests.RecentAudit())).events == ()
+    assert (await audit.recent_audit(server, nobody, requests.RecentAudit(extended=True))).events == ()
 
 
 async def test_since_is_inclusive(server: Server) -> None:
@@ -108,10 +108,10 @@ async def test_rows_of_some_kinds_are_found_behind_any_number_of_others_and_only
 async def test_answer_holds_no_more_than_frame(server: Server) -> None:
     big = {"intent_id": "i", "intent_text": "x" * 1_500_000, "matched_pattern": "p"}
     await server.audit.append_all([AuditEntry("intent_ignored", big, PEER)] * 9)
-    found = await audit.recent_audit(server, peer(), requests.RecentAudit(limit=10))
+    found = await audit.recent_audit(server, peer(), requests.RecentAudit(limit=10, extended=True))
     assert len(found.events) == paging.ROOM // 1_500_000
     await server.audit.append("intent_ignored", {**big, "intent_text": "x" * 6_000_000}, PEER)
-    assert len((await audit.recent_audit(server, peer(), requests.RecentAudit(limit=10))).events) == 1
+    assert len((await audit.recent_audit(server, peer(), requests.RecentAudit(limit=10, extended=True))).events) == 1
 
 
 # verify, purge, prove --------------------------------------------------------------------------------------------
@@ -171,10 +171,10 @@ async def test_scope_bounds_how_far_purge_reaches(server: Server) -> None:
 async def test_proof_can_be_checked_with_nothing_but_answer(server: Server) -> None:
     ids = await rows(server, 7, PEER)
     for event_id in ids:
-        asked = requests.ProveAuditInclusion(event_id=event_id)
+        asked = requests.ProveAuditInclusion(event_id=event_id, extended=True)
         for caller in (operator(server), peer()):
             proof = (await audit.prove_audit_inclusion(server, caller, asked)).proof
-            assert proof is not None
+            assert isinstance(proof, parts.InclusionProof)
             assert proof.checkpoint is not None
             signed = note.Note.parse(proof.checkpoint.encode())
             signed.verified([server.audit.verifier])
@@ -400,7 +400,6 @@ async def test_look_that_was_cancelled_keeps_no_other_from_one(server: Server, m
 
 
 def test_every_kind_of_row_can_be_read() -> None:
-    from covenant.wire import parts
     from policy.audit_log import events
     from tests.unit.policy.audit_log.test_events import SAMPLES
 

@@ -177,7 +177,7 @@ async def test_metered(world: World) -> None:
     with pytest.raises(errors.CapabilityExhaustedError):
         await authorization.consume(world.server, [adas])
     (use,) = (await world.ask(ada, requests.CapabilityUsage())).grants
-    assert (use.budget.max_uses, use.budget.used, use.budget.remaining, use.effective) == (2, 2, 0, False)
+    assert (use.budget.max_uses, use.budget.used, use.budget.remaining, use.effective) == (2, 2, 0, "exhausted")
 
 
 async def test_grant_with_uses_left_is_taken_before_one_without(world: World) -> None:

@@ -20,7 +20,11 @@ def test_agent_s_words_are_its_id_its_name_and_its_actions_without_namespace() -
     found = _keywords(
         "word-count", name="The Counter of Größe", required='["tool.web_search"]', optional='["memory.read"]'
     )
-    assert found == {"word", "count", "counter", "grösse", "web", "search", "read"}
+    own = {"word", "count", "counter", "grösse", "web", "search", "read"}
+    assert found >= own
+    # Version 1's words for its actions, since there is no description.
+    assert {"find", "papers", "news", "recall"} <= found - own
+    assert "find" not in _keywords("word-count", "Counts", required='["tool.web_search"]')
 
 
 def test_what_it_says_that_it_does_are_words_of_it_too() -> None:
@@ -59,3 +63,24 @@ def test_who_is_meant(text: str, agent_id: str | None) -> None:
     ]
     match = text_router.route(text, known)
     assert (None if match is None else match.agent_id) == agent_id
+
+
+@pytest.mark.parametrize(
+    ("text", "agent_id"),
+    [
+        ("find recent papers on agent memory", "research"),
+        ("what is rust", "research"),
+        ("search the news", "research"),
+        ("say hi", "hello-agent"),
+        ("echo this", "hello-agent"),
+        ("the agent", None),
+        ("what a day it is", None),
+    ],
+)
+def test_version_1s_packages_get_its_sentences(text: str, agent_id: str | None) -> None:
+    known = [
+        ("hello-agent", _keywords("hello-agent", name="Hello Agent", required='["intent.subscribe"]')),
+        ("research", _keywords("research", name="Research Agent", required='["tool.web_search"]')),
+    ]
+    match = text_router.route(text, known)
+    assert (match.agent_id if match else None) == agent_id

@@ -221,16 +221,17 @@ async def test_repairs(world: World) -> None:
         "lease_mismatch"
     )
     done = await world.ask(BOB, repair(again))
-    assert done.outcome.model_dump() == {
+    assert done.outcome.model_dump(exclude_none=True) == {
         "task_id": "t1",
-        "action": "requeue",
+        "action": "requeued",
+        "state": "queued",
         "lease_id": given.lease_id,
         "duplicate_risk": "operator-accepted",
         "attempt": 1,
     }
     # Bob has one of the two grants
     assert code(await world.ask(BOB, repair(parts.ForceError(message="no")))) == "capability_not_held"
-    assert (await world.ask(ADA, repair(parts.ForceError(message="no")))).outcome.action == "force_error"
+    assert (await world.ask(ADA, repair(parts.ForceError(message="no")))).outcome.action == "forced_error"
     assert (await world.ask(ADA, requests.TryRecvA2AResult())).result.error_message == "no"
     assert [(row["action"], row["reason"]) for row in await world.rows("a2_a_repair_applied")] == [
         ("requeue", "it hangs"),
@@ -272,7 +273,7 @@ async def test_stale_tasks_are_operators_to_retry(world: World) -> None:
     me = world.identity.agent
     assert code(await world.ask(ADA, enabled)) == "operator_only"
     tried = (await world.ask(me, requests.RetryA2AStale())).report
-    assert (tried.enabled, tried.considered, tried.requeued, tried.skipped_by_reason) == (
+    assert (tried.policy.enabled, tried.considered, len(tried.requeued), tried.skipped_by_reason) == (
         False,
         1,
         0,
@@ -281,7 +282,7 @@ async def test_stale_tasks_are_operators_to_retry(world: World) -> None:
     assert code(await world.ask(me, enabled)) == "capability_not_held"
     await world.grant(me, "a2a.repair.requeue")
     report = (await world.ask(me, enabled)).report
-    assert (report.requeued, report.skipped) == (1, 0)
+    assert (len(report.requeued), report.skipped) == (1, ())
     row = (await world.rows("a2_a_repair_applied"))[-1]
     assert (row["action"], row["attempt"], row["duplicate_risk"]) == ("auto_requeue", 1, "idempotent")
 

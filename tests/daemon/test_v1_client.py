@@ -1,0 +1,147 @@
+"""A client of version 1 decodes the daemon's answers, row by row of covenant-v1-differences.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from policy.audit_log import chain
+from tests import daemon_kit, v1_client
+from tests.daemon_kit import Daemon
+from tests.mailbox_kit import MANIFEST
+
+pytestmark = pytest.mark.anyio
+
+
+async def _ask(daemon: Daemon, kind: str, **fields: Any) -> dict[str, Any]:
+    answer = await daemon.client.ask(kind, **fields)
+    v1_client.RESPONSE(answer)
+    return answer
+
+
+def test_decoders_refuse_what_version_1_refuses() -> None:
+    unknown = {"id": "x", "timestamp_ms": 1, "issuer": {"display": "a", "pubkey": "b"}, "kind": {"type": "run_usage"}}
+    for wrong in (
+        {"kind": "audit_events", "events": [unknown]},
+        {"kind": "chain_status", "status": {"cluster": None, "ready": False, "missing": []}},
+        {"kind": "a2_a_result_posted"},
+        {"kind": "peer_enrolled", "token_b58": "t", "granted": [{"action": "x"}]},
+    ):
+        with pytest.raises(AssertionError):
+            v1_client.RESPONSE(wrong)
+    with pytest.raises(AssertionError):
+        v1_client.STREAM({"kind": "stream_end", "stream_id": 0, "summary": {"count": 1}})
+
+
+async def test_audit_has_only_version_1s_kinds(covenant_home: Path) -> None:
+    async with daemon_kit.running(covenant_home) as daemon:
+        await daemon.grant("memory.write")
+        await daemon.client.ask("put_memory", tier="longterm", text="a note")
+        found = await _ask(daemon, "recent_audit", limit=100)
+        assert {row["kind"]["type"] for row in found["events"]} >= {"capability_granted", "capability_check"}
+        extended = await daemon.client.ask("recent_audit", limit=100, extended=True)
+        assert "memory_written" in {row["kind"]["type"] for row in extended["events"]}
+        asked = await daemon.client.ask("recent_audit", limit=100, types=["memory_written"])
+        assert {row["kind"]["type"] for row in asked["events"]} == {"memory_written"}
+        streamed = [part async for part in daemon.client.stream("recent_audit", limit=5)]
+        for part in streamed:
+            v1_client.STREAM(part)
+        assert streamed[-1] == {"kind": "stream_end", "stream_id": streamed[0]["stream_id"]}
+
+
+async def test_settlement_and_capabilities_decode(covenant_home: Path) -> None:
+    async with daemon_kit.running(covenant_home) as daemon:
+        await _ask(daemon, "chain_status")
+        await daemon.grant("memory.write", "memory.read")
+        past = daemon.server.now_ms() + 300
+        await daemon.client.ask("grant_capability", action="tool.call.echo", scope={}, expires_at=past)
+        held = (await _ask(daemon, "capability_usage"))["grants"]
+        await daemon.client.ask("revoke_capability", signature_b58=held[-1]["signature_b58"])
+        await anyio.sleep(0.4)
+        words = {row["effective"] for row in (await _ask(daemon, "capability_usage"))["grants"]}
+        assert words == {"live", "revoked", "expired"}
+
+
+async def test_peers_decode(covenant_home: Path) -> None:
+    async with daemon_kit.running(covenant_home) as daemon:
+        made = await _ask(daemon, "enroll_peer", display="ada@laptop", actions=["memory.read"])
+        assert made["granted"] == ["memory.read"]
+        prefix = made["token_b58"][:6]
+        own = daemon.server.peers.of(daemon.server.identity.agent.pubkey)[0].token_prefix
+        for wanted, asked in (
+            ("self_revoke_forbidden", own),
+            ("revoked", prefix),
+            ("already_revoked", prefix),
+            ("not_found", "zzzzzz"),
+        ):
+            outcome = (await _ask(daemon, "revoke_peer", token_prefix=asked))["outcome"]
+            assert outcome["type"] == wanted
+
+
+async def test_mailbox_decodes(covenant_home: Path) -> None:
+    async with daemon_kit.running(covenant_home) as daemon:
+        me = daemon.server.identity.agent
+        await daemon.grant(
+            f"a2a.send.{me.display}",
+            f"a2a.recv.{me.display}",
+            f"a2a.respond.{me.display}",
+            "a2a.repair.requeue",
+            "a2a.repair.force_error",
+        )
+        who = me.model_dump()
+        for task_id in ("one", "two", "three"):
+            task = {"id": task_id, "sender": who, "recipient": who, "intent_text": "x"}
+            await daemon.client.ask("send_a2_a_task", task=task)
+        for task_id, command in (
+            ("one", {"action": "requeue", "duplicate_risk": "operator-accepted"}),
+            ("two", {"action": "force_error", "message": "no"}),
+        ):
+            await daemon.client.ask("try_recv_a2_a_task")
+            request = {"task_id": task_id, "command": command, "reason": "test"}
+            await _ask(daemon, "repair_a2_a_task", request=request)
+        await daemon.client.ask("try_recv_a2_a_task")
+        result = {"task_id": "three", "status": "ok", "content": []}
+        assert (await _ask(daemon, "post_a2_a_result", result=result))["task_id"] == "three"
+        report = (await _ask(daemon, "retry_a2_a_stale", policy={}))["report"]
+        assert report["considered"] == len(report["skipped"]) == 1
+
+
+async def test_inclusion_follows_the_chain(covenant_home: Path) -> None:
+    async with daemon_kit.running(covenant_home) as daemon:
+        await daemon.grant("memory.write", "memory.read")
+        row = (await _ask(daemon, "recent_audit", limit=1))["events"][0]
+        await daemon.grant("memory.purge")
+        proof = (await _ask(daemon, "prove_audit_inclusion", event_id=row["id"]))["proof"]
+        root = chain.chain_hash(proof["previous_hash_hex"], proof["event_hash_hex"])
+        for one in proof["suffix_event_hashes_hex"]:
+            root = chain.chain_hash(root, one)
+        report = await daemon.client.ask("verify_audit_integrity")
+        assert root == proof["root_hash_hex"]
+        assert len(proof["suffix_event_hashes_hex"]) == report["report"]["events"] - proof["leaf_index"] - 1
+        assert (await _ask(daemon, "prove_audit_inclusion", event_id="none"))["proof"] is None
+        merkle = await daemon.client.ask("prove_audit_inclusion", event_id=row["id"], extended=True)
+        assert merkle["proof"]["tree_size"]
+
+
+async def test_requests_without_our_fields_are_taken(covenant_home: Path) -> None:
+    async with daemon_kit.running(covenant_home) as daemon:
+        await daemon.grant("chain.batches", "memory.backfill.apply", "settlement.backfill.apply")
+        assert (await daemon.client.ask("receipt_batches"))["kind"] == "receipt_batches"
+        assert (await daemon.client.ask("backfill_memory_records"))["dry_run"] is False
+        assert (await daemon.client.ask("backfill_settlement_receipts"))["dry_run"] is False
+
+
+async def test_stream_of_an_intent_decodes(covenant_home: Path) -> None:
+    place = covenant_home / "agents" / "hello"
+    covenant_home.mkdir(mode=0o700, exist_ok=True)
+    place.mkdir(parents=True, mode=0o700)
+    (place / "agent.toml").write_text(MANIFEST.format(id="hello", required="[]"))
+    async with daemon_kit.running(covenant_home) as daemon:
+        await daemon.grant("memory.write")
+        parts = [part async for part in daemon.client.stream("submit_intent", text="zzz")]
+        assert len({part["stream_id"] for part in parts}) == 1
+        for part in parts:
+            v1_client.STREAM(part)
