@@ -32,6 +32,7 @@ LAYERS: Final[Mapping[str, str]] = {
     "spawn": "the rules for what an agent may start",
     "credential": "the broker of secrets",
     "model": "the service gate",
+    "inject": "the gate that adds secrets",
     "tool": "the check of tool calls",
 }
 MAX_ROWS: Final = 1000
@@ -72,6 +73,7 @@ _GRANTS: Final[Mapping[tuple[str, str], str]] = {
     ("exec", NOT_GRANTED): "permissions.executables",
     ("credential", NOT_GRANTED): "permissions.credentials",
     ("model", "model_not_granted"): "services.models",
+    ("inject", "request_not_granted"): "permissions.network.inject",
     ("tool", NOT_GRANTED): "permissions.skills",
     ("tool", ARGUMENTS): "permissions.skills.rule",
     **{("tool", key): f"permissions.skills.{key}" for key in TOOL_LIMITS},

@@ -87,6 +87,38 @@ def _default(name: str) -> Path:
     return next((p for p in candidates if p.exists()), candidates[0])
 
 
+SYSTEM_CA = Path("/etc/ssl/certs/ca-certificates.crt")
+
+
+class TlsSettings(pydantic.BaseModel):
+    """``ca`` are files of authorities that are believed beside those of the system, where a gate itself speaks TLS."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    ca: tuple[Path, ...] = ()
+
+    @pydantic.field_validator("ca", mode="before")
+    @classmethod
+    def _paths(cls, value: object) -> object:
+        paths = tuple(Path(one) for one in value) if isinstance(value, list) else value
+        if not isinstance(paths, tuple) or not all(one.is_absolute() and ".." not in one.parts for one in paths):
+            raise ValueError("must be absolute paths without `..`")
+        return paths
+
+    def bundles(self) -> tuple[str, ...]:
+        """Return the files, the system's first.
+
+        Raises:
+            errors.ConfigError: Raised when one is missing, or others can write it.
+        """
+        for one in self.ca:
+            try:
+                check_owner(one)
+            except errors.HostError as e:
+                raise errors.ConfigError(f"tls.ca: {e.message}", hint=e.hint) from e
+        return tuple(str(one) for one in (SYSTEM_CA, *self.ca))
+
+
 class Config(pydantic.BaseModel):
     """Hold the operator's settings for one host. Times are in seconds.
 
@@ -120,6 +152,8 @@ class Config(pydantic.BaseModel):
 
     ``publish_ports`` are loopback ports at which an agent's manifest may publish a port of the agent; every user of
     this host reaches them.
+
+    ``tls`` is a table: ``ca`` are files of certificates that the gates believe for servers beside those of the system.
 
     ``vault`` is a table: the place of the secrets, and the key that opens them in a run.
 
@@ -158,6 +192,7 @@ class Config(pydantic.BaseModel):
     metrics: str = ""
     journal: bool = True
     vault: VaultSettings = VaultSettings()
+    tls: TlsSettings = TlsSettings()
     agents: tuple[Path, ...] = ()
     kept_workspaces: int = pydantic.Field(default=64, ge=1, le=65_536)
     kept_workspaces_mb: int = pydantic.Field(default=65_536, ge=8, le=2**30)

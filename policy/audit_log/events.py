@@ -207,6 +207,20 @@ SUPERVISOR: dict[str, dict[str, str]] = {
     },
     # Durable before the secret leaves the supervisor. Never its value; refusals are `denied`, layer `credential`.
     "credential_granted": {**_RUN, "name": "text", "version": "int", "backend": "text"},
+    # As it, for a secret that the gate adds, at its first use at a host; then each request, when its answer has ended.
+    "credential_injected": {**_RUN, "name": "text", "version": "int", "backend": "text", "host": "text"},
+    "request_injected": {
+        **_RUN,
+        "host": "text",
+        "name": "text",
+        "method": "text",
+        "path": "text",
+        "status": "int",
+        "out_bytes": "int",
+        "in_bytes": "int",
+        "whole": "bool",
+        "duration_ms": "int",
+    },
     # One request to a model that was passed on, when its answer has ended: counts, never content. `status` is the
     # provider's, 0 where none answered; `counted` says whether the tokens are its own numbers, `whole` whether all of
     # the answer reached the agent; `credits` is the price.

@@ -48,6 +48,7 @@ def environment(manifest: Manifest, *, scratch: bool, secrets: bool) -> list[str
         "PATH": SEARCH_PATH,
         **({"TERM": TERMINAL} if manifest.process.contract == "terminal" else {}),
         **({"TMPDIR": SCRATCH} if scratch else {}),
+        **manifest.permissions.inject_variables,
     }
     return [f"{name}={value}" for name, value in sorted({**ours, **dict(manifest.process.env)}.items())]
 

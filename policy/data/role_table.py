@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from policy.grants import paths
-from policy.grants.credentials import CredentialSet
+from policy.grants.credentials import CredentialSet, InjectSet
 from policy.grants.effective import Effective
 from policy.grants.executables import ExecutableSet
 from policy.grants.identity import Identity
@@ -75,7 +75,7 @@ class _Row:
 
 
 def _opened(
-    row: _Row, key: str, domain: type[CredentialSet | ExecutableSet | PublishSet | ServiceSet | SyscallSet]
+    row: _Row, key: str, domain: type[CredentialSet | ExecutableSet | InjectSet | PublishSet | ServiceSet | SyscallSet]
 ) -> Any:
     return domain.top() if row.opened(key) else domain.bottom()
 
@@ -117,6 +117,8 @@ _DOMAINS: dict[str, Callable[[_Row], Any]] = {
     "lifetime": _lifetime,
     "services": lambda row: _opened(row, "models", ServiceSet),
     "publish": lambda row: _opened(row, "publish", PublishSet),
+    # A role whose agents may have a secret may have it added by the gate, which gives them less.
+    "inject": lambda row: _opened(row, "inject", InjectSet),
 }
 
 

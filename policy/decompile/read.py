@@ -17,7 +17,7 @@ from policy.decompile import calls, cgroup, config, documents, mounts, oci_secco
 from policy.decompile.calls import CallTable
 from policy.decompile.documents import Files, fixed, refuse
 from policy.decompile.network import network
-from policy.grants.credentials import CredentialSet
+from policy.grants.credentials import CredentialSet, InjectSet
 from policy.grants.effective import DOMAINS, canonical
 from policy.grants.executables import ExecutableSet
 from policy.grants.identity import Identity
@@ -54,6 +54,7 @@ class Grants(Struct, frozen=True):
     lifetime: LifetimeGrant
     services: ServiceSet
     publish: PublishSet
+    inject: InjectSet
 
     def domains(self) -> tuple[tuple[str, Domain], ...]:
         """Name and value of each domain, in the order of ``DOMAINS``."""
@@ -154,6 +155,7 @@ def read(files: Files) -> Decompiled:
             lifetime=held.lifetime,
             services=reached.services,
             publish=reached.publish,
+            inject=reached.inject,
         ),
         arch,
         found,

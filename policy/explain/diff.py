@@ -27,6 +27,7 @@ RISKS = (
     "writes files of the host",
     "reaches the network",
     "holds secrets",
+    "acts with secrets",
     "asks models",
     "is reached from this host",
     "acts through tools",
@@ -250,6 +251,7 @@ _PARTS: dict[str, Callable[[Any, Any], Parts]] = {
     "lifetime": _one("lives longer", "lifetime limit"),
     "services": _services,
     "publish": _one("is reached from this host", "published port"),
+    "inject": _one("acts with secrets", "injected secret"),
 }
 assert tuple(_PARTS) == tuple(DOMAINS)
 

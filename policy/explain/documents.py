@@ -13,6 +13,7 @@ from typing import Any
 from policy import errors
 from policy.compile.artefacts import Artefacts
 from policy.compile.network import firewall
+from policy.grants.credentials import InjectRule
 from policy.grants.services import LIMITS
 
 Rules = Iterator[tuple[str, str]]
@@ -145,13 +146,19 @@ def _short(line: str) -> str:
 
 def gates(document: dict[str, Any]) -> Rules:
     """gates.json."""
-    served = {"services", "publish"} & set(document)
+    served = {"services", "publish", "inject"} & set(document)
     closed("gates.json", document, {"version", "dns", "tls", *served})
     if "services" in served:
         yield from _services(document["services"])
     for entry in document.get("publish", ()):
         closed("a port of gates.json", entry, {"port", "to"})
         yield f"gates.json:publish/{entry['port']}", f"port {entry['port']} of the agent, at {entry['to']}"
+    if "inject" in served:
+        closed("inject of gates.json", document["inject"], {"rules"})
+        for entry in document["inject"]["rules"]:
+            closed("a rule of gates.json", entry, InjectRule._fields)
+            rule = InjectRule(**entry)
+            yield f"gates.json:inject/{rule.host}/{rule.method}{rule.path}", rule.describe()
     dns, tls = document["dns"], document["tls"]
     if dns is not None:
         closed("dns of gates.json", dns, _DNS_KEYS)

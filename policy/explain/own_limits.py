@@ -21,7 +21,7 @@ VERSION: Final = 1
 MAX_BYTES: Final = 262_144
 _GRANTS: Final = (
     *("filesystem", "network", "syscalls", "executables", "credentials"),
-    *("skills", "spawning", "services", "publish"),
+    *("skills", "spawning", "services", "publish", "inject"),
 )
 
 

@@ -1,11 +1,14 @@
-"""Credential grants: the names of the secrets that the vault gives this agent."""
+"""Credential grants: the names of the secrets that the vault gives this agent, and those that the gate adds for it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, NamedTuple, Self
 
-from policy.grants.sets.domain import NameSet
+from msgspec import Struct
+
+from policy.grants.sets.domain import ANY, NameSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +22,106 @@ class CredentialSet(NameSet):
     def canonical(self) -> dict[str, Any]:
         """The names."""
         return {"grants": self.listing()}
+
+
+class InjectRule(NamedTuple):
+    """Requests to a host by one method, to one path or all that begin so, and the header that the gate adds to them."""
+
+    host: str
+    secret: str
+    header: str
+    format: str
+    user: str
+    method: str
+    path: str
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """What is added, and to which host."""
+        return self[:5]
+
+    def covers(self, other: InjectRule) -> bool:
+        """Whether this holds every request that ``other`` holds."""
+        return self == EVERY or (self.added == other.added and self.takes(other.method, other.path))
+
+    def takes(self, method: str, path: str) -> bool:
+        """Whether a request, or a pattern of requests, is one of these."""
+        within = path.startswith(self.path[:-1]) if self.path.endswith(ANY) else path == self.path
+        return within and self.method in (ANY, method)
+
+    def meet(self, other: InjectRule) -> InjectRule | None:
+        """The requests that both hold, None where there are none."""
+        if self == EVERY or other == EVERY:
+            return other if self == EVERY else self
+        method = other.method if self.method == ANY else self.method
+        path = other.path if self.path.endswith(ANY) and other.path.startswith(self.path[:-1]) else self.path
+        both = self._replace(method=method, path=path)
+        return both if self.covers(both) and other.covers(both) else None
+
+    def describe(self) -> str:
+        """One line."""
+        value = self.format.replace("{}", f"{self.user}:{self.secret}" if self.user else self.secret)
+        return f"inject {self.header}: {value} into {self.method} https://{self.host}{self.path}"
+
+
+# Only a ceiling has it.
+EVERY: Final = InjectRule(*[ANY] * 7)
+
+
+class InjectSet(Struct, frozen=True):
+    """Requests to which the gate adds a secret: sorted rules, none within another."""
+
+    rules: tuple[InjectRule, ...] = ()
+
+    @classmethod
+    def of(cls, rules: Iterable[InjectRule]) -> Self:
+        """The set of these rules."""
+        found = sorted(set(rules))
+        return cls(tuple(one for one in found if not any(other.covers(one) for other in found if other != one)))
+
+    @classmethod
+    def bottom(cls) -> Self:
+        """No request."""
+        return cls()
+
+    @classmethod
+    def top(cls) -> Self:
+        """Every request to every host, with any secret."""
+        return cls((EVERY,))
+
+    def __bool__(self) -> bool:
+        return bool(self.rules)
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """The hosts whose requests the gate reads."""
+        return frozenset(one.host for one in self.rules if one != EVERY)
+
+    def at(self, host: str) -> tuple[InjectRule, ...]:
+        """The rules of a host."""
+        return tuple(one for one in self.rules if one.host == host)
+
+    def meet(self, other: Self, /) -> Self:
+        """The requests that both allow."""
+        pairs = (mine.meet(theirs) for mine in self.rules for theirs in other.rules)
+        return self.of(one for one in pairs if one is not None)
+
+    def is_subset(self, other: Self, /) -> bool:
+        """Whether ``other`` allows all of this."""
+        return not self.difference(other)
+
+    def difference(self, other: Self, /) -> Self:
+        """The rules, each whole, that ``other`` does not cover."""
+        return type(self)(tuple(one for one in self.rules if not any(theirs.covers(one) for theirs in other.rules)))
+
+    def describe(self) -> tuple[str, ...]:
+        """A line a rule."""
+        return (
+            ("inject any secret into any request",)
+            if EVERY in self.rules
+            else tuple(map(InjectRule.describe, self.rules))
+        )
+
+    def canonical(self) -> dict[str, Any]:
+        """The rules."""
+        return {"rules": [one._asdict() for one in self.rules]}

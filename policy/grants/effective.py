@@ -8,14 +8,14 @@ only takes away and is monotone, so the product of the meets stays a meet (tests
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 from policy import errors
 from policy.grants import skill_rules, source
 from policy.grants import skills as skill_grants
-from policy.grants.credentials import CredentialSet
+from policy.grants.credentials import CredentialSet, InjectRule, InjectSet
 from policy.grants.executables import ExecutableSet
 from policy.grants.identity import Identity
 from policy.grants.lifetime import LifetimeGrant
@@ -42,13 +42,15 @@ DOMAINS: dict[str, type[Domain]] = {
     "lifetime": LifetimeGrant,
     "services": ServiceSet,
     "publish": PublishSet,
+    "inject": InjectSet,
 }
 # The profile that a runtime brings where the manifest names none.
 RUNTIME_PROFILES = {"python3": "python3", "node": "node", "rust-bin": "static", "command": "command"}
 NO_SERVICES: Final = ServiceSet.bottom()
 NO_PORTS: Final = PublishSet.bottom()
+NO_INJECT: Final = InjectSet.bottom()
 # Left out of documents where nothing of them is granted, as before there were any.
-_LATER: Final[dict[str, Domain]] = {"services": NO_SERVICES, "publish": NO_PORTS}
+_LATER: Final[dict[str, Domain]] = {"services": NO_SERVICES, "publish": NO_PORTS, "inject": NO_INJECT}
 _NO_EXEC = NEVER_CALLS | {EXEC_CALL}
 
 Lines = dict[str, tuple[str, ...]]
@@ -70,6 +72,7 @@ class Effective:
     lifetime: LifetimeGrant
     services: ServiceSet = NO_SERVICES
     publish: PublishSet = NO_PORTS
+    inject: InjectSet = NO_INJECT
 
     def __post_init__(self) -> None:
         calls = self.syscalls.without(NEVER_CALLS if self.executables else _NO_EXEC)
@@ -139,6 +142,7 @@ class Effective:
             lifetime=_lifetime(manifest.lifetime),
             services=services,
             publish=publish,
+            inject=InjectSet.of(inject_rules(table)),
         )
 
     def domains(self) -> tuple[tuple[str, Domain], ...]:
@@ -189,6 +193,14 @@ def _services(sections: source.ServicesSection) -> ServiceSet:
     asked = sections.models
     models = ((one.provider, pattern) for one in asked.allow for pattern in one.models)
     return ServiceSet.of(models, *(getattr(asked, name) for name in LIMITS))
+
+
+def inject_rules(table: source.PermissionsSection) -> Iterator[InjectRule]:
+    """The requests to which the gate adds a secret, by entry, method and path."""
+    for _, host, one in table.injected:
+        for method in one.methods:
+            for path in one.paths:
+                yield InjectRule(host, one.secret, one.header, one.format, one.user, method, path)
 
 
 def _network(manifest: source.ManifestSections) -> Network:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from policy import errors
 from policy.grants import skill_rules
 from policy.grants import skills as skill_grants
-from policy.grants.credentials import CredentialSet
+from policy.grants.credentials import CredentialSet, InjectRule, InjectSet
 from policy.grants.effective import DOMAINS, Effective
 from policy.grants.executables import ExecutableSet
 from policy.grants.identity import Identity
@@ -38,7 +38,7 @@ def effective(document: Any) -> Effective:
     Raises:
         errors.ArtefactError: it is not what ``canonical`` gives for some grants.
     """
-    if type(document) is not dict or {*document, "services", "publish"} != set(DOMAINS):
+    if type(document) is not dict or {*document, "services", "publish", "inject"} != set(DOMAINS):
         raise _refuse("it has not exactly the known domains")
     try:
         found = Effective(**{name: _DOMAINS[name](document[name]) for name in DOMAINS if name in document})
@@ -147,6 +147,13 @@ def _publish(d: Document) -> PublishSet:
     return PublishSet.ports(pairs)
 
 
+def _inject(d: Document) -> InjectSet:
+    rules = [InjectRule(**one) for one in d["rules"]]
+    if not rules or not all(type(part) is str for one in rules for part in one):
+        raise TypeError("a part of a rule is no text")
+    return InjectSet.of(rules)
+
+
 def _set_of(kind: Any, key: str) -> Callable[[Document], Any]:
     def restore(d: Document) -> Any:
         names = _names(d[key])
@@ -170,5 +177,6 @@ _DOMAINS: dict[str, Callable[[Document], Any]] = {
     "lifetime": lambda d: LifetimeGrant(_limit(d["ttl_seconds"]), _one_of(ON_EXPIRY, d["on_expiry"])),
     "services": _services,
     "publish": _publish,
+    "inject": _inject,
 }
 assert tuple(_DOMAINS) == tuple(DOMAINS)

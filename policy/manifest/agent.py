@@ -90,6 +90,7 @@ def _network(m: Manifest) -> Iterator[Problem]:
             yield at, message, 'remove the table, or write resources.network = "full" or "outbound-https-only"'
         elif mode == "outbound-https-only":
             yield from _https_only(at, entry.ports, entry.protocol)
+    yield from m.permissions.inject_problems([name for name, _ in m.process.env])
 
 
 def _https_only(at: str, ports: tuple[tuple[int, int], ...], protocol: str) -> Iterator[Problem]:

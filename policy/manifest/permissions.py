@@ -7,7 +7,7 @@ An absent list grants nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator
@@ -106,6 +106,67 @@ class Filesystem(fields.Section):
         return tuple((index, VolumeGrant.of(one)) for index, one in found)
 
 
+CREDENTIAL_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}"
+CredentialName = Annotated[
+    str, AfterValidator(text.Matching("credential", CREDENTIAL_NAME, "1 to 128 of A-Z a-z 0-9 _ . -"))
+]
+# Headers by which a message is read, and those by which the gate itself speaks, belong to no secret.
+_FRAMING = "|".join(
+    "".join(f"[{ch}{ch.upper()}]" if ch.isalpha() else ch for ch in name)
+    for name in (
+        *("accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect", "host"),
+        *("keep-alive", "te", "trailer", "transfer-encoding", "upgrade"),
+    )
+)
+INJECT_HEADER: Final = rf"(?!(?:{_FRAMING})$)[A-Za-z][A-Za-z0-9-]{{0,63}}"
+INJECT_FORMAT: Final = r"(?:[!-z|~](?:[ -z|~]{0,62}[!-z|~])? ?)?\{\}(?:[ -z|~]{0,62}[!-z|~])?"
+INJECT_METHOD: Final = r"\*|(?!(?:CONNECT|TRACE)$)[A-Z][A-Z-]{0,31}"
+# No part is empty, `.` or `..`: the gate takes no such path, so a grant of one would be none.
+INJECT_PATH: Final = r"/(?!.*//)(?!(?:.*/)?\.{1,2}(?:/|$))[A-Za-z0-9._~!$&'()+,;=:@/-]{0,500}\*?"
+INJECT_USER: Final = r"[A-Za-z0-9._~@+-]{0,64}"
+_HEADER = text.Matching("header", INJECT_HEADER, "a name such as Authorization, none that frames a message")
+_METHOD = text.Matching("method", INJECT_METHOD, "a method such as GET, or `*`")
+_PATH = text.Matching("path", INJECT_PATH, "a path, or the beginning of one with one `*` at its end")
+
+
+class Inject(fields.Section):
+    """``inject`` of a destination: a header that the gate adds to requests to it. Absent, the gate reads no request."""
+
+    secret: Annotated[CredentialName, says("name of a secret of this agent in the vault, of at least 8 bytes")]
+    methods: Annotated[
+        tuple[Annotated[str, AfterValidator(_METHOD)], ...],
+        fields.LIST,
+        AfterValidator(fields.unique),
+        says('methods of requests, or `"*"` for each but CONNECT and TRACE'),
+    ]
+    paths: Annotated[
+        tuple[Annotated[str, AfterValidator(_PATH)], ...],
+        fields.LIST,
+        AfterValidator(fields.unique),
+        says('paths of requests; `"/repos/*"` is every path that begins so'),
+    ]
+    header: Annotated[
+        str,
+        AfterValidator(_HEADER),
+        says("the header that carries it; what the agent writes there is taken away"),
+    ] = "Authorization"
+    format: Annotated[
+        str,
+        AfterValidator(text.Matching("format", INJECT_FORMAT, "ASCII text with one `{}`, such as `Bearer {}`")),
+        says("the header's value, in which `{}` stands for the secret"),
+    ] = "{}"
+    user: Annotated[
+        str,
+        AfterValidator(text.Matching("user", INJECT_USER, "at most 64 of A-Z a-z 0-9 . _ ~ @ + -")),
+        says("where it is written, `{}` stands for the Base64 of USER:SECRET, as `Basic {}` needs (RFC 7617)"),
+    ] = ""
+    env: Annotated[
+        str,
+        AfterValidator(text.Matching("variable", f"(?:{process.VARIABLE})?", "A-Z a-z 0-9 and `_`, no digit first")),
+        says("variable that holds a placeholder, for programs that want one"),
+    ] = ""
+
+
 class NetworkEntry(fields.Section):
     """One ``[[permissions.network]]``: a destination, one table each.
 
@@ -123,6 +184,13 @@ class NetworkEntry(fields.Section):
         says('numbers from 1 to 65535 and ranges such as `"8000-8010"`, at least one'),
     ]
     protocol: Annotated[Protocol, says("`tls` is TCP that begins with a ClientHello for the host")]
+    inject: Annotated[
+        Inject | None,
+        says(
+            "a secret that the gate adds to requests to this host, so that the agent has none: `{ secret, header, "
+            "format, user, methods, paths, env }`; secret, methods and paths are needed"
+        ),
+    ] = None
 
     @property
     def kind(self) -> hosts.HostKind:
@@ -212,12 +280,6 @@ class Executables(fields.Section):
         return tuple(one.tree for one in self.allow if one.tree)
 
 
-CREDENTIAL_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}"
-CredentialName = Annotated[
-    str, AfterValidator(text.Matching("credential", CREDENTIAL_NAME, "1 to 128 of A-Z a-z 0-9 _ . -"))
-]
-
-
 class Credentials(fields.Section):
     """``[permissions.credentials]``: secrets of the vault, by name."""
 
@@ -279,6 +341,15 @@ def _unique_entries(items: tuple[NetworkEntry, ...]) -> tuple[NetworkEntry, ...]
     return items
 
 
+# What a program is told of the authority of the run, beside what it trusts by itself.
+TRUST_FILE: Final = "/run/covenant/ca.pem"
+TRUST_VARIABLES: Final = (
+    *("AWS_CA_BUNDLE", "CARGO_HTTP_CAINFO", "CURL_CA_BUNDLE", "DENO_CERT", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS"),
+    *("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"),
+)
+PLACEHOLDER: Final = "covenant-placeholder"
+
+
 class Permissions(fields.Section):
     """``[permissions]``: an absent permission is not granted."""
 
@@ -288,3 +359,38 @@ class Permissions(fields.Section):
     executables: Executables = Executables()
     credentials: Credentials = Credentials()
     skills: Skills = Skills()
+
+    @property
+    def injected(self) -> tuple[tuple[int, str, Inject], ...]:
+        """The hosts with a secret that the gate adds, each with the index of its entry."""
+        return tuple((i, one.host, one.inject) for i, one in enumerate(self.network) if one.inject is not None)
+
+    @property
+    def inject_variables(self) -> dict[str, str]:
+        """The variables of a run whose gate adds secrets: where the run's authority is, and the placeholders."""
+        if not self.injected:
+            return {}
+        trust = dict.fromkeys(TRUST_VARIABLES, TRUST_FILE)
+        return {**trust, **{one.env: PLACEHOLDER for _, _, one in self.injected if one.env}}
+
+    def inject_problems(self, variables: Collection[str]) -> Iterator[tuple[str, str, str]]:
+        """Each place, message and fix: a secret is added to TLS for one exact name, once, and within a list.
+
+        ``variables`` are those that ``[process]`` sets.
+        """
+        hosts_seen: set[str] = set()
+        names = {*variables, *process.NEVER_SET, *TRUST_VARIABLES}
+        for index, host, one in self.injected:
+            at, entry = f"permissions.network[{index}].inject", self.network[index]
+            if entry.protocol != "tls" or entry.kind != "name":
+                message = f"a secret is added to {text.quote(host)} by `{entry.protocol}`"
+                yield at, message, 'grant one exact name, with protocol = "tls"'
+            if host in hosts_seen:
+                yield at, f"host {text.quote(host)} has two secrets", "keep one, and write its ports in one entry"
+            hosts_seen.add(host)
+            for key, example in (("methods", '["GET"]'), ("paths", '["/*"]')):
+                if not getattr(one, key):
+                    yield f"{at}.{key}", f"{key} is an empty list", f"write {key} = {example}"
+            if one.env and one.env in names:
+                yield f"{at}.env", f"variable `{one.env}` is set already", "name another, or take it out"
+            names.add(one.env)

@@ -66,7 +66,7 @@ class Facts(Struct, frozen=True):
             {**{path: found.room_mb for path, found in host.granted.items()}, **_volumes(manifest, host)},
             manifest.permissions.credentials.files,
             host.network.stack,
-            dict(process.env),
+            {**manifest.permissions.inject_variables, **dict(process.env)},
             process.cwd,
             process.contract,
             tuple((one.name, one.digest) for one in manifest.root.stack),

@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from policy.grants.credentials import CredentialSet
-from policy.grants.effective import DOMAINS, Effective
+from policy.grants.credentials import CredentialSet, InjectSet
+from policy.grants.effective import DOMAINS, Effective, inject_rules
 from policy.grants.executables import ExecutableSet
 from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
@@ -118,6 +118,12 @@ def _publish(m: Manifest, e: Effective) -> Items:
         yield f"publish[{i}]", PublishSet.ports([(entry.port, entry.to)])
 
 
+def _inject(m: Manifest, e: Effective) -> Items:
+    for i, host, _ in m.permissions.injected:
+        rules = (rule for rule in inject_rules(m.permissions) if rule.host == host)
+        yield f"permissions.network[{i}].inject", InjectSet.of(rules)
+
+
 _ITEMS: dict[str, Callable[[Manifest, Effective], Items]] = {
     "identity": _identity,
     "filesystem": _filesystem,
@@ -131,6 +137,7 @@ _ITEMS: dict[str, Callable[[Manifest, Effective], Items]] = {
     "lifetime": _lifetime,
     "services": _services,
     "publish": _publish,
+    "inject": _inject,
 }
 assert tuple(_ITEMS) == tuple(DOMAINS)
 

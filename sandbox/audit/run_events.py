@@ -229,6 +229,16 @@ class RunEvents:
         """Record a request to a model, once its answer has ended: ``fields`` are its counts."""
         self._append("model_asked", agent_id=self.agent_id, credits=price, **fields)
 
+    def credential_injected(self, name: str, version: int, backend: str, host: str) -> None:
+        """Record durably that the gate is about to add a secret to requests to a host."""
+        self._append(
+            "credential_injected", agent_id=self.agent_id, name=name, version=version, backend=backend, host=host
+        )
+
+    def request_injected(self, fields: Mapping[str, Any]) -> None:
+        """Record a request to which a secret was added, once its answer has ended."""
+        self._append("request_injected", agent_id=self.agent_id, **fields)
+
     def port_published(self, port: int, to: str) -> None:
         """Record that a port of the agent is about to be reached at a place of this host."""
         self._append("port_published", agent_id=self.agent_id, port=port, to=to)

@@ -33,6 +33,7 @@ from sandbox.control import revocation, revocation_watch, succession, tree_kill
 from sandbox.host import facts
 from sandbox.kernel.runsc import command
 from sandbox.lifecycle.types import Request, RunDependencies
+from sandbox.network.inject import gate as inject_gate
 from sandbox.network.publish import gate as publish_gate
 from sandbox.network.reached import Reached
 from sandbox.network.service import gate as service_gate
@@ -360,6 +361,28 @@ class RunContext:
         if not decision.effective.publish:
             return None
         return publish_gate.PublishTerms(self.request.rights, self.rows.port_published, self.rows.publish_ended)
+
+    def inject(
+        self, decision: decide.Decision, deadline: clocks.Deadline, stack: contextlib.ExitStack
+    ) -> inject_gate.InjectTerms | None:
+        """Return the terms of the secrets that the run's gate adds.
+
+        Raises:
+            errors.VaultError: they cannot be had.
+        """
+        if not decision.effective.inject:
+            return None
+        from sandbox.lifecycle import inject_terms
+
+        return inject_terms.of(
+            decision,
+            self.dependencies.config,
+            self.rows,
+            is_dev=bool(self.request.dev) and not self.request.typed,
+            revoked=self._is_revoked,
+            seconds=deadline.milliseconds / 1000,
+            stack=stack,
+        )
 
     def _is_revoked(self) -> bool:
         return marks.verdict(self.dependencies.path / "runs" / self.run_id) is not None

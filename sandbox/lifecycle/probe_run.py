@@ -133,6 +133,7 @@ def attempt(job: gvisor.SandboxSpec, closures: Sequence[Closure], *, runs: Path,
             publish=None,
             # A kept or resumed workspace is not for the trial.
             workspace=None if job.workspace is None else job.workspace.throw_away(run_id),
+            inject=None,
             operations=None,
             contract=contract.LINE,
             later=None,

@@ -309,6 +309,7 @@ class Run:
             services=context.services(decision),
             reached=context.reached.add,
             publish=context.publish(decision),
+            inject=context.inject(decision, deadline, stack),
             tell_agent=functools.partial(self._tell_agent, decision, facts),
             workspace=self._workspace(decision),
             files=prepare.files(

@@ -29,6 +29,7 @@ from sandbox.kernel.proc.spawn import PATIENCE, Patience
 from sandbox.network import addresses, base_rules, namespaces, resolvers, ruleset_cache, uplink
 from sandbox.network.dns import gate as dns_gate
 from sandbox.network.gate import prefork
+from sandbox.network.inject import gate as inject_gate
 from sandbox.network.publish import gate as publish_gate
 from sandbox.network.reached import TellReached
 from sandbox.network.service import gate as service_gate
@@ -49,6 +50,7 @@ class Gateway:
     gates: Sequence[_Gate] = ()
     remembered: conntrack.Remembered = field(init=False)
     services: service_gate.ServiceGate | None = None
+    inject: inject_gate.InjectGate | None = None
     listening: publish_gate.Listening | None = None
 
     def make(self) -> None:
@@ -65,6 +67,8 @@ class Gateway:
         """End every gate and report its last denials. Called once the agent is dead."""
         if self.services is not None:
             self.services.end()
+        if self.inject is not None:
+            self.inject.end()
         for gate in self.gates:
             gate.process.end()
             gate.process.tell_rest()
@@ -90,13 +94,14 @@ def opened(
     services: service_gate.Terms | None = None,
     reached: TellReached | None = None,
     publish: publish_gate.PublishTerms | None = None,
+    inject: inject_gate.InjectTerms | None = None,
 ) -> Iterator[Gateway]:
     """Make step (1) of a run's gateway. ``Gateway.make`` does the rest, before which no agent may run.
 
     ``note`` records the parts outside our own descriptors before they are made, and a part that cannot be removed
     (``left``). ``join_files`` are files of the cgroup that the gates join (``gate_leaf``). ``patience`` is for their
     start. ``services`` are the terms of the service gate, where one is to answer, ``publish`` those of the
-    published ports.
+    published ports, ``inject`` those of the secrets that are added to requests.
 
     An agent without destinations has no way out of its gateway at all.
     ``reached`` is told the destinations of the agent.
@@ -116,7 +121,7 @@ def opened(
     with contextlib.ExitStack() as stack:
         # They import for longer than the rest takes.
         stack.callback(prefork.drop)
-        prefork.ahead(_kinds(artefacts, services), patience)
+        prefork.ahead(_kinds(artefacts, services, inject), patience)
         listening = _listening(artefacts, publish, stack)
         made = stack.enter_context(namespaces.made())  # (1)
         namespaces.connect(made)
@@ -140,7 +145,8 @@ def opened(
                 "join_files": join_files,
                 "patience": patience,
             }
-            gateway.gates = _gates(artefacts, config, given, stack, reached)  # (4)
+            reads = None if inject is None else _reading(artefacts, inject, gateway, given, stack)
+            gateway.gates = _gates(artefacts, config, given, stack, reached, reads)  # (4)
             if listening is not None:
                 gateway.gates = [*gateway.gates, *stack.enter_context(publish_gate.open(listening, **given))]
             if services is not None:
@@ -157,6 +163,9 @@ def opened(
             for gate in gateway.gates:
                 gate.process.ready()  # (6)
                 gateway.watches.update(gate.watches)
+            if gateway.inject is not None:
+                gateway.inject.ready()
+                gateway.watches.update(gateway.inject.watches)
             if gateway.services is not None:
                 for process in gateway.services.processes:
                     process.ready()
@@ -177,9 +186,29 @@ def _left(note: Callable[[Mapping[str, Any]], None], about: Mapping[str, Any]) -
         note({**about, "left": True})
 
 
-def _kinds(artefacts: Artefacts, services: service_gate.Terms | None) -> list[prefork.Kind]:
+def _reading(
+    artefacts: Artefacts,
+    terms: inject_gate.InjectTerms,
+    gateway: Gateway,
+    given: Mapping[str, Any],
+    stack: contextlib.ExitStack,
+) -> tuple[Sequence[str], int]:
+    """Start the gate that reads requests. Return its hosts and the line to it, which ``stack`` closes."""
+    plan = artefacts.json("gates.json")["inject"]
+    hands, takes = inject_gate.line()
+    stack.enter_context(hands)
+    with takes:
+        shared = {name: value for name, value in given.items() if name != "inside"}
+        gateway.inject = stack.enter_context(inject_gate.open(plan, terms, takes.fileno(), **shared))
+    return sorted({one["host"] for one in plan["rules"]}), hands.fileno()
+
+
+def _kinds(
+    artefacts: Artefacts, services: service_gate.Terms | None, inject: inject_gate.InjectTerms | None
+) -> list[prefork.Kind]:
     plan = artefacts.json("gates.json")
     served = [] if services is None else [service_gate.KIND, service_gate.CONNECTOR]
+    served += [] if inject is None else [inject_gate.KIND]
     served += [publish_gate.KIND, publish_gate.CONNECTOR] if plan.get("publish") else []
     return served + [kind for name, kind in (("dns", dns_gate.KIND), ("tls", tls_gate.KIND)) if plan[name] is not None]
 
@@ -190,8 +219,12 @@ def _gates(
     given: Mapping[str, Any],
     stack: contextlib.ExitStack,
     reached: TellReached | None,
+    reads: tuple[Sequence[str], int] | None,
 ) -> list[_Gate]:
-    """Both gates, as far as the policy needs them; started, and perhaps not ready. ``given`` is what both are given."""
+    """Both gates, as far as the policy needs them; started, and perhaps not ready. ``given`` is what both are given.
+
+    ``reads`` are the hosts whose requests are read, and the line to the gate that does.
+    """
     plan = artefacts.json("gates.json")
     gates: list[_Gate] = []
     tells: socket.socket | None = None
@@ -208,7 +241,9 @@ def _gates(
         if plan["tls"] is not None:
             end, idle = None if names is None else names.fileno(), config.connection_idle_seconds
             gates.append(
-                stack.enter_context(tls_gate.open(plan["tls"], names=end, idle_seconds=idle, reached=reached, **given))
+                stack.enter_context(
+                    tls_gate.open(plan["tls"], names=end, inject=reads, idle_seconds=idle, reached=reached, **given)
+                )
             )
     return gates
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from pathlib import Path
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from msgspec import structs
 
 from policy.compile import mounts
 from policy.explain import own_limits
+from policy.manifest.permissions import TRUST_FILE
+from sandbox.network.inject import gate
 from sandbox.runner.spec import SandboxSpec
 
 # The directory of the run's directory.
@@ -37,6 +41,22 @@ def given(job: SandboxSpec, directory: Path, stack: contextlib.ExitStack) -> San
         stack.enter_context(job.tell_agent(denials))  # left before the file is closed
     sources = {**job.files.sources, mounts.OWN_LIMITS: fd}
     return structs.replace(job, files=structs.replace(job.files, sources=sources))
+
+
+def trusted(job: SandboxSpec, directory: Path) -> gate.InjectTerms | None:
+    """The terms of the run's injected secrets: its authority is trusted by a file of the run's ``directory``."""
+    if job.inject is None:
+        return None
+    place = directory / DIRECTORY / PurePosixPath(TRUST_FILE).name
+    return structs.replace(job.inject, trust=functools.partial(_trust, place, job.inject.bundles))
+
+
+def _trust(place: Path, bundles: Sequence[str], pem: bytes) -> None:
+    """Write what the agent trusts: the authorities of ``bundles``, and the run's own."""
+    whole = b"".join(Path(one).read_bytes().rstrip() + b"\n" for one in bundles if Path(one).exists())
+    with os.fdopen(os.open(place, _FILE, 0o444), "wb") as stream:
+        stream.write(whole + pem)
+        os.fchmod(stream.fileno(), 0o444)
 
 
 def _made(name: str, directory: int) -> int:

@@ -3,6 +3,7 @@ service gate; the ports of the publish gate."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from policy.compile.artefacts import Cause, Provenance, built_in
@@ -11,7 +12,8 @@ from policy.compile.network import quoting
 from policy.compile.network.destinations import Group, Name
 from policy.compile.network.firewall import DNS_PORT, SERVICE_PORT, TLS_PORT
 from policy.compile.network.routes import Traced
-from policy.grants.effective import Effective
+from policy.grants.credentials import InjectRule
+from policy.grants.effective import Effective, inject_rules
 from policy.grants.services import LIMITS, covers
 from policy.grants.sets import addresses, hostnames, spans
 from policy.grants.sets.spans import Spans
@@ -29,8 +31,8 @@ _TLS = built_in("tls gate", "wants a ClientHello, and a granted name in it where
 
 
 def compile(effective: Effective, traced: Traced, origins: Origins, provenance: Provenance) -> dict[str, Any]:
-    """gates.json; ``dns`` is None without a name grant, ``tls`` without a tls grant; without services or
-    published ports there is no key for them.
+    """gates.json; ``dns`` is None without a name grant, ``tls`` without a tls grant; without services,
+    published ports or injected secrets there is no key for them.
 
     Raises:
         errors.UnexplainedError: no item of the manifest covers a model.
@@ -38,9 +40,28 @@ def compile(effective: Effective, traced: Traced, origins: Origins, provenance: 
     document: dict[str, Any] = {"version": 1, "dns": _dns(traced, provenance), "tls": _tls(traced, provenance)}
     if effective.services:
         document["services"] = _services(effective, origins, provenance)
+    if effective.inject:
+        document["inject"] = _inject(effective, origins, provenance)
     if effective.publish:
         document["publish"] = _publish(effective, origins, provenance)
     return document
+
+
+def _inject(effective: Effective, origins: Origins, provenance: Provenance) -> dict[str, Any]:
+    for rule in effective.inject.rules:
+        above = next((i for i, own in _written(origins) if own.covers(rule)), None)
+        if above is None:
+            raise origins.uncovered("permissions.network", rule.describe())
+        cause = Cause("manifest", f"permissions.network[{above}].inject", rule.secret)
+        provenance.add(f"gates.json:inject/{rule.host}/{rule.method}{rule.path}", cause)
+    return effective.inject.canonical()
+
+
+def _written(origins: Origins) -> Iterator[tuple[int, InjectRule]]:
+    """The rules of the manifest, each with the index of its entry."""
+    table = origins.manifest.permissions
+    indexes = {host: index for index, host, _ in table.injected}
+    return ((indexes[rule.host], rule) for rule in inject_rules(table))
 
 
 def _publish(effective: Effective, origins: Origins, provenance: Provenance) -> list[dict[str, Any]]:

@@ -17,6 +17,8 @@ from policy import errors
 from policy.decompile import documents
 from policy.decompile.documents import Files, NoneType, closed, fixed, refuse, shown
 from policy.decompile.network import nft
+from policy.grants.credentials import EVERY as EVERY_REQUEST
+from policy.grants.credentials import InjectRule, InjectSet
 from policy.grants.services import EVERY, LIMITS, PublishSet, ServiceSet
 from policy.grants.sets import hostnames
 from policy.grants.sets.spans import Spans
@@ -51,6 +53,7 @@ class Gates(Struct, frozen=True):
     service_port: int | None = None
     services: ServiceSet = ServiceSet()
     publish: PublishSet = PublishSet()
+    inject: InjectSet = InjectSet()
 
 
 def read(files: Files) -> Gates:
@@ -63,13 +66,15 @@ def read(files: Files) -> Gates:
     document = documents.load(files, GATES)
     served = {"services": dict} if type(document) is dict and "services" in document else {}
     published = {"publish": list} if type(document) is dict and "publish" in document else {}
-    whole = closed(document, GATES, {"dns": both, "tls": both, "version": int, **served, **published})
+    injected = {"inject": dict} if type(document) is dict and "inject" in document else {}
+    whole = closed(document, GATES, {"dns": both, "tls": both, "version": int, **served, **published, **injected})
     fixed(whole["version"], f"{GATES}:version", VERSION)
     dns_port, dns, inward = (None, {}, {}) if whole["dns"] is None else _dns(whole["dns"])
     tls_port, tls, addresses = (None, {}, ()) if whole["tls"] is None else _tls(whole["tls"])
     service_port, services = _services(whole["services"]) if served else (None, ServiceSet.bottom())
     publish = _publish(whole["publish"]) if published else PublishSet.bottom()
-    return Gates(dns_port, tls_port, dns, inward, tls, addresses, service_port, services, publish)
+    inject = _inject(whole["inject"]) if injected else InjectSet.bottom()
+    return Gates(dns_port, tls_port, dns, inward, tls, addresses, service_port, services, publish, inject)
 
 
 _Sets = tuple[tuple[str, ...], tuple[str, ...]]
@@ -136,6 +141,17 @@ def _publish(value: list[Any]) -> PublishSet:
     if not pairs or sorted(dict(pairs).items()) != pairs:
         raise refuse(where, "the ports are not sorted, one is there twice, or there is none")
     return PublishSet.ports(pairs)
+
+
+def _inject(value: dict[str, Any]) -> InjectSet:
+    where, shape = f"{GATES}:inject", dict.fromkeys(InjectRule._fields, str)
+    rules = [InjectRule(**closed(item, where, shape)) for item in closed(value, where, {"rules": list})["rules"]]
+    inject = InjectSet.of(rules)
+    if not rules or inject.rules != tuple(rules) or EVERY_REQUEST in rules:
+        raise refuse(where, "the rules are not sorted, one stands within another, or there is none")
+    if len({one.added for one in rules}) != len(inject.hosts):
+        raise refuse(where, "a host has two secrets")
+    return inject
 
 
 def _tls(value: dict[str, Any]) -> tuple[int, dict[str, Spans], tuple[tuple[int, int, Spans], ...]]:

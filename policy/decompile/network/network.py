@@ -11,6 +11,7 @@ from policy import errors
 from policy.decompile import documents
 from policy.decompile.documents import OPTIONAL_INT, Files, NoneType, closed, fixed, refuse, shown
 from policy.decompile.network import gates, nft, reach
+from policy.grants.credentials import InjectSet
 from policy.grants.network import Network
 from policy.grants.services import PublishSet, ServiceSet
 from policy.grants.sets import addresses, hostnames, spans
@@ -50,6 +51,7 @@ class Reached(Struct, frozen=True):
     named: bool
     services: ServiceSet = ServiceSet()
     publish: PublishSet = PublishSet()
+    inject: InjectSet = InjectSet()
 
     @property
     def linked(self) -> bool:
@@ -86,7 +88,7 @@ def read(files: Files) -> Reached:
         raise refuse(f"{NETWORK}:mode", f"it is {mode}, and the rules amount to {found.mode}")
     if mode == "off" and not unlinked and not (gated.services or gated.publish):
         raise refuse(f"{NETWORK}:gateway", "there is a gateway for an agent that reaches nothing")
-    return Reached(found, mode, bps, listed, gated.dns_port is not None, gated.services, gated.publish)
+    return Reached(found, mode, bps, listed, gated.dns_port is not None, gated.services, gated.publish, gated.inject)
 
 
 def _off(files: Files, whole: dict[str, Any]) -> tuple[Network, Network, gates.Gates]:

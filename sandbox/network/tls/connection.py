@@ -71,7 +71,8 @@ class Connection:
     ``agent`` does not block and is closed with the connection. ``refused`` is called with the name, if any, and the
     code. Times are seconds of the caller's clock; ``deadline`` is when ``expire`` is due. ``others`` returns the other
     addresses of a name. ``name`` is the one of the first granted hello. ``connect`` begins a connection and does not
-    wait for it.
+    wait for it. ``divert`` hands a connection to a host whose requests are read over to the gate that reads them, and
+    returns the stream to carry in its place.
     """
 
     def __init__(
@@ -86,12 +87,14 @@ class Connection:
         now: float,
         others: Callable[[str], Sequence[str]] = lambda _: (),
         connect: Callable[[str, int], socket.socket] | None = None,
+        divert: Callable[[str, int, socket.socket], socket.socket] | None = None,
     ) -> None:
         self.stage = Stage.HELLO
         self._agent = agent
         self._host, self._port = host, port
         self._plan, self._pipes, self._refused = plan, pipes, refused
-        self._others, self._dial = others, connect or dial
+        self._others, self._dial, self._divert = others, connect or dial, divert
+        self._handed: socket.socket | None = None
         self._reader, self._answer = HelloReader(), AnswerReader()
         self._name: str | None = None
         self.name: str | None = None
@@ -167,6 +170,9 @@ class Connection:
         if self._race is not None and self._way is not None:
             self._race.close()
             self._race = None
+        if self._handed is not None:
+            self._handed.close()
+            self._handed = None
 
     def close(self, *, reset: bool = True) -> None:
         """Close both sides, by a reset unless all bytes were carried."""
@@ -175,6 +181,9 @@ class Connection:
         if self._race is not None:
             self._race.close()
             self._race = None
+        if self._handed is not None:
+            self._handed.close()
+            self._handed = None
         if self._way is not None:
             self._way.up.close()
             self._way.down.close()
@@ -228,6 +237,10 @@ class Connection:
         self.deadline = race.deadline
         if upstream is None:
             return
+        if self._divert is not None and self._name and self._plan.injected(self._name):
+            # INVARIANT: closed by ``settle``, when no epoll has it any more; its number could be the stream's.
+            self._handed = upstream
+            upstream = self._divert(self._name, self._port, upstream)
         up = Flow(self._agent, upstream, self._pipes, pending=self._reader.raw)
         self._way = way = _Way(upstream, up, Flow(upstream, self._agent, self._pipes))
         self.stage, self.deadline = Stage.ANSWER, now + ANSWER_SECONDS

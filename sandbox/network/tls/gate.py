@@ -27,6 +27,8 @@ CALLS = frozenset({
     "accept4", "connect", "getpeername", "getsockname", "getsockopt", "pipe2", "setsockopt", "shutdown", "socket",
     "splice",
 })  # fmt: skip
+# Handing a connection over to the gate that reads requests.
+INJECT_CALLS = frozenset({"sendmsg", "socketpair"})
 # Two sockets a connection, the stock of pipes, and what the interpreter and the gate hold besides.
 _DESCRIPTORS = (1 + race.TRIES) * server.CONNECTIONS + 2 * splice.PIPES + 64
 # What has to be begun for it.
@@ -49,6 +51,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
     denied: Callable[[denials.Denial], None],
     reached: TellReached | None = None,
     names: int | None = None,
+    inject: tuple[Sequence[str], int] | None = None,
     idle_seconds: int = IDLE_SECONDS,
     join_files: Sequence[str] = (),
     patience: Patience = PATIENCE,
@@ -56,9 +59,10 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
     """Serve the ``tls`` part of gates.json while the block lasts.
 
     ``inside`` runs a call in the gateway's namespace and returns its value. ``reached`` is told the destinations of
-    carried connections. ``names`` is the end of a line on which the DNS gate tells the addresses of names. A connection
-    that says nothing for ``idle_seconds`` is ended. Does not wait until the gate is ready: a connection that comes
-    before waits in the backlog.
+    carried connections. ``names`` is the end of a line on which the DNS gate tells the addresses of names.
+    ``inject`` are the hosts whose requests are read, and the line to the gate that does. A connection that says nothing
+    for ``idle_seconds`` is ended. Does not wait until the gate is ready: a connection that comes before waits in the
+    backlog.
 
     Raises:
         errors.RunError: what ``patience`` watches said so, or it was not executed in time.
@@ -78,12 +82,17 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                 layer=LAYER,
                 codes=CODES,
                 uid=GATE_UID,
-                plan={**plan, "idle_seconds": idle_seconds},
+                plan={
+                    **plan,
+                    "idle_seconds": idle_seconds,
+                    **({} if inject is None else {"injected": list(inject[0])}),
+                },
                 fds={
                     **{name: one.fileno() for name, one in zip(("v4", "v6"), listeners, strict=True)},
                     **({} if names is None else {"names": names}),
+                    **({} if inject is None else {"inject": inject[1]}),
                 },
-                calls=CALLS,
+                calls=CALLS if inject is None else CALLS | INJECT_CALLS,
                 namespace=namespace,
                 descriptors=_DESCRIPTORS,
                 join_files=join_files,

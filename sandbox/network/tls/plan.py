@@ -16,11 +16,12 @@ _Ports = tuple[tuple[int, int], ...]
 class TlsPlan:
     """The granted names and spans of addresses, each with their ports.
 
-    ``idle_seconds`` is how long a connection may say nothing.
+    ``idle_seconds`` is how long a connection may say nothing, ``injected`` are names whose requests are read.
     """
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.idle_seconds = float(document.get("idle_seconds", IDLE_SECONDS))
+        self._injected = frozenset(document.get("injected", ()))
         self._names: dict[str, _Ports] = {}
         for one in document["names"]:
             self._names[one["pattern"]] = self._names.get(one["pattern"], ()) + _ports(one["ports"])
@@ -50,6 +51,10 @@ class TlsPlan:
     def named(self, name: str, port: int) -> bool:
         """Whether a name is granted as such on this port."""
         return any(_within(port, self._names.get(pattern, ())) for pattern in _patterns(name))
+
+    def injected(self, name: str) -> bool:
+        """Whether requests to a name are read, to add a secret to them."""
+        return name in self._injected
 
     def _by_address(self, host: str, port: int) -> bool:
         address = ipaddress.ip_address(host)

@@ -8,6 +8,7 @@ of the agent's tls grants. ``sandbox.network.tls.gate`` starts it.
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import select
 import socket
@@ -37,7 +38,7 @@ class TlsServer:
     """Serves ``listeners``, which do not block. ``denied`` is called with target and code of each refusal.
 
     ``reached`` is called with a destination and the connections and bytes since the last call; while it returns False
-    they are kept.
+    they are kept. ``inject`` is the line to the gate that reads requests, where there is one.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class TlsServer:
         *,
         names: ToldNames | None = None,
         reached: Callable[[str, int, int], bool] = lambda target, connections, carried: True,
+        inject: socket.socket | None = None,
         most: int = CONNECTIONS,
     ) -> None:
         self._plan, self._denied, self._most = TlsPlan(plan), denied, most
@@ -59,7 +61,7 @@ class TlsServer:
         self._waited: dict[Connection, Mapping[int, int]] = {}
         self._next_look = self._next_told = 0.0
         self._names = names or ToldNames(None)
-        self._reached = reached
+        self._reached, self._inject = reached, inject
         self._places: dict[Connection, tuple[str, int]] = {}
         self._counted: dict[Connection, int] = {}
         self._uncounted: dict[str, tuple[int, int]] = {}
@@ -185,6 +187,7 @@ class TlsServer:
             refused=refused,
             others=lambda name: self._names.of(name, now),
             now=now,
+            divert=None if self._inject is None else functools.partial(_handed_over, self._inject),
         )
         self._connections.add(connection)
         self._places[connection] = host, port
@@ -238,9 +241,27 @@ def serve(gate: Any) -> None:
     """
     listeners = [socket.socket(fileno=gate.fds[name]) for name in ("v4", "v6")]
     names = ToldNames(socket.socket(fileno=gate.fds["names"]) if "names" in gate.fds else None)
-    server = TlsServer(gate.plan, listeners, gate.denied, names=names, reached=gate.reached)
+    inject = socket.socket(fileno=gate.fds["inject"]) if "inject" in gate.fds else None
+    server = TlsServer(gate.plan, listeners, gate.denied, names=names, reached=gate.reached, inject=inject)
     gate.seal()
     server.serve()
+
+
+def _handed_over(line: socket.socket, name: str, port: int, made: socket.socket) -> socket.socket:
+    """Give the gate that reads requests a connection to a host, and return the stream of the agent's side.
+
+    Raises:
+        OSError: that gate takes no more now.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            fcntl.fcntl(ours, fcntl.F_SETFL, fcntl.fcntl(ours, fcntl.F_GETFL) | os.O_NONBLOCK)
+            socket.send_fds(line, [f"{name}:{port}".encode()], [theirs.fileno(), made.fileno()])
+        except BaseException:
+            ours.close()
+            raise
+    return ours
 
 
 def target(name: str | None, host: str, port: int) -> str:

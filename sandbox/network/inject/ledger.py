@@ -1,0 +1,162 @@
+"""The supervisor's end of an inject gate's line: a secret for each granted request, and a row for each.
+
+What the gate says is checked: it is the process that reads the agent's bytes. It gets the secret of a request that the
+policy grants, and no other; each request reads the vault, so that a rotation or a removal holds from the next one on.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+from msgspec import Struct
+
+from policy import errors
+from policy.grants.credentials import InjectSet
+from sandbox.network.inject import wire
+
+_AT_ONCE: Final = 64
+# An honest gate has no more under way (server.CONNECTIONS), and numbers that a counter can hold.
+_UNDER_WAY: Final = 1024
+_MOST: Final = 1 << 48
+_ASKED: Final = {"number": int, "host": str, "method": str, "path": str}
+_ENDED: Final = {
+    "number": int,
+    "status": int,
+    "out_bytes": int,
+    "in_bytes": int,
+    "whole": bool,
+    "duration_ms": int,
+}
+
+
+class Injected(Struct, frozen=True):
+    """One request with a secret. ``status`` is 0 where the host did not answer; ``whole``: the agent has all of it."""
+
+    host: str
+    secret: str
+    method: str
+    path: str
+    status: int = 0
+    out_bytes: int = 0
+    in_bytes: int = 0
+    whole: bool = False
+    duration_ms: int = 0
+
+
+# Called with host and name, and with what takes the version and the secret, or None; it may take its time.
+Then = Callable[[int, memoryview | None], None]
+AskSecret = Callable[[str, str, Then], None]
+
+
+class InjectLedger:
+    """Serves one gate. ``ask`` looks a secret up, ``told`` takes the row of each request."""
+
+    def __init__(self, injected: InjectSet, ask: AskSecret, told: Callable[[Injected], None]) -> None:
+        self._injected, self._ask, self._told = injected, ask, told
+        self._under_way: dict[int, Injected] = {}
+        self._own, self._gates = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._own.setblocking(False)
+
+    def close(self) -> None:
+        """Release both ends."""
+        self._own.close()
+        self._gates.close()
+
+    @property
+    def gate_end(self) -> int:
+        """The descriptor for the gate; ``started`` closes it here."""
+        return self._gates.fileno()
+
+    def fileno(self) -> int:
+        """Readable when there are messages."""
+        return self._own.fileno()
+
+    def started(self) -> None:
+        """The gate has its end: from now on, its death is the end of the line."""
+        self._gates.close()
+
+    def certificate(self) -> bytes:
+        """The certificate of the run's authority, which a gate that is ready has sent.
+
+        Raises:
+            errors.GateError: it has not.
+        """
+        try:
+            message = self._own.recv(wire.CERTIFICATE_BYTES)
+        except OSError:
+            message = b""
+        if not message.startswith(b"-----BEGIN CERTIFICATE-----\n"):
+            raise errors.GateError("the inject gate made no certificate")
+        return message
+
+    def serve(self) -> errors.RunError | None:
+        """Answer the questions and write the rows that are there, a bounded number."""
+        for _ in range(_AT_ONCE):
+            try:
+                message = self._own.recv(wire.ROW_BYTES + 1)
+            except BlockingIOError:
+                return None
+            except OSError:
+                message = b""
+            if not message:
+                return errors.GateError("the inject gate hung up")
+            if not self._one(message):
+                return errors.GateError("the inject gate tells what it may not")
+        return None
+
+    def finish(self) -> None:
+        """Write the rest, once the gate has ended: also the requests that it could not end."""
+        while True:
+            try:
+                message = self._own.recv(wire.ROW_BYTES + 1)
+            except OSError:
+                break
+            if not message or not self._one(message, answers=False):
+                break
+        while self._under_way:
+            self._told(self._under_way.pop(next(iter(self._under_way))))
+
+    def _one(self, message: bytes, *, answers: bool = True) -> bool:
+        row = _row(message)
+        if row is None:
+            return False
+        kind, number = row.pop("kind"), row.pop("number")
+        if kind == "ended":
+            begun = self._under_way.pop(number, None)
+            if begun is None:
+                return False
+            self._told(Injected(begun.host, begun.secret, begun.method, begun.path, **row))
+            return True
+        rules = self._injected.at(row["host"])
+        is_granted = any(rule.takes(row["method"], row["path"]) for rule in rules)
+        if not is_granted or number in self._under_way or len(self._under_way) >= _UNDER_WAY:
+            return False
+        self._under_way[number] = Injected(row["host"], rules[0].secret, row["method"], row["path"])
+        if answers:
+            self._ask(row["host"], rules[0].secret, lambda version, value: self._answer(number, value))
+        return True
+
+    def _answer(self, number: int, value: memoryview | None) -> None:
+        status = wire.ABSENT if value is None else wire.PRESENT
+        try:
+            self._own.sendmsg([wire.ANSWER.pack(number, status), *([] if value is None else [value])])
+        except OSError:
+            # The gate is gone, or takes no answers: the request waits, and gets none.
+            return
+
+
+def _row(message: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(message)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict):
+        return None
+    shape: dict[str, type] | None = {"asked": _ASKED, "ended": _ENDED}.get(str(row.get("kind")))
+    if shape is None or set(row) != {"kind", *shape}:
+        return None
+    fine = all(type(row[name]) is kind for name, kind in shape.items())
+    return row if fine and all(0 <= row[name] < _MOST for name, kind in shape.items() if kind is int) else None

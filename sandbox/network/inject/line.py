@@ -1,0 +1,104 @@
+"""The gate's end of the line to its supervisor: it asks for a secret for each request, and tells how requests ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections import deque
+from typing import Any
+
+from msgspec import Struct
+
+from sandbox.network.inject import wire
+
+
+class InjectEntry(Struct):
+    """One request under way. ``outward`` and ``inward`` count bytes of bodies, to the host and to the agent."""
+
+    number: int
+    begun: float
+    status: int = 0
+    outward: int = 0
+    inward: int = 0
+    whole: bool = False
+
+
+class Line:
+    """Messages wait where the supervisor is busy: an agent could otherwise do what no row tells."""
+
+    def __init__(self, fd: int) -> None:
+        self._line = socket.socket(fileno=fd)
+        self._waiting: deque[bytes] = deque()
+        self._answers: dict[int, asyncio.Future[bytes | None]] = {}
+        self._next = 0
+
+    def certificate(self, pem: bytes) -> None:
+        """Tell the certificate of the run's authority: the first message."""
+        self._line.setblocking(True)
+        self._line.send(pem)
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to take answers."""
+        self._line.setblocking(False)
+        loop.add_reader(self._line.fileno(), self._take)
+
+    async def ask(self, host: str, method: str, path: str) -> tuple[InjectEntry, bytes | None]:
+        """Ask for the secret of a request that is granted. None: there is none."""
+        self._next = (self._next + 1) & 0xFFFFFFFF
+        number = self._next
+        found: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self._answers[number] = found
+        self._send({"kind": "asked", "number": number, "host": host, "method": method, "path": path})
+        try:
+            return InjectEntry(number, time.monotonic()), await found
+        except asyncio.CancelledError:
+            self.end(InjectEntry(number, time.monotonic()))
+            raise
+        finally:
+            del self._answers[number]
+
+    def end(self, entry: InjectEntry) -> None:
+        """Tell how a request ended."""
+        self._send(
+            {
+                "kind": "ended",
+                "number": entry.number,
+                "status": entry.status,
+                "out_bytes": entry.outward,
+                "in_bytes": entry.inward,
+                "whole": entry.whole,
+                "duration_ms": int((time.monotonic() - entry.begun) * 1000),
+            }
+        )
+
+    def _take(self) -> None:
+        while True:
+            try:
+                message = self._line.recv(wire.ANSWER.size + wire.VALUE_BYTES)
+            except BlockingIOError:
+                return
+            if len(message) < wire.ANSWER.size:
+                raise SystemExit("the supervisor is gone")
+            number, status = wire.ANSWER.unpack_from(message)
+            found = self._answers.get(number)
+            if found is not None and not found.done():
+                found.set_result(message[wire.ANSWER.size :] if status == wire.PRESENT else None)
+
+    def _send(self, row: dict[str, Any]) -> None:
+        self._waiting.append(json.dumps(row, separators=(",", ":")).encode())
+        self._flush()
+
+    def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            try:
+                self._line.send(self._waiting[0])
+            except BlockingIOError:
+                loop.add_writer(self._line.fileno(), self._flush)
+                return
+            except OSError as e:
+                raise SystemExit("the supervisor is gone") from e
+            self._waiting.popleft()
+        loop.remove_writer(self._line.fileno())
