@@ -111,12 +111,20 @@ class TlsSettings(pydantic.BaseModel):
         Raises:
             errors.ConfigError: Raised when one is missing, or others can write it.
         """
+        return (str(SYSTEM_CA), *self.further())
+
+    def further(self) -> tuple[str, ...]:
+        """Return the files beside the system's.
+
+        Raises:
+            errors.ConfigError: Raised when one is missing, or others can write it.
+        """
         for one in self.ca:
             try:
                 check_owner(one)
             except errors.HostError as e:
                 raise errors.ConfigError(f"tls.ca: {e.message}", hint=e.hint) from e
-        return tuple(str(one) for one in (SYSTEM_CA, *self.ca))
+        return tuple(map(str, self.ca))
 
 
 class Config(pydantic.BaseModel):

@@ -321,6 +321,46 @@ SERVICES = (
     *_range("max_output_tokens", 4096, 1, 2**31 - 1),
 )
 _PLACE = '"unix:/srv/full/web.sock"'
+_AT = "[permissions.network.inject]"
+INJECT = (
+    R(
+        "secret missing",
+        'secret = "github"\n',
+        "",
+        "`permissions.network[0].inject.secret` is missing",
+        "no default",
+        at=_AT,
+    ),
+    R("secret odd", 'secret = "github"', 'secret = "git hub"', "`git hub`", "A-Z a-z 0-9"),
+    R("methods missing", 'methods = ["GET", "POST"]\n', "", "inject.methods` is missing", "no default", at=_AT),
+    R("methods empty", '["GET", "POST"]', "[]", "methods is an empty list", "GET", at="methods = []"),
+    R("method twice", '"GET", "POST"', '"GET", "GET"', "`GET` is listed twice", "keep one", at="methods = "),
+    R("method small", '"GET", "POST"', '"get"', "`get`", "such as GET", at="methods = "),
+    R("method a tunnel", '"GET", "POST"', '"CONNECT"', "`CONNECT`", "such as GET", at="methods = "),
+    R("path without slash", '"/user"', '"user"', "`user`", "one `*`", at="paths = "),
+    R("path with a star", '"/user"', '"/u*r"', "`/u*r`", "at its end", at="paths = "),
+    R("path climbs", '"/user"', '"/a/../b"', "`/a/../b`", "a path", at="paths = "),
+    R("path doubled", '"/user"', '"/a//b"', "`/a//b`", "a path", at="paths = "),
+    R("header frames", 'header = "X-Token"', 'header = "Transfer-Encoding"', "`Transfer-Encoding`", "frames a message"),
+    R("header host", 'header = "X-Token"', 'header = "hoST"', "`hoST`", "frames a message"),
+    R("header broken", 'header = "X-Token"', 'header = "X: y"', "`X: y`", "a name such as"),
+    R("format without a place", '"Bearer {}"', '"Bearer"', "`Bearer`", "one `{}`", at="format = "),
+    R("format with two places", '"Bearer {}"', '"{} {}"', "`{} {}`", "one `{}`", at="format = "),
+    R("format with a line", '"Bearer {}"', '"a\\r\\nX: {}"', "a\\r", "one `{}`", at="format = "),
+    R("user odd", 'user = "bot"', 'user = "a:b"', "`a:b`", "at most 64"),
+    R("placeholder odd", 'env = "GITHUB_TOKEN"', 'env = "A B"', "`A B`", "no digit first"),
+    R("placeholder taken", 'env = "GITHUB_TOKEN"', 'env = "TZ"', "variable `TZ` is set already", "another"),
+    R("placeholder a loader", 'env = "GITHUB_TOKEN"', 'env = "LD_PRELOAD"', "`LD_PRELOAD` is set", "another"),
+    R(
+        "inject by tcp",
+        'ports = [443]\nprotocol = "tls"',
+        'ports = [443]\nprotocol = "tcp"',
+        "by `tcp`",
+        "one exact name",
+        at=_AT,
+    ),
+    R("inject key unknown", 'user = "bot"', 'users = "bot"', "unknown key `users`", "did you mean `user`"),
+)
 PUBLISH = (
     *_range("port", 8080, 1, 65535),
     R(
@@ -416,6 +456,7 @@ ALL = (
     *WORKSPACE,
     *SERVICES,
     *PUBLISH,
+    *INJECT,
     *STRUCTURE,
     *UNKNOWN,
 )

@@ -13,6 +13,7 @@ from policy.compile.causes import Origins
 from policy.compile.mounts import CREDENTIALS, SCRATCH, WORKSPACE, as_files
 from policy.grants.effective import Effective
 from policy.manifest.agent import Manifest
+from policy.manifest.permissions import inject_variables
 
 # Replaced per run by bundle.instantiate; 65534 is what a bare compile shows.
 TEMPLATE_UID = 65534
@@ -38,7 +39,7 @@ def arguments(manifest: Manifest, interpreter: str) -> list[str]:
     return [interpreter, *script, *manifest.process.args]
 
 
-def environment(manifest: Manifest, *, scratch: bool, secrets: bool) -> list[str]:
+def environment(manifest: Manifest, effective: Effective, *, scratch: bool, secrets: bool) -> list[str]:
     """The environment of the first process, sorted by name: ours, and over it that of the manifest."""
     ours = {
         "COVENANT_RUN_ID": TEMPLATE_RUN_ID,
@@ -48,7 +49,7 @@ def environment(manifest: Manifest, *, scratch: bool, secrets: bool) -> list[str
         "PATH": SEARCH_PATH,
         **({"TERM": TERMINAL} if manifest.process.contract == "terminal" else {}),
         **({"TMPDIR": SCRATCH} if scratch else {}),
-        **manifest.permissions.inject_variables,
+        **inject_variables(manifest.permissions.placeholders, effective.inject.hosts),
     }
     return [f"{name}={value}" for name, value in sorted({**ours, **dict(manifest.process.env)}.items())]
 
@@ -83,7 +84,7 @@ def compile(
             "terminal": manifest.process.contract == "terminal",
             "user": {"uid": TEMPLATE_UID, "gid": TEMPLATE_UID},
             "args": [*([init.PROGRAM] if first else []), *arguments(manifest, interpreter)],
-            "env": environment(manifest, scratch=scratch, secrets=as_files(effective, manifest)),
+            "env": environment(manifest, effective, scratch=scratch, secrets=as_files(effective, manifest)),
             "cwd": manifest.process.cwd,
             "capabilities": {name: [] for name in CAPABILITY_SETS},
             "noNewPrivileges": True,

@@ -37,7 +37,7 @@ class InjectRule(NamedTuple):
 
     @property
     def added(self) -> tuple[str, ...]:
-        """What is added, and to which host."""
+        """The host, the header and the secret that is added to it."""
         return self[:5]
 
     def covers(self, other: InjectRule) -> bool:

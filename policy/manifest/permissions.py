@@ -7,7 +7,7 @@ An absent list grants nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator
@@ -350,6 +350,14 @@ TRUST_VARIABLES: Final = (
 PLACEHOLDER: Final = "covenant-placeholder"
 
 
+def inject_variables(placeholders: Iterable[tuple[str, str]], hosts: Collection[str]) -> dict[str, str]:
+    """The variables of a run whose gate adds secrets at ``hosts``: where the run's authority is, and placeholders."""
+    if not hosts:
+        return {}
+    trust = dict.fromkeys(TRUST_VARIABLES, TRUST_FILE)
+    return {**trust, **{name: PLACEHOLDER for host, name in placeholders if name and host in hosts}}
+
+
 class Permissions(fields.Section):
     """``[permissions]``: an absent permission is not granted."""
 
@@ -366,12 +374,9 @@ class Permissions(fields.Section):
         return tuple((i, one.host, one.inject) for i, one in enumerate(self.network) if one.inject is not None)
 
     @property
-    def inject_variables(self) -> dict[str, str]:
-        """The variables of a run whose gate adds secrets: where the run's authority is, and the placeholders."""
-        if not self.injected:
-            return {}
-        trust = dict.fromkeys(TRUST_VARIABLES, TRUST_FILE)
-        return {**trust, **{one.env: PLACEHOLDER for _, _, one in self.injected if one.env}}
+    def placeholders(self) -> tuple[tuple[str, str], ...]:
+        """The hosts with a secret that the gate adds, each with the variable of its placeholder, or none."""
+        return tuple((host, one.env) for _, host, one in self.injected)
 
     def inject_problems(self, variables: Collection[str]) -> Iterator[tuple[str, str, str]]:
         """Each place, message and fix: a secret is added to TLS for one exact name, once, and within a list.

@@ -6,7 +6,7 @@ the proof. For artefacts in a directory there are none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 from msgspec import Struct
@@ -16,6 +16,7 @@ from policy.decompile.documents import shown
 from policy.decompile.read import Decompiled
 from policy.host import Closure, HostFacts
 from policy.manifest.agent import Manifest
+from policy.manifest.permissions import inject_variables
 
 
 class Facts(Struct, frozen=True):
@@ -27,6 +28,7 @@ class Facts(Struct, frozen=True):
     ``layers`` are the manifest's, ``variables`` those that it writes, ``shared_mb`` its size of /dev/shm. ``links`` are
     the links of the host that granted paths lead through. ``workspace`` are the terms of the caller's directory: its
     place, MiB, where it may lie, what is masked and protected, and how it is applied. None without one.
+    ``placeholders`` are the hosts at which the gate adds a secret, each with the variable of its placeholder.
     """
 
     arch: str
@@ -46,6 +48,7 @@ class Facts(Struct, frozen=True):
     shared_mb: int = 0
     links: Mapping[str, str] = msgspec.field(default_factory=dict)
     workspace: tuple[object, ...] | None = None
+    placeholders: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, manifest: Manifest, host: HostFacts, package_digest: str) -> Facts:
@@ -66,21 +69,26 @@ class Facts(Struct, frozen=True):
             {**{path: found.room_mb for path, found in host.granted.items()}, **_volumes(manifest, host)},
             manifest.permissions.credentials.files,
             host.network.stack,
-            {**manifest.permissions.inject_variables, **dict(process.env)},
+            dict(process.env),
             process.cwd,
             process.contract,
             tuple((one.name, one.digest) for one in manifest.root.stack),
             manifest.sandbox.dev_shm_mb,
             {link: target for found in host.granted.values() for link, target in found.links},
             _workspace(manifest),
+            manifest.permissions.placeholders,
         )
 
-    def environment(self, own: tuple[str, ...]) -> list[str]:
-        """The variables that the first process must have: those of ``own`` that are ours, and the manifest's."""
+    def environment(self, own: tuple[str, ...], injected: Collection[str] = ()) -> list[str]:
+        """The variables that the first process must have: those of ``own`` that are ours, and the manifest's.
+
+        ``injected`` are the hosts at which the gate adds a secret.
+        """
         scratch, home = "TMPDIR=/tmp" in own, "/tmp" if "TMPDIR=/tmp" in own else "/workspace"  # noqa: S108
         ours = {"HOME": home, "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"}
         ours |= {"TMPDIR": home} if scratch else {}
         ours |= {"TERM": "xterm-256color"} if self.contract == "terminal" else {}
+        ours |= inject_variables(self.placeholders, injected)
         run = [one for one in own if one.startswith(("COVENANT_RUN_ID=", "CREDENTIALS_DIRECTORY="))]
         return sorted([*run, *(f"{name}={value}" for name, value in {**ours, **self.variables}.items())], key=_name)
 
@@ -96,7 +104,7 @@ def check(facts: Facts, found: Decompiled, package_digest: str) -> None:
         ("arch", found.arch, facts.arch),
         ("package", package_digest, facts.package_digest),
         ("arguments", list(found.args), list(facts.args)),
-        ("environment", list(found.process.env), facts.environment(found.process.env)),
+        ("environment", list(found.process.env), facts.environment(found.process.env, found.grants.inject.hosts)),
         ("directory", found.process.cwd, facts.cwd),
         ("contract", found.process.contract, facts.contract),
         ("intent", found.process.intent, _intent(facts)),

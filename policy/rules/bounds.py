@@ -37,7 +37,7 @@ def parent_intersection(case: Case) -> None:
 
     Raises:
         errors.ParentViolation: another parent than the statement names, one without time left, or less than is asked;
-            or the child asks for a workspace.
+            or the child asks for a workspace, or for a way around the gate that reads its parent's requests.
     """
     statement, parent, outcome = case.statement, case.parent, case.delegation
     pinned = None if statement is None else statement.parent_digest
@@ -55,10 +55,25 @@ def parent_intersection(case: Case) -> None:
             hint="take [workspace] out, or have the parent pass the files on",
             where=case.where("workspace.mode"),
         )
+    _check_read_hosts(case)
     if parent is None or outcome is None or not outcome.removed or case.on_excess == "narrow":
         return
     over = items.excess(case.manifest, case.requested, parent.ceiling)
     _refuse(case, errors.ParentViolation, over, f"parent `{parent.agent_id}`", parent.ceiling, domains=outcome.report())
+
+
+def _check_read_hosts(case: Case) -> None:
+    """Refuse a child that reaches a host by TLS unread, whose parent's requests to it are read and judged."""
+    if case.parent is None:
+        return
+    for host in sorted(case.parent.effective.inject.hosts - case.effective.inject.hosts):
+        if case.effective.network.to_name(host).tls:
+            raise errors.ParentViolation(
+                f"requests to {host} of agent `{case.parent.agent_id}` are read, and the child's are not",
+                grant="permissions.network",
+                hint=f"write inject for {host}, or take the host out",
+                where=case.where("permissions.network"),
+            )
 
 
 def _refuse(

@@ -181,6 +181,12 @@ def _services(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
             yield key, f"provider `{one.provider}`", f"a provider `{one.provider}`", mend
 
 
+def _inject(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
+    if manifest.permissions.injected and (standby := manifest.sandbox.standby):
+        lacking = "an authority for each instance"
+        yield "sandbox.standby", f"standby `{standby}` beside inject", lacking, "write standby = 0"
+
+
 def _publish(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
     if manifest.publish and host.network.lacks and not host.network.links:
         yield "publish", "a link to the publish gate", host.network.lacks, host.network.mend
@@ -210,5 +216,5 @@ def _writes(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
 
 _LOOKS: tuple[Callable[[Manifest, HostFacts], Iterator[Lack]], ...] = (
     *(_runsc, _runtime, _cgroups, _cpu_time),
-    *(_io, _suspending, _waiting_secrets, _network, _services, _publish, _writes),
+    *(_io, _suspending, _waiting_secrets, _network, _services, _publish, _inject, _writes),
 )

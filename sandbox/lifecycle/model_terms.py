@@ -28,7 +28,7 @@ def of(decision: Decision, config: Config, rows: RunEvents) -> gate.Terms:
     """
     named = {provider for provider, _ in decision.effective.services.models}
     granted = {name: one for name, one in providers.load(config.state).items() if name in named}
-    return gate.Terms(granted, keys(granted, config), functools.partial(_told, granted, rows))
+    return gate.Terms(granted, keys(granted, config), functools.partial(_told, granted, rows), config.tls.further())
 
 
 def keys(granted: Mapping[str, Provider], config: Config) -> dict[str, str]:

@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 # What a test plants as the secret; no part of it stands anywhere else.
@@ -30,6 +30,8 @@ class FakeHost(http.server.ThreadingHTTPServer):
         self.server_name, self.server_port = "host", 0
         self.seen: list[dict[str, Any]] = []
         self.connections = 0
+        # Called in the middle of a request to /hook, with its number.
+        self.hook: Callable[[int], None] = lambda number: None
 
     def get_request(self) -> tuple[socket.socket, Any]:
         taken, peer = super().get_request()
@@ -100,11 +102,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             time.sleep(gap)
         self.wfile.write(b"0\r\n\r\n")
 
+    def at_hook(self, given: str, body: bytes) -> None:
+        """An answer after the test has looked at the world."""
+        self.server.hook(int(self.path.partition("?")[2]))
+        self.say(b"looked", kind="text/plain")
+
     # --- answers by path ------------------------------------------------------------------------------------
 
     def at_echo(self, given: str, body: bytes) -> None:
         """All that came, in the body and in headers."""
-        headers = {name: value for name, value in self.headers.items()}
+        headers = dict(self.headers.items())
         text = json.dumps({"headers": headers, "given": given}).encode()
         self.say(text, X_Echo=given, Set_Cookie=f"session={given[-8:]}", Location=f"https://{given[7:15]}/{given[7:]}")
 

@@ -11,7 +11,7 @@ from tests.kernel.world import ROOT, World
 
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # What each command of the page answers, in its order: agents/librarian grants no secret.
-_STATUS = [0, 0, 0, 0, 0, 0, 3]
+_STATUS = [0, 0, 0, 0, 0, 0, 3, 0]
 
 
 def blocks(language: str) -> list[str]:

@@ -77,7 +77,7 @@ def test(provider: str, as_json: bool) -> int:
                     hint=f"covenant vault put {PROVIDERS_ID} {one.secret}",
                 )
             key = str(opened.value.view, "utf-8").strip()
-    answer: ProviderStatus = probe.ask(one, key)
+    answer: ProviderStatus = probe.ask(one, key, config.tls.further())
     if as_json:
         common.say(json.dumps({"kind": "model_test", "provider": provider, **structs.asdict(answer)}))
     else:

@@ -161,6 +161,10 @@ def _python(_: Effective, manifest: Manifest, __: TargetRow) -> Found:
     return () if manifest.agent.runtime == "python3" else None
 
 
+def _injected(effective: Effective, _: Manifest, __: TargetRow) -> Found:
+    return effective.inject.describe() or None
+
+
 TESTS: Mapping[str, Test] = {
     ALWAYS: lambda _, __, ___: (),
     "granted": _granted,
@@ -176,6 +180,7 @@ TESTS: Mapping[str, Test] = {
     "implicit_calls": _implicit_calls,
     "ruled_calls": _ruled_calls,
     "python": _python,
+    "injected": _injected,
 }
 
 

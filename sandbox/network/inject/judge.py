@@ -35,7 +35,7 @@ _ODD = re.compile(r"(?i)//|\\|%5c|%00|%0[ad]|#|[\"<>^`{|}]|%(?![0-9a-f]{2})")
 _HIDDEN = re.compile(r"(?i)%(?:2[1-9a-f]|3[0-9b]|3d|4[0-9a-f]|5[0-9a]|5f|6[1-9a-f]|7[0-9ae])")
 
 
-class RefusedError(Exception):
+class RequestRefusedError(Exception):
     """A request that is not passed on: the status and the words for the agent, and the code of the denial."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
@@ -58,40 +58,44 @@ def frame(request: Frame, headers: Headers, host: str, port: int) -> None:
     """Refuse what could be understood in two ways, or is meant for another server.
 
     Raises:
-        RefusedError: it is so.
+        RequestRefusedError: it is so.
     """
     lower = [name.lower() for name, _ in headers]
     if tuple(request.version) != (1, 1) or not _TARGET.fullmatch(request.raw_path):
-        raise RefusedError(400, "frame_refused", "the gate takes a path, by HTTP/1.1")
+        raise RequestRefusedError(400, "frame_refused", "the gate takes a path, by HTTP/1.1")
     hosts = [value for name, value in headers if name.lower() == "host"]
     if len(hosts) != 1 or hosts[0].lower() not in (host, f"{host}:{port}"):
-        raise RefusedError(421, "host_refused", f"the connection is to {host}, and so is the header Host")
+        raise RequestRefusedError(421, "host_refused", f"the connection is to {host}, and so is the header Host")
     for name in _REFUSED:
         if name in lower:
-            raise RefusedError(400, "frame_refused", f"the header {name} is not taken")
+            raise RequestRefusedError(400, "frame_refused", f"the header {name} is not taken")
+    if any(name.lower() == "expect" and value.lower() != "100-continue" for name, value in headers):
+        raise RequestRefusedError(417, "frame_refused", "the header Expect is 100-continue, or none")
     if lower.count("content-length") + lower.count("transfer-encoding") > 1:
-        raise RefusedError(400, "frame_refused", "a body has one length")
+        raise RequestRefusedError(400, "frame_refused", "a body has one length")
     if any("_" in name for name in lower):
         # Some servers take `_` for `-`: then it would be another header (RFC 3875, 4.1.18).
-        raise RefusedError(400, "frame_refused", "a header's name has no `_`")
+        raise RequestRefusedError(400, "frame_refused", "a header's name has no `_`")
     if any(not value.isprintable() for _, value in headers):
-        raise RefusedError(400, "frame_refused", "a header's value is one line of text")
+        raise RequestRefusedError(400, "frame_refused", "a header's value is one line of text")
 
 
 def granted(method: str, raw_path: str, rules: Iterable[InjectRule]) -> None:
     """Refuse a request that no rule covers.
 
     Raises:
-        RefusedError: none does, or its path could be read as another one.
+        RequestRefusedError: none does, or its path could be read as another one.
     """
     path = raw_path.partition("?")[0]
     if _DOTS.search(path) or _ODD.search(path):
-        raise RefusedError(403, "path_refused", "the path could be read as another one")
+        raise RequestRefusedError(403, "path_refused", "the path could be read as another one")
     found = [one for one in rules if one.takes(method, path)]
     if not found or method in ("CONNECT", "TRACE"):
-        raise RefusedError(403, "request_not_granted", f"{method} {path} is not granted with a secret")
+        raise RequestRefusedError(403, "request_not_granted", f"{method} {path} is not granted with a secret")
     if _HIDDEN.search(path) and not any(one.path == "/*" for one in found):
-        raise RefusedError(403, "path_refused", "the path could be read as another one: write plain characters plainly")
+        raise RequestRefusedError(
+            403, "path_refused", "the path could be read as another one: write plain characters plainly"
+        )
 
 
 def passed_on(headers: Headers, own: str) -> list[tuple[str, str]]:

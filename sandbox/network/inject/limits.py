@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from sandbox.network.inject.judge import RefusedError
+from sandbox.network.inject.judge import RequestRefusedError
 from sandbox.rate_limit import Tokens
 
 PER_SECOND: Final = 50
@@ -22,7 +22,7 @@ class RequestRate:
         """Take one request.
 
         Raises:
-            RefusedError: there are more than the bound.
+            RequestRefusedError: there are more than the bound.
         """
         if not self._tokens.take(time.monotonic()):
-            raise RefusedError(429, "limit", f"more than {PER_SECOND} requests a second with a secret")
+            raise RequestRefusedError(429, "limit", f"more than {PER_SECOND} requests a second with a secret")

@@ -10,7 +10,7 @@ import multidict
 from aiohttp import web
 
 from sandbox.network.inject import judge, scrub
-from sandbox.network.inject.judge import RefusedError
+from sandbox.network.inject.judge import RequestRefusedError
 from sandbox.network.inject.line import InjectEntry
 
 JSON: Final = "application/json"
@@ -18,10 +18,10 @@ FORM: Final = "application/x-www-form-urlencoded"
 _NO_BODY: Final = frozenset({204, 304})
 
 
-class AnswerRelay:
+class HostAnswer:
     """One answer on its way. ``hidden`` are the bytes that stay outside, ``group`` owns the tokens that come in it."""
 
-    def __init__(self, tokens: scrub.Tokens, group: str, hidden: Sequence[bytes]) -> None:
+    def __init__(self, tokens: scrub.TokenPlaceholders, group: str, hidden: Sequence[bytes]) -> None:
         self._tokens, self._group, self._hidden = tokens, group, hidden
 
     async def answer(
@@ -30,7 +30,7 @@ class AnswerRelay:
         """Pass it on.
 
         Raises:
-            RefusedError: the answer is none for an agent.
+            RequestRefusedError: the answer is none for an agent.
             ConnectionError: one of both sides is gone.
         """
         _judge(response)
@@ -42,6 +42,8 @@ class AnswerRelay:
             made.content_length = int(length)
         elif request.method != "HEAD" and response.status not in _NO_BODY:
             made.enable_chunked_encoding()
+        if response.version != (1, 1) or response.headers.get("Connection", "").strip().lower() == "close":
+            made.force_close()  # and the agent is told, as it would be by the host
         await made.prepare(request)
         scrubber, reader = scrub.Scrubber(self._hidden), self._reader(response)
         try:
@@ -75,9 +77,9 @@ class AnswerRelay:
 
 def _judge(response: aiohttp.ClientResponse) -> None:
     if response.status < 200:
-        raise RefusedError(502, "host_failed", "the host asks for another protocol")
+        raise RequestRefusedError(502, "host_failed", "the host asks for another protocol")
     if response.headers.get("Content-Encoding", "").strip().lower() not in ("identity", ""):
-        raise RefusedError(502, "answer_refused", "the host's answer is in a form that was not asked for")
+        raise RequestRefusedError(502, "answer_refused", "the host's answer is in a form that was not asked for")
 
 
 async def _write(made: web.StreamResponse, data: bytes, entry: InjectEntry) -> None:

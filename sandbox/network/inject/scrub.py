@@ -91,7 +91,7 @@ def _filled(found: re.Match[bytes]) -> bytes:
     return FILLER * len(found[0])
 
 
-class Tokens:
+class TokenPlaceholders:
     """Tokens that hosts gave this run, each behind a placeholder that means nothing elsewhere.
 
     ``group`` keeps the tokens of one secret from the hosts of another.

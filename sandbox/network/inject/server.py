@@ -28,7 +28,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from policy.grants.credentials import InjectRule, InjectSet
 from sandbox.network.inject import judge, relay, scrub, wire
-from sandbox.network.inject.judge import RefusedError
+from sandbox.network.inject.judge import RequestRefusedError
 from sandbox.network.inject.limits import RequestRate
 from sandbox.network.inject.line import InjectEntry, Line
 from sandbox.network.inject.upstream import HEADER_BYTES, HostClient
@@ -55,6 +55,7 @@ class Conversation(RequestHandler):  # type: ignore[misc,type-arg,unused-ignore]
     port: int
     client: HostClient
     ended: asyncio.Future[None]
+    denied: Callable[[str, str], None]
     is_busy = is_over = False
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -62,6 +63,13 @@ class Conversation(RequestHandler):  # type: ignore[misc,type-arg,unused-ignore]
         super().connection_lost(exc)
         if not self.ended.done():
             self.ended.set_result(None)
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """Refuse what is no request. The parser's own words are not told: they quote what was sent."""
+        self.denied(f"https://{self.host}: no request of HTTP/1.1", "frame_refused")
+        return _refusal(status, "frame_refused", "this is no request of HTTP/1.1")
 
     def host_ended(self) -> None:
         """End the agent's connection as the host did its own, once no request is under way."""
@@ -81,7 +89,7 @@ class InjectServer:
         self._injected, self._contexts, self._verify, self._line = injected, contexts, verify, line
         # Refusals are told from the moment on that the process is sealed.
         self.denied: Callable[[str, str], None] = lambda target, code: None
-        self._tokens, self._rate = scrub.Tokens(), RequestRate()
+        self._tokens, self._rate = scrub.TokenPlaceholders(), RequestRate()
         self._tasks: set[asyncio.Task[None]] = set()
         self._manager = web.Server(self.handle, handler_cancellation=True)
 
@@ -100,7 +108,7 @@ class InjectServer:
             made.close()
             return
         one = Conversation(self._manager, loop=loop, **_OPTIONS)
-        one.host, one.port, one.ended = host, port, loop.create_future()
+        one.host, one.port, one.ended, one.denied = host, port, loop.create_future(), self.denied
         one.client = HostClient(made, host, port, self._verify, one.host_ended)
         try:
             await loop.connect_accepted_socket(lambda: one, agent, ssl=context, ssl_handshake_timeout=HANDSHAKE_SECONDS)
@@ -117,13 +125,10 @@ class InjectServer:
         one.is_busy = True
         try:
             return await self._answer(one, request)
-        except RefusedError as e:
+        except RequestRefusedError as e:
             target = f"{request.method[:16]} https://{one.host}{request.raw_path.partition('?')[0][:200]}: {e.message}"
             self.denied("".join(ch if ch.isprintable() else "?" for ch in target)[:_TARGET_CHARACTERS], e.code)
-            body = json.dumps({"error": {"code": e.code, "message": f"covenant: {e.message}"}}).encode()
-            refused = web.Response(status=e.status, body=body, content_type="application/json")
-            refused.force_close()
-            return refused
+            return _refusal(e.status, e.code, e.message)
         finally:
             one.is_busy = False
             if one.is_over:
@@ -139,7 +144,7 @@ class InjectServer:
         entry, secret = await self._line.ask(one.host, request.method, path)
         try:
             if secret is None:
-                raise RefusedError(403, "secret_absent", "the vault has no secret for this request")
+                raise RequestRefusedError(403, "secret_absent", "the vault has no secret for this request")
             return await self._pass_on(one, request, headers, rules[0], secret, entry)
         finally:
             self._line.end(entry)
@@ -160,10 +165,10 @@ class InjectServer:
             response = await one.client.send(request.method, request.raw_path, sent, body)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as e:
             says = "its certificate is none that the operator trusts" if _is_certificate(e) else "it does not answer"
-            raise RefusedError(502, "host_failed", f"{one.host}: {says}") from e
+            raise RequestRefusedError(502, "host_failed", f"{one.host}: {says}") from e
         entry.status = response.status
         try:
-            return await relay.AnswerRelay(self._tokens, rule.secret, self._hidden(rule, secret)).answer(
+            return await relay.HostAnswer(self._tokens, rule.secret, self._hidden(rule, secret)).answer(
                 request, response, entry
             )
         finally:
@@ -175,11 +180,13 @@ class InjectServer:
         if len(own) == 1 and (value := self._tokens.exchange(rule.secret, own[0])) != own[0]:
             return value
         if len(secret) < wire.LEAST_BYTES or any(not 0x20 < char < 0x7F for char in secret):
-            raise RefusedError(502, "secret_malformed", "the secret is shorter than 8 bytes, or no one word of ASCII")
+            raise RequestRefusedError(
+                502, "secret_malformed", "the secret is shorter than 8 bytes, or no one word of ASCII"
+            )
         return rule.format.replace("{}", _inner(rule, secret))
 
     def _hidden(self, rule: InjectRule, secret: bytes) -> list[bytes]:
-        """What stays outside: the secret and the tokens behind placeholders, in each form."""
+        """The bytes that stay outside: the secret and the tokens behind placeholders, in each form."""
         known = [secret, *(token.encode() for token in self._tokens.known(rule.secret).values())]
         found = [form for one in known if len(one) >= wire.LEAST_BYTES for form in scrub.forms(one)]
         return [*found, _inner(rule, secret).encode()] if rule.user else found
@@ -188,10 +195,7 @@ class InjectServer:
         self, request: web.BaseRequest, group: str, entry: InjectEntry, sent: list[tuple[str, str]]
     ) -> bytes | AsyncIterator[bytes] | None:
         """The request's body, with its length among the headers that are sent."""
-        expected = request.headers.get("Expect")
-        if expected is not None and expected.lower() != "100-continue":
-            raise RefusedError(417, "frame_refused", "the header Expect is 100-continue, or none")
-        if expected is not None:
+        if "Expect" in request.headers:
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         length, kind = request.content_length, judge.kind_of(request.headers)
         if not request.body_exists:
@@ -200,13 +204,21 @@ class InjectServer:
             return None
         written = _WRITTEN.get(kind)
         if written is None or length is None or length > EXCHANGED_BYTES or not self._tokens.known(group):
-            sent.append(("Content-Length", str(length)) if length is not None else ("Transfer-Encoding", "chunked"))
+            if length is not None:
+                sent.append(("Content-Length", str(length)))
             return _counted(request, entry)
         text = (await request.content.read(-1)).decode("latin-1")
         data = self._tokens.exchange(group, text, written).encode("latin-1")
         entry.outward += len(data)
         sent.append(("Content-Length", str(len(data))))
         return data
+
+
+def _refusal(status: int, code: str, message: str) -> web.Response:
+    body = json.dumps({"error": {"code": code, "message": f"covenant: {message}"}}).encode()
+    refused = web.Response(status=status, body=body, content_type="application/json")
+    refused.force_close()
+    return refused
 
 
 async def _counted(request: web.BaseRequest, entry: InjectEntry) -> AsyncIterator[bytes]:
@@ -216,7 +228,7 @@ async def _counted(request: web.BaseRequest, entry: InjectEntry) -> AsyncIterato
 
 
 def _inner(rule: InjectRule, secret: bytes) -> str:
-    """What stands for ``{}``."""
+    """The text in the place of ``{}``."""
     text = secret.decode("latin-1")
     return base64.b64encode(f"{rule.user}:{text}".encode("latin-1")).decode() if rule.user else text
 

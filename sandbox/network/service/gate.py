@@ -51,12 +51,14 @@ _DESCRIPTORS: Final = 1024
 class Terms(Struct, frozen=True):
     """The operator's part of a run's grant: the granted providers in the operator's order, and their keys.
 
-    ``told`` is called with each request that was passed on.
+    ``told`` is called with each request that was passed on. ``authorities`` are files that are believed beside the
+    system's, for a provider that names no file of its own.
     """
 
     providers: Mapping[str, Provider]
     keys: Mapping[str, str]
     told: Told
+    authorities: Sequence[str] = ()
 
     def peers(self) -> list[dict[str, Any]]:
         """The providers as the gate's process has them (upstream.ProviderPeer), without their numbers."""
@@ -68,6 +70,7 @@ class Terms(Struct, frozen=True):
                 "key": self.keys.get(name, ""),
                 "timeout_seconds": one.timeout_seconds,
                 "ca": str(one.ca or SYSTEM_CA),
+                "authorities": [] if one.ca else list(self.authorities),
             }
             for name, one in self.providers.items()
         ]

@@ -33,7 +33,7 @@ from sandbox import config
 FILE: Final = "providers.toml"
 SYSTEM_FILE: Final = Path("/etc/covenant/providers.toml")
 # The owner of the providers' keys in the vault. No manifest may have this id.
-SYSTEM_CA: Final = Path("/etc/ssl/certs/ca-certificates.crt")
+SYSTEM_CA: Final = config.SYSTEM_CA
 # The endpoint of each kind where the file names none; None where it must.
 ENDPOINTS: Final[Mapping[str, str | None]] = {
     "anthropic": "https://api.anthropic.com/v1",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +38,7 @@ class ProviderPeer(Struct, frozen=True):
     key: str
     timeout_seconds: int
     ca: str
+    authorities: Sequence[str] = ()
 
 
 class Connector:
@@ -119,6 +120,8 @@ class ProviderClient:
         if peer.url.startswith("https:"):
             # Read now: after it is sealed the gate opens no file.
             context = ssl.create_default_context(cafile=peer.ca if Path(peer.ca).exists() else None)
+            for one in peer.authorities:
+                context.load_verify_locations(one)
         self._session = aiohttp.ClientSession(
             connector=_Connections(connector, peer, context),
             cookie_jar=aiohttp.DummyCookieJar(),

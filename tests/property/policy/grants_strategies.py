@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from policy.grants import skill_rules
-from policy.grants.credentials import CredentialSet
+from policy.grants.credentials import CredentialSet, InjectRule, InjectSet
 from policy.grants.effective import DOMAINS, Effective
 from policy.grants.executables import ExecutableSet
 from policy.grants.identity import Identity
@@ -94,6 +94,19 @@ places = st.sampled_from(["unix:/a", "unix:/b", "127.0.0.1:2000"])
 published = st.builds(PublishSet.ports, st.lists(st.tuples(st.sampled_from([80, 8080]), places), max_size=3))
 published = published | st.just(PublishSet.top())
 
+request_paths = st.sampled_from(["/*", "/a*", "/a/*", "/a/b", "/b"])
+inject_rules = st.builds(
+    InjectRule,
+    st.sampled_from(["a.example", "b.example"]),
+    st.sampled_from(["s", "t"]),
+    st.just("Authorization"),
+    st.sampled_from(["{}", "Bearer {}"]),
+    st.just(""),
+    st.sampled_from(["GET", "POST", "*"]),
+    request_paths,
+)
+injected = st.lists(inject_rules, max_size=4).map(InjectSet.of) | st.just(InjectSet.top())
+
 # A small order of roles: low is below left and right, which are below high.
 BELOW = {
     "low": frozenset({"low"}),
@@ -116,6 +129,7 @@ BY_DOMAIN = {
     "lifetime": lifetimes,
     "services": services,
     "publish": published,
+    "inject": injected,
 }
 assert tuple(BY_DOMAIN) == tuple(DOMAINS)
 effectives = st.builds(Effective, **BY_DOMAIN)

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policy.grants.credentials import InjectRule
 from policy.grants.effective import DOMAINS, Effective
 from policy.grants.executables import Executable, ExecutableSet
 from policy.grants.lifetime import ON_EXPIRY, LifetimeGrant
@@ -73,6 +74,19 @@ POINTS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any, Any], bool]]] = {
         lambda value, point: value.holds(*point[:2]) and _bounded(value.requests_per_minute, point[2]),
     ),
     "publish": (st.sampled_from(["80 at unix:/a", "8080 at unix:/b", "80 at 127.0.0.1:2000"]), _holds),
+    "inject": (
+        st.builds(
+            InjectRule,
+            st.sampled_from(["a.example", "b.example", "c.example"]),
+            st.sampled_from(["s", "t"]),
+            st.just("Authorization"),
+            st.sampled_from(["{}", "Bearer {}"]),
+            st.just(""),
+            st.sampled_from(["GET", "POST", "PUT"]),
+            st.sampled_from(["/", "/a", "/a/", "/a/b", "/ab", "/b", "/b/c"]),
+        ),
+        lambda value, point: any(rule.covers(point) for rule in value.rules),
+    ),
     "spawning": (st.tuples(amounts, amounts, st.sampled_from(ON_PARENT_EXIT)), _spawns),
 }
 

@@ -44,6 +44,7 @@ TARGETS = {
     "time": ("cpu_ms_per_task", "cpu_time_ms", "ttl_seconds", "timeout", "parent", "expires_at"),
     "credential": ("mail", "db-1"),
     "model": ("test-1", "claude-9", "GET /v1/models"),
+    "inject": ("GET https://www.example.org/user: x", "POST https://nowhere.example/: x", "x"),
     "tool": ("matrix://tool/mcp/fs/read@1.0.0", "matrix://tool/mcp/fs/read@1.0.0 path"),
 }
 CEILINGS = ("answer_bytes", "argument_bytes", "call_ms", "calls_per_minute")
