@@ -1,0 +1,171 @@
+"""The official SDKs of OpenAI and Anthropic in a sandbox without a network, pinned: each call is answered at the gate.
+
+They are installed by pip without any script of theirs being run, and are loaded in a sandbox alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernel import fake_provider
+from tests.kernel.fake_provider import KEY, Provider
+from tests.kernel.test_credentials import vault
+from tests.kernel.world import World
+
+WHEELS = Path(__file__).with_name("sdk_wheels.txt")
+PROVIDERS = """
+[providers.local]
+kind = "mock"
+
+[providers.keyed]
+kind = "openai"
+endpoint = "{url}"
+secret = "keyed"
+"""
+GRANTED = """[services.models]
+allow = [{{ provider = "local", models = ["test-*"] }}, {{ provider = "keyed", models = ["gpt-*"] }}]
+[permissions.filesystem]
+read = ["{place}"]
+"""
+BEGIN = """
+import sys
+sys.path.insert(0, PLACE)
+said = [{"role": "user", "content": "two words"}]
+"""
+OPENAI = """
+import openai
+client = openai.OpenAI(base_url="http://models.covenant/v1", api_key="none", max_retries=0)
+def chunks(model, **more):
+    return list(client.chat.completions.create(model=model, messages=said, stream=True, **more))
+whole = client.chat.completions.create(model="test-1", messages=said)
+parts = chunks("test-1", stream_options={"include_usage": True})
+response = client.responses.create(model="test-1", input="two words")
+with client.responses.stream(model="test-1", input="two words") as stream:
+    kinds = [event.type for event in stream]
+    final = stream.get_final_response()
+embedded = client.embeddings.create(model="test-1", input="two words", encoding_format="float")
+keyed = client.chat.completions.create(model="gpt-1", messages=said)
+def failed(kind, **more):
+    try:
+        client.chat.completions.create(messages=said, **more)
+    except kind as e:
+        return [e.status_code, e.code]
+    return "none"
+async def asynchronous():
+    async with openai.AsyncOpenAI(base_url="http://models.covenant/v1", api_key="none", max_retries=0) as own:
+        stream = await own.chat.completions.create(model="test-1", messages=said, stream=True)
+        return "".join([part.choices[0].delta.content or "" async for part in stream])
+import asyncio
+answer = {
+    "whole": whole.choices[0].message.content, "tokens": whole.usage.total_tokens,
+    "parts": [part.choices[0].delta.content for part in parts if part.choices and part.choices[0].delta.content],
+    "counted": parts[-1].usage.total_tokens, "response": response.output_text, "kinds": kinds,
+    "final": final.output_text, "embedded": len(embedded.data[0].embedding),
+    "models": [one.id for one in client.models.list()],
+    "keyed": keyed.choices[0].message.content,
+    "streamed": [part.choices[0].delta.content for part in chunks("gpt-1") if part.choices],
+    "refused": failed(openai.PermissionDeniedError, model="other"),
+    "asynchronous": asyncio.run(asynchronous()),
+    "key": KEY in str(dict(os.environ)) + repr(client.__dict__),
+}
+"""
+ANTHROPIC = """
+import anthropic
+client = anthropic.Anthropic(base_url="http://models.covenant", api_key="none", max_retries=0)
+asked = {"model": "test-1", "max_tokens": 100, "messages": said}
+whole = client.messages.create(**asked)
+with client.messages.stream(**asked) as stream:
+    texts = list(stream.text_stream)
+    final = stream.get_final_message()
+count = client.messages.count_tokens(model="test-1", messages=said)
+try:
+    client.messages.create(**{**asked, "model": "other"})
+except anthropic.PermissionDeniedError as e:
+    refused = [e.status_code, e.body["error"]["type"]]
+answer = {
+    "whole": whole.content[0].text, "tokens": whole.usage.output_tokens, "texts": texts,
+    "final": [final.content[0].text, final.stop_reason, final.usage.output_tokens],
+    "count": count.input_tokens, "models": [one.id for one in client.models.list()], "refused": refused,
+}
+"""
+WORDS = ["mock:", " two", " words"]
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[Provider]:
+    with fake_provider.serving() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def installed() -> Iterator[Path]:
+    """The SDKs in a directory in which only root can write: what a grant asks for. pip runs no code of a wheel."""
+    with tempfile.TemporaryDirectory(dir="/var/lib", prefix="covenant-test-") as made:
+        os.chmod(made, 0o755)
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--only-binary", ":all:"]
+        command = [*pip, "--disable-pip-version-check", "--root-user-action", "ignore", "--target", f"{made}/wheels"]
+        subprocess.run([*command, "--requirement", str(WHEELS)], check=True, timeout=300)
+        subprocess.run(["chmod", "-R", "go-w", made], check=True, timeout=60)
+        yield Path(made) / "wheels"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, provider: Provider) -> World:
+    base = tmp_path_factory.mktemp("sdks")
+    made = World(base)
+    with (made.state / "config.toml").open("a") as stream:
+        stream.write(f'[vault]\nkey = "{base}/vault.key"\n')
+    vault(made, "init")
+    vault(made, "put", "covenant-providers", "keyed", secret=KEY + "\n")
+    (made.state / "providers.toml").write_text(PROVIDERS.format(url=provider.url))
+    return made
+
+
+def ask(world: World, place: Path, code: str) -> Any:
+    head = f"PLACE, KEY = {str(place)!r}, {KEY[:12]!r}" + BEGIN
+    more = GRANTED.format(place=place.parent)
+    return world.ask(head + code, more=more, memory_mb=1024, cpu_ms=120_000, resources="cpu_millis = 2000")
+
+
+def test_openai_sdk_works_without_key(world: World, installed: Path, provider: Provider) -> None:
+    found = ask(world, installed, OPENAI)
+    assert found.pop("kinds")[-1] == "response.completed"
+    assert found.pop("tokens") > 0
+    assert found.pop("counted") > 0
+    assert found == {
+        "whole": "mock: two words",
+        "parts": WORDS,
+        "response": "mock: two words",
+        "final": "mock: two words",
+        "embedded": 8,
+        "models": [],
+        "keyed": f"from {provider.server_port}",
+        "streamed": ["part0 ", "part1 ", "part2 "],
+        "refused": [403, "model_not_granted"],
+        "asynchronous": "mock: two words",
+        "key": False,
+    }
+    assert [one["headers"]["authorization"] for one in provider.seen] == [f"Bearer {KEY}"] * 2
+    assert KEY not in json.dumps(world.rows())
+
+
+def test_anthropic_sdk_works_without_key(world: World, installed: Path) -> None:
+    found = ask(world, installed, ANTHROPIC)
+    assert found.pop("count") > 0
+    assert found == {
+        "whole": "mock: two words",
+        "tokens": 3,
+        "texts": WORDS,
+        "final": ["mock: two words", "end_turn", 3],
+        "models": [],
+        "refused": [403, "permission_error"],
+    }
