@@ -74,6 +74,8 @@ _GRANTS: Final[Mapping[tuple[str, str], str]] = {
     ("credential", NOT_GRANTED): "permissions.credentials",
     ("model", "model_not_granted"): "services.models",
     ("inject", "request_not_granted"): "permissions.network.inject",
+    ("model", "search_not_granted"): "services.search",
+    ("model", "host_not_granted"): "services.fetch",
     ("tool", NOT_GRANTED): "permissions.skills",
     ("tool", ARGUMENTS): "permissions.skills.rule",
     **{("tool", key): f"permissions.skills.{key}" for key in TOOL_LIMITS},

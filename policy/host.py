@@ -135,8 +135,11 @@ class VolumeFacts(Struct, frozen=True):
 
 
 class HostFacts(Struct, frozen=True):
-    """Facts about the machine for the compiler. Memory and disk in MiB, cpus as a count; ``providers`` are the names of
-    the operator's providers of models, and ``publish_ports`` the loopback ports at which agents may publish."""
+    """Facts about the machine for the compiler. Memory and disk in MiB, cpus as a count.
+
+    ``providers`` are the names of the operator's providers of models, ``searchers`` those of searches, and
+    ``publish_ports`` the loopback ports at which agents may publish.
+    """
 
     arch: Literal["x86_64", "aarch64"]
     kernel: str
@@ -155,3 +158,4 @@ class HostFacts(Struct, frozen=True):
     providers: tuple[str, ...] = ()
     volumes: Mapping[str, VolumeFacts] = msgspec.field(default_factory=dict)
     publish_ports: tuple[int, ...] = ()
+    searchers: tuple[str, ...] = ()

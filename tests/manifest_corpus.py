@@ -320,6 +320,16 @@ SERVICES = (
     *_range("tokens_per_hour", 200000, 1, 2**31 - 1),
     *_range("max_output_tokens", 4096, 1, 2**31 - 1),
 )
+WEB = (
+    R("searcher odd", '"brave", "own"', '"Brave"', "`Brave`", "providers.toml", at='allow = ["Brave"'),
+    R("searcher twice", '"brave", "own"', '"own", "own"', "`own` is listed twice", "keep one", at='allow = ["own"'),
+    R("searcher none", '["brave", "own"]', "[]", "allows no provider", "write allow", at="[services.search]"),
+    R("results many", "max_results = 10", "max_results = 21", "max_results `21` is out of range", ""),
+    R("page host an address", '"docs.example.com"', '"192.0.2.1"', "is no name", "by name", at='hosts = ["192'),
+    R("page host a star", '"docs.example.com"', '"*"', "has a wildcard", "`*.`", at='hosts = ["*"'),
+    R("page host in capitals", '"docs.example.com"', '"Docs.example.com"', "spelling", "docs", at='hosts = ["Docs'),
+    R("page host none", '["docs.example.com", "*.example.org"]', "[]", "no host", "write hosts", at="[services.fetch]"),
+)
 _PLACE = '"unix:/srv/full/web.sock"'
 _AT = "[permissions.network.inject]"
 INJECT = (
@@ -455,6 +465,7 @@ ALL = (
     *PROCESS,
     *WORKSPACE,
     *SERVICES,
+    *WEB,
     *PUBLISH,
     *INJECT,
     *STRUCTURE,

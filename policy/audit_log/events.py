@@ -233,6 +233,17 @@ SUPERVISOR: dict[str, dict[str, str]] = {
         "duration_ms": "int",
         "credits": "int",
     },
+    # One search (of the provider `target`) or one hop to a page (of its host), once it has ended; status 0: no answer.
+    "web_asked": {
+        **_RUN,
+        "service": "text",
+        "target": "text",
+        "status": "int",
+        "results": "int",
+        "bytes": "int",
+        "duration_ms": "int",
+        "credits": "int",
+    },
     # A port of the agent is about to be published at `to`; at its end the connections that were carried and refused,
     # and the bytes to the agent (`in`) and from it. A killed run has no row of the end.
     "port_published": {**_RUN, "port": "int", "to": "text"},

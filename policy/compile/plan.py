@@ -184,6 +184,10 @@ def _link_cause(manifest: Manifest) -> Cause | None:
         return Cause("manifest", "resources.network", "a network that is not off")
     if manifest.services.models.allow:
         return Cause("manifest", "services.models.allow", "a link to the service gate")
+    web = (("search.allow", manifest.services.search.allow), ("fetch.hosts", manifest.services.fetch.hosts))
+    for key, granted in web:
+        if granted:
+            return Cause("manifest", f"services.{key}", "a link to the service gate")
     return Cause("manifest", "publish", "a link to the publish gate") if manifest.publish else None
 
 

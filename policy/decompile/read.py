@@ -25,7 +25,7 @@ from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants
 from policy.grants.resources import Ceilings
-from policy.grants.services import PublishSet, ServiceSet
+from policy.grants.services import PublishSet, ServiceSet, WebSet
 from policy.grants.sets.domain import Domain
 from policy.grants.skills import SkillSet
 from policy.grants.spawning import Spawning
@@ -55,6 +55,7 @@ class Grants(Struct, frozen=True):
     services: ServiceSet
     publish: PublishSet
     inject: InjectSet
+    web: WebSet
 
     def domains(self) -> tuple[tuple[str, Domain], ...]:
         """Name and value of each domain, in the order of ``DOMAINS``."""
@@ -156,6 +157,7 @@ def read(files: Files) -> Decompiled:
             services=reached.services,
             publish=reached.publish,
             inject=reached.inject,
+            web=reached.web,
         ),
         arch,
         found,

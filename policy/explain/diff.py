@@ -19,7 +19,7 @@ from policy.explain import workspaces
 from policy.grants.effective import DOMAINS, Effective
 from policy.grants.paths import MODES, SHARED, FilesystemGrants
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import ServiceSet
+from policy.grants.services import ServiceSet, WebSet
 
 # From what is worst to have by mistake to what is mildest; the text is what people read.
 RISKS = (
@@ -29,6 +29,7 @@ RISKS = (
     "holds secrets",
     "acts with secrets",
     "asks models",
+    "reads the web",
     "is reached from this host",
     "acts through tools",
     "starts agents",
@@ -238,6 +239,14 @@ def _services(left: ServiceSet, other: ServiceSet) -> Parts:
     yield risk, "model limit", lines[len(left.models) :]
 
 
+def _web(left: WebSet, other: WebSet) -> Parts:
+    risk, lines = "reads the web", left.describe()
+    searched, fetched = len(left.search), len(left.search) + len(left.fetch)
+    yield risk, "search provider", lines[:searched]
+    yield risk, "host of pages", lines[searched:fetched]
+    yield risk, "web limit", lines[fetched:]
+
+
 _PARTS: dict[str, Callable[[Any, Any], Parts]] = {
     "identity": _one("acts under a role", "role"),
     "filesystem": _filesystem,
@@ -252,10 +261,16 @@ _PARTS: dict[str, Callable[[Any, Any], Parts]] = {
     "services": _services,
     "publish": _one("is reached from this host", "published port"),
     "inject": _one("acts with secrets", "injected secret"),
+    "web": _web,
 }
 assert tuple(_PARTS) == tuple(DOMAINS)
 
-_PLURALS = {"address": "addresses", "side effect class": "side effect classes", "limit of calls": "limits of calls"}
+_PLURALS = {
+    "address": "addresses",
+    "host of pages": "hosts of pages",
+    "limit of calls": "limits of calls",
+    "side effect class": "side effect classes",
+}
 
 
 def _plural(noun: str, count: int) -> str:

@@ -14,7 +14,7 @@ from policy import errors
 from policy.compile.artefacts import Artefacts
 from policy.compile.network import firewall
 from policy.grants.credentials import InjectRule
-from policy.grants.services import LIMITS
+from policy.grants.services import LIMITS, WEB_LIMITS
 
 Rules = Iterator[tuple[str, str]]
 
@@ -186,13 +186,30 @@ def gates(document: dict[str, Any]) -> Rules:
 
 
 def _services(document: dict[str, Any]) -> Rules:
-    closed("services of gates.json", document, {"listen", "names", "models", *LIMITS})
+    asks = {"models", *LIMITS} if "models" in document else set()
+    reads = {"web"} & set(document)
+    closed("services of gates.json", document, {"listen", "names", *asks, *reads})
     yield "gates.json:services", f"port {document['listen']}, {', '.join(document['names'])}"
+    if reads:
+        yield from _web(document["web"])
+    if not asks:
+        return
     for entry in document["models"]:
         closed("a model of gates.json", entry, {"provider", "pattern"})
         place = f"{entry['provider']}/{entry['pattern']}"
         yield f"gates.json:services/model/{place}", f"model {place}"
     for name, unit in LIMITS.items():
+        value = document[name]
+        yield f"gates.json:services/{name}", "not limited" if value is None else f"{value} {unit}"
+
+
+def _web(document: dict[str, Any]) -> Rules:
+    closed("web of gates.json", document, {"search", "fetch", *WEB_LIMITS})
+    for provider in document["search"]:
+        yield f"gates.json:services/search/{provider}", f"search by {provider}"
+    for host in document["fetch"]:
+        yield f"gates.json:services/fetch/{host}", f"pages of {host}, by https"
+    for name, (_, unit) in WEB_LIMITS.items():
         value = document[name]
         yield f"gates.json:services/{name}", "not limited" if value is None else f"{value} {unit}"
 

@@ -21,7 +21,7 @@ VERSION: Final = 1
 MAX_BYTES: Final = 262_144
 _GRANTS: Final = (
     *("filesystem", "network", "syscalls", "executables", "credentials"),
-    *("skills", "spawning", "services", "publish", "inject"),
+    *("skills", "spawning", "services", "publish", "inject", "web"),
 )
 
 
@@ -67,6 +67,10 @@ def _services(effective: Effective, manifest: Manifest) -> Iterator[dict[str, An
         yield {"name": "credentials", "at": mounts.CREDENTIALS, "kinds": ["file"]}
     if effective.services:
         yield {"name": "models", "at": "http://models.covenant", "kinds": ["openai", "anthropic"]}
+    if effective.web.search:
+        yield {"name": "search", "at": "http://search.covenant/search?q=WORDS&count=N", "kinds": ["json"]}
+    if effective.web.fetch:
+        yield {"name": "fetch", "at": "http://fetch.covenant/fetch?url=URL", "kinds": ["text"]}
     if effective.network.names:
         yield {"name": "names", "at": mounts.RESOLVER, "kinds": ["A", "AAAA", "HTTPS"]}
 

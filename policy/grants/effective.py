@@ -22,7 +22,7 @@ from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import LIMITS, PublishSet, ServiceSet
+from policy.grants.services import LIMITS, PublishSet, ServiceSet, WebSet
 from policy.grants.sets.domain import Domain
 from policy.grants.skills import SkillSet
 from policy.grants.spawning import Spawning
@@ -43,14 +43,16 @@ DOMAINS: dict[str, type[Domain]] = {
     "services": ServiceSet,
     "publish": PublishSet,
     "inject": InjectSet,
+    "web": WebSet,
 }
 # The profile that a runtime brings where the manifest names none.
 RUNTIME_PROFILES = {"python3": "python3", "node": "node", "rust-bin": "static", "command": "command"}
 NO_SERVICES: Final = ServiceSet.bottom()
 NO_PORTS: Final = PublishSet.bottom()
 NO_INJECT: Final = InjectSet.bottom()
+NO_WEB: Final = WebSet.bottom()
 # Left out of documents where nothing of them is granted, as before there were any.
-_LATER: Final[dict[str, Domain]] = {"services": NO_SERVICES, "publish": NO_PORTS, "inject": NO_INJECT}
+_LATER: Final[dict[str, Domain]] = {"services": NO_SERVICES, "publish": NO_PORTS, "inject": NO_INJECT, "web": NO_WEB}
 _NO_EXEC = NEVER_CALLS | {EXEC_CALL}
 
 Lines = dict[str, tuple[str, ...]]
@@ -73,6 +75,7 @@ class Effective:
     services: ServiceSet = NO_SERVICES
     publish: PublishSet = NO_PORTS
     inject: InjectSet = NO_INJECT
+    web: WebSet = NO_WEB
 
     def __post_init__(self) -> None:
         calls = self.syscalls.without(NEVER_CALLS if self.executables else _NO_EXEC)
@@ -119,7 +122,9 @@ class Effective:
         )
         services = _services(manifest.services)
         publish = PublishSet.ports((one.port, one.to) for one in manifest.publish)
-        brought = (("executables", bool(executables)), ("network", network.mode != "off" or bool(services or publish)))
+        web = _web(manifest.services)
+        linked = network.mode != "off" or bool(services or publish or web)
+        brought = (("executables", bool(executables)), ("network", linked))
         names = frozenset[str]().union(
             *((additions or {})[k].names for k, on in brought if on and k in (additions or {}))
         )
@@ -143,6 +148,7 @@ class Effective:
             services=services,
             publish=publish,
             inject=InjectSet.of(inject_rules(table)),
+            web=web,
         )
 
     def domains(self) -> tuple[tuple[str, Domain], ...]:
@@ -152,7 +158,12 @@ class Effective:
     @property
     def linked(self) -> bool:
         """Whether the agent has a link to a gateway: for destinations, services or published ports."""
-        return self.network.mode != "off" or bool(self.services or self.publish)
+        return self.network.mode != "off" or bool(self.served or self.publish)
+
+    @property
+    def served(self) -> bool:
+        """Whether the agent has a service gate: for models, searches or pages."""
+        return bool(self.services or self.web)
 
     def meet(self, other: Self, /) -> Self:
         """Return the grants that both allow, in every domain."""
@@ -201,6 +212,12 @@ def inject_rules(table: source.PermissionsSection) -> Iterator[InjectRule]:
         for method in one.methods:
             for path in one.paths:
                 yield InjectRule(host, one.secret, one.header, one.format, one.user, method, path)
+
+
+def _web(sections: source.ServicesSection) -> WebSet:
+    search, fetch = sections.search, sections.fetch
+    limits = (search.requests_per_minute, search.max_results, fetch.requests_per_minute)
+    return WebSet.of(search.allow, fetch.hosts, *limits)
 
 
 def _network(manifest: source.ManifestSections) -> Network:

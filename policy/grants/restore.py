@@ -23,7 +23,7 @@ from policy.grants.lifetime import ON_EXPIRY, LifetimeGrant
 from policy.grants.network import ANY_PUBLIC, Network
 from policy.grants.paths import MODES, FilesystemGrants
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import LIMITS, PublishSet, ServiceSet
+from policy.grants.services import LIMITS, WEB_LIMITS, PublishSet, ServiceSet, WebSet
 from policy.grants.sets import access, addresses, hostnames
 from policy.grants.sets.access import PROTOCOLS, Access
 from policy.grants.sets.domain import ANY, NameSet
@@ -38,7 +38,7 @@ def effective(document: Any) -> Effective:
     Raises:
         errors.ArtefactError: it is not what ``canonical`` gives for some grants.
     """
-    if type(document) is not dict or {*document, "services", "publish", "inject"} != set(DOMAINS):
+    if type(document) is not dict or {*document, "services", "publish", "inject", "web"} != set(DOMAINS):
         raise _refuse("it has not exactly the known domains")
     try:
         found = Effective(**{name: _DOMAINS[name](document[name]) for name in DOMAINS if name in document})
@@ -154,6 +154,15 @@ def _inject(d: Document) -> InjectSet:
     return InjectSet.of(rules)
 
 
+def _web(d: Document) -> WebSet:
+    if not all(type(one) is str for one in (*d["search"], *d["fetch"])):
+        raise TypeError("a provider or a host is no text")
+    for host in d["fetch"]:
+        if host != hostnames.EVERY:
+            hostnames.check(host)
+    return WebSet.of(d["search"], d["fetch"], *(_limit(d[name]) for name in WEB_LIMITS))
+
+
 def _set_of(kind: Any, key: str) -> Callable[[Document], Any]:
     def restore(d: Document) -> Any:
         names = _names(d[key])
@@ -178,5 +187,6 @@ _DOMAINS: dict[str, Callable[[Document], Any]] = {
     "services": _services,
     "publish": _publish,
     "inject": _inject,
+    "web": _web,
 }
 assert tuple(_DOMAINS) == tuple(DOMAINS)

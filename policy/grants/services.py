@@ -1,4 +1,5 @@
-"""Service grants: the models that an agent may ask through its service gate, and the ports that this host may reach.
+"""Service grants: the models, searches and pages that an agent may ask its service gate for, and the ports that this
+host may reach.
 
 A pattern is a model's whole name, or a beginning of one with ``*`` behind it. Two patterns so written either hold one
 another or have nothing in common, which makes the meet exact.
@@ -13,6 +14,7 @@ from typing import Any, Final, Self
 from msgspec import Struct
 
 from policy.grants.resources import least, within
+from policy.grants.sets import hostnames
 from policy.grants.sets.domain import ANY, NameSet
 
 # Field -> how people read it.
@@ -119,6 +121,109 @@ class ServiceSet(Struct, frozen=True):
 def _joined(models: Iterable[Model]) -> tuple[Model, ...]:
     found = sorted(set(models))
     return tuple(one for one in found if not any(covers(other, one) for other in found if other != one))
+
+
+# Field -> the key of the manifest, and how people read it.
+WEB_LIMITS: Final[dict[str, tuple[str, str]]] = {
+    "searches_per_minute": ("services.search.requests_per_minute", "searches a minute"),
+    "max_results": ("services.search.max_results", "results a search"),
+    "fetches_per_minute": ("services.fetch.requests_per_minute", "pages a minute"),
+}
+
+
+def fetches(mine: str, other: str) -> bool:
+    """Whether the pattern ``mine`` holds every host of ``other``."""
+    return mine == other or mine in hostnames.above(other)
+
+
+class WebSet(Struct, frozen=True):
+    """``search`` are the providers that may be asked, ``fetch`` the patterns of hosts whose pages may be read.
+
+    Both are sorted, none within another; ``*`` is each of them, which only a ceiling has. The limits of what is not
+    granted are 0: every value that allows nothing is ``bottom()``.
+    """
+
+    search: tuple[str, ...] = ()
+    fetch: tuple[str, ...] = ()
+    searches_per_minute: int | None = 0
+    max_results: int | None = 0
+    fetches_per_minute: int | None = 0
+
+    @classmethod
+    def of(
+        cls,
+        search: Iterable[str] = (),
+        fetch: Iterable[str] = (),
+        searches_per_minute: int | None = None,
+        max_results: int | None = None,
+        fetches_per_minute: int | None = None,
+    ) -> Self:
+        """Return the grants of a manifest."""
+        providers, hosts = tuple(sorted(set(search))), sorted(set(fetch))
+        providers = (ANY,) if ANY in providers else providers
+        held = tuple(one for one in hosts if not any(fetches(other, one) for other in hosts if other != one))
+        searched = (searches_per_minute, max_results) if providers else (0, 0)
+        return cls(providers, held, *searched, fetches_per_minute if held else 0)
+
+    @classmethod
+    def bottom(cls) -> Self:
+        """No search and no page."""
+        return cls()
+
+    @classmethod
+    def top(cls) -> Self:
+        """Every provider and every host, without a limit."""
+        return cls.of((ANY,), (hostnames.EVERY,))
+
+    def __bool__(self) -> bool:
+        return bool(self.search or self.fetch)
+
+    def searches(self, provider: str) -> bool:
+        """Whether a provider may be asked."""
+        return ANY in self.search or provider in self.search
+
+    def holds(self, host: str) -> bool:
+        """Whether the pages of a host may be read."""
+        return any(fetches(one, host) for one in self.fetch)
+
+    def limits(self) -> tuple[int | None, ...]:
+        """The limits in the order of ``WEB_LIMITS``."""
+        return tuple(getattr(self, name) for name in WEB_LIMITS)
+
+    def meet(self, other: Self, /) -> Self:
+        """Return the providers and hosts that both allow, with the lower limit of each."""
+        search = [one for one in self.search if other.searches(one)]
+        search += [one for one in other.search if self.searches(one)]
+        fetch = [one for one in self.fetch if other.holds(one)] + [one for one in other.fetch if self.holds(one)]
+        return self.of(search, fetch, *map(least, self.limits(), other.limits()))
+
+    def is_subset(self, other: Self, /) -> bool:
+        """Whether ``other`` allows all of this."""
+        return self.difference(other) == self.bottom()
+
+    def difference(self, other: Self, /) -> Self:
+        """The providers and hosts that ``other`` does not hold, and the limits above ``other``'s; 0 elsewhere."""
+        pairs = zip(self.limits(), other.limits(), strict=True)
+        return type(self)(
+            tuple(one for one in self.search if not other.searches(one)),
+            tuple(one for one in self.fetch if not other.holds(one)),
+            *(0 if within(a, b) else a for a, b in pairs),
+        )
+
+    def describe(self) -> tuple[str, ...]:
+        """A line a provider and a host, and a line a limit that is not 0."""
+        lines = (*(f"search by {one}" for one in self.search), *(f"fetch from {one}" for one in self.fetch))
+        named = zip(WEB_LIMITS.values(), self.limits(), strict=True)
+        return lines + tuple(
+            f"web: {unit} not limited" if value is None else f"web: {value} {unit}"
+            for (_, unit), value in named
+            if value != 0
+        )
+
+    def canonical(self) -> dict[str, Any]:
+        """Providers, hosts and limits."""
+        lists = {"search": list(self.search), "fetch": list(self.fetch)}
+        return {**lists, **dict(zip(WEB_LIMITS, self.limits(), strict=True))}
 
 
 @dataclass(frozen=True, slots=True)

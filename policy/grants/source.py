@@ -193,11 +193,35 @@ class ModelsSection(Protocol):
     def max_output_tokens(self) -> int | None: ...
 
 
+class SearchSection(Protocol):
+    """``[services.search]``."""
+
+    @property
+    def allow(self) -> Sequence[str]: ...
+    @property
+    def requests_per_minute(self) -> int | None: ...
+    @property
+    def max_results(self) -> int | None: ...
+
+
+class FetchSection(Protocol):
+    """``[services.fetch]``."""
+
+    @property
+    def hosts(self) -> Sequence[str]: ...
+    @property
+    def requests_per_minute(self) -> int | None: ...
+
+
 class ServicesSection(Protocol):
     """``[services]``."""
 
     @property
     def models(self) -> ModelsSection: ...
+    @property
+    def search(self) -> SearchSection: ...
+    @property
+    def fetch(self) -> FetchSection: ...
 
 
 class PublishItem(Protocol):

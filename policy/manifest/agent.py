@@ -178,13 +178,12 @@ def _process(m: Manifest) -> Iterator[Problem]:
 
 
 def _services(m: Manifest) -> Iterator[Problem]:
-    """``[services]`` and ``[[publish]]`` need ``backend = "linux-gvisor"``; ``[services.models]`` allows a model."""
+    """``[services]`` and ``[[publish]]`` need ``backend = "linux-gvisor"``; a section of services grants something."""
     for name, shown in (("services", "[services]"), ("publish", "[[publish]]")):
         if name in m.model_fields_set and m.sandbox.backend != "linux-gvisor":
             message = f"{shown} is written while the backend is `{m.sandbox.backend}`"
             yield name, message, 'write backend = "linux-gvisor"'
-    if "models" in m.services.model_fields_set:
-        yield from m.services.models.problems()
+    yield from m.services.problems()
 
 
 def _trees(m: Manifest) -> Iterator[Problem]:

@@ -1,5 +1,6 @@
-"""``[services]``: what the agent may ask at its own service gate. ``[[publish]]``: ports of the agent that this host
-reaches, each at one place. Absent, nothing, and there is no gate.
+"""``[services]``: models, searches and pages that the agent asks for at its own service gate.
+
+``[[publish]]``: ports of the agent that this host reaches, each at one place. Absent, nothing, and there is no gate.
 
 Sources: design.md ("What an agent may ask"), docs/adr/0084.
 """
@@ -12,13 +13,15 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator
 
-from policy.manifest import fields, paths, text
+from policy.manifest import fields, hosts, paths, text
 
 says, whole = fields.says, fields.whole
 
 PROVIDER: Final = r"[a-z][a-z0-9_-]{0,31}"
 PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}\*?|\*"
 _U31 = 2**31 - 1
+# Results of one search, at most.
+RESULTS: Final = 20
 # The owner of the providers' keys in the vault: no agent may have this id.
 PROVIDERS_ID: Final = "covenant-providers"
 
@@ -72,10 +75,57 @@ class Models(fields.Section):
             yield "services.models", "[services.models] allows no model", "write allow, or take the section out"
 
 
+class Search(fields.Section):
+    """``[services.search]``: searches of the web at ``http://search.covenant``, by the operator's providers."""
+
+    allow: Annotated[
+        tuple[ProviderName, ...],
+        fields.LIST,
+        AfterValidator(fields.unique),
+        says("names of providers of the operator's providers.toml, of kind `brave`, `serpapi`, `searxng` or `mock`"),
+    ] = ()
+    requests_per_minute: Annotated[int | None, whole(1, _U31, "searches in any 60 seconds")] = None
+    max_results: Annotated[int | None, whole(1, RESULTS, "results of one search")] = None
+
+
+def fetched(value: str) -> str:
+    """Accept a name, or ``*.`` and a name.
+
+    Raises:
+        PydanticCustomError: it is an address, a block, or no name.
+    """
+    if hosts.kind(value) not in ("name", "wildcard"):
+        raise text.wrong(f"host {text.quote(value)} is no name", "pages are fetched by name: write its name")
+    return hosts.check(value)
+
+
+class Fetch(fields.Section):
+    """``[services.fetch]``: the text of pages at ``http://fetch.covenant``, by https and by GET alone."""
+
+    hosts: Annotated[
+        tuple[Annotated[str, AfterValidator(fetched)], ...],
+        fields.LIST,
+        AfterValidator(fields.unique),
+        says("exact names, or `*.name` (two labels or more after the star)"),
+    ] = ()
+    requests_per_minute: Annotated[int | None, whole(1, _U31, "pages in any 60 seconds")] = None
+
+
 class Services(fields.Section):
     """``[services]``: what the agent reaches at its own gateway."""
 
     models: Models = Models()
+    search: Search = Search()
+    fetch: Fetch = Fetch()
+
+    def problems(self) -> Iterator[tuple[str, str, str]]:
+        """Each place, message and fix: a section that is written grants something."""
+        if "models" in self.model_fields_set:
+            yield from self.models.problems()
+        if "search" in self.model_fields_set and not self.search.allow:
+            yield "services.search", "[services.search] allows no provider", "write allow, or take the section out"
+        if "fetch" in self.model_fields_set and not self.fetch.hosts:
+            yield "services.fetch", "[services.fetch] allows no host", "write hosts, or take the section out"
 
 
 UNIX: Final = "unix:"

@@ -153,6 +153,7 @@ VALIDATORS: dict[Callable[..., Any], Fragment] = {
         "maxLength": len(services.UNIX) + services.PATH_BYTES,
     },
     services.unique_ports: {"uniqueItems": True},
+    services.fetched: {"maxLength": hosts.NAME_CHARACTERS + 2, **_any(_NAME)},
     permissions._unique_paths: {"uniqueItems": True},  # noqa: SLF001
     permissions._unique_entries: {"uniqueItems": True},  # noqa: SLF001
 }
@@ -283,6 +284,8 @@ RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
                 "required": ["allow"],
                 "properties": {"allow": {"items": {"properties": {"models": _ITEMS}}, **_ITEMS}},
             },
+            search={"required": ["allow"], "properties": {"allow": _ITEMS}},
+            fetch={"required": ["hosts"], "properties": {"hosts": _ITEMS}},
         ),
     ),
     agent._trees: (  # noqa: SLF001

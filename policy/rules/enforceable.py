@@ -169,6 +169,17 @@ def _network(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
 
 def _services(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
     asked, standby = manifest.services.models.allow, manifest.sandbox.standby
+    search, fetch = manifest.services.search.allow, manifest.services.fetch.hosts
+    for key, granted in (("search", search), ("fetch", fetch)):
+        if granted and standby:
+            lacking = "keys of services that change while an instance waits"
+            yield "sandbox.standby", f"standby `{standby}` beside services.{key}", lacking, "write standby = 0"
+        if granted and host.network.lacks and not host.network.links:
+            yield f"services.{key}", "a link to the service gate", host.network.lacks, host.network.mend
+    for index, name in enumerate(search):
+        if name not in host.searchers:
+            mend = f"write [providers.{name}] in providers.toml, of a kind that searches (docs/search.md)"
+            yield f"services.search.allow[{index}]", f"provider `{name}`", f"a provider `{name}` of searches", mend
     if asked and standby:
         lacking = "keys of models that change while an instance waits"
         yield "sandbox.standby", f"standby `{standby}` beside services.models", lacking, "write standby = 0"

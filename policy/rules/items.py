@@ -18,7 +18,7 @@ from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import LIMITS, PublishSet, ServiceSet
+from policy.grants.services import LIMITS, WEB_LIMITS, PublishSet, ServiceSet, WebSet
 from policy.grants.sets.domain import Domain, NameSet
 from policy.grants.skills import SkillSet
 from policy.grants.spawning import Spawning
@@ -124,6 +124,16 @@ def _inject(m: Manifest, e: Effective) -> Items:
         yield f"permissions.network[{i}].inject", InjectSet.of(rules)
 
 
+def _web(m: Manifest, e: Effective) -> Items:
+    none = (0,) * len(WEB_LIMITS)
+    for i, provider in enumerate(m.services.search.allow):
+        yield f"services.search.allow[{i}]", WebSet.of([provider], (), *none)
+    for i, host in enumerate(m.services.fetch.hosts):
+        yield f"services.fetch.hosts[{i}]", WebSet.of((), [host], *none)
+    for name, (key, _) in WEB_LIMITS.items():
+        yield key, structs.replace(WebSet.bottom(), **{name: getattr(e.web, name)})
+
+
 _ITEMS: dict[str, Callable[[Manifest, Effective], Items]] = {
     "identity": _identity,
     "filesystem": _filesystem,
@@ -138,6 +148,7 @@ _ITEMS: dict[str, Callable[[Manifest, Effective], Items]] = {
     "services": _services,
     "publish": _publish,
     "inject": _inject,
+    "web": _web,
 }
 assert tuple(_ITEMS) == tuple(DOMAINS)
 

@@ -239,6 +239,10 @@ class RunEvents:
         """Record a request to which a secret was added, once its answer has ended."""
         self._append("request_injected", agent_id=self.agent_id, **fields)
 
+    def web_asked(self, fields: Mapping[str, Any], price: int) -> None:
+        """Record a search or a page, once it has ended: ``fields`` are its counts."""
+        self._append("web_asked", agent_id=self.agent_id, credits=price, **fields)
+
     def port_published(self, port: int, to: str) -> None:
         """Record that a port of the agent is about to be reached at a place of this host."""
         self._append("port_published", agent_id=self.agent_id, port=port, to=to)

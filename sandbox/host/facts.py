@@ -50,6 +50,7 @@ def probe(config: Config) -> HostFacts:
     """
     try:
         memory = host_memory.read()
+        operators = _providers(config.state)
         return HostFacts(
             arch=architecture(),
             kernel=os.uname().release,
@@ -62,20 +63,21 @@ def probe(config: Config) -> HostFacts:
             cgroup=cgroup_facts(),
             runsc=_usable_runsc(config),
             network=network_facts(config),
-            providers=_providers(config.state),
+            providers=tuple(name for name, one in operators.items() if one.answers),
+            searchers=tuple(name for name, one in operators.items() if one.searches),
             publish_ports=config.publish_ports,
         )
     except (OSError, KeyError, ValueError) as e:
         raise errors.HostError(f"this host cannot be probed: {e}", hint="is /proc mounted?") from e
 
 
-def _providers(state: Path) -> tuple[str, ...]:
-    """The names of the operator's providers. A caller that may not read the state, as in `policy why`, sees none."""
+def _providers(state: Path) -> Mapping[str, providers.Provider]:
+    """The operator's providers. A caller that may not read the state, as in `policy why`, sees none."""
     try:
-        return tuple(providers.load(state))
+        return providers.load(state)
     except errors.ConfigError as e:
         if os.geteuid() != 0 and isinstance(e.__cause__, PermissionError):
-            return ()
+            return {}
         raise
 
 

@@ -350,7 +350,7 @@ class RunContext:
         Raises:
             errors.VaultError: a provider's key cannot be had.
         """
-        if not decision.effective.services:
+        if not decision.effective.served:
             return None
         from sandbox.lifecycle import model_terms
 

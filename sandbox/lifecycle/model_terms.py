@@ -13,7 +13,7 @@ from policy.manifest.services import PROVIDERS_ID
 from sandbox.audit.run_events import RunEvents
 from sandbox.config import Config
 from sandbox.network.service import gate, providers
-from sandbox.network.service.ledger import Asked
+from sandbox.network.service.ledger import Asked, WebAsked
 from sandbox.network.service.providers import Provider
 from sandbox.vault.open import configured
 
@@ -26,9 +26,14 @@ def of(decision: Decision, config: Config, rows: RunEvents) -> gate.Terms:
     Raises:
         errors.VaultError: a key cannot be had, with the verb that puts it there.
     """
-    named = {provider for provider, _ in decision.effective.services.models}
-    granted = {name: one for name, one in providers.load(config.state).items() if name in named}
-    return gate.Terms(granted, keys(granted, config), functools.partial(_told, granted, rows), config.tls.further())
+    effective = decision.effective
+    named = {provider for provider, _ in effective.services.models} | set(effective.web.search)
+    operators = providers.load_all(config.state)
+    granted = {name: one for name, one in operators.providers.items() if name in named}
+    pages = {host: one for host, one in operators.pages.items() if effective.web.holds(host)}
+    return gate.Terms(
+        granted, keys(granted, config), functools.partial(_told, granted, rows), config.tls.further(), pages
+    )
 
 
 def keys(granted: Mapping[str, Provider], config: Config) -> dict[str, str]:
@@ -52,8 +57,12 @@ def keys(granted: Mapping[str, Provider], config: Config) -> dict[str, str]:
     return found
 
 
-def _told(granted: Mapping[str, Provider], rows: RunEvents, asked: Asked) -> None:
-    rows.model_asked(structs.asdict(asked), price(granted[asked.provider], asked))
+def _told(granted: Mapping[str, Provider], rows: RunEvents, asked: Asked | WebAsked) -> None:
+    if isinstance(asked, Asked):
+        rows.model_asked(structs.asdict(asked), price(granted[asked.provider], asked))
+        return
+    charged = granted[asked.target].request_price if asked.service == "search" and asked.status == 200 else 0
+    rows.web_asked(structs.asdict(asked), charged)
 
 
 def price(provider: Provider, asked: Asked) -> int:

@@ -209,6 +209,8 @@ def _kinds(
     plan = artefacts.json("gates.json")
     served = [] if services is None else [service_gate.KIND, service_gate.CONNECTOR]
     served += [] if inject is None else [inject_gate.KIND]
+    if services is not None and plan["services"].get("web", {}).get("fetch"):
+        served.append(service_gate.READER)
     served += [publish_gate.KIND, publish_gate.CONNECTOR] if plan.get("publish") else []
     return served + [kind for name, kind in (("dns", dns_gate.KIND), ("tls", tls_gate.KIND)) if plan[name] is not None]
 

@@ -11,7 +11,7 @@ from policy import denials
 from sandbox.kernel.net import netns
 from sandbox.network import addresses, namespaces
 from sandbox.network.service import gate, providers
-from sandbox.network.service.ledger import Asked
+from sandbox.network.service.ledger import Asked, WebAsked
 
 PLAN: dict[str, Any] = {
     "listen": 80,
@@ -28,7 +28,17 @@ class Gated:
 
     def __init__(self, spaces: namespaces.Spaces, opened: gate.ServiceGate, told: list[denials.Denial]) -> None:
         self._spaces, self.gate, self._told = spaces, opened, told
-        self.asked: list[Asked] = []
+        self.rows: list[Asked | WebAsked] = []
+
+    @property
+    def asked(self) -> list[Asked]:
+        """The requests to models that were passed on."""
+        return [one for one in self.rows if isinstance(one, Asked)]
+
+    @property
+    def read(self) -> list[WebAsked]:
+        """The searches and pages."""
+        return [one for one in self.rows if isinstance(one, WebAsked)]
 
     @property
     def agent(self) -> int:
@@ -74,15 +84,15 @@ def opened(
 ) -> Iterator[Gated]:
     """A gate with the providers of ``text`` while the block lasts."""
     told: list[denials.Denial] = []
-    asked: list[Asked] = []
-    found = providers.parse(text.encode(), file="providers.toml")
+    asked: list[Asked | WebAsked] = []
+    found = providers.parse_all(text.encode(), file="providers.toml")
     with namespaces.made() as made:
         namespaces.connect(made)
         namespaces.open_link(made)
-        terms = gate.Terms(found, keys or {}, asked.append)
+        terms = gate.Terms(found.providers, keys or {}, asked.append, pages=found.pages)
         with gate.open({**PLAN, **plan}, terms, inside=made.inside, denied=told.append) as opened_gate:
             for one in opened_gate.processes:
                 one.ready(120)
             gated = Gated(made, opened_gate, told)
-            gated.asked = asked
+            gated.rows = asked
             yield gated

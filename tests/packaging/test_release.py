@@ -83,7 +83,8 @@ def test_dependencies_name_python_of_build(made: pathlib.Path) -> None:
 
 
 def test_parts_and_checksums_name_what_is_there(clone: pathlib.Path, made: pathlib.Path) -> None:
-    sums = dict(reversed(line.split("  ")) for line in (made / "SHA256SUMS").read_text().splitlines())
+    lines = [line.split("  ") for line in (made / "SHA256SUMS").read_text().splitlines()]
+    sums = {name: digest for digest, name in lines}
     assert set(sums) == {path.name for path in made.iterdir()} - {"SHA256SUMS"}
     assert {pathlib.Path(name).suffix for name in sums} == {".deb", ".rpm", ".whl", ".json"}
     for name, digest in sums.items():

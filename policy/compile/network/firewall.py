@@ -64,7 +64,7 @@ def document(effective: Effective, traced: Traced, origins: Origins, provenance:
         "interfaces": ["lo"] if off else ["eth0", "lo"],
         "gateway": None if off else {
             "agent": AGENT, "uplink": UPLINK, "dns_port": DNS_PORT, "tls_port": TLS_PORT, "gate_uid": GATE_UID,
-            **({"service_port": SERVICE_PORT} if effective.services else {}),
+            **({"service_port": SERVICE_PORT} if effective.served else {}),
             **({"publish_uid": PUBLISH_UID} if effective.publish else {}),
         },
         "net_bps": limit,
@@ -106,7 +106,7 @@ class _Gateway:
                 self.causes.setdefault(name, traced.causes[row.key])
         self.tls = any(row.protocol == "tls" for row in traced.rows)
         self.filled = any(one.sets for one in found.names)
-        self.served = bool(effective.services)
+        self.served = effective.served
         self.published = effective.publish.pairs()
         self.published_causes = [origins.published(port, to) for port, to in self.published]
 

@@ -14,7 +14,7 @@ from policy.compile.network.firewall import DNS_PORT, SERVICE_PORT, TLS_PORT
 from policy.compile.network.routes import Traced
 from policy.grants.credentials import InjectRule
 from policy.grants.effective import Effective, inject_rules
-from policy.grants.services import LIMITS, covers
+from policy.grants.services import LIMITS, WEB_LIMITS, covers, fetches
 from policy.grants.sets import addresses, hostnames, spans
 from policy.grants.sets.spans import Spans
 
@@ -25,8 +25,9 @@ NAME_BYTES = 253
 # A shorter time would end while the agent still holds the answer, a longer one outlives the owner's change.
 TTL_SECONDS = (30, 3600)
 _DNS = built_in("dns gate", "resolves granted names alone, within a rate and a length")
-SERVICE_NAMES = ("models.covenant",)
-_SERVICES = built_in("service gate", "answers for granted models at the gateway's own address, and nothing else")
+_SERVICES = built_in(
+    "service gate", "answers for granted models, searches and pages at the gateway's own address, and nothing else"
+)
 _TLS = built_in("tls gate", "wants a ClientHello, and a granted name in it where a name was granted")
 
 
@@ -38,7 +39,7 @@ def compile(effective: Effective, traced: Traced, origins: Origins, provenance: 
         errors.UnexplainedError: no item of the manifest covers a model.
     """
     document: dict[str, Any] = {"version": 1, "dns": _dns(traced, provenance), "tls": _tls(traced, provenance)}
-    if effective.services:
+    if effective.served:
         document["services"] = _services(effective, origins, provenance)
     if effective.inject:
         document["inject"] = _inject(effective, origins, provenance)
@@ -73,6 +74,35 @@ def _publish(effective: Effective, origins: Origins, provenance: Provenance) -> 
 
 def _services(effective: Effective, origins: Origins, provenance: Provenance) -> dict[str, Any]:
     provenance.add("gates.json:services", _SERVICES)
+    web = effective.web
+    granted = (("models", effective.services), ("search", web.search), ("fetch", web.fetch))
+    document: dict[str, Any] = {"listen": SERVICE_PORT, "names": [f"{name}.covenant" for name, one in granted if one]}
+    if effective.services:
+        document |= _models(effective, origins, provenance)
+    if web:
+        document["web"] = _web(effective, origins, provenance)
+    return document
+
+
+def _web(effective: Effective, origins: Origins, provenance: Provenance) -> dict[str, Any]:
+    asked = origins.manifest.services
+    for part, key, written, granted in (
+        ("search", "services.search.allow", asked.search.allow, effective.web.search),
+        ("fetch", "services.fetch.hosts", asked.fetch.hosts, effective.web.fetch),
+    ):
+        for one in granted:
+            above = next((other for other in written if fetches(other, one)), None)
+            if above is None:
+                raise origins.uncovered(key, one)
+            parent = "" if above == one else f"asked for {above}"
+            cause = Cause("manifest", f"{key}[{written.index(above)}]", one, parent)
+            provenance.add(f"gates.json:services/{part}/{one}", cause)
+    for name, (key, _) in WEB_LIMITS.items():
+        provenance.add(f"gates.json:services/{name}", origins.value("web", name, key))
+    return effective.web.canonical()
+
+
+def _models(effective: Effective, origins: Origins, provenance: Provenance) -> dict[str, Any]:
     granted, key = effective.services, "services.models.allow"
     written = [(one.provider, pattern) for one in origins.manifest.services.models.allow for pattern in one.models]
     items = [one.provider for one in origins.manifest.services.models.allow]
@@ -85,7 +115,7 @@ def _services(effective: Effective, origins: Origins, provenance: Provenance) ->
         provenance.add(f"gates.json:services/model/{model[0]}/{model[1]}", cause)
     for name in LIMITS:
         provenance.add(f"gates.json:services/{name}", origins.value("services", name, f"services.models.{name}"))
-    return {"listen": SERVICE_PORT, "names": list(SERVICE_NAMES), **granted.canonical()}
+    return granted.canonical()
 
 
 def _dns(traced: Traced, provenance: Provenance) -> dict[str, Any] | None:

@@ -19,8 +19,9 @@ from policy.decompile.documents import Files, NoneType, closed, fixed, refuse, s
 from policy.decompile.network import nft
 from policy.grants.credentials import EVERY as EVERY_REQUEST
 from policy.grants.credentials import InjectRule, InjectSet
-from policy.grants.services import EVERY, LIMITS, PublishSet, ServiceSet
+from policy.grants.services import EVERY, LIMITS, WEB_LIMITS, PublishSet, ServiceSet, WebSet
 from policy.grants.sets import hostnames
+from policy.grants.sets.domain import ANY
 from policy.grants.sets.spans import Spans
 
 GATES = "gates.json"
@@ -54,6 +55,7 @@ class Gates(Struct, frozen=True):
     services: ServiceSet = ServiceSet()
     publish: PublishSet = PublishSet()
     inject: InjectSet = InjectSet()
+    web: WebSet = WebSet()
 
 
 def read(files: Files) -> Gates:
@@ -71,10 +73,10 @@ def read(files: Files) -> Gates:
     fixed(whole["version"], f"{GATES}:version", VERSION)
     dns_port, dns, inward = (None, {}, {}) if whole["dns"] is None else _dns(whole["dns"])
     tls_port, tls, addresses = (None, {}, ()) if whole["tls"] is None else _tls(whole["tls"])
-    service_port, services = _services(whole["services"]) if served else (None, ServiceSet.bottom())
+    service_port, services, web = _services(whole["services"]) if served else (None, ServiceSet(), WebSet())
     publish = _publish(whole["publish"]) if published else PublishSet.bottom()
     inject = _inject(whole["inject"]) if injected else InjectSet.bottom()
-    return Gates(dns_port, tls_port, dns, inward, tls, addresses, service_port, services, publish, inject)
+    return Gates(dns_port, tls_port, dns, inward, tls, addresses, service_port, services, publish, inject, web)
 
 
 _Sets = tuple[tuple[str, ...], tuple[str, ...]]
@@ -115,11 +117,39 @@ def _span(block: dict[str, Any], where: str) -> tuple[int, int]:
     return first, last
 
 
-def _services(value: dict[str, Any]) -> tuple[int, ServiceSet]:
+def _services(value: dict[str, Any]) -> tuple[int, ServiceSet, WebSet]:
     where = f"{GATES}:services"
-    limits = dict.fromkeys(LIMITS, documents.OPTIONAL_INT)
-    found = closed(value, where, {"listen": int, "models": list, "names": list, **limits})
-    fixed(found["names"], f"{where}/names", ["models.covenant"])
+    asks: documents.Shape = (
+        {"models": list, **dict.fromkeys(LIMITS, documents.OPTIONAL_INT)} if "models" in value else {}
+    )
+    reads = {"web": dict} if "web" in value else {}
+    found = closed(value, where, {"listen": int, "names": list, **asks, **reads})
+    services = _models(found, where) if asks else ServiceSet()
+    web = _web(found["web"], f"{where}/web") if reads else WebSet()
+    granted = (("models", services), ("search", web.search), ("fetch", web.fetch))
+    fixed(found["names"], f"{where}/names", [f"{name}.covenant" for name, one in granted if one])
+    if not found["names"]:
+        raise refuse(where, "there is a gate that answers for nothing")
+    return documents.whole(found["listen"], where, least=1, most=65535), services, web
+
+
+def _web(value: dict[str, Any], where: str) -> WebSet:
+    limits = dict.fromkeys(WEB_LIMITS, documents.OPTIONAL_INT)
+    found = closed(value, where, {"fetch": list, "search": list, **limits})
+    search, fetch = documents.listed(found["search"], where, str), documents.listed(found["fetch"], where, str)
+    for host in fetch:
+        if pattern_of(host, where) == hostnames.EVERY:
+            raise refuse(where, "every host is granted")
+    web = WebSet.of(search, fetch, *(found[name] for name in WEB_LIMITS))
+    if not web or web.canonical() != found or ANY in web.search:
+        raise refuse(where, "it is not in canonical form, or grants nothing")
+    for name in WEB_LIMITS:
+        if (web.fetch if name == "fetches_per_minute" else web.search) and found[name] is not None:
+            documents.whole(found[name], f"{where}/{name}", least=1)
+    return web
+
+
+def _models(found: dict[str, Any], where: str) -> ServiceSet:
     models = []
     for item in found["models"]:
         one = closed(item, where, {"pattern": str, "provider": str})
@@ -130,7 +160,7 @@ def _services(value: dict[str, Any]) -> tuple[int, ServiceSet]:
     services = ServiceSet.of(models, *(found[name] for name in LIMITS))
     if not models or services.models != tuple(models) or EVERY in models:
         raise refuse(where, "the models are not sorted, one stands within another, or there is none")
-    return documents.whole(found["listen"], where, least=1, most=65535), services
+    return services
 
 
 def _publish(value: list[Any]) -> PublishSet:

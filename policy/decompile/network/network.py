@@ -13,7 +13,7 @@ from policy.decompile.documents import OPTIONAL_INT, Files, NoneType, closed, fi
 from policy.decompile.network import gates, nft, reach
 from policy.grants.credentials import InjectSet
 from policy.grants.network import Network
-from policy.grants.services import PublishSet, ServiceSet
+from policy.grants.services import PublishSet, ServiceSet, WebSet
 from policy.grants.sets import addresses, hostnames, spans
 from policy.grants.sets.access import PROTOCOLS, Access
 from policy.grants.sets.spans import Spans
@@ -52,11 +52,12 @@ class Reached(Struct, frozen=True):
     services: ServiceSet = ServiceSet()
     publish: PublishSet = PublishSet()
     inject: InjectSet = InjectSet()
+    web: WebSet = WebSet()
 
     @property
     def linked(self) -> bool:
         """Whether the agent has a link to a gateway: for destinations, services or published ports."""
-        return self.mode != "off" or bool(self.services or self.publish)
+        return self.mode != "off" or bool(self.services or self.publish or self.web)
 
 
 def read(files: Files) -> Reached:
@@ -86,9 +87,10 @@ def read(files: Files) -> Reached:
     found, listed, gated = _off(files, whole) if unlinked else _gateway(files, whole)
     if found.mode != mode:
         raise refuse(f"{NETWORK}:mode", f"it is {mode}, and the rules amount to {found.mode}")
-    if mode == "off" and not unlinked and not (gated.services or gated.publish):
+    if mode == "off" and not unlinked and not (gated.services or gated.publish or gated.web):
         raise refuse(f"{NETWORK}:gateway", "there is a gateway for an agent that reaches nothing")
-    return Reached(found, mode, bps, listed, gated.dns_port is not None, gated.services, gated.publish, gated.inject)
+    granted = (gated.services, gated.publish, gated.inject, gated.web)
+    return Reached(found, mode, bps, listed, gated.dns_port is not None, *granted)
 
 
 def _off(files: Files, whole: dict[str, Any]) -> tuple[Network, Network, gates.Gates]:
@@ -106,7 +108,7 @@ def _gateway(files: Files, whole: dict[str, Any]) -> tuple[Network, Network, gat
     """The destinations by a gateway, by its rules and gates, and by the index; its gates."""
     fixed(whole["interfaces"], f"{NETWORK}:interfaces", ["eth0", "lo"])
     table, found = nft.parse(documents.raw(files, nft.FIREWALL)), gates.read(files)
-    served = {"service_port": _SERVICE_PORT} if found.services else {}
+    served = {"service_port": _SERVICE_PORT} if found.service_port is not None else {}
     published = {"publish_uid": reach.PUBLISH_UID} if found.publish else {}
     expected = {**_GATEWAY, **served, **published}
     fixed(whole["gateway"], f"{NETWORK}:gateway", expected)

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from policy import errors
 from policy.compile.network import nft
 from policy.grants.sets import addresses
 from sandbox.kernel.net import nft_sets
 from sandbox.network.dns import broker_wire, names
+from sandbox.network.gate.rows import GateRows, RowTerms
 from sandbox.rate_limit import Tokens
 
 # A connection at the very end of the answer's time must still find its element.
@@ -32,7 +32,7 @@ _QUESTIONS = 8
 _REQUESTS = 32
 
 
-class SetBroker:
+class SetBroker(GateRows):
     """Serves one gate. ``gate_end`` is the descriptor for the gate's process; ``netlink`` a socket of the gateway.
 
     ``resolvers`` returns addresses, which may change while the run lives; sockets to them are made in the caller's own
@@ -58,42 +58,11 @@ class SetBroker:
         self._sockets = Tokens(rate * _QUESTIONS, burst * _QUESTIONS, clock())
         self._requests = Tokens(rate * _REQUESTS, burst * _REQUESTS, clock())
         self._public = names.Public(addresses.PUBLIC)
-        self._own, self._gates = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (self._own, self._gates):
-            end.setblocking(False)
+        terms = RowTerms("dns", "asked for what it may not have", broker_wire.MESSAGE_BYTES, _AT_ONCE, self._take)
+        super().__init__(terms)
 
-    def close(self) -> None:
-        """Release both ends."""
-        self._own.close()
-        self._gates.close()
-
-    @property
-    def gate_end(self) -> int:
-        """The descriptor for the gate; ``started`` closes it here."""
-        return self._gates.fileno()
-
-    def fileno(self) -> int:
-        """Readable when there are requests."""
-        return self._own.fileno()
-
-    def started(self) -> None:
-        """The gate has its end: from now on, its death is the end of the line."""
-        self._gates.close()
-
-    def serve(self) -> errors.RunError | None:
-        """Answer the requests that are there, a bounded number."""
-        for _ in range(_AT_ONCE):
-            try:
-                message = self._own.recv(broker_wire.MESSAGE_BYTES + 1)
-            except BlockingIOError:
-                return None
-            except OSError:
-                message = b""
-            if not message:
-                return errors.GateError("the dns gate hung up")
-            if not self._requests.take(self._clock()) or not self._one(message):
-                return errors.GateError("the dns gate asked for what it may not have")
-        return None
+    def _take(self, message: bytes) -> bool:
+        return self._requests.take(self._clock()) and self._one(message)
 
     def _one(self, message: bytes) -> bool:
         if not broker_wire.HEADER.size <= len(message) <= broker_wire.MESSAGE_BYTES:
@@ -200,9 +169,9 @@ class SetBroker:
         message = [broker_wire.REPLY.pack(ident, status, len(self._known), self._changes)]
         try:
             if fd is None:
-                self._own.send(message[0])
+                self.own.send(message[0])
             else:
-                socket.send_fds(self._own, message, [fd])
+                socket.send_fds(self.own, message, [fd])
         except OSError:
             return  # a gate that does not read gets no answer, and its question ends by its own clock
 

@@ -25,6 +25,13 @@ class RequestEntry(Struct):
     begun: float
 
 
+class WebEntry(Struct):
+    """One search or page under way."""
+
+    number: int
+    begun: float
+
+
 class Book:
     """The gate's end of the line to its supervisor, of which each message is one row."""
 
@@ -65,6 +72,18 @@ class Book:
                 "duration_ms": int((time.monotonic() - entry.begun) * 1000),
             }
         )
+
+    def begin_web(self, service: str, target: str) -> WebEntry:
+        """Tell that a provider of searches is about to be asked, or a host for a page."""
+        self._next += 1
+        self._send({"kind": "web_begun", "number": self._next, "service": service, "target": target})
+        return WebEntry(self._next, time.monotonic())
+
+    def end_web(self, entry: WebEntry, status: int, results: int, size: int) -> None:
+        """Tell how it ended: ``size`` bytes of an answer, with so many results."""
+        duration = int((time.monotonic() - entry.begun) * 1000)
+        row = {"kind": "web_ended", "number": entry.number, "status": status, "results": results, "bytes": size}
+        self._send({**row, "duration_ms": duration})
 
     def _send(self, row: dict[str, Any]) -> None:
         self._waiting.append(json.dumps(row, separators=(",", ":")).encode())

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
 from policy import denials, errors
@@ -23,17 +24,19 @@ from sandbox.network import addresses
 from sandbox.network.gate import prefork
 from sandbox.network.gate import process as gate_process
 from sandbox.network.service.ledger import ModelLedger, Told
-from sandbox.network.service.providers import SYSTEM_CA, Provider
+from sandbox.network.service.providers import SYSTEM_CA, PageHost, Provider
 
 LAYER: Final = "model"
 CODES: Final = frozenset({
-    "content_refused", "field_refused", "frame_refused", "host_refused", "key_refused", "limit", "malformed",
-    "model_not_granted", "no_provider", "path_refused", "provider_failed",
+    "address_refused", "content_refused", "field_refused", "frame_refused", "host_not_granted", "host_refused",
+    "key_refused", "limit", "malformed", "model_not_granted", "no_provider", "path_refused", "provider_failed",
+    "search_not_granted",
 })  # fmt: skip
 # Other uids than those of the gates that the firewall knows.
-UID, CONNECTOR_UID = GATE_UID - 2, GATE_UID - 3
+UID, CONNECTOR_UID, READER_UID = GATE_UID - 2, GATE_UID - 3, GATE_UID - 4
 KIND: Final = prefork.Kind("sandbox.network.service.server", own_network=True)
 CONNECTOR: Final = prefork.Kind("sandbox.network.service.connector", own_network=False)
+READER: Final = prefork.Kind("sandbox.network.service.web.reader", own_network=True)
 CALLS: Final = frozenset({
     "accept4", "getpeername", "getpid", "getsockname", "getsockopt", "ioctl", "listen", "sendmsg", "setsockopt",
     "shutdown",
@@ -44,6 +47,7 @@ CONNECTOR_CALLS: Final = frozenset({
     "ioctl", "lseek", "mprotect", "newfstatat", "openat", "rseq", "rt_sigprocmask", "sched_yield", "sendmmsg",
     "sendmsg", "set_robust_list", "setsockopt", "socket", "uname",
 })  # fmt: skip
+READER_CALLS: Final = frozenset({"getpid", "mprotect"})
 _BACKLOG: Final = 256
 _DESCRIPTORS: Final = 1024
 
@@ -52,13 +56,15 @@ class Terms(Struct, frozen=True):
     """The operator's part of a run's grant: the granted providers in the operator's order, and their keys.
 
     ``told`` is called with each request that was passed on. ``authorities`` are files that are believed beside the
-    system's, for a provider that names no file of its own.
+    system's, for a provider that names no file of its own. ``pages`` are the operator's words about hosts of
+    pages.
     """
 
     providers: Mapping[str, Provider]
     keys: Mapping[str, str]
     told: Told
     authorities: Sequence[str] = ()
+    pages: Mapping[str, PageHost] = msgspec.field(default_factory=dict)
 
     def peers(self) -> list[dict[str, Any]]:
         """The providers as the gate's process has them (upstream.ProviderPeer), without their numbers."""
@@ -77,14 +83,17 @@ class Terms(Struct, frozen=True):
 
 
 class ServiceGate(Struct, frozen=True):
-    """An open gate with its two processes. ``watches`` belong into the run's exchange."""
+    """An open gate with its processes: connector, gate, and the reader of pages where there is one.
+
+    ``watches`` belong into the run's exchange.
+    """
 
     processes: tuple[gate_process.GateProcess, ...]
     watches: Mapping[int, Callable[[], errors.RunError | None]]
     ledger: ModelLedger
 
     def end(self) -> None:
-        """End both, and report what they had to say."""
+        """End all of them, and report what they had to say."""
         for one in self.processes:
             one.end()
             one.tell_rest()
@@ -117,6 +126,10 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                 listener = ours.enter_context(inside(lambda: _listener(plan["listen"])))
                 lines = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 near, far = (ours.enter_context(one) for one in lines)
+                far_page, reads = None, {}
+                if plan.get("web", {}).get("fetch"):
+                    near_page, far_page = (ours.enter_context(one) for one in socket.socketpair())
+                    reads = {"reader": near_page.fileno()}
                 namespace = netns.current()
             except OSError as e:
                 raise errors.KernelError(f"cannot listen for the service gate: {e.strerror}") from e
@@ -130,7 +143,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
             connector = gate_process.Gate(
                 module=CONNECTOR.module,
                 uid=CONNECTOR_UID,
-                plan={"providers": [(*one.address, one.timeout_seconds) for one in terms.providers.values()]},
+                plan=_targets(plan, terms),
                 fds={"line": far.fileno()},
                 calls=CONNECTOR_CALLS,
                 namespace=namespace,
@@ -141,18 +154,39 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
             gate = gate_process.Gate(
                 module=KIND.module,
                 uid=UID,
-                plan={**plan, "agent": addresses.AGENT4, "providers": terms.peers()},
-                fds={"listener": listener.fileno(), "connector": near.fileno(), "usage": ledger.gate_end},
+                plan={
+                    **plan,
+                    "agent": addresses.AGENT4,
+                    "providers": terms.peers(),
+                    "pages": {host: {"ca": str(one.ca or ""), "mock": one.mock} for host, one in terms.pages.items()},
+                    "system_ca": str(SYSTEM_CA),
+                },
+                fds={"listener": listener.fileno(), "connector": near.fileno(), "usage": ledger.gate_end, **reads},
                 calls=CALLS,
                 descriptors=_DESCRIPTORS,
                 **common,
             )
-            processes = tuple(stack.enter_context(gate_process.start(one)) for one in (connector, gate))
+            started = [connector, gate] if far_page is None else [connector, gate, _reader(far_page, common)]
+            processes = tuple(stack.enter_context(gate_process.start(one)) for one in started)
             ledger.started()
         watches: dict[int, Callable[[], errors.RunError | None]] = {ledger.fileno(): ledger.serve}
         for one in processes:
             watches.update(one.watches(denied))
         yield ServiceGate(processes, watches, ledger)
+
+
+def _targets(plan: Mapping[str, Any], terms: Terms) -> dict[str, Any]:
+    """The connector's plan (connector.Targets)."""
+    return {
+        "providers": [(*one.address, one.timeout_seconds) for one in terms.providers.values()],
+        "hosts": plan.get("web", {}).get("fetch", []),
+        "places": {host: one.address for host, one in terms.pages.items() if one.connect},
+    }
+
+
+def _reader(line: socket.socket, common: Mapping[str, Any]) -> gate_process.Gate:
+    fds = {"line": line.fileno()}
+    return gate_process.Gate(module=READER.module, uid=READER_UID, plan={}, fds=fds, calls=READER_CALLS, **common)
 
 
 def _listener(port: int) -> socket.socket:

@@ -7,14 +7,13 @@ ended has its row too, with what is known of it.
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from msgspec import Struct
 
-from policy import errors
-from policy.grants.services import ServiceSet
+from policy.grants.services import ServiceSet, WebSet
+from sandbox.network.gate.rows import GateRows, RowTerms
 
 MESSAGE_BYTES: Final = 2048
 _AT_ONCE: Final = 64
@@ -31,6 +30,13 @@ _ENDED: Final = {
     "counted": bool,
     "whole": bool,
     "duration_ms": int,
+}
+
+_SHAPES: Final[Mapping[str, Mapping[str, type]]] = {
+    "begun": _BEGUN,
+    "ended": _ENDED,
+    "web_begun": {"number": int, "service": str, "target": str},
+    "web_ended": {"number": int, "status": int, "results": int, "bytes": int, "duration_ms": int},
 }
 
 
@@ -50,63 +56,35 @@ class Asked(Struct, frozen=True):
     duration_ms: int = 0
 
 
-Told = Callable[[Asked], None]
+class WebAsked(Struct, frozen=True):
+    """One search or page. ``target`` is a provider of searches, or the host of the page."""
+
+    service: str
+    target: str
+    status: int = 0
+    results: int = 0
+    bytes: int = 0
+    duration_ms: int = 0
 
 
-class ModelLedger:
+Told = Callable[[Asked | WebAsked], None]
+
+
+class ModelLedger(GateRows):
     """Serves one gate. ``plan`` is the ``services`` part of gates.json."""
 
     def __init__(self, plan: Mapping[str, Any], told: Told) -> None:
-        self._granted = ServiceSet.of((one["provider"], one["pattern"]) for one in plan["models"])
-        self._providers = frozenset(one["provider"] for one in plan["models"])
+        self._granted = ServiceSet.of((one["provider"], one["pattern"]) for one in plan.get("models", ()))
+        self._providers = frozenset(one["provider"] for one in plan.get("models", ()))
+        web = plan.get("web") or WebSet().canonical()
+        self._web = WebSet.of(web["search"], web["fetch"])
         self._told = told
-        self._under_way: dict[int, Asked] = {}
-        self._own, self._gates = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (self._own, self._gates):
-            end.setblocking(False)
-
-    def close(self) -> None:
-        """Release both ends."""
-        self._own.close()
-        self._gates.close()
-
-    @property
-    def gate_end(self) -> int:
-        """The descriptor for the gate; ``started`` closes it here."""
-        return self._gates.fileno()
-
-    def fileno(self) -> int:
-        """Readable when there are rows."""
-        return self._own.fileno()
-
-    def started(self) -> None:
-        """The gate has its end: from now on, its death is the end of the line."""
-        self._gates.close()
-
-    def serve(self) -> errors.RunError | None:
-        """Write the rows that are there, a bounded number."""
-        for _ in range(_AT_ONCE):
-            try:
-                message = self._own.recv(MESSAGE_BYTES + 1)
-            except BlockingIOError:
-                return None
-            except OSError:
-                message = b""
-            if not message:
-                return errors.GateError("the model gate hung up")
-            if not self._one(message):
-                return errors.GateError("the model gate tells what it may not")
-        return None
+        self._under_way: dict[int, Asked | WebAsked] = {}
+        super().__init__(RowTerms("model", "tells what it may not", MESSAGE_BYTES, _AT_ONCE, self._one))
 
     def finish(self) -> None:
         """Write the rest, once the gate has ended: also the requests that it could not end."""
-        while True:
-            try:
-                message = self._own.recv(MESSAGE_BYTES + 1)
-            except OSError:
-                break
-            if not message or not self._one(message):
-                break
+        self.rest()
         while self._under_way:
             self._told(self._under_way.pop(next(iter(self._under_way))))
 
@@ -114,20 +92,29 @@ class ModelLedger:
         row = _row(message)
         if row is None:
             return False
-        kind = row.pop("kind")
-        number = row.pop("number")
-        if kind == "begun":
-            known = row["provider"] in self._providers and len(self._under_way) < _UNDER_WAY
-            listed = row["model"] == "" or self._granted.holds(row["provider"], row["model"])
-            if not known or not listed or number in self._under_way:
+        kind, number = row.pop("kind"), row.pop("number")
+        if kind in ("begun", "web_begun"):
+            begun = self._begun(row) if kind == "begun" else self._web_begun(row)
+            if begun is None or number in self._under_way or len(self._under_way) >= _UNDER_WAY:
                 return False
-            self._under_way[number] = Asked(**row)
+            self._under_way[number] = begun
             return True
-        begun = self._under_way.pop(number, None)
-        if begun is None or row["provider"] not in self._providers:
-            return False
-        self._told(Asked(model=begun.model, path=begun.path, stream=begun.stream, **row))
-        return True
+        asked = self._under_way.pop(number, None)
+        if kind == "ended" and isinstance(asked, Asked) and row["provider"] in self._providers:
+            self._told(Asked(model=asked.model, path=asked.path, stream=asked.stream, **row))
+            return True
+        if kind == "web_ended" and isinstance(asked, WebAsked):
+            self._told(WebAsked(asked.service, asked.target, **row))
+            return True
+        return False
+
+    def _begun(self, row: dict[str, Any]) -> Asked | None:
+        listed = row["model"] == "" or self._granted.holds(row["provider"], row["model"])
+        return Asked(**row) if row["provider"] in self._providers and listed else None
+
+    def _web_begun(self, row: dict[str, Any]) -> WebAsked | None:
+        held = {"search": self._web.searches, "fetch": self._web.holds}.get(row["service"])
+        return WebAsked(**row) if held is not None and held(row["target"]) else None
 
 
 def _row(message: bytes) -> dict[str, Any] | None:
@@ -137,7 +124,7 @@ def _row(message: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(row, dict):
         return None
-    shape: dict[str, type] | None = {"begun": _BEGUN, "ended": _ENDED}.get(str(row.get("kind")))
+    shape = _SHAPES.get(str(row.get("kind")))
     if shape is None or set(row) != {"kind", *shape}:
         return None
     fine = all(type(row[name]) is kind for name, kind in shape.items())

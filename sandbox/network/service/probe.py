@@ -1,4 +1,4 @@
-"""Ask a provider whether it answers with the operator's key: its list of models, from the host itself."""
+"""Ask a provider whether it answers with the operator's key: its list of models, or a search, from the host itself."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import json
 import ssl
 from collections.abc import Sequence
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from msgspec import Struct
 
 from sandbox.network.service.providers import SYSTEM_CA, Provider
+from sandbox.network.service.shapes import RefusedError
+from sandbox.network.service.web import search
 
 _PATHS: Final = {"ollama": "/api/tags"}
+_QUESTION: Final = search.Question("covenant", 1)
 _ANSWER_BYTES: Final = 4 << 20
 
 
@@ -33,7 +36,10 @@ def ask(provider: Provider, key: str, authorities: Sequence[str] = ()) -> Provid
     """
     if provider.kind == "mock":
         return ProviderStatus(works=True, status=200, models=0, says="answers, as every mock")
-    parts = urlsplit(provider.url)
+    parts, path, headers = urlsplit(provider.url), _PATHS.get(provider.kind, "/models"), _headers(provider, key)
+    if provider.searches:
+        call = search.call(provider.kind, _QUESTION, key)
+        path, headers = f"{call.path}?{urlencode(call.parameters)}", dict(call.headers)
     host, port = provider.address
     try:
         line: http.client.HTTPConnection
@@ -44,15 +50,18 @@ def ask(provider: Provider, key: str, authorities: Sequence[str] = ()) -> Provid
             line = http.client.HTTPSConnection(host, port, timeout=provider.timeout_seconds, context=context)
         else:
             line = http.client.HTTPConnection(host, port, timeout=provider.timeout_seconds)
-        line.request("GET", parts.path + _PATHS.get(provider.kind, "/models"), headers=_headers(provider, key))
+        line.request("GET", parts.path + path, headers=headers)
         found = line.getresponse()
         raw = found.read(_ANSWER_BYTES)
         line.close()
     except (OSError, http.client.HTTPException) as e:
         return ProviderStatus(works=False, status=0, models=0, says=f"does not answer: {str(e) or type(e).__name__}")
     if found.status != 200:
-        why = "refuses the key" if found.status in (401, 403) else "does not give its models"
+        gives = "does not search" if provider.searches else "does not give its models"
+        why = "refuses the key" if found.status in (401, 403) else gives
         return ProviderStatus(works=False, status=found.status, models=0, says=f"{why} (status {found.status})")
+    if provider.searches:
+        return _searched(provider, raw)
     try:
         document = json.loads(raw)
         listed = document.get("data", document.get("models"))
@@ -60,6 +69,14 @@ def ask(provider: Provider, key: str, authorities: Sequence[str] = ()) -> Provid
     except (ValueError, RecursionError, TypeError, AttributeError):
         return ProviderStatus(works=False, status=200, models=0, says="gives no list of models")
     return ProviderStatus(works=True, status=200, models=count, says=f"answers, with {count} models")
+
+
+def _searched(provider: Provider, raw: bytes) -> ProviderStatus:
+    try:
+        count = len(search.results(provider.kind, raw, _QUESTION.count))
+    except RefusedError:
+        return ProviderStatus(works=False, status=200, models=0, says="gives no list of results")
+    return ProviderStatus(works=True, status=200, models=0, says=f"answers a search, with {count} results")
 
 
 def _headers(provider: Provider, key: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The operator's providers of models: providers.toml, a file that only root can write.
+"""The operator's providers of models and searches: providers.toml, a file that only root can write.
 
     [providers.anthropic]
     kind = "anthropic"
@@ -7,6 +7,9 @@
     [providers.local]
     kind = "openai-compatible"
     endpoint = "http://127.0.0.1:8080/v1"
+
+    [fetch."wiki.example.com"]           # in place of what the resolver says of the name
+    connect = "10.0.0.5:443"
 
 The order of the tables is the order in which providers of one model are tried. Read from ``COVENANT_STATE``, else from
 /etc/covenant, as the supervisor's configuration is.
@@ -19,10 +22,11 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import pydantic
+from msgspec import Struct
 
 from policy import errors
 from policy.manifest import text
@@ -37,22 +41,55 @@ SYSTEM_CA: Final = config.SYSTEM_CA
 # The endpoint of each kind where the file names none; None where it must.
 ENDPOINTS: Final[Mapping[str, str | None]] = {
     "anthropic": "https://api.anthropic.com/v1",
+    "brave": "https://api.search.brave.com",
     "gemini": "https://generativelanguage.googleapis.com/v1beta",
     "mock": "http://127.0.0.1/v1",
     "ollama": "http://127.0.0.1:11434",
     "openai": "https://api.openai.com/v1",
     "openai-compatible": None,
+    "searxng": None,
+    "serpapi": "https://serpapi.com",
 }
-_KINDS_WITH_KEY = ("anthropic", "gemini", "openai")
+_KINDS_WITH_KEY = ("anthropic", "brave", "gemini", "openai", "serpapi")
+SEARCHES: Final = frozenset({"brave", "mock", "searxng", "serpapi"})
 
-Kind = Literal["anthropic", "gemini", "mock", "ollama", "openai", "openai-compatible"]
+Kind = Literal["anthropic", "brave", "gemini", "mock", "ollama", "openai", "openai-compatible", "searxng", "serpapi"]
+
+
+def _absolute(value: object) -> object:
+    path = Path(value) if isinstance(value, str) else value
+    if path is not None and (not isinstance(path, Path) or not path.is_absolute() or ".." in path.parts):
+        raise ValueError("must be an absolute path without `..`")
+    return path
+
+
+CaFile = Annotated[Path, pydantic.BeforeValidator(_absolute)]
+
+
+class PageHost(pydantic.BaseModel):
+    """One host of pages, as the operator says: ``connect`` is where it is, ``ca`` its file of certificates.
+
+    With ``mock`` its pages are made up, for trials. The operator's place may be private; no other may.
+    """
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    connect: Annotated[str, pydantic.Field(pattern=r"^(?:[A-Za-z0-9.-]+:[0-9]{1,5})?$")] = ""
+    ca: CaFile | None = None
+    mock: bool = False
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        host, _, port = self.connect.rpartition(":")
+        return host, int(port)
 
 
 class Provider(pydantic.BaseModel):
     """One provider. ``secret`` names its key in the vault; ``ca`` is a file of certificates in place of the system's.
 
     ``timeout_seconds`` bounds the wait for a connection and for each next part of an answer. Prices are in credits for
-    a million tokens; 0 counts tokens and charges nothing.
+    a million tokens, ``request_price`` is for one search; 0 counts and charges nothing.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -61,17 +98,10 @@ class Provider(pydantic.BaseModel):
     endpoint: str = ""
     secret: Annotated[str, pydantic.Field(pattern=f"^(?:{CREDENTIAL_NAME})?$")] = ""
     timeout_seconds: int = pydantic.Field(default=120, ge=1, le=3600)
-    ca: Path | None = None
+    ca: CaFile | None = None
     input_price: int = pydantic.Field(default=0, ge=0, le=10**12)
     output_price: int = pydantic.Field(default=0, ge=0, le=10**12)
-
-    @pydantic.field_validator("ca", mode="before")
-    @classmethod
-    def _absolute(cls, value: object) -> object:
-        path = Path(value) if isinstance(value, str) else value
-        if path is not None and (not isinstance(path, Path) or not path.is_absolute() or ".." in path.parts):
-            raise ValueError("must be an absolute path without `..`")
-        return path
+    request_price: int = pydantic.Field(default=0, ge=0, le=10**12)
 
     @pydantic.model_validator(mode="after")
     def _reachable(self) -> Provider:
@@ -95,6 +125,16 @@ class Provider(pydantic.BaseModel):
         return (self.endpoint or ENDPOINTS[self.kind] or "").rstrip("/")
 
     @property
+    def searches(self) -> bool:
+        """Whether it answers searches."""
+        return self.kind in SEARCHES
+
+    @property
+    def answers(self) -> bool:
+        """Whether it has models."""
+        return self.kind == "mock" or not self.searches
+
+    @property
     def tls(self) -> bool:
         """Whether it is reached by TLS."""
         return self.url.startswith("https:")
@@ -113,43 +153,79 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+class Operators(Struct, frozen=True):
+    """All of providers.toml: the providers by name in the order of the file, and the hosts of pages."""
+
+    providers: Mapping[str, Provider]
+    pages: Mapping[str, PageHost]
+
+
 def load(state: Path) -> dict[str, Provider]:
     """Return the providers by name, in the order of the file. No file is no provider.
 
     Raises:
-        errors.ConfigError: Raised when the file is malformed, too large, or writable by others.
+        errors.ConfigError: The file is malformed, too large, or writable by others.
+    """
+    return dict(load_all(state).providers)
+
+
+def load_all(state: Path) -> Operators:
+    """Return the whole file. No file is no provider.
+
+    Raises:
+        errors.ConfigError: The file is malformed, too large, or writable by others.
     """
     for path in (state / FILE, SYSTEM_FILE):
         raw = config.read_private(path)
         if raw is not None:
-            return parse(raw, file=str(path))
-    return {}
+            return parse_all(raw, file=str(path))
+    return Operators({}, {})
 
 
 def parse(raw: bytes, *, file: str) -> dict[str, Provider]:
+    """Parse the providers of a providers.toml; ``file`` is its name in errors.
+
+    Raises:
+        errors.ConfigError: The bytes are none.
+    """
+    return dict(parse_all(raw, file=file).providers)
+
+
+def parse_all(raw: bytes, *, file: str) -> Operators:
     """Parse a providers.toml; ``file`` is its name in errors.
 
     Raises:
-        errors.ConfigError: Raised when the bytes are none.
+        errors.ConfigError: The bytes are none.
     """
     try:
         document: dict[str, Any] = tomllib.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as e:
         raise errors.ConfigError(f"providers are not valid TOML: {text.visible(str(e))}", where=file) from e
-    tables = document.get("providers", {})
-    if set(document) - {"providers"} or not isinstance(tables, dict):
-        raise errors.ConfigError("only [providers.NAME] tables are known", where=file)
-    found = {}
-    for name, table in tables.items():
-        if not re.fullmatch(PROVIDER, name) or not isinstance(table, dict):
-            raise errors.ConfigError(
-                f"provider `{text.visible(name)}` is no table of a-z 0-9 _ -", hint="write [providers.NAME]", where=file
-            )
-        try:
-            found[name] = Provider(**table)
-        except pydantic.ValidationError as e:
-            first = e.errors(include_url=False, include_context=False)[0]
-            key = text.visible(".".join(("providers", name, *(str(part) for part in first["loc"]))))
-            message = first["msg"].removeprefix("Value error, ").lower()
-            raise errors.ConfigError(f"`{key}`: {message}", where=file) from e
-    return found
+    tables, pages = document.get("providers", {}), document.get("fetch", {})
+    if set(document) - {"providers", "fetch"} or not isinstance(tables, dict) or not isinstance(pages, dict):
+        raise errors.ConfigError('only [providers.NAME] and [fetch."HOST"] tables are known', where=file)
+    return Operators(
+        {name: _table(Provider, "providers", name, table, file) for name, table in tables.items()},
+        {host: _table(PageHost, "fetch", host, table, file) for host, table in pages.items()},
+    )
+
+
+_Table = TypeVar("_Table", bound=pydantic.BaseModel)
+_NAMES: Final = {
+    "providers": (PROVIDER, "NAME", "a-z 0-9 _ -"),
+    "fetch": (r"[a-z0-9.-]{1,253}", '"HOST"', "a-z 0-9 . -"),
+}
+
+
+def _table(kind: type[_Table], part: str, name: str, table: object, file: str) -> _Table:
+    form, shown, letters = _NAMES[part]
+    if not re.fullmatch(form, name) or not isinstance(table, dict):
+        message = f"{part} `{text.visible(name)}` is no table of {letters}"
+        raise errors.ConfigError(message, hint=f"write [{part}.{shown}]", where=file)
+    try:
+        return kind(**table)
+    except pydantic.ValidationError as e:
+        first = e.errors(include_url=False, include_context=False)[0]
+        key = text.visible(".".join((part, name, *(str(part) for part in first["loc"]))))
+        message = first["msg"].removeprefix("Value error, ").lower()
+        raise errors.ConfigError(f"`{key}`: {message}", where=file) from e

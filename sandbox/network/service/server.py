@@ -30,6 +30,8 @@ from sandbox.network.service.relay import AnswerRelay
 from sandbox.network.service.shapes import ModelCall, RefusedError, Shape
 from sandbox.network.service.upstream import Connector, ProviderClient, ProviderPeer
 from sandbox.network.service.usage import BYTES_PER_TOKEN
+from sandbox.network.service.web.server import NAMES as WEB_NAMES
+from sandbox.network.service.web.server import WebServer
 
 BODY_BYTES: Final = 16 << 20
 _HEADER_BYTES: Final = 16 * 1024
@@ -50,19 +52,22 @@ class ServiceServer:
         self._names = frozenset(plan["names"])
         self._agent = str(plan["agent"])
         self._book = Book(gate.fds["usage"])
-        models = [(one["provider"], one["pattern"]) for one in plan["models"]]
+        models = [(one["provider"], one["pattern"]) for one in plan.get("models", ())]
         self._granted = ServiceSet.of(models)
-        self._most: int | None = plan["max_output_tokens"]
-        self._limits = ModelLimits(plan["requests_per_minute"], plan["tokens_per_hour"], clock=time.monotonic)
+        self._most: int | None = plan.get("max_output_tokens")
+        self._limits = ModelLimits(plan.get("requests_per_minute"), plan.get("tokens_per_hour"), clock=time.monotonic)
         peers = [ProviderPeer(number, **one) for number, one in enumerate(plan["providers"])]
         self._upstreams = {peer.name: ProviderClient(connector, peer) for peer in peers}
         self._busy = 0
+        self.web = WebServer(gate, connector, self._upstreams, self._book)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
         shape: Shape = "openai"
         try:
-            self._frame(request)
+            name = self._frame(request)
+            if name in WEB_NAMES:
+                return await self.web.answer(name, request)
             path, only = self._place(request)
             found, named = shapes.route(request.method, path, anthropic="anthropic-version" in request.headers)
             shape = found.shape
@@ -82,8 +87,8 @@ class ServiceServer:
 
     # --- (1) ------------------------------------------------------------------------------------------------
 
-    def _frame(self, request: web.BaseRequest) -> None:
-        """Refuse what could be understood in two ways, or is meant for another server."""
+    def _frame(self, request: web.BaseRequest) -> str:
+        """Refuse what could be understood in two ways, or is meant for another server. Returns the name asked."""
         if request.remote != self._agent:
             raise RefusedError(403, "frame_refused", "this is not the agent's address")
         if not request.raw_path.startswith("/") or request.version != (1, 1):
@@ -99,6 +104,7 @@ class ServiceServer:
             raise RefusedError(400, "frame_refused", "a body has one length")
         if self._busy >= AT_ONCE:
             raise RefusedError(429, "limit", f"more than {AT_ONCE} requests at once", retry_seconds=1)
+        return hosts[0].lower().removesuffix(":80")
 
     def _place(self, request: web.BaseRequest) -> tuple[str, str]:
         """The path of the operation, and the provider that it names before that, if any."""
@@ -133,7 +139,7 @@ class ServiceServer:
         spoken = [
             one
             for one in self._upstreams.values()
-            if call.route.shape in shapes.SPOKEN[one.peer.kind] and only in ("", one.peer.name)
+            if call.route.shape in shapes.SPOKEN.get(one.peer.kind, ()) and only in ("", one.peer.name)
         ]
         if call.route.operation == "version":
             return spoken[:1]
@@ -201,7 +207,7 @@ class ServiceServer:
         spoken = {
             peer.name
             for peer in (one.peer for one in self._upstreams.values())
-            if call.route.shape in shapes.SPOKEN[peer.kind] and only in ("", peer.name)
+            if call.route.shape in shapes.SPOKEN.get(peer.kind, ()) and only in ("", peer.name)
         }
         names = sorted({model for provider, model in self._granted.models if provider in spoken and model[-1] != "*"})
         return web.Response(body=shapes.listing(call.route.shape, names), content_type="application/json")
@@ -234,7 +240,7 @@ async def _serve(gate: GateInput) -> None:
     await _warm(runner)
     listener = socket.socket(fileno=gate.fds["listener"])
     gate.seal()
-    server.denied = gate.denied
+    server.denied = server.web.denied = gate.denied
     connector.start(asyncio.get_running_loop())
     await web.SockSite(runner, listener).start()
     await asyncio.Event().wait()

@@ -7,6 +7,7 @@ provider's key is added here, to a request of which nothing but the judged parts
 from __future__ import annotations
 
 import asyncio
+import encodings.idna  # noqa: F401 - the ssl module asks for it by name, once the gate can open no file
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
@@ -54,8 +55,8 @@ class Connector:
         """Begin to take its answers."""
         loop.add_reader(self._line.fileno(), self._answers)
 
-    async def connect(self, number: int) -> socket.socket:
-        """Return a socket that is connected to provider ``number``.
+    async def connect(self, number: int, host: str = "") -> socket.socket:
+        """Return a socket that is connected to provider ``number``, or to ``host`` where it is ``BY_NAME``.
 
         Raises:
             OSError: there is no connection.
@@ -65,7 +66,7 @@ class Connector:
         found: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
         self._waiting[ident] = found
         try:
-            self._line.send(connector_wire.REQUEST.pack(ident, number))
+            self._line.send(connector_wire.REQUEST.pack(ident, number) + host.encode("ascii"))
             return await found
         finally:
             del self._waiting[ident]
@@ -153,6 +154,27 @@ class ProviderClient:
         return await self._session.request(
             method, url, params=dict(query) or None, headers=sent, data=body or None, allow_redirects=False
         )
+
+    async def get(
+        self, path: str, parameters: Mapping[str, str], headers: Mapping[str, str], most: int
+    ) -> tuple[int, bytes]:
+        """Return status and body of what is at a path, of at most so many bytes.
+
+        Raises:
+            aiohttp.ClientError, TimeoutError: Raised when the provider cannot be reached, or does not answer.
+            ValueError: Raised when the answer is longer, or compressed.
+        """
+        sent = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "covenant", **headers}
+        url = yarl.URL(self.peer.url + path, encoded=True)
+        async with self._session.get(url, params=dict(parameters), headers=sent, allow_redirects=False) as response:
+            if response.headers.get("Content-Encoding", "identity") != "identity":
+                raise ValueError("the answer is compressed")
+            data = bytearray()
+            async for chunk in response.content.iter_any():
+                data += chunk
+                if len(data) > most:
+                    raise ValueError(f"the answer has over {most} bytes")
+            return response.status, bytes(data)
 
 
 def _key(peer: ProviderPeer) -> dict[str, str]:

@@ -15,7 +15,7 @@ from policy.grants.network import Network
 from policy.grants.paths import MODES as FILESYSTEM_MODES
 from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import PublishSet, ServiceSet
+from policy.grants.services import PublishSet, ServiceSet, WebSet
 from policy.grants.sets.access import PROTOCOLS
 from policy.grants.sets.domain import NameSet
 from policy.grants.skill_rules import ToolCondition
@@ -106,6 +106,11 @@ inject_rules = st.builds(
     request_paths,
 )
 injected = st.lists(inject_rules, max_size=4).map(InjectSet.of) | st.just(InjectSet.top())
+searchers = st.lists(st.sampled_from(["p", "q", "r"]), max_size=3)
+page_hosts = st.lists(
+    st.sampled_from(["a.example.com", "*.example.com", "*.a.example.com", "b.test", "*.test"]), max_size=4
+)
+webs = st.builds(WebSet.of, searchers, page_hosts, ceilings, ceilings, ceilings) | st.just(WebSet.top())
 
 # A small order of roles: low is below left and right, which are below high.
 BELOW = {
@@ -130,6 +135,7 @@ BY_DOMAIN = {
     "services": services,
     "publish": published,
     "inject": injected,
+    "web": webs,
 }
 assert tuple(BY_DOMAIN) == tuple(DOMAINS)
 effectives = st.builds(Effective, **BY_DOMAIN)

@@ -53,6 +53,12 @@ def _spawns(value: Spawning, point: tuple[int, int, str]) -> bool:
     return within and ON_PARENT_EXIT.index(fate) <= ON_PARENT_EXIT.index(value.on_parent_exit)
 
 
+def _reads(value: Any, point: Any) -> bool:
+    provider, host, number = point
+    searched = value.searches(provider) and _bounded(value.searches_per_minute, number)
+    return searched and value.holds(host) and _bounded(value.fetches_per_minute, number)
+
+
 contents = st.sampled_from(["a1" * 32, "b2" * 32, "c3" * 32])
 # Domain -> its points, and a predicate that says whether a value allows one.
 POINTS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any, Any], bool]]] = {
@@ -86,6 +92,12 @@ POINTS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any, Any], bool]]] = {
             st.sampled_from(["/", "/a", "/a/", "/a/b", "/ab", "/b", "/b/c"]),
         ),
         lambda value, point: any(rule.covers(point) for rule in value.rules),
+    ),
+    "web": (
+        st.tuples(
+            st.sampled_from(["p", "q", "s"]), st.sampled_from(["a.example.com", "x.a.example.com", "b.test"]), amounts
+        ),
+        _reads,
     ),
     "spawning": (st.tuples(amounts, amounts, st.sampled_from(ON_PARENT_EXIT)), _spawns),
 }
