@@ -146,6 +146,26 @@ def questions() -> None:
     covenant("policy", "prove", str(out.relative_to(ROOT)), expect=3)
 
 
+# --- models, searches and pages without a key inside -----------------------------------------------------
+
+MOCKS = """[providers.local]
+kind = "mock"
+
+[fetch."mock.example"]
+mock = true
+"""
+
+
+def research() -> None:
+    """An agent without a network answers with sources, by the operator's mocks, and the log counts what it asked."""
+    place = HOME / "supervisor" / "providers.toml"
+    place.write_text(MOCKS)
+    place.chmod(0o600)
+    print(f"\n{place.relative_to(ROOT)}:\n{MOCKS}", end="")
+    covenant("run", "agents/research", "what is a seccomp filter")
+    covenant("models", "usage")
+
+
 # --- hostile agents -----------------------------------------------------------------------------------
 
 
@@ -229,6 +249,8 @@ def main() -> int:
         covenant("run", "agents/librarian", "which package mentions seccomp")
         covenant("run", "agents/wordcount", "the quick brown fox jumps over the lazy dog")
         covenant("run", "agents/checksum", "the quick brown fox", "--json")
+        heading("a model, searches and pages, without a network or a key inside")
+        research()
         heading("what was not signed does not start")
         refusals()
         heading("hostile agents, each beside its control")
