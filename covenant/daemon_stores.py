@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,7 +12,7 @@ from typing import Any, Final
 import anyio
 import anyio.to_thread
 
-from covenant.handlers import routes
+from covenant.handlers import billing, routes
 from covenant.handlers.server import Server
 from covenant.handlers.state.ignore_rules import IgnoreSet
 from covenant.handlers.state.secret_source import InMemorySecrets
@@ -84,6 +85,7 @@ async def opened(settings: Settings, *, clock: Callable[[], int] = now_ms) -> As
         mailbox = closing("mailbox", await DurableMailbox.open(home, now_ms=steady))
         peers = closing("peers", await DurablePeers.open(home / "peers", identity.agent, steady))
         budget = closing("budget", await DurableBudgetLedger.open(home / "budget" / "ledger.jsonl", steady))
+        runtime.supervised.allow(functools.partial(billing.allowance, budget))
         checkpoints = closing(
             "checkpoints", await DurableCheckpoints.open(home / "budget" / "checkpoints.jsonl", steady)
         )

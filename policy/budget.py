@@ -136,11 +136,12 @@ class Prices(Struct, frozen=True):
 
 
 class BudgetUsage(Struct, frozen=True):
-    """The measured use of a run up to a moment."""
+    """The measured use of a run up to a moment. ``credits`` are the prices of what it asked at its service gate."""
 
     cpu_ms: int = 0
     memory_byte_ms: int = 0
     wall_ms: int = 0
+    credits: int = 0
 
     @classmethod
     def of_peak(cls, *, cpu_ms: int, memory_peak_bytes: int, wall_ms: int) -> BudgetUsage:
@@ -159,7 +160,8 @@ def parts_used(usage: BudgetUsage, prices: Prices) -> int:
 
 def cost(usage: BudgetUsage, prices: Prices) -> int:
     """Return the cost of a run in whole credits, rounded up: at least its reservation."""
-    return min(max(DISPATCH_CREDITS, -(-parts_used(usage, prices) // prices.parts)), U64_MAX)
+    measured = max(DISPATCH_CREDITS, -(-parts_used(usage, prices) // prices.parts))
+    return min(measured + usage.credits, U64_MAX)
 
 
 def storage_cost(stored_bytes: int, prices: Prices) -> int:

@@ -57,7 +57,8 @@ def told(request: Document, *lines: bytes, **fields: Any) -> dict[str, Any]:
     for number, line in enumerate(lines):
         anchor, head = head.advance(line, event_id=json.loads(line)["id"], timestamp_ms=number)
         rows.append([anchor.decode(), line.decode()])
-    family = {"runs": 1, "unended": 0, "uncounted": 0, "cpu_ms": 20, "memory_byte_ms": 30 << 20, "wall_ms": 30}
+    used = {"cpu_ms": 20, "memory_byte_ms": 30 << 20, "wall_ms": 30, "credits": 0}
+    family = {"runs": 1, "unended": 0, "uncounted": 0, **used}
     return {"kind": "rows", "origin": ORIGIN, "rows": rows, "left_out": 0, "whole": True, "family": family, **fields}
 
 

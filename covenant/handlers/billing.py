@@ -18,6 +18,7 @@ from covenant.runtime.packages import Card
 from covenant.runtime.runner import Spent, Usage
 from covenant.runtime.supervisor_report import SupervisorReport
 from covenant.stores.audit.interface import AuditEntry
+from covenant.stores.budget.interface import BudgetLedger
 from covenant.wire.types import AgentId, SettlementReceipt
 from policy import base58, budget
 from policy.data import price_table
@@ -66,6 +67,16 @@ async def reserve(server: Server, caller: Caller, card: Card | None, intent_id: 
         await server.audit.append_all(rows)
     await server.budget.try_debit(agent, reserved.credits, intent_id, submitter=caller.agent)
     return reserved
+
+
+def allowance(ledger: BudgetLedger, card: Card) -> int | None:
+    """Return the credits that a run may spend at its service gate: what its agent has left, None without a budget.
+
+    Runs of one agent that live at once may each spend it: what is too much is owed.
+    """
+    if not card.manifest.settlement.budget_credits_per_hour:
+        return None
+    return ledger.tokens(budget_of(card.id)) or 0
 
 
 def cost(usage: Usage, family: SupervisorReport | None = None) -> int:

@@ -67,7 +67,12 @@ class Supervised:
         operator: str = "",
     ) -> None:
         self._connect, self._now_ms, self._grace_ms = connect, now_ms, grace_ms
+        self._allowance: Callable[[Card], int | None] = lambda card: None
         self._places = fair_share.Shares(most, operator=operator)
+
+    def allow(self, allowance: Callable[[Card], int | None]) -> None:
+        """Hold runs to ``allowance``: the credits that one may spend at its service gate, None without a budget."""
+        self._allowance = allowance
 
     async def run(self, card: Card, intent: Intent, *, caller: AgentId, deadline: int | None) -> RunResult:
         """As ``runner.Runner``. The supervisor identifies us by peer credentials, and ``caller`` as the user we act
@@ -133,6 +138,9 @@ class Supervised:
         self, card: Card, intent: Intent, caller: AgentId, deadline: int | None, beside: list[dict[str, Any]]
     ) -> dict[str, Any]:
         optional = {} if deadline is None else {"timeout_ms": max(1, deadline - self._now_ms())}
+        credits_ = self._allowance(card)
+        if credits_ is not None:
+            optional["credits"] = credits_
         with packages.opened(card) as directory:
             return await self._ask(
                 "run",

@@ -34,7 +34,7 @@ class Family:
     """The usage of a run and all its descendants that had ended at the reply.
 
     ``runs`` were started, ``unended`` of them had not ended, and for ``uncounted`` some usage is missing from the sums.
-    Memory is the peak of each run, over its time.
+    Memory is the peak of each run, over its time; ``credits`` are the prices of what was asked at service gates.
     """
 
     runs: int
@@ -43,6 +43,7 @@ class Family:
     cpu_ms: int
     memory_byte_ms: int
     wall_ms: int
+    credits: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,4 +126,5 @@ def billed(usage: Usage, told: SupervisorReport | None) -> budget.BudgetUsage:
         max(own.cpu_ms, family.cpu_ms),
         max(own.memory_byte_ms, family.memory_byte_ms),
         max(own.wall_ms, family.wall_ms),
+        family.credits,
     )

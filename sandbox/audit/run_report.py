@@ -34,8 +34,9 @@ class RunReport:
     """Rows with their anchors, both unchanged from the log, and the resources that the family used.
 
     ``runs`` counts the started runs, ``unended`` those without an end yet. ``uncounted`` counts ended runs whose usage
-    is partly missing in the sums: this machine does not count it, or the counting process was killed. ``whole`` says
-    that the log was read from the first row of the family to the end.
+    is partly missing in the sums: this machine does not count it, or the counting process was killed. ``credits`` are
+    the prices of requests at service gates. ``whole`` says that the log was read from the first row of the family to
+    the end.
     """
 
     rows: list[tuple[bytes, bytes | None]] = field(default_factory=list)
@@ -46,6 +47,7 @@ class RunReport:
     cpu_ms: int = 0
     memory_byte_ms: int = 0
     wall_ms: int = 0
+    credits: int = 0
     whole: bool = True
 
     def document(self, origin: str) -> dict[str, Any]:
@@ -66,6 +68,7 @@ class RunReport:
                 "cpu_ms": min(self.cpu_ms, _U64_MAX),
                 "memory_byte_ms": min(self.memory_byte_ms, _U64_MAX),
                 "wall_ms": min(self.wall_ms, _U64_MAX),
+                "credits": min(self.credits, _U64_MAX),
             },
         }
 
@@ -163,6 +166,8 @@ class RunReportReader:
             found.cpu_ms += used["cpu_ms"] or 0
             found.memory_byte_ms += (used["memory_peak_bytes"] or 0) * wall_ms
             found.wall_ms += wall_ms
+        elif kind in ("model_asked", "web_asked"):
+            found.credits += json.loads(line)["kind"]["credits"]
 
 
 class _Kept:

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from policy import clocks, contract, decide, errors
 from policy.compile import mounts
@@ -28,7 +28,7 @@ from policy.signing import authority, trust
 from sandbox import config as configuration
 from sandbox.audit.denials import DenialLog
 from sandbox.audit.run_events import RunEvents
-from sandbox.broker import delegation, server
+from sandbox.broker import children, delegation, server
 from sandbox.control import revocation, revocation_watch, succession, tree_kill
 from sandbox.host import facts
 from sandbox.kernel.runsc import command
@@ -119,6 +119,7 @@ class RunContext:
         self.reached = Reached()
         self.secrets: gvisor.Secrets | None = None
         self.below_ms: list[int] = []
+        self.spent_credits = 0
         self._root_version: int | None = None
 
     @property
@@ -328,7 +329,7 @@ class RunContext:
             denied=self.denials.told,
             used=self.below_ms.append,
             grace_seconds=dependencies.config.grace_seconds,
-            start=None if start is None else functools.partial(start, request),
+            start=None if start is None else self._start_child,
             keep=(*dependencies.below, *(() if request.children is None else (request.children,))),
             alive=None if self.child is None else self.child.child_request.alive,
         )
@@ -354,7 +355,18 @@ class RunContext:
             return None
         from sandbox.lifecycle import model_terms
 
-        return model_terms.of(decision, self.dependencies.config, self.rows)
+        return model_terms.of(decision, self.dependencies.config, self.rows, self.request.credits, self._spend)
+
+    def _spend(self, credits_: int) -> None:
+        self.spent_credits += credits_
+
+    def _start_child(self, child_request: children.ChildRequest, say: children.Say) -> None:
+        """Start a child, which may spend what is left of the run's credits. Called in the child's own process."""
+        start, request = self.dependencies.start_child, self.request
+        assert start is not None
+        if request.credits is not None:
+            request = structs.replace(request, credits=max(0, request.credits - self.spent_credits))
+        start(request, child_request, say)
 
     def publish(self, decision: decide.Decision) -> publish_gate.PublishTerms | None:
         """Return the terms of the run's published ports: the caller's rights, and the rows of the log."""

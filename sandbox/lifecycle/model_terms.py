@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import structs
 
@@ -12,16 +12,16 @@ from policy.decide import Decision
 from policy.manifest.services import PROVIDERS_ID
 from sandbox.audit.run_events import RunEvents
 from sandbox.config import Config
-from sandbox.network.service import gate, providers
+from sandbox.network.service import gate, limits, providers
 from sandbox.network.service.ledger import Asked, WebAsked
 from sandbox.network.service.providers import Provider
 from sandbox.vault.open import configured
 
-_MILLION = 1_000_000
 
-
-def of(decision: Decision, config: Config, rows: RunEvents) -> gate.Terms:
-    """Return the terms of one run.
+def of(
+    decision: Decision, config: Config, rows: RunEvents, credits_: int | None, spent: Callable[[int], None]
+) -> gate.Terms:
+    """Return the terms of one run, which may spend ``credits_``. ``spent`` is called with the price of each request.
 
     Raises:
         errors.VaultError: a key cannot be had, with the verb that puts it there.
@@ -31,9 +31,8 @@ def of(decision: Decision, config: Config, rows: RunEvents) -> gate.Terms:
     operators = providers.load_all(config.state)
     granted = {name: one for name, one in operators.providers.items() if name in named}
     pages = {host: one for host, one in operators.pages.items() if effective.web.holds(host)}
-    return gate.Terms(
-        granted, keys(granted, config), functools.partial(_told, granted, rows), config.tls.further(), pages
-    )
+    told = functools.partial(_told, granted, rows, spent)
+    return gate.Terms(granted, keys(granted, config), told, config.tls.further(), pages, credits_)
 
 
 def keys(granted: Mapping[str, Provider], config: Config) -> dict[str, str]:
@@ -57,15 +56,14 @@ def keys(granted: Mapping[str, Provider], config: Config) -> dict[str, str]:
     return found
 
 
-def _told(granted: Mapping[str, Provider], rows: RunEvents, asked: Asked | WebAsked) -> None:
+def _told(
+    granted: Mapping[str, Provider], rows: RunEvents, spent: Callable[[int], None], asked: Asked | WebAsked
+) -> None:
     if isinstance(asked, Asked):
-        rows.model_asked(structs.asdict(asked), price(granted[asked.provider], asked))
-        return
-    charged = granted[asked.target].request_price if asked.service == "search" and asked.status == 200 else 0
-    rows.web_asked(structs.asdict(asked), charged)
-
-
-def price(provider: Provider, asked: Asked) -> int:
-    """Return the price of a request in credits, rounded up."""
-    total = asked.input_tokens * provider.input_price + asked.output_tokens * provider.output_price
-    return -(-total // _MILLION)
+        one = granted[asked.provider]
+        cost = limits.price(asked.input_tokens, asked.output_tokens, one.input_price, one.output_price)
+        rows.model_asked(structs.asdict(asked), cost)
+    else:
+        cost = granted[asked.target].request_price if asked.service == "search" and asked.status == 200 else 0
+        rows.web_asked(structs.asdict(asked), cost)
+    spent(cost)

@@ -40,6 +40,7 @@ class Request(Struct, frozen=True):
     - ``caller`` are the caller's ends of a stream session. Its agent has no intent, and ``text`` is empty.
     - ``workspace`` is the directory that the caller gives to the agent, for a manifest with ``[workspace]``.
     - ``uid`` is that of the caller, by the kernel: it may use its own volumes, and root all of them.
+    - ``credits`` is what the run and its children may spend at their service gates, None for no limit.
     - ``live`` takes the first lines of stderr as they come, for a client that shows them. A child has none.
     """
 
@@ -62,6 +63,7 @@ class Request(Struct, frozen=True):
     workspace: GivenDirectory | None = None
     live: Callable[[str], None] | None = None
     uid: int = 0
+    credits: int | None = None
 
     @property
     def reads(self) -> Mapping[str, str]:

@@ -89,7 +89,9 @@ def opened(
     with namespaces.made() as made:
         namespaces.connect(made)
         namespaces.open_link(made)
-        terms = gate.Terms(found.providers, keys or {}, asked.append, pages=found.pages)
+        terms = gate.Terms(
+            found.providers, keys or {}, asked.append, pages=found.pages, credits=plan.pop("credits", None)
+        )
         with gate.open({**PLAN, **plan}, terms, inside=made.inside, denied=told.append) as opened_gate:
             for one in opened_gate.processes:
                 one.ready(120)

@@ -115,6 +115,25 @@ def test_tokens_are_overrun_by_one_request_at_most(pair: tuple[Provider, Provide
         assert sum(one.input_tokens + one.output_tokens for one in gated.asked) == 54
 
 
+def test_credits_are_overrun_by_one_request_at_most(pair: tuple[Provider, Provider]) -> None:
+    """Each answer is 11 tokens in and 7 out, 36 credits: the third crosses 100, also when twenty come at once."""
+    pair[0].gap_seconds = 0.05
+    prices = "input_price = 2_000_000\noutput_price = 2_000_000\n"
+    priced = text(pair[0].url, pair[1].url).replace("timeout_seconds = 5\n", prices)
+    with (
+        gated_models.opened(priced, models=GRANTED, credits=100) as gated,
+        concurrent.futures.ThreadPoolExecutor(20) as pool,
+    ):
+        found = [one.result() for one in [pool.submit(ask, gated) for _ in range(20)]]
+        statuses = [status for status, _ in found]
+        assert (statuses.count(200), statuses.count(429)) == (3, 17)
+        refused = next(document for status, document in found if status == 429)
+        assert "the budget of this run is spent: 108 of 100 credits" in refused["error"]["message"]
+        assert ask(gated, "/second/v1/chat/completions")[0] == 200  # it has no price
+        gated.look()
+        assert sum(one.input_tokens + one.output_tokens for one in gated.asked if one.provider == "first") == 54
+
+
 def test_answer_is_bounded_at_the_provider(pair: tuple[Provider, Provider]) -> None:
     with gated_models.opened(text(pair[0].url, pair[1].url), models=GRANTED, max_output_tokens=7) as gated:
         ask(gated)

@@ -26,7 +26,7 @@ def entries(found: SupervisorReport, intent_id: str, caller: Caller, *, run_id: 
         made.append(_missing(intent_id, caller, found.missing, found=found, run_id=run_id))
     family = found.family
     if family is not None and (family.runs > 1 or family.unended or family.uncounted):
-        used = {name: getattr(family, name) for name in Family.__slots__}
+        used = {name: getattr(family, name) for name in Family.__slots__ if name != "credits"}
         made.append(AuditEntry("family_usage", {"intent_id": intent_id, "run_id": run_id, **used}, caller.agent))
     return made
 

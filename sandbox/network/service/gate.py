@@ -57,7 +57,7 @@ class Terms(Struct, frozen=True):
 
     ``told`` is called with each request that was passed on. ``authorities`` are files that are believed beside the
     system's, for a provider that names no file of its own. ``pages`` are the operator's words about hosts of
-    pages.
+    pages, ``credits`` what the run may spend, None for no limit.
     """
 
     providers: Mapping[str, Provider]
@@ -65,6 +65,7 @@ class Terms(Struct, frozen=True):
     told: Told
     authorities: Sequence[str] = ()
     pages: Mapping[str, PageHost] = msgspec.field(default_factory=dict)
+    credits: int | None = None
 
     def peers(self) -> list[dict[str, Any]]:
         """The providers as the gate's process has them (upstream.ProviderPeer), without their numbers."""
@@ -77,6 +78,9 @@ class Terms(Struct, frozen=True):
                 "timeout_seconds": one.timeout_seconds,
                 "ca": str(one.ca or SYSTEM_CA),
                 "authorities": [] if one.ca else list(self.authorities),
+                "input_price": one.input_price,
+                "output_price": one.output_price,
+                "request_price": one.request_price,
             }
             for name, one in self.providers.items()
         ]
@@ -160,6 +164,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                     "providers": terms.peers(),
                     "pages": {host: {"ca": str(one.ca or ""), "mock": one.mock} for host, one in terms.pages.items()},
                     "system_ca": str(SYSTEM_CA),
+                    "credits": terms.credits,
                 },
                 fds={"listener": listener.fileno(), "connector": near.fileno(), "usage": ledger.gate_end, **reads},
                 calls=CALLS,

@@ -1,4 +1,4 @@
-"""The limits of a run's requests to models: requests in a minute, tokens in an hour.
+"""The limits of a run's requests to its services: requests in a minute, tokens in an hour, credits in all.
 
 At most one request overruns a limit. A request that may cross it waits for the others that are under way, so that no
 two cross it together.
@@ -69,6 +69,48 @@ class ModelLimits:
     def _forget(self) -> None:
         while self._used and self._used[0][0] <= self._clock() - HOUR:
             self._sum -= self._used.popleft()[1]
+
+
+def price(inward: int, outward: int, input_price: int, output_price: int) -> int:
+    """Return the credits for tokens in and out, rounded up; prices are for a million."""
+    return -(-(inward * input_price + outward * output_price) // 1_000_000)
+
+
+class CreditLimit:
+    """The credits that a run may spend; None for no limit. One request at most goes beyond it, as with tokens."""
+
+    def __init__(self, credits_: int | None) -> None:
+        self._limit = credits_
+        self._spent = self._reserved = 0
+        self._changed = asyncio.Condition()
+
+    async def begin(self, most: int | None) -> int:
+        """Wait for the turn of a request that costs at most so much, None for no bound. Returns what it has reserved.
+
+        Raises:
+            RefusedError: Raised when the credits are spent.
+        """
+        if self._limit is None or most == 0:
+            return 0
+        wanted = self._limit if most is None else most
+        async with self._changed:
+            while True:
+                if self._spent >= self._limit:
+                    message = f"the budget of this run is spent: {self._spent} of {self._limit} credits"
+                    raise RefusedError(429, "limit", message)
+                if not self._reserved or self._spent + self._reserved + wanted <= self._limit:
+                    self._reserved += wanted
+                    return wanted
+                await self._changed.wait()
+
+    async def end(self, reserved: int, spent: int) -> None:
+        """Count the price of a request that has ended."""
+        if self._limit is None:
+            return
+        async with self._changed:
+            self._reserved -= reserved
+            self._spent += spent
+            self._changed.notify_all()
 
 
 def _over(what: str, wait: float) -> RefusedError:

@@ -25,7 +25,7 @@ from policy.grants.services import ServiceSet
 from sandbox.network.gate.main import GateInput
 from sandbox.network.service import shapes
 from sandbox.network.service.book import Book
-from sandbox.network.service.limits import ModelLimits
+from sandbox.network.service.limits import CreditLimit, ModelLimits, price
 from sandbox.network.service.relay import AnswerRelay
 from sandbox.network.service.shapes import ModelCall, RefusedError, Shape
 from sandbox.network.service.upstream import Connector, ProviderClient, ProviderPeer
@@ -58,8 +58,9 @@ class ServiceServer:
         self._limits = ModelLimits(plan.get("requests_per_minute"), plan.get("tokens_per_hour"), clock=time.monotonic)
         peers = [ProviderPeer(number, **one) for number, one in enumerate(plan["providers"])]
         self._upstreams = {peer.name: ProviderClient(connector, peer) for peer in peers}
+        self._credits = CreditLimit(plan.get("credits"))
         self._busy = 0
-        self.web = WebServer(gate, connector, self._upstreams, self._book)
+        self.web = WebServer(gate, connector, self._upstreams, self._book, self._credits)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
@@ -156,9 +157,17 @@ class ServiceServer:
         strip = shapes.with_usage(call)
         body = shapes.encoded(call.body) if call.body else b""
         bound = shapes.output_limit(call) if call.route.operation == "generate" else 0
-        reserved = await self._limits.begin(None if bound is None else bound + len(body) // BYTES_PER_TOKEN)
+        least = len(body) // BYTES_PER_TOKEN
+        dearest = None if bound is None else max(_price(one.peer, least, bound) for one in candidates)
+        priced = any(one.peer.input_price or one.peer.output_price for one in candidates)
+        held = await self._credits.begin(dearest if priced else 0)
+        try:
+            reserved = await self._limits.begin(None if bound is None else bound + least)
+        except BaseException:
+            await self._credits.end(held, 0)
+            raise
         relay = AnswerRelay(request, call, asked_bytes=len(body), strip=strip)
-        row = self._book.begin(call, candidates[0].peer.name, len(body) // BYTES_PER_TOKEN)
+        row = self._book.begin(call, candidates[0].peer.name, least)
         self._busy += 1
         try:
             upstream, response = await self._first(candidates, call, query, request.headers, body)
@@ -172,6 +181,8 @@ class ServiceServer:
             self._busy -= 1
             inward, outward, known = relay.tokens
             self._book.end(row, relay.status, inward, outward, counted=known, whole=relay.whole)
+            peer = self._upstreams[row.provider].peer
+            await self._credits.end(held, _price(peer, inward, outward))
             await self._limits.end(reserved, inward + outward)
 
     async def _first(
@@ -211,6 +222,10 @@ class ServiceServer:
         }
         names = sorted({model for provider, model in self._granted.models if provider in spoken and model[-1] != "*"})
         return web.Response(body=shapes.listing(call.route.shape, names), content_type="application/json")
+
+
+def _price(peer: ProviderPeer, inward: int, outward: int) -> int:
+    return price(inward, outward, peer.input_price, peer.output_price)
 
 
 def serve(gate: GateInput) -> NoReturn:

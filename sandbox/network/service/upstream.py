@@ -40,6 +40,9 @@ class ProviderPeer(Struct, frozen=True):
     timeout_seconds: int
     ca: str
     authorities: Sequence[str] = ()
+    input_price: int = 0
+    output_price: int = 0
+    request_price: int = 0
 
 
 class Connector:

@@ -65,6 +65,7 @@ class RunRequest(ServiceRequest):
     ``intent_id`` is the client's own name for the intent, by which ``ps`` shows the run as well; it decides nothing.
     ``manifest_sha256`` is the manifest that the client has seen and decided by: a package with another is refused.
     ``on_behalf_of`` says for whom they ask, which the agent and the log are told and which decides nothing either.
+    ``credits`` is what the run may spend at its service gate.
     With ``rows`` one frame comes before the last: what the log says of the run and of all that descended from it
     (sandbox.audit.run_report), however the run went. With ``stderr`` the agent's first lines there come as they are
     written, each time as a state `stderr` with its ``text``; an instance of standby tells them with its answer alone.
@@ -88,6 +89,7 @@ class RunRequest(ServiceRequest):
     repository: bool = False
     resume: WorkspaceRun | None = None
     keep_workspace: bool = False
+    credits: Annotated[int, pydantic.Field(ge=0, le=2**63 - 1)] | None = None
 
     @pydantic.field_validator("text")
     @classmethod

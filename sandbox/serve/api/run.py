@@ -176,6 +176,7 @@ def _run(
             caller=caller,
             workspace=given,
             uid=session.caller.uid,
+            credits=asked.credits,
             live=(lambda lines: session.state("stderr", text=lines)) if asked.stderr else None,
             **_for_whom(asked.on_behalf_of, issuer),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from policy import budget
 from policy.budget import Bucket, BudgetUsage, BudgetVerdict, Exhausted, Measured, Prices, Sample
@@ -182,3 +183,10 @@ def test_who_began_first_takes_first() -> None:
     # It uses less than was reserved for it, which is not there for the next.
     assert second(_run((0, 0), (10, 0)), (0, 1), (10, 30)) == (False, 3, 6, 6)
     assert second(_run((0, 0), (10, 0)), (0, 1), (10, 31)) == (True, 4, 7, 6)
+
+
+def test_prices_of_services_are_added_to_a_run() -> None:
+    usage = BudgetUsage(cpu_ms=1)
+    alone = budget.cost(usage, PRICES)
+    assert budget.cost(structs.replace(usage, credits=41), PRICES) == alone + 41
+    assert budget.cost(BudgetUsage(credits=budget.U64_MAX), PRICES) == budget.U64_MAX

@@ -19,7 +19,7 @@ from aiohttp import web
 from policy.grants.services import WEB_LIMITS, WebSet
 from sandbox.network.gate.main import GateInput
 from sandbox.network.service.book import Book
-from sandbox.network.service.limits import ModelLimits
+from sandbox.network.service.limits import CreditLimit, ModelLimits
 from sandbox.network.service.shapes import RefusedError
 from sandbox.network.service.upstream import Connector, ProviderClient
 from sandbox.network.service.web import pages, search
@@ -35,13 +35,18 @@ class WebServer:
     """Searches and fetches of one agent."""
 
     def __init__(
-        self, gate: GateInput, connector: Connector, upstreams: Mapping[str, ProviderClient], book: Book
+        self,
+        gate: GateInput,
+        connector: Connector,
+        upstreams: Mapping[str, ProviderClient],
+        book: Book,
+        credits_: CreditLimit,
     ) -> None:
         plan: Mapping[str, Any] = gate.plan.get("web") or WebSet().canonical()
         self.denied: Callable[[str, str], None] = lambda target, code: None
         self._granted = WebSet.of(plan["search"], plan["fetch"], *(plan[name] for name in WEB_LIMITS))
         self._upstreams = [one for name, one in upstreams.items() if name in self._granted.search]
-        self._book = book
+        self._book, self._credits = book, credits_
         self._searches = ModelLimits(plan["searches_per_minute"], None, clock=time.monotonic)
         self._fetches = ModelLimits(plan["fetches_per_minute"], None, clock=time.monotonic)
         self._pages: pages.PageClient | None = None
@@ -86,6 +91,7 @@ class WebServer:
 
     async def _one(self, upstream: ProviderClient, asked: search.Question) -> tuple[int, list[dict[str, str]] | None]:
         """Ask one provider. Returns its status, and its results if it has given any answer that is one."""
+        held = await self._credits.begin(upstream.peer.request_price)
         entry = self._book.begin_web("search", upstream.peer.name)
         found: list[dict[str, str]] | None = None
         status, body = 0, b""
@@ -100,6 +106,7 @@ class WebServer:
             return status, None
         finally:
             self._book.end_web(entry, status, len(found or ()), len(body))
+            await self._credits.end(held, upstream.peer.request_price if status == 200 else 0)
         return status, found
 
     async def _asked(self, upstream: ProviderClient, asked: search.Question) -> tuple[int, bytes]:

@@ -97,6 +97,7 @@ def _lines(run_id: str, child: str) -> list[bytes]:
 async def test_rows_of_run_come_as_they_stand_and_its_family_is_billed(tmp_path: Path, card: Card) -> None:
     lines = _lines("r", "c")
     family = {"runs": 2, "unended": 1, "uncounted": 0, "cpu_ms": 5_000, "memory_byte_ms": 7, "wall_ms": 90}
+    family["credits"] = 6
 
     def tells(request: Document) -> Document:
         return supervisor_double.told(request, *lines, family=family)
@@ -111,7 +112,7 @@ async def test_rows_of_run_come_as_they_stand_and_its_family_is_billed(tmp_path:
     ]
     assert (found.origin, found.left_out, found.missing) == (supervisor_double.ORIGIN, 0, "")
     billed = supervisor_report.billed(Usage(20, 1 << 20, 30), found)
-    assert (billed.cpu_ms, billed.memory_byte_ms, billed.wall_ms) == (5_000, 30 << 20, 90)
+    assert (billed.cpu_ms, billed.memory_byte_ms, billed.wall_ms, billed.credits) == (5_000, 30 << 20, 90, 6)
 
 
 async def test_many_rows_come_as_well_as_few(tmp_path: Path, card: Card) -> None:

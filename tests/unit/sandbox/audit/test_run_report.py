@@ -57,6 +57,21 @@ def runs_in(told: run_report.RunReport) -> set[str | None]:
     return {one.run_id for one in found if one is not None}
 
 
+def test_prices_of_the_whole_family_are_summed(log: Ledger) -> None:
+    family = Family(log)
+    retold = RunReportReader(log)
+    top = family.run(ended=False)
+    child = family.run(top)
+    other = family.run()
+    family.write("model_asked", top, credits=7)
+    family.write("web_asked", top, credits=2)
+    family.write("model_asked", child, top, credits=30)
+    family.write("model_asked", other, credits=1000)
+    retold.began(top, None)
+    assert retold.read().credits == 39
+    assert retold.read().document("0" * 64)["family"]["credits"] == 39
+
+
 def test_family_is_told_as_its_rows_stand_and_nobody_elses(log: Ledger) -> None:
     family = Family(log)
     family.run()

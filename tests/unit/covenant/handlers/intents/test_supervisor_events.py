@@ -40,7 +40,8 @@ def _told(**fields: Any) -> SupervisorReport:
 
 
 def _family(**fields: int) -> dict[str, int]:
-    return {"runs": 1, "unended": 0, "uncounted": 0, "cpu_ms": 0, "memory_byte_ms": 0, "wall_ms": 0, **fields}
+    used = {"cpu_ms": 0, "memory_byte_ms": 0, "wall_ms": 0, "credits": 0}
+    return {"runs": 1, "unended": 0, "uncounted": 0, **used, **fields}
 
 
 async def _server(home: Path, act: Any, *, runtime: str = "python3") -> Server:
