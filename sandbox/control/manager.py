@@ -345,6 +345,7 @@ def _shown(entry: Entry) -> dict[str, Any]:
         # Empty for a run that was prewarmed, which speaks by lines.
         "contract": entry.label.get("contract", ""),
         "published": directory.published_of(entry.path),
+        "services": directory.services_of(entry.path),
     }
 
 

@@ -46,6 +46,9 @@ from sandbox.shim.operations import RunOperations
 # Called behind the gate with a package and the highest serial that was accepted of its agent id; it may refuse.
 CheckSerial = Callable[[trust.TrustedPackage, trust.Accepted | None], None]
 
+# Between two looks at the vault for the providers' keys; each is one stat.
+_KEY_SECONDS = 1.0
+
 # The log's text for an agent that requests standby and has none.
 _NO_STANDBY = "standby: nobody keeps instances ready here, each run starts cold (covenant-supervisor does)"
 _NO_CALLER = "standby: an agent with a workspace starts cold, its directory comes with its caller"
@@ -120,6 +123,7 @@ class RunContext:
         self.secrets: gvisor.Secrets | None = None
         self.below_ms: list[int] = []
         self.spent_credits = 0
+        self._key_watch: Callable[[], errors.RunError | None] = lambda: None
         self._root_version: int | None = None
 
     @property
@@ -355,6 +359,7 @@ class RunContext:
             return None
         from sandbox.lifecycle import model_terms
 
+        self._key_watch = model_terms.KeyWatch(decision, self.dependencies.config).look
         return model_terms.of(decision, self.dependencies.config, self.rows, self.request.credits, self._spend)
 
     def _spend(self, credits_: int) -> None:
@@ -400,7 +405,8 @@ class RunContext:
         return marks.verdict(self.dependencies.path / "runs" / self.run_id) is not None
 
     def checks(self, label: Mapping[str, str]) -> tuple[PeriodicCheck, ...]:
-        """Return the checks that end the run: on a mark, a revocation by a new root, or a newer serial of its agent id.
+        """Return the checks that end the run: on a mark, a revocation by a new root, a newer serial of its agent id, or
+        a provider's key that was taken out of the vault.
 
         ``label_for`` made its label.
         """
@@ -410,7 +416,10 @@ class RunContext:
             path, label, state, self.rows.runs_revoked, version=self._root_version
         )
         newer = succession.SerialWatch(path, label, dependencies.state, self._on_newer, self.rows.runs_stopped)
-        return revoked.round(), newer.round()
+        return revoked.round(), newer.round(), PeriodicCheck(_KEY_SECONDS, self._keys_there)
+
+    def _keys_there(self) -> errors.RunError | None:
+        return self._key_watch()  # of the services, which are made after the checks
 
     def _on_newer(self) -> OnNewer:
         """Read `on_newer_serial` again: a shim has the configuration of its start."""

@@ -15,6 +15,7 @@ from sandbox.config import Config
 from sandbox.network.service import gate, limits, providers
 from sandbox.network.service.ledger import Asked, WebAsked
 from sandbox.network.service.providers import Provider
+from sandbox.vault.embedded import FILE, FOLDER
 from sandbox.vault.open import configured
 
 
@@ -54,6 +55,39 @@ def keys(granted: Mapping[str, Provider], config: Config) -> dict[str, str]:
                 )
             found[name] = str(opened.value.view, "utf-8").strip()
     return found
+
+
+class KeyWatch:
+    """Ends a run whose provider's key was taken out of the embedded vault. A rotated key is for the next run."""
+
+    def __init__(self, decision: Decision, config: Config) -> None:
+        effective = decision.effective
+        named = {provider for provider, _ in effective.services.models} | set(effective.web.search)
+        found = providers.load(config.state)
+        self._wanted = {name: found[name].secret for name in sorted(named & set(found)) if found[name].secret}
+        self._config, self._file = config, config.state / FOLDER / FILE
+        self._seen = self._stamp()
+
+    def look(self) -> errors.RunError | None:
+        """Return why the run must end; None while every key is there."""
+        if not self._wanted or (stamp := self._stamp()) == self._seen:
+            return None
+        try:
+            there = {one.name for one in configured(self._config).entries(PROVIDERS_ID)}
+        except errors.VaultError:
+            return None  # it is being written, or locked: the next look tells
+        self._seen = stamp
+        for name, secret in self._wanted.items():
+            if secret not in there:
+                return errors.RunRevokedError(f"the key of provider `{name}` was taken out of the vault")
+        return None
+
+    def _stamp(self) -> tuple[int, int]:
+        try:
+            found = self._file.stat()
+        except OSError:
+            return 0, 0
+        return found.st_ino, found.st_mtime_ns
 
 
 def _told(

@@ -239,6 +239,15 @@ def published_of(path: Path) -> list[dict[str, Any]]:
     return noted
 
 
+def services_of(path: Path) -> list[str]:
+    """Read the names that a run's service gate answers for, such as ``models.covenant``."""
+    try:
+        plan: dict[str, Any] = json.loads((path / POLICY / "gates.json").read_bytes())
+    except (FileNotFoundError, ValueError):
+        return []
+    return [str(name) for name in plan.get("services", {"names": []})["names"]]
+
+
 def network_of(path: Path) -> dict[str, Any] | None:
     """Read the note of a run's gateway. None: it has none, or its process died before it was made."""
     try:

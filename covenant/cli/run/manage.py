@@ -270,7 +270,18 @@ def _table(runs: list[dict[str, Any]], *, tree: bool) -> list[str]:
                 indent + run["agent_id"],
             )
         )
-    return [*terminal.table(rows[0], rows[1:], width=terminal.width()), *_published(runs, short)]
+    return [
+        *terminal.table(rows[0], rows[1:], width=terminal.width()),
+        *_published(runs, short),
+        *_services(runs, short),
+    ]
+
+
+def _services(runs: list[dict[str, Any]], short: int) -> Iterator[str]:
+    """A line for each run with a service gate. A supervisor of an earlier version names none."""
+    for run in runs:
+        if names := run.get("services", ()):
+            yield f"{run['run_id'][:short]} has a service gate for {', '.join(names)}"
 
 
 def _published(runs: list[dict[str, Any]], short: int) -> Iterator[str]:
