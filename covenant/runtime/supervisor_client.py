@@ -71,7 +71,7 @@ class Supervised:
         self._places = fair_share.Shares(most, operator=operator)
 
     def allow(self, allowance: Callable[[Card], int | None]) -> None:
-        """Hold runs to ``allowance``: the credits that one may spend at its service gate, None without a budget."""
+        """Hold runs to ``allowance``: the credits that each may spend at its service gate, None without a budget."""
         self._allowance = allowance
 
     async def run(self, card: Card, intent: Intent, *, caller: AgentId, deadline: int | None) -> RunResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final
 
 from sandbox.network.service.shapes import Shape
@@ -25,12 +26,20 @@ _FIELDS: Final = {
     "ollama": (("prompt_eval_count",), ("eval_count",)),
 }
 
+# A line of a stream that may have numbers. Many providers write `"usage": null` into each event.
+_BEARS: Final = {
+    "openai": re.compile(rb'"usage"\s*:\s*\{'),
+    "anthropic": re.compile(rb'"usage"\s*:\s*\{'),
+    "gemini": re.compile(rb'"usageMetadata"\s*:\s*\{'),
+    "ollama": re.compile(rb'"(?:prompt_)?eval_count"'),
+}
+
 
 class TokenCount:
     """The tokens of one answer; ``known`` once the provider has given a number."""
 
     def __init__(self, shape: Shape) -> None:
-        self._shape = shape
+        self.shape: Final = shape
         self.input, self.output, self.known = 0, 0, False
 
     def take(self, document: Any) -> None:
@@ -38,16 +47,16 @@ class TokenCount:
         for found in self._places(document):
             if not isinstance(found, dict):
                 continue
-            inward, outward = (_sum(found, names) for names in _FIELDS[self._shape])
+            inward, outward = (_sum(found, names) for names in _FIELDS[self.shape])
             self.known = self.known or inward is not None or outward is not None
             self.input, self.output = max(self.input, inward or 0), max(self.output, outward or 0)
 
     def _places(self, document: Any) -> tuple[Any, ...]:
         if not isinstance(document, dict):
             return tuple(place for one in document for place in self._places(one)) if isinstance(document, list) else ()
-        if self._shape == "gemini":
+        if self.shape == "gemini":
             return (document.get("usageMetadata"),)
-        if self._shape == "ollama":
+        if self.shape == "ollama":
             return (document,)
         inner = [document.get(name) for name in ("message", "response")]
         return (document.get("usage"), *(one.get("usage") for one in inner if isinstance(one, dict)))
@@ -66,6 +75,7 @@ class StreamReader:
 
     def __init__(self, count: TokenCount, *, strip: bool) -> None:
         self._count, self._strip, self._rest = count, strip, b""
+        self._bears = _BEARS[count.shape]
         self._skips = False
 
     def feed(self, chunk: bytes) -> bytes:
@@ -97,6 +107,8 @@ class StreamReader:
 
     def _is_only_counts(self, line: bytes) -> bool:
         """Take the counts of a line. Returns whether it has nothing else and is to be left out."""
+        if not self._bears.search(line):
+            return False  # most events are words alone: to parse each took most of the gate's time
         text = line.strip()
         text = text.removeprefix(b"data:").strip() if text.startswith(b"data:") else text
         if not text.startswith((b"{", b"[")):

@@ -208,3 +208,24 @@ def test_tokens_are_overrun_by_one_request() -> None:
         await limits.begin(None)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("shape", "lines", "counted"),
+    [
+        ("openai", [b'data: {"choices":[1],"usage":null}', b'data: {"usage" : {"prompt_tokens":3}}'], (3, 0)),
+        ("openai", [b'data: {"choices":[{"delta":{"content":"\\"usage\\": {"}}]}'], None),
+        ("anthropic", [b"event: x", b'data: {"message":{"usage":{"input_tokens":4}}}', b'data: {"delta":"a"}'], (4, 0)),
+        ("gemini", [b'data: {"usageMetadata": {"promptTokenCount":5,"candidatesTokenCount":6}}'], (5, 6)),
+        ("ollama", [b'{"response":"a","done":false}', b'{"done":true,"prompt_eval_count":7,"eval_count":8}'], (7, 8)),
+        ("ollama", [b'{"done":true,"eval_count":8}'], (0, 8)),
+    ],
+)
+def test_counts_are_found_in_streams(shape: Any, lines: list[bytes], counted: tuple[int, int] | None) -> None:
+    whole = b"".join(line + b"\n\n" for line in lines)
+    for size in (1, 7, len(whole)):
+        count = TokenCount(shape)
+        read = StreamReader(count, strip=False)
+        passed = b"".join(read.feed(whole[at : at + size]) for at in range(0, len(whole), size)) + read.end()
+        assert passed == whole
+        assert ((count.input, count.output) if count.known else None) == counted
