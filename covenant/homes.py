@@ -26,6 +26,15 @@ def home(environment: Mapping[str, str] | None = None) -> Path:
     return private_directory(Path(named) if named else Path.home() / ".covenant")
 
 
+def _as_user(uid: int) -> str:
+    import pwd
+
+    try:
+        return f"sudo -u {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"sudo -u '#{uid}'"
+
+
 def private_directory(path: Path) -> Path:
     """Return the directory at ``path``, created with mode 0700 if missing.
 
@@ -42,7 +51,11 @@ def private_directory(path: Path) -> Path:
     if not stat.S_ISDIR(info.st_mode):
         raise errors.HomeError(f"`{path}` is not a directory", where=str(path))
     if info.st_uid != os.geteuid():
-        raise errors.HomeError(f"`{path}` belongs to uid {info.st_uid}", where=str(path))
+        raise errors.HomeError(
+            f"`{path}` belongs to uid {info.st_uid}",
+            hint=f"run it as that user: {_as_user(info.st_uid)} covenant ...",
+            where=str(path),
+        )
     if info.st_mode & 0o077:
         raise errors.HomeError(
             f"`{path}` has mode {stat.S_IMODE(info.st_mode):04o}",

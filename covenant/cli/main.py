@@ -82,6 +82,24 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 }
 
 
+# How `--help` shows them: by who needs them. tests/unit/covenant/test_cli_main.py holds it against the table.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Author: write a package": ("manifest", "dev", "policy", "denials", "tools", "layer"),
+    "Run: start agents and see to them": (
+        *("run", "exec", "stdio", "attach", "ps", "top", "logs", "wait", "suspend", "resume", "kill", "attest"),
+        *("workspace", "volume", "bench"),
+    ),
+    "Operator: keys, secrets, the machine": (
+        *("keys", "trust", "state", "vault", "models", "doctor", "metrics", "audit"),
+    ),
+    "Daemon: intents, memory, peers": (
+        *("daemon", "ping", "bootstrap", "intent", "intents", "agents", "memory", "ignore", "capabilities", "peers"),
+        *("mcp", "a2a", "receipts", "settlement", "chain", "budget", "verify"),
+    ),
+    "Help": ("help", "version", "completion"),
+}
+
+
 class LazyGroup(click.Group):
     """A group whose sub-commands are imported on first use; their help lines are in the table."""
 
@@ -116,8 +134,9 @@ class LazyGroup(click.Group):
         return words + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, _, line) in COMMANDS.items()])
+        for heading, names in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, COMMANDS[name][2]) for name in names])
 
 
 def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:

@@ -82,6 +82,12 @@ class NoAgentError(OperatorError):
     code = "no_such_agent"
 
 
+class NoAgentMatchedError(OperatorError):
+    """No word of the intent is one of an agent's, so no agent was asked. The command ends with status 3."""
+
+    code = "no_agent_matched"
+
+
 class AgentIdTakenError(OperatorError):
     """Two packages have the same agent id: neither is run until one is gone."""
 

@@ -124,7 +124,7 @@ def test_tasks_of_ones_own(daemon: Daemon) -> None:
     wrong = ("--duplicate-risk", "idempotent", "--lease-id", given["lease_id"])
     assert answered("a2a", "requeue", "t1", *why, *wrong, status=1)["code"] == "lease_mismatch"
     right = ("--duplicate-risk", "operator-accepted", "--lease-id", lease)
-    assert verb("a2a_repaired", "a2a", "requeue", "t1", *why, *right)["outcome"]["action"] == "requeue"
+    assert verb("a2a_repaired", "a2a", "requeue", "t1", *why, *right)["outcome"]["action"] == "requeued"
     assert exit_status(call("a2a", "requeue", "t1", *why)) == 2
     done("a2a", "recv")
     assert verb("a2a_result_posted", "a2a", "answer", "t1", "three words")["task_id"] == "t1"
@@ -136,7 +136,7 @@ def test_tasks_of_ones_own(daemon: Daemon) -> None:
     assert answered("a2a", "send", ME, "another text", *again, "--wait")["result"]["status"] == "ok"
     done("a2a", "result")
     task = answered("a2a", "send", ME, "x", "--unsafe")["task_id"]
-    assert answered("a2a", "force-error", task, *why, "--message", "gave up")["outcome"]["action"] == "force_error"
+    assert answered("a2a", "force-error", task, *why, "--message", "gave up")["outcome"]["action"] == "forced_error"
     assert answered("a2a", "result")["result"]["error_message"] == "gave up"
     assert verb("a2a_compacted", "a2a", "compact")["dropped"] >= 3
     assert exit_status(call("a2a", "answer", "t1")) == 2

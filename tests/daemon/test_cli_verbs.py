@@ -199,7 +199,7 @@ def test_checks(daemon: Daemon) -> None:
     assert done("ignore", "check", "hello").startswith("not ignored by any of ")
     assert verb("verify_report", "verify", "--window", "50")["window"] == 50
     # what no agent did and has a key leaves a receipt of nothing, which is none that is wrong
-    unlike = answered("intent", "--key", "nobody's", "wholly unlike any word")
+    unlike = answered("intent", "--key", "nobody's", "wholly unlike any word", status=3)
     assert (unlike["settlement"]["resource"], unlike["settlement"]["credits_consumed"]) == ("compute", 0)
     told = done("verify")
     assert "no drift" in told
@@ -240,3 +240,13 @@ def test_audit() -> None:
     actions = verb("provenance_actions", "audit", "provenance", "-n", "3")["actions"]
     assert len(actions) == 3
     assert "operator@local" in done("audit", "provenance")
+
+
+def test_unmatched_intent_ends_with_3(daemon: Daemon) -> None:
+    said = call("intent", "zzz wholly unlike")
+    assert (exit_status(said), "[no_agent_matched]" in said.stderr) == (3, True)
+    assert "covenant agents list" in said.stderr
+    found = answered("intent", "zzz wholly unlike", status=3)
+    assert (found["kind"], found["code"], found["status"]) == ("intent_result", "no_agent_matched", "ok")
+    # The fix.
+    assert exit_status(call("intent", "--agent", "hello", "zzz wholly unlike")) == 0

@@ -13,6 +13,8 @@ from policy import errors
 
 # So many of the newest rows about intents that waited or were resumed are looked through for one that waits still.
 _WINDOW = 1024
+# As the daemon answers where no agent matched; it is version 1's answer.
+_UNMATCHED = "phase 0 echo (no agent matched): "
 _ABOUT_WAITING = ["budget_exhausted", "intent_resumed"]
 
 
@@ -38,8 +40,11 @@ def _agents(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
 @click.option("--key", metavar="KEY", help="The same key again has the same answer, without a second run.")
 @click.option("--stream", is_flag=True, help="Have the answer in parts; with --json, one document a line.")
 @client.as_json
-def intent(text: str, agent: str | None, priority: str | None, key: str | None, stream: bool, as_json: bool) -> None:
-    """Have an agent do what TEXT says, and print its answer."""
+@click.pass_context
+def intent(
+    ctx: click.Context, text: str, agent: str | None, priority: str | None, key: str | None, stream: bool, as_json: bool
+) -> None:
+    """Have an agent do what TEXT says, and print its answer. Status 3 if no agent's words match."""
     fields = {"text": text, "agent": agent, "priority": priority, "idempotency_key": key}
     with client.daemon() as daemon:
         if stream:
@@ -47,6 +52,16 @@ def intent(text: str, agent: str | None, priority: str | None, key: str | None, 
             return
         with spinner.shown("an agent works on it", quiet=as_json):
             answer = daemon.ask("submit_intent", **fields)
+    if answer["status"] == "ok" and answer["text"] == f"{_UNMATCHED}{text}":
+        unmatched = errors.NoAgentMatchedError(
+            "no word of the intent is one of an agent's",
+            hint="covenant agents list shows the agents; name one: --agent ID",
+        )
+        if as_json:
+            common.emit(client.envelope("intent_result", answer, code=unmatched.code))
+        else:
+            common.report(unmatched)
+        ctx.exit(common.EXIT_NO)
     _show(answer, as_json=as_json)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @click.command(epilog=common.examples("covenant attest 6f1f64c0", "covenant attest --all --json"))
-@click.argument("run", required=False)
+@click.argument("run", metavar="RUN|PACKAGE", required=False)
 @click.option("--all", "every", is_flag=True, help="Every agent that runs now.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def attest(run: str | None, every: bool, as_json: bool) -> int:
@@ -26,6 +26,7 @@ def attest(run: str | None, every: bool, as_json: bool) -> int:
 
     from covenant.cli import spinner
     from covenant.cli.audit import commands
+    from covenant.cli.run import manage
     from sandbox import progress
     from sandbox.attest import live_runs
 
@@ -33,6 +34,8 @@ def attest(run: str | None, every: bool, as_json: bool) -> int:
         raise errors.UsageError("name one run, or say --all")
     if os.geteuid() != 0:
         raise errors.PrivilegeError("reading another's processes back needs root", hint="run it with sudo")
+    if run is not None:
+        run = manage.of_package(run)
     state = common.state()
     ids = _chosen(live_runs.live(state / "runs"), run)
     started = commands.started_policies() if ids else {}

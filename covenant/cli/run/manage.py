@@ -29,6 +29,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON doc
 _TREE = click.option("--tree", is_flag=True, help="The run and everything below it.")
 _REASON = click.option("--reason", default="", metavar="TEXT", help="Why; it stands in the log.")
 _RUN = click.argument("run", metavar="RUN")
+_RUN_OR_PACKAGE = click.argument("run", metavar="RUN|PACKAGE")
 
 _WATCH_SECONDS, _FOLLOW_SECONDS = 1.0, 0.3
 # So much of a run id is shown; more where two begin alike.
@@ -96,13 +97,17 @@ def kill(run: str, tree: bool, reason: str, as_json: bool) -> None:
         "covenant logs 6f1f64c0", "covenant logs 6f1f64c0 --follow", "covenant logs 6f1f64c0 --stdout"
     )
 )
-@_RUN
+@_RUN_OR_PACKAGE
 @click.option("--follow", is_flag=True, help="Go on until the run has ended.")
 @click.option("--stdout", is_flag=True, help="Show the end of stdout instead, of a run that failed.")
 @_JSON
 def logs(run: str, follow: bool, stdout: bool, as_json: bool) -> None:
-    """Show what RUN's agent wrote to stderr: of a live run, or the end of it of one that ended."""
+    """Show what RUN's agent wrote to stderr: of a live run, or the end of it of one that ended.
+
+    PACKAGE is the newest live run of that package.
+    """
     stream: Stream = "stdout" if stdout else "stderr"
+    run = of_package(run)
     if follow and as_json:
         raise errors.UsageError("--follow prints no document", hint="leave --json out")
     if as_json:
@@ -120,11 +125,14 @@ def logs(run: str, follow: bool, stdout: bool, as_json: bool) -> None:
 
 
 @click.command(epilog=common.examples("covenant wait 6f1f64c0", "covenant wait 6f1f64c0 --json"))
-@_RUN
+@_RUN_OR_PACKAGE
 @_JSON
 def wait(run: str, as_json: bool) -> int:
-    """Wait until RUN has ended, and end as it did: exit status 0 when it was answered, 1 with its error when not."""
-    document = _asked("wait", run=run)["record"]
+    """Wait until RUN has ended, and end as it did: exit status 0 when it was answered, 1 with its error when not.
+
+    PACKAGE is the newest live run of that package.
+    """
+    document = _asked("wait", run=of_package(run))["record"]
     if document["status"] != "ok" and not as_json:
         raise errors.restored({"code": document["code"], "message": document["message"] or "the run failed"})
     if as_json:
@@ -146,6 +154,27 @@ def _operate(operation: Operation, run: str, *, tree: bool, reason: str, as_json
 
 
 _DONE = {"suspend": "suspended", "resume": "resumed", "kill": "ended"}
+
+
+def of_package(run: str) -> str:
+    """Return the id of the newest live run of a package, where ``run`` is a package's directory; else ``run`` itself.
+
+    Raises:
+        errors.NoRunError: no run of the package lives.
+        errors.CovenantError: its manifest cannot be read.
+    """
+    from pathlib import Path
+
+    place = Path(run)
+    if not (place / "agent.toml").is_file():
+        return run
+    from policy.manifest import parse
+
+    agent_id = parse.parse((place / "agent.toml").read_bytes()).agent.id
+    live = [one for one in _listed() if one["agent_id"] == agent_id]
+    if not live:
+        raise errors.NoRunError(f"no run of `{agent_id}` lives", hint="covenant ps lists those that do; or give its id")
+    return str(max(live, key=lambda one: one["started_ms"])["run_id"])
 
 
 # --- who answers ------------------------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ MATCHES_SHOWN: Final = 20
 MAX_ACTIONS: Final = 256
 # `<agent id>@agent` is the account of an agent of this daemon. No peer may have such a name.
 _AGENT_HOST: Final = "agent"
+_VIA: Final = ".via."
+_SUPERVISOR: Final = "operator@local"
 
 
 async def list_peers(server: Server, caller: Caller, asked: requests.ListPeers) -> responses.PeerList:
@@ -221,6 +223,13 @@ def _check_enrolment(server: Server, agent: AgentId, asked: requests.EnrollPeer)
     if operator.pubkey == agent.pubkey or operator.display == agent.display:
         raise errors.PeerRefusedError("that is the operator", hint="covenant peers rotate")
     local, _, host = agent.display.partition("@")
+    # The logs name the operator of the supervisor `operator@local`, and its callers `operator@local.via.uid0`.
+    alike = (operator.display, _SUPERVISOR)
+    if _VIA in agent.display or agent.display in alike or agent.display.startswith(tuple(f"{one}." for one in alike)):
+        raise errors.PeerRefusedError(
+            f"`{agent.display}` reads as the operator, or as one of the supervisor's callers",
+            hint="choose another name",
+        )
     if host == _AGENT_HOST and any(card.id == local for card in server.agents.cards()):
         raise errors.PeerRefusedError(f"`{agent.display}` is an agent of this daemon")
     if agent.pubkey in {billing.budget_of(each).pubkey for each in (local, *_ids(server))}:

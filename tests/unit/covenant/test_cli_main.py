@@ -139,3 +139,15 @@ def test_text_with_dash_is_told_way(capsys: pytest.CaptureFixture[str], monkeypa
     with pytest.raises(SystemExit):
         main.entry()
     assert "No such option" not in capsys.readouterr().err
+
+
+def test_help_is_in_groups_and_has_every_command_once() -> None:
+    from covenant.cli.main import COMMANDS, GROUPS
+    from tests.cli_kit import done
+
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(COMMANDS)
+    shown = done("--help")
+    for heading in GROUPS:
+        assert f"{heading}:" in shown
+    assert shown.index("Author") < shown.index("Run:") < shown.index("Operator") < shown.index("Daemon")

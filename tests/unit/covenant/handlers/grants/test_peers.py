@@ -48,6 +48,8 @@ async def test_peer_is_let_in_with_its_actions(world: World) -> None:
     ("asked", "error"),
     [
         (enroll("operator@local"), errors.PeerRefusedError),
+        (enroll("operator@local.via.uid0"), errors.PeerRefusedError),
+        (enroll("ada@laptop.via.uid0"), errors.PeerRefusedError),
         (enroll("me@local", pubkey=DAEMON.agent.pubkey), errors.PeerRefusedError),
         (enroll("me@local", pubkey="1" * 32), errors.PeerRefusedError),
         (enroll("me@local", pubkey="5"), errors.PeerRefusedError),
