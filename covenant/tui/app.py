@@ -193,8 +193,13 @@ class TerminalApp(App[None]):
         self.post_message(self.Later(work))
 
     def on_terminal_app_later(self, message: Later) -> None:
-        """Run it."""
-        message.work()
+        """Run it, unless the widgets are being taken away: an answer may come while the app ends."""
+        if self._is_whole():
+            message.work()
+
+    def _is_whole(self) -> bool:
+        parts = ("#head", "#status", "#filter", "#table", "#about", "#foot")
+        return bool(self.screen_stack) and all(self.main.query(part) for part in parts)
 
     def _came(self, one: View, loaded: Loaded) -> None:
         shown = self.shown[one.name]
@@ -262,6 +267,8 @@ class TerminalApp(App[None]):
 
     def on_table_moved(self) -> None:
         """Show in the pane what the row below the cursor is."""
+        if not self._is_whole():
+            return
         row = self._row()
         about = [] if row is None else self.view.about(row)
         self.main.query_one("#about", Pane).show([f"{name}: {view.first_line(text)}" for name, text in about])
