@@ -53,7 +53,7 @@ class Options(Struct, frozen=True):
     ``base`` and ``layers`` are references by digest, and ``search`` the layers' directories of programs, first on
     PATH. ``read`` has host paths. ``model_env`` tells clients of models where theirs are, unless the caller says it.
     ``cores`` is the number of this host's processors. ``publish`` has ports of the session, each with its place on
-    this host.
+    this host. ``inject`` has hosts at which the gate adds a secret to each request.
     """
 
     base: str
@@ -72,6 +72,7 @@ class Options(Struct, frozen=True):
     workspace: Project | None = None
     cores: int = 1
     publish: tuple[tuple[int, str], ...] = ()
+    inject: tuple[typed.InjectWord, ...] = ()
 
 
 def agent_id(command: str) -> str:
@@ -132,8 +133,8 @@ def _agent(name: str, options: Options, command: str, program: str) -> Iterator[
 
 
 def _limits(profile: Profile, options: Options) -> Iterator[str]:
-    mode = "off" if not options.net else "full"
-    if options.net and all(one.port == typed.HTTPS for one in options.net):
+    mode = "full" if options.net or options.inject else "off"
+    if mode == "full" and all(one.port == typed.HTTPS for one in options.net):
         mode = "outbound-https-only"
     yield "\n[resources]"
     yield f"cpu_ms_per_task = {profile.seconds * 1000}"
@@ -152,6 +153,11 @@ def _permissions(profile: Profile, options: Options) -> Iterator[str]:
     for one in options.net:
         protocol = "tls" if one.port == typed.HTTPS else "tcp"
         yield f"\n[[permissions.network]]\nhost = {toml(one.host)}\nports = [{one.port}]\nprotocol = {toml(protocol)}"
+    for word in options.inject:
+        added = "Bearer {}" if word.header.lower() == "authorization" else "{}"
+        yield f'\n[[permissions.network]]\nhost = {toml(word.host)}\nports = [{typed.HTTPS}]\nprotocol = "tls"'
+        yield f"[permissions.network.inject]\nsecret = {toml(word.secret)}\nheader = {toml(word.header)}"
+        yield f'format = {toml(added)}\nmethods = ["*"]\npaths = ["/*"]'
     if options.read or options.write:
         yield "\n[permissions.filesystem]"
         yield f"read = {_texts(options.read)}"

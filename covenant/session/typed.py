@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from policy import errors
 from policy.manifest import process, services, text
-from policy.manifest.permissions import CREDENTIAL_NAME
+from policy.manifest.permissions import CREDENTIAL_NAME, INJECT_HEADER
 
 HTTPS: Final = 443
 _PORTS = 65_535
@@ -43,6 +43,14 @@ class ModelWord(Struct, frozen=True):
 
     provider: str
     pattern: str
+
+
+class InjectWord(Struct, frozen=True):
+    """A secret of the vault that the gate adds to each request to a host, in this header."""
+
+    host: str
+    secret: str
+    header: str = "Authorization"
 
 
 class Destination(Struct, frozen=True):
@@ -118,6 +126,25 @@ def model(written: str) -> ModelWord:
             hint='write --model PROVIDER or --model PROVIDER:MODEL, as local:test-1 or "anthropic:claude-*"',
         )
     return ModelWord(provider, pattern or "*")
+
+
+def inject(written: str) -> InjectWord:
+    """Split HOST=SECRET or HOST=SECRET:HEADER of ``--inject``.
+
+    Raises:
+        errors.UsageError: Raised when one of them is none.
+    """
+    host, equals, rest = written.partition("=")
+    name, colon, header = rest.partition(":")
+    fine = (
+        host and equals and re.fullmatch(CREDENTIAL_NAME, name) and (not colon or re.fullmatch(INJECT_HEADER, header))
+    )
+    if not fine:
+        raise errors.UsageError(
+            f"--inject {text.quote(written)} is no host with a secret",
+            hint="write --inject HOST=SECRET or --inject HOST=SECRET:HEADER, as api.example.com=token:X-Api-Key",
+        )
+    return InjectWord(host, name, header or "Authorization")
 
 
 def check_variables(env: Sequence[tuple[str, str]], secrets: Sequence[SecretWord]) -> None:

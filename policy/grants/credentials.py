@@ -60,7 +60,7 @@ class InjectRule(NamedTuple):
 
     def describe(self) -> str:
         """One line."""
-        value = self.format.replace("{}", f"{self.user}:{self.secret}" if self.user else self.secret)
+        value = self.format.replace("{}", f"{{{self.user}:{self.secret}}}" if self.user else f"{{{self.secret}}}")
         return f"inject {self.header}: {value} into {self.method} https://{self.host}{self.path}"
 
 

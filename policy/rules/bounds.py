@@ -55,11 +55,10 @@ def parent_intersection(case: Case) -> None:
             hint="take [workspace] out, or have the parent pass the files on",
             where=case.where("workspace.mode"),
         )
+    if parent is not None and outcome is not None and outcome.removed and case.on_excess != "narrow":
+        over, who = items.excess(case.manifest, case.requested, parent.ceiling), f"parent `{parent.agent_id}`"
+        _refuse(case, errors.ParentViolation, over, who, parent.ceiling, domains=outcome.report())
     _check_read_hosts(case)
-    if parent is None or outcome is None or not outcome.removed or case.on_excess == "narrow":
-        return
-    over = items.excess(case.manifest, case.requested, parent.ceiling)
-    _refuse(case, errors.ParentViolation, over, f"parent `{parent.agent_id}`", parent.ceiling, domains=outcome.report())
 
 
 def _check_read_hosts(case: Case) -> None:

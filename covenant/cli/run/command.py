@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from policy.manifest.agent import Manifest
     from policy.rules import items
 
-_SHOWN_DOMAINS = ("filesystem", "network", "executables", "credentials", "services", "publish")
+_SHOWN_DOMAINS = ("filesystem", "network", "executables", "credentials", "services", "publish", "inject")
 
 
 class Typed(Struct, frozen=True):
@@ -42,6 +42,7 @@ class Typed(Struct, frozen=True):
     workspace: Path | None = None
     models: tuple[str, ...] = ()
     publish: tuple[str, ...] = ()
+    inject: tuple[str, ...] = ()
 
 
 class Session(Struct, frozen=True):
@@ -74,6 +75,7 @@ class Session(Struct, frozen=True):
 @click.option("--write", multiple=True, metavar="VOLUME", help="Write to volume:NAME:/PLACE, or to a mount of yours.")
 @click.option("--layer", "layers", multiple=True, metavar="NAME", help="Add a layer of the store over the base.")
 @click.option("--secret", "secrets", multiple=True, metavar="NAME[=VAR]", help="Grant a secret: a file, or VAR too.")
+@click.option("--inject", multiple=True, metavar="HOST=SECRET[:HEADER]", help="Add a secret to requests, outside.")
 @click.option("--model", "models", multiple=True, metavar="PROVIDER[:MODEL]", help="Ask models, without their key.")
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="Set a variable; its value is in the manifest.")
 @click.option(
@@ -102,6 +104,7 @@ def exec_(
     write: tuple[str, ...],
     layers: tuple[str, ...],
     secrets: tuple[str, ...],
+    inject: tuple[str, ...],
     models: tuple[str, ...],
     env: tuple[str, ...],
     workspace: Path | None,
@@ -130,7 +133,19 @@ def exec_(
         if keep_workspace and workspace is None:
             raise errors.UsageError("--keep-workspace needs --workspace", hint="give --workspace DIR")
         words = Typed(
-            command, profile or "", net, read, write, layers, secrets, env, role or "", workspace, models, publish
+            command,
+            profile or "",
+            net,
+            read,
+            write,
+            layers,
+            secrets,
+            env,
+            role or "",
+            workspace,
+            models,
+            publish,
+            inject,
         )
         made = _checked(words, "terminal" if terminal else "stdio")
         if not quiet:
@@ -193,7 +208,7 @@ def _checked(words: Typed, contract: str) -> Session:
 
     typed.command(words.command)
     env = tuple(map(typed.variable, words.env))
-    secrets = tuple(map(typed.secret, words.secrets))
+    secrets, inject = tuple(map(typed.secret, words.secrets)), tuple(map(typed.inject, words.inject))
     typed.check_variables(env, secrets)
     net, models = tuple(map(typed.destination, words.net)), tuple(map(typed.model, words.models))
     name = words.profile or profiles.chosen(os.path.basename(words.command[0]))
@@ -218,6 +233,7 @@ def _checked(words: Typed, contract: str) -> Session:
         models=models,
         model_env=session_models.variables(settings.state, models),
         env=env,
+        inject=inject,
         publish=tuple(typed.published(one, os.getcwd()) for one in words.publish),
         role=words.role,
         contract=contract,
@@ -225,7 +241,8 @@ def _checked(words: Typed, contract: str) -> Session:
         workspace=None if words.workspace is None else host.workspace(words.workspace, profile, never),
     )
     host.check_program(settings, refs, options, profile, words.command[0])
-    host.check_secrets(settings, package.agent_id(words.command[0]), secrets)
+    used = (*secrets, *(typed.SecretWord(one.secret) for one in inject))
+    host.check_secrets(settings, package.agent_id(words.command[0]), used)
     made = Session(name, profile, options, words.command)
     _parsed(made)
     _check_role(made)

@@ -18,6 +18,8 @@ _HOP: Final = frozenset({
     "accept-encoding", "connection", "content-length", "expect", "host", "http2-settings", "keep-alive",
     "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
 })  # fmt: skip
+# A part of an answer could begin in the middle of a secret, where it is not found.
+_PARTS: Final = frozenset({"if-range", "range", "request-range"})
 # A server that takes one of these would do another request than the one that was judged.
 _OVERRIDES: Final = frozenset({
     "x-http-method", "x-http-method-override", "x-method-override", "x-original-url", "x-rewrite-url",
@@ -28,6 +30,8 @@ _ANSWER_DROPPED: Final = frozenset({
     "set-cookie2", "trailer", "transfer-encoding", "upgrade",
 })  # fmt: skip
 _REFUSED: Final = ("upgrade", "http2-settings", "proxy-authorization", "trailer", "te", "content-encoding")
+# A row of the log has it.
+PATH_BYTES: Final = 2048
 _TARGET = re.compile(r"/[!-~]*")
 _DOTS = re.compile(r"(?i)(?:^|/|%2f|\\|%5c)(?:\.|%2e){1,2}(?:$|[/;\\]|%2f|%5c|%3b)")
 _ODD = re.compile(r"(?i)//|\\|%5c|%00|%0[ad]|#|[\"<>^`{|}]|%(?![0-9a-f]{2})")
@@ -87,6 +91,8 @@ def granted(method: str, raw_path: str, rules: Iterable[InjectRule]) -> None:
         RequestRefusedError: none does, or its path could be read as another one.
     """
     path = raw_path.partition("?")[0]
+    if len(path) > PATH_BYTES:
+        raise RequestRefusedError(414, "path_refused", f"a path has at most {PATH_BYTES} bytes")
     if _DOTS.search(path) or _ODD.search(path):
         raise RequestRefusedError(403, "path_refused", "the path could be read as another one")
     found = [one for one in rules if one.takes(method, path)]
@@ -100,7 +106,7 @@ def granted(method: str, raw_path: str, rules: Iterable[InjectRule]) -> None:
 
 def passed_on(headers: Headers, own: str) -> list[tuple[str, str]]:
     """The headers of a request that the host gets; ``own`` is the one that the gate writes."""
-    dropped = _HOP | _OVERRIDES | {own.lower()} | _named(headers)
+    dropped = _HOP | _OVERRIDES | _PARTS | {own.lower()} | _named(headers)
     return [(name, value) for name, value in headers if name.lower() not in dropped]
 
 

@@ -7,11 +7,13 @@ import json
 import socket
 import time
 from collections import deque
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 
 from sandbox.network.inject import wire
+
+_AT_ONCE: Final = 6
 
 
 class InjectEntry(Struct):
@@ -33,6 +35,8 @@ class Line:
         self._waiting: deque[bytes] = deque()
         self._answers: dict[int, asyncio.Future[bytes | None]] = {}
         self._next = 0
+        # Answers are as long as a secret may be: so many have room in the socket.
+        self._turns = asyncio.Semaphore(_AT_ONCE)
 
     def certificate(self, pem: bytes) -> None:
         """Tell the certificate of the run's authority: the first message."""
@@ -46,6 +50,10 @@ class Line:
 
     async def ask(self, host: str, method: str, path: str) -> tuple[InjectEntry, bytes | None]:
         """Ask for the secret of a request that is granted. None: there is none."""
+        async with self._turns:
+            return await self._ask(host, method, path)
+
+    async def _ask(self, host: str, method: str, path: str) -> tuple[InjectEntry, bytes | None]:
         self._next = (self._next + 1) & 0xFFFFFFFF
         number = self._next
         found: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()

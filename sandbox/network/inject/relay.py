@@ -24,7 +24,7 @@ class HostAnswer:
     def __init__(self, tokens: scrub.TokenPlaceholders, group: str, hidden: Sequence[bytes]) -> None:
         self._tokens, self._group, self._hidden = tokens, group, hidden
 
-    async def answer(
+    async def passed_on(
         self, request: web.BaseRequest, response: aiohttp.ClientResponse, entry: InjectEntry
     ) -> web.StreamResponse:
         """Pass it on.

@@ -20,7 +20,7 @@ PREFIX: Final = "covenant-"
 # A shorter token has no room for a placeholder that cannot be guessed: it is hidden, and cannot be used.
 TOKEN_BYTES: Final = 24
 # The most placeholders of a run; the oldest is forgotten.
-MOST: Final = 1024
+MOST: Final = 64
 # A token that is longer is passed on as it is: none is.
 HELD_BYTES: Final = 32 << 10
 _LETTERS: Final = string.ascii_letters + string.digits

@@ -89,7 +89,7 @@ class InjectServer:
         self._injected, self._contexts, self._verify, self._line = injected, contexts, verify, line
         # Refusals are told from the moment on that the process is sealed.
         self.denied: Callable[[str, str], None] = lambda target, code: None
-        self._tokens, self._rate = scrub.TokenPlaceholders(), RequestRate()
+        self.tokens, self._rate = scrub.TokenPlaceholders(), RequestRate()
         self._tasks: set[asyncio.Task[None]] = set()
         self._manager = web.Server(self.handle, handler_cancellation=True)
 
@@ -159,6 +159,8 @@ class InjectServer:
         entry: InjectEntry,
     ) -> web.StreamResponse:
         value = self._value(rule, headers, secret)
+        # Now: a token that is sent could be forgotten before it comes back.
+        answer = relay.HostAnswer(self.tokens, rule.secret, self._hidden(rule, secret))
         sent = [*judge.passed_on(headers, rule.header), ("Accept-Encoding", "identity"), (rule.header, value)]
         body = await self._body(request, rule.secret, entry, sent)
         try:
@@ -168,16 +170,14 @@ class InjectServer:
             raise RequestRefusedError(502, "host_failed", f"{one.host}: {says}") from e
         entry.status = response.status
         try:
-            return await relay.HostAnswer(self._tokens, rule.secret, self._hidden(rule, secret)).answer(
-                request, response, entry
-            )
+            return await answer.passed_on(request, response, entry)
         finally:
             response.release() if entry.whole else response.close()
 
     def _value(self, rule: InjectRule, headers: judge.Headers, secret: bytes) -> str:
         """The header's value: with the token of a placeholder that the agent wrote there, else with the secret."""
         own = [value for name, value in headers if name.lower() == rule.header.lower()]
-        if len(own) == 1 and (value := self._tokens.exchange(rule.secret, own[0])) != own[0]:
+        if len(own) == 1 and (value := self.tokens.exchange(rule.secret, own[0])) != own[0]:
             return value
         if len(secret) < wire.LEAST_BYTES or any(not 0x20 < char < 0x7F for char in secret):
             raise RequestRefusedError(
@@ -187,7 +187,7 @@ class InjectServer:
 
     def _hidden(self, rule: InjectRule, secret: bytes) -> list[bytes]:
         """The bytes that stay outside: the secret and the tokens behind placeholders, in each form."""
-        known = [secret, *(token.encode() for token in self._tokens.known(rule.secret).values())]
+        known = [secret, *(token.encode() for token in self.tokens.known(rule.secret).values())]
         found = [form for one in known if len(one) >= wire.LEAST_BYTES for form in scrub.forms(one)]
         return [*found, _inner(rule, secret).encode()] if rule.user else found
 
@@ -203,12 +203,12 @@ class InjectServer:
                 sent.append(("Content-Length", "0"))
             return None
         written = _WRITTEN.get(kind)
-        if written is None or length is None or length > EXCHANGED_BYTES or not self._tokens.known(group):
+        if written is None or length is None or length > EXCHANGED_BYTES or not self.tokens.known(group):
             if length is not None:
                 sent.append(("Content-Length", str(length)))
             return _counted(request, entry)
         text = (await request.content.read(-1)).decode("latin-1")
-        data = self._tokens.exchange(group, text, written).encode("latin-1")
+        data = self.tokens.exchange(group, text, written).encode("latin-1")
         entry.outward += len(data)
         sent.append(("Content-Length", str(len(data))))
         return data

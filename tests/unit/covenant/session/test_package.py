@@ -79,6 +79,25 @@ def test_network_is_narrowest(net: tuple[Destination, ...], mode: str) -> None:
     ]
 
 
+def test_injected_secret_is_for_every_request() -> None:
+    words = ("api.example.com=github", "mail.example.com=mail:X-Api-Key")
+    found = made(structs.replace(PLAIN, inject=tuple(map(typed.inject, words))))
+    assert found.resources.network == "outbound-https-only"
+    assert found.permissions.credentials.grants == ()
+    rules = [(host, one.secret, one.header, one.format) for _, host, one in found.permissions.injected]
+    assert rules == [
+        ("api.example.com", "github", "Authorization", "Bearer {}"),
+        ("mail.example.com", "mail", "X-Api-Key", "{}"),
+    ]
+    assert {(one.methods, one.paths) for _, _, one in found.permissions.injected} == {(("*",), ("/*",))}
+
+
+@pytest.mark.parametrize("word", ["api.example.com", "=x", "a=", "a=b c", "a=b:", "a=b:Host", "a=b:X Y"])
+def test_odd_injection_is_refused(word: str) -> None:
+    with pytest.raises(errors.UsageError):
+        typed.inject(word)
+
+
 def test_secret_as_variable_is_set_by_shell() -> None:
     secrets = (SecretWord("mail", "TOKEN"), SecretWord("db"), SecretWord("api", "KEY"))
     found = made(structs.replace(PLAIN, secrets=secrets), "claude", "-p", "$(id)")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Callable
 
 from policy.grants.credentials import InjectRule, InjectSet
-from sandbox.network.inject import upstream
+from sandbox.network.inject import scrub, upstream
 from sandbox.network.inject.authority import Authority
 from sandbox.network.inject.line import InjectEntry, Line
 from sandbox.network.inject.server import InjectServer
@@ -49,6 +50,7 @@ class Gate:
         self.injected, self.line = injected, line
         self.denied: list[str] = []
         self.heard: list[bytes] = []
+        self.on_request: Callable[[], object] = lambda: None
         self.answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
     async def _host(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -60,15 +62,21 @@ class Gate:
                 elif b"Content-Length: " in head:
                     body = await reader.readexactly(int(head.split(b"Content-Length: ")[1].split(b"\r\n")[0]))
                 self.heard.append(head + body)
+                self.on_request()
                 writer.write(self.answer)
                 await writer.drain()
         writer.close()
 
-    async def send(self, data: bytes) -> bytes:
-        """Send bytes on a connection of their own, and return all that comes."""
-        loop = asyncio.get_running_loop()
+    def made(self) -> InjectServer:
+        """A server, which needs a loop."""
         server = InjectServer(self.injected, self.authority.contexts, self.trusts, self.line)
         server.denied = lambda target, code: self.denied.append(code)
+        return server
+
+    async def send(self, data: bytes, server: InjectServer | None = None) -> bytes:
+        """Send bytes on a connection of their own, and return all that comes."""
+        loop = asyncio.get_running_loop()
+        server = server or self.made()
         (agent, near), (made, host) = socket.socketpair(), socket.socketpair()
         for one in (agent, near, made, host):
             one.setblocking(False)
@@ -154,3 +162,33 @@ def test_answer_that_cannot_be_read_is_refused() -> None:
         gate.answer = answer
         said = asyncio.run(gate.send(GET))
         assert statuses(said.decode()) == [502]
+
+
+def test_part_of_an_answer_is_not_asked_for() -> None:
+    gate = Gate(Told())
+    asyncio.run(gate.send(GET.replace(b"Connection", b"Range: bytes=3-5\r\nIf-Range: x\r\nX-Kept: 1\r\nConnection")))
+    assert b"ange:" not in gate.heard[0]
+    assert b"X-Kept: 1" in gate.heard[0]
+
+
+def test_long_path_is_refused_before_it_is_told() -> None:
+    line = Told()
+    gate = Gate(line)
+    said = asyncio.run(gate.send(GET.replace(b"/user", b"/repos/" + b"a" * 4000)))
+    assert (statuses(said.decode()), gate.denied, line.asked) == ([414], ["path_refused"], [])
+
+
+def test_token_is_hidden_though_it_was_forgotten() -> None:
+    gate, token = Gate(Told()), "gho_0123456789abcdefghijklmnopqrstuvwxyz"
+
+    async def forgotten() -> bytes:
+        server = gate.made()
+        placeholder = server.tokens.hide("s", token, len(token))
+        gate.answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(token), token.encode())
+        gate.on_request = lambda: [server.tokens.hide("s", "x" * 40, 40) for _ in range(scrub.MOST)]
+        mine = b"Authorization: Bearer " + placeholder.encode() + b"\r\nConnection"
+        return await gate.send(GET.replace(b"Connection", mine), server)
+
+    said = asyncio.run(forgotten())
+    assert b"Authorization: Bearer " + token.encode() in gate.heard[0]
+    assert token.encode() not in said
