@@ -125,6 +125,10 @@ _HOST_PORT = re.compile(
 )
 
 
+# `METHOD https://HOST/PATH: words`
+_REQUEST = re.compile(r"(?P<method>[A-Z-]{1,32}) https://(?P<host>[a-z0-9.-]+)(?P<path>/[!-9;-~]*): ")
+
+
 class Explanation(Struct, frozen=True):
     """``answer`` is what ``policy why`` says of it today, None where no question can be asked; ``note`` what else
     helps, or why no line would."""
@@ -180,6 +184,8 @@ def explain(denial: Denial, sight: Sight) -> Explanation:
         except errors.CovenantError:
             # The denial names an object that cannot exist; its layer refused it for other reasons.
             question = None
+    if denial.layer == "inject" and denial.code != denials.REST_CODE:
+        return Explanation(denial, meaning(denial), answer, _inject_note(denial))
     return Explanation(denial, meaning(denial), answer, _FAMILIES[family] if family else _note(denial, answer, sight))
 
 
@@ -283,6 +289,19 @@ _QUESTIONS: Final[Mapping[str, Callable[[Denial, Sight], Question | None]]] = {
     **dict.fromkeys(("memory", "pids", "time", "disk"), _of_limit),
     "tool": _of_call,
 }
+
+
+def _inject_note(denial: Denial) -> str:
+    """Return the lines of an entry that would grant a request with a secret."""
+    found = _REQUEST.match(denial.target)
+    if denial.code == "secret_absent":
+        return "an operator puts it there: covenant vault put AGENT NAME"
+    if denial.code == "host_failed":
+        return "where another authority signed for the host, the operator names it: [tls] ca in config.toml"
+    if denial.code != "request_not_granted" or found is None or found["method"] in ("CONNECT", "TRACE"):
+        return "no line of agent.toml allows it"
+    listed = f"methods = [{text.toml(found['method'])}], paths = [{text.toml(found['path'])}]"
+    return f"add to inject of the entry for {found['host']}: {listed}"
 
 
 def _note(denial: Denial, answer: Answer | None, sight: Sight) -> str:

@@ -179,6 +179,8 @@ def _inject(value: dict[str, Any]) -> InjectSet:
     inject = InjectSet.of(rules)
     if not rules or inject.rules != tuple(rules) or EVERY_REQUEST in rules:
         raise refuse(where, "the rules are not sorted, one stands within another, or there is none")
+    if any(pattern_of(one.host, where).startswith(hostnames.EVERY) for one in rules):
+        raise refuse(where, "a host is no exact name")
     if len({one.added for one in rules}) != len(inject.hosts):
         raise refuse(where, "a host has two secrets")
     return inject

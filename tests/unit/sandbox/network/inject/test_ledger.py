@@ -1,0 +1,97 @@
+"""The supervisor's end of an inject gate's line: a hijacked gate gets no secret that is not granted."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from policy.grants.credentials import InjectRule, InjectSet
+from sandbox.network.inject import wire
+from sandbox.network.inject.ledger import Injected, InjectLedger, Then
+
+RULES = InjectSet.of([InjectRule("a.example", "s", "X", "{}", "", "GET", "/a/*")])
+ASK = {"kind": "asked", "number": 1, "host": "a.example", "method": "GET", "path": "/a/b"}
+END = {
+    "kind": "ended", "number": 1, "status": 200, "out_bytes": 0, "in_bytes": 9, "whole": True, "duration_ms": 3,
+}  # fmt: skip
+
+
+class Gate:
+    """The gate's end, what was asked of the vault, and the rows."""
+
+    def __init__(self, secret: bytes | None = b"planted-secret") -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.told: list[Injected] = []
+
+        def ask(host: str, name: str, then: Then) -> None:
+            self.asked.append((host, name))
+            then(7, None if secret is None else memoryview(secret))
+
+        self.ledger = InjectLedger(RULES, ask, self.told.append)
+        self.line = socket.socket(fileno=socket.dup(self.ledger.gate_end))
+        self.ledger.started()
+        self.line.settimeout(5)
+
+    def say(self, **row: Any) -> bool:
+        """Send a row. Returns whether the run goes on."""
+        self.line.send(json.dumps(row).encode())
+        return self.ledger.serve() is None
+
+    def heard(self) -> tuple[int, int, bytes]:
+        message = self.line.recv(wire.ANSWER.size + wire.VALUE_BYTES)
+        return (*wire.ANSWER.unpack_from(message), message[wire.ANSWER.size :])
+
+    def close(self) -> None:
+        self.line.close()
+        self.ledger.close()
+
+
+def test_granted_request_gets_secret_and_row() -> None:
+    gate = Gate()
+    assert gate.say(**ASK)
+    assert gate.heard() == (1, wire.PRESENT, b"planted-secret")
+    assert gate.say(**END)
+    assert gate.asked == [("a.example", "s")]
+    assert gate.told == [Injected("a.example", "s", "GET", "/a/b", 200, 0, 9, True, 3)]
+    gate.close()
+
+
+def test_missing_secret_is_said() -> None:
+    gate = Gate(None)
+    assert gate.say(**ASK)
+    assert gate.heard() == (1, wire.ABSENT, b"")
+    gate.close()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {**ASK, "host": "b.example"}, {**ASK, "method": "POST"}, {**ASK, "path": "/b"}, {**ASK, "more": 1},
+        {**ASK, "number": -1}, {**ASK, "number": True}, {**ASK, "number": "1"}, {"kind": "asked"}, {"kind": "other"},
+        END,
+    ],
+)  # fmt: skip
+def test_other_words_end_the_run(row: dict[str, Any]) -> None:
+    gate = Gate()
+    assert not gate.say(**row)
+    assert (gate.asked, gate.told) == ([], [])
+    gate.close()
+
+
+def test_number_in_use_ends_the_run() -> None:
+    gate = Gate()
+    assert gate.say(**ASK)
+    assert not gate.say(**ASK)
+    gate.close()
+
+
+def test_request_of_a_killed_gate_has_its_row() -> None:
+    gate = Gate()
+    assert gate.say(**ASK)
+    gate.line.close()
+    gate.ledger.finish()
+    assert gate.told == [Injected("a.example", "s", "GET", "/a/b")]
+    gate.ledger.close()
