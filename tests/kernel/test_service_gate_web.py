@@ -198,6 +198,12 @@ def test_page_comes_as_text(search: Web, pages: tuple[Web, Path]) -> None:
     served, _ = pages
     served.pages["/a"] = (200, {"Set-Cookie": "tracked=1"}, PAGE.encode())
     served.pages["/plain"] = (200, {"Content-Type": "text/plain; charset=latin-1"}, b"caf\xe9")
+    served.pages["/russian"] = (
+        200,
+        {"Content-Type": "text/html; charset=windows-1251"},
+        "<p>слово</p>".encode("cp1251"),
+    )
+    served.pages["/part"] = (206, {}, b"<p>a part</p>")
     served.pages["/gone"] = (404, {}, b"<p>not here</p>")
     with opened(search, pages) as gated:
         status, body, found = get(
@@ -207,6 +213,8 @@ def test_page_comes_as_text(search: Web, pages: tuple[Web, Path]) -> None:
         assert found.headers["Content-Location"] == f"https://{HOST}/a?x=1"
         assert "Set-Cookie" not in found.headers
         assert fetched(gated, f"https://{HOST}/plain") == (200, "café")
+        assert fetched(gated, f"https://{HOST}/russian") == (200, "слово")
+        assert fetched(gated, f"https://{HOST}/part") == (200, "a part")
         assert fetched(gated, f"https://{HOST}/gone") == (404, "not here")
         assert "About /some/page" in fetched(gated, "https://mock.example.org/some/page")[1]
         gated.look()
@@ -223,6 +231,7 @@ def test_page_that_is_not_granted_is_refused(search: Web, pages: tuple[Web, Path
         "https:///a", "ftp://x.example.org/", "file:///etc/passwd", f"https://{HOST}/ a", "x" * 2049,
     ]  # fmt: skip
     ungranted = [f"https://{BESIDE}/a", "https://127.0.0.1/a", "https://[::1]/a", "https://example.org/a", "https://1/"]
+    ungranted += [f"https://{'a' * 64}.example.org/", f"https://{'a.' * 130}example.org/", "https://*.example.org/"]
     with opened(search, pages) as gated:
         assert [fetched(gated, url)[0] for url in odd] == [400] * len(odd)
         found = [json.loads(fetched(gated, url)[1])["error"]["code"] for url in ungranted]
@@ -270,8 +279,11 @@ def test_page_too_large_or_no_text_is_refused(search: Web, pages: tuple[Web, Pat
     served.pages["/image"] = (200, {"Content-Type": "image/png"}, b"x")
     served.pages["/gzip"] = (200, {"Content-Encoding": "gzip"}, b"x")
     served.pages["/odd"] = (200, {"Content-Type": "text/plain; charset=never"}, b"x")
+    served.pages["/slow"] = (200, {"Content-Type": "text/plain; charset=idna"}, b"x")
+    served.pages["/later"] = (304, {}, b"")
+    served.pages["/strange"] = (999, {}, b"x")
     with opened(search, pages) as gated:
-        assert [fetched(gated, f"https://{HOST}{one}")[0] for one in ("/more", "/image", "/gzip", "/odd")] == [502] * 4
+        assert [fetched(gated, f"https://{HOST}{one}")[0] for one in list(served.pages)[1:]] == [502] * 7
         status, text = fetched(gated, f"https://{HOST}/whole")
         assert (status, len(text)) == (200, reader.TEXT_BYTES)
         assert gated.lives()

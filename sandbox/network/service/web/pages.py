@@ -7,6 +7,8 @@ granted hosts alone.
 from __future__ import annotations
 
 import asyncio
+import codecs
+import re
 import socket
 import ssl
 from collections.abc import Callable, Mapping
@@ -30,6 +32,14 @@ REDIRECTS: Final = 5
 URL_CHARACTERS: Final = 2048
 _HTML: Final = frozenset({"text/html", "application/xhtml+xml"})
 _TEXT: Final = frozenset({"application/json", "application/xml", "application/yaml", "application/toml"})
+# Looked up here: a codec is a module, and the sealed gate can open none. Others can take long for their text.
+_CHARSETS: Final = frozenset({
+    "utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1", "latin1", "iso-8859-2", "iso-8859-15",
+    "windows-1250", "windows-1251", "windows-1252", "koi8-r", "shift_jis", "euc-jp", "euc-kr", "gb2312", "gbk",
+    "gb18030", "big5", "utf-16",
+})  # fmt: skip
+_CODECS: Final = [codecs.lookup(name) for name in sorted(_CHARSETS)]
+_HOST: Final = re.compile(r"[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})+")
 _MOVED: Final = frozenset({301, 302, 303, 307, 308})
 MOCK: Final = (
     "<html><head><title>Mock page</title><script>ignored()</script></head><body><h1>About {path}</h1>"
@@ -73,6 +83,11 @@ def address(text: str) -> yarl.URL:
     return url
 
 
+def is_name(host: str | None) -> bool:
+    """Whether a host is a name that can be granted and looked up."""
+    return host is not None and len(host) <= connector_wire.NAME_BYTES and _HOST.fullmatch(host) is not None
+
+
 class _Hosts(aiohttp.BaseConnector):
     """Connections to hosts by name, each made by the connector's process."""
 
@@ -82,7 +97,6 @@ class _Hosts(aiohttp.BaseConnector):
 
     async def _create_connection(self, req: Any, traces: Any, timeout: Any) -> ResponseHandler:  # noqa: ASYNC109
         host = str(req.url.host)
-        made: socket.socket | None = None
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 made = await self._line.connect(connector_wire.BY_NAME, host)
@@ -91,12 +105,8 @@ class _Hosts(aiohttp.BaseConnector):
                     self._factory, sock=made, ssl=context, server_hostname=host
                 )
         except PermissionError:
-            if made is not None:
-                made.close()
             raise
         except (OSError, TimeoutError) as e:
-            if made is not None:
-                made.close()
             raise aiohttp.ClientConnectionError(str(e)) from e
         return protocol
 
@@ -151,13 +161,11 @@ async def _read(url: yarl.URL, response: aiohttp.ClientResponse) -> FetchedPage:
         data += chunk
         if len(data) > reader.PAGE_BYTES:
             raise RefusedError(502, "content_refused", f"the page has over {reader.PAGE_BYTES} bytes")
-    if kind not in _HTML:
-        charset = response.charset or "utf-8"
-        try:
-            return FetchedPage(str(url), response.status, kind, bytes(data).decode(charset, "replace").encode())
-        except LookupError as e:
-            raise RefusedError(502, "content_refused", "the page has an unknown charset") from e
-    return FetchedPage(str(url), response.status, kind, bytes(data))
+    charset = (response.charset or "utf-8").lower()
+    if charset not in _CHARSETS:
+        raise RefusedError(502, "content_refused", "the page has an unknown charset")
+    body = bytes(data) if charset in ("utf-8", "utf8") else bytes(data).decode(charset, "replace").encode()
+    return FetchedPage(str(url), response.status, kind, body)
 
 
 def _escaped(text: str) -> str:

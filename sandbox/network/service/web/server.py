@@ -125,7 +125,7 @@ class WebServer:
             raise RefusedError(400, "malformed", "a fetch has the parameter url")
         url = pages.address(query["url"])
         client = self._pages
-        if client is None or not self._granted.holds(str(url.host)):
+        if client is None or not self._may(str(url.host)):
             raise RefusedError(403, "host_not_granted", f"pages of {url.host} are not granted")
         await self._fetches.begin(None)
         try:
@@ -136,10 +136,13 @@ class WebServer:
                     text = await self._reader.text(page.body)
         except TimeoutError as e:
             raise RefusedError(504, "provider_failed", f"the page took over {pages.SECONDS} s") from e
-        if page.status in (401, 403, 407, 421, 429) or page.status >= 500:
+        if not 200 <= page.status < 300 and page.status not in (404, 410):
             raise RefusedError(502, "provider_failed", f"{url.host} answers with status {page.status}")
         headers = {"Content-Type": "text/plain; charset=utf-8", "Content-Location": page.url}
-        return web.Response(status=page.status, body=text, headers=headers)
+        return web.Response(status=page.status if page.status > 299 else 200, body=text, headers=headers)
+
+    def _may(self, host: str) -> bool:
+        return pages.is_name(host) and self._granted.holds(host)
 
     async def _followed(self, client: pages.PageClient, url: yarl.URL) -> pages.FetchedPage:
         for _ in range(pages.REDIRECTS + 1):
@@ -152,5 +155,5 @@ class WebServer:
                 self._book.end_web(entry, status, 0, size)
             if not location:
                 return page
-            url = pages.following(url, location, self._granted.holds)
+            url = pages.following(url, location, self._may)
         raise RefusedError(502, "provider_failed", f"the page redirects over {pages.REDIRECTS} times")
