@@ -34,7 +34,7 @@ _NOT_ITS_NAME: Final = "protected: its content is not what its name says"
 
 
 class GitFindings(NamedTuple):
-    """What was found in files of git (LowerView): why each one is not applied, and the entries of each index."""
+    """Findings in files of git (LowerView): the reason why each one is not applied, and the entries of each index."""
 
     refusals: dict[str, str]
     indexes: dict[str, tuple[str, str]]
