@@ -22,7 +22,7 @@ from covenant.tui.run_views import RunsView, SessionsView
 from covenant.tui.service_views import ServicesView, WorkspacesView
 from covenant.tui.sources import Sources
 from covenant.tui.store_views import MemoryView, ReceiptsView
-from covenant.tui.view import Attach, Form, Loaded, Question, Row, View, ViewRequest, refused
+from covenant.tui.view import Attach, Form, Loaded, Question, Row, View, ViewRequest, broken, refused
 from covenant.tui.widgets import Bar, Pane, Table
 from policy import errors
 
@@ -183,7 +183,7 @@ class TerminalApp(App[None]):
             except errors.CovenantError as e:
                 loaded = Loaded((), tuple(refused(e)))
             except Exception as e:  # an answer of another version must not end the screens
-                loaded = Loaded((), (f"! the answer cannot be shown: {type(e).__name__}: {e}",))
+                loaded = Loaded((), tuple(broken(e)))
             self._later(lambda: self._came(one, loaded))
 
         sources.start(work)
@@ -336,13 +336,18 @@ class TerminalApp(App[None]):
                 question = made()
             except errors.CovenantError as e:
                 lines = refused(e)
-                self._later(lambda: self._show_text("it cannot be asked for", lines))
+            except Exception as e:
+                lines = broken(e)
+            else:
+                self._later(lambda: self._asked(question))
                 return
-            self._later(lambda: self._asked(question))
+            self._later(lambda: self._show_text("it cannot be asked for", lines))
 
         sources.start(work)
 
     def _asked(self, asked: Question | Form | Attach | None) -> None:
+        if len(self.screen_stack) > 1:
+            return  # a key that was pressed twice asks once
         if isinstance(asked, Question):
             self.late = ""
             self.push_screen(QuestionScreen(asked, self._later, self.given, self._came_late), self._after_question)
@@ -389,11 +394,15 @@ class TerminalApp(App[None]):
                 lines = one.whole(self.given, row)
             except errors.CovenantError as e:
                 lines = [*(f"{name}: {text}" for name, text in one.about(row)), "", *refused(e)]
+            except Exception as e:
+                lines = broken(e)
             self._later(lambda: self._show_text(f"{one.name}: {row.cells[0]}", lines))
 
         sources.start(work)
 
     def _show_text(self, title: str, lines: Sequence[str]) -> None:
+        if len(self.screen_stack) > 1:
+            return
         self.push_screen(TextScreen(title, lines))
 
     def action_help(self) -> None:

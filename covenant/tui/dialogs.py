@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.events import Key
-from textual.screen import ModalScreen, Screen
+from textual.screen import ModalScreen
 from textual.widgets import Input
 
 from covenant.tui import safe_text, sources
 from covenant.tui.sources import Sources
-from covenant.tui.view import Choice, Form, Question, refused
+from covenant.tui.view import Choice, Form, Question, broken, refused
 from covenant.tui.widgets import Bar, Pane
 from policy import errors
 
+# A choice may be worded by a service; it must not look like several.
+_WORD_CELLS: Final = 20
 
-class TextScreen(Screen[None]):
-    """A text that scrolls; Esc, q and Enter close it."""
+
+class TextScreen(ModalScreen[None]):
+    """A text that scrolls; Esc, q and Enter close it. No key of it reaches the view below."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "dismiss", show=False)]
     ALLOW_SELECT = False
@@ -37,10 +40,6 @@ class TextScreen(Screen[None]):
         yield head
         yield Pane(self._lines, place="text")
         yield foot
-
-    def show(self, lines: Sequence[str]) -> None:
-        """Replace the text, when more of it has come."""
-        self.query_one("#text", Pane).show(lines)
 
     async def action_dismiss(self, result: None = None) -> None:
         self.dismiss(result)
@@ -71,7 +70,7 @@ class QuestionScreen(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         title, foot = Bar(style=safe_text.BOLD, place="title"), Bar(style=safe_text.BOLD, place="choices")
         title.text = self.question.title
-        keys = [f"{choice.key} {choice.word}" for choice in self.question.choices]
+        keys = [f"{choice.key} {safe_text.cut(choice.word, _WORD_CELLS)}" for choice in self.question.choices]
         foot.text = "   ".join([*keys, "Esc no"])
         with Vertical():
             yield title
@@ -100,6 +99,8 @@ class QuestionScreen(ModalScreen[None]):
                 lines = list(choice.act(self._sources))
             except errors.CovenantError as e:
                 lines = refused(e)
+            except Exception as e:
+                lines = broken(e)
             self._run(lambda: self._said(lines))
 
         sources.start(work)

@@ -98,7 +98,7 @@ class IntentsView(View):
                     *_answered(answer)]  # fmt: skip
 
         who = agent or "the agent that its words fit"
-        lines = (f"for {who}, priority {priority or 'of its manifest'}:", "", *text.split("\n"))
+        lines = (f"for {who}, priority {priority or 'of its manifest'}:", "", *view.quoted(text))
         return Question("submit this intent?", lines, (Choice("y", "yes", act),))
 
     def ask(self, sources: Sources, act: str, row: Row | None) -> Question | None:
@@ -110,12 +110,12 @@ class IntentsView(View):
             answer = given.daemon("resume_intent", intent_id=intent_id)
             return [f"{answer['status']}: intent {answer['intent_id']}", *_answered(answer)]
 
-        lines = (f"intent {intent_id} waited for credits:", "", str(row.data.get("intent_text", "")))
+        lines = (f"intent {intent_id} waited for credits:", "", *view.quoted(row.data.get("intent_text", "")))
         return Question("start this intent again?", lines, (Choice("y", "yes", resume),))
 
 
 def _answered(answer: Mapping[str, Any]) -> list[str]:
-    return [*str(answer.get("text", "")).split("\n"), *(f"source: {one}" for one in answer.get("sources", ()))]
+    return [*view.quoted(answer.get("text", "")), *(f"source: {one}" for one in answer.get("sources", ()))]
 
 
 def _ended(event: Mapping[str, Any]) -> Row:
@@ -152,13 +152,14 @@ class ApprovalsView(View):
             return act
 
         choices = [Choice(str(at), word, answers(word)) for at, word in enumerate(one["choices"][:9], 1)]
+        more = "" if len(one["choices"]) <= len(choices) else " It has more choices: covenant agents approvals."
         lines = (
             f"agent {one['agent_id']}, run {one['run_id']}, intent {one['intent_id']}",
             "",
-            str(one["description"]),
-            str(one["command"]),
+            *view.quoted(one["description"]),
+            *view.quoted(one["command"]),
             "",
-            "The log has the answer with your name.",
+            "The log has the answer with your name." + more,
         )
         return Question("answer this run?", lines, tuple(choices))
 

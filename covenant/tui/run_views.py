@@ -92,7 +92,7 @@ class RunsView(View):
         if "run_id" not in row.data:
             return super().whole(sources, row)
         logs = sources.supervisor("logs", run=row.data["run_id"], offset=0, stream="stderr")
-        return [*super().whole(sources, row), "", "stderr of the agent:", *str(logs["text"]).splitlines()]
+        return [*super().whole(sources, row), "", "stderr of the agent:", *view.quoted(logs["text"])]
 
     def ask(self, sources: Sources, act: str, row: Row | None) -> Question | None:
         if row is None or "run_id" not in row.data:

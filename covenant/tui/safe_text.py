@@ -67,10 +67,12 @@ def fitted(text: object, width: int, *, right: bool = False) -> str:
 
 
 def wrapped(text: object, width: int) -> Iterator[str]:
-    """Yield the lines of a text, each cleaned and in at most ``width`` cells; line ends of the text are kept."""
+    """Yield one line of text in pieces, each cleaned and in at most ``width`` cells.
+
+    A line end in it is written out: a text cannot pretend to be the lines below it.
+    """
     whole = str(text)
-    for line in whole[:MOST_CHARACTERS].split("\n"):
-        yield from _pieces(clean(line), width)
+    yield from _pieces(clean(whole), width)
     if len(whole) > MOST_CHARACTERS:
         yield f"[cut: {len(whole) - MOST_CHARACTERS} more characters]"
 

@@ -30,7 +30,7 @@ class WorkspacesView(View):
         Column("DIRECTORY"),
     )
     seconds: ClassVar[float] = 5.0
-    acts: ClassVar[Mapping[str, str]] = {"y": "apply", "x": "discard"}
+    acts: ClassVar[Mapping[str, str]] = {"u": "apply", "x": "discard"}
 
     def load(self, sources: Sources, asked: ViewRequest) -> Loaded:
         answer = sources.supervisor("workspace", verb="list")
@@ -56,7 +56,7 @@ class WorkspacesView(View):
             given.supervisor("workspace", verb="discard", run=run)
             return ["discarded; the directory is as it was"]
 
-        if act == "y":
+        if act == "u":
             head = f"{answer['applicable']} changes are written to {directory}, with the rights of its owner:"
             choice = (Choice("y", "yes", apply),) if answer["applicable"] else ()
             return Question("apply this workspace?", (head, "", *_changes(answer)), choice)

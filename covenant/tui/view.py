@@ -134,7 +134,7 @@ class View(abc.ABC):
         Raises:
             errors.CovenantError: it cannot be asked.
         """
-        return [f"{name}: {text}" for name, text in self.about(row)]
+        return [line for name, text in self.about(row) for line in named(name, text)]
 
     def ask(self, sources: Sources, act: str, row: Row | None) -> Question | Form | Attach | None:
         """Return the question before an act on a row; None if the act does not fit it.
@@ -145,6 +145,16 @@ class View(abc.ABC):
         return None
 
 
+def named(name: str, text: str) -> list[str]:
+    """Return a text after its name; one of several lines is quoted below it."""
+    return [f"{name}:", *quoted(text)] if "\n" in text else [f"{name}: {text}"]
+
+
+def quoted(text: Any) -> list[str]:
+    """Return the lines of an agent's text, each marked as a part of it."""
+    return [f"| {line}" for line in str(text).split("\n")]
+
+
 def words(value: Any) -> str:
     """Return a value as text: texts as they are, everything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
@@ -153,6 +163,11 @@ def words(value: Any) -> str:
 def refused(error: errors.CovenantError) -> list[str]:
     """Return the lines that show an error and its fix."""
     return [f"! {error} [{error.code}]", *([f"  fix: {error.hint}"] if error.hint else [])]
+
+
+def broken(error: Exception) -> list[str]:
+    """Return the line about an answer that no view understands, such as that of another version."""
+    return [f"! the answer cannot be shown: {type(error).__name__}: {error}"]
 
 
 def first_line(text: Any) -> str:

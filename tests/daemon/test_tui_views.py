@@ -13,7 +13,7 @@ import pytest
 
 from covenant.tui.app import every_view
 from policy import errors
-from tests import tui_kit
+from tests import tui_data, tui_kit
 from tests.tui_data import AGENTS, APPROVAL, DAEMON, DIFF, HOSTILE, INTENT, RUNS, SESSION, SUPERVISOR, agent, run
 from tests.tui_kit import NO_DAEMON, NO_SUPERVISOR, Service, Silent
 
@@ -193,7 +193,7 @@ async def test_intent_shows_its_result() -> None:
         await tui_kit.show(pilot, "I")
         await pilot.press("down", "enter")
         shown = await tui_kit.says(pilot, "source: a book")
-        assert "lines\n" in "\n".join(line.rstrip() for line in shown.splitlines())
+        assert "| lines" in [line.rstrip() for line in shown.splitlines()]
         assert daemon.of("get_intent_result") == [{"intent_id": INTENT}]
 
 
@@ -410,7 +410,7 @@ async def test_apply_is_held_to_what_was_shown() -> None:
     daemon, supervisor = services()
     async with tui_kit.opened(tui_kit.sources(daemon, supervisor)) as pilot:
         await tui_kit.show(pilot, "w")
-        await pilot.press("y")
+        await pilot.press("u")
         shown = await tui_kit.says(pilot, "y yes")
         assert "~ src/main.py" in shown
         assert "refused: it starts programs on the host" in shown
@@ -432,7 +432,7 @@ async def test_apply_of_nothing_offers_no_yes() -> None:
 
     async with tui_kit.opened(tui_kit.sources(*services(workspace=nothing))) as pilot:
         await tui_kit.show(pilot, "w")
-        await pilot.press("y")
+        await pilot.press("u")
         assert "y yes" not in await tui_kit.says(pilot, "apply this workspace?")
 
 
@@ -477,6 +477,63 @@ async def test_only_runs_with_a_terminal_are_sessions() -> None:
         await tui_kit.show(pilot, "S")
         shown = await tui_kit.says(pilot, "exec-claude")
         assert "librarian" not in shown
+
+
+# --- agents' words ----------------------------------------------------------------------------------------------------
+
+
+async def test_text_of_agent_cannot_pass_for_a_field() -> None:
+    record = tui_data.record(1, "working", "x\nowner: root@local", metadata={"a": "b\nc"})
+    async with tui_kit.opened(tui_kit.sources(*services(recent_memory={"records": [record]}))) as pilot:
+        await tui_kit.show(pilot, "m")
+        await pilot.press("enter")
+        shown = await tui_kit.says(pilot, "| owner: root@local")
+        assert [line for line in shown.splitlines() if line.startswith("owner:")] == [
+            line for line in shown.splitlines() if line.startswith("owner: operator@local")
+        ]
+
+
+async def test_path_of_change_cannot_pass_for_another() -> None:
+    change = {"path": "a\n~ b", "action": "add", "refused": "", "conflict": ""}
+
+    def hostile(verb: str, **fields: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = SUPERVISOR["workspace"](verb)
+        return answer | {"changes": [change]} if verb == "diff" else answer
+
+    async with tui_kit.opened(tui_kit.sources(*services(workspace=hostile))) as pilot:
+        await tui_kit.show(pilot, "w")
+        await pilot.press("u")
+        assert r"+ a\n~ b" in await tui_kit.says(pilot, "y yes")
+
+
+async def test_key_pressed_twice_asks_once_and_does_nothing() -> None:
+    daemon, supervisor = services()
+    async with tui_kit.opened(tui_kit.sources(daemon, supervisor)) as pilot:
+        await pilot.press("down", "k", "k")
+        await tui_kit.says(pilot, "y yes")
+        await pilot.press("escape")
+        await pilot.pause(0.1)
+        assert len(pilot.app.screen_stack) == 1
+        await tui_kit.show(pilot, "w")
+        await pilot.press("u", "u", "u")
+        await pilot.pause(0.1)
+        assert "apply" not in [one["verb"] for one in supervisor.of("workspace")]
+
+
+async def test_no_act_is_confirmed_by_its_own_key() -> None:
+    for view in every_view():
+        assert "y" not in view.acts or view.name == "approvals"
+
+
+async def test_keys_do_not_reach_the_view_below_a_text() -> None:
+    daemon, supervisor = services()
+    async with tui_kit.opened(tui_kit.sources(daemon, supervisor)) as pilot:
+        await pilot.press("down", "enter")
+        await tui_kit.says(pilot, "stderr of the agent:")
+        await pilot.press("k", "d", "g")
+        await pilot.pause(0.1)
+        assert len(pilot.app.screen_stack) == 2
+        assert tui_kit.app_of(pilot).view.name == "runs"
 
 
 # --- every view -------------------------------------------------------------------------------------------------------

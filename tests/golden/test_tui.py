@@ -26,7 +26,7 @@ DIALOGS = {
     "grant": ("g", "action:"),
     "denial": ("d enter", "Esc back"),
     "approval": ("o y", "1 once"),
-    "apply": ("w y", "y yes"),
+    "apply": ("w u", "y yes"),
     "help": ("question_mark", "Esc back"),
 }
 SILENT = {"no daemon": (True, False), "no supervisor": (False, True)}

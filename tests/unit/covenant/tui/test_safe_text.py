@@ -71,6 +71,10 @@ def test_long_text_is_cut_with_an_ellipsis() -> None:
     assert safe_text.cut("字字字", 5) == "字字…"
 
 
+def test_line_end_in_a_line_is_written_out() -> None:
+    assert list(safe_text.wrapped("a\n! b\r\nc", 40)) == ["a\\n! b\\r\\nc"]
+
+
 def test_very_long_text_says_what_is_missing() -> None:
     lines = list(safe_text.wrapped("y" * (safe_text.MOST_CHARACTERS + 7), 1000))
     assert lines[-1] == "[cut: 7 more characters]"
