@@ -12,6 +12,22 @@ ARCHES = {"x86_64": pyseccomp.Arch.X86_64, "aarch64": pyseccomp.Arch.AARCH64}
 LAST_KNOWN = 449
 # Names of 32-bit kernels, denied so that a manifest with them is refused for the right reason.
 FOREIGN = {"stime", "umount", "clock_settime64", "clock_adjtime64"}
+# The calls of x86_64 that Docker's default profile (moby, profiles/seccomp/default.json) refuses to a process without
+# capabilities: those that it does not name, and those that it names for a capability alone.
+REFUSED_BY_DOCKER = frozenset({
+    "_sysctl", "acct", "add_key", "afs_syscall", "bpf", "cachestat", "chroot", "clock_settime", "clone3",
+    "create_module", "delete_module", "fanotify_init", "fchmodat2", "file_getattr", "file_setattr", "finit_module",
+    "fsconfig", "fsmount", "fsopen", "fspick", "futex_requeue", "futex_wait", "futex_wake", "get_kernel_syms",
+    "get_mempolicy", "getpmsg", "getxattrat", "init_module", "ioperm", "iopl", "kcmp", "kexec_file_load",
+    "kexec_load", "keyctl", "listmount", "listns", "listxattrat", "lookup_dcookie", "lsm_get_self_attr",
+    "lsm_list_modules", "lsm_set_self_attr", "map_shadow_stack", "mbind", "migrate_pages", "mount", "mount_setattr",
+    "move_mount", "move_pages", "mseal", "nfsservctl", "open_by_handle_at", "open_tree", "open_tree_attr",
+    "perf_event_open", "pidfd_getfd", "pivot_root", "process_madvise", "putpmsg", "query_module", "quotactl",
+    "quotactl_fd", "reboot", "removexattrat", "request_key", "security", "set_mempolicy", "set_mempolicy_home_node",
+    "setdomainname", "sethostname", "setns", "settimeofday", "setxattrat", "statmount", "swapoff", "swapon",
+    "sysfs", "syslog", "tuxcall", "umount2", "unshare", "uprobe", "uretprobe", "uselib", "userfaultfd", "ustat",
+    "vhangup", "vserver",
+})  # fmt: skip
 
 
 @pytest.mark.parametrize("arch", ARCHES)
@@ -80,6 +96,16 @@ def test_profile_holds_nothing_denied_and_nothing_that_another_grant_brings(name
     assert names <= data.syscall_names()
     assert not names & data.deny().names
     assert not names & {"execve", "execveat", "memfd_create", "socket", "connect", "bind", "listen", "accept4"}
+
+
+@pytest.mark.parametrize("name", ["command", "python3", "node", "static"])
+def test_profile_is_below_dockers_default(name: str) -> None:
+    table = set(data.syscalls("x86_64").numbers)
+    assert table >= REFUSED_BY_DOCKER
+    granted = data.profile(name).names | data.addition("network").names | data.addition("executables").names
+    assert granted & REFUSED_BY_DOCKER == set()
+    # Docker allows these, and no profile of ours does.
+    assert not granted & {"memfd_create", "io_uring_setup", "ptrace", "name_to_handle_at", "process_vm_readv"}
 
 
 def test_static_profile_is_common_floor() -> None:
