@@ -46,15 +46,15 @@ def ps(tree: bool, watch: bool, as_json: bool) -> None:
     if watch and (as_json or not sys.stdout.isatty()):
         raise errors.UsageError("--watch is for a terminal", hint="ask again with `covenant ps --json`")
     if as_json:
-        common.emit({"kind": "runs", "runs": _listed()})
+        common.emit({"kind": "runs", "runs": listed()})
         return
     if not watch:
-        common.say("\n".join(_table(_listed(), tree=tree)))
+        common.say("\n".join(_table(listed(), tree=tree)))
         return
     # Whenever it comes: asking takes as long as waiting does.
     with contextlib.suppress(KeyboardInterrupt):
         while True:
-            lines = _table(_listed(), tree=tree)
+            lines = _table(listed(), tree=tree)
             room = max(2, shutil.get_terminal_size().lines - 1)
             common.say("\x1b[H\x1b[J" + "\n".join(lines[:room]))
             time.sleep(_WATCH_SECONDS)
@@ -171,7 +171,7 @@ def of_package(run: str) -> str:
     from policy.manifest import parse
 
     agent_id = parse.parse((place / "agent.toml").read_bytes()).agent.id
-    live = [one for one in _listed() if one["agent_id"] == agent_id]
+    live = [one for one in listed() if one["agent_id"] == agent_id]
     if not live:
         raise errors.NoRunError(f"no run of `{agent_id}` lives", hint="covenant ps lists those that do; or give its id")
     return str(max(live, key=lambda one: one["started_ms"])["run_id"])
@@ -271,7 +271,8 @@ def _whole(run: str, stream: Stream) -> dict[str, Any]:
 # --- the table --------------------------------------------------------------------------------------------------
 
 
-def _listed() -> list[dict[str, Any]]:
+def listed() -> list[dict[str, Any]]:
+    """Return the live runs, as the supervisor or this process lists them."""
     runs: list[dict[str, Any]] = _asked("ps")["runs"]
     return runs
 

@@ -20,7 +20,7 @@ def package(tmp_path: Path) -> Path:
 
 def _live(monkeypatch: pytest.MonkeyPatch, *rows: tuple[str, str, int]) -> None:
     listed = [{"run_id": run_id, "agent_id": agent_id, "started_ms": at} for run_id, agent_id, at in rows]
-    monkeypatch.setattr(manage, "_listed", lambda: listed)
+    monkeypatch.setattr(manage, "listed", lambda: listed)
 
 
 def test_package_is_its_newest_live_run(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
