@@ -40,6 +40,7 @@ def test_every_key_can_be_written() -> None:
         "publish_ports = [18081]\n"
         '[vault]\nbackend = "openbao"\nkey = "/x/key"\naddress = "https://bao.example:8200"\ntoken = "/x/token"\n'
         'ca = "/x/ca.pem"\nmount = "kv"\nprefix = "agents"\ntimeout_seconds = 9\n'
+        '[tls]\nca = ["/x/company.pem"]\n'
     )
     written = {"host", "runsc", "nft", "python3", "node", "uid_first", "uid_count", "start_deadline_seconds"}
     written |= {"grace_seconds", "allow_unsigned_trusted_local", "trusted_local_user", "path_owners"}
@@ -47,7 +48,8 @@ def test_every_key_can_be_written() -> None:
     written |= {"callers", "caller_requests", "request_seconds", "on_supervisor_exit", "on_newer_serial", "socket"}
     written |= {"kept_workspaces", "kept_workspaces_mb"}
     written |= {"agents", "overcommit", "metrics", "journal", "vault", "runsc_network", "connection_idle_seconds"}
-    written |= {"publish_ports"}
+    written |= {"publish_ports", "tls"}
+    assert found.tls.ca == (Path("/x/company.pem"),)
     assert found.vault.model_fields_set == set(type(found.vault).model_fields)
     assert written | {"state"} == set(config.Config.model_fields)
     assert (found.host, found.runsc, found.path_owners) == ("box-1.example", Path("/opt/runsc"), (1000,))
@@ -73,6 +75,9 @@ def test_every_key_can_be_written() -> None:
         ("callers = [0]", "`callers"),
         ("callers = [2000000]", "`callers`"),
         ('socket = "x.sock"', "`socket`"),
+        ('[tls]\nca = ["x.pem"]', "`tls.ca`"),
+        ('[tls]\nca = "/x.pem"', "`tls.ca`"),
+        ("[tls]\ncrl = []", "`tls.crl`"),
         ('uplink = "lo"', "`uplink`"),
         ('uplink = "cv-12345678"', "`uplink`"),
         ('uplink = "eth0;drop"', "`uplink`"),
@@ -187,3 +192,14 @@ def test_links_in_circle_end(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(errors.HostError, match="too many symlinks"):
         config.trusted_binary(tmp_path / "a")
+
+
+def test_missing_authority_is_refused(tmp_path: Path) -> None:
+    there = tmp_path / "ca.pem"
+    there.write_text("")
+    assert config.TlsSettings(ca=(there,)).bundles() == (str(config.SYSTEM_CA), str(there))
+    with pytest.raises(errors.ConfigError, match="cannot be looked at"):
+        config.TlsSettings(ca=(tmp_path / "absent.pem",)).bundles()
+    there.chmod(0o666)
+    with pytest.raises(errors.ConfigError, match="others"):
+        config.TlsSettings(ca=(there,)).bundles()
