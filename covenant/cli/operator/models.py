@@ -113,6 +113,27 @@ def usage(agent: str | None, as_json: bool) -> None:
         common.say("no request to a model is in the log")
 
 
+@models.command("import", epilog=common.examples("covenant models import > providers.toml"))
+@_JSON
+def import_(as_json: bool) -> None:
+    """Print [llm] and [search] of the home's secrets.toml, as version 1 reads them, as tables of providers.toml.
+
+    Their keys are not printed: the lines at the end say how each is put into the vault.
+    """
+    from covenant import homes, imported_providers
+    from policy.manifest.services import PROVIDERS_ID
+
+    found = imported_providers.imported(homes.home())
+    puts = [f"covenant vault put {PROVIDERS_ID} {secret}" for secret in found.secrets]
+    if as_json:
+        document = {"kind": "imported", "providers": found.text, "manifest": found.manifest, "commands": puts}
+        common.say(json.dumps(document))
+        return
+    common.say(found.text.rstrip())
+    for line in (*puts, "in agent.toml:", *found.manifest.splitlines()):
+        common.say(f"# {line}".rstrip())
+
+
 def _rows() -> list[dict[str, Any]]:
     """The rows of requests in the supervisor's log, oldest first; what cannot be read as one is skipped."""
     from covenant.cli.audit import read_logs
