@@ -95,7 +95,7 @@ def mutated(draw: random.Random, known: list[bytes]) -> bytes:
 
 
 def answered(gated: Gated, request: bytes) -> bytes:
-    """What comes back until the gate closes or is silent; a request may be a part of one."""
+    """Return the bytes that come back until the gate closes or is silent; a request may be a part of one."""
     data = b""
     with gated.connect() as line, contextlib.suppress(OSError):
         line.settimeout(0.3)
