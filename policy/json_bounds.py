@@ -2,7 +2,7 @@
 
 A parser pays by values and not by bytes: 4 MiB can be two million values, of which each takes some hundred bytes. In a
 process with a limit of memory (RLIMIT_DATA) an allocation of pydantic's fails then, and Rust ends the process by
-SIGABRT, without an answer. So ``policy.signing.strict_json`` and ``covenant.wire.strict`` count first.
+SIGABRT, without an answer. So ``policy.signing.strict_json`` and ``policy.wire_json`` count first.
 """
 
 from __future__ import annotations

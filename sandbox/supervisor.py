@@ -25,10 +25,12 @@ from sandbox import progress
 from sandbox.audit import open_runs, run_events
 from sandbox.audit.log import Ledger
 from sandbox.broker.children import ChildRequest, Say
+from sandbox.broker.tool_servers import ServerRequest
 from sandbox.control import succession
-from sandbox.lifecycle import child_run
+from sandbox.lifecycle import child_run, server_run
 from sandbox.lifecycle.context import RunContext
 from sandbox.lifecycle.run import Request, Run, RunDependencies
+from sandbox.lifecycle.types import ToolSource
 from sandbox.network import gateway
 from sandbox.rootfs.skeleton import Skeletons
 from sandbox.run_result import RunResult
@@ -152,6 +154,7 @@ class Supervisor:
             self.never_granted,
             self.policies,
             start_child=self._start_child,
+            start_server=self._start_server,
             keeps_standby=self.keeps_standby,
             isolated=self.isolated,
             below=self.below,
@@ -175,6 +178,13 @@ class Supervisor:
         """In the shim of a child, forked from its parent's."""
         with self.in_shim() as own:
             child_run.run_child(structs.replace(own.dependencies(), watches=self.below), parent, child_request, say)
+
+    def _start_server(self, parent: Request, source: ToolSource, asked: ServerRequest) -> None:
+        """In the shim of a tool server, forked from its agent's."""
+        with self.in_shim() as own, contextlib.ExitStack() as stack:
+            state = stack.enter_context(own.state.dev(parent.dev)) if parent.dev else own.state
+            dependencies = structs.replace(own.dependencies(), state=state, watches=self.below)
+            server_run.run_server(dependencies, parent, source, asked)
 
     def run(
         self,

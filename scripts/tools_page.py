@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from policy.manifest import report
 from policy.manifest.tools import advertised, checks, document, pins, server_package, shapes, tool_uri
+from sandbox.network.tools import desk
 
 COMMAND = "python tests/golden/test_tools_page.py"
 
@@ -25,8 +26,8 @@ _INTRO = f"""\
 Written by `{COMMAND}` from the models in `policy/manifest`; do not edit.
 
 An agent's tools stand in `{document.FILE}` beside `agent.toml`, in the format of Matrix, read strictly. It is a file of
-the package, so it is signed with the rest. Until an agent has a gate to its tools, `covenant run` refuses one that is
-granted any. The commands of the first block work offline, without root, and start no server.
+the package, so it is signed with the rest. A running agent calls its tools at `http://tools.covenant/mcp`. The commands
+of the first block work offline, without root, and start no server.
 
 ```sh
 covenant tools list mine          # URI, class of side effect, granted or why not
@@ -86,6 +87,33 @@ rules of the arguments; `input_schema`; the rate; the server advertises what is 
 A server whose list changes while it runs is listed again: a tool that is not declared is never shown, and there is no
 call while the list differs. What a server asks of its client (sampling, roots, elicitation) is refused
 ([ADR 0086](adr/0086-a-call-is-held-to-its-manifest.md)).
+
+## The agent's endpoint
+
+An agent with a tool in `[permissions.skills]` has the name `tools.covenant` in its /etc/hosts, also with
+`network = "off"`. It is an MCP server over streamable HTTP, without sessions: one POST, one JSON reply.
+
+| path | |
+|---|---|
+| `http://tools.covenant/mcp` | the granted tools of all stdio servers, each as `ALIAS{desk.SEPARATOR}NAME` |
+| `http://tools.covenant/mcp/ALIAS` | the granted tools of one server, by their own names |
+
+```python
+import http.client, json, sys
+
+text = json.loads(sys.stdin.readline())["text"]
+call = {{"name": "read_text_file", "arguments": {{"path": text}}}}
+message = {{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}}
+line = http.client.HTTPConnection("tools.covenant")
+line.request("POST", "/mcp/fs", json.dumps(message), {{"Content-Type": "application/json"}})
+print(json.dumps({{"text": json.load(line.getresponse())["result"]["content"][0]["text"]}}))
+```
+
+The first call of a tool that the manifest allows starts its server, in a sandbox of its own beside the agent's; it ends
+with the agent. A server that ended is started again by the next call, {desk.STARTS} times at once and then every
+{desk.START_SECONDS:.0f} seconds. Each call passes the checks of `tools call`. `covenant run` refuses a package whose
+tools do not verify. A server's memory is beside its agent's, and counts for the same caller
+([ADR 0096](adr/0096-tools-are-called-at-a-gate.md)).
 
 ## Rules and limits of calls
 

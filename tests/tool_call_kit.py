@@ -9,13 +9,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from covenant.session.tool_guard import ToolGuard
 from policy import data
 from policy.grants.skills import SkillSet
 from policy.manifest import parse
 from policy.manifest.tools import document
 from policy.manifest.tools.document import ToolManifest
 from policy.rules import nine
+from sandbox.network.tools.guard import ToolGuard
 from tests import signing_kit
 
 SCHEMA = {

@@ -16,9 +16,9 @@ import anyio
 import anyio.to_thread
 import jsonschema_rs
 
-from covenant.wire import json_schema
 from covenant.wire.types import ToolSpec
 from policy import errors
+from policy.manifest.tools import argument_schema
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class ToolRegistry:
             _LOG.warning("a second tool `%s` was ignored", spec.name)
             return False
         try:
-            check = json_schema.compiled(spec.input_schema)
+            check = argument_schema.compiled(spec.input_schema)
         except (jsonschema_rs.ValidationError, errors.MalformedRequestError) as e:
             _LOG.warning("tool `%s` was ignored: its schema is invalid: %s", spec.name, e.message[:_SHOWN])
             return False
@@ -90,7 +90,7 @@ class ToolRegistry:
                 contain the arguments.
         """
         known = self._find(name)
-        await anyio.to_thread.run_sync(json_schema.check, name, known.spec.input_schema, known.check, arguments)
+        await anyio.to_thread.run_sync(argument_schema.check, name, known.spec.input_schema, known.check, arguments)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
         """Check the arguments and call the tool.

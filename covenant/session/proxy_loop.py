@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from covenant.session import mcp_session
-from covenant.session.tool_proxy import Output, ToolProxy
 from policy import errors
+from sandbox.network.tools import mcp_session
+from sandbox.network.tools.proxy import Output, ToolProxy
 
 _CHUNK: Final = 64 * 1024
 # Bytes that wait for a reader. Beyond them the other side is not read.

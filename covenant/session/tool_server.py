@@ -12,16 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from covenant.session import mcp_session, proxy_loop
-from covenant.session.mcp_session import McpSession, ToolCall
-from covenant.session.tool_guard import ToolGuard
-from covenant.session.tool_proxy import ToolProxy
+from covenant.session import proxy_loop
 from policy import errors
 from policy.manifest.tools import advertised
 from policy.manifest.tools.advertised import AdvertisedTool
 from policy.manifest.tools.checks import Finding
 from policy.manifest.tools.document import Server, ToolManifest
 from policy.rules import tool_calls
+from sandbox.network.tools import mcp_session
+from sandbox.network.tools.guard import ToolGuard
+from sandbox.network.tools.mcp_session import McpSession, ToolCall
+from sandbox.network.tools.proxy import ToolProxy
 
 _CHUNK: Final = 64 * 1024
 _STDERR_BYTES: Final = 4 * 1024

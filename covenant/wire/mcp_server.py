@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from covenant.wire import requests, strict
-from policy import errors
+from covenant.wire import requests
+from policy import errors, wire_json
 from policy.signing import strict_json
 
 PROTOCOL: Final = "2025-11-25"
@@ -55,7 +55,7 @@ def take(raw: bytes) -> bytes | McpCall | None:
     Raises:
         errors.MalformedRequestError: it is no message: HTTP answers with status 400, stdio with ``malformed``.
     """
-    message = strict.read(raw)
+    message = wire_json.read(raw)
     if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
         raise errors.MalformedRequestError("a message is one JSON-RPC 2.0 object")
     method, number, params = message.get("method"), message.get("id"), message.get("params", {})

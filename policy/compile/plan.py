@@ -188,6 +188,8 @@ def _link_cause(manifest: Manifest) -> Cause | None:
     for key, granted in web:
         if granted:
             return Cause("manifest", f"services.{key}", "a link to the service gate")
+    if manifest.permissions.skills.allow:
+        return Cause("manifest", "permissions.skills.allow", "a link to the service gate")
     return Cause("manifest", "publish", "a link to the publish gate") if manifest.publish else None
 
 

@@ -119,6 +119,8 @@ def read(files: Files) -> Decompiled:
     held, credentials = supervision.read(files), supervision.credentials(files)
     if seen.secrets != oci.secrets or (seen.secrets and not credentials.listing()):
         raise refuse(mounts.MOUNTS, "credentials are files exactly where the environment says so, and some are granted")
+    if reached.tools != bool(held.skills.allow.listing()):
+        raise refuse("gates.json:services", "tools are answered for exactly where some are granted")
     asks = held.spawning.allowed or bool(credentials.listing())
     if oci.terminal != (held.contract == "terminal"):
         raise refuse(config.CONFIG, f"a terminal, and the contract {held.contract}")

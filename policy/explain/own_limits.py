@@ -71,6 +71,8 @@ def _services(effective: Effective, manifest: Manifest) -> Iterator[dict[str, An
         yield {"name": "search", "at": "http://search.covenant/search?q=WORDS&count=N", "kinds": ["json"]}
     if effective.web.fetch:
         yield {"name": "fetch", "at": "http://fetch.covenant/fetch?url=URL", "kinds": ["text"]}
+    if effective.asks_tools:
+        yield {"name": "tools", "at": "http://tools.covenant/mcp", "kinds": ["mcp"]}
     if effective.network.names:
         yield {"name": "names", "at": mounts.RESOLVER, "kinds": ["A", "AAAA", "HTTPS"]}
 

@@ -23,7 +23,7 @@ from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants
 from policy.grants.resources import UNITS, Ceilings
 from policy.grants.services import LIMITS, PublishSet, ServiceSet, WebSet
-from policy.grants.sets.domain import Domain
+from policy.grants.sets.domain import EMPTY, Domain
 from policy.grants.skills import SkillSet
 from policy.grants.spawning import Spawning
 from policy.grants.syscalls import EXEC_CALL, NEVER_CALLS, SyscallSet
@@ -123,7 +123,7 @@ class Effective:
         services = _services(manifest.services)
         publish = PublishSet.ports((one.port, one.to) for one in manifest.publish)
         web = _web(manifest.services)
-        linked = network.mode != "off" or bool(services or publish or web)
+        linked = network.mode != "off" or bool(services or publish or web or table.skills.allow)
         brought = (("executables", bool(executables)), ("network", linked))
         names = frozenset[str]().union(
             *((additions or {})[k].names for k, on in brought if on and k in (additions or {}))
@@ -157,13 +157,18 @@ class Effective:
 
     @property
     def linked(self) -> bool:
-        """Whether the agent has a link to a gateway: for destinations, services or published ports."""
+        """Whether the agent has a link to a gateway: for destinations, services, tools or published ports."""
         return self.network.mode != "off" or bool(self.served or self.publish)
 
     @property
     def served(self) -> bool:
-        """Whether the agent has a service gate: for models, searches or pages."""
-        return bool(self.services or self.web)
+        """Whether the agent has a service gate: for models, searches, pages or tools."""
+        return bool(self.services or self.web) or self.asks_tools
+
+    @property
+    def asks_tools(self) -> bool:
+        """Whether the agent may call a tool."""
+        return self.skills.allow != EMPTY
 
     def meet(self, other: Self, /) -> Self:
         """Return the grants that both allow, in every domain."""

@@ -58,13 +58,10 @@ class Demand(Struct, frozen=True):
 
 
 RUNTIMES = tuple(RUNTIME_PROFILES)
-_NO_TOOLS = "tools do not run in sandboxes of their own yet"
 NOT_YET: dict[str, Demand] = {
     "agent.runtime": Demand(
         "runtime {0}", "it is no process of this machine", "use python3, node, rust-bin or command", RUNTIMES
     ),
-    "permissions.skills.allow": Demand("skill {0}", _NO_TOOLS, "take it out of allow"),
-    "permissions.skills.side_effects": Demand("side effect {0}", _NO_TOOLS, "take it out of side_effects"),
 }
 _IO = tuple(f"resources.io_{way}_{unit}" for unit in ("bps", "iops") for way in ("read", "write"))
 
@@ -198,6 +195,21 @@ def _inject(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
         yield "sandbox.standby", f"standby `{standby}` beside inject", lacking, "write standby = 0"
 
 
+def _tools(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
+    asked, standby = manifest.permissions.skills.allow, manifest.sandbox.standby
+    key = "permissions.skills.allow"
+    if asked and standby:
+        lacking = "tool servers for each instance"
+        yield "sandbox.standby", f"standby `{standby}` beside {key}", lacking, "write standby = 0"
+    if asked and host.network.lacks and not host.network.links:
+        yield key, "a link to the service gate", host.network.lacks, host.network.mend
+    for index, uri in enumerate(asked):
+        if uri not in host.tools:
+            lacking = "a stdio server of tools.json that has it"
+            mend = "declare it in tools.json, or take it out of allow"
+            yield f"{key}[{index}]", f"tool {text.quote(uri)}", lacking, mend
+
+
 def _publish(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
     if manifest.publish and host.network.lacks and not host.network.links:
         yield "publish", "a link to the publish gate", host.network.lacks, host.network.mend
@@ -227,5 +239,5 @@ def _writes(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
 
 _LOOKS: tuple[Callable[[Manifest, HostFacts], Iterator[Lack]], ...] = (
     *(_runsc, _runtime, _cgroups, _cpu_time),
-    *(_io, _suspending, _waiting_secrets, _network, _services, _publish, _inject, _writes),
+    *(_io, _suspending, _waiting_secrets, _network, _services, _tools, _publish, _inject, _writes),
 )

@@ -1,7 +1,8 @@
 """Rule 2: check that an operator signed this package for this host. This module does no input or output.
 
-``verify`` alone makes a ``TrustedPackage``, and ``again`` renews it. Code that acts on a package takes that type, so
-that code without the check does not pass mypy. ``policy.signing.root`` says which keys may sign.
+``verify`` alone makes a ``TrustedPackage``; ``again`` renews it, and ``part`` cuts one out of it. Code that acts on a
+package takes that type, so that code without the check does not pass mypy. ``policy.signing.root`` says which keys may
+sign.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ __all__ = [
     "check_operator",
     "check_rollback",
     "listed",
+    "part",
     "revoked",
     "verify",
 ]
@@ -208,6 +210,23 @@ def again(
         lost = next(one.name for one in trusted.signers if one not in signers)
         raise errors.ExpiredError(f"the key of `{lost}`, which counted, is not valid now", where=_WHERE)
     return dataclasses.replace(trusted, signers=signers, token=_TOKEN)
+
+
+def part(trusted: TrustedPackage, package: packages.Package, agent_id: str) -> TrustedPackage:
+    """Return a package that was cut out of a trusted one, under an agent id of its own.
+
+    The caller made it of the trusted package's files, and of a manifest that those files determine. It rests on the
+    same signed payload: a revocation of the whole is one of the part.
+    """
+    scope = Scope(agents=(agent_id,), roles=("*",), approve_unlimited=False)
+    return dataclasses.replace(
+        trusted,
+        package=package,
+        statement=trusted.statement.model_copy(update={"agent_id": agent_id}),
+        signers=tuple(Signer(one.name, one.keyid, scope, one.threshold) for one in trusted.signers),
+        manifest_bytes=package.manifest,
+        token=_TOKEN,
+    )
 
 
 def authorise(trusted: TrustedPackage, *, agent_id: str, role: str | None, operator: str | None) -> tuple[Signer, ...]:

@@ -243,6 +243,10 @@ class RunEvents:
         """Record a search or a page, once it has ended: ``fields`` are its counts."""
         self._append("web_asked", agent_id=self.agent_id, credits=price, **fields)
 
+    def tool(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Record a call of a tool durably: refused, about to be sent, or answered. ``fields`` hold digests only."""
+        self._append(kind, **fields)
+
     def port_published(self, port: int, to: str) -> None:
         """Record that a port of the agent is about to be reached at a place of this host."""
         self._append("port_published", agent_id=self.agent_id, port=port, to=to)

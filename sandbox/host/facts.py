@@ -131,13 +131,26 @@ def for_manifest(
         programs[entry.path] = layered or _executable(entry.path, config, never, where)
         _check_content(programs[entry.path], entry.sha256, where)
     runtime = _runtime(manifest, config, package or {}, never)
+    tools = _tools(package or {}) if manifest.permissions.skills.allow else frozenset[str]()
     return structs.replace(
         facts,
         runtimes={**facts.runtimes, **runtime},
         executables={**facts.executables, **programs},
         granted={**facts.granted, **found},
         volumes={**facts.volumes, **_volumes(manifest, config, caller)},
+        tools=tools,
     )
+
+
+def _tools(package: Mapping[str, bytes]) -> frozenset[str]:
+    """Return the tools of the package's stdio servers. A tools.json that is none is refused when it is used."""
+    from policy.manifest.tools import document
+
+    raw = package.get(document.FILE)
+    if raw is None:
+        return frozenset()
+    servers = [one for one in document.parse(raw).servers if one.transport == "stdio"]
+    return frozenset(str(one.uri(tool)) for one in servers for tool in one.tools if tool.input_schema is not None)
 
 
 def _volumes(manifest: Manifest, config: Config, caller: int) -> dict[str, VolumeFacts]:

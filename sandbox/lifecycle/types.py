@@ -10,9 +10,12 @@ import msgspec
 from msgspec import Struct
 
 from policy import decide
+from policy.manifest.tools.document import ToolManifest
 from policy.package import Package
+from policy.signing import trust
 from sandbox.audit.log import Ledger
 from sandbox.broker import children as broker_children
+from sandbox.broker.tool_servers import ServerRequest
 from sandbox.config import Config
 from sandbox.network import gateway
 from sandbox.run_io import CallerStreams
@@ -21,6 +24,14 @@ from sandbox.workspace.session import GivenDirectory
 
 # Called with a run's id, and (records, bytes of events, bytes of the chain) of the log before its first row.
 Began = Callable[[str, tuple[int, int, int] | None], None]
+
+
+class ToolSource(Struct, frozen=True):
+    """The tools of a run's package, checked; ``seconds`` is how long a server of them may run."""
+
+    tools: ToolManifest
+    trusted: trust.TrustedPackage
+    seconds: int
 
 
 class Request(Struct, frozen=True):
@@ -41,6 +52,7 @@ class Request(Struct, frozen=True):
     - ``workspace`` is the directory that the caller gives to the agent, for a manifest with ``[workspace]``.
     - ``uid`` is that of the caller, by the kernel: it may use its own volumes, and root all of them.
     - ``credits`` is what the run and its children may spend at their service gates, None for no limit.
+    - ``part`` is this package as a part of a verified one: a tool server's, which has no envelope of its own.
     - ``live`` takes the first lines of stderr as they come, for a client that shows them. A child has none.
     """
 
@@ -64,6 +76,7 @@ class Request(Struct, frozen=True):
     live: Callable[[str], None] | None = None
     uid: int = 0
     credits: int | None = None
+    part: trust.TrustedPackage | None = None
 
     @property
     def reads(self) -> Mapping[str, str]:
@@ -90,6 +103,7 @@ class RunDependencies(Struct, frozen=True):
     policies: decide.Policies
     watches: gateway.Watches = msgspec.field(default_factory=dict)
     start_child: Callable[[Request, broker_children.ChildRequest, broker_children.Say], None] | None = None
+    start_server: Callable[[Request, ToolSource, ServerRequest], None] | None = None
     keeps_standby: bool = False
     isolated: bool = False
     below: gateway.Watches = msgspec.field(default_factory=dict)

@@ -207,7 +207,7 @@ def _kinds(
     artefacts: Artefacts, services: service_gate.Terms | None, inject: inject_gate.InjectTerms | None
 ) -> list[prefork.Kind]:
     plan = artefacts.json("gates.json")
-    served = [] if services is None else [service_gate.KIND, service_gate.CONNECTOR]
+    served = [] if services is None else services.kinds()
     served += [] if inject is None else [inject_gate.KIND]
     if services is not None and plan["services"].get("web", {}).get("fetch"):
         served.append(service_gate.READER)

@@ -13,7 +13,8 @@ from typing import Any
 
 from covenant import settings as covenant_settings
 from covenant.adapters.ipc import limits
-from covenant.wire import frames, requests, strict
+from covenant.wire import frames, requests
+from policy import wire_json
 from tests.daemon.test_lifecycle import environment, process
 from tests.house.test_docs import commands
 
@@ -77,8 +78,8 @@ def test_its_bounds_are_those_of_code() -> None:
         f"frames of more than {bounds.small_bytes // 1024} KiB on their way, of one peer | {bounds.large_frames} |",
         f"answer is read | {bounds.frame_seconds:.0f} |",
         f"of more the log has the number | {bounds.refusals} |",
-        f"depth of a document | {strict.MAX_DEPTH} |",
-        f"values in one document, those of its lists and objects counted | {strict.MAX_VALUES} |",
+        f"depth of a document | {wire_json.MAX_DEPTH} |",
+        f"values in one document, those of its lists and objects counted | {wire_json.MAX_VALUES} |",
         f"at most {frames.MAX_BYTES >> 20} MiB",
     ):
         assert text in PAGE, text

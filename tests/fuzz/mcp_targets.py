@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from covenant.session.mcp_session import LINE_BYTES, McpSession, ToolCall
-from covenant.session.tool_proxy import Output, ToolProxy
 from covenant.wire import mcp_server, requests
+from sandbox.network.tools.mcp_session import LINE_BYTES, McpSession, ToolCall
+from sandbox.network.tools.proxy import Output, ToolProxy
 from tests import tool_call_kit as kit
 from tests.fuzz.drive import Target
 

@@ -90,7 +90,10 @@ CASES: dict[str, tuple[str, Callable[[World], Path]]] = {
     "role exceeded": ("rule_3_role", _signed(id='x"\nrole = "observer', memory_mb="5000")),
     "more memory than there is": ("rule_6_resources", _signed(memory_mb="9999999")),
     "network": ("not_enforceable", _signed(network="full")),
-    "skills": ("not_yet_enforceable", _signed(more='[permissions.skills]\nallow = ["matrix://tool/mcp/fs/read@1.0"]')),
+    "skill without a server": (
+        "not_enforceable",
+        _signed(more='[permissions.skills]\nallow = ["matrix://tool/mcp/fs/read@1.0"]'),
+    ),
     "credentials without a vault": ("vault_unusable", _signed(more='[permissions.credentials]\ngrants = ["token"]')),
     "reads the state": ("never_grantable", lambda world: _reads(world, world.state)),
     "reads what holds the state": ("never_grantable", lambda world: _reads(world, world.base)),

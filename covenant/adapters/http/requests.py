@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from covenant.adapters.http.routes import Route
-from covenant.wire import requests, strict
-from policy import errors
+from covenant.wire import requests
+from policy import errors, wire_json
 from policy.signing import strict_json
 
 # `Accept` selects the form of the response, not a field; a list has no form in a query.
@@ -63,7 +63,7 @@ def build(
 
 def _body(route: Route, body: bytes) -> dict[str, Any]:
     # An empty body means `{}`: several requests have no required field.
-    document = strict.read(body) if body else {}
+    document = wire_json.read(body) if body else {}
     if not isinstance(document, dict):
         raise errors.MalformedRequestError("a body is a JSON object")
     # Version 1's page does not say if these bodies have the field around them; both forms are accepted.

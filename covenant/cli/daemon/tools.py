@@ -21,10 +21,10 @@ from policy import errors
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from covenant.session.tool_guard import ToolGuard
     from policy.manifest.agent import Manifest
     from policy.manifest.tools.document import ToolManifest
     from policy.package import Package
+    from sandbox.network.tools.guard import ToolGuard
 
 _PACKAGE = click.argument("package", type=click.Path(path_type=Path))
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -130,9 +130,9 @@ def _guard(manifest: Manifest, declared: ToolManifest) -> ToolGuard:
         errors.PrivilegeError: this process is not root.
     """
     from covenant.keys import identity
-    from covenant.session.tool_guard import ToolGuard
     from policy import data
     from policy.rules import nine
+    from sandbox.network.tools.guard import ToolGuard
     from sandbox.supervisor import open_ledger
 
     if os.geteuid() != 0:
@@ -242,8 +242,8 @@ def serve(package: Path, alias: str, timeout: int, bare: bool) -> int:
         raise errors.UsageError(f"`{alias}` is no stdio server of the package", hint=f"its stdio servers: {known}")
     if not bare:
         from covenant.session import tool_server
-        from covenant.session.tool_proxy import ToolProxy
         from policy.manifest.tools import checks
+        from sandbox.network.tools.proxy import ToolProxy
 
         if findings := checks.verify(read, manifest, declared):
             raise errors.ToolsError(findings[0].message, hint=findings[0].hint, where=findings[0].where)
@@ -264,7 +264,7 @@ def advertised(package: Path, alias: str, timeout: int) -> None:
     Each lacks `side_effect_class`: a person reads the tool and decides what calling it may do.
     """
     from covenant.session import tool_server
-    from covenant.session.mcp_session import McpSession
+    from sandbox.network.tools.mcp_session import McpSession
 
     session = tool_server.ask(package, alias, McpSession(), seconds=timeout)
     common.emit({"kind": "tools_advertised", "alias": alias, "tools": [one.document() for one in session.tools]})

@@ -17,8 +17,7 @@ from typing import Any, Final
 
 from covenant.keys import identity
 from covenant.stores.capabilities.interface import Grant
-from covenant.wire import strict
-from policy import base58, errors
+from policy import base58, errors, wire_json
 from policy.capabilities.token import SIGNATURE_BYTES, Token
 
 # A grant as `granted` writes it, if its texts are plain: its keys in this order, each of them once. Any other line is
@@ -161,10 +160,10 @@ class _Scope:
 def _scope(raw: bytes) -> _Scope | None:
     """Parse the scope of a plain line. Returns None if the line must be read whole: it is not one value, or nested
     deeply."""
-    if raw.count(b"{") + raw.count(b"[") > strict.MAX_DEPTH // 2:
+    if raw.count(b"{") + raw.count(b"[") > wire_json.MAX_DEPTH // 2:
         return None
     try:
-        return _Scope(strict.read(raw, strict.MAX_STORED))
+        return _Scope(wire_json.read(raw, wire_json.MAX_STORED))
     except errors.MalformedRequestError:
         return None
 
@@ -224,7 +223,7 @@ def read_used(line: bytes) -> tuple[str, int, int | None]:
 
 def _read(line: bytes) -> dict[str, Any]:
     try:
-        value = strict.read(line, strict.MAX_STORED)
+        value = wire_json.read(line, wire_json.MAX_STORED)
     except errors.MalformedRequestError as e:
         raise UnreadableError from e
     if not isinstance(value, dict):

@@ -16,9 +16,8 @@ from typing import Any, Final
 import pydantic
 
 from covenant.stores.peers.interface import PREFIX_LENGTH, PeerToken, digest
-from covenant.wire import strict
 from covenant.wire.types import AgentId
-from policy import errors
+from policy import errors, wire_json
 
 _HEX64: Final = re.compile(r"[0-9a-f]{64}\Z")
 
@@ -63,7 +62,7 @@ def read(raw: bytes) -> PeerRow:
         errors.StoreError: the line is invalid. Tokens are never guessed from a damaged registry.
     """
     try:
-        row = strict.read(raw, strict.MAX_STORED)
+        row = wire_json.read(raw, wire_json.MAX_STORED)
         token_digest, prefix, clear = _token(row)
         if row["type"] == "revoked":
             return PeerRow(Revoked(token_digest, _number(row["revoked_at"])), clear)

@@ -10,8 +10,6 @@ from typing import Final
 
 import pydantic
 
-from covenant.wire import strict
-
 # One class stands in one place: each module is re-exported whole.
 from covenant.wire.requests.base import *  # noqa: F403
 from covenant.wire.requests.base import Request
@@ -19,7 +17,7 @@ from covenant.wire.requests.people import *  # noqa: F403
 from covenant.wire.requests.stores import *  # noqa: F403
 from covenant.wire.requests.talk import *  # noqa: F403
 from covenant.wire.requests.talk import Unsupported
-from policy import errors
+from policy import errors, wire_json
 from policy.signing import strict_json
 
 # What version 1 has and this daemon answers `unsupported`; no field of theirs is read.
@@ -53,7 +51,7 @@ def parse(raw: bytes) -> Request:
         errors.MalformedRequestError: not one JSON object, a key twice, too deep, or a field that is missing or wrong.
         errors.UnknownKindError: a kind that is none of ``KINDS``.
     """
-    document = strict.read(raw)
+    document = wire_json.read(raw)
     if not isinstance(document, dict):
         raise errors.MalformedRequestError("a request is a JSON object")
     kind = document.get("kind")

@@ -26,7 +26,7 @@ NAME_BYTES = 253
 TTL_SECONDS = (30, 3600)
 _DNS = built_in("dns gate", "resolves granted names alone, within a rate and a length")
 _SERVICES = built_in(
-    "service gate", "answers for granted models, searches and pages at the gateway's own address, and nothing else"
+    "service gate", "answers for granted models, searches, pages and tools at the gateway's own address alone"
 )
 _TLS = built_in("tls gate", "wants a ClientHello, and a granted name in it where a name was granted")
 
@@ -75,7 +75,12 @@ def _publish(effective: Effective, origins: Origins, provenance: Provenance) -> 
 def _services(effective: Effective, origins: Origins, provenance: Provenance) -> dict[str, Any]:
     provenance.add("gates.json:services", _SERVICES)
     web = effective.web
-    granted = (("models", effective.services), ("search", web.search), ("fetch", web.fetch))
+    granted = (
+        ("models", effective.services),
+        ("search", web.search),
+        ("fetch", web.fetch),
+        ("tools", effective.asks_tools),
+    )
     document: dict[str, Any] = {"listen": SERVICE_PORT, "names": [f"{name}.covenant" for name, one in granted if one]}
     if effective.services:
         document |= _models(effective, origins, provenance)

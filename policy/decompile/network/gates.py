@@ -26,6 +26,7 @@ from policy.grants.sets.spans import Spans
 
 GATES = "gates.json"
 VERSION: Final = 1
+_TOOLS: Final = "tools.covenant"
 # The DNS gate is the same for every agent but for its names: what it answers, how often, and how long names and
 # answers may be. Each is a bound on what can be said to the outside through it.
 _DNS = {
@@ -42,7 +43,7 @@ class Gates(Struct, frozen=True):
     ``tls`` to the ports for a ClientHello with its name. ``addresses`` are (first, last, ports) for any
     ClientHello, on the line of policy.grants.sets.addresses.
 
-    A port is None where the gate does not run.
+    A port is None where the gate does not run. ``tools`` says whether the service gate answers for tools.
     """
 
     dns_port: int | None = None
@@ -53,6 +54,7 @@ class Gates(Struct, frozen=True):
     addresses: tuple[tuple[int, int, Spans], ...] = ()
     service_port: int | None = None
     services: ServiceSet = ServiceSet()
+    tools: bool = False
     publish: PublishSet = PublishSet()
     inject: InjectSet = InjectSet()
     web: WebSet = WebSet()
@@ -73,10 +75,12 @@ def read(files: Files) -> Gates:
     fixed(whole["version"], f"{GATES}:version", VERSION)
     dns_port, dns, inward = (None, {}, {}) if whole["dns"] is None else _dns(whole["dns"])
     tls_port, tls, addresses = (None, {}, ()) if whole["tls"] is None else _tls(whole["tls"])
-    service_port, services, web = _services(whole["services"]) if served else (None, ServiceSet(), WebSet())
+    service_port, services, web, tools = (
+        _services(whole["services"]) if served else (None, ServiceSet(), WebSet(), False)
+    )
     publish = _publish(whole["publish"]) if published else PublishSet.bottom()
     inject = _inject(whole["inject"]) if injected else InjectSet.bottom()
-    return Gates(dns_port, tls_port, dns, inward, tls, addresses, service_port, services, publish, inject, web)
+    return Gates(dns_port, tls_port, dns, inward, tls, addresses, service_port, services, tools, publish, inject, web)
 
 
 _Sets = tuple[tuple[str, ...], tuple[str, ...]]
@@ -117,7 +121,7 @@ def _span(block: dict[str, Any], where: str) -> tuple[int, int]:
     return first, last
 
 
-def _services(value: dict[str, Any]) -> tuple[int, ServiceSet, WebSet]:
+def _services(value: dict[str, Any]) -> tuple[int, ServiceSet, WebSet, bool]:
     where = f"{GATES}:services"
     asks: documents.Shape = (
         {"models": list, **dict.fromkeys(LIMITS, documents.OPTIONAL_INT)} if "models" in value else {}
@@ -126,11 +130,12 @@ def _services(value: dict[str, Any]) -> tuple[int, ServiceSet, WebSet]:
     found = closed(value, where, {"listen": int, "names": list, **asks, **reads})
     services = _models(found, where) if asks else ServiceSet()
     web = _web(found["web"], f"{where}/web") if reads else WebSet()
-    granted = (("models", services), ("search", web.search), ("fetch", web.fetch))
+    tools = _TOOLS in documents.listed(found["names"], f"{where}/names", str)
+    granted = (("models", services), ("search", web.search), ("fetch", web.fetch), ("tools", tools))
     fixed(found["names"], f"{where}/names", [f"{name}.covenant" for name, one in granted if one])
     if not found["names"]:
         raise refuse(where, "there is a gate that answers for nothing")
-    return documents.whole(found["listen"], where, least=1, most=65535), services, web
+    return documents.whole(found["listen"], where, least=1, most=65535), services, web, tools
 
 
 def _web(value: dict[str, Any], where: str) -> WebSet:

@@ -40,8 +40,9 @@ class Reached(Struct, frozen=True):
     """The destinations, the mode that says which network stack the sandbox gets, and bytes a second each way.
 
     ``listed`` are the destinations as the index of network.json has them, which people are shown and nothing enforces.
-    ``named`` says whether there is a gate that resolves names; ``services`` is what the service gate answers, and
-    ``publish`` has the ports of the agent that the host reaches.
+    ``named`` says whether there is a gate that resolves names; ``services`` are the models of the
+    service gate, ``tools`` says whether it answers for tools, and ``publish`` has the ports of the agent that the host
+    reaches.
     """
 
     network: Network
@@ -50,14 +51,15 @@ class Reached(Struct, frozen=True):
     listed: Network
     named: bool
     services: ServiceSet = ServiceSet()
+    tools: bool = False
     publish: PublishSet = PublishSet()
     inject: InjectSet = InjectSet()
     web: WebSet = WebSet()
 
     @property
     def linked(self) -> bool:
-        """Whether the agent has a link to a gateway: for destinations, services or published ports."""
-        return self.mode != "off" or bool(self.services or self.publish or self.web)
+        """Whether the agent has a link to a gateway: for destinations, services, tools or published ports."""
+        return self.mode != "off" or bool(self.services or self.tools or self.publish or self.web)
 
 
 def read(files: Files) -> Reached:
@@ -87,9 +89,9 @@ def read(files: Files) -> Reached:
     found, listed, gated = _off(files, whole) if unlinked else _gateway(files, whole)
     if found.mode != mode:
         raise refuse(f"{NETWORK}:mode", f"it is {mode}, and the rules amount to {found.mode}")
-    if mode == "off" and not unlinked and not (gated.services or gated.publish or gated.web):
+    if mode == "off" and not unlinked and not (gated.services or gated.tools or gated.publish or gated.web):
         raise refuse(f"{NETWORK}:gateway", "there is a gateway for an agent that reaches nothing")
-    granted = (gated.services, gated.publish, gated.inject, gated.web)
+    granted = (gated.services, gated.tools, gated.publish, gated.inject, gated.web)
     return Reached(found, mode, bps, listed, gated.dns_port is not None, *granted)
 
 

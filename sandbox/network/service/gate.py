@@ -25,6 +25,8 @@ from sandbox.network.gate import prefork
 from sandbox.network.gate import process as gate_process
 from sandbox.network.service.ledger import ModelLedger, Told
 from sandbox.network.service.providers import SYSTEM_CA, PageHost, Provider
+from sandbox.network.tools import gate as tool_gate
+from sandbox.network.tools.ledger import ToolLedger, ToolTerms
 
 LAYER: Final = "model"
 CODES: Final = frozenset({
@@ -57,7 +59,8 @@ class Terms(Struct, frozen=True):
 
     ``told`` is called with each request that was passed on. ``authorities`` are files that are believed beside the
     system's, for a provider that names no file of its own. ``pages`` are the operator's words about hosts of
-    pages, ``credits`` what the run may spend, None for no limit.
+    pages, ``credits`` what the run may spend, None for no limit. ``tools`` are the terms of the run's tools, None
+    where it has none.
     """
 
     providers: Mapping[str, Provider]
@@ -66,6 +69,11 @@ class Terms(Struct, frozen=True):
     authorities: Sequence[str] = ()
     pages: Mapping[str, PageHost] = msgspec.field(default_factory=dict)
     credits: int | None = None
+    tools: ToolTerms | None = None
+
+    def kinds(self) -> list[prefork.Kind]:
+        """Return the processes that serve them, but for a reader of pages."""
+        return [KIND, CONNECTOR, *([] if self.tools is None else [tool_gate.KIND])]
 
     def peers(self) -> list[dict[str, Any]]:
         """The providers as the gate's process has them (upstream.ProviderPeer), without their numbers."""
@@ -87,7 +95,7 @@ class Terms(Struct, frozen=True):
 
 
 class ServiceGate(Struct, frozen=True):
-    """An open gate with its processes: connector, gate, and the reader of pages where there is one.
+    """An open gate with its processes: connector, gate, the reader of pages and the tool gate where there are any.
 
     ``watches`` belong into the run's exchange.
     """
@@ -95,6 +103,7 @@ class ServiceGate(Struct, frozen=True):
     processes: tuple[gate_process.GateProcess, ...]
     watches: Mapping[int, Callable[[], errors.RunError | None]]
     ledger: ModelLedger
+    tools: ToolLedger | None = None
 
     def end(self) -> None:
         """End all of them, and report what they had to say."""
@@ -102,6 +111,8 @@ class ServiceGate(Struct, frozen=True):
             one.end()
             one.tell_rest()
         self.ledger.finish()
+        if self.tools is not None:
+            self.tools.finish()
 
 
 @contextlib.contextmanager
@@ -155,6 +166,10 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                 keeps_files=True,
                 **common,
             )
+            tools = None
+            if terms.tools is not None:
+                tools = stack.enter_context(tool_gate.open(terms.tools, join_files=join_files, patience=patience))
+                reads = {**reads, "tools": tools.line.fileno()}
             gate = gate_process.Gate(
                 module=KIND.module,
                 uid=UID,
@@ -174,10 +189,16 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
             started = [connector, gate] if far_page is None else [connector, gate, _reader(far_page, common)]
             processes = tuple(stack.enter_context(gate_process.start(one)) for one in started)
             ledger.started()
+            if tools is not None:
+                tools.given()
         watches: dict[int, Callable[[], errors.RunError | None]] = {ledger.fileno(): ledger.serve}
+        if tools is not None:
+            watches[tools.ledger.fileno()] = tools.ledger.serve
+        if tools is not None:
+            processes = (*processes, tools.process)
         for one in processes:
             watches.update(one.watches(denied))
-        yield ServiceGate(processes, watches, ledger)
+        yield ServiceGate(processes, watches, ledger, None if tools is None else tools.ledger)
 
 
 def _targets(plan: Mapping[str, Any], terms: Terms) -> dict[str, Any]:

@@ -28,6 +28,8 @@ from sandbox.network.service.book import Book
 from sandbox.network.service.limits import CreditLimit, ModelLimits, price
 from sandbox.network.service.relay import AnswerRelay
 from sandbox.network.service.shapes import ModelCall, RefusedError, Shape
+from sandbox.network.service.tools import NAME as TOOLS_NAME
+from sandbox.network.service.tools import ToolEndpoint, ToolLine
 from sandbox.network.service.upstream import Connector, ProviderClient, ProviderPeer
 from sandbox.network.service.usage import BYTES_PER_TOKEN
 from sandbox.network.service.web.server import NAMES as WEB_NAMES
@@ -45,7 +47,7 @@ _QUERIES: Final = {"gemini": {"alt": "sse"}, "anthropic": {"beta": "true"}}
 class ServiceServer:
     """Answers the requests of one agent."""
 
-    def __init__(self, gate: GateInput, connector: Connector) -> None:
+    def __init__(self, gate: GateInput, connector: Connector, tools: ToolLine | None) -> None:
         plan = gate.plan
         # Refusals are told from the moment on that it is sealed.
         self.denied: Callable[[str, str], None] = lambda target, code: None
@@ -59,6 +61,7 @@ class ServiceServer:
         peers = [ProviderPeer(number, **one) for number, one in enumerate(plan["providers"])]
         self._upstreams = {peer.name: ProviderClient(connector, peer) for peer in peers}
         self._credits = CreditLimit(plan.get("credits"))
+        self._tools = None if tools is None else ToolEndpoint(tools, self._body)
         self._busy = 0
         self.web = WebServer(gate, connector, self._upstreams, self._book, self._credits)
 
@@ -69,6 +72,8 @@ class ServiceServer:
             name = self._frame(request)
             if name in WEB_NAMES:
                 return await self.web.answer(name, request)
+            if name == TOOLS_NAME and self._tools is not None:
+                return await self._asked_tools(self._tools, request)
             path, only = self._place(request)
             found, named = shapes.route(request.method, path, anthropic="anthropic-version" in request.headers)
             shape = found.shape
@@ -85,6 +90,13 @@ class ServiceServer:
             if e.code in ("malformed", "frame_refused"):
                 refused.force_close()
             return refused
+
+    async def _asked_tools(self, tools: ToolEndpoint, request: web.BaseRequest) -> web.StreamResponse:
+        self._busy += 1
+        try:
+            return await tools.handle(request)
+        finally:
+            self._busy -= 1
 
     # --- (1) ------------------------------------------------------------------------------------------------
 
@@ -238,7 +250,8 @@ def serve(gate: GateInput) -> NoReturn:
 
 async def _serve(gate: GateInput) -> None:
     connector = Connector(gate.fds["connector"])
-    server = ServiceServer(gate, connector)
+    tools = ToolLine(gate.fds["tools"]) if "tools" in gate.fds else None
+    server = ServiceServer(gate, connector, tools)
     runner = web.ServerRunner(
         web.Server(
             server.handle,
@@ -257,6 +270,8 @@ async def _serve(gate: GateInput) -> None:
     gate.seal()
     server.denied = server.web.denied = gate.denied
     connector.start(asyncio.get_running_loop())
+    if tools is not None:
+        await tools.start()
     await web.SockSite(runner, listener).start()
     await asyncio.Event().wait()
 

@@ -21,16 +21,18 @@ def limit(line: str) -> str:
 
 
 IO_HOST = structs.replace(kit.HOST, cgroup=CgroupFacts(2, frozenset({"cpu", "io", "memory", "pids"})))
+HERMES = """\
+[agent]
+id = "hello"
+name = "h"
+version = "1"
+runtime = "hermes"
+[resources]
+network = "off"
+"""
 NOT_YET = {
-    "skill": (
-        kit.text(more='\n[permissions.skills]\nallow = ["matrix://tool/mcp/fs/read@1.0"]\n'),
-        "permissions.skills.allow[0]", "allow",
-    ),
-    "side-effect": (
-        kit.text(more='\n[permissions.skills]\nside_effects = ["read"]\n'),
-        "permissions.skills.side_effects[0]", "side_effects",
-    ),
-}  # fmt: skip
+    "runtime": (HERMES, "agent.runtime", "runtime"),
+}
 
 
 @pytest.mark.parametrize("name", NOT_YET)
@@ -53,10 +55,16 @@ def test_base_manifest_is_enforceable() -> None:
 
 
 WRITES = kit.text(('filesystem = "read-only-package"', 'filesystem = "host"'), ('read = ["/srv', 'write = ["/srv'))
+URI = "matrix://tool/mcp/fs/read@1.0"
+TOOL = kit.text(more=f'\n[permissions.skills]\nallow = ["{URI}"]\n')
+TOOLS = frozenset({URI})
+LINK = NetworkFacts(lacks="", mend="")
 ROOM = {path: GrantedPath(path, "dir", 8) for path in ("/srv/docs", "/srv/data")}
 UNABLE: dict[str, tuple[str, dict[str, object], str, dict[str, object]]] = {
     "runsc": (kit.MANIFEST, {"runsc": None}, "sandbox.backend", {}),
     "runtime": (kit.MANIFEST, {"runtimes": {}}, "agent.runtime", {}),
+    "tool": (TOOL, {"network": LINK}, "permissions.skills.allow[0]", {"network": LINK, "tools": TOOLS}),
+    "link to tools": (TOOL, {"tools": TOOLS}, "permissions.skills.allow", {"network": LINK, "tools": TOOLS}),
     "standby": (
         kit.text(('filesystem = "read-only-package"', 'filesystem = "read-only-package"\nstandby = 1')),
         {"cgroup": CgroupFacts(1, frozenset({"cpu", "memory", "pids"}))}, "sandbox.standby",
@@ -101,9 +109,7 @@ def test_what_this_host_lacks_is_refused_and_granted_where_it_is_there(name: str
 
 
 def test_every_finding_is_listed_what_is_not_built_first() -> None:
-    document = kit.text(
-        ('network = "off"', 'network = "full"'), more='\n[permissions.skills]\nside_effects = ["read"]\n'
-    )
+    document = HERMES.replace('"off"', '"full"')
     found = list(enforceable.findings(parse(document.encode()), structs.replace(kit.HOST, runsc=None)))
     assert [f.code for f in found] == ["not_yet_enforceable", "not_enforceable", "not_enforceable"]
 

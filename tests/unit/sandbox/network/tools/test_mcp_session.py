@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from covenant.session import mcp_session
-from covenant.session.mcp_session import McpSession, ToolCall
 from policy import errors
+from sandbox.network.tools import mcp_session
+from sandbox.network.tools.mcp_session import McpSession, ToolCall
 
 ONE = {"name": "add", "description": "Add", "inputSchema": {"type": "object"}}
 TWO = {"name": "sub"}

@@ -13,14 +13,13 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from covenant.session import mcp_session
-from covenant.session.mcp_session import McpSession
-from covenant.session.tool_guard import AllowedCall, ToolGuard
-from covenant.wire import strict
-from policy import errors
+from policy import errors, wire_json
 from policy.manifest import text
 from policy.manifest.tools import advertised
 from policy.manifest.tools.document import Server, ToolManifest
+from sandbox.network.tools import mcp_session
+from sandbox.network.tools.guard import AllowedCall, ToolGuard
+from sandbox.network.tools.mcp_session import McpSession
 
 # Calls at one time, and messages of the server that answer nothing, in one session.
 CALLS: Final = 64
@@ -61,6 +60,11 @@ class ToolProxy:
         assert self._listing is not None
         return Output(server=self._listing.start())
 
+    @property
+    def waits(self) -> bool:
+        """Whether a call waits for the server's list."""
+        return bool(self._waiting)
+
     def due(self) -> float | None:
         """When the next call is late, by the clock."""
         return min((one.until for one in (*self._waiting, *self._pending.values())), default=None)
@@ -99,7 +103,7 @@ class ToolProxy:
         if not line.strip():
             return Output()
         try:
-            message = strict.read(line)
+            message = wire_json.read(line)
         except errors.MalformedRequestError as e:
             return Output(_error(None, _PARSE, str(e)))
         if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
@@ -139,6 +143,10 @@ class ToolProxy:
         name, arguments = params.get("name"), params.get("arguments", {})
         if not isinstance(name, str) or not isinstance(arguments, dict):
             return Output(_error(number, _BAD_PARAMS, "a call has a name and arguments by name"))
+        return self.call(number, name, arguments)
+
+    def call(self, number: Any, name: str, arguments: dict[str, Any]) -> Output:
+        """Take a call of a client, whose id is ``number``."""
         taken = [one.client_id for one in (*self._waiting, *self._pending.values())]
         if number in taken or len(taken) >= CALLS:
             return Output(_error(number, _INVALID, f"its id is that of another call, or there are {CALLS} calls"))
@@ -162,7 +170,15 @@ class ToolProxy:
 
     def _cancelled(self, params: Any) -> Output:
         """End a call that the client no longer waits for. It gets no answer, as the protocol says."""
-        asked = params.get("requestId") if isinstance(params, dict) else None
+        return self.cancel(params.get("requestId") if isinstance(params, dict) else None)
+
+    def cancel(self, asked: Any) -> Output:
+        """End the call whose id is ``asked``, without an answer."""
+        for one in self._waiting:
+            if one.client_id == asked and type(one.client_id) is type(asked):
+                self._waiting.remove(one)
+                self._guard.failed(one.call, "cancelled")
+                return Output()
         for number, one in self._pending.items():
             if one.client_id == asked and type(one.client_id) is type(asked):
                 del self._pending[number]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 import uuid
@@ -9,13 +10,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NoReturn
 
 import jsonschema_rs
+from jsonschema_rs import Draft202012Validator
 from msgspec import Struct
 
-from covenant.wire import json_schema
 from policy import errors
 from policy.denials import Bounds, Denial, Row
 from policy.grants.skills import SkillSet
 from policy.manifest import text
+from policy.manifest.tools import argument_schema
 from policy.manifest.tools.document import Server, Tool, ToolManifest
 from policy.rules import tool_calls
 from policy.rules.tool_calls import Refusal
@@ -57,6 +59,15 @@ class ToolGuard:
         self._rate = tool_calls.CallRate(skills)
         # A client may be refused as often as it asks; its rows are as few as those of a run's denials.
         self._bounds = Bounds()
+        self._validators: dict[str, Draft202012Validator] = {}
+
+    def prepare(self) -> None:
+        """Compile the schemas of the granted tools. A schema that is none is refused when its tool is called."""
+        for server in self._tools.servers:
+            for tool in server.tools:
+                if self.allows(uri := str(server.uri(tool))) and tool.input_schema is not None:
+                    with contextlib.suppress(errors.ToolArgumentsError):
+                        self._validator(uri, tool, tool.input_schema)
 
     def allows(self, uri: str) -> bool:
         """Whether some call of the tool is granted: whether it is listed at all."""
@@ -87,7 +98,7 @@ class ToolGuard:
                 hint=f"write the one that `covenant tools advertised PACKAGE {server.alias}` prints, then pin",
             )
         try:
-            _fits(tool, tool.input_schema, arguments)
+            self._fits(uri, tool, tool.input_schema, arguments)
         except errors.ToolArgumentsError:
             self._write_refusal(uri, arguments, Denial("tool", uri, "schema"))
             raise
@@ -99,6 +110,22 @@ class ToolGuard:
         call = AllowedCall(uuid.uuid4().hex, uri, server, tool, arguments, now, most)
         self._log("tool_called", {**self._about(uri, arguments), "call": call.id})
         return call
+
+    def _fits(self, uri: str, tool: Tool, schema: dict[str, Any], arguments: Mapping[str, Any]) -> None:
+        argument_schema.check(tool.name, schema, self._validator(uri, tool, schema), dict(arguments))
+        _check_names(tool, schema, arguments)
+
+    def _validator(self, uri: str, tool: Tool, schema: dict[str, Any]) -> Draft202012Validator:
+        found = self._validators.get(uri)
+        if found is None:
+            try:
+                found = self._validators[uri] = argument_schema.compiled(schema)
+            except (jsonschema_rs.ValidationError, errors.MalformedRequestError) as e:
+                raise errors.ToolArgumentsError(
+                    f"the input_schema of `{tool.name}` is no schema that can be checked: {e.message}",
+                    hint="its server must advertise another",
+                ) from None
+        return found
 
     def answered(self, call: AllowedCall, result: Any, size: int) -> dict[str, Any]:
         """Write the end of a call, and return its result with the keys that a tool may answer with.
@@ -192,15 +219,7 @@ def _denied(refusal: Refusal) -> errors.ToolDeniedError:
     return errors.ToolDeniedError(refusal.message, hint=refusal.fix(), denial=refusal.denial.id, add=list(refusal.add))
 
 
-def _fits(tool: Tool, schema: dict[str, Any], arguments: Mapping[str, Any]) -> None:
-    try:
-        validator = json_schema.compiled(schema)
-    except (jsonschema_rs.ValidationError, errors.MalformedRequestError) as e:
-        raise errors.ToolArgumentsError(
-            f"the input_schema of `{tool.name}` is no schema that can be checked: {e.message}",
-            hint="its server must advertise another",
-        ) from None
-    json_schema.check(tool.name, schema, validator, dict(arguments))
+def _check_names(tool: Tool, schema: dict[str, Any], arguments: Mapping[str, Any]) -> None:
     known = schema.get("properties")
     # A schema that says nothing of further arguments takes any. Here those that it names are all there are.
     if _OPEN.isdisjoint(schema) and isinstance(known, dict) and (extra := sorted(arguments.keys() - known)):

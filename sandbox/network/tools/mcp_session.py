@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from covenant.wire import strict
-from policy import errors
+from policy import errors, wire_json
 from policy.manifest import text
 from policy.manifest.tools.advertised import AdvertisedTool
 
@@ -149,7 +148,7 @@ def read(line: bytes) -> dict[str, Any] | None:
     if not line.strip():
         return None
     try:
-        message = strict.read(line)
+        message = wire_json.read(line)
     except errors.MalformedRequestError as e:
         raise _wrong(
             f"a line of its stdout is {e}", "a stdio server writes messages to stdout, and logs to stderr"

@@ -8,8 +8,7 @@ from typing import Any, Final
 import jsonschema_rs
 from jsonschema_rs import Draft202012Validator
 
-from covenant.wire import strict
-from policy import errors
+from policy import errors, wire_json
 
 _SHOWN: Final = 120
 # Keywords whose error contains the errors of several schemas.
@@ -26,7 +25,7 @@ def compiled(schema: dict[str, Any]) -> Draft202012Validator:
     """
     # INVARIANT: a `$ref` fetches nothing, and patterns run in Rust's linear engine: the default one backtracks on
     # `^(a+)+$` to each `a` (the tests of tools show both).
-    strict.check_depth(schema)
+    wire_json.check_depth(schema)
     return Draft202012Validator(schema, retriever=_refuse, pattern_options=jsonschema_rs.RegexOptions())
 
 
@@ -39,7 +38,7 @@ def check(name: str, schema: dict[str, Any], validator: Draft202012Validator, ar
     """
     try:
         # The validator recurses on the C stack without a limit of its own: 20,000 levels end a thread with SIGSEGV.
-        strict.check_depth(arguments)
+        wire_json.check_depth(arguments)
         wrong = _best(list(validator.iter_errors(arguments)))
     except errors.MalformedRequestError:
         raise errors.ToolArgumentsError("the arguments are nested too deeply") from None

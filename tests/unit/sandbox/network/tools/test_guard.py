@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from covenant.session.tool_guard import ToolGuard
 from policy import errors
 from policy.why import amend
+from sandbox.network.tools.guard import ToolGuard
 from tests import tool_call_kit as kit
 
 CASES = tuple(kit.refused())

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from covenant.session import mcp_session, tool_proxy
-from covenant.session.tool_proxy import Output, ToolProxy
 from policy import errors
+from sandbox.network.tools import mcp_session, proxy
+from sandbox.network.tools.proxy import Output, ToolProxy
 from tests import tool_call_kit as kit
 
 ADVERTISED = [{"name": t["name"], "description": t["description"], "inputSchema": t["input_schema"]} for t in kit.TOOLS]
@@ -174,7 +174,7 @@ def test_late_call_is_denied_and_cancelled() -> None:
 def test_call_that_waits_for_list_in_vain_fails() -> None:
     one = Session(None)
     one.call()
-    one.guarded.clock.now += tool_proxy.LIST_SECONDS
+    one.guarded.clock.now += proxy.LIST_SECONDS
     assert "list" in denied(one.proxy.tick())
     assert one.guarded.rows[-1][1]["code"] == "no_list"
 
@@ -211,7 +211,7 @@ def test_client_cancels_its_call() -> None:
 
 def test_flood_of_server_ends_session() -> None:
     one = Session()
-    for _ in range(tool_proxy.UNASKED):
+    for _ in range(proxy.UNASKED):
         one.server(method="notifications/message", params={})
     with pytest.raises(errors.ToolServerError, match="nothing asked for"):
         one.server(method="notifications/message", params={})

@@ -1,0 +1,58 @@
+"""The supervisor's part of a run's tools: its checked tools.json, its servers, and the rows of its calls."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from policy import denials, errors
+from policy.decide import Decision
+from policy.denials import Denial
+from policy.manifest.tools import checks, document
+from policy.package import Package
+from policy.signing import trust
+from sandbox.audit.run_events import RunEvents
+from sandbox.broker.tool_servers import ServerRequest, ToolServers
+from sandbox.lifecycle.types import ToolSource
+from sandbox.network.tools.ledger import ToolTerms
+
+
+def of(
+    decision: Decision,
+    package: Package,
+    rows: RunEvents,
+    denied: denials.Told,
+    *,
+    start: Callable[[ToolSource, ServerRequest], None],
+    keep: Collection[int],
+    stack: contextlib.ExitStack,
+) -> ToolTerms:
+    """Return the terms of one run. Servers that were started end with ``stack``.
+
+    Raises:
+        errors.ToolsError: the tools of the package are not as described, pinned and granted.
+    """
+    raw, manifest = package.files[document.FILE], decision.manifest
+    tools = document.parse(raw)
+    for finding in checks.verify(package, manifest, tools):
+        raise errors.ToolsError(finding.message, hint=finding.hint, where=finding.where)
+    assert isinstance(decision.trusted, trust.TrustedPackage)
+    # One number for all runs of a manifest, so that each server has one policy. It ends with its agent before that.
+    source = ToolSource(tools, decision.trusted, seconds=-(-manifest.resources.cpu_ms_per_task // 1000))
+    allowed = decision.effective.skills.allow
+    aliases = [
+        one.alias
+        for one in tools.servers
+        if one.transport == "stdio" and any(allowed.holds(str(one.uri(tool))) for tool in one.tools)
+    ]
+    servers = ToolServers(aliases, functools.partial(start, source), keep=keep)
+    stack.callback(servers.close)
+
+    def log(kind: str, fields: Mapping[str, Any]) -> None:
+        rows.tool(kind, fields)
+        if kind == "tool_refused":
+            denied(Denial("tool", str(fields["uri"]), str(fields["code"])), count=fields["count"])
+
+    return ToolTerms(decision.effective.canonical(), raw.decode(), manifest.agent.id, log, servers.start)

@@ -1,0 +1,200 @@
+"""One MCP server for all tools of a run: messages of its clients in, lines for the tool servers and replies out.
+
+A client sees the granted tools of all servers, each as ``ALIAS__NAME``; at the path of one server, by their own names.
+A server is started by the first call of a tool of it. ``ToolProxy`` holds each of its calls to the manifest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from policy import errors, wire_json
+from policy.manifest import text
+from policy.manifest.tools.document import Server, ToolManifest
+from sandbox.network.tools import mcp_session, wire
+from sandbox.network.tools.guard import ToolGuard
+from sandbox.network.tools.proxy import Output, ToolProxy
+from sandbox.rate_limit import Tokens
+
+SEPARATOR: Final = "__"
+# Starts of one server: so many at once, and then one in so many seconds.
+STARTS, START_SECONDS = 4, 15.0
+_INVALID, _NO_METHOD, _BAD_PARAMS = -32600, -32601, -32602
+
+
+class Effects(Struct):
+    """Effects of a message: replies by number, lines for servers by alias, and servers to start."""
+
+    replies: list[tuple[int, int, bytes]] = msgspec.field(default_factory=list)
+    lines: list[tuple[str, bytes]] = msgspec.field(default_factory=list)
+    starts: list[str] = msgspec.field(default_factory=list)
+
+
+class _Place(Struct, frozen=True):
+    server: Server
+    name: str
+
+
+class ToolDesk:
+    """Serve the clients of one run. Numbers of requests are the caller's, each used once."""
+
+    def __init__(self, guard: ToolGuard, tools: ToolManifest, *, clock: Callable[[], float]) -> None:
+        self._guard, self._tools, self._clock = guard, tools, clock
+        self._servers = {one.alias: one for one in tools.servers if one.transport == "stdio"}
+        self._places = {
+            f"{one.alias}{SEPARATOR}{tool.name}": _Place(one, tool.name)
+            for one in self._servers.values()
+            for tool in one.tools
+        }
+        self._proxies: dict[str, ToolProxy] = {}
+        self._running: set[str] = set()
+        self._open: dict[int, tuple[str, bytes]] = {}
+        self._rates = {alias: Tokens(1 / START_SECONDS, STARTS, clock()) for alias in self._servers}
+
+    # --- clients --------------------------------------------------------------------------------------
+
+    def take(self, number: int, alias: str, raw: bytes) -> Effects:
+        """Take a message of a client, at the path of one server or, with an empty ``alias``, of all."""
+        if alias and alias not in self._servers:
+            return _reply(number, wire.UNKNOWN, b"")
+        try:
+            message = wire_json.read(raw)
+        except errors.MalformedRequestError as e:
+            return _reply(number, wire.MALFORMED, _error(None, _INVALID, e.message))
+        if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
+            return _reply(number, wire.MALFORMED, _error(None, _INVALID, "a message is one JSON-RPC 2.0 object"))
+        method, ident, params = message.get("method"), message.get("id"), message.get("params", {})
+        if not isinstance(method, str) or "id" not in message:
+            return _reply(number, wire.NOTHING, b"")
+        if not isinstance(ident, str | int) or isinstance(ident, bool) or not isinstance(params, dict):
+            said = "a request has an id and parameters by name"
+            return _reply(number, wire.MALFORMED, _error(None, _INVALID, said))
+        if method == "tools/call":
+            return self._call(number, alias, ident, params)
+        return _reply(number, wire.ANSWER, self._own(method, alias, ident, params))
+
+    def _own(self, method: str, alias: str, ident: str | int, params: Mapping[str, Any]) -> bytes:
+        """Answer what needs no server."""
+        if method == "initialize":
+            asked = params.get("protocolVersion")
+            about: dict[str, Any] = {
+                "protocolVersion": asked if mcp_session.is_spoken(asked) else mcp_session.PROTOCOL,
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": alias or "covenant", "version": self._servers[alias].version if alias else "1"},
+            }
+            return _message({"id": ident, "result": about})
+        if method == "ping":
+            return _message({"id": ident, "result": {}})
+        if method == "tools/list":
+            return _message({"id": ident, "result": {"tools": list(self._listed(alias))}})
+        return _error(ident, _NO_METHOD, f"there is no method {text.quote(method)}")
+
+    def _listed(self, alias: str) -> Iterator[dict[str, Any]]:
+        for one in self._servers.values():
+            for tool in one.tools:
+                if alias in ("", one.alias) and self._guard.allows(str(one.uri(tool))):
+                    name = tool.name if alias else f"{one.alias}{SEPARATOR}{tool.name}"
+                    yield {"name": name, "description": tool.description, "inputSchema": tool.input_schema}
+
+    def _call(self, number: int, alias: str, ident: str | int, params: Mapping[str, Any]) -> Effects:
+        name, arguments = params.get("name"), params.get("arguments", {})
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            said = "a call has a name and arguments by name"
+            return _reply(number, wire.ANSWER, _error(ident, _BAD_PARAMS, said))
+        place = _Place(self._servers[alias], name) if alias else self._places.get(name)
+        if place is None:
+            said = f"there is no tool {text.quote(name)}"
+            return _reply(number, wire.ANSWER, _error(ident, _BAD_PARAMS, said))
+        effects, server = Effects(), place.server
+        self._open[number] = server.alias, json.dumps(ident).encode()
+        proxy = self._proxies.get(server.alias)
+        if proxy is None:
+            proxy = self._proxies[server.alias] = ToolProxy(self._guard, self._tools, server, clock=self._clock)
+        self._put(server.alias, proxy.call(number, place.name, arguments), effects)
+        if proxy.waits and server.alias not in self._running:
+            self._start(server.alias, proxy, effects)
+        return effects
+
+    def _start(self, alias: str, proxy: ToolProxy, effects: Effects) -> None:
+        """Start a server, which a call that was allowed waits for."""
+        if not self._rates[alias].take(self._clock()):
+            effects.replies += self.ended(alias).replies
+            return
+        self._running.add(alias)
+        effects.starts.append(alias)
+        self._put(alias, proxy.start(), effects)
+
+    def cancel(self, number: int) -> Effects:
+        """End a call whose client no longer waits. It gets no reply."""
+        effects = Effects()
+        if (found := self._open.pop(number, None)) is not None and found[0] in self._proxies:
+            self._put(found[0], self._proxies[found[0]].cancel(number), effects)
+        return effects
+
+    # --- servers --------------------------------------------------------------------------------------
+
+    def from_server(self, alias: str, line: bytes) -> Effects:
+        """Take a line of a server. A server that does not speak MCP has ended for its clients.
+
+        Raises:
+            errors.ToolServerError: it does not speak MCP, or sends too much that was not asked for.
+        """
+        effects = Effects()
+        if alias in self._proxies:
+            self._put(alias, self._proxies[alias].from_server(line), effects)
+        return effects
+
+    def ended(self, alias: str) -> Effects:
+        """End the calls of a server that has ended, or could not be started. The next call starts it anew."""
+        effects = Effects()
+        self._running.discard(alias)
+        if (proxy := self._proxies.pop(alias, None)) is not None:
+            self._put(alias, proxy.ended(), effects)
+        effects.lines.clear()
+        return effects
+
+    def due(self) -> float | None:
+        """When the next call is late, by the clock."""
+        return min((due for one in self._proxies.values() if (due := one.due()) is not None), default=None)
+
+    def tick(self) -> Effects:
+        """End the calls that are late."""
+        effects = Effects()
+        for alias, proxy in self._proxies.items():
+            self._put(alias, proxy.tick(), effects)
+        return effects
+
+    def _put(self, alias: str, out: Output, effects: Effects) -> None:
+        if out.server:
+            effects.lines.append((alias, out.server))
+        for line in out.client.splitlines():
+            number, rest = _numbered(line)
+            if (found := self._open.pop(number, None)) is not None:
+                effects.replies.append((number, wire.ANSWER, _HEAD + found[1] + rest))
+
+
+# How each line of a proxy begins, before the number of its request (proxy.py writes them).
+_HEAD: Final = b'{"jsonrpc":"2.0","id":'
+
+
+def _numbered(line: bytes) -> tuple[int, bytes]:
+    assert line.startswith(_HEAD)
+    number, comma, rest = line[len(_HEAD) :].partition(b",")
+    return int(number), comma + rest
+
+
+def _reply(number: int, said: int, message: bytes) -> Effects:
+    return Effects(replies=[(number, said, message)])
+
+
+def _error(ident: str | int | None, code: int, said: str) -> bytes:
+    return _message({"id": ident, "error": {"code": code, "message": said}})
+
+
+def _message(message: Mapping[str, Any]) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", **message}, separators=(",", ":")).encode()

@@ -1,0 +1,229 @@
+"""The supervisor's end of a tool gate's lines: rows of the log, and servers that are to start.
+
+What the gate says is checked: it is the process that reads the agent's calls and the servers' answers. A call that was
+under way when the gate ended has its row too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from msgspec import Struct
+
+from policy import errors
+from sandbox.network.tools import wire
+
+_AT_ONCE: Final = 64
+_UNDER_WAY: Final = 4096
+_MOST: Final = 1 << 48
+_STDERR_BYTES: Final = 2048
+_CHUNK: Final = 65536
+_TEXT, _MAYBE = (str,), (str, type(None))
+_CALLED: Final = {
+    "uri": _TEXT,
+    "side_effect_class": _MAYBE,
+    "arguments_hash_hex": _MAYBE,
+    "argument_bytes": (int,),
+}
+_ROWS: Final[Mapping[str, Mapping[str, tuple[type, ...]]]] = {
+    "tool_called": {**_CALLED, "call": _TEXT},
+    "tool_refused": {**_CALLED, "denial": _TEXT, "code": _TEXT, "grant": _MAYBE, "count": (int,)},
+    "tool_answered": {
+        "uri": _TEXT,
+        "call": _TEXT,
+        "status": _TEXT,
+        "code": _MAYBE,
+        "answer_hash_hex": _MAYBE,
+        "answer_bytes": (int,),
+        "duration_ms": (int,),
+    },
+}
+
+# Writes an event durably.
+Log = Callable[[str, Mapping[str, Any]], None]
+
+
+class StartedServer(Struct, frozen=True):
+    """Descriptors of a server that is starting. The caller closes them."""
+
+    stdin: int
+    stdout: int
+    stderr: int
+
+
+class ToolTerms(Struct, frozen=True):
+    """The tools of a run: the grants and tools.json for the gate, and the supervisor's part of it.
+
+    ``log`` writes an event durably. ``start`` starts a server, or returns None where it cannot.
+    """
+
+    grants: Mapping[str, Any]
+    tools: str
+    agent_id: str
+    log: Log
+    start: Callable[[str], StartedServer | None]
+
+    def plan(self) -> dict[str, Any]:
+        """Return what the tool gate's process is given."""
+        return {"grants": self.grants, "tools": self.tools}
+
+
+class ToolLedger:
+    """Serves one tool gate."""
+
+    def __init__(self, terms: ToolTerms) -> None:
+        self._terms = terms
+        self._under_way: dict[str, str] = {}
+        self._log, self._gates_log = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, self._gates_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._epoll = select.epoll()
+        # What servers wrote to stderr last, by descriptor: alias and text.
+        self._stderr: dict[int, tuple[str, bytearray]] = {}
+        for end in (self._log, self._control):
+            end.setblocking(False)
+            self._epoll.register(end.fileno(), select.EPOLLIN)
+
+    def close(self) -> None:
+        """Release all ends."""
+        for end in (self._log, self._gates_log, self._control, self._gates_control, self._epoll):
+            end.close()
+        while self._stderr:
+            os.close(self._stderr.popitem()[0])
+
+    @property
+    def gate_ends(self) -> dict[str, int]:
+        """Return the gate's descriptors by name; ``started`` closes them here."""
+        return {"log": self._gates_log.fileno(), "control": self._gates_control.fileno()}
+
+    def started(self) -> None:
+        """Close the gate's ends here: from now on, its death is the end of both lines."""
+        self._gates_log.close()
+        self._gates_control.close()
+
+    def fileno(self) -> int:
+        """Return the descriptor to watch."""
+        return self._epoll.fileno()
+
+    def serve(self) -> errors.RunError | None:
+        """Serve what is ready, a bounded amount of it."""
+        for fd, _ in self._epoll.poll(0, _AT_ONCE):
+            if fd in self._stderr:
+                self._read_stderr(fd)
+            elif (wrong := self._rows() if fd == self._log.fileno() else self._starts()) is not None:
+                return wrong
+        return None
+
+    def _rows(self) -> errors.RunError | None:
+        for _ in range(_AT_ONCE):
+            message = _received(self._log, wire.ROW_BYTES)
+            if message is None:
+                return None
+            if not message:
+                return errors.GateError("the tool gate hung up")
+            if not self._row(message):
+                return errors.GateError("the tool gate tells what it may not")
+        return None
+
+    def _row(self, message: bytes) -> bool:
+        found = _read(message)
+        if found is None:
+            return False
+        kind, fields = found
+        if kind == "tool_called":
+            if fields["call"] in self._under_way or len(self._under_way) >= _UNDER_WAY:
+                return False
+            self._under_way[fields["call"]] = fields["uri"]
+        if kind == "tool_answered" and self._under_way.pop(fields["call"], None) != fields["uri"]:
+            return False
+        self._terms.log(kind, {**fields, "agent_id": self._terms.agent_id})
+        if kind == wire.AWAITED:
+            with contextlib.suppress(OSError):  # it is gone, which the end of its line tells
+                self._log.send(wire.ACK)
+        return True
+
+    def _starts(self) -> errors.RunError | None:
+        message = _received(self._control, wire.ALIAS_BYTES)
+        if message is None:
+            return None
+        if not message:
+            return errors.GateError("the tool gate hung up")
+        try:
+            alias = message.decode("ascii")
+        except UnicodeDecodeError:
+            return errors.GateError("the tool gate asks for a server that there is not")
+        made = self._terms.start(alias)
+        fds = [] if made is None else [made.stdin, made.stdout]
+        try:
+            for fd in fds:
+                os.set_blocking(fd, False)  # of the gate's ends alone, which cannot do it itself
+            socket.send_fds(self._control, [message], fds)
+        except OSError:
+            return errors.GateError("the tool gate hung up")
+        finally:
+            for fd in fds:
+                os.close(fd)
+            if made is not None:
+                os.set_blocking(made.stderr, False)
+                self._stderr[made.stderr] = alias, bytearray()
+                self._epoll.register(made.stderr, select.EPOLLIN)
+        return None
+
+    def _read_stderr(self, fd: int) -> None:
+        """Read what a server writes to stderr, so that it never waits for a reader. It is for no client."""
+        try:
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return
+        if data:
+            kept = self._stderr[fd][1]
+            kept += data
+            del kept[:-_STDERR_BYTES]
+            return
+        self._epoll.unregister(fd)
+        del self._stderr[fd]
+        os.close(fd)
+
+    def finish(self) -> None:
+        """Write the rest, once the gate has ended: also the calls that it could not end."""
+        while message := _received(self._log, wire.ROW_BYTES):
+            if not self._row(message):
+                break
+        while self._under_way:
+            call, uri = self._under_way.popitem()
+            ended = {"status": "failed", "code": "run_ended", "answer_hash_hex": None}
+            fields = {"uri": uri, "call": call, **ended, "answer_bytes": 0, "duration_ms": 0}
+            self._terms.log("tool_answered", {**fields, "agent_id": self._terms.agent_id})
+
+
+def _received(line: socket.socket, most: int) -> bytes | None:
+    """Return a message; None when there is none yet, empty at the end."""
+    try:
+        return line.recv(most + 1)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+
+
+def _read(message: bytes) -> tuple[str, dict[str, Any]] | None:
+    """Return kind and fields of a row. None if it is none of an honest gate."""
+    try:
+        row = json.loads(message)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or set(row) != {"kind", "fields"} or not isinstance(row["fields"], dict):
+        return None
+    shape = _ROWS.get(row["kind"]) if isinstance(row["kind"], str) else None
+    fields = {name: value for name, value in row["fields"].items() if name != "agent_id"}
+    if shape is None or set(fields) != set(shape):
+        return None
+    fine = all(type(fields[name]) in kinds for name, kinds in shape.items())
+    if not fine or any(type(value) is int and not 0 <= value < _MOST for value in fields.values()):
+        return None
+    return row["kind"], fields

@@ -1,0 +1,260 @@
+"""Serve in the tool gate's process: one loop between the service gate, the tool servers and the supervisor.
+
+It has no network and no file, and starts nothing: the supervisor starts a server and sends the two ends of its pipes.
+The process is sealed before it reads a byte that the agent or a server wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NoReturn
+
+from policy import errors
+from policy.grants import restore
+from policy.manifest.tools import document
+from sandbox.network.gate.main import GateInput
+from sandbox.network.tools import mcp_session, wire
+from sandbox.network.tools.desk import Effects, ToolDesk
+from sandbox.network.tools.guard import ToolGuard
+
+_CHUNK: Final = 256 * 1024
+# Bytes that wait for a reader. Beyond them what would add to them is not read.
+_WAITING: Final = 2 * wire.MESSAGE_BYTES
+_FDS: Final = 2
+
+
+class Writer:
+    """A descriptor that does not block, with the bytes that wait for it."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._waiting = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, data: bytes) -> None:
+        """Write it, as far as the reader takes it.
+
+        Raises:
+            BrokenPipeError: there is no reader.
+        """
+        self._waiting += data
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what waits, as far as the reader takes it.
+
+        Raises:
+            BrokenPipeError: there is no reader.
+        """
+        try:
+            while self._waiting:
+                del self._waiting[: os.write(self.fd, self._waiting[:_CHUNK])]
+        except BlockingIOError:
+            return
+
+
+class ServerPipes:
+    """The pipes of one started server. Lines for it wait in ``early`` until they are there."""
+
+    def __init__(self) -> None:
+        self.early = bytearray()
+        self.writer: Writer | None = None
+        self.read_fd = -1
+        self.rest = bytearray()
+
+    def close(self) -> None:
+        """Close both ends."""
+        if self.writer is not None:
+            os.close(self.writer.fd)
+            os.close(self.read_fd)
+
+
+class ToolLoop:
+    """The loop of one tool gate."""
+
+    def __init__(self, gate: GateInput) -> None:
+        plan = gate.plan
+        tools = document.parse(plan["tools"].encode())
+        skills = restore.effective(plan["grants"]).skills
+        self._log_fd, self._control = gate.fds["log"], socket.socket(fileno=gate.fds["control"])
+        guard = ToolGuard(skills, tools, self._log)
+        guard.prepare()
+        self._desk = ToolDesk(guard, tools, clock=time.monotonic)
+        self._line = gate.fds["line"]
+        os.set_blocking(self._line, False)
+        self._out = Writer(self._line)
+        self._in = bytearray()
+        self._servers: dict[str, ServerPipes] = {}
+        self._epoll = select.epoll()
+        self._masks: dict[int, int] = {}
+        self._handlers: dict[int, Callable[[int], None]] = {
+            self._line: self._on_line,
+            self._control.fileno(): self._on_control,
+        }
+
+    def run(self) -> NoReturn:
+        """Serve until a peer is gone."""
+        while True:
+            self._watch()
+            due = self._desk.due()
+            for fd, events in self._epoll.poll(None if due is None else max(0.0, due - time.monotonic())):
+                if (handler := self._handlers.get(fd)) is not None:
+                    handler(events)
+            if due is not None and due <= time.monotonic():
+                self._apply(self._desk.tick())
+
+    def _watch(self) -> None:
+        """Read where there is room for what comes of it, and write where something waits."""
+        full = len(self._out) > _WAITING
+        crowded = any(one.writer is not None and len(one.writer) > _WAITING for one in self._servers.values())
+        reads = 0 if full or crowded else select.EPOLLIN
+        wanted = {
+            self._line: reads | (select.EPOLLOUT if self._out else 0),
+            self._control.fileno(): select.EPOLLIN,
+        }
+        for one in self._servers.values():
+            if one.writer is not None:
+                if not full:
+                    wanted[one.read_fd] = select.EPOLLIN
+                wanted[one.writer.fd] = select.EPOLLOUT if one.writer else 0
+        for fd in self._masks.keys() - wanted.keys():
+            self._epoll.unregister(fd)
+        for fd, mask in wanted.items():
+            if fd not in self._masks:
+                self._epoll.register(fd, mask)
+            elif self._masks[fd] != mask:
+                self._epoll.modify(fd, mask)
+        self._masks = wanted
+
+    # --- the service gate -----------------------------------------------------------------------------
+
+    def _on_line(self, events: int) -> None:
+        if events & select.EPOLLOUT:
+            self._out.flush()
+        if not events & ~select.EPOLLOUT:
+            return
+        data = os.read(self._line, _CHUNK)
+        if not data:
+            raise SystemExit("the service gate is gone")
+        self._in += data
+        while (frame := self._frame()) is not None:
+            number, kind, alias, message = frame
+            self._apply(self._desk.cancel(number) if kind == wire.CANCEL else self._desk.take(number, alias, message))
+
+    def _frame(self) -> tuple[int, int, str, bytes] | None:
+        if len(self._in) < wire.REQUEST.size:
+            return None
+        number, kind, alias_bytes, size = wire.REQUEST.unpack_from(self._in)
+        if alias_bytes > wire.ALIAS_BYTES or size > wire.MESSAGE_BYTES or kind not in (wire.MESSAGE, wire.CANCEL):
+            raise SystemExit("the service gate asks what it may not")
+        at = wire.REQUEST.size + alias_bytes
+        if len(self._in) < at + size:
+            return None
+        alias = self._in[wire.REQUEST.size : at].decode("ascii", "replace")
+        message = bytes(self._in[at : at + size])
+        del self._in[: at + size]
+        return number, kind, alias, message
+
+    def _apply(self, effects: Effects) -> None:
+        for alias in effects.starts:
+            self._servers[alias] = ServerPipes()
+            self._control.send(alias.encode())
+        for number, said, message in effects.replies:
+            self._out.put(wire.REPLY.pack(number, said, len(message)) + message)
+        for alias, data in effects.lines:
+            if (server := self._servers.get(alias)) is None:
+                continue
+            try:
+                if server.writer is None:
+                    server.early += data
+                else:
+                    server.writer.put(data)
+            except BrokenPipeError:
+                self._ended(alias)
+
+    # --- the supervisor -------------------------------------------------------------------------------
+
+    def _log(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Send a row; wait until it is durable where a call follows from it."""
+        message = json.dumps({"kind": kind, "fields": dict(fields)}, separators=(",", ":")).encode()
+        if len(message) > wire.ROW_BYTES:
+            raise SystemExit("a row is too long")
+        os.write(self._log_fd, message)
+        if kind == wire.AWAITED and os.read(self._log_fd, 1) != wire.ACK:
+            raise SystemExit("the supervisor is gone")
+
+    def _on_control(self, events: int) -> None:
+        message, fds, _, _ = socket.recv_fds(self._control, wire.ALIAS_BYTES, _FDS)
+        if not message:
+            raise SystemExit("the supervisor is gone")
+        alias = message.decode()
+        server = self._servers.get(alias)
+        if len(fds) != _FDS or server is None or server.writer is not None:
+            for fd in fds:
+                os.close(fd)
+            self._ended(alias)
+            return
+        write_fd, server.read_fd = fds
+        server.writer = Writer(write_fd)
+        self._handlers[write_fd] = lambda events: self._to_server(alias, events)
+        self._handlers[server.read_fd] = lambda events: self._from_server(alias)
+        early, server.early = bytes(server.early), bytearray()
+        self._apply(Effects(lines=[(alias, early)]))
+
+    # --- servers --------------------------------------------------------------------------------------
+
+    def _to_server(self, alias: str, events: int) -> None:
+        writer = self._servers[alias].writer
+        assert writer is not None
+        if events & (select.EPOLLERR | select.EPOLLHUP):
+            self._ended(alias)
+            return
+        try:
+            writer.flush()
+        except BrokenPipeError:
+            self._ended(alias)
+
+    def _from_server(self, alias: str) -> None:
+        server = self._servers[alias]
+        try:
+            data = os.read(server.read_fd, _CHUNK)
+        except BlockingIOError:
+            return
+        if not data:
+            self._ended(alias)
+            return
+        *lines, rest = (server.rest + data).split(b"\n")
+        server.rest = bytearray(rest)
+        try:
+            for line in lines:
+                self._apply(self._desk.from_server(alias, bytes(line)))
+            if len(rest) > mcp_session.LINE_BYTES:
+                raise errors.ToolServerError("a line of it is too long")
+        except errors.ToolServerError:
+            self._ended(alias)
+
+    def _ended(self, alias: str) -> None:
+        server = self._servers.pop(alias, None)
+        if server is not None:
+            if server.writer is not None:
+                self._handlers.pop(server.writer.fd, None)
+                self._handlers.pop(server.read_fd, None)
+                # The kernel forgets a closed descriptor, whose number may be another's next.
+                self._masks.pop(server.writer.fd, None)
+                self._masks.pop(server.read_fd, None)
+            server.close()
+        self._apply(self._desk.ended(alias))
+
+
+def serve(gate: GateInput) -> NoReturn:
+    """The gate's life."""
+    loop = ToolLoop(gate)
+    gate.seal()
+    loop.run()

@@ -1,0 +1,28 @@
+"""Messages between the processes that serve a run's tools.
+
+service gate -> tool gate   a REQUEST, the alias that the path names, one message of MCP (SOCK_STREAM)
+tool gate -> service gate   a REPLY, one message of MCP
+tool gate -> supervisor     a row of the log (SOCK_SEQPACKET); ACK for each that must be durable before a call
+tool gate -> supervisor     the alias of a server that is to start (SOCK_SEQPACKET)
+supervisor -> tool gate     the alias with two descriptors, the server's stdin and stdout; none where it is refused
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+# Number of the request, kind, bytes of the alias, bytes of the message.
+REQUEST: Final = struct.Struct("!IBBI")
+MESSAGE, CANCEL = 0, 1
+# Number of the request, what is said of it, bytes of the message.
+REPLY: Final = struct.Struct("!IBI")
+# A reply, no reply because the message was a notification, no message of MCP, and no server of that alias.
+ANSWER, NOTHING, MALFORMED, UNKNOWN = range(4)
+# The most bytes of a message of a client, those of a reply, and those of a row.
+MESSAGE_BYTES: Final = 4 << 20
+ROW_BYTES: Final = 4096
+ALIAS_BYTES: Final = 128
+ACK: Final = b"+"
+# The row whose event must be durable before the gate acts.
+AWAITED: Final = "tool_called"

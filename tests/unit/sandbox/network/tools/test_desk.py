@@ -1,0 +1,157 @@
+"""The desk of a run's tools: clients over HTTP, several servers, and calls that end in every way."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from sandbox.network.tools import desk, wire
+from sandbox.network.tools.desk import Effects, ToolDesk
+from tests import tool_call_kit as kit
+
+SECOND = {**copy.deepcopy(kit.DOCUMENT["servers"][0]), "alias": "other", "tools": [kit.tool("open")]}
+WHOLE = {**kit.DOCUMENT, "servers": [*kit.DOCUMENT["servers"], SECOND]}
+MANIFEST = kit.MANIFEST.replace("allow = [", 'allow = ["matrix://tool/mcp/other/open@1.0", ')
+
+
+class Desk:
+    """A desk whose servers a test plays."""
+
+    def __init__(self) -> None:
+        self.guarded = kit.Guarded(MANIFEST, WHOLE)
+        self.desk = ToolDesk(self.guarded.guard, self.guarded.tools, clock=self.guarded.clock)
+        self.number = 0
+
+    def ask(self, method: str, alias: str = "", ident: Any = 1, **params: Any) -> Effects:
+        self.number += 1
+        message = {"jsonrpc": "2.0", "id": ident, "method": method, "params": params}
+        return self.desk.take(self.number, alias, json.dumps(message).encode())
+
+    def call(self, name: str, alias: str = "", ident: Any = 1, **arguments: Any) -> Effects:
+        return self.ask("tools/call", alias, ident, name=name, arguments=arguments)
+
+    def say(self, alias: str, **message: Any) -> Effects:
+        return self.desk.from_server(alias, json.dumps({"jsonrpc": "2.0", **message}).encode())
+
+    def lists(self, alias: str) -> Effects:
+        """Play the server up to its list. Returns what the list leads to."""
+        about = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {}}
+        self.say(alias, id=1, result=about)
+        (server,) = (one for one in WHOLE["servers"] if one["alias"] == alias)
+        tools = [
+            {"name": one["name"], "description": one["description"], "inputSchema": one["input_schema"]}
+            for one in server["tools"]
+        ]
+        return self.say(alias, id=2, result={"tools": tools})
+
+
+def reply(effects: Effects) -> dict[str, Any]:
+    ((_, said, message),) = effects.replies
+    assert said == wire.ANSWER
+    found: dict[str, Any] = json.loads(message)
+    return found
+
+
+def test_tools_of_all_servers_have_their_alias() -> None:
+    one = Desk()
+    names = {tool["name"] for tool in reply(one.ask("tools/list"))["result"]["tools"]}
+    assert {"fs__open", "other__open", "fs__do_read"} <= names
+    assert "fs__hidden" not in names
+    assert "fs__do_shell" not in names
+    (only,) = reply(one.ask("tools/list", "other"))["result"]["tools"]
+    assert only["name"] == "open"
+    assert one.ask("tools/list", "none").replies[0][1] == wire.UNKNOWN
+
+
+def test_first_allowed_call_starts_its_server_alone() -> None:
+    one = Desk()
+    denied = one.call("fs__ruled", path="/etc/shadow")
+    assert reply(denied)["result"]["isError"]
+    assert denied.starts == []
+    first, second = one.call("fs__open", ident="a"), one.call("fs__open", ident=2)
+    assert (first.starts, second.starts, first.replies) == (["fs"], [], [])
+    sent = one.lists("fs").lines
+    numbers = [json.loads(line)["id"] for _, data in sent for line in data.splitlines() if b"tools/call" in line]
+    assert len(numbers) == 2
+    done = [reply(one.say("fs", id=number, result={"content": []})) for number in reversed(numbers)]
+    assert [one["id"] for one in done] == [2, "a"]
+    assert all(one["result"] == {"content": []} for one in done)
+
+
+def test_ids_of_clients_may_be_equal() -> None:
+    one = Desk()
+    one.call("fs__open")
+    one.call("other__open")
+    one.call("fs__open")
+    one.lists("fs")
+    one.lists("other")
+    assert len(one.desk.ended("fs").replies) == 2
+    assert len(one.desk.ended("other").replies) == 1
+
+
+def test_server_that_ended_starts_again_some_times() -> None:
+    one = Desk()
+    for _ in range(desk.STARTS):
+        assert one.call("other__open").starts == ["other"]
+        assert reply(one.desk.ended("other"))["result"]["isError"]
+    one.guarded.clock.now += 1
+    late = one.call("other__open")
+    assert (late.starts, reply(late)["result"]["isError"]) == ([], True)
+    one.guarded.clock.now += 60
+    assert one.call("other__open").starts == ["other"]
+
+
+def test_cancelled_call_has_no_reply_and_an_end() -> None:
+    one = Desk()
+    one.call("fs__open")
+    sent = one.lists("fs").lines
+    (number,) = (json.loads(line)["id"] for _, data in sent for line in data.splitlines() if b"tools/call" in line)
+    effects = one.desk.cancel(one.number)
+    assert effects.replies == []
+    assert b"notifications/cancelled" in effects.lines[0][1]
+    assert one.say("fs", id=number, result={"content": []}).replies == []
+    assert one.guarded.rows[-1][1]["code"] == "cancelled"
+    assert one.desk.cancel(one.number) == Effects()
+
+
+def test_call_that_waits_may_be_cancelled() -> None:
+    one = Desk()
+    one.call("fs__open")
+    assert one.desk.cancel(one.number).replies == []
+    assert one.guarded.rows[-1][1]["code"] == "cancelled"
+    assert b"tools/call" not in b"".join(data for _, data in one.lists("fs").lines)
+
+
+def test_late_call_is_ended_by_its_clock() -> None:
+    one = Desk()
+    one.call("fs__stat")
+    one.lists("fs")
+    due = one.desk.due()
+    assert due == one.guarded.clock.now + 2
+    one.guarded.clock.now = due
+    assert "call_ms" in reply(one.desk.tick())["result"]["content"][0]["text"]
+    assert one.desk.due() is None
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"1", b'{"jsonrpc":"2.0","id":1.5,"method":"ping"}', b"{" * 100, b"\xff"])
+def test_no_message_is_malformed(raw: bytes) -> None:
+    assert Desk().desk.take(1, "", raw).replies[0][1] == wire.MALFORMED
+
+
+def test_notification_has_no_reply() -> None:
+    raw = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
+    assert Desk().desk.take(1, "", raw).replies == [(1, wire.NOTHING, b"")]
+
+
+def test_methods_that_need_no_server() -> None:
+    one = Desk()
+    assert reply(one.ask("ping"))["result"] == {}
+    about = reply(one.ask("initialize", protocolVersion="2025-11-25"))["result"]
+    assert (about["protocolVersion"], about["capabilities"]) == ("2025-11-25", {"tools": {}})
+    assert reply(one.ask("initialize", protocolVersion=["x"]))["result"]["protocolVersion"] == "2025-06-18"
+    assert reply(one.ask("resources/list"))["error"]["code"] == -32601
+    assert reply(one.ask("tools/call", name=3))["error"]["code"] == -32602
+    assert reply(one.call("open"))["error"]["code"] == -32602
