@@ -76,7 +76,7 @@ def text_of(reply: list[Any]) -> str:
 
 def test_agent_lists_and_calls_its_tools(home: Home, tmp_path: Path) -> None:
     made = agent(tmp_path, server(), GRANTS + RULE)
-    about = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "0"}}
+    about: dict[str, Any] = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {}}
     notification = {"jsonrpc": "2.0", "method": "notifications/initialized"}
     before = len(rows(home))
     found = ran(
