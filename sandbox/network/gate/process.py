@@ -131,7 +131,7 @@ class GateProcess:
         """
         self._reached = reached
         self._rest = functools.partial(self._told, denied)
-        return {self.pidfd: self._ended, self._reports.fileno(): self._rest}
+        return {self.pidfd: self.ended, self._reports.fileno(): self._rest}
 
     def tell_rest(self) -> None:
         """Report the last denials, after the exchange has stopped reading."""
@@ -144,7 +144,8 @@ class GateProcess:
         if not pipes.readable(self.pidfd, _DEATH_SECONDS):
             self._gate.patience.kill()
 
-    def _ended(self) -> errors.RunError:
+    def ended(self) -> errors.RunError:
+        """Return the error of a gate that has ended, with its last words."""
         return errors.GateError(f"the {self._gate.layer} gate ended: {self._last_words()}")
 
     def _told(self, denied: Callable[[denials.Denial], None]) -> errors.RunError | None:
@@ -153,7 +154,7 @@ class GateProcess:
             if message is None:
                 return None
             if not message:
-                return self._ended()
+                return self.ended()
             if message == main.READY and not self._is_ready:
                 self._is_ready = True
                 continue

@@ -107,6 +107,8 @@ class ServiceGate(Struct, frozen=True):
 
     def end(self) -> None:
         """End all of them, and report what they had to say."""
+        if self.tools is not None:
+            self.tools.wind_up()
         for one in self.processes:
             one.end()
             one.tell_rest()
@@ -193,9 +195,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                 tools.given()
         watches: dict[int, Callable[[], errors.RunError | None]] = {ledger.fileno(): ledger.serve}
         if tools is not None:
-            watches[tools.ledger.fileno()] = tools.ledger.serve
-        if tools is not None:
-            processes = (*processes, tools.process)
+            watches[tools.ledger.fileno()] = tools.serve
         for one in processes:
             watches.update(one.watches(denied))
         yield ServiceGate(processes, watches, ledger, None if tools is None else tools.ledger)

@@ -158,6 +158,12 @@ class ToolDesk:
         effects.lines.clear()
         return effects
 
+    def close(self) -> None:
+        """Write what was not written yet: the end of each call, and refusals that were counted."""
+        for proxy in self._proxies.values():
+            proxy.ended()
+        self._guard.close()
+
     def due(self) -> float | None:
         """When the next call is late, by the clock."""
         return min((due for one in self._proxies.values() if (due := one.due()) is not None), default=None)

@@ -14,6 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from policy import errors
 from policy.compile.network.firewall import GATE_UID
 from sandbox.kernel.proc.spawn import PATIENCE, Patience
 from sandbox.network.gate import prefork
@@ -33,6 +34,11 @@ class ToolGate(Struct, frozen=True):
     process: gate_process.GateProcess
     ledger: ToolLedger
     line: socket.socket
+
+    def serve(self) -> errors.RunError | None:
+        """Serve the ledger. A gate that hung up has written why to its stderr."""
+        found = self.ledger.serve()
+        return self.process.ended() if self.ledger.hung_up else found
 
     def given(self) -> None:
         """The service gate has its end."""

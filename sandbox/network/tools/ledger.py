@@ -11,12 +11,14 @@ import json
 import os
 import select
 import socket
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from msgspec import Struct
 
 from policy import errors
+from sandbox.kernel.proc import pipes
 from sandbox.network.tools import wire
 
 _AT_ONCE: Final = 64
@@ -24,6 +26,8 @@ _UNDER_WAY: Final = 4096
 _MOST: Final = 1 << 48
 _STDERR_BYTES: Final = 2048
 _CHUNK: Final = 65536
+# How long a gate may take for its last rows.
+_LAST_SECONDS: Final = 0.5
 _TEXT, _MAYBE = (str,), (str, type(None))
 _CALLED: Final = {
     "uri": _TEXT,
@@ -80,6 +84,7 @@ class ToolLedger:
     def __init__(self, terms: ToolTerms) -> None:
         self._terms = terms
         self._under_way: dict[str, str] = {}
+        self.hung_up = False
         self._log, self._gates_log = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control, self._gates_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._epoll = select.epoll()
@@ -125,7 +130,7 @@ class ToolLedger:
             if message is None:
                 return None
             if not message:
-                return errors.GateError("the tool gate hung up")
+                return self._gone()
             if not self._row(message):
                 return errors.GateError("the tool gate tells what it may not")
         return None
@@ -147,12 +152,16 @@ class ToolLedger:
                 self._log.send(wire.ACK)
         return True
 
+    def _gone(self) -> errors.RunError:
+        self.hung_up = True
+        return errors.GateError("the tool gate hung up")
+
     def _starts(self) -> errors.RunError | None:
         message = _received(self._control, wire.ALIAS_BYTES)
         if message is None:
             return None
         if not message:
-            return errors.GateError("the tool gate hung up")
+            return self._gone()
         try:
             alias = message.decode("ascii")
         except UnicodeDecodeError:
@@ -164,7 +173,7 @@ class ToolLedger:
                 os.set_blocking(fd, False)  # of the gate's ends alone, which cannot do it itself
             socket.send_fds(self._control, [message], fds)
         except OSError:
-            return errors.GateError("the tool gate hung up")
+            return self._gone()
         finally:
             for fd in fds:
                 os.close(fd)
@@ -188,6 +197,15 @@ class ToolLedger:
         self._epoll.unregister(fd)
         del self._stderr[fd]
         os.close(fd)
+
+    def wind_up(self) -> None:
+        """Tell the gate that the run is over, and write its last rows. Waits briefly: the gate may be frozen."""
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
+        until = time.monotonic() + _LAST_SECONDS
+        while not self.hung_up and (left := until - time.monotonic()) > 0:
+            if not pipes.readable(self._log.fileno(), left) or self._rows() is not None:
+                return
 
     def finish(self) -> None:
         """Write the rest, once the gate has ended: also the calls that it could not end."""

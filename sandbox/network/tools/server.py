@@ -6,6 +6,7 @@ The process is sealed before it reads a byte that the agent or a server wrote.
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import select
@@ -26,6 +27,8 @@ _CHUNK: Final = 256 * 1024
 # Bytes that wait for a reader. Beyond them what would add to them is not read.
 _WAITING: Final = 2 * wire.MESSAGE_BYTES
 _FDS: Final = 2
+# Codecs are modules that Python imports when they are first used. Once it is sealed the gate opens no file.
+_CODECS: Final = ("ascii", "unicode_escape", "utf-8")
 
 
 class Writer:
@@ -193,7 +196,8 @@ class ToolLoop:
     def _on_control(self, events: int) -> None:
         message, fds, _, _ = socket.recv_fds(self._control, wire.ALIAS_BYTES, _FDS)
         if not message:
-            raise SystemExit("the supervisor is gone")
+            self._desk.close()
+            raise SystemExit("the run is over")
         alias = message.decode()
         server = self._servers.get(alias)
         if len(fds) != _FDS or server is None or server.writer is not None:
@@ -256,5 +260,7 @@ class ToolLoop:
 def serve(gate: GateInput) -> NoReturn:
     """The gate's life."""
     loop = ToolLoop(gate)
+    for name in _CODECS:
+        codecs.lookup(name)
     gate.seal()
     loop.run()
