@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from policy import data
+from policy.manifest import parse
+from policy.rules import nine
 from sandbox.network.tools import gate, wire
 from sandbox.network.tools.ledger import StartedServer, ToolTerms
 from tests import tool_call_kit as kit
@@ -25,7 +28,7 @@ class Played:
         self.rows: list[tuple[str, Mapping[str, Any]]] = []
         self.starts: list[str] = []
         self.server: tuple[int, int] | None = None
-        grants = kit.nine.requested(kit.parse.parse(MANIFEST.encode()), roles=kit.data.roles())
+        grants = nine.requested(parse.parse(MANIFEST.encode()), roles=data.roles())
         log = lambda kind, row: self.rows.append((kind, row))  # noqa: E731 - one line
         self.terms = ToolTerms(grants.canonical(), json.dumps(kit.DOCUMENT), "hello", log, self.start)
         self.number = 0

@@ -65,7 +65,7 @@ def test_decision_goes_through_every_step_in_order(asked: list[str]) -> None:
 
 
 def test_what_cannot_be_held_is_refused_before_any_rule_is_asked(asked: list[str]) -> None:
-    with pytest.raises(errors.NotYetEnforceableError):
+    with pytest.raises(errors.NotEnforceableError):
         authorise(FULL)
     assert asked == ["check"]
 
@@ -141,8 +141,9 @@ def test_look_is_told_what_run_is_refused() -> None:
     decision = decide.compile_unsigned(package, manifest, host=HOST)
     assert decision.trusted is None
     assert [(type(e), e.details["grant"]) for e in decision.refusals] == [
-        (errors.NotYetEnforceableError, "permissions.skills.allow[0]"),
         (errors.NotEnforceableError, "resources.network"),
+        (errors.NotEnforceableError, "permissions.skills.allow"),
+        (errors.NotEnforceableError, "permissions.skills.allow[0]"),
     ]
     prove.prove(decision.effective, decision.artefacts)
     assert decide.compile_unsigned(kit.signed(kit.MANIFEST), kit.manifest(), host=HOST).refusals == ()

@@ -38,6 +38,7 @@ def read(path: str) -> tuple[str, str]:
 
 
 # The manifest, and what of it is refused: the class of the first refusal, None where it runs.
+SKILL = '\n[permissions.skills]\nallow = ["matrix://tool/mcp/fs/read@1.0"]\n'
 CORPUS: dict[str, tuple[str, type[errors.CovenantError] | None]] = {
     "good": (kit.MANIFEST, None),
     "within its role": (kit.text(role("observer")), None),
@@ -62,7 +63,7 @@ CORPUS: dict[str, tuple[str, type[errors.CovenantError] | None]] = {
     "a program that is not there": (kit.text(more=PROGRAM.format("/usr/bin/none")), errors.NotEnforceableError),
     "an entry that is not there": (kit.text(('entry = "main.py"', 'entry = "other.py"')), errors.SchemaViolation),
     "more memory than there is": (kit.text(("memory_mb = 128", "memory_mb = 99999")), errors.ResourceViolation),
-    "a skill": (kit.text(more='\n[permissions.skills]\nside_effects = ["read"]\n'), errors.NotYetEnforceableError),
+    "a skill": (kit.text(more=SKILL), errors.NotEnforceableError),
     "an unknown profile": (kit.text(('profile = "python3"', 'profile = "python4"')), errors.ManifestError),
 }
 
