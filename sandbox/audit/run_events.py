@@ -244,8 +244,15 @@ class RunEvents:
         self._append("web_asked", agent_id=self.agent_id, credits=price, **fields)
 
     def tool(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Record a call of a tool durably: refused, about to be sent, or answered. ``fields`` hold digests only."""
-        self._append(kind, **fields)
+        """Record a call of a tool: refused, about to be sent, or answered. ``fields`` hold digests only.
+
+        It is durable with ``sync``, or with the next row that must be.
+        """
+        self._append(kind, waits=True, **fields)
+
+    def sync(self) -> None:
+        """Make all rows durable."""
+        self._flush()
 
     def port_published(self, port: int, to: str) -> None:
         """Record that a port of the agent is about to be reached at a place of this host."""

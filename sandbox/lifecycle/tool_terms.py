@@ -55,4 +55,4 @@ def of(
         if kind == "tool_refused":
             denied(Denial("tool", str(fields["uri"]), str(fields["code"])), count=fields["count"])
 
-    return ToolTerms(decision.effective.canonical(), raw.decode(), manifest.agent.id, log, servers.start)
+    return ToolTerms(decision.effective.canonical(), raw.decode(), manifest.agent.id, log, servers.start, rows.sync)

@@ -49,7 +49,7 @@ _ROWS: Final[Mapping[str, Mapping[str, tuple[type, ...]]]] = {
     },
 }
 
-# Writes an event durably.
+# Writes an event.
 Log = Callable[[str, Mapping[str, Any]], None]
 
 
@@ -64,7 +64,8 @@ class StartedServer(Struct, frozen=True):
 class ToolTerms(Struct, frozen=True):
     """The tools of a run: the grants and tools.json for the gate, and the supervisor's part of it.
 
-    ``log`` writes an event durably. ``start`` starts a server, or returns None where it cannot.
+    ``log`` writes an event, and ``sync`` makes all that were written durable. ``start`` starts a server, or returns
+    None where it cannot.
     """
 
     grants: Mapping[str, Any]
@@ -72,6 +73,7 @@ class ToolTerms(Struct, frozen=True):
     agent_id: str
     log: Log
     start: Callable[[str], StartedServer | None]
+    sync: Callable[[], None] = lambda: None
 
     def plan(self) -> dict[str, Any]:
         """Return what the tool gate's process is given."""
@@ -125,32 +127,40 @@ class ToolLedger:
         return None
 
     def _rows(self) -> errors.RunError | None:
+        """Take the rows that are there, and write them with one sync where a call waits for its own."""
+        wrong, awaited = None, 0
         for _ in range(_AT_ONCE):
             message = _received(self._log, wire.ROW_BYTES)
             if message is None:
-                return None
+                break
             if not message:
-                return self._gone()
-            if not self._row(message):
-                return errors.GateError("the tool gate tells what it may not")
-        return None
+                wrong = self._gone()
+                break
+            kind = self._row(message)
+            if not kind:
+                wrong = errors.GateError("the tool gate tells what it may not")
+                break
+            awaited += kind == wire.AWAITED
+        if awaited:
+            self._terms.sync()
+            with contextlib.suppress(OSError):  # it is gone, which the end of its line tells
+                self._log.send(wire.ACK * awaited)
+        return wrong
 
-    def _row(self, message: bytes) -> bool:
+    def _row(self, message: bytes) -> str:
+        """Write a row. Returns its kind, empty where no honest gate sends it."""
         found = _read(message)
         if found is None:
-            return False
+            return ""
         kind, fields = found
         if kind == "tool_called":
             if fields["call"] in self._under_way or len(self._under_way) >= _UNDER_WAY:
-                return False
+                return ""
             self._under_way[fields["call"]] = fields["uri"]
         if kind == "tool_answered" and self._under_way.pop(fields["call"], None) != fields["uri"]:
-            return False
+            return ""
         self._terms.log(kind, {**fields, "agent_id": self._terms.agent_id})
-        if kind == wire.AWAITED:
-            with contextlib.suppress(OSError):  # it is gone, which the end of its line tells
-                self._log.send(wire.ACK)
-        return True
+        return kind
 
     def _gone(self) -> errors.RunError:
         self.hung_up = True

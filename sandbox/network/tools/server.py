@@ -93,6 +93,7 @@ class ToolLoop:
         self._line = gate.fds["line"]
         os.set_blocking(self._line, False)
         self._out = Writer(self._line)
+        self._awaited = 0
         self._in = bytearray()
         self._servers: dict[str, ServerPipes] = {}
         self._epoll = select.epoll()
@@ -147,9 +148,14 @@ class ToolLoop:
         if not data:
             raise SystemExit("the service gate is gone")
         self._in += data
+        # INVARIANT: the rows of these calls before their lines. All wait for one sync of the log.
+        wanted = []
         while (frame := self._frame()) is not None:
             number, kind, alias, message = frame
-            self._apply(self._desk.cancel(number) if kind == wire.CANCEL else self._desk.take(number, alias, message))
+            wanted.append(self._desk.cancel(number) if kind == wire.CANCEL else self._desk.take(number, alias, message))
+        self._await_rows()
+        for one in wanted:
+            self._apply(one)
 
     def _frame(self) -> tuple[int, int, str, bytes] | None:
         if len(self._in) < wire.REQUEST.size:
@@ -185,13 +191,20 @@ class ToolLoop:
     # --- the supervisor -------------------------------------------------------------------------------
 
     def _log(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Send a row; wait until it is durable where a call follows from it."""
+        """Send a row. ``_await_rows`` waits for those of calls, before they are sent."""
         message = json.dumps({"kind": kind, "fields": dict(fields)}, separators=(",", ":")).encode()
         if len(message) > wire.ROW_BYTES:
             raise SystemExit("a row is too long")
         os.write(self._log_fd, message)
-        if kind == wire.AWAITED and os.read(self._log_fd, 1) != wire.ACK:
-            raise SystemExit("the supervisor is gone")
+        self._awaited += kind == wire.AWAITED
+
+    def _await_rows(self) -> None:
+        """Wait until the rows of all calls are durable."""
+        while self._awaited > 0:
+            said = os.read(self._log_fd, _CHUNK)
+            if not said:
+                raise SystemExit("the supervisor is gone")
+            self._awaited -= len(said)
 
     def _on_control(self, events: int) -> None:
         message, fds, _, _ = socket.recv_fds(self._control, wire.ALIAS_BYTES, _FDS)
