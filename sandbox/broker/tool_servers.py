@@ -19,9 +19,12 @@ from msgspec import Struct
 
 from policy import errors
 from sandbox.network.tools.ledger import StartedServer
+from sandbox.rate_limit import Tokens
 from sandbox.run_io import Outcome
 from sandbox.shim import process
 
+# Starts of one server: so many at once, and then one in so many seconds. The gate keeps to fewer (tools.desk).
+STARTS, START_SECONDS = 8, 10.0
 # How long a server may take to end once the run is over, and then after SIGTERM (seconds).
 _LEAVING_SECONDS: Final = 20.0
 
@@ -61,12 +64,13 @@ class ToolServers:
     ) -> None:
         self._aliases, self._run, self._keep = frozenset(aliases), start, tuple(keep)
         self._shims: list[process.Shim] = []
+        self._rates = {alias: Tokens(1 / START_SECONDS, STARTS, time.monotonic()) for alias in self._aliases}
         self._alive: tuple[int, int] | None = None
 
     def start(self, alias: str) -> StartedServer | None:
-        """Start a server. Returns None where there is no such server, or no process can be started."""
+        """Start a server. Returns None where there is no such server, it started too often, or no process is left."""
         self._shims = list(self._living())
-        if alias not in self._aliases:
+        if alias not in self._aliases or not self._rates[alias].take(time.monotonic()):
             return None
         try:
             return self._fork(alias)
