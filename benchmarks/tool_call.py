@@ -142,7 +142,7 @@ def main() -> None:
             rows = RunEvents(ledger, "bench", issuer)
             grants = nine.requested(parse.parse(MANIFEST.encode()), roles=data.roles()).canonical()
             tools = ToolTerms(grants, json.dumps(kit.DOCUMENT), "hello", rows.tool, start, rows.sync)
-            terms = gate.Terms({}, {}, print, tools)
+            terms = gate.Terms({}, {}, print, tools=tools)
             with gate.open(PLAN, terms, inside=made.inside, denied=print) as opened:
                 for process in opened.processes:
                     process.ready(120)

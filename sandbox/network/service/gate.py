@@ -196,6 +196,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
         watches: dict[int, Callable[[], errors.RunError | None]] = {ledger.fileno(): ledger.serve}
         if tools is not None:
             watches[tools.ledger.fileno()] = tools.serve
+            processes = (*processes, tools.process)
         for one in processes:
             watches.update(one.watches(denied))
         yield ServiceGate(processes, watches, ledger, None if tools is None else tools.ledger)
