@@ -44,7 +44,7 @@ def test_page_can_be_followed(clone: Path, tmp_path: Path, monkeypatch: pytest.M
             if words[1] == "cosign":
                 (tmp_path / "witness.vkey").write_text(result.stderr.removeprefix("witness key: "))
             ran.append(words[1])
-    assert ran == ["recent", "verify", "purge", "checkpoint", "prove", "checkpoint", "cosign", "cosigned"]
+    assert ran == ["recent", "recent", "verify", "purge", "checkpoint", "prove", "checkpoint", "cosign", "cosigned"]
     report = json.loads(done("audit", "verify", "--json"))
     assert report["valid"]
 

@@ -19,14 +19,16 @@ from typing import Any, NoReturn
 
 import click
 
-from covenant.cli import common, spinner
-from covenant.cli.audit import proofs, read_logs, witness
+from covenant.cli import common, spinner, times
+from covenant.cli.audit import proofs, read_logs, show, witness
 from covenant.cli.audit import stream as audit_stream
 from covenant.cli.daemon import client
 from policy import errors
 from sandbox import progress
 
 _SHOWN_FAILURES = 40
+# As many of the newest rows of each log are looked through for an id.
+_MOST = 1_000_000
 # So much of the id of a log's key is shown beside a row that was copied from it.
 _ORIGIN_SHOWN = 12
 
@@ -52,18 +54,37 @@ def audit() -> None:
 @audit.command(epilog=client.examples("covenant audit recent -n 20", "covenant audit recent --stream --json"))
 @click.option("-n", "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="Records.")
 @click.option("--since-ms", type=click.IntRange(0), help="From this Unix time on, in milliseconds.")
+@click.option("--since", metavar="TIME", help="Not older than this: 1h, 30m, 2d.")
+@click.option("--run", metavar="ID", help="Of this run; the beginning of its id is enough.")
+@click.option("--intent", metavar="ID", help="Of this intent; the beginning of its id is enough.")
+@click.option("--agent", metavar="ID", help="Of this agent.")
+@click.option("--kind", "kinds", multiple=True, metavar="KIND", help="Of this kind, such as `denied`; repeatable.")
 @click.option("--stream", is_flag=True, help="Your own, from the daemon, in parts; with --json, one document a line.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def recent(limit: int, since_ms: int | None, stream: bool, as_json: bool) -> None:
-    """Show the last records, oldest first."""
+def recent(
+    limit: int,
+    since_ms: int | None,
+    since: str | None,
+    run: str | None,
+    intent: str | None,
+    agent: str | None,
+    kinds: tuple[str, ...],
+    stream: bool,
+    as_json: bool,
+) -> None:
+    """Show the last records, oldest first. A record that is in both logs is shown once."""
+    if since is not None:
+        since_ms = max(since_ms or 0, times.now_ms() - times.duration_ms(since, option="--since"))
+    wanted = show.Filter(run=run, agent=agent, intent=intent, kinds=kinds)
+    if stream and wanted != show.Filter():
+        raise errors.UsageError("--stream takes no filter but --since", hint="leave --stream out")
     if stream:
         audit_stream.follow(limit, since_ms, _line, as_json=as_json)
         return
     logs = read_logs.read_logs()
-    rows = [row for log in logs for row in _last(log, limit)]
-    rows.sort(key=_moment)
-    if since_ms is not None:
-        rows = [row for row in rows if _moment(row) >= since_ms]
+    every = _MOST if wanted != show.Filter() else limit
+    rows = show.once((row for log in logs for row in _last(log, every)), _copied)
+    rows = [row for row in rows if wanted.admits(row) and (since_ms is None or show.moment(row) >= since_ms)]
     rows = rows[-limit:]
     if as_json:
         listed = [{"origin": log.name, "path": str(log.path)} for log in logs]
@@ -73,6 +94,24 @@ def recent(limit: int, since_ms: int | None, stream: bool, as_json: bool) -> Non
         common.say(f"{log.name} log: {common.visible(str(log.path))}", err=True)
     for row in rows:
         common.say(_line(row))
+
+
+@audit.command("show", epilog=client.examples("covenant audit show 6f1f64c0", "covenant audit show 6f1f64c0 --json"))
+@click.argument("named", metavar="INTENT|RUN")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def show_(named: str, as_json: bool) -> None:
+    """Show all that the logs have of one intent or run, and of the runs below it: a tree, each in time order.
+
+    Denials, services, destinations, credentials, the workspace, the result and the cost are among it. The beginning
+    of an id is enough.
+    """
+    logs = read_logs.read_logs()
+    root, nodes = show.tree(show.once((row for log in logs for row in _last(log, _MOST)), _copied, unwrap=True), named)
+    if as_json:
+        common.emit({"kind": "audit_tree", "tree": show.document(root, nodes)})
+        return
+    for line in show.lines(root, nodes, _line):
+        common.say(line)
 
 
 @audit.command(epilog=client.examples("covenant audit verify", "covenant audit verify --json"))
@@ -157,11 +196,6 @@ def _last(log: read_logs.LogBytes, limit: int) -> Iterable[dict[str, Any]]:
             yield {**event, "origin": log.name}
         else:
             yield {"unreadable": line[:200].decode("utf-8", "backslashreplace"), "origin": log.name}
-
-
-def _moment(row: dict[str, Any]) -> int:
-    moment = row.get("timestamp_ms")
-    return moment if isinstance(moment, int) else 0
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -98,8 +98,8 @@ async def retry(server: Server, policy: parts.RetryPolicy, issuer: AgentId | Non
     return parts.RetryReport(
         policy=policy,
         considered=done.considered,
-        requeued=tuple(requeued) if policy.enabled else (),
-        skipped=paging.that_fit(skipped),
+        requeued=paging.that_fit(requeued, paging.ROOM // 2) if policy.enabled else (),
+        skipped=paging.that_fit(skipped, paging.ROOM // 2),
         skipped_by_reason=reasons,
     )
 

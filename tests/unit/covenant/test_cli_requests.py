@@ -132,7 +132,7 @@ TABLE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("verify", "--window 7", "verify", {"window": 7}),
     ("audit purge", "--before-ms 5", "purge_audit", {"before_ms": 5}),
     ("audit purge", "--older-than-ms 5", "purge_audit", {"before_ms": NOW - 5}),
-    ("audit prove", NAME, "prove_audit_inclusion", {"event_id": NAME}),
+    ("audit prove", NAME, "prove_audit_inclusion", {"event_id": NAME, "extended": True}),
     ("audit provenance", "--limit 7 --since-ms 1 --until-ms 2 --actor a --approver b --rule c --outcome d",
      "query_provenance",
      {"limit": 7, "since_ms": 1, "until_ms": 2, "actor": "a", "approver": "b", "rule": "c", "outcome": "d"}),
@@ -144,8 +144,8 @@ ELSEWHERE = {("intent", "--stream"), ("memory recent", "--stream"), ("intents re
 }  # fmt: skip
 # Verbs that read files in place, that send several requests, or that are refused here.
 OTHERS = {
-    "audit checkpoint", "audit cosign", "audit cosigned", "audit recent", "audit verify", "bootstrap", "a2a send",
-    "tools advertised", "tools describe", "tools list", "tools pin", "tools serve", "tools verify",
+    "audit checkpoint", "audit cosign", "audit cosigned", "audit recent", "audit show", "audit verify", "bootstrap",
+    "a2a send",    "tools advertised", "tools describe", "tools list", "tools pin", "tools serve", "tools verify",
 }  # fmt: skip
 GROUPS = (
     "intent", "intents", "agents", "memory", "ignore", "capabilities", "peers", "tools", "a2a", "receipts",

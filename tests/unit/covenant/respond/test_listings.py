@@ -65,6 +65,8 @@ NO_LISTINGS = {
     "audit_inclusion": "one hash for each doubling of the log",
     "a2_a_result_opt": "one result",
     "memory_stored": "one record",
+    "a2_a_repaired": "one result",
+    "a2_a_auto_retried": "ids and reasons, each list cut to half of what fits",
     "memory_promoted": "one record",
 }
 
@@ -222,7 +224,7 @@ LISTINGS: Mapping[str, Callable[[], Asked]] = {
         requests.RevokePeer(token_prefix="1", match_limit=MOST),
         {"peers": {"matching": at_once([_peer()] * 10_000)}},
     ),
-    "recent_audit": lambda: (requests.RecentAudit(limit=MOST), {"audit": {"recent": forever(IGNORED)}}),
+    "recent_audit": lambda: (requests.RecentAudit(limit=MOST, extended=True), {"audit": {"recent": forever(IGNORED)}}),
     "verify_audit_integrity": lambda: (requests.VerifyAuditIntegrity(), {"audit": {"verify": now(broken(100_000))}}),
     "query_provenance": lambda: (
         requests.QueryProvenance(limit=MOST),

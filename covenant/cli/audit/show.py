@@ -1,0 +1,165 @@
+"""``covenant audit show``: everything that the logs have of one intent or run, as a tree in time order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from policy import errors
+
+Row = dict[str, Any]
+
+_ID = re.compile(r"[0-9a-f-]{4,36}")
+# The fields by which a row belongs to a run or an intent, and by which a run names the one that started it.
+_RUN, _INTENT, _PARENT = "run_id", "intent_id", "parent"
+
+
+@dataclass
+class Node:
+    """One intent or run: its rows in time order, and the runs that it started."""
+
+    name: str
+    rows: list[Row] = field(default_factory=list)
+    children: list[str] = field(default_factory=list)
+
+
+def once(rows: Iterable[Row], copied: Callable[[Row], Row | None], *, unwrap: bool = False) -> list[Row]:
+    """Return the rows in time order, without copies of rows that are there themselves.
+
+    A copy whose row is not there stays; with ``unwrap`` the row that it holds stands for it.
+    """
+    found: list[Row] = []
+    copies: list[tuple[Row, Row]] = []
+    for row in rows:
+        kind = row.get("kind")
+        original = copied(kind) if isinstance(kind, dict) else None
+        if original is None:
+            found.append(row)
+        else:
+            copies.append((row, {**original, "origin": "supervisor"}))
+    there = {row.get("id") for row in found if isinstance(row.get("id"), str)}
+    for row, original in copies:
+        if original.get("id") not in there:
+            there.add(original.get("id"))
+            found.append(original if unwrap else row)
+    return sorted(found, key=moment)
+
+
+def moment(row: Row) -> int:
+    """Return the time of a row in Unix milliseconds; 0 for a row without one."""
+    value = row.get("timestamp_ms")
+    return value if isinstance(value, int) else 0
+
+
+def tree(rows: Iterable[Row], named: str) -> tuple[str, dict[str, Node]]:
+    """Return the id that begins with ``named``, and the nodes below it.
+
+    Raises:
+        errors.NoRunError: no intent or run of the logs has such an id, or several have.
+    """
+    if not _ID.fullmatch(named):
+        raise errors.UsageError(f"`{named[:40]}` is no id", hint="give an id of an intent or a run, or its beginning")
+    nodes = _nodes(rows)
+    found = sorted({name for name in nodes if name.startswith(named)})
+    if len(found) > 1:
+        found = [name for name in found if not any(name in nodes[other].children for other in found)]
+    if len(found) != 1:
+        how = "no intent or run has" if not found else f"{len(found)} intents or runs have"
+        raise errors.NoRunError(f"{how} an id that begins with `{named}`", hint="covenant audit recent shows ids")
+    (root,) = found
+    kept: dict[str, Node] = {}
+    waiting = [root]
+    while waiting:
+        name = waiting.pop()
+        if name not in kept and name in nodes:
+            kept[name] = nodes[name]
+            waiting += nodes[name].children
+    return root, kept
+
+
+def _nodes(rows: Iterable[Row]) -> dict[str, Node]:
+    """Sort rows by the run that they are about, else by the intent; link runs to their intents and parents."""
+    nodes: dict[str, Node] = {}
+    parents: dict[str, str] = {}
+    for row in rows:
+        kind = row.get("kind")
+        if not isinstance(kind, dict):
+            continue
+        run, intent = kind.get(_RUN), kind.get(_INTENT)
+        name = run if isinstance(run, str) and run else intent
+        if not isinstance(name, str) or not name:
+            continue
+        nodes.setdefault(name, Node(name)).rows.append(row)
+        above = kind.get(_PARENT) if kind.get("type") == "run_started" else None
+        if isinstance(above, str) and above and above != name:
+            # The run that started it, even if earlier rows only named the intent.
+            parents[name] = above
+        elif isinstance(intent, str) and intent and intent != name:
+            parents.setdefault(name, intent)
+    for name, above in parents.items():
+        nodes.setdefault(above, Node(above)).children.append(name)
+    return nodes
+
+
+def lines(root: str, nodes: Mapping[str, Node], line: Callable[[Row], str]) -> Iterator[str]:
+    """Yield the tree as text: the rows of a node, and each child below the first row that is later than its start."""
+    yield from _lines(root, nodes, line, "", set())
+
+
+def _lines(
+    name: str, nodes: Mapping[str, Node], line: Callable[[Row], str], indent: str, seen: set[str]
+) -> Iterator[str]:
+    seen.add(name)
+    node = nodes[name]
+    yield f"{indent}{name}"
+    waiting = sorted(
+        (one for one in node.children if one in nodes and one not in seen), key=lambda one: _begin(nodes[one])
+    )
+    for row in node.rows:
+        while waiting and _begin(nodes[waiting[0]]) <= moment(row):
+            yield from _lines(waiting.pop(0), nodes, line, f"{indent}  ", seen)
+        yield f"{indent}  {line(row)}"
+    for one in waiting:
+        yield from _lines(one, nodes, line, f"{indent}  ", seen)
+
+
+def _begin(node: Node) -> int:
+    return min(map(moment, node.rows), default=0)
+
+
+def document(name: str, nodes: Mapping[str, Node], seen: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Return the tree for ``--json``."""
+    below = [one for one in nodes[name].children if one in nodes and one not in seen]
+    path = seen | {name}
+    return {
+        "id": name,
+        "events": nodes[name].rows,
+        "children": [document(one, nodes, path) for one in sorted(below, key=lambda one: _begin(nodes[one]))],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """The rows to show; None or empty for all."""
+
+    run: str | None = None
+    agent: str | None = None
+    intent: str | None = None
+    kinds: tuple[str, ...] = ()
+    since_ms: int | None = None
+
+    def admits(self, row: Row) -> bool:
+        """Whether a row is to be shown; ids may be the beginning of one."""
+        kind = row.get("kind")
+        fields = kind if isinstance(kind, dict) else {}
+        if self.since_ms is not None and moment(row) < self.since_ms:
+            return False
+        if self.kinds and fields.get("type") not in self.kinds:
+            return False
+        agents = (fields.get("agent_id"), fields.get("matched_agent"), fields.get("agent_display"))
+        if self.agent is not None and not {self.agent, f"{self.agent}@agent"} & set(agents):
+            return False
+        wanted = ((self.run, fields.get(_RUN)), (self.intent, fields.get(_INTENT)))
+        return all(asked is None or (isinstance(has, str) and has.startswith(asked)) for asked, has in wanted)

@@ -1,0 +1,105 @@
+"""``covenant audit show`` and the filters of ``audit recent``: a tree in time order, and no row twice."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from covenant.cli.audit import show
+from covenant.cli.audit.show import Filter, Row
+from policy import errors
+
+INTENT, RUN, CHILD, OTHER = (f"{n}" * 8 + "-0000-4000-8000-000000000000" for n in "1234")
+
+
+def _row(number: int, kind: str, **fields: Any) -> Row:
+    return {"id": f"e{number}", "timestamp_ms": number, "origin": "supervisor", "kind": {"type": kind, **fields}}
+
+
+ROWS = [
+    _row(1, "capability_check", intent_id=INTENT, agent_id="hello"),
+    _row(2, "run_started", run_id=RUN, intent_id=INTENT, agent_id="hello", parent=None),
+    _row(3, "denied", run_id=RUN, agent_id="hello", target="example.org"),
+    _row(5, "run_started", run_id=CHILD, intent_id=OTHER, agent_id="helper", parent=RUN),
+    _row(6, "reached", run_id=CHILD, agent_id="helper"),
+    _row(7, "run_ended", run_id=CHILD, agent_id="helper"),
+    _row(8, "run_ended", run_id=RUN, agent_id="hello"),
+    _row(9, "intent_dispatched", intent_id=INTENT, run_id=None, matched_agent="hello"),
+    _row(10, "run_started", run_id="5" * 8 + "-0000-4000-8000-000000000000", intent_id="x", parent=None),
+]
+
+
+def _copied(kind: Row) -> Row | None:
+    return json.loads(kind["line"]) if kind.get("type") == "supervisor_row" else None
+
+
+def _copy(number: int, row: Row) -> Row:
+    return _row(number, "supervisor_row", intent_id=INTENT, run_id=RUN, line=json.dumps(row)) | {"origin": "daemon"}
+
+
+def test_tree_holds_children_between_rows_of_their_parent() -> None:
+    root, nodes = show.tree(ROWS, INTENT[:8])
+    said = list(show.lines(root, nodes, lambda row: f"{row['timestamp_ms']} {row['kind']['type']}"))
+    assert [line.strip() for line in said] == [
+        INTENT,
+        "1 capability_check",
+        RUN,
+        "2 run_started",
+        "3 denied",
+        CHILD,
+        "5 run_started",
+        "6 reached",
+        "7 run_ended",
+        "8 run_ended",
+        "9 intent_dispatched",
+    ]
+    assert said[2].startswith("  ")
+    assert said[5].startswith("    ")
+
+
+def test_tree_of_a_run_is_what_is_below_it() -> None:
+    root, nodes = show.tree(ROWS, RUN)
+    document = show.document(root, nodes)
+    assert [row["kind"]["type"] for row in document["events"]] == ["run_started", "denied", "run_ended"]
+    assert [one["id"] for one in document["children"]] == [CHILD]
+    assert set(nodes) == {RUN, CHILD}
+
+
+def test_row_in_both_logs_is_there_once() -> None:
+    rows = show.once(
+        [*ROWS, _copy(11, ROWS[2]), _copy(12, _row(4, "denied", run_id=RUN, target="gone"))], _copied, unwrap=True
+    )
+    assert [row["id"] for row in rows] == ["e1", "e2", "e3", "e4", "e5", "e6", "e7", "e8", "e9", "e10"]
+    assert rows[3]["origin"] == "supervisor"
+    kept = show.once([_copy(12, _row(4, "denied", run_id=RUN, target="gone"))], _copied)
+    assert kept[0]["kind"]["type"] == "supervisor_row"
+
+
+@pytest.mark.parametrize(("named", "error"), [("zz", errors.UsageError), ("99999999", errors.NoRunError)])
+def test_unknown_id_is_refused(named: str, error: type[errors.CovenantError]) -> None:
+    with pytest.raises(error):
+        show.tree(ROWS, named)
+
+
+def test_loop_of_parents_ends() -> None:
+    rows = [_row(1, "run_started", run_id=RUN, parent=CHILD), _row(2, "run_started", run_id=CHILD, parent=RUN)]
+    root, nodes = show.tree(rows, RUN)
+    assert len(list(show.lines(root, nodes, str))) == 4
+    show.document(root, nodes)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ids"),
+    [
+        (Filter(run=RUN[:6]), ["e2", "e3", "e8"]),
+        (Filter(intent=INTENT[:8]), ["e1", "e2", "e9"]),
+        (Filter(agent="helper"), ["e5", "e6", "e7"]),
+        (Filter(kinds=("denied", "reached")), ["e3", "e6"]),
+        (Filter(since_ms=8), ["e8", "e9", "e10"]),
+        (Filter(run=RUN, kinds=("run_ended",)), ["e8"]),
+    ],
+)
+def test_filters(wanted: Filter, ids: list[str]) -> None:
+    assert [row["id"] for row in ROWS if wanted.admits(row)] == ids
