@@ -17,7 +17,7 @@ _CROSS_HOST: Final = {"recipient_display": "text", "outcome": "text", "reason": 
 _SCAN: Final = {"min_lease_age_ms": "int", "max_attempts": "int", "max_requeues": "int", "scan_limit": "int"}
 _BACKFILL: Final = {"row_count": "int", "dry_run": "bool"}
 
-# Two more of version 1's 41, capability_check and intent_dispatched, are in both logs: policy.audit_log.events has
+# Two more of version 1's 41, capability_check and intent_dispatched, are in both logs: ``supervisor_kinds`` has
 # them.
 V1: Final[Mapping[str, Mapping[str, str]]] = {
     "hermes_tool_invoked": {**_RUN, "tool": "text", "preview_hash_hex": "digest"},
