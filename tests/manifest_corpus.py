@@ -358,9 +358,9 @@ INJECT = (
     R("format with two places", '"Bearer {}"', '"{} {}"', "`{} {}`", "one `{}`", at="format = "),
     R("format with a line", '"Bearer {}"', '"a\\r\\nX: {}"', "a\\r", "one `{}`", at="format = "),
     R("user odd", 'user = "bot"', 'user = "a:b"', "`a:b`", "at most 64"),
-    R("placeholder odd", 'env = "GITHUB_TOKEN"', 'env = "A B"', "`A B`", "no digit first"),
-    R("placeholder taken", 'env = "GITHUB_TOKEN"', 'env = "TZ"', "variable `TZ` is set already", "another"),
-    R("placeholder a loader", 'env = "GITHUB_TOKEN"', 'env = "LD_PRELOAD"', "`LD_PRELOAD` is set", "another"),
+    R("placeholder odd", '"env" = "GITHUB_TOKEN"', '"env" = "A B"', "`A B`", "no digit first"),
+    R("placeholder taken", '"env" = "GITHUB_TOKEN"', '"env" = "TZ"', "variable `TZ` is set already", "another"),
+    R("placeholder a loader", '"env" = "GITHUB_TOKEN"', '"env" = "LD_PRELOAD"', "`LD_PRELOAD` is set", "another"),
     R(
         "inject by tcp",
         'ports = [443]\nprotocol = "tls"',

@@ -236,6 +236,20 @@ RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
             {"not": _written("resources", network={"enum": ["off", "full"]})},
             _section("permissions", network={"items": {"properties": {"ports": _IS([443]), "protocol": _IS("tls")}}}),
         ),
+        _section(
+            "permissions",
+            network={
+                "items": {
+                    **_when({"required": ["inject"]}, {"properties": {"protocol": _IS("tls")}}),
+                    **_section(
+                        "inject",
+                        methods=_ITEMS,
+                        paths=_ITEMS,
+                        env={"not": {"enum": sorted({*process.NEVER_SET, *permissions.TRUST_VARIABLES})}},
+                    ),
+                }
+            },
+        ),
     ),
     agent._filesystem: (  # noqa: SLF001
         _when(
@@ -366,6 +380,7 @@ LEFT = (
     "an executable listed twice, once with a digest",
     "two layers of one name, a tree of programs that is not in the root, a variable with the name of a secret",
     "two ports of [[publish]] that are equal, or two places, and a path of a socket that is longer in bytes",
+    "a secret that is added to a pattern, an address, or one host twice; a placeholder with the name of a variable",
     "two items of services.models.allow for one provider",
     "a dev_shm_mb or a workspace that leaves nothing of disk_mb",
     "a volume or a place of one that is named twice, and shared where nothing is written",

@@ -67,7 +67,10 @@ class Scrubber:
         """Take a part. Returns the bytes to pass on now."""
         if self._pattern is None:
             return chunk
-        data = self._pattern.sub(_filled, self._rest + chunk)
+        data = self._rest + chunk
+        # A search for each is much faster than the pattern of all, and finds nothing in nearly every part.
+        if any(one in data for one in self._needles):
+            data = self._pattern.sub(_filled, data)
         keep = self._begun(data)
         self._rest = data[len(data) - keep :]
         return data[: len(data) - keep]
