@@ -111,7 +111,7 @@ def supervisor(path: Path) -> Iterator[list[int]]:
     def run(number: int) -> dict[str, Any]:
         changed = len(asked) * 100 if number % 10 == len(asked) % 10 else 0
         return {
-            "run_id": f"{number:08x}-1111-4111-8111-{number:012x}", "agent_id": f"agent-{number % 20}",
+            "run_id": f"{number:08x}-1111-4111-8111-{number:012x}", "agent_id": f"agent-{number // 50:02}",
             "intent_id": None, "state": "Running", "parent": None, "depth": 0, "started_ms": 1_790_000_000_000,
             "cpu_ms": 1000 + changed, "memory_bytes": 20 << 20, "memory_mb": 64, "processes": 20,
             "received_bytes": 0, "sent_bytes": 0, "denied": 0,
@@ -167,7 +167,7 @@ def main() -> None:
                 print(f"first paint, {name}: median {statistics.median(times):.0f} ms, least {min(times):.0f} ms")
             one = Terminal([sys.executable, "-m", "covenant", "tui"], environment)
             try:
-                assert one.read(60, b"agent-0"), one.shown
+                assert one.read(60, b"agent-00"), one.shown
                 one.read(5)
                 looks = len(asked)
                 part, written = part_of_core(one, seconds)
