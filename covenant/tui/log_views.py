@@ -74,7 +74,7 @@ class AuditView(View):
         if self._looked and not self.state:
             self.state = self._verified(sources, asked.now_ms)
         self._looked = True
-        events = sources.daemon("recent_audit", limit=asked.limit)["events"]
+        events = sources.daemon("recent_audit", limit=asked.limit, extended=True)["events"]
         note = self.state or "chain: not checked yet"
         return Loaded(tuple(_event(one) for one in events), (note,), more=len(events) >= asked.limit)
 
@@ -90,7 +90,7 @@ class AuditView(View):
 
     def whole(self, sources: Sources, row: Row) -> list[str]:
         lines = super().whole(sources, row)
-        proof = sources.daemon("prove_audit_inclusion", event_id=row.key)["proof"]
+        proof = sources.daemon("prove_audit_inclusion", event_id=row.key, extended=True)["proof"]
         if proof is None:
             return [*lines, "", "! the log gives no proof that this row is in it"]
         place = f"in the log: row {proof['leaf_index']} of {proof['tree_size']}, root {proof['root_hash_hex']}"

@@ -99,7 +99,9 @@ def _lasting(text: str) -> int | None:
 
 def _grant(signed: Mapping[str, Any], use: Mapping[str, Any] | None) -> Row:
     one = signed["capability"]
-    state = "-" if use is None else "revoked" if use["revoked"] else "holds" if use["effective"] else "over"
+    # A word, or in earlier versions whether it holds.
+    effective = None if use is None else {True: "live", False: "over"}.get(use["effective"], use["effective"])
+    state = "-" if use is None else "revoked" if use["revoked"] else "holds" if effective == "live" else str(effective)
     budget = (use or {}).get("budget")
     used = f"{budget['used']}/{budget['max_uses']}" if budget else "-"
     ends = "-" if one["expires_at"] is None else view.moment(one["expires_at"])
