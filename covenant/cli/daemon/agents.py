@@ -30,7 +30,7 @@ def list_agents(as_json: bool) -> None:
 def reload(as_json: bool) -> None:
     """Have the daemon look at the packages anew."""
     with client.daemon() as daemon:
-        response = daemon.ask("reload_agents")
+        response = daemon.ask("reload_agents", signatures=True)
     _show(response, as_json=as_json)
 
 

@@ -66,7 +66,7 @@ async def reload_agents(server: Server, caller: Caller, asked: requests.ReloadAg
     """
     await authorization.require_operator(server, caller, None, "reload agents")
     await server.agents.reload(lambda change: noted(server, change, "request", caller))
-    return await list_agents(server, caller, requests.ListAgents())
+    return await list_agents(server, caller, requests.ListAgents(signatures=asked.signatures))
 
 
 async def noted(server: Server, change: Change, cause: Cause, caller: Caller | None = None) -> None:

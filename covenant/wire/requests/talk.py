@@ -106,6 +106,7 @@ class ReloadAgents(Request):
     """Ours: look at the packages anew."""
 
     kind: Literal["reload_agents"] = "reload_agents"
+    signatures: bool = False
 
 
 class ListApprovals(Request):

@@ -52,7 +52,7 @@ TABLE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("intents result", NAME, "get_intent_result", {"intent_id": NAME}),
     ("intents resume", NAME, "resume_intent", {"intent_id": NAME}),
     ("agents list", "", "list_agents", {"signatures": True}),
-    ("agents reload", "", "reload_agents", {}),
+    ("agents reload", "", "reload_agents", {"signatures": True}),
     ("agents approvals", "", "list_approvals", {}),
     ("agents approve", "x deny", "resolve_approval", {"approval_id": "x", "choice": "deny"}),
     ("memory recent", "--tier episodic --limit 7", "recent_memory", {"tier": "episodic", "limit": 7}),

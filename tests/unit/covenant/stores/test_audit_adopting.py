@@ -76,7 +76,7 @@ async def test_whole_daemon_serves_home_of_version_1(home: Path) -> None:
     async with daemon_kit.running(home) as daemon:
         (again,) = [
             one["kind"]
-            for one in (await daemon.ask("recent_audit", limit=3))["events"]
+            for one in (await daemon.ask("recent_audit", limit=2))["events"]
             if one["kind"]["type"] == "daemon_started"
         ]
         assert again["recovered"] == []
