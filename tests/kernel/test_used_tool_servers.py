@@ -1,0 +1,169 @@
+"""Tool servers as they are published: three of npm and one of the Python SDK, called by the SDK's own client.
+
+All of them, and the agent, are in sandboxes. They are installed without any script of theirs being run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import tools_kit as kit
+from tests.kernel.conftest import leftovers
+from tests.kernel.session_kit import Home
+
+WHEELS = Path(__file__).with_name("mcp_wheels.txt")
+SERVERS = {"memory": "2026.8.31", "everything": "2026.8.31", "filesystem": "2026.8.31"}
+# A server by the SDK, which is installed beside it.
+SUMS = """
+import os, sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "site"))
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("sums")
+
+
+@server.tool()
+def add(a: int, b: int) -> int:
+    "Add two numbers"
+    return a + b
+
+
+server.run("stdio")
+"""
+AGENT = """
+import asyncio, json, sys
+
+sys.path.insert(0, SITE)
+from mcp.client import Client
+
+CALLS = [
+    ["everything__echo", {"message": "hello"}],
+    ["everything__get-sum", {"a": 2, "b": 40}],
+    ["memory__create_entities", {"entities": [{"name": "Ada", "entityType": "person", "observations": ["counts"]}]}],
+    ["memory__search_nodes", {"query": "Ada"}],
+    ["filesystem__write_file", {"path": "/tmp/note", "content": "written"}],
+    ["filesystem__read_text_file", {"path": "/tmp/note"}],
+    ["filesystem__read_text_file", {"path": "/etc/passwd"}],
+    ["sums__add", {"a": 20, "b": 22}],
+    ["filesystem__move_file", {"source": "/tmp/note", "destination": "/tmp/moved"}],
+]
+
+async def main():
+    async with Client("http://tools.covenant/mcp") as client:
+        names = [tool.name for tool in (await client.list_tools()).tools]
+        said = []
+        for name, arguments in CALLS:
+            try:
+                found = await client.call_tool(name, arguments)
+                said.append([bool(found.is_error), found.content[0].text])
+            except Exception as e:
+                said.append([True, str(e)])
+        return [names, said]
+
+sys.stdin.readline()
+print(json.dumps({"text": json.dumps(asyncio.run(main()))}))
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    made = Home(tmp_path_factory.mktemp("used"))
+    yield made
+    assert leftovers(made.world) == []
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Path]:
+    """The SDK, in a directory that an agent can be granted."""
+    with tempfile.TemporaryDirectory(dir="/var/lib", prefix="covenant-test-") as made:
+        os.chmod(made, 0o755)
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--only-binary", ":all:"]
+        command = [*pip, "--disable-pip-version-check", "--root-user-action", "ignore", "--target", made]
+        subprocess.run([*command, "--requirement", str(WHEELS)], check=True, timeout=500)
+        subprocess.run(["chmod", "-R", "go-w", made], check=True, timeout=60)
+        yield Path(made)
+
+
+def files_of(folder: Path, prefix: str) -> dict[str, bytes]:
+    """The files that a server reads: with types and maps of sources they were more than a package may have."""
+    left_out = (".ts", ".mts", ".cts", ".map", ".md")
+    found = (path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(left_out))
+    return {f"{prefix}{path.relative_to(folder)}": path.read_bytes() for path in found}
+
+
+def published(tmp_path: Path) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
+    """The servers of npm, each with what it needs in its own directory."""
+    found: list[dict[str, Any]] = []
+    files: dict[str, bytes] = {}
+    for name, version in SERVERS.items():
+        npm = ["npm", "install", "--no-bin-links", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
+        folder = tmp_path / name
+        folder.mkdir()
+        wanted = f"@modelcontextprotocol/server-{name}@{version}"
+        subprocess.run([*npm, "--prefix", str(folder), wanted], check=True, timeout=300, cwd=folder)
+        files |= files_of(folder / "node_modules", f"tools/{name}/node_modules/")
+        program = f"node_modules/@modelcontextprotocol/server-{name}/dist/index.js"
+        more = {"memory": ["MEMORY_FILE_PATH=/tmp/memory.jsonl"]}.get(name, [])
+        arguments = {"everything": ["stdio"], "filesystem": ["/tmp"]}.get(name, [])
+        found.append(server(name, version, "node", [program, *arguments], more))
+    return found, files
+
+
+def server(alias: str, version: str, command: str, args: list[str], env: list[str]) -> dict[str, Any]:
+    tools = [{"name": "none", "description": "", "side_effect_class": "read"}]
+    return {
+        "alias": alias, "transport": "stdio", "command": command, "args": args, "env": env, "version": version,
+        "package_digest": kit.FILLER, "tools": tools,
+    }  # fmt: skip
+
+
+def test_published_servers_are_called_by_published_client(home: Home, tmp_path: Path, site: Path) -> None:
+    servers, files = published(tmp_path)
+    servers.append(server("sums", "1.0", "python3", ["server.py"], []))
+    files |= files_of(site, "tools/sums/site/") | {"tools/sums/server.py": SUMS.encode()}
+    document = {
+        "schema_version": 1,
+        "agent": "matrix://agent/hello",
+        "allowed_side_effects": ["read", "write"],
+        "servers": servers,
+    }
+    main = AGENT.replace("SITE", repr(str(site))).encode()
+    made = tmp_path / "hello"
+    kit.written(made, kit.package(document, grants="", files={**files, "main.py": main}))
+    # An operator takes what each server says, and gives each tool its class.
+    for one in servers:
+        done = home.covenant("tools", "advertised", made, one["alias"])
+        assert done.returncode == 0, (one["alias"], done.stderr)
+        told = json.loads(done.stdout)["tools"]
+        one["tools"] = [{k: v for k, v in tool.items() if v} | {"side_effect_class": "write"} for tool in told]
+    (made / "tools.json").write_text(json.dumps(document))
+    denied = "move_file"
+    names = [(one, tool["name"]) for one in servers for tool in one["tools"] if tool["name"] != denied]
+    uris = [f"matrix://tool/mcp/{one['alias']}/{name}@{one['version']}" for one, name in names]
+    more = f'\n[permissions.filesystem]\nread = ["{site}"]\n\n[permissions.skills]\nallow = {json.dumps(uris)}\n'
+    manifest = made / "agent.toml"
+    manifest.write_text(manifest.read_text() + more + 'side_effects = ["write"]\n')
+    assert home.covenant("tools", "pin", made).returncode == 0
+    done = home.covenant("dev", made, "go", "--json", "--timeout", "100")
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    listed, said = json.loads(json.loads(done.stdout)["text"])
+    assert sorted(listed) == sorted(f"{one['alias']}__{name}" for one, name in names)
+    assert [is_error for is_error, _ in said] == [False] * 6 + [True, False, True]
+    texts = [text for _, text in said]
+    assert "hello" in texts[0]
+    assert "42" in texts[1]
+    assert "counts" in texts[3]
+    assert texts[5] == "written"
+    assert "Access denied" in texts[6] or "denied" in texts[6], "by the server itself: it has no such file anyway"
+    assert texts[7] == "42"
+    assert "permissions.skills" in texts[8], "by the manifest"
