@@ -1,4 +1,4 @@
-"""The Python environment of a package: the packages of locks/runtime.txt and Covenant's wheel, below /opt/covenant."""
+"""The Python environment of a package: the packages of locks/server.txt and Covenant's wheel, below /opt/covenant."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from scripts.release.recipe import PYTHON, Source
 
 PLACE = "/opt/covenant"
 LOCK = "locks/package.txt"
+# The environment of a server: the screens, and none of the extras that bring a model, a chain or another vault.
+SERVER_LOCK = "locks/server.txt"
 COMMANDS = ("covenant", "covenant-supervisor", "covenantd")
 _HASHED = ("--require-hashes", "--no-deps", "--only-binary=:all:")
 _PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "--no-cache-dir", "-q")
@@ -62,10 +64,10 @@ def make(source: Source, work: pathlib.Path, tools: pathlib.Path, wheel: pathlib
     """
     root = work / "root"
     venv = root / PLACE.lstrip("/")
-    console.change("the environment of locks/runtime.txt, and the wheel")
+    console.change(f"the environment of {SERVER_LOCK}, and the wheel")
     console.run([PYTHON, "-m", "venv", "--without-pip", str(venv)])
     into = ["--python", str(venv / "bin/python")]
-    _install(tools / "python", into, ["--no-compile", *_HASHED, "-r", str(source.clone / "locks/runtime.txt")], "locks")
+    _install(tools / "python", into, ["--no-compile", *_HASHED, "-r", str(source.clone / SERVER_LOCK)], SERVER_LOCK)
     # By its name: from a path pip would note the path.
     own = ["--no-compile", "--no-index", "--no-deps", "--find-links", str(wheel.parent)]
     _install(tools / "python", into, [*own, f"covenant-supervisor=={source.version}"], "the wheel")

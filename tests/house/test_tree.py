@@ -47,7 +47,10 @@ def test_each_test_cited_exists(clone: pathlib.Path) -> None:
     assert found == set()
 
 
-LOCKS = ("locks/runtime.txt", "locks/dev.txt", "tests/agents/locks/llm.txt", "tests/agents/locks/shell-gpt.txt")
+LOCKS = (
+    *("locks/runtime.txt", "locks/server.txt", "locks/dev.txt", "locks/package.txt"),
+    *("tests/agents/locks/llm.txt", "tests/agents/locks/shell-gpt.txt"),
+)
 
 
 @pytest.mark.parametrize("name", LOCKS)

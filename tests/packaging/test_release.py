@@ -91,7 +91,7 @@ def test_parts_and_checksums_name_what_is_there(clone: pathlib.Path, made: pathl
         assert hashlib.sha256((made / name).read_bytes()).hexdigest() == digest
     [parts] = made.glob("*.cdx.json")
     named = {one["name"].lower() for one in json.loads(parts.read_text())["components"]}
-    locked = {line.split("==")[0] for line in (clone / "locks/runtime.txt").read_text().splitlines() if "==" in line}
+    locked = {line.split("==")[0] for line in (clone / "locks/server.txt").read_text().splitlines() if "==" in line}
     absent = {name for name in locked if name.replace("_", "-") not in {one.replace("_", "-") for one in named}}
     # What the lock has for other systems is not installed on this one.
     assert absent <= {"colorama", "pywin32", "win-inet-pton", "tzdata", "uvloop"}, absent
