@@ -87,7 +87,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Author: write a package": ("manifest", "dev", "policy", "denials", "tools", "layer"),
     "Run: start agents and see to them": (
         *("run", "exec", "stdio", "attach", "ps", "top", "logs", "wait", "suspend", "resume", "kill", "attest"),
-        *("workspace", "volume", "bench"),
+        *("workspace", "volume", "tui", "bench"),
     ),
     "Operator: keys, secrets, the machine": (
         *("keys", "trust", "state", "vault", "models", "doctor", "metrics", "audit"),

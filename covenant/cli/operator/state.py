@@ -23,7 +23,7 @@ def state() -> None:
     """Repair the state: records of a clock that was wrong, modes of files."""
 
 
-@state.command(epilog=common.examples("sudo COVENANT_HOME=$COVENANT_HOME covenant state clock"))
+@state.command(epilog=common.examples("covenant state clock", "covenant state clock --yes"))
 @click.option("--yes", is_flag=True, help="Do not ask whether this machine's clock is right.")
 @_JSON
 def clock(yes: bool, as_json: bool) -> None:

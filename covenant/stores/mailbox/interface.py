@@ -241,10 +241,10 @@ class Mailbox(Protocol):
     async def requeue(
         self, task_id: str, *, lease_id: str | None = None, duplicate_risk: str | None, reason: str, by: str = "repair"
     ) -> TaskEntry:
-        """Put a leased task back. The risk ``idempotent`` is accepted only for a task that declared itself idempotent.
+        """Put a leased task back. The risk is the word of the caller who repairs, as in version 1: also ``idempotent``.
 
         Raises:
-            errors.NoTaskError, errors.TaskStateError, errors.LeaseMismatchError, errors.TaskInvalidError
+            errors.NoTaskError, errors.TaskStateError, errors.LeaseMismatchError
         """
         ...
 

@@ -27,7 +27,7 @@ ONE = {
     ids=["cut", "all", "old"],
 )
 def test_cut_list_says_so_beside_table(said: dict[str, Any], more: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "ask", lambda kind: {"kind": "agents", "agents": [ONE], **said})
+    monkeypatch.setattr(client, "ask", lambda kind, **_: {"kind": "agents", "agents": [ONE], **said})
     result = CliRunner().invoke(cli, ["agents", "list"])
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[-1].split()[0] == "a"
