@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -223,6 +224,36 @@ async def test_what_is_not_http_ends(gateway: HttpGateway, echo: http_kit.Echo, 
     assert 200 not in statuses(answer)
     assert echo.asked == []
     assert await alive(gateway)
+
+
+def _error_of(answer: bytes) -> dict[str, Any]:
+    """The document of one refusal, whose headers are those of every answer."""
+    start, _, body = answer.partition(b"\r\n\r\n")
+    assert b"\r\nContent-Type: application/json" in start, start
+    assert b"\r\nServer: covenantd" in start
+    assert b"\r\nCache-Control: no-store" in start
+    assert TOKEN.encode() not in answer
+    found: dict[str, Any] = json.loads(body)
+    assert found["kind"] == "error"
+    assert found["code"] == "http_refused"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "header", "status"),
+    [
+        *(("GET /tools HTTP/9.9", "X: a", 400), ("\x16\x03\x01", "X: a", 400), ("GET /tools HTTP/1.1", "X : a", 400)),
+        *(("GET /tools HTTP/1.1", "X", 400), ("G\x00T /tools HTTP/1.1", "X: a", 400)),
+        *(("GET /nothing HTTP/1.1", "Expect: tea", 417), ("PUT /tools HTTP/1.1", "Expect: tea", 417)),
+        *(("GET /nothing HTTP/1.1", "X: a", 404), ("PUT /tools HTTP/1.1", "X: a", 405)),
+        ("POST /intent HTTP/1.1", f"{JSON}\r\nContent-Length: 9000000", 413),
+        ("POST /intent HTTP/1.1", "Content-Type: text/plain\r\nContent-Length: 3", 415),
+    ],
+)
+async def test_refusal_of_http_itself_is_json(gateway: HttpGateway, line: str, header: str, status: int) -> None:
+    answer = await raw(gateway, head(gateway, line, header, "Connection: close"))
+    assert statuses(answer) == [status]
+    assert _error_of(answer)["message"]
 
 
 async def test_another_protocol_is_not_switched_to(gateway: HttpGateway, echo: http_kit.Echo) -> None:

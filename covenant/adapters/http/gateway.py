@@ -17,16 +17,17 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import anyio
 import anyio.abc
 from aiohttp import HttpVersion11, web
 
-from covenant.adapters.http import feeds, guard, metrics, openapi, routes, streams
+from covenant.adapters.http import feeds, guard, metrics, openapi, refusals, routes, streams
 from covenant.adapters.http import requests as http_requests
 from covenant.adapters.http.guard import Guard, Head
 from covenant.adapters.http.listen import Listener
+from covenant.adapters.http.refusals import JSON
 from covenant.adapters.http.routes import Route
 from covenant.handlers.access import auth_failures, authentication
 from covenant.handlers.caller import Caller
@@ -36,14 +37,6 @@ from policy import errors
 from policy.signing import strict_json
 
 _LOG = logging.getLogger(__name__)
-_JSON: Final = "application/json"
-# A response must not reach another page or a cache, nor be type-sniffed, nor name its server software.
-_ALWAYS: Final[Mapping[str, str]] = {
-    "Cache-Control": "no-store",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Server": "covenantd",
-    "X-Content-Type-Options": "nosniff",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +129,7 @@ class HttpGateway:
         try:
             response = await self._guarded(request, handler)
             if not response.prepared:
-                response.headers.update(_ALWAYS)
+                response.headers.update(refusals.ALWAYS)
                 with streams.within(request, self.bounds.pace.write_seconds):
                     await response.prepare(request)
                     await response.write_eof()
@@ -170,21 +163,14 @@ class HttpGateway:
             raise
         except Exception:
             _LOG.exception("a request over HTTP failed")
-            response = self._fault("the daemon failed at this; its log has more")
+            response = refusals.fault("the daemon failed at this; its log has more")
         if not response.prepared:
             response.headers.update(cors)
         return response
 
     def _refusal(self, status: int, error: errors.CovenantError) -> web.Response:
         self.server.meter.refused[str(status)] += 1
-        response = web.Response(status=status, body=responses.Error.of(error).to_bytes(), content_type=_JSON)
-        # The unread rest of a refused request must not be read as the next one.
-        response.force_close()
-        return response
-
-    @staticmethod
-    def _fault(message: str) -> web.Response:
-        return web.Response(status=500, body=json.dumps({"error": message}).encode(), content_type=_JSON)
+        return refusals.refusal(status, error)
 
     # Routes ---------------------------------------------------------------------------------------------------
 
@@ -195,7 +181,7 @@ class HttpGateway:
             described = json.loads(responses.ProtocolDescription().to_bytes())
             return web.json_response({**described, "name": "covenantd", "version": _version()})
         if route.path == "/openapi.json":
-            return web.Response(body=_described(), content_type=_JSON)
+            return web.Response(body=_described(), content_type=JSON)
         # The body is not read: there is no key yet that could verify another host's envelope.
         return self._refusal(503, errors.UnsupportedError("tasks of other hosts are not taken by this daemon"))
 
@@ -252,8 +238,8 @@ class HttpGateway:
     @staticmethod
     def _answered(response: responses.Response) -> web.Response:
         if isinstance(response, responses.Error) and response.code == errors.InternalError.code:
-            return HttpGateway._fault(response.message)
-        return web.Response(body=response.to_bytes(), content_type=_JSON)
+            return refusals.fault(response.message)
+        return web.Response(body=response.to_bytes(), content_type=JSON)
 
     # Streams, and what has no request -------------------------------------------------------------------------
 
@@ -288,12 +274,12 @@ class HttpGateway:
         if found is None:
             return web.Response(status=202)
         if isinstance(found, bytes):
-            return web.Response(body=found, content_type=_JSON)
+            return web.Response(body=found, content_type=JSON)
         document = json.loads((await self.server.respond(caller, found.request)).to_bytes())
-        return web.Response(body=mcp_server.answer(found, document), content_type=_JSON)
+        return web.Response(body=mcp_server.answer(found, document), content_type=JSON)
 
     def _watch(self, request: web.Request, caller: Caller) -> feeds.Watch:
-        headers = {**_ALWAYS, **self._guard.cors(request.headers.get("Origin"))}
+        headers = {**refusals.ALWAYS, **self._guard.cors(request.headers.get("Origin"))}
         token = guard.bearer(request.headers)
         return feeds.Watch(self.server, caller, token, request, headers, self.bounds.pace)
 

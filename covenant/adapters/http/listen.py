@@ -6,10 +6,11 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 
+from covenant.adapters.http import refusals
 from policy import errors
 
 # aiohttp's message about an unreadable head quotes it, and a head may contain a token: log only the fact.
@@ -60,19 +61,17 @@ class Listener:
     """
 
     def __init__(self, app: web.Application, *, connections: int, head_seconds: float) -> None:
-        self._runner = web.AppRunner(
-            app,
-            handle_signals=False,
+        self._runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=0.0)
+        self._how: dict[str, Any] = {
             # No access log of addresses, paths or headers: the audit log has the acts of each caller.
-            access_log=None,
-            logger=_LOG,
-            keepalive_timeout=head_seconds,
+            "access_log": None,
+            "logger": _LOG,
+            "keepalive_timeout": head_seconds,
             # Time to drain the rest of an unwanted body.
-            lingering_time=2.0,
+            "lingering_time": 2.0,
             # Against decompression bombs; the guard refuses requests that declare compression.
-            auto_decompress=False,
-            shutdown_timeout=0.0,
-        )
+            "auto_decompress": False,
+        }
         self._connections = connections
         self.open = 0
         # Connections without a valid token so far, in order of arrival.
@@ -110,7 +109,7 @@ class Listener:
             return None
         self.open += 1
         self._strangers[one] = None
-        return server()
+        return refusals.protocol(server, **self._how)
 
     def known(self, transport: asyncio.BaseTransport | None) -> None:
         """Mark a connection as authenticated."""
