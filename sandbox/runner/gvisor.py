@@ -30,7 +30,7 @@ from sandbox.host import facts
 from sandbox.kernel import procfs
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.proc import launch as proc_launch
-from sandbox.kernel.proc import spawn
+from sandbox.kernel.proc import signals, spawn
 from sandbox.kernel.runsc import command, console, debug_log, start_trace
 from sandbox.network import addresses, gateway
 from sandbox.network.gate import cgroup as gate_cgroup
@@ -484,12 +484,10 @@ def _finish(
         error = out_of_memory()
     elif error is None and exchange.started_at is None:
         error = errors.SandboxCrashedError(f"the sandbox ended with status {status} before the agent started")
-    elif error is None and status == _KILLED:
-        # runsc gives one status for both.
-        message = f"the agent or its sandbox was killed by SIGKILL (status {status})"
-        error = errors.AgentFailedError(message, exit_status=status)
     elif error is None and status != 0:
-        error = errors.AgentFailedError(f"the agent exited with status {status}", exit_status=status)
+        # runsc gives one status for both.
+        subject = "the agent or its sandbox" if status == _KILLED else "the agent"
+        error = errors.AgentFailedError(f"{subject} {signals.ending(status)}", exit_status=status)
     return exchange.finished(
         status,
         error,

@@ -28,7 +28,7 @@ from sandbox import core_dumps
 from sandbox.host import facts
 from sandbox.kernel import libc
 from sandbox.kernel.cgroup import cgroup
-from sandbox.kernel.proc import confine, spawn
+from sandbox.kernel.proc import confine, signals, spawn
 from sandbox.kernel.proc import launch as proc_launch
 from sandbox.kernel.seccomp import load
 from sandbox.run_io import ContainerIO, Limits, Outcome, PeriodicCheck, RunObserver, RunOutcome
@@ -361,7 +361,7 @@ def _finished(plan: Plan, exchange: AgentLoop, error: errors.RunError | None, st
         small = plan.policy.runtime == "node" and plan.policy.memory_bytes < _NODE_ADDRESS_SPACE
         hint = "node reserves much address space: raise resources.memory_mb to 1024, or use linux-gvisor"
         error = errors.AgentFailedError(
-            f"the agent exited with status {status}", hint=hint if small else "", exit_status=status
+            f"the agent {signals.ending(status)}", hint=hint if small else "", exit_status=status
         )
     # Not by getrusage(2): that counts the start, misses children that were not waited for, and of several processes
     # gives the memory of the largest.

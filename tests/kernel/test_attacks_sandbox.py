@@ -154,6 +154,15 @@ def test_exit_status_that_no_signal_has_is_not_logged_as_one(
     assert (ends(world)[-1]["exit_status"], ends(world)[-1]["exit_signal"]) == row
 
 
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGSEGV, "SIGSEGV"), (signal.SIGRTMIN + 1, "SIGRTMIN+1"), (33, "signal 33")]
+)
+def test_signal_that_ended_agent_is_named(world: World, backend: dict[str, Any], number: int, name: str) -> None:
+    answer = world.run_code(f"{HEAD}os.kill(os.getpid(), {int(number)})\nimport time\ntime.sleep(20)", **backend)
+    assert f"was killed by {name}, or" in refused(errors.AgentFailedError, answer.error)
+    assert (ends(world)[-1]["exit_status"], ends(world)[-1]["exit_signal"]) == (None, int(number))
+
+
 def test_live_trusted_local_run_holds_its_agents_id(world: World) -> None:
     """Rule 8 for the backend that has no sandbox: packages of two operators are never live under one id."""
     second = revoking.second_operator(world)

@@ -1,4 +1,4 @@
-"""Set dispositions of signals: after a fork, and in a process whose event loop reads them."""
+"""Set dispositions of signals, after a fork and in a process whose event loop reads them, and name signals."""
 
 from __future__ import annotations
 
@@ -11,6 +11,33 @@ from collections.abc import Collection, Iterator
 
 # As much as the kernel writes of a process at once, and more.
 _STATUS_BYTES = 8192
+
+
+# Exit statuses above it are 128 + n for signal n, as runsc and shells have it.
+_SIGNALLED = 128
+
+
+def name(number: int) -> str:
+    """Return the name of a signal: `SIGSEGV`, `SIGRTMIN+3` for a real-time signal, else `signal 33`.
+
+    The C library keeps 32 and 33 for itself, so they have no name (signal(7)).
+    """
+    if signal.SIGRTMIN < number < signal.SIGRTMAX:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def ending(status: int) -> str:
+    """Return how a process with this exit status ended, as the predicate of a message.
+
+    The status of a signal is also one that a process can exit with. No reader of the status can tell the two apart.
+    """
+    if 0 < status - _SIGNALLED < signal.NSIG:
+        return f"was killed by {name(status - _SIGNALLED)}, or exited with status {status} itself"
+    return f"exited with status {status}"
 
 
 def reset(*, ignored: Collection[int] = ()) -> None:

@@ -64,3 +64,31 @@ def test_signal_that_arrives_late_is_seen() -> None:
         later.start()
         assert signals.arrives(wake, (signal.SIGUSR1,), 60.0)
         later.join()
+
+
+@pytest.mark.parametrize(
+    ("number", "wanted"),
+    [
+        *((1, "SIGHUP"), (6, "SIGABRT"), (9, "SIGKILL"), (11, "SIGSEGV"), (31, "SIGSYS"), (32, "signal 32")),
+        *((33, "signal 33"), (34, "SIGRTMIN"), (35, "SIGRTMIN+1"), (63, "SIGRTMIN+29"), (64, "SIGRTMAX")),
+        *((0, "signal 0"), (65, "signal 65")),
+    ],
+)
+def test_signal_has_its_name(number: int, wanted: str) -> None:
+    assert signals.name(number) == wanted
+
+
+@pytest.mark.parametrize(
+    ("status", "wanted"),
+    [
+        *((0, "exited with status 0"), (3, "exited with status 3"), (128, "exited with status 128")),
+        (129, "was killed by SIGHUP, or exited with status 129 itself"),
+        (139, "was killed by SIGSEGV, or exited with status 139 itself"),
+        (163, "was killed by SIGRTMIN+1, or exited with status 163 itself"),
+        (161, "was killed by signal 33, or exited with status 161 itself"),
+        (192, "was killed by SIGRTMAX, or exited with status 192 itself"),
+        *((193, "exited with status 193"), (255, "exited with status 255")),
+    ],
+)
+def test_ending_names_only_what_status_says(status: int, wanted: str) -> None:
+    assert signals.ending(status) == wanted
