@@ -321,8 +321,8 @@ class Hermes:
             run.end(errors.ToolRefusedError("somebody else approved what the run's policy is to answer"))
 
     async def _answer(self, run: _Run, choice: str, request_id: str | None, issuer: AgentId | None = None) -> int:
-        """Post a choice. The log has a row before, with 0 resolved, and one after with the number resolved."""
-        await self._row(run, "hermes_approval_resolved", {"choice": choice, "resolved": 0}, issuer)
+        """Post a choice. The log has `hermes_approval_answered` before, and `hermes_approval_resolved` after it."""
+        await self._row(run, "hermes_approval_answered", {"choice": choice}, issuer)
         run.posted.append(choice)
         resolved = min(await self._configured().approve(run.run_id, choice, request_id), _MOST_RESOLVED)
         await self._row(run, "hermes_approval_resolved", {"choice": choice, "resolved": resolved}, issuer)

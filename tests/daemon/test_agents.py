@@ -100,7 +100,8 @@ async def test_approval_goes_by_way_of_daemon_to_operator_and_back(covenant_home
         assert (result["text"], result["run_id"]) == ("You said: remove it", "run_1")
         assert [one.approvals for one in double.runs.values()] == [[{"choice": "deny"}]]
         resolved = await _rows(daemon, "hermes_approval_resolved")
-        assert [(row["choice"], row["resolved"]) for row in resolved] == [("deny", 0), ("deny", 1)]
+        assert [(row["choice"], row["resolved"]) for row in resolved] == [("deny", 1)]
+        assert [row["choice"] for row in await _rows(daemon, "hermes_approval_answered")] == ["deny"]
         (used,) = await _rows(daemon, "run_usage")
         assert (used["backend"], used["run_id"], used["cpu_ms"]) == ("hermes", "run_1", None)
 

@@ -187,14 +187,14 @@ async def test_policy_answers_and_nobody_is_asked(tmp_path: Path, policy: str, c
         assert bench.only.approvals == [{"choice": choice, "request_id": "r1"}]
         assert [(row["type"], row.get("choice"), row.get("resolved")) for row in bench.log.rows] == [
             ("hermes_approval_requested", None, None),
-            ("hermes_approval_resolved", choice, 0),
+            ("hermes_approval_answered", choice, None),
             ("hermes_approval_resolved", choice, 1),
         ]
 
 
 async def test_approval_that_cannot_be_written_down_is_not_given(tmp_path: Path) -> None:
     async with _bench(tmp_path, _asks("once", "deny"), policy="auto-once") as bench:
-        bench.log.fails = "hermes_approval_resolved"
+        bench.log.fails = "hermes_approval_answered"
         with pytest.raises(errors.StoreError):
             await bench.run()
         assert bench.only.approvals == []
@@ -216,8 +216,10 @@ async def test_operator_is_asked_and_answers_once(tmp_path: Path, choice: str) -
             await bench.hermes.resolve(waiting.id, choice, by=runtime_kit.BOB)
         await _until(lambda: bench.only.closed)
         assert bench.only.approvals == [{"choice": choice}]
-        resolved = [row for row in bench.log.rows if row["type"] == "hermes_approval_resolved"]
-        assert {row["issuer"] for row in resolved} == {runtime_kit.BOB}
+        (answered, resolved) = [row for row in bench.log.rows if "choice" in row]
+        assert (answered["type"], resolved["type"]) == ("hermes_approval_answered", "hermes_approval_resolved")
+        assert (answered["choice"], resolved["choice"], resolved["resolved"]) == (choice, choice, 1)
+        assert answered["issuer"] == resolved["issuer"] == runtime_kit.BOB
         assert bench.hermes.approvals() == ()
 
 

@@ -104,7 +104,7 @@ def _approver(kind: str, row: parts.AuditEvent) -> str | None:
     by = row.kind.get("authorized_by")
     if isinstance(by, Sequence) and by and isinstance(by[0], Mapping):
         return str(by[0].get("granted_by_display"))
-    if kind == "hermes_approval_resolved":
+    if kind in ("hermes_approval_answered", "hermes_approval_resolved"):
         return row.issuer.display
     return _first(row.kind, ("granted_by_display",))
 
