@@ -118,6 +118,11 @@ def listening(supervisor: Supervisor) -> Iterator[tuple[socket.socket, bool]]:
     if place == Path(paths.SYSTEM_SOCKET):
         place.parent.mkdir(mode=0o755, exist_ok=True)
     directory = _roots_own(place.parent)
+    if supervisor.config.callers and (closed := _closed_to_callers(place)):
+        systemd.tell(
+            f"callers cannot reach `{place}`: `{closed}` is root's alone; "
+            f'in config.toml, name another place, such as socket = "{paths.SYSTEM_SOCKET}"'
+        )
     try:
         # Through the descriptor that was looked at, not the path once more.
         address = unix_address.through(directory, place.name)
@@ -141,6 +146,14 @@ def listening(supervisor: Supervisor) -> Iterator[tuple[socket.socket, bool]]:
         raise errors.ConfigError(f"the socket `{place}` cannot be made: {e.strerror}", where=str(place)) from e
     finally:
         os.close(directory)
+
+
+def _closed_to_callers(place: Path) -> Path | None:
+    """Return the outermost directory above the socket that no caller can enter; None where there is none.
+
+    A directory with a group may be open to a caller by that group.
+    """
+    return next((path for path in reversed(place.parents) if not path.stat().st_mode & 0o011), None)
 
 
 def _roots_own(path: Path) -> int:
