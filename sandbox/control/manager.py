@@ -146,6 +146,17 @@ def logs(state: Path, requester: Requester, run: str, offset: int = 0, *, stream
     return _once_begun(lambda: _logs(state, requester, run, offset, stream))
 
 
+def newest(state: Path, requester: Requester, agent_id: str) -> str:
+    """Return the id of the newest ended run of an agent that the requester may see.
+
+    Raises:
+        errors.NoRunError: no such run has a record.
+    """
+    for run_id in _theirs(state, requester, run_archive.ids(state), agent_id=agent_id):
+        return run_id
+    raise errors.NoRunError(f"no run of `{agent_id}` has a record", hint="covenant ps lists the live ones")
+
+
 def _logs(state: Path, requester: Requester, run: str, offset: int, stream: Stream) -> dict[str, Any]:
     entries = [one for one in visible_runs(state, requester) if one.run_id.startswith(run)]
     if len(entries) == 1:
@@ -354,7 +365,7 @@ def _record(state: Path, requester: Requester, run: str) -> run_archive.Archived
     found = [one for one in run_archive.ids(state) if one.startswith(run)] if run else []
     if not requester.root:
         # Other users' runs make no prefix ambiguous for this requester, which must not learn of them by that.
-        found = _theirs(state, requester, found)
+        found = list(_theirs(state, requester, found))
     ending = None if found else open_runs.named(state, run)
     gone = ending is not None and not registry.under_way(state / "runs" / ending)
     if ending is not None and gone and requester.may(_started_by(state, ending)):
@@ -372,12 +383,12 @@ def _record(state: Path, requester: Requester, run: str) -> run_archive.Archived
     return record
 
 
-def _theirs(state: Path, requester: Requester, run_ids: Sequence[str]) -> list[str]:
-    """Return the ended runs whose records the requester may see.
+def _theirs(state: Path, requester: Requester, run_ids: Sequence[str], *, agent_id: str | None = None) -> Iterator[str]:
+    """Yield the ended runs, of an agent or of all, whose records the requester may see.
 
     A damaged record belongs to no requester; asked for alone, it is reported as damaged.
     """
-    found, live = [], _live(state)
+    live = _live(state)
     for run_id in run_ids:
         try:
             record = run_archive.read(state, run_id)
@@ -385,9 +396,10 @@ def _theirs(state: Path, requester: Requester, run_ids: Sequence[str]) -> list[s
             if len(run_ids) == 1:
                 raise
             continue
-        if record is not None and requester.may(_asked_by(state, record.issuer, record.parent, live)):
-            found.append(run_id)
-    return found
+        if record is None or agent_id not in (None, record.agent_id):
+            continue
+        if requester.may(_asked_by(state, record.issuer, record.parent, live)):
+            yield run_id
 
 
 def _started_by(state: Path, run_id: str) -> Iterator[str]:

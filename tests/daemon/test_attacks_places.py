@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
+import socket
 from pathlib import Path
 
+import anyio
 import pytest
 
+from covenant.adapters.ipc import limits
 from covenant.handlers.intents import submit
 from covenant.runtime.packages import Card
 from covenant.runtime.runner import Intent, RunResult
-from covenant.wire import requests
+from covenant.wire import frames, requests
 from policy import errors
 from tests import daemon_kit, http_kit, intents_kit, runtime_kit, server_kit
 from tests.daemon_kit import Daemon
@@ -86,6 +90,29 @@ async def test_peers_together_do_not_keep_operator_out(covenant_home: Path) -> N
         await stack.aclose()
         async with asyncio.timeout(10), async_client.connected(covenant_home, token=tokens[2]) as peer:
             assert (await peer.ask("ping"))["kind"] == "pong"
+
+
+@pytest.mark.parametrize("place", ["displaced", "one too many"])
+async def test_client_without_place_reads_why(covenant_home: Path, place: str) -> None:
+    """Its request fails with EPIPE; the answer is there all the same."""
+    async with daemon_kit.running(covenant_home) as daemon:
+        gateway = daemon.running.socket
+        most = {"strangers": 1} if place == "displaced" else {"connections": len(gateway.connections) + 1}
+        gateway.bounds = dataclasses.replace(gateway.bounds, **most)
+        with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
+            for one in (first, second):
+                await anyio.to_thread.run_sync(one.connect, str(covenant_home / "sock"))
+                await anyio.sleep(0.1)
+            refused = first if place == "displaced" else second
+            refused.settimeout(10)
+            with pytest.raises(BrokenPipeError):
+                refused.sendall(frames.encode(b'{"kind":"protocol_info"}'))
+            size = frames.length(refused.recv(frames.HEADER_BYTES))
+            answer = json.loads(refused.recv(size))
+        assert (answer["kind"], answer["code"]) == ("error", errors.BusyError.code)
+        gateway.bounds = limits.IpcBounds()
+        async with async_client.connected(covenant_home) as operator:
+            assert (await operator.ask("ping"))["kind"] == "pong"
 
 
 async def test_sources_ignored_are_not_kept(tmp_path: Path) -> None:

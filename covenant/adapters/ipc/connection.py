@@ -81,6 +81,13 @@ class Connection(Channel):
             self._scope.cancel()
         super().abort()
 
+    def displace(self) -> None:
+        """End an unauthenticated connection for a newer one, after an answer that says so."""
+        self._say(responses.Error.of(errors.BusyError("too many connections have sent no token yet", hint="try again")))
+        # The kernel takes it before the end, so that the client still reads it.
+        self.flush()
+        self.abort()
+
     async def _run(self) -> None:
         try:
             with anyio.CancelScope() as self._scope:

@@ -84,7 +84,7 @@ class IpcGateway:
         if len(self.strangers) >= self.bounds.strangers:
             oldest = next(iter(self.strangers))
             del self.strangers[oldest]
-            oldest.abort()
+            oldest.displace()
         self.connections.add(one)
         self.strangers[one] = None
         return True

@@ -104,10 +104,10 @@ def kill(run: str, tree: bool, reason: str, as_json: bool) -> None:
 def logs(run: str, follow: bool, stdout: bool, as_json: bool) -> None:
     """Show what RUN's agent wrote to stderr: of a live run, or the end of it of one that ended.
 
-    PACKAGE is the newest live run of that package.
+    PACKAGE is the newest live run of that package, else the newest that ended.
     """
     stream: Stream = "stdout" if stdout else "stderr"
-    run = of_package(run)
+    run = of_package(run, ended=True)
     if follow and as_json:
         raise errors.UsageError("--follow prints no document", hint="leave --json out")
     if as_json:
@@ -156,11 +156,13 @@ def _operate(operation: Operation, run: str, *, tree: bool, reason: str, as_json
 _DONE = {"suspend": "suspended", "resume": "resumed", "kill": "ended"}
 
 
-def of_package(run: str) -> str:
+def of_package(run: str, *, ended: bool = False) -> str:
     """Return the id of the newest live run of a package, where ``run`` is a package's directory; else ``run`` itself.
 
+    With ``ended``, it is the newest run that has a record where none lives.
+
     Raises:
-        errors.NoRunError: no run of the package lives.
+        errors.NoRunError: no run of the package lives, or with ``ended``, none has a record either.
         errors.CovenantError: its manifest cannot be read.
     """
     from pathlib import Path
@@ -172,6 +174,8 @@ def of_package(run: str) -> str:
 
     agent_id = parse.parse((place / "agent.toml").read_bytes()).agent.id
     live = [one for one in listed() if one["agent_id"] == agent_id]
+    if not live and ended:
+        return str(_asked("logs", agent=agent_id)["run_id"])
     if not live:
         raise errors.NoRunError(f"no run of `{agent_id}` lives", hint="covenant ps lists those that do; or give its id")
     return str(max(live, key=lambda one: one["started_ms"])["run_id"])
@@ -218,9 +222,18 @@ def _here_operate(
     return {"runs": manager.operate(state, requester, operation, run, reason=reason, tree=tree)}
 
 
-def _here_logs(state: Path, requester: Requester, *, run: str, offset: int, stream: Stream) -> dict[str, Any]:
+def _here_logs(
+    state: Path,
+    requester: Requester,
+    *,
+    run: str = "",
+    agent: str = "",
+    offset: int = 0,
+    stream: Stream = "stderr",
+) -> dict[str, Any]:
     from sandbox.control import manager
 
+    run = run or manager.newest(state, requester, agent)
     return manager.logs(state, requester, run, offset, stream=stream)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -62,6 +63,8 @@ _KEEP = click.option(
 _DETACH = click.option("--detach", is_flag=True, help="Start a session with a terminal, print its id, and leave it.")
 
 _AT_WORK: Final = "the agent is at work"
+# As `covenant ps` shows the id of a run: its beginning or all of it.
+_RUN_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]{0,27})?")
 
 
 @click.command(
@@ -102,6 +105,11 @@ def run(
     A package with the contract `stdio` or `terminal` takes no TEXT: it is connected to stdin, stdout and stderr, or to
     the terminal, and its exit status is passed on.
     """
+    if _RUN_ID.fullmatch(str(package)) and not package.exists():
+        raise errors.UsageError(
+            f"`{package}` is the id of a run, and `run` starts a package",
+            hint="give a package's directory; `covenant logs`, `wait`, `attach` and `attest` take a run",
+        )
     others = (text, record, user, workspace, resume)
     if detach and (keep or as_json or any(one is not None for one in others)):
         raise errors.UsageError(

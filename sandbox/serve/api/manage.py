@@ -48,7 +48,9 @@ def logs(session: Session, asked: protocol.Logs) -> None:
     Raises:
         errors.NoRunError: there is no such run that the caller may see.
     """
-    answer = manager.logs(session.supervisor.path, _requester(session), asked.run, asked.offset, stream=asked.stream)
+    state, requester = session.supervisor.path, _requester(session)
+    run = asked.run or manager.newest(state, requester, asked.agent or "")
+    answer = manager.logs(state, requester, run, asked.offset, stream=asked.stream)
     session.answer({"kind": "logs", **answer})
 
 

@@ -7,12 +7,13 @@ that the client leaves.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
 import pydantic
 
 from policy import base58, errors, json_bounds
 from policy.signing import strict_json
+from policy.signing.statement import AGENT_ID_PATTERN
 from sandbox import unix_wire
 
 # A year, as `covenant run --timeout` takes it.
@@ -217,12 +218,22 @@ class Operate(ServiceRequest):
 
 
 class Logs(ServiceRequest):
-    """The stderr of a run from ``offset`` on, or the stdout of a run that failed."""
+    """The stderr of a run from ``offset`` on, or the stdout of a run that failed.
+
+    ``agent`` instead of ``run`` is the newest ended run of that agent.
+    """
 
     kind: Literal["logs"]
-    run: RunId
+    run: RunId | None = None
+    agent: Annotated[str, pydantic.Field(pattern=AGENT_ID_PATTERN)] | None = None
     offset: Annotated[int, pydantic.Field(ge=0, lt=2**63)] = 0
     stream: Literal["stderr", "stdout"] = "stderr"
+
+    @pydantic.model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.run is None) is (self.agent is None):
+            raise ValueError("it names either a run or an agent")
+        return self
 
 
 class Wait(ServiceRequest):

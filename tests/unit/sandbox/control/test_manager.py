@@ -301,3 +301,21 @@ def test_run_that_can_be_seen_and_listens_only_later_has_not_ended(
         with pytest.raises(errors.CutOffError):
             manager.logs(state, ROOT, live.run_id)
         assert asked == ["logs"] * 2
+
+
+def test_newest_run_of_agent_is_one_requester_may_see(state: Path) -> None:
+    def at(number: int, **fields: Any) -> str:
+        run_id = ended(state, number, **fields)
+        os.utime(state / "archive" / f"{run_id}.json", (number, number))
+        return run_id
+
+    mine = at(1, agent_id="a")
+    at(2, agent_id="b")
+    theirs = at(3, agent_id="a", issuer=OTHER.display)
+    damaged = at(4, agent_id="a")
+    (state / "archive" / f"{damaged}.json").write_text("{")
+    assert manager.newest(state, SOMEBODY, "a") == mine
+    assert manager.newest(state, OTHER, "a") == manager.newest(state, ROOT, "a") == theirs
+    for requester, agent_id in ((OTHER, "b"), (ROOT, "c"), (ROOT, "")):
+        with pytest.raises(errors.NoRunError, match="has a record"):
+            manager.newest(state, requester, agent_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,3 +37,18 @@ def test_package_without_live_run_is_refused(package: Path, monkeypatch: pytest.
     _live(monkeypatch, ("b3", "other", 3))
     with pytest.raises(errors.NoRunError, match="no run of `hello` lives"):
         manage.of_package(str(package))
+
+
+def test_logs_of_package_are_of_its_newest_ended_run(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _live(monkeypatch, ("b3", "other", 3))
+    asked = list[tuple[str, dict[str, Any]]]()
+
+    def answer(kind: str, **fields: Any) -> dict[str, Any]:
+        asked.append((kind, fields))
+        return {"run_id": "a9"}
+
+    monkeypatch.setattr(manage, "_asked", answer)
+    assert manage.of_package(str(package), ended=True) == "a9"
+    assert asked == [("logs", {"agent": "hello"})]
+    _live(monkeypatch, ("a1", "hello", 1))
+    assert manage.of_package(str(package), ended=True) == "a1"

@@ -33,3 +33,19 @@ def test_control_length_of_time_is_taken(package: str, monkeypatch: pytest.Monke
     result = CliRunner().invoke(cli, ["run", package, "hi", "--timeout", "0.5"])
     assert isinstance(result.exception, errors.CovenantError)
     assert not isinstance(result.exception, errors.UsageError)
+
+
+@pytest.mark.parametrize("run", ["6f1f64c0", "6f1f64c0-1f", "6f1f64c0-0000-4000-8000-000000000000"])
+def test_run_of_run_is_refused_with_its_verbs(run: str) -> None:
+    result = CliRunner().invoke(cli, ["run", run, "hi"])
+    assert isinstance(result.exception, errors.UsageError), result.output
+    assert "is the id of a run" in result.exception.message
+    assert "covenant logs" in result.exception.hint
+
+
+def test_directory_named_like_run_is_package(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(package).rename(tmp_path / "6f1f64c0")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli, ["run", "6f1f64c0"])
+    assert isinstance(result.exception, errors.UsageError)
+    assert "there is no intent" in result.exception.message
