@@ -8,6 +8,7 @@ waits for a sync.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,7 @@ import aiosqlite
 import anyio
 import anyio.to_thread
 
-from covenant.stores.memory import interface, load, maintenance, read, schema, sqlite
+from covenant.stores.memory import interface, load, maintenance, read, schema, shrink, sqlite
 from covenant.stores.memory.index.cache import Cache
 from covenant.stores.memory.index.vectors import Block
 from covenant.stores.memory.interface import (
@@ -35,6 +36,7 @@ from covenant.stores.memory.write import Writer
 from covenant.wire.types import MemoryRecord, SettlementReceipt, Tier
 from policy import errors
 
+_LOG: Final = logging.getLogger(__name__)
 # Larger matrices are not read before the first search.
 MOST_WARM_BYTES: Final = 256 * 1024 * 1024
 
@@ -72,6 +74,7 @@ class DurableMemory:
             async with contextlib.AsyncExitStack() as stack:
                 writer = await stack.enter_async_context(sqlite.connected(path))
                 await writer.execute("PRAGMA journal_mode = WAL")
+                await shrink.bound_journal(writer)
                 await writer.execute("PRAGMA synchronous = FULL")
                 await schema.prepare(writer, where=str(path))
                 reader = await stack.enter_async_context(sqlite.connected(path))
@@ -115,9 +118,11 @@ class DurableMemory:
         await self._writer.put(record, room)
 
     async def purge(self, tier: Tier | None, before_ms: int, *, owner: str | None = None) -> int:
-        """Delete records created before ``before_ms``. Returns their number."""
+        """Delete records created before ``before_ms``, and give their disk back. Returns their number."""
         async with self._writer.exclusive() as under_way:
-            return await maintenance.purge(under_way, tier, before_ms, owner=owner)
+            purged = await maintenance.purge(under_way, tier, before_ms, owner=owner)
+        await self._give_back()
+        return purged
 
     async def repair(
         self, command: Repair, *, apply: bool, owner: str | None = None, room: Room | None = None
@@ -148,13 +153,26 @@ class DurableMemory:
     ) -> MemoryCompaction:
         """Plan a compaction, and execute all of it or nothing if ``apply``."""
         async with self._writer.exclusive(COMPACT_SAVEPOINT) as under_way:
-            return await maintenance.compact(under_way, policy, reason=reason, now_ms=now_ms, apply=apply, owner=owner)
+            plan = await maintenance.compact(under_way, policy, reason=reason, now_ms=now_ms, apply=apply, owner=owner)
+        if apply:
+            await self._give_back()
+        return plan
 
     async def backfill(self, receipts: Sequence[SettlementReceipt], *, apply: bool) -> tuple[tuple[str, str], ...]:
         """Write to ``metadata.receipt_id`` the receipt that paid for a record. Returns (record id, receipt id); see
         ``plans``."""
         async with self._writer.exclusive(BACKFILL_SAVEPOINT) as under_way:
             return await maintenance.backfill(under_way, receipts, apply=apply)
+
+    async def _give_back(self) -> None:
+        """Give the disk of deleted records back. A failure is logged: the records are deleted by now."""
+        # Shielded: the caller still has to log the deletion.
+        with anyio.CancelScope(shield=True):
+            try:
+                async with self._writer.between() as db:
+                    await shrink.give_back(db)
+            except errors.MemoryStoreError as e:
+                _LOG.warning("the disk of deleted records is not given back: %s", e)
 
     # Reading --------------------------------------------------------------------------------------------------
 

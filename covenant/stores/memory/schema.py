@@ -78,7 +78,7 @@ async def prepare(db: aiosqlite.Connection, *, where: str) -> None:
     Raises:
         errors.MemoryStoreError: a newer daemon made it, or its table is not version 1's.
     """
-    version = await _number(db, "PRAGMA user_version")
+    version = await number(db, "PRAGMA user_version")
     if version > VERSION:
         raise errors.MemoryStoreError(
             f"database has version {version}; this daemon knows {VERSION}",
@@ -133,11 +133,12 @@ def astray(db: sqlite3.Connection) -> bool:
 
 async def mend_index(db: aiosqlite.Connection) -> None:
     """Rebuild the index of words if it no longer matches the table. The caller holds a transaction."""
-    if await _number(db, _ASTRAY):
+    if await number(db, _ASTRAY):
         await db.execute(_EMPTY)
         await db.execute(_FILL)
 
 
-async def _number(db: aiosqlite.Connection, statement: str) -> int:
+async def number(db: aiosqlite.Connection, statement: str) -> int:
+    """Return the single number that a statement has as its answer."""
     rows = list(await db.execute_fetchall(statement))
     return int(rows[0][0])

@@ -22,7 +22,7 @@ CHUNK: Final = 2000
 # Records may be long, and anybody may write thousands: so many whole ones are read at a time, about so much is held.
 PAGE: Final = 64
 MOST_HELD_BYTES: Final = 64 * 1024 * 1024
-_BUSY_MS: Final = 10_000
+BUSY_MS: Final = 10_000
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _ROOM: Final = "make room on the disk and repeat"
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
@@ -73,7 +73,7 @@ def named(path: Path) -> Iterator[None]:
 async def connected(path: Path) -> AsyncIterator[aiosqlite.Connection]:
     """A connection that begins its own transactions, waits for other processes, and reads any bytes as text."""
     async with aiosqlite.connect(path, isolation_level=None) as db:
-        await db.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+        await db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
         # A text that is no UTF-8 would otherwise be an error of every statement that meets its row.
         db.text_factory = _text
         yield db
@@ -83,7 +83,7 @@ def reading(path: Path) -> sqlite3.Connection:
     """A connection for threads of ours: it only reads, and is used by one of them at a time."""
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     db.text_factory = _text
-    db.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+    db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
     db.execute("PRAGMA query_only = ON")
     return db
 

@@ -174,6 +174,13 @@ class Writer:
         await self._cache.settle()
 
     @contextlib.asynccontextmanager
+    async def between(self) -> AsyncIterator[aiosqlite.Connection]:
+        """Wait for the lock and yield the connection without a transaction; a cancellation does not interrupt it."""
+        async with self.turn:
+            with anyio.CancelScope(shield=True), self._guarded():
+                yield self._db
+
+    @contextlib.asynccontextmanager
     async def _transaction(self, savepoint: str) -> AsyncIterator[Transaction]:
         """Open a transaction: all or nothing. The caller holds the lock and is shielded."""
         with self._guarded():

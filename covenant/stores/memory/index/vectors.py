@@ -179,7 +179,7 @@ class Matrix:
             self._tiers[place] = _TIERS[tier]
 
     def discard(self, record_id: str) -> None:
-        """Remove a row; the last row moves to its place."""
+        """Remove a row; the last row moves to its place. Half of the space is given back when 3/4 of it are free."""
         place = self._places.pop(record_id, None)
         if place is None:
             return
@@ -190,6 +190,9 @@ class Matrix:
             self._places[last] = place
             for column in (self._rows, self._tiers, self._whose, self._times):
                 column[place] = column[end]
+        if len(self._rows) > _FIRST and 4 * len(self.ids) <= len(self._rows):
+            self._resize(max(_FIRST, len(self._rows) // 2))
+            self._places = dict(self._places)
 
     def scores(self, query: Floats, ids: Iterable[str]) -> dict[str, float]:
         """Return the cosines of the records that have a row."""
