@@ -41,6 +41,12 @@ class ToolsError(ManifestError):
     code = "tools_invalid"
 
 
+class ImportSourceError(AuthorError):
+    """The configuration of another tool cannot be read as its format, or no manifest grants at most as much."""
+
+    code = "import_refused"
+
+
 class UnknownSyscallError(ManifestError):
     """A system call is named that no supported architecture has."""
 

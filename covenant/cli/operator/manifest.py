@@ -10,6 +10,7 @@ import click
 from covenant.cli import common, times
 from covenant.cli.operator import manifest_renew
 from covenant.cli.operator import manifest_report as told
+from covenant.cli.policy import manifest_import
 from policy import errors
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def manifest() -> None:
 
 
 manifest.add_command(manifest_renew.renew)
+manifest.add_command(manifest_import.import_)
 
 
 @manifest.command(epilog=common.examples("covenant manifest new mine", "covenant manifest new mine --runtime node"))
