@@ -159,7 +159,11 @@ def _grant(one: client.Client) -> str:
 
 
 def _grants(one: client.Client) -> set[str]:
-    return {grant["signature_b58"] for grant in one.ask("capability_usage", limit=5000)["grants"] if grant["effective"]}
+    return {
+        grant["signature_b58"]
+        for grant in one.ask("capability_usage", limit=5000)["grants"]
+        if grant["effective"] == "live"
+    }
 
 
 def _revoke(one: client.Client) -> str:
@@ -167,7 +171,7 @@ def _revoke(one: client.Client) -> str:
     made = next(
         grant["signature_b58"]
         for grant in one.ask("capability_usage", limit=5000)["grants"]
-        if grant["effective"] and grant["action"].startswith("tool.call.t")
+        if grant["effective"] == "live" and grant["action"].startswith("tool.call.t")
     )
     one.ask("revoke_capability", signature_b58=made)
     return str(made)
