@@ -19,7 +19,7 @@ from covenant.cli import common
 from covenant.handlers.server import Server
 from covenant.runtime.runner import Runners
 from policy import errors
-from tests import daemon_kit
+from tests import daemon_kit, v1_client
 from tests.cli_kit import call, done
 from tests.mailbox_kit import MANIFEST, Runs
 
@@ -135,7 +135,8 @@ class Envelopes:
         self.known: dict[str, list[str]] = json.loads(path.read_text()) if path.exists() else {}
 
     def hold(self, name: str, document: dict[str, Any]) -> None:
-        """The document of ``name`` has the names that it had, and no others."""
+        """The document of ``name`` has the names that it had, and no others; a client of version 1 decodes it."""
+        v1_client.CLI.get(document.get("kind", ""), v1_client.anything)(document)
         found = sorted(keys(document))
         if self.anew:
             self.known[name] = found

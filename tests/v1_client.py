@@ -60,6 +60,16 @@ def maybe(of: Decoder) -> Decoder:
     return decode
 
 
+def null_or(of: Decoder) -> Decoder:
+    """Decode null or ``of``, where the name must be there."""
+
+    def decode(value: Any) -> None:
+        if value is not None:
+            of(value)
+
+    return decode
+
+
 def struct(**fields: Decoder) -> Decoder:
     def decode(value: Any) -> None:
         assert type(value) is dict, value
@@ -140,3 +150,50 @@ RESPONSE = tagged(
         proof=maybe(struct(leaf_index=number, suffix_event_hashes_hex=listed(text), root_hash_hex=text))
     ),
 )
+
+_PURGED = struct(purged=number, before_ms=number)
+_READ = struct(
+    mode=one_of("recent", "search"),
+    records=listed(anything),
+    tier=null_or(text),
+    limit=number,
+    query=null_or(text),
+    min_relevance=null_or(anything),
+)
+# The envelopes of the command's --json (section 5), by their `kind`. Names of ours beside these are ignored.
+CLI: dict[str, Decoder] = {
+    "daemon_ping": struct(status=one_of("ok")),
+    "bootstrap_result": struct(granted=listed(struct(action=text, signature_b58=text)), already_granted=listed(text)),
+    "memory_read": _READ,
+    "memory_purged": _PURGED,
+    "capabilities_purged": _PURGED,
+    "peers_purged": _PURGED,
+    "audit_purged": _PURGED,
+    "capability_list": struct(capabilities=listed(anything), limit=number),
+    "capability_granted": struct(
+        signature_b58=text, subject_display=text, action=text, scope=anything, expires_at=null_or(number)
+    ),
+    "capability_revoked": struct(signature_b58=text, removed=flag),
+    "receipt_list": struct(receipts=listed(anything), limit=number, since_ms=null_or(number)),
+    "receipt_batch_list": struct(batches=listed(anything), limit=number),
+    "debit_list": struct(debits=listed(anything), limit=number),
+    "audit_recent": struct(events=listed(anything), limit=number, since_ms=null_or(number)),
+    "a2a_status": struct(
+        tasks=listed(anything),
+        results=listed(anything),
+        limit=number,
+        min_lease_age_ms=null_or(number),
+        deadline_within_ms=null_or(number),
+        state_filter=null_or(one_of("queued", "in_flight")),
+    ),
+    "peer_list": struct(
+        peers=listed(_PEER),
+        operator_pubkey_b58=text,
+        truncated=flag,
+        limit=number,
+        filter_pubkey_prefix=null_or(text),
+        matched_count=number,
+    ),
+    "tool_result": struct(name=text, content=listed(anything), is_error=flag),
+    "intents_resume": struct(ok=flag, mode=one_of("latest", "explicit"), intent_id=null_or(text)),
+}

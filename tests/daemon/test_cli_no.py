@@ -49,7 +49,7 @@ def test_intent_that_waited_is_resumed_once(daemon: Daemon) -> None:
     assert (answer["text"], answer["agent_id"], answer["status"]) == ("DO IT LATER", "poor", "ok")
     assert answer["intent_id"] != waiting
     again = answered("intents", "resume", waiting, status=1)
-    assert (again["mode"], again["error"]["daemon_code"]) == ("id", "no_checkpoint")
+    assert (again["mode"], again["error"]["daemon_code"]) == ("explicit", "no_checkpoint")
     assert answered("intents", "resume", "latest", status=1)["error"]["code"] == "no_budget_exhausted_row"
     assert answered("budget", "debits")["debits"][0]["credits"] == 1
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests import cli_daemon_kit
+from tests import cli_daemon_kit, v1_client
 from tests.cli_daemon_kit import Daemon, Envelopes, answered, exit_status
 from tests.cli_kit import call, done
 
@@ -46,7 +46,7 @@ def verb(kind: str, *arguments: str) -> dict[str, Any]:
 
 
 def test_there_is_another() -> None:
-    assert verb("daemon_ping", "ping")["ok"] is True
+    assert verb("daemon_ping", "ping") == {"kind": "daemon_ping", "status": "ok"}
     assert verb("version", "version")["daemon"]["version"] == 1
     assert "answers" in done("ping")
     assert done("version").splitlines()[1] == "daemon: covenant.ipc 1, versions 1 to 2"
@@ -59,14 +59,16 @@ def test_bootstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COVENANT_HOME", str(home))
     with cli_daemon_kit.running(home):
         first = verb("bootstrap_result", "bootstrap")
-        assert first["granted"] == first["actions"] == ["memory.write", "tool.web_search"]
+        assert [one["action"] for one in first["granted"]] == ["memory.write", "tool.web_search"]
+        held = {one["signature"] for one in answered("capabilities", "recent")["capabilities"]}
+        assert {one["signature_b58"] for one in first["granted"]} == held
         again = answered("bootstrap")
-        assert (again["granted"], again["already_held"]) == ([], ["memory.write", "tool.web_search"])
+        assert (again["granted"], again["already_granted"]) == ([], ["memory.write", "tool.web_search"])
         assert done("bootstrap").splitlines() == ["memory.write: held already", "tool.web_search: held already"]
         # one that is bounded is no substitute
         done("capabilities", "revoke", answered("capabilities", "recent")["capabilities"][0]["signature"])
         done("capabilities", "grant", "tool.web_search", "--expires-at", "99999999999999")
-        assert answered("bootstrap")["granted"] == ["tool.web_search"]
+        assert [one["action"] for one in answered("bootstrap")["granted"]] == ["tool.web_search"]
     # and without a daemon it is said what is missing
     assert answered("ping", status=1)["code"] == "daemon_silent"
 
@@ -83,8 +85,8 @@ def test_capabilities() -> None:
     assert verb("capability_revoked", "capabilities", "revoke", signature)["removed"] is True
     # a wrong signature is not reported as revoked
     for said in (call("capabilities", "revoke", signature), call("capabilities", "revoke", "1" * 20)):
-        assert (said.exit_code, said.stdout) == (1, "there is no such grant that holds\n")
-    assert answered("capabilities", "revoke", "1" * 20, status=1)["removed"] is False
+        assert (said.exit_code, said.stdout) == (0, "there is no such grant that holds\n")
+    assert answered("capabilities", "revoke", "1" * 20)["removed"] is False
     # the signature as a narrow terminal shows it; a prefix without a match is refused
     again = answered("capabilities", "grant", "tool.call.nothing")["signature_b58"]
     assert answered("capabilities", "revoke", f"{again[:9]}…")["signature_b58"] == again
@@ -119,6 +121,7 @@ def test_resume() -> None:
     def refused(*words: str) -> str:
         document = answered("intents", "resume", *words, status=1)
         assert (document["kind"], document["ok"]) == ("intents_resume", False)
+        v1_client.CLI["intents_resume"](document)
         code: str = document["error"]["code"]
         return code
 
@@ -250,3 +253,36 @@ def test_unmatched_intent_ends_with_3(daemon: Daemon) -> None:
     assert (found["kind"], found["code"], found["status"]) == ("intent_result", "no_agent_matched", "ok")
     # The fix.
     assert exit_status(call("intent", "--agent", "hello", "zzz wholly unlike")) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "echo"),
+    [
+        ("memory recent --tier working -n 3", {"tier": "working", "limit": 3, "query": None, "min_relevance": None}),
+        (
+            "memory search ships --min-relevance 0.5 -n 2",
+            {"tier": None, "limit": 2, "query": "ships", "min_relevance": 0.5},
+        ),
+        ("memory purge --tier working --before-ms 7", {"tier": "working", "before_ms": 7}),
+        ("capabilities purge --before-ms 8", {"before_ms": 8}),
+        ("capabilities recent -n 4", {"limit": 4}),
+        ("peers purge --before-ms 9", {"before_ms": 9}),
+        ("peers list --prefix abc --limit 5", {"limit": 5, "filter_pubkey_prefix": "abc", "matched_count": 0}),
+        ("receipts recent -n 6 --since-ms 1", {"limit": 6, "since_ms": 1}),
+        ("chain receipt-batches -n 7", {"limit": 7}),
+        ("budget debits -n 8", {"limit": 8}),
+        ("audit recent -n 9 --since-ms 2", {"limit": 9, "since_ms": 2}),
+        (
+            "a2a status --limit 3 --min-lease-age-ms 4 --deadline-within-ms 5 --state queued",
+            {"limit": 3, "min_lease_age_ms": 4, "deadline_within_ms": 5, "state_filter": "queued"},
+        ),
+        (
+            "capabilities grant tool.call.echo --expires-at 99999999999999",
+            {"scope": {}, "expires_at": 99999999999999},
+        ),
+    ],
+)
+def test_envelope_repeats_what_was_asked(words: str, echo: dict[str, Any]) -> None:
+    document = answered(*words.split())
+    v1_client.CLI[document["kind"]](document)
+    assert {name: document[name] for name in echo} == echo

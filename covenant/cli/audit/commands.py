@@ -88,7 +88,7 @@ def recent(
     rows = rows[-limit:]
     if as_json:
         listed = [{"origin": log.name, "path": str(log.path)} for log in logs]
-        common.emit({"kind": "audit_recent", "events": rows, "logs": listed})
+        common.emit({"kind": "audit_recent", "limit": limit, "since_ms": since_ms, "events": rows, "logs": listed})
         return
     for log in logs:
         common.say(f"{log.name} log: {common.visible(str(log.path))}", err=True)

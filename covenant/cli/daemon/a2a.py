@@ -33,15 +33,15 @@ def status(
     limit: int, min_lease_age_ms: int | None, deadline_within_ms: int | None, state: str | None, as_json: bool
 ) -> None:
     """Show what waits and what is leased, oldest first, and the answers that wait for you."""
-    response = client.ask(
-        "a2_a_queue",
-        limit=limit,
-        min_lease_age_ms=min_lease_age_ms,
-        deadline_within_ms=deadline_within_ms,
-        state_filter=state,
-    )
+    asked = {
+        "limit": limit,
+        "min_lease_age_ms": min_lease_age_ms,
+        "deadline_within_ms": deadline_within_ms,
+        "state_filter": state,
+    }
+    response = client.ask("a2_a_queue", **asked)
     if as_json:
-        common.emit(client.envelope("a2a_status", response))
+        common.emit(client.envelope("a2a_status", response, **asked))
         return
     terminal.print_table(
         ("TASK", "STATE", "FROM", "TO", "TRIES", "LEASE ENDS", "DEADLINE", "TEXT"),

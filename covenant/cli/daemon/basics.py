@@ -23,7 +23,7 @@ def ping(as_json: bool) -> None:
         daemon.ask("ping")
         took = int((time.perf_counter() - began) * 1e6)
     if as_json:
-        common.emit({"kind": "daemon_ping", "ok": True, "home": str(common.home()), "round_trip_us": took})
+        common.emit({"kind": "daemon_ping", "status": "ok"})
     else:
         common.say(f"the daemon of {common.visible(str(common.home()))} answers ({took} µs)")
 
@@ -62,11 +62,11 @@ def bootstrap(as_json: bool) -> None:
         wanted = sorted({"memory.write"} | {action for one in listed if one["routable"] for action in one["required"]})
         held = _held(daemon.ask("recent_capabilities", limit=daemon_client.MOST)["capabilities"])
         granted = [action for action in wanted if action not in held]
-        for action in granted:
-            daemon.ask("grant_capability", action=action, scope={})
+        made = [daemon.ask("grant_capability", action=action, scope={}) for action in granted]
     if as_json:
         kept = [action for action in wanted if action in held]
-        common.emit({"kind": "bootstrap_result", "actions": wanted, "granted": granted, "already_held": kept})
+        now = [{"action": one["action"], "signature_b58": one["signature_b58"]} for one in made]
+        common.emit({"kind": "bootstrap_result", "granted": now, "already_granted": kept})
         return
     for action in wanted:
         word = "granted" if action in granted else "held already"

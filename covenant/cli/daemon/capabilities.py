@@ -38,7 +38,7 @@ def recent(limit: int, as_json: bool) -> None:
     """Show the newest grants to you or by you."""
     response = client.ask("recent_capabilities", limit=limit)
     if as_json:
-        common.emit(client.envelope("capability_list", response))
+        common.emit(client.envelope("capability_list", response, limit=limit))
         return
     rows = []
     for signed in response["capabilities"]:
@@ -94,7 +94,7 @@ def grant(
             "grant_capability", action=action, scope=bounds, expires_at=expires_at, subject=subject, parent_b58=parent
         )
     if as_json:
-        common.emit(client.envelope("capability_granted", response))
+        common.emit(client.envelope("capability_granted", response, scope=bounds, expires_at=expires_at))
     else:
         common.say(common.visible(f"{response['subject_display']} may {response['action']}"))
         common.say(common.visible(response["signature_b58"]), err=True)
@@ -122,11 +122,10 @@ def _whole(daemon: Any, action: str) -> str:
 @capabilities.command(epilog=client.examples("covenant capabilities revoke 3mJr7AoUXx2Wqd..."))
 @click.argument("signature")
 @client.as_json
-@click.pass_context
-def revoke(ctx: click.Context, signature: str, as_json: bool) -> None:
+def revoke(signature: str, as_json: bool) -> None:
     """Take the grant with SIGNATURE back, and what was narrowed from it. How it begins, as in tables, is enough.
 
-    Status 1 where no grant that holds is meant.
+    As in version 1 the status is 0 also where no grant that holds is meant: then nothing was revoked.
     """
     with client.daemon() as daemon:
         response = daemon.ask("revoke_capability", signature_b58=whole_signature(daemon, signature))
@@ -134,8 +133,6 @@ def revoke(ctx: click.Context, signature: str, as_json: bool) -> None:
         common.emit(client.envelope("capability_revoked", response))
     else:
         common.say("revoked" if response["removed"] else "there is no such grant that holds")
-    if not response["removed"]:
-        ctx.exit(common.EXIT_FAILED)
 
 
 def whole_signature(daemon: Any, begins: str) -> str:
@@ -163,8 +160,9 @@ def whole_signature(daemon: Any, begins: str) -> str:
 @client.as_json
 def purge(before_ms: int | None, older_than_ms: int | None, as_json: bool) -> None:
     """Forget grants that were revoked or ended."""
-    response = client.ask("purge_capabilities", before_ms=client.moment(before_ms, older_than_ms))
+    cut = client.moment(before_ms, older_than_ms)
+    response = client.ask("purge_capabilities", before_ms=cut)
     if as_json:
-        common.emit(client.envelope("capabilities_purged", response))
+        common.emit(client.envelope("capabilities_purged", response, before_ms=cut))
     else:
         common.say(f"{response['purged']} grants forgotten")

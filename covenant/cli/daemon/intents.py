@@ -121,14 +121,15 @@ class _ResumeError(errors.CovenantError):
 @click.pass_context
 def resume(ctx: click.Context, which: str | None, latest: bool, as_json: bool) -> None:
     """Start an intent again that waited for credits. Ends with status 1 on every error."""
-    mode = "latest" if latest or which == "latest" else "id"
+    mode = "latest" if latest or which == "latest" else "explicit"
     try:
         answer = _resume(which, latest)
     except errors.CovenantError as e:
         reason = e.reason if isinstance(e, _ResumeError) else "daemon_error"
         if as_json:
+            named = None if which == "latest" else which
             about = {"code": reason, "message": e.message, "daemon_code": e.code, "hint": e.hint or None}
-            common.emit({"kind": "intents_resume", "ok": False, "mode": mode, "error": about})
+            common.emit({"kind": "intents_resume", "ok": False, "mode": mode, "intent_id": named, "error": about})
         else:
             common.say(f"covenant: {common.visible(e.message)} [{reason}]", err=True)
             if e.hint:

@@ -33,7 +33,7 @@ def recent(tier: str | None, limit: int, stream: bool, as_json: bool) -> None:
             _stream(daemon.stream("recent_memory", tier=tier, limit=limit), as_json=as_json)
             return
         response = daemon.ask("recent_memory", tier=tier, limit=limit)
-    _show(response["records"], "recent", as_json=as_json)
+    _show(response["records"], "recent", as_json=as_json, tier=tier, limit=limit)
 
 
 @memory.command(
@@ -49,7 +49,8 @@ def recent(tier: str | None, limit: int, stream: bool, as_json: bool) -> None:
 def search(query: str, tier: str | None, limit: int, min_relevance: float | None, as_json: bool) -> None:
     """Find records by the meaning and the words of QUERY, the best first."""
     response = client.ask("search_memory", query=query, tier=tier, limit=limit, min_relevance=min_relevance)
-    _show(response["records"], "search", as_json=as_json)
+    asked = {"query": query, "tier": tier, "limit": limit, "min_relevance": min_relevance}
+    _show(response["records"], "search", as_json=as_json, **asked)
 
 
 @memory.command(epilog=client.examples('covenant memory put --tier longterm "the harbour opens at six"'))
@@ -83,14 +84,15 @@ def purge(tier: str | None, before_ms: int | None, older_than_ms: int | None, as
     cut = client.moment(before_ms, older_than_ms)
     response = client.ask("purge_memory", tier=tier, before_ms=cut)
     if as_json:
-        common.emit(client.envelope("memory_purged", response))
+        common.emit(client.envelope("memory_purged", response, tier=tier, before_ms=cut))
     else:
         common.say(f"{response['purged']} records deleted")
 
 
-def _show(records: list[dict[str, Any]], mode: str, *, as_json: bool) -> None:
+def _show(records: list[dict[str, Any]], mode: str, *, as_json: bool, **asked: Any) -> None:
     if as_json:
-        common.emit({"kind": "memory_read", "mode": mode, "records": records})
+        asked = {"tier": None, "limit": None, "query": None, "min_relevance": None, **asked}
+        common.emit({"kind": "memory_read", "mode": mode, **asked, "records": records})
         return
     rows = [_row(one) for one in records]
     terminal.print_table(("TIER", "MADE", "ID", "TEXT"), rows, nothing="no records")

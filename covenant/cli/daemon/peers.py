@@ -40,7 +40,8 @@ def list_peers(limit: int, prefix: str | None, live_only: bool, revoked_only: bo
     status = "live" if live_only else "revoked" if revoked_only else None
     response = client.ask("list_peers", limit=limit, pubkey_prefix=prefix, status_filter=status)
     if as_json:
-        common.emit(client.envelope("peer_list", response))
+        echo = {"limit": limit, "filter_pubkey_prefix": prefix, "matched_count": len(response["peers"])}
+        common.emit(client.envelope("peer_list", response, **echo))
         return
     terminal.print_table(
         ("PEER", "TOKEN", "SINCE", "STATE", "KEY"), [_row(one) for one in response["peers"]], nothing="no peers"
@@ -120,8 +121,9 @@ def rotate(as_json: bool) -> None:
 @client.as_json
 def purge(before_ms: int | None, older_than_ms: int | None, as_json: bool) -> None:
     """Forget peers that were revoked."""
-    response = client.ask("purge_peers", before_ms=client.moment(before_ms, older_than_ms))
+    cut = client.moment(before_ms, older_than_ms)
+    response = client.ask("purge_peers", before_ms=cut)
     if as_json:
-        common.emit(client.envelope("peers_purged", response))
+        common.emit(client.envelope("peers_purged", response, before_ms=cut))
     else:
         common.say(f"{response['purged']} peers forgotten")

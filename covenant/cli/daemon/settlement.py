@@ -39,7 +39,7 @@ def recent(limit: int, since_ms: int | None, as_json: bool) -> None:
     """Show the newest receipts."""
     response = client.ask("recent_receipts", limit=limit, since_ms=since_ms)
     if as_json:
-        common.emit(client.envelope("receipt_list", response))
+        common.emit(client.envelope("receipt_list", response, limit=limit, since_ms=since_ms))
         return
     rows = [
         (
@@ -121,7 +121,7 @@ def receipt_batches(limit: int, as_json: bool) -> None:
     """Show the newest batches."""
     response = client.ask("receipt_batches", limit=limit)
     if as_json:
-        common.emit(client.envelope("receipt_batch_list", response))
+        common.emit(client.envelope("receipt_batch_list", response, limit=limit))
         return
     rows = [
         (one["batch_id"], one["receipt_count"], one["tx_sig"] or "-", one["merkle_root"]) for one in response["batches"]
@@ -163,7 +163,7 @@ def debits(limit: int, as_json: bool) -> None:
     """Show the newest debits."""
     response = client.ask("recent_debits", limit=limit)
     if as_json:
-        common.emit(client.envelope("debit_list", response))
+        common.emit(client.envelope("debit_list", response, limit=limit))
         return
     rows = [
         (times.utc(one["at_ms"]), one["agent"]["display"], one["credits"], one["paired_receipt"])

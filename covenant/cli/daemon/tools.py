@@ -98,7 +98,7 @@ def call(
         with client.daemon() as daemon:
             response = daemon.ask("call_tool", name=name, arguments=given)
     if as_json:
-        common.emit(client.envelope("tool_result", response))
+        common.emit(client.envelope("tool_result", response, name=name))
     else:
         for block in response["content"]:
             shown = block["text"] if block.get("type") == "text" and isinstance(block.get("text"), str) else str(block)

@@ -87,8 +87,8 @@ def foreseen(server: Server, caller: Caller, text: str, agent: str | None) -> er
     if tokens >= budget.DISPATCH_CREDITS:
         return None
     return errors.BudgetExhaustedError(
-        f"the budget of agent `{card.id}` is used up, and so many intents of yours were refused that this one does not"
-        " wait",
+        f"budget exhausted: agent `{card.id}` has no credits, and so many intents of yours were refused that this"
+        " one does not wait",
         hint="try again later",
     )
 

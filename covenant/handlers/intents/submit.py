@@ -66,7 +66,7 @@ async def resume_intent(server: Server, caller: Caller, asked: requests.ResumeIn
     tokens = server.budget.tokens(found.agent)
     if tokens is not None and tokens < found.requested_credits:
         raise errors.BudgetExhaustedError(
-            f"intent `{found.intent_id}` still waits: the budget of `{found.agent.display}` is used up",
+            f"budget exhausted: intent `{found.intent_id}` still waits for credits of `{found.agent.display}`",
             hint="try again later",
         )
     state = found.resume_state

@@ -267,7 +267,7 @@ def _debit(row: rows.Debit) -> types.BudgetDebit:
 def _exhausted(agent: types.AgentId, requested: int, found: budget.Exhausted) -> errors.BudgetExhaustedError:
     when = "never" if found.refill_eta_ms == budget.U64_MAX else f"at {found.refill_eta_ms} ms"
     return errors.BudgetExhaustedError(
-        f"the budget of `{agent.display}` is used up: {found.tokens_remaining} credits left, {requested} needed",
+        f"budget exhausted: `{agent.display}` has {found.tokens_remaining} credits left, {requested} needed",
         hint=f"there are enough {when}; settlement.budget_credits_per_hour of its manifest says how fast",
         tokens_remaining=found.tokens_remaining,
         refill_eta_ms=found.refill_eta_ms,
