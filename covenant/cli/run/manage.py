@@ -175,7 +175,7 @@ def of_package(run: str, *, ended: bool = False) -> str:
     agent_id = parse.parse((place / "agent.toml").read_bytes()).agent.id
     live = [one for one in listed() if one["agent_id"] == agent_id]
     if not live and ended:
-        return str(_asked("logs", agent=agent_id)["run_id"])
+        return newest_ended(agent_id)
     if not live:
         raise errors.NoRunError(f"no run of `{agent_id}` lives", hint="covenant ps lists those that do; or give its id")
     return str(max(live, key=lambda one: one["started_ms"])["run_id"])
@@ -288,6 +288,15 @@ def listed() -> list[dict[str, Any]]:
     """Return the live runs, as the supervisor or this process lists them."""
     runs: list[dict[str, Any]] = _asked("ps")["runs"]
     return runs
+
+
+def newest_ended(agent_id: str) -> str:
+    """Return the id of the newest run of an agent that has ended.
+
+    Raises:
+        errors.NoRunError: no such run has a record.
+    """
+    return str(_asked("logs", agent=agent_id)["run_id"])
 
 
 def _table(runs: list[dict[str, Any]], *, tree: bool) -> list[str]:

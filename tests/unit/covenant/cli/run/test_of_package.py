@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,14 +40,7 @@ def test_package_without_live_run_is_refused(package: Path, monkeypatch: pytest.
 
 def test_logs_of_package_are_of_its_newest_ended_run(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _live(monkeypatch, ("b3", "other", 3))
-    asked = list[tuple[str, dict[str, Any]]]()
-
-    def answer(kind: str, **fields: Any) -> dict[str, Any]:
-        asked.append((kind, fields))
-        return {"run_id": "a9"}
-
-    monkeypatch.setattr(manage, "_asked", answer)
-    assert manage.of_package(str(package), ended=True) == "a9"
-    assert asked == [("logs", {"agent": "hello"})]
+    monkeypatch.setattr(manage, "newest_ended", lambda agent_id: f"newest of {agent_id}")
+    assert manage.of_package(str(package), ended=True) == "newest of hello"
     _live(monkeypatch, ("a1", "hello", 1))
     assert manage.of_package(str(package), ended=True) == "a1"
