@@ -166,7 +166,7 @@ covenant ps                          # who lives now; --tree, --json, and --watc
 covenant suspend RUN                 # RUN is a run id, or how it begins
 covenant resume RUN
 covenant kill RUN --reason "why"     # with --tree: the run and everything below it
-covenant logs RUN                    # what the agent wrote to stderr; --follow while it lives; of a PACKAGE, its newest run
+covenant logs RUN                    # stderr of the agent, --follow while it lives; PACKAGE is its newest run
 covenant wait RUN                    # until it has ended: its own outcome and exit status
 ```
 
