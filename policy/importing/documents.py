@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -12,6 +13,8 @@ from policy.signing import strict_json
 
 FILE: Final = "source"
 Document = Mapping[str, Any]
+# A text, or a number with a fraction.
+_FRACTION: Final = re.compile(r'("(?:[^"\\]|\\.)*+")|(?<![0-9.eE+-])(-?[0-9]++\.[0-9]++)(?![0-9.eE])')
 
 
 def decoded(raw: bytes) -> str:
@@ -35,15 +38,18 @@ def decoded(raw: bytes) -> str:
     return found
 
 
-def json_object(raw: bytes) -> Document:
-    """Return the object of a JSON source.
+def json_object(raw: bytes, *, decimals: bool = False) -> Document:
+    """Return the object of a JSON source. With ``decimals`` a number with a fraction is its own text, else refused.
 
     Raises:
         errors.ImportSourceError: it is no JSON, too large, or no object.
     """
-    decoded(raw)
+    document = decoded(raw)
     try:
-        found = strict_json.loads(raw, max_bytes=MAX_BYTES)
+        if decimals:
+            # Only what stands outside of texts is changed: the strict reader takes the rest.
+            document = _FRACTION.sub(lambda match: match[1] or f'"{match[2]}"', document)
+        found = strict_json.loads(document.encode(), max_bytes=2 * MAX_BYTES)
     except strict_json.MalformedJsonError as e:
         hint = "give strict JSON: without comments, each key once, whole numbers"
         raise malformed(f"the source cannot be read as JSON: {e}", where=FILE, hint=hint) from None

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from policy.importing import render, srt, systemd
+from policy.importing import claude, codex, compose, docker, render, srt, tools_json
+from policy.importing.units import service
 from policy.importing.vocabulary import Context, Draft, Imported
 
 _READERS: Final[Mapping[str, Callable[[bytes, Context], Draft]]] = {
     "srt": srt.read,
-    "systemd": systemd.read,
+    "claude": claude.read,
+    "codex": codex.read,
+    "docker": docker.read,
+    "compose": compose.read,
+    "systemd": service.read,
+    "tools-json": tools_json.read,
 }
 NAMES: Final = tuple(_READERS)
 

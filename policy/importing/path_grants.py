@@ -14,6 +14,7 @@ from msgspec import Struct
 from pydantic_core import PydanticCustomError
 
 from policy import data
+from policy.compile.mounts import RESERVED
 from policy.importing.vocabulary import Draft, shown
 from policy.manifest import paths
 from policy.rules import never
@@ -39,17 +40,17 @@ class SourcePath(Struct, frozen=True):
 
 def read(draft: Draft, place: str, written: str, *, relative: str = "") -> SourcePath:
     """Read a path or a pattern of the source. ``relative`` is where relative ones begin, if not at the base."""
-    told = written
+    # `x/**` is the directory and all that is below it; `**` alone is a pattern.
+    told = written.removesuffix("/**") or "/"
     if told == "~" or told.startswith("~/"):
         told = f"{draft.context.home}{told[1:]}" if draft.context.home else "/*"
     elif not told.startswith("/"):
         base = relative or draft.context.base
         # A pattern of names alone may name a file anywhere below the base.
         told = f"{base}/{told}" if base else "/*"
-    whole = told.removesuffix("/**")
-    if not _GLOB & set(whole):
+    if not _GLOB & set(told):
         # `..` may lead out of a link: as a text it has no one meaning.
-        return SourcePath(place, written, _normal(whole), "\\" not in whole and ".." not in whole.split("/"))
+        return SourcePath(place, written, _normal(told), "\\" not in told and ".." not in told.split("/"))
     fixed = posixpath.join("/", *_until_glob(told.split("/")))
     return SourcePath(place, written, _normal(fixed), exact=False)
 
@@ -116,4 +117,7 @@ def _refusal(one: SourcePath, *, write: bool) -> str | None:
     except PydanticCustomError as e:
         return str((e.context or {}).get("message", "it is no path of a manifest"))
     error = never.refusal(one.path, data.never_grantable(), {}, write=write)
-    return None if error is None else error.message
+    if error is not None:
+        return error.message
+    place = next((two for two in RESERVED if overlaps(one.path, two)), None)
+    return None if place is None else f"{shown(place)} is a place of every agent's own"

@@ -83,4 +83,5 @@ def _host(manifest: Manifest) -> HostFacts:
         runtimes={**host.runtimes, "command": sample.closure("command", entry)},
         granted={path: GrantedPath(path, "dir", 8) for path in granted},
         executables={path: sample.closure(path, path) for path in programs},
+        tools=frozenset(manifest.permissions.skills.allow),
     )

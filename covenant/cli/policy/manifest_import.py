@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from policy.importing.vocabulary import Imported
 
 # As policy.importing.formats.NAMES, which costs an import: a test compares the two.
-FORMATS = ("srt", "systemd")
+FORMATS = ("srt", "claude", "codex", "docker", "compose", "systemd", "tools-json")
 _KINDS = (
     ("narrower", "narrower than before"),
     ("not_expressible", "no word for it in a manifest"),

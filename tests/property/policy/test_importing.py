@@ -8,10 +8,11 @@ import pathlib
 import tomllib
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy import data
+from policy import data, errors
 from policy.importing import formats
 from policy.importing.vocabulary import Context
 from policy.manifest import parse
@@ -161,3 +162,61 @@ def _calls(denied: set[str], found: list[tuple[str, str]]) -> None:
     if filters and not any(one.startswith(("@", "~")) for one in filters):
         assert "openat" not in left
         assert "write" not in left or "write" in filters
+
+
+_KEYS = st.one_of(
+    st.sampled_from(
+        [
+            "network",
+            "filesystem",
+            "allowedDomains",
+            "allowRead",
+            "allowWrite",
+            "denyRead",
+            "permissions",
+            "allow",
+            "deny",
+        ]
+    ),
+    st.sampled_from(
+        ["ask", "sandbox", "enabled", "env", "services", "image", "command", "volumes", "tmpfs", "deploy", "resources"]
+    ),
+    st.sampled_from(
+        ["limits", "memory", "cpus", "environment", "mem_limit", "networks", "read_only", "servers", "tools", "agent"]
+    ),
+)
+_WORDS = st.one_of(
+    st.sampled_from(
+        ["Read(//srv/**)", "Bash(/bin/x:*)", "WebFetch(domain:a.example.org)", "/srv/a:/srv/a", "*", "~", ""]
+    ),
+    st.text(max_size=8),
+)
+_JSON = st.recursive(
+    st.one_of(_WORDS, st.booleans(), st.integers(), st.none(), st.floats(allow_nan=False, allow_infinity=False)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(_KEYS, inner, max_size=4)),
+    max_leaves=12,
+)
+_LINES = st.lists(
+    st.one_of(
+        st.text(max_size=30),
+        st.sampled_from(["[Service]", "ExecStart=/bin/x \\", "ReadWritePaths=/srv", 'ReadOnlyPaths="', "CPUQuota=9%"]),
+        st.sampled_from(
+            ["docker run -v /a:/a -m 1g i", "docker run", "--mount type=bind,src=/a", "-p", "sandbox_mode = 1"]
+        ),
+    ),
+    max_size=6,
+).map("\n".join)
+
+
+@pytest.mark.parametrize("source", formats.NAMES)
+@settings(max_examples=60, deadline=None)
+@given(
+    raw=st.one_of(_JSON.map(lambda value: json.dumps(value).encode()), _LINES.map(str.encode), st.binary(max_size=40))
+)
+def test_any_source_is_refused_or_parses(source: str, raw: bytes) -> None:
+    refusal: errors.ImportSourceError | None = None
+    try:
+        made(source, raw)
+    except errors.ImportSourceError as e:
+        refusal = e
+    assert refusal is None or (refusal.where and refusal.hint)

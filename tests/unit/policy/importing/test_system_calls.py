@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from policy import data
-from policy.importing import system_call_groups as groups
-from policy.importing import system_calls
+from policy.importing.units import system_call_groups as groups
+from policy.importing.units import system_calls
 
 
 def grouped() -> frozenset[str]:

@@ -11,14 +11,16 @@ from typing import Final
 
 from pydantic_core import PydanticCustomError
 
-from policy.importing import command_words, host_grants, path_grants, quantities, system_calls, unit_file
+from policy.importing import command_words, host_grants, path_grants, quantities
 from policy.importing.path_grants import SourcePath
-from policy.importing.unit_file import Setting
+from policy.importing.units import system_calls, unit_file
+from policy.importing.units.unit_file import Setting
 from policy.importing.vocabulary import Context, Draft, shown
 from policy.manifest import paths
 
 _LISTS: Final = frozenset(
-    {"ReadWritePaths", "ReadOnlyPaths", "InaccessiblePaths", "BindPaths", "BindReadOnlyPaths", "IPAddressAllow"}
+    {"ReadWritePaths", "ReadOnlyPaths", "TemporaryFileSystem", "InaccessiblePaths", "BindPaths"}
+    | {"BindReadOnlyPaths", "IPAddressAllow"}
     | {"IPAddressDeny", "SystemCallFilter", "Environment", "EnvironmentFile", "ExecStart", "RestrictAddressFamilies"}
     | {"LoadCredential", "LoadCredentialEncrypted", "SetCredential", "SetCredentialEncrypted", "PassEnvironment"}
     | {"StateDirectory", "CacheDirectory", "LogsDirectory", "RuntimeDirectory", "ConfigurationDirectory"}
@@ -45,6 +47,7 @@ _DIRECTORIES: Final = {
     "ConfigurationDirectory": "/etc",
 }
 _HOMES: Final = ("/home", "/root", "/run/user")
+_TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108 - places of a unit, and no file of ours
 _YES: Final = frozenset({"1", "yes", "true", "on"})
 _ANY: Final = frozenset({"any", "0.0.0.0/0", "::/0"})
 
@@ -120,8 +123,9 @@ def _filesystem(draft: Draft, unit: _Unit) -> None:
     home, homes = unit.value("ProtectHome"), [SourcePath("ProtectHome", one, one) for one in _HOMES]
     if home in _YES or home == "tmpfs":
         closed += homes
-    elif home == "read-only":
+    elif home == "read-only" or unit.value("DynamicUser") in _YES:
         fixed = fixed + homes
+    closed += _hidden(draft, unit)
     other_root = next((key for key in ("RootDirectory", "RootImage") if unit.value(key) not in ("", "/")), "")
     if other_root:
         for one in (*readable, *writable):
@@ -139,6 +143,22 @@ def _filesystem(draft: Draft, unit: _Unit) -> None:
         for setting, word in unit.words(key):
             line = f'permissions.filesystem.write = ["volume:NAME:{tree}/{word}"]'
             draft.narrower(setting.place, f"{shown(word)} below {tree} is not granted: systemd makes it itself", line)
+
+
+def _hidden(draft: Draft, unit: _Unit) -> list[SourcePath]:
+    """Return the places where the unit sees other files than the host's."""
+    out = []
+    for key in ("PrivateTmp", "DynamicUser"):
+        if unit.value(key) in (*_YES, "disconnected"):
+            out += [SourcePath(key, one, one) for one in _TEMPORARY]
+    for setting, word in unit.words("TemporaryFileSystem"):
+        out.append(_path(draft, setting, word.partition(":")[0]))
+    for key in ("BindPaths", "BindReadOnlyPaths"):
+        for setting, word in unit.words(key):
+            source, _, rest = word.removeprefix("-").partition(":")
+            if rest and rest.split(":")[0] != source:
+                out.append(_path(draft, setting, rest.split(":")[0]))
+    return out
 
 
 def _paths(draft: Draft, unit: _Unit, key: str) -> list[SourcePath]:
@@ -250,5 +270,5 @@ _LIMITS: Final[tuple[tuple[str, str, _Convert], ...]] = (
     ("RuntimeMaxSec", "cpu_ms_per_task", quantities.span_ms),
 )
 _HANDLED: Final = frozenset(
-    {"ProtectHome", "PrivateNetwork", "RootDirectory", "RootImage", *(k for k, _, _ in _LIMITS)}
+    {"DynamicUser", "ProtectHome", "PrivateNetwork", "RootDirectory", "RootImage", *(k for k, _, _ in _LIMITS)}
 )

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from policy import data
-from policy.importing import system_call_groups as groups
-from policy.importing import unit_file
-from policy.importing.unit_file import Setting
+from policy.importing.units import system_call_groups as groups
+from policy.importing.units import unit_file
+from policy.importing.units.unit_file import Setting
 from policy.importing.vocabulary import Draft, shown
 
 PROFILE: Final = "command"

@@ -1,0 +1,1 @@
+"""Units of systemd: their syntax, their settings, and the calls of their filters."""
