@@ -12,6 +12,8 @@ from policy.manifest import syntax, text
 from policy.signing import strict_json
 
 FILE: Final = "source"
+# Each item of a list is held against each of another.
+MAX_ITEMS: Final = 1000
 Document = Mapping[str, Any]
 # A text, or a number with a fraction.
 _FRACTION: Final = re.compile(r'("(?:[^"\\]|\\.)*+")|(?<![0-9.eE+-])(-?[0-9]++\.[0-9]++)(?![0-9.eE])')
@@ -96,6 +98,9 @@ def strings(document: Document, key: str, place: str) -> list[tuple[str, str]]:
         return []
     if not isinstance(found, list):
         raise _kind(place, found, "a list")
+    if len(found) > MAX_ITEMS:
+        hint = "name the directories or domains above them, or import a part at a time"
+        raise malformed(f"`{place}` has {len(found)} items, an import takes {MAX_ITEMS}", where=place, hint=hint)
     out = []
     for index, one in enumerate(found):
         at = f"{place}[{index}]"

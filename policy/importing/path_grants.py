@@ -40,6 +40,9 @@ class SourcePath(Struct, frozen=True):
 
 def read(draft: Draft, place: str, written: str, *, relative: str = "") -> SourcePath:
     """Read a path or a pattern of the source. ``relative`` is where relative ones begin, if not at the base."""
+    if "\\" in written:
+        # An escape to some tools, a character of the name to others: it may stand for any path.
+        return SourcePath(place, written, "/", exact=False)
     # `x/**` is the directory and all that is below it; `**` alone is a pattern.
     told = written.removesuffix("/**") or "/"
     if told == "~" or told.startswith("~/"):
@@ -50,7 +53,7 @@ def read(draft: Draft, place: str, written: str, *, relative: str = "") -> Sourc
         told = f"{base}/{told}" if base else "/*"
     if not _GLOB & set(told):
         # `..` may lead out of a link: as a text it has no one meaning.
-        return SourcePath(place, written, _normal(told), "\\" not in told and ".." not in told.split("/"))
+        return SourcePath(place, written, _normal(told), ".." not in told.split("/"))
     fixed = posixpath.join("/", *_until_glob(told.split("/")))
     return SourcePath(place, written, _normal(fixed), exact=False)
 
