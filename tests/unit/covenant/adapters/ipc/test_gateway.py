@@ -408,6 +408,9 @@ async def test_strangers_make_room_for_strangers_and_take_none_from_those_inside
         async with anyio.create_task_group() as group, adapter.client() as first:
             await first.ask({"kind": "protocol_info"})
             idle = [await anyio.connect_unix(adapter.path) for _ in range(4)]
+            told = await first.receive()
+            assert told is not None
+            assert told["code"] == "too_many_requests"
             assert await first.receive() is None
             async with adapter.client() as late:
                 await late.enter("yours")
