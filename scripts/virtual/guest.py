@@ -21,7 +21,7 @@ from scripts.virtual import image
 QEMU = "/usr/bin/qemu-system-x86_64"
 MEMORY_MB = 3072
 # From power on to power off.
-DEADLINE_SECONDS = 900
+DEADLINE_SECONDS = 1500
 # Until the guest's first word: a kernel that does not boot says nothing on the port.
 BOOT_SECONDS = 420
 POWER_OFF_SECONDS = 60
