@@ -28,8 +28,6 @@ SUITE=(iniconfig packaging pluggy pygments pytest pytest-testinfra)
 CHECKED=(vagrant/tests/test_{machine,limits}.py tests/kernel/test_network_run.py::test_{granted_address_connects_and_others_are_refused,names_resolve_where_granted_and_lead_there_alone} tests/kernel/test_network_walls.py)
 # What a machine with version 1 beside it cannot show: the freezer, the gates' own limits, who waits and who is suspended.
 CHECKED+=(tests/kernel/test_freezer.py tests/kernel/test_gate_leaf.py::test_what_{takes_more_memory_in_it_is_killed,killed_keeper_left_of_it_is_emptied_and_removed} tests/kernel/test_standby.py::test_what_is_frozen_takes_no_processor_and_what_another_thaws_is_not_used tests/kernel/test_lifecycle.py::test_run_is_suspended_with_its_sentry_goes_on_after_and_is_ended)
-# Last: at its end Covenant is not installed any more.
-CHECKED+=("vagrant/tests"/test_package.py)
 PIP=(-m pip --disable-pip-version-check --no-input --quiet)
 HASHED=(--require-hashes --no-deps --only-binary=:all:)
 
