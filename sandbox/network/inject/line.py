@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import time
-from collections import deque
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
+from sandbox.network.gate.row_sender import RowSender
 from sandbox.network.inject import wire
 
 _AT_ONCE: Final = 6
@@ -32,7 +31,7 @@ class Line:
 
     def __init__(self, fd: int) -> None:
         self._line = socket.socket(fileno=fd)
-        self._waiting: deque[bytes] = deque()
+        self._rows = RowSender(self._line)
         self._answers: dict[int, asyncio.Future[bytes | None]] = {}
         self._next = 0
         # Answers are as long as a secret may be: so many have room in the socket.
@@ -58,7 +57,7 @@ class Line:
         number = self._next
         found: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         self._answers[number] = found
-        self._send({"kind": "asked", "number": number, "host": host, "method": method, "path": path})
+        self._rows.send({"kind": "asked", "number": number, "host": host, "method": method, "path": path})
         try:
             return InjectEntry(number, time.monotonic()), await found
         except asyncio.CancelledError:
@@ -69,7 +68,7 @@ class Line:
 
     def end(self, entry: InjectEntry) -> None:
         """Tell how a request ended."""
-        self._send(
+        self._rows.send(
             {
                 "kind": "ended",
                 "number": entry.number,
@@ -93,20 +92,3 @@ class Line:
             found = self._answers.get(number)
             if found is not None and not found.done():
                 found.set_result(message[wire.ANSWER.size :] if status == wire.PRESENT else None)
-
-    def _send(self, row: dict[str, Any]) -> None:
-        self._waiting.append(json.dumps(row, separators=(",", ":")).encode())
-        self._flush()
-
-    def _flush(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._waiting:
-            try:
-                self._line.send(self._waiting[0])
-            except BlockingIOError:
-                loop.add_writer(self._line.fileno(), self._flush)
-                return
-            except OSError as e:
-                raise SystemExit("the supervisor is gone") from e
-            self._waiting.popleft()
-        loop.remove_writer(self._line.fileno())

@@ -5,15 +5,12 @@ A row that cannot be sent at once waits: an agent could otherwise ask while the 
 
 from __future__ import annotations
 
-import asyncio
-import json
 import socket
 import time
-from collections import deque
-from typing import Any
 
 from msgspec import Struct
 
+from sandbox.network.gate.row_sender import RowSender
 from sandbox.network.service.shapes import ModelCall
 
 
@@ -38,13 +35,13 @@ class Book:
     def __init__(self, fd: int) -> None:
         self._line = socket.socket(fileno=fd)
         self._line.setblocking(False)
-        self._waiting: deque[bytes] = deque()
+        self._rows = RowSender(self._line)
         self._next = 0
 
     def begin(self, call: ModelCall, provider: str, input_tokens: int) -> RequestEntry:
         """Tell that a request is about to be passed on. ``input_tokens`` are guessed."""
         self._next += 1
-        self._send(
+        self._rows.send(
             {
                 "kind": "begun",
                 "number": self._next,
@@ -59,7 +56,7 @@ class Book:
 
     def end(self, entry: RequestEntry, status: int, inward: int, outward: int, *, counted: bool, whole: bool) -> None:
         """Tell how a request ended. ``counted``: the tokens are the provider's own numbers."""
-        self._send(
+        self._rows.send(
             {
                 "kind": "ended",
                 "number": entry.number,
@@ -76,28 +73,11 @@ class Book:
     def begin_web(self, service: str, target: str) -> WebEntry:
         """Tell that a provider of searches is about to be asked, or a host for a page."""
         self._next += 1
-        self._send({"kind": "web_begun", "number": self._next, "service": service, "target": target})
+        self._rows.send({"kind": "web_begun", "number": self._next, "service": service, "target": target})
         return WebEntry(self._next, time.monotonic())
 
     def end_web(self, entry: WebEntry, status: int, results: int, size: int) -> None:
         """Tell how it ended: ``size`` bytes of an answer, with so many results."""
         duration = int((time.monotonic() - entry.begun) * 1000)
         row = {"kind": "web_ended", "number": entry.number, "status": status, "results": results, "bytes": size}
-        self._send({**row, "duration_ms": duration})
-
-    def _send(self, row: dict[str, Any]) -> None:
-        self._waiting.append(json.dumps(row, separators=(",", ":")).encode())
-        self._flush()
-
-    def _flush(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._waiting:
-            try:
-                self._line.send(self._waiting[0])
-            except BlockingIOError:
-                loop.add_writer(self._line.fileno(), self._flush)
-                return
-            except OSError as e:
-                raise SystemExit("the supervisor is gone") from e
-            self._waiting.popleft()
-        loop.remove_writer(self._line.fileno())
+        self._rows.send({**row, "duration_ms": duration})
