@@ -6,11 +6,13 @@ a workspace cannot change it. No hook and no filter runs.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import subprocess
 import tempfile
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -92,28 +94,47 @@ def _home() -> str:
         return "/nonexistent"
 
 
-def commit(directory: str, upper: int, changes: Sequence[Change], name: str, author: str, message: str) -> str:
+@contextlib.contextmanager
+def scratch(uid: int, gid: int) -> Iterator[str]:
+    """Make a directory for a user's index. It is gone afterwards, also when the user's process was killed.
+
+    Raises:
+        OSError: it could not be made.
+    """
+    made = tempfile.mkdtemp(prefix="covenant-branch-")
+    try:
+        os.chown(made, uid, gid)
+        yield made
+    finally:
+        # The user may have put links in it. TemporaryDirectory would change modes behind them (CVE-2023-6597).
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def commit(
+    directory: str, index: str, upper: int, changes: Sequence[Change], name: str, author: str, message: str
+) -> str:
     """Commit changes on a new branch of the repository that has the directory. Returns the commit.
+
+    ``index`` is an empty directory for the new index (`scratch`).
 
     Raises:
         OSError: there is no repository or no commit yet, the branch exists, or git failed.
     """
-    with tempfile.TemporaryDirectory(prefix="covenant-branch-") as scratch:
-        one = _Repository(directory, scratch, upper)
-        one.git("check-ref-format", "--branch", name)
-        prefix = one.git("rev-parse", "--show-prefix").decode().rstrip("\n")
-        head = one.git("rev-parse", "--verify", "HEAD^{commit}").decode().strip()
-        one.git("read-tree", head)
-        chosen = _tracked(one, changes)
-        blobs = one.blobs([change for change in chosen if change.action != "delete"])
-        lines = "".join(_line(change, blobs, prefix) for change in chosen)
-        one.git("update-index", "-z", "--index-info", data=lines.encode())
-        tree = one.git("write-tree").decode().strip()
-        who = {"NAME": author, "EMAIL": "agent@covenant.invalid"}
-        names = {f"GIT_{role}_{key}": value for role in ("AUTHOR", "COMMITTER") for key, value in who.items()}
-        made = one.git("commit-tree", tree, "-p", head, "-m", message, variables=names).decode().strip()
-        one.git("update-ref", f"refs/heads/{name}", made, _GONE)
-        return made
+    one = _Repository(directory, index, upper)
+    one.git("check-ref-format", "--branch", name)
+    prefix = one.git("rev-parse", "--show-prefix").decode().rstrip("\n")
+    head = one.git("rev-parse", "--verify", "HEAD^{commit}").decode().strip()
+    one.git("read-tree", head)
+    chosen = _tracked(one, changes)
+    blobs = one.blobs([change for change in chosen if change.action != "delete"])
+    lines = "".join(_line(change, blobs, prefix) for change in chosen)
+    one.git("update-index", "-z", "--index-info", data=lines.encode())
+    tree = one.git("write-tree").decode().strip()
+    who = {"NAME": author, "EMAIL": "agent@covenant.invalid"}
+    names = {f"GIT_{role}_{key}": value for role in ("AUTHOR", "COMMITTER") for key, value in who.items()}
+    made = one.git("commit-tree", tree, "-p", head, "-m", message, variables=names).decode().strip()
+    one.git("update-ref", f"refs/heads/{name}", made, _GONE)
+    return made
 
 
 def _tracked(one: _Repository, changes: Sequence[Change]) -> list[Change]:

@@ -162,11 +162,12 @@ class OpenWorkspace:
         self._check_permit(wanted, permit)
         log(wanted)
         message = f"Changes of agent {record.agent_id}\n\nRun: {record.run_id}\nPolicy: {record.policy_digest}\n"
-        with self.upper() as top:
+        owner = self._identity
+        with self.upper() as top, branches.scratch(owner.uid, owner.gid) as index:
             author = f"{record.agent_id} (covenant)"
-            commit = functools.partial(branches.commit, record.directory, top.directory)
+            commit = functools.partial(branches.commit, record.directory, index, top.directory)
             made = caller.work(
-                self._identity,
+                owner,
                 lambda: commit(wanted, name, author, message),
                 str,
                 self._seconds,

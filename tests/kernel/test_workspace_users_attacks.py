@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -49,6 +50,7 @@ def silent(mine: Path) -> Iterator[Path]:
 def test_caller_keeps_no_process_among_the_supervisors(served: Served, silent: Path) -> None:
     """It kills the process that waits for git. Control: git runs, and without the pipe the branch is made."""
     assert told(served, "branch", "aaa", "control")["branch"] == "control"
+    begun = time.time() - 1
     os.mkfifo(silent / "pipe")
     os.chown(silent / "pipe", CALLER, CALLER)
     with (silent / ".git" / "config").open("a") as file:
@@ -62,6 +64,8 @@ def test_caller_keeps_no_process_among_the_supervisors(served: Served, silent: P
     thread.join(60)
     assert asked[0].returncode != 0
     _until(lambda: not processes(CALLER))
+    left = [path for path in Path(tempfile.gettempdir()).glob("covenant-branch-*") if path.stat().st_uid == CALLER]
+    assert not [path for path in left if path.stat().st_ctime >= begun], "its index is gone"
     assert told(served, "list")["workspaces"], "the supervisor goes on"
 
 
