@@ -29,6 +29,18 @@ class UsageError(OperatorError):
     code = "usage"
 
 
+class HostFactsError(OperatorError):
+    """The file is no document of a host's facts: `covenant doctor --export FILE` makes one."""
+
+    code = "host_facts"
+
+
+class RevisionError(OperatorError):
+    """A package of a git revision cannot be read."""
+
+    code = "no_such_revision"
+
+
 class ContractError(OperatorError):
     """The agent's contract does not fit the way in which it was run."""
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import structs
 
@@ -26,6 +26,9 @@ from sandbox.kernel.cgroup import cgroup
 from sandbox.network.service import providers
 from sandbox.rootfs import closure, host_paths, loader_patch
 from sandbox.storage import json_cache
+
+if TYPE_CHECKING:
+    from policy.explain.other_host import HostDocument
 
 _VERSION_SECONDS = 15
 _MIB = 1024 * 1024
@@ -142,15 +145,33 @@ def for_manifest(
     )
 
 
+def for_export(
+    config: Config, manifests: Sequence[tuple[Manifest, Mapping[str, bytes]]], extra_never: Sequence[str]
+) -> HostDocument:
+    """Return what another machine needs to answer for this one: the facts, with the interpreters that are here and what
+    some packages are granted. Each package is its manifest and files.
+
+    Raises:
+        errors.CovenantError: nothing can be enforced here, or this host cannot provide something granted.
+    """
+    from policy.explain.other_host import HostDocument
+
+    facts = probe(config)
+    for name in ("python3", "node"):
+        with contextlib.suppress(errors.HostError):
+            facts = structs.replace(facts, runtimes={**facts.runtimes, name: closure.of_runtime(name, config)})
+    for manifest, files in manifests:
+        # The closure of a package's own program is that package's alone.
+        own = for_manifest(facts, manifest, config=config, package=files, extra_never=extra_never)
+        facts = structs.replace(own, runtimes=facts.runtimes, tools=frozenset())
+    return HostDocument(1, facts, never_granted(config, extra_never))
+
+
 def _tools(package: Mapping[str, bytes]) -> frozenset[str]:
-    """Return the tools of the package's stdio servers. A tools.json that is none is refused when it is used."""
+    # Imported only here: most manifests name no tool, and a cold start pays for each import.
     from policy.manifest.tools import document
 
-    raw = package.get(document.FILE)
-    if raw is None:
-        return frozenset()
-    servers = [one for one in document.parse(raw).servers if one.transport == "stdio"]
-    return frozenset(str(one.uri(tool)) for one in servers for tool in one.tools if tool.input_schema is not None)
+    return document.served(package)
 
 
 def _volumes(manifest: Manifest, config: Config, caller: int) -> dict[str, VolumeFacts]:

@@ -13,7 +13,7 @@ which ``tools pin`` replaces and ``tools verify`` refuses (``tool_checks``).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -372,3 +372,16 @@ def parse(raw: bytes) -> ToolManifest:
         raise tools_report.refusal(e, raw.decode(), FILE, ToolManifest) from None
     manifest._document = raw.decode()  # noqa: SLF001 - its own module
     return manifest
+
+
+def served(files: Mapping[str, bytes]) -> frozenset[str]:
+    """Return the URIs of the tools that the stdio servers of a package's tools.json have; none without that file.
+
+    Raises:
+        errors.ToolsError: the file is malformed.
+    """
+    raw = files.get(FILE)
+    if raw is None:
+        return frozenset()
+    servers = [one for one in parse(raw).servers if one.transport == "stdio"]
+    return frozenset(str(one.uri(tool)) for one in servers for tool in one.tools if tool.input_schema is not None)
