@@ -10,7 +10,7 @@ import click
 from covenant.cli import common, times
 from covenant.cli.operator import manifest_renew
 from covenant.cli.operator import manifest_report as told
-from covenant.cli.policy import manifest_import
+from covenant.cli.policy import artefact_view, manifest_import
 from policy import errors
 
 if TYPE_CHECKING:
@@ -67,16 +67,17 @@ def new(directory: Path, runtime: str, agent_id: str | None, binary: Path | None
 
 @manifest.command(epilog=common.examples("covenant manifest check agents/hello"))
 @_PACKAGE
+@artefact_view.HOST
 @_JSON
-def check(package: Path, as_json: bool) -> None:
+def check(package: Path, host: str | None, as_json: bool) -> None:
     """Check PACKAGE's files and agent.toml, and say what `run` would refuse here. Signatures are not looked at."""
-    from covenant.cli.policy import artefact_view
     from policy import data
     from policy.manifest import names
 
     read, parsed = _read(package)
     names.check(parsed, profiles=data.profile_names(), syscalls=data.syscall_names())
-    notes, refusals = told.notes(read, parsed), artefact_view.judged(read, parsed)
+    refusals, unknown = artefact_view.judged(read, parsed, artefact_view.OtherHost.of(host))
+    notes = told.notes(read, parsed)
     if as_json:
         common.emit(
             {
@@ -89,6 +90,7 @@ def check(package: Path, as_json: bool) -> None:
                 "unknown_sections": list(parsed.unknown_sections),
                 "notes": notes,
                 "refusals": [refusal.to_json() for refusal in refusals],
+                **({"unknown": list(unknown)} if unknown else {}),
             }
         )
         return
@@ -98,6 +100,7 @@ def check(package: Path, as_json: bool) -> None:
     for note in notes:
         common.say(f"note: {common.visible(note)}", err=True)
     artefact_view.say_errors(refusals)
+    artefact_view.say_unknown(unknown)
 
 
 @manifest.command(

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from covenant.cli import common
 
 if TYPE_CHECKING:
     from policy import errors
     from policy.compile.artefacts import Artefacts
+    from policy.explain.other_host import HostDocument
     from policy.grants.effective import Effective
     from policy.host import HostFacts
     from policy.manifest.agent import Manifest
@@ -34,7 +37,8 @@ class LookedPackage(Looked):
 
     ``files`` are the package's; ``host`` is what this host has for it; ``refusals`` are the errors that ``run`` would
     raise; ``never`` the trees that are never granted on this host; ``hints``
-    what the package will want and is not granted.
+    what the package will want and is not granted; ``other`` the host that was asked about, and ``unknown`` what was
+    assumed of it.
     """
 
     manifest: Manifest
@@ -43,21 +47,69 @@ class LookedPackage(Looked):
     refusals: tuple[errors.CovenantError, ...]
     never: Mapping[str, str]
     hints: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    other: OtherHost | None = None
 
 
-def look(path: Path, *, parent: Path | None = None) -> Looked:
+@dataclass(frozen=True, slots=True)
+class OtherHost:
+    """The value of ``--host``: a document of facts, or ``none`` for a host that has what the manifest grants."""
+
+    name: str
+    document: HostDocument | None
+
+    @classmethod
+    def of(cls, option: str | None) -> OtherHost | None:
+        """Read the option. None is this host.
+
+        Raises:
+            errors.HostFactsError: the file cannot be read, or is no such document.
+        """
+        if option is None or option == "none":
+            return None if option is None else cls(option, None)
+        from policy import errors
+        from policy.explain import other_host
+
+        try:
+            raw = Path(option).read_bytes()
+        except OSError as e:
+            raise errors.HostFactsError(
+                f"`{option}` cannot be read: {e.strerror}", hint="covenant doctor --export FILE; or: --host none"
+            ) from e
+        return cls(option, other_host.decode(raw, option))
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a host has for one package, the trees that are never granted there, and what was assumed."""
+
+    facts: HostFacts
+    never: Mapping[str, str]
+    unknown: tuple[str, ...] = ()
+
+
+HOST = click.option(
+    "--host",
+    metavar="FILE|none",
+    help="Facts of another host, from `covenant doctor --export` there; none assumes what the manifest grants.",
+)
+
+
+def look(path: Path, *, parent: Path | None = None, other: OtherHost | None = None) -> Looked:
     """Return the policy at ``path``; a package is compiled as a child of ``parent``. No signature is required.
+
+    ``other`` is the host in whose place this one answers.
 
     Raises:
         errors.CovenantError: the package cannot be compiled here, or the directory cannot be read.
     """
     from sandbox.storage import artefact_reader
 
-    return _directory(path) if artefact_reader.holds(path) else package(path, parent=parent)
+    return _directory(path) if artefact_reader.holds(path) else package(path, parent=parent, other=other)
 
 
-def package(path: Path, *, parent: Path | None = None) -> LookedPackage:
-    """Compile a package for this host, alone or as a child of the package ``parent``.
+def package(path: Path, *, parent: Path | None = None, other: OtherHost | None = None) -> LookedPackage:
+    """Compile a package for this host or ``other``, alone or as a child of the package ``parent``.
 
     Raises:
         errors.CovenantError: it cannot be compiled.
@@ -69,29 +121,33 @@ def package(path: Path, *, parent: Path | None = None) -> LookedPackage:
 
     read = packages.read(path)
     manifest = decide.manifest_of(read)
-    ceiling = None if parent is None else child_ceiling(package(parent).effective)
+    ceiling = None if parent is None else child_ceiling(package(parent, other=other).effective)
     narrowed = None if ceiling is None else ceiling.meet(nine.requested(manifest, roles=data.roles()))
-    facts, never = host_of(read, manifest, narrowed)
-    decision = decide.compile_unsigned(read, manifest, host=facts, ceiling=ceiling, extra_never=never)
+    host = host_of(read, manifest, narrowed, other)
+    decision = decide.compile_unsigned(read, manifest, host=host.facts, ceiling=ceiling, extra_never=host.never)
     return LookedPackage(
         path,
         decision.artefacts,
         decision.effective,
         manifest,
         tuple(read.files),
-        facts,
+        host.facts,
         decision.refusals,
-        never,
+        host.never,
         tuple(hints.of(read.files, manifest)),
+        host.unknown,
+        other,
     )
 
 
-def host_of(read: Package, manifest: Manifest, effective: Effective | None) -> tuple[HostFacts, Mapping[str, str]]:
-    """Return what this host has for a package, and the trees that are never granted here.
+def host_of(read: Package, manifest: Manifest, effective: Effective | None, other: OtherHost | None) -> Host:
+    """Return what this host, or ``other``, has for a package.
 
     Raises:
         errors.CovenantError: a granted path or program is refused, or the configuration cannot be read.
     """
+    if other is not None:
+        return _elsewhere(other, read, manifest, effective)
     from sandbox import config
     from sandbox.host import facts as host_facts
 
@@ -102,11 +158,22 @@ def host_of(read: Package, manifest: Manifest, effective: Effective | None) -> t
     facts = host_facts.for_manifest(
         probed, manifest, config=settings, package=read.files, extra_never=own, effective=effective
     )
-    return facts, host_facts.never_granted(settings, own)
+    return Host(facts, host_facts.never_granted(settings, own))
 
 
-def judged(read: Package, manifest: Manifest) -> tuple[errors.CovenantError, ...]:
-    """Return the errors that ``run`` would raise on this host for a signed package.
+def _elsewhere(other: OtherHost, read: Package, manifest: Manifest, effective: Effective | None) -> Host:
+    from policy.explain import other_host
+
+    known = other.document
+    base = other_host.nothing_known(manifest) if known is None else known.facts
+    done = other_host.complete(base, manifest, read.files, effective)
+    return Host(done.facts, {} if known is None else known.never, done.unknown)
+
+
+def judged(
+    read: Package, manifest: Manifest, other: OtherHost | None
+) -> tuple[tuple[errors.CovenantError, ...], tuple[str, ...]]:
+    """Return the errors that ``run`` would raise on this host or ``other`` for a signed package, and what was assumed.
 
     An agent without a sandbox is judged by the rules alone; one of another program (hermes) by none.
     """
@@ -114,14 +181,14 @@ def judged(read: Package, manifest: Manifest) -> tuple[errors.CovenantError, ...
     from policy.rules import unsigned
 
     if manifest.agent.runtime == "hermes":
-        return ()
+        return (), ()
     try:
-        facts, never = host_of(read, manifest, None)
+        host = host_of(read, manifest, None, other)
     except errors.CovenantError as e:
-        return (e,)
+        return (e,), ()
     if manifest.sandbox.backend == "linux-gvisor":
-        return decide.judged(read, manifest, facts, extra_never=never)
-    return tuple(unsigned.refusals(read, manifest, facts, extra_never=never))
+        return decide.judged(read, manifest, host.facts, extra_never=host.never), host.unknown
+    return tuple(unsigned.refusals(read, manifest, host.facts, extra_never=host.never)), host.unknown
 
 
 def child_ceiling(effective: Effective) -> Effective:
@@ -136,6 +203,7 @@ def head(looked: Looked) -> dict[str, Any]:
         "agent_id": known.manifest.agent.id if known else None,
         "policy_digest": looked.artefacts.digest,
         "refusals": [refusal.to_json() for refusal in known.refusals] if known else [],
+        **({"unknown": list(known.unknown)} if known and known.unknown else {}),
     }
 
 
@@ -146,14 +214,30 @@ def say_head(looked: Looked) -> None:
 
 
 def say_refusals(looked: Looked) -> None:
-    """Print the errors that ``run`` would raise, as notes."""
-    say_errors(looked.refusals if isinstance(looked, LookedPackage) else ())
+    """Print the errors that ``run`` would raise, and what is not known of the host, as notes."""
+    if isinstance(looked, LookedPackage):
+        say_errors(looked.refusals)
+        say_unknown(looked.unknown)
+
+
+def notes(looked: Looked) -> list[str]:
+    """Return the same as lines."""
+    if not isinstance(looked, LookedPackage):
+        return []
+    refused = [f"run refuses this: {refusal} [{refusal.code}]" for refusal in looked.refusals]
+    return [*refused, *(f"unknown: {line}" for line in looked.unknown)]
 
 
 def say_errors(refusals: Iterable[errors.CovenantError]) -> None:
     """Print errors that ``run`` would raise, as notes."""
     for refusal in refusals:
         common.say(f"note: run refuses this: {common.visible(str(refusal))} [{refusal.code}]", err=True)
+
+
+def say_unknown(lines: Iterable[str]) -> None:
+    """Print what was assumed of another host, as notes."""
+    for line in lines:
+        common.say(f"unknown: {common.visible(line)}", err=True)
 
 
 def _directory(path: Path) -> Looked:

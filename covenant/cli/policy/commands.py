@@ -83,13 +83,14 @@ def write_out(out: Path, files: Mapping[str, bytes]) -> None:
 )
 @click.argument("package", type=click.Path(path_type=Path))
 @click.option("--parent", type=click.Path(path_type=Path), metavar="PACKAGE", help="As a child of this parent.")
+@artefact_view.HOST
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def explain(package: Path, parent: Path | None, as_json: bool) -> None:
+def explain(package: Path, parent: Path | None, host: str | None, as_json: bool) -> None:
     """Say for every rule in PACKAGE's artefacts which manifest line, default or ceiling of a parent caused it."""
     from policy.explain import report as explaining
     from policy.manifest import parse
 
-    looked = artefact_view.package(package, parent=parent)
+    looked = artefact_view.package(package, parent=parent, other=artefact_view.OtherHost.of(host))
     manifest = looked.manifest
     rows = explaining.explain(looked.artefacts, where=manifest.where)
     defaults = [

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from covenant.cli import common
+from covenant.cli.policy import artefact_view
 from policy import errors
 
 if TYPE_CHECKING:
-    from covenant.cli.policy.artefact_view import LookedPackage
     from policy.denials import Denial, Row
     from policy.why.ask import Sight
 
@@ -45,17 +45,20 @@ class DenialSummary:
 @click.argument("subject", metavar="PACKAGE|RUN")
 @click.option("--package", type=_PATH, metavar="PACKAGE", help="With RUN: its package, when it lies elsewhere now.")
 @click.option("--parent", type=_PATH, metavar="PACKAGE", help="Say whether this parent would allow it.")
+@artefact_view.HOST
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def denials(subject: str, package: Path | None, parent: Path | None, as_json: bool) -> None:
+def denials(subject: str, package: Path | None, parent: Path | None, host: str | None, as_json: bool) -> None:
     """Explain what was refused to an agent: in the latest run of PACKAGE, or in RUN (its id, or how that begins).
 
     Each refusal has an id, the same in every run and wherever it is shown. Not listed is what gVisor does not tell: a
     path that is not there, a granted program that fails, a full scratch, a process too many, and with trusted-local
     every refusal by the kernel. `covenant policy why` answers for those.
     """
-    told, looked = _subject(subject, package)
+    other = artefact_view.OtherHost.of(host)
+    told, looked = _subject(subject, package, other)
     sight = None if looked is None else _sight(looked, parent)
-    listed = [_on_this_host(_explained(denial, count, sight)) for denial, count in told.counts.items()]
+    explained = [_explained(denial, count, sight) for denial, count in told.counts.items()]
+    listed = explained if other else [_on_this_host(one) for one in explained]
     if as_json:
         head = {"run_id": told.run_id, "agent_id": told.agent_id, "package": told.package or None}
         common.emit({"kind": "denials", **head, "denials": listed, "hints": list(looked.hints) if looked else []})
@@ -76,7 +79,6 @@ def explained(one: Mapping[str, Any], place: Path | None) -> list[str]:
     Raises:
         errors.CovenantError: the package cannot be read or compiled.
     """
-    from covenant.cli.policy import artefact_view
     from policy.denials import Denial
 
     denial = Denial(*(str(one.get(name, "")) for name in ("layer", "target", "code")))
@@ -103,20 +105,21 @@ def remark(rows: Sequence[Row], run_id: str) -> None:
         common.say(f"  explained by: covenant denials {run_id}", err=True)
 
 
-def _subject(subject: str, package: Path | None) -> tuple[DenialSummary, LookedPackage | None]:
-    from covenant.cli.policy import artefact_view
+def _subject(
+    subject: str, package: Path | None, other: artefact_view.OtherHost | None
+) -> tuple[DenialSummary, artefact_view.LookedPackage | None]:
 
     if (Path(subject) / "agent.toml").exists():
-        looked = artefact_view.package(Path(subject))
+        looked = artefact_view.package(Path(subject), other=other)
         return _latest(looked.manifest.agent.id), looked
     told = _named(subject)
     place = package or Path(told.package)
     # The log has the package's former path; like every verb here, this reads its present files.
     is_there = bool(told.package or package) and (place / "agent.toml").exists()
-    return told, artefact_view.package(place) if is_there else None
+    return told, artefact_view.package(place, other=other) if is_there else None
 
 
-def _sight(looked: LookedPackage, parent: Path | None) -> Sight:
+def _sight(looked: artefact_view.LookedPackage, parent: Path | None) -> Sight:
     from covenant.cli.policy import questions
 
     return questions.sight(looked, parent)

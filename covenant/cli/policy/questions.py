@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from covenant.cli import common
+from covenant.cli.policy import artefact_view
 from policy import errors
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ def prove(policy: Path, parent: Path | None, as_json: bool) -> None:
     that parent's child, and its artefacts are shown to allow nothing that the parent's do not. Status 3 when the
     proof fails.
     """
-    from covenant.cli.policy import artefact_view
     from policy import prove as proving
 
     try:
@@ -61,7 +61,6 @@ def prove(policy: Path, parent: Path | None, as_json: bool) -> None:
 def _within(child: Looked, parent: Path) -> Looked:
     """Prove that the parent, at the start of its life, holds all that the child's artefacts allow. Returns the
     parent."""
-    from covenant.cli.policy import artefact_view
     from policy import prove as proving
 
     above = artefact_view.package(parent)
@@ -71,7 +70,6 @@ def _within(child: Looked, parent: Path) -> Looked:
 
 def _same_digest(looked: Looked) -> None:
     """Check that the file ``digest`` of a compiled directory fits its artefacts."""
-    from covenant.cli.policy import artefact_view
     from sandbox.storage import artefact_reader
 
     if isinstance(looked, artefact_view.LookedPackage):
@@ -92,23 +90,29 @@ def _no_proof(error: errors.CovenantError, *, as_json: bool) -> NoReturn:
 @click.command(
     epilog=common.examples(
         "covenant policy diff agents/hello agents/librarian",
-        "covenant policy diff librarian-policy agents/librarian --json",
+        "covenant policy diff origin/main:agents/librarian agents/librarian --host none --markdown",
     )
 )
 @click.argument("old", type=_PATH)
 @click.argument("new", type=_PATH)
+@artefact_view.HOST
+@click.option("--markdown", is_flag=True, help="Print it for a pull request.")
 @_JSON
-def diff(old: Path, new: Path, as_json: bool) -> None:
+def diff(old: Path, new: Path, host: str | None, markdown: bool, as_json: bool) -> None:
     """Say what changes for the kernel from policy OLD to policy NEW, by risk. Status 3 when it widens.
 
-    Each is a package, or a directory that `covenant policy compile` wrote.
+    Each is a package, a package in a git revision (REVISION:PATH), or a directory that `covenant policy compile` wrote.
     """
-    from covenant.cli.policy import artefact_view
+    from covenant.cli.policy import pull_request, revisions
     from policy.explain import diff as comparing
 
-    before, after = artefact_view.look(old), artefact_view.look(new)
+    other = artefact_view.OtherHost.of(host)
+    with revisions.place(old) as before_at, revisions.place(new) as after_at:
+        before, after = artefact_view.look(before_at, other=other), artefact_view.look(after_at, other=other)
     found = comparing.compare_artefacts(before.artefacts, after.artefacts)
-    if as_json:
+    if markdown:
+        common.say(pull_request.text(str(old), str(new), found, artefact_view.notes(after)))
+    elif as_json:
         common.emit(
             {
                 "kind": "policy_diff",
@@ -119,6 +123,7 @@ def diff(old: Path, new: Path, as_json: bool) -> None:
         )
     else:
         _say_diff(found)
+        artefact_view.say_refusals(after)
     if found.widens:
         sys.exit(common.EXIT_NO)
 
@@ -158,6 +163,7 @@ def _say_diff(found: Diff) -> None:
 @click.option("--tool", metavar="URI", help="Call a tool of its tools.json.")
 @click.option("--args", "arguments", metavar="JSON", help="With --tool: with these arguments.")
 @click.option("--parent", type=_PATH, metavar="PACKAGE", help="Ask whether this parent could allow it.")
+@artefact_view.HOST
 @_JSON
 def why(
     package: Path,
@@ -171,17 +177,17 @@ def why(
     tool: str | None,
     arguments: str | None,
     parent: Path | None,
+    host: str | None,
     as_json: bool,
 ) -> None:
     """Say whether PACKAGE's agent may do one thing, by its artefacts, and what to add when not. Status 3 for no."""
-    from covenant.cli.policy import artefact_view
     from policy.why import ask, denied
 
     called = None if tool is None else _call(package, tool, arguments)
     if called is None and arguments is not None:
         raise errors.UsageError("--args goes with --tool")
     question = _question(connect, protocol, path, write, syscall, program, credential, called)
-    looked = artefact_view.package(package)
+    looked = artefact_view.package(package, other=artefact_view.OtherHost.of(host))
     seen_from = sight(looked, parent)
     answer = ask.ask(question, seen_from)
     denial = None if answer.allowed else denied.of_question(question, seen_from)
@@ -273,13 +279,12 @@ def _destination(text: str) -> tuple[str, int]:
 
 def sight(looked: LookedPackage, parent: Path | None) -> Sight:
     """Return the data for questions: a package's artefacts, and the ceilings of its role and of a parent."""
-    from covenant.cli.policy import artefact_view
     from policy.manifest import text
     from policy.why import sight as sights
 
     above: dict[str, Effective] = {}
     if parent is not None:
-        found = artefact_view.package(parent)
+        found = artefact_view.package(parent, other=looked.other)
         above[f"parent {text.quote(found.manifest.agent.id)}"] = artefact_view.child_ceiling(found.effective)
     return sights.of(
         looked.artefacts, looked.manifest, files=looked.files, host=looked.host, never=looked.never, above=above

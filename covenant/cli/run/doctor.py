@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,19 +23,40 @@ _BEHIND_MS = 60_000
 _MARKS = {"ok": "ok", "degraded": "DEGRADED", "missing": "MISSING", "unknown": "UNKNOWN"}
 
 
-@click.command(epilog=common.examples("covenant doctor", "covenant doctor --json"))
+@click.command(epilog=common.examples("covenant doctor", "covenant doctor --export facts.json --for agents/librarian"))
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.option(
     "--deadline",
     type=click.IntRange(1, 3600),
     help="Seconds for each of the three starts of a sandbox; else the start deadline of the configuration.",
 )
+@click.option(
+    "--export",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write this host's facts instead, for `policy diff --host FILE` and the like on another machine.",
+)
+@click.option(
+    "--for",
+    "packages",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="PACKAGE",
+    help="With --export: with the paths, programs and volumes that PACKAGE is granted.",
+)
 @click.pass_context
-def doctor(ctx: click.Context, as_json: bool, deadline: int | None) -> None:
+def doctor(
+    ctx: click.Context, as_json: bool, deadline: int | None, export: Path | None, packages: tuple[Path, ...]
+) -> None:
     """Probe this host. Exit status 0 when linux-gvisor can be enforced here, else 1.
 
     Without root it says what could not be probed. Nothing that it starts or makes is left behind.
     """
+    if export is not None:
+        _export(export, packages, as_json=as_json)
+        return
+    if packages:
+        raise errors.UsageError("--for goes with --export")
     from sandbox import config as configuration
     from sandbox import doctor as sandbox_doctor
 
@@ -48,6 +70,29 @@ def doctor(ctx: click.Context, as_json: bool, deadline: int | None) -> None:
         _print(report.to_json())
     if not report.enforceable:
         ctx.exit(common.EXIT_FAILED)
+
+
+def _export(out: Path, packages: tuple[Path, ...], *, as_json: bool) -> None:
+    """Write the facts of this host. They hold no secret: paths, sizes, digests, and names of providers."""
+    from policy import decide
+    from policy.explain import other_host
+    from sandbox import config as configuration
+    from sandbox.host import facts
+    from sandbox.storage import package_reader
+
+    config = configuration.load(common.readable_state())
+    own = (str(common.home()), os.path.abspath(os.environ.get("COVENANT_STATE") or config.state))
+    read = [package_reader.read(path) for path in packages]
+    document = facts.for_export(config, [(decide.manifest_of(one), one.files) for one in read], own)
+    try:
+        out.write_bytes(other_host.encode(document))
+    except OSError as e:
+        raise errors.UsageError(f"`{out}` cannot be written: {e.strerror}", hint="name another file") from e
+    told = {"kind": "host_facts_exported", "out": str(out), "packages": [str(path) for path in packages]}
+    if as_json:
+        common.emit(told)
+    else:
+        common.say(f"{common.visible(str(out))}: the facts of this host, for {len(packages)} packages")
 
 
 def of_the_home() -> list[Check]:

@@ -1,0 +1,71 @@
+"""A package of a git revision (``REVISION:PATH``), as files in a directory of its own while it is read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from policy import errors
+
+_GIT = "git"
+_SECONDS = 120
+# A package has at most 10,000 files and 256 MiB (sandbox.storage.package_reader refuses more).
+_MOST_FILES = 10_000
+_MOST_BYTES = 256 << 20
+_MODES = {"100644": 0o644, "100755": 0o755}
+
+
+@contextlib.contextmanager
+def place(path: Path) -> Iterator[Path]:
+    """Give the directory of a path: itself, or one with the files of ``REVISION:PATH``, which is gone afterwards.
+
+    A name that exists is itself, also with a colon in it.
+
+    Raises:
+        errors.RevisionError: git has no such revision or tree, or it holds a link or a submodule.
+    """
+    revision, colon, below = str(path).partition(":")
+    if not colon or not revision or os.path.lexists(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="covenant-revision-") as made:
+        _write(f"{revision}:{below}", Path(made))
+        yield Path(made)
+
+
+def _write(tree: str, out: Path) -> None:
+    """Write the files of a tree. Attributes of the repository (export-ignore, filters) change nothing of it."""
+    listed = _git("ls-tree", "-r", "-l", "-z", "--full-tree", "--end-of-options", tree)
+    rows = [row.partition(b"\t") for row in listed.split(b"\0") if row]
+    if len(rows) > _MOST_FILES:
+        raise errors.RevisionError(f"`{tree}` has more than {_MOST_FILES} files", hint="name the package's directory")
+    total = 0
+    for head, _, raw in rows:
+        mode, _, blob, size = head.decode().split()
+        name = os.fsdecode(raw)
+        if mode not in _MODES:
+            kind = "a link" if mode == "120000" else "a submodule"
+            raise errors.RevisionError(f"`{tree}` has {kind}: `{name}`", hint="a package holds files alone")
+        total += int(size)
+        if total > _MOST_BYTES:
+            raise errors.RevisionError(f"`{tree}` has more than {_MOST_BYTES >> 20} MiB", hint="name the package")
+        file = out / name
+        file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        file.write_bytes(_git("cat-file", "blob", blob))
+        file.chmod(_MODES[mode])
+
+
+def _git(*arguments: str) -> bytes:
+    try:
+        done = subprocess.run([_GIT, *arguments], capture_output=True, timeout=_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise errors.RevisionError(f"git cannot be run: {e}", hint="install git, or name directories") from e
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip().splitlines()[:1]
+        hint = "write REVISION:PATH, with the path from the root of this repository"
+        raise errors.RevisionError(f"git has no such tree: {''.join(said)}", hint=hint)
+    return done.stdout
