@@ -18,24 +18,37 @@ def _workflows(clone: pathlib.Path) -> list[pathlib.Path]:
     return found
 
 
+def _action(clone: pathlib.Path) -> pathlib.Path:
+    return clone / ".github/actions/covenant/action.yml"
+
+
 def _zizmor(*paths: pathlib.Path) -> subprocess.CompletedProcess[str]:
     command = [str(BIN / "zizmor"), "--offline", "--no-progress", "--persona=pedantic", *map(str, paths)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-def _schema(*paths: pathlib.Path) -> subprocess.CompletedProcess[str]:
-    command = [str(BIN / "check-jsonschema"), "--builtin-schema", "vendor.github-workflows", *map(str, paths)]
+def _schema(*paths: pathlib.Path, of: str = "workflows") -> subprocess.CompletedProcess[str]:
+    command = [str(BIN / "check-jsonschema"), "--builtin-schema", f"vendor.github-{of}", *map(str, paths)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def test_zizmor_finds_nothing(clone: pathlib.Path) -> None:
-    done = _zizmor(*_workflows(clone))
+    done = _zizmor(*_workflows(clone), _action(clone))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_workflow_schema_holds(clone: pathlib.Path) -> None:
     done = _schema(*_workflows(clone))
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_schema_of_actions_holds(clone: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """The control: an action of no known kind is found."""
+    done = _schema(_action(clone), of="actions")
+    assert done.returncode == 0, done.stdout + done.stderr
+    bad = tmp_path / "action.yml"
+    bad.write_text(_action(clone).read_text().replace("using: composite", "using: compost"))
+    assert _schema(bad, of="actions").returncode != 0
 
 
 def test_linters_see(clone: pathlib.Path, tmp_path: pathlib.Path) -> None:
