@@ -21,6 +21,9 @@ STATE = pathlib.Path("/var/lib/covenant")
 CLONE = pathlib.Path(__file__).resolve().parents[2]
 COVENANT = "/usr/bin/covenant"
 CGROUPS = pathlib.Path("/sys/fs/cgroup")
+# Where leaves are: the package's service serves runs once its socket was called, and a command itself before that.
+SERVICE = "system.slice/covenant-supervisor.service"
+SUPERVISORS = (SERVICE, "covenant.slice/*")
 # Nothing here is measured by the clock; an emulated machine takes half a minute for what takes a real one 0.3 s.
 PATIENCE_SECONDS = 420
 
@@ -76,7 +79,7 @@ class Agent:
         def look() -> pathlib.Path | None:
             assert self.process.poll() is None, self.process.communicate()
             for run_id in [row["run_id"] for row in rows("run_started") if row["agent_id"] == self.name][-1:]:
-                for path in CGROUPS.glob(f"covenant.slice/*/{run_id}"):
+                for path in (found for below in SUPERVISORS for found in CGROUPS.glob(f"{below}/{run_id}")):
                     if len((path / "cgroup.procs").read_text().split()) > 2:
                         return path
             return None
@@ -182,6 +185,7 @@ def leftovers() -> list[str]:
     scopes = [path for path in CGROUPS.glob("covenant.slice/*") if path.is_dir() and not path.name.startswith(own)]
     found = [str(path) for path in scopes]
     kept = [path for path in CGROUPS.glob(f"covenant.slice/{own}*/*") if path.is_dir()]
+    kept += [path for path in CGROUPS.glob(f"{SERVICE}/*") if path.is_dir()]
     found += [str(path) for path in kept if path.name != "supervisor"]
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
