@@ -20,7 +20,7 @@ from sandbox.storage import json_cache
 
 RECORD = "attest.json"
 # The version of the record. A run that an earlier version of Covenant started has another.
-_VERSION: Final = 4
+_VERSION: Final = 5
 
 
 class RootFile(Struct, frozen=True):

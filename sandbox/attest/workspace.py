@@ -5,6 +5,7 @@
 (3) the run's user owns it: the layers are idmapped                             its directory in the gofer's root
 (4) the device of the changes has the run's image                               /sys/dev/block
 (5) the masked files are there, each as it was made                             a mount of that device
+(6) submodules and mounts are read-only: each has an immutable directory        a mount of that device
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import hashlib
 import os
 import stat
+import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +25,7 @@ from policy import errors
 from policy.prove.live import Layer, Standing
 from sandbox.kernel import libc
 from sandbox.kernel.procfs import ProcessMount
-from sandbox.workspace import image, overlay
+from sandbox.workspace import image, nested, overlay
 from sandbox.workspace.session import RunWorkspace
 from sandbox.workspace.store import WorkspaceDirectory
 
@@ -46,12 +48,13 @@ _PARAMETERS: Final = Path("/sys/module/overlay/parameters")
 
 class OverlayReference(Struct, frozen=True):
     """One overlay. ``layers`` are its options with paths, ``names`` the directories of the image, ``masks`` the digest
-    of the directory of masked files.
+    of the directory of masked files, ``held`` the quoted paths that it shows read-only.
     """
 
     layers: Mapping[str, str]
     names: image.LayerNames
     masks: str
+    held: tuple[str, ...]
 
 
 class WorkspaceReference(Struct, frozen=True):
@@ -71,10 +74,11 @@ class WorkspaceReference(Struct, frozen=True):
         """Describe a mounted workspace, whose overlays are at the places in the order of ``made.layers``."""
         overlays = {}
         with _changes(made.device) as changes:
-            for place, (names, masked) in zip(places, made.layers, strict=False):
-                options = overlay.options(names, masks=masked)
+            for place, one in zip(places, made.layers, strict=False):
+                options = overlay.options(one.names, masks=one.masks)
                 layers = {key: str(options[key]) for key in _LAYERS}
-                overlays[place] = OverlayReference(layers, names, _digest(changes, names.mask))
+                held = tuple(urllib.parse.quote(os.fsencode(path)) for path in one.held)
+                overlays[place] = OverlayReference(layers, one.names, _digest(changes, one.names.mask), held)
         where = made.place
         return cls(str(where.path), _sha256(where), made.device, os.path.realpath(where.image), overlays)
 
@@ -82,7 +86,7 @@ class WorkspaceReference(Struct, frozen=True):
     def restored(cls, found: Mapping[str, Any]) -> WorkspaceReference:
         """Return the reference of a record (attest.reference)."""
         overlays = {
-            place: OverlayReference(one["layers"], image.LayerNames(*one["names"]), one["masks"])
+            place: OverlayReference(one["layers"], image.LayerNames(*one["names"]), one["masks"], tuple(one["held"]))
             for place, one in found["overlays"].items()
         }
         return cls(**{**found, "overlays": overlays})
@@ -183,6 +187,17 @@ def _device(made: WorkspaceReference) -> Iterator[tuple[str, str]]:
         for place, one in made.overlays.items():
             if _digest(changes, one.names.mask) != one.masks:
                 yield f"at {place} the masked files of the start", "others"
+            yield from _held(changes, place, one)
+
+
+def _held(changes: int, place: str, one: OverlayReference) -> Iterator[tuple[str, str]]:
+    layer = os.open(one.names.upper, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=changes)
+    try:
+        for path in one.held:
+            if not nested.is_held(layer, os.fsdecode(urllib.parse.unquote_to_bytes(path))):
+                yield f"read-only at {place} `{path}`", "it can be written"
+    finally:
+        os.close(layer)
 
 
 @contextlib.contextmanager

@@ -21,10 +21,14 @@ EMPTY: Final[Mapping[str, bytes]] = types.MappingProxyType({})
 
 
 class Walk(NamedTuple):
-    """The masked files, and the parts that are not applied: each with its kind (policy.workspace.changes.APART)."""
+    """The masked files, and the parts that are not applied: each with its kind (policy.workspace.changes.APART).
+
+    ``apart`` has their paths as they are shown, ``held`` as they are.
+    """
 
     hidden: list[str]
     apart: dict[str, str]
+    held: list[str]
 
 
 def found(directory: int, patterns: tuple[str, ...]) -> list[str]:
@@ -53,7 +57,8 @@ def walk(directory: int, patterns: tuple[str, ...], above: str = "") -> Walk:
             if name == lower.REPOSITORY and path != name:
                 checkouts.append(path.rpartition("/")[0])
         apart = dict.fromkeys(map(upper.shown, checkouts), "checkout")
-        return Walk(hidden, {**apart, **dict.fromkeys(map(upper.shown, mounts), "mount")})
+        apart |= dict.fromkeys(map(upper.shown, mounts), "mount")
+        return Walk(hidden, apart, [*checkouts, *mounts])
     except OSError as e:
         raise errors.WorkspaceError(f"the workspace cannot be looked through: {e.strerror}") from e
 

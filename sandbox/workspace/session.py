@@ -21,7 +21,7 @@ from policy.workspace.entries import UpperEntry
 from sandbox.kernel import libc
 from sandbox.kernel.fs import filesystems, hanging
 from sandbox.rootfs import host_paths
-from sandbox.workspace import image, lower, masks, overlay, repository, store, upper
+from sandbox.workspace import image, lower, masks, nested, overlay, repository, store, upper
 from sandbox.workspace.caller import CallerIdentity
 from sandbox.workspace.repository import LinkedRepository
 
@@ -142,6 +142,14 @@ def _check_here(path: str, info: os.stat_result) -> None:
         )
 
 
+class MountedLayers(Struct, frozen=True):
+    """The layers of one overlay, whether it has masked files, and the paths that it shows read-only."""
+
+    names: image.LayerNames
+    masks: bool
+    held: tuple[str, ...]
+
+
 class RunWorkspace:
     """As a context manager: what is left at the end is kept when the agent changed something, and removed otherwise.
 
@@ -166,8 +174,8 @@ class RunWorkspace:
         self._terms = terms
         self._about = about
         self.place = store.place(state, about.run_id)
-        # Once it is mounted: the layers of each overlay, and whether it has masked files.
-        self.layers: list[tuple[image.LayerNames, bool]] = []
+        # Once it is mounted.
+        self.layers: list[MountedLayers] = []
         self._stack = contextlib.ExitStack()
         self._attached: image.AttachedImage | None = None
         self._resumed = False
@@ -264,7 +272,8 @@ class RunWorkspace:
                 self._note_apart(seen.apart)
             hidden = [*seen.hidden, *(path for path in contents if path not in seen.hidden)]
             self._lay_out(changes, below, hidden, owner, layers, contents)
-            self.layers.append((layers, bool(hidden)))
+            held = self._hold(changes, below, seen.held, layers)
+            self.layers.append(MountedLayers(layers, bool(hidden), held))
             return overlay.made(
                 below,
                 changes,
@@ -277,6 +286,15 @@ class RunWorkspace:
             )
         finally:
             os.close(changes)
+
+    @staticmethod
+    def _hold(changes: int, below: int, paths: list[str], layers: image.LayerNames) -> tuple[str, ...]:
+        """Make the parts that are not applied read-only. Returns their paths (nested.hold)."""
+        layer = os.open(layers.upper, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=changes)
+        try:
+            return nested.hold(below, layer, paths)
+        finally:
+            os.close(layer)
 
     def _note_apart(self, apart: dict[str, str]) -> None:
         """Write the parts down that are not applied, with those of the earlier runs."""

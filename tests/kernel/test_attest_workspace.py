@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from sandbox.kernel.fs import inode_flags
 from sandbox.workspace import image, store
 from sandbox.workspace.caller import CallerIdentity
 from sandbox.workspace.session import GivenDirectory
@@ -103,6 +104,21 @@ def test_layer_changed_by_hand_is_drift(world: World, project: Path) -> None:
         assert "one of" in drift(one)["workspace"], "its owner is another in the sandbox"
         os.chown(top / image.UPPER, OWNER, OWNER)
         assert drift(one) == {}, "control"
+
+
+def test_submodule_made_writable_by_hand_is_drift(world: World, project: Path) -> None:
+    (project / "sub/.git").write_text("gitdir: elsewhere\n")
+    os.chown(project / "sub/.git", OWNER, OWNER)
+    with running(world, project) as one, changes(one) as top:
+        assert drift(one) == {}, "control"
+        fd = os.open(top / image.UPPER / "sub", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            inode_flags.set_immutable(fd, False)
+            assert drift(one) == {"workspace": "it can be written"}
+            inode_flags.set_immutable(fd, True)
+            assert drift(one) == {}, "control"
+        finally:
+            os.close(fd)
 
 
 def test_overlay_made_by_hand_is_drift(world: World, project: Path) -> None:

@@ -291,38 +291,93 @@ def test_repository_of_another_user_is_refused(home: Home, repository: Path, wor
     discard(home)
 
 
-def test_submodule_and_mount_are_named_and_not_applied(home: Home, repository: Path) -> None:
-    """Control: a repository below that has its own directory, and a plain directory."""
+# Without the lock that lets git write the index.
+LOOKS = "export GIT_OPTIONAL_LOCKS=0; git status -s; git submodule status; "
+# Each write that the kernel lets the agent do is printed.
+WRITES = """
+cat vendor/sub/deep/a.txt; git -C vendor/sub show HEAD:a.txt; stat -c %a vendor disk
+tried() { if sh -c "$2" 2>/tmp/why; then echo "$1"; else grep -q 'not permitted' /tmp/why || cat /tmp/why; fi; }
+for in in vendor/sub vendor/sub/deep disk plain plain/deep; do
+    tried $in/made "echo x > $in/made"
+    tried $in/directory "mkdir $in/directory"
+    tried $in/link "ln -s x $in/link"
+    tried $in/mode "chmod 711 $in && find $in -maxdepth 0 -perm 711 | grep -q ."  # a refused chmod answers 0 in gVisor
+done
+for in in vendor/sub vendor/sub/deep plain/deep; do
+    tried $in/a.txt "echo two >> $in/a.txt"
+    tried $in/name "ln $in/a.txt $in.name"
+    tried $in/moved "mv $in/a.txt $in.moved"
+done
+tried commit "git -C vendor/sub commit -q --allow-empty -m evil"
+tried sub "mv vendor/sub vendor/gone"
+tried removed "rm -rf vendor/sub"
+"""
+WRITTEN = {f"{one}/{what}" for one in ("plain", "plain/deep") for what in ("made", "directory", "link", "mode")}
+WRITTEN |= {f"plain/deep/{what}" for what in ("a.txt", "name", "moved")}
+
+
+@pytest.fixture
+def with_parts(repository: Path) -> Iterator[Path]:
+    """The repository with a submodule, a mount, and a plain directory."""
+    deep = repository / "plain/deep"
+    deep.mkdir(parents=True)
+    (deep / "a.txt").write_text("one\n")
+    other = repository.parent / "other"
     git(repository.parent, "clone", "-q", str(repository), "other")
-    allowed = ("-c", "protocol.file.allow=always")
-    git(repository, *allowed, "submodule", "--quiet", "add", str(repository.parent / "other"), "sub")
+    (other / "deep").mkdir()
+    (other / "deep/a.txt").write_text("deep\n")
+    for path in (deep.parent, deep, deep / "a.txt", other / "deep", other / "deep/a.txt"):
+        os.chown(path, OWNER, OWNER)
+    git(other, "add", ".")
+    git(other, "commit", "-qm", "deep")
+    git(repository, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(other), "vendor/sub")
+    (repository / "disk").mkdir(mode=0o750)
+    os.chown(repository / "disk", OWNER, OWNER)
+    git(repository, "add", ".")
     git(repository, "commit", "-qm", "with a submodule")
-    for name in ("disk", "plain"):
-        (repository / name).mkdir()
-        os.chown(repository / name, OWNER, OWNER)
     subprocess.run(["mount", "-t", "tmpfs", "none", str(repository / "disk")], check=True)
     try:
-        script = COMMIT + "echo two >> sub/a.txt; echo new > sub/new; echo x > disk/x; echo x > plain/x; ls disk; "
-        done = home.exec(
-            "--workspace", repository, "--", "sh", "-ec", script + "mkdir .git/modules/evil; git status -s"
-        )
-        assert done.returncode == 0, done.stderr
-        told = done.stderr.decode()
-        assert "workspace: sub/ is another checkout of git" in told
-        assert "workspace: disk/ is another file system on the host" in told
-        (one,) = listed(home)
-        shown = home.covenant("workspace", "diff", one["run_id"])
-        assert b"disk/ is another file system on the host: its changes are not applied" in shown.stderr
-        left = applied(home)
-        assert "another checkout" in left["sub/a.txt"]
-        assert "another checkout" in left["sub/new"]
-        assert "another file system" in left["disk/x"]
-        assert "submodule" in left[".git/modules/evil"]
-        assert (repository / "sub/a.txt").read_text() == "one\n"
-        assert os.listdir(repository / "disk") == []
-        assert (repository / "plain/x").read_text() == "x\n"
+        yield repository
     finally:
         subprocess.run(["umount", str(repository / "disk")], check=True)
+
+
+def test_submodule_and_mount_are_read_only(home: Home, with_parts: Path) -> None:
+    """They are named, also after a resume, and read alone leaves no change. Control: plain directories."""
+    kept = ("--workspace", with_parts, "--keep-workspace", "--", "sh", "-ec")
+    done = home.exec(*kept, COMMIT + LOOKS + "cat vendor/sub/a.txt disk/x || ls disk")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().split()[1:] == ["vendor/sub", "(heads/main)", "one"]
+    told = done.stderr.decode()
+    assert "workspace: vendor/sub/ is another checkout of git (a submodule, a linked worktree): it is read-only" in told
+    assert "workspace: disk/ is another file system on the host: it is read-only" in told
+    (one,) = listed(home)
+    assert one["changes"] == 0
+    done = home.exec("--quiet", "--resume", one["run_id"], *kept[:3], "--", "sh", "-ec", COMMIT + WRITES)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.decode().split()
+    assert lines[:4] == ["deep", "one", "755", "750"]
+    assert set(lines[4:]) == WRITTEN
+    (one,) = listed(home)
+    shown = home.covenant("workspace", "diff", one["run_id"])
+    assert b"disk/ is another file system on the host: its changes are not applied" in shown.stderr
+    found = json.loads(home.covenant("workspace", "diff", one["run_id"], "--json").stdout)["changes"]
+    assert {row["path"].split("/")[0] for row in found} == {"plain"}
+    assert applied(home) == {}
+    assert git(with_parts, "submodule", "status").split()[1:] == ["vendor/sub", "(heads/main)"]
+    assert git(with_parts / "vendor/sub", "status", "--porcelain") == ""
+    assert os.listdir(with_parts / "disk") == []
+    assert (with_parts / "plain/made").read_text() == "x\n"
+    # A directory that the agent changed, and that became another checkout.
+    (with_parts / "plain/.git").write_text("gitdir: elsewhere\n")
+    os.chown(with_parts / "plain/.git", OWNER, OWNER)
+    (one,) = listed(home)
+    late = "cat plain/made; ! echo x > plain/late; ! echo x > plain/made; echo x > late"
+    done = home.exec("--quiet", "--resume", one["run_id"], *kept[:3], "--", "sh", "-ec", late)
+    assert (done.returncode, done.stdout) == (0, b"x\n"), done.stderr
+    applied(home)
+    assert (with_parts / "late").exists()
+    assert not (with_parts / "plain/late").exists()
     discard(home)
 
 

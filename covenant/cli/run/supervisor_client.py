@@ -98,12 +98,12 @@ def open_workspace(path: Path | None) -> Iterator[list[int]]:
 
 
 def say_apart(path: Path) -> None:
-    """Name the parts of a workspace whose changes are not applied: submodules and mounts."""
+    """Name the parts of a workspace that are read-only: submodules and mounts."""
     from policy.workspace.changes import APART
     from sandbox.workspace import nested
 
     for name, kind in sorted(nested.named(path).items()):
-        common.say(f"workspace: {common.visible(name)}/ is {APART[kind]}: its changes are not applied", err=True)
+        common.say(f"workspace: {common.visible(name)}/ is {APART[kind]}: it is read-only", err=True)
 
 
 @contextlib.contextmanager
