@@ -62,7 +62,7 @@ def test_manifests_of_page_are_accepted() -> None:
 
 
 def test_two_runs_lose_no_commit_of_one_database(typist: Typist) -> None:
-    """Case 07: the second run is refused by name, and nothing that a run acknowledged is lost."""
+    """Case 07: the second run is refused by name or waits, and nothing that a run acknowledged is lost."""
     package = typist.place / "counter"
     package.mkdir()
     (package / "main.py").write_text(COUNT)
@@ -72,19 +72,53 @@ def test_two_runs_lose_no_commit_of_one_database(typist: Typist) -> None:
     typist.typed("covenant manifest sign counter --key ann --expires 9d")
     command = [str(typist.place / "bin/covenant"), "run", str(package), "go"]
     environment = {"PATH": "/usr/bin:/bin", "COVENANT_HOME": str(typist.home), "PYTHONPATH": str(ROOT)}
-    runs = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    answers = [one.communicate(timeout=120) for one in runs]
+
+    def both(*more: str) -> list[tuple[str, str]]:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
+        runs = [subprocess.Popen([*command, *more], **pipes) for _ in range(2)]
+        return [one.communicate(timeout=120) for one in runs]
+
+    answers = both()
     acknowledged = sum(int(out) for out, _ in answers if out.strip())
     refusals = [err for out, err in answers if not out.strip()]
     assert acknowledged == 100 * (2 - len(refusals))
     assert acknowledged
     assert all("path_in_use" in err for err in refusals)
+    answers = both("--wait", "60")
+    assert [out.strip() for out, _ in answers] == ["100", "100"], answers
+    acknowledged += 200
     volume = VolumeStore(typist.home / "supervisor").find("data")
     with kit.opened(volume) as top:
         database = typist.place / "copy.db"
         database.write_bytes(Path(f"{top}/count.db").read_bytes())
     rows = sqlite3.connect(database).execute("select count(*) from t").fetchone()
     assert rows == (acknowledged,)
+
+
+def test_session_waits_for_volume_of_another(typist: Typist) -> None:
+    """Its stdin waits with it. Control: without the option it is refused."""
+    typist.typed("covenant volume create data --size 16M")
+    command = [str(typist.place / "bin/covenant"), "exec", "--write", "volume:data:/data"]
+    environment = {"PATH": "/usr/bin:/bin", "COVENANT_HOME": str(typist.home), "PYTHONPATH": str(ROOT)}
+
+    def started(*words: str) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen([*command, *words], env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+    holder = started("--", "sh", "-c", "echo held; read line; echo $line > /data/file")
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    refused = started("--wait", "0.1", "--", "cat", "/data/file")
+    out, err = refused.communicate(timeout=60)
+    assert (refused.returncode, out) == (125, "")
+    assert "path_in_use" in err
+    other = started("--wait", "60", "--", "sh", "-c", "cat; cat /data/file")
+    assert other.stdin is not None
+    assert other.stderr is not None
+    other.stdin.write("typed\n")
+    other.stdin.close()
+    other.stdin = None
+    assert any(line.startswith("waiting: run `") for line in other.stderr)
+    assert holder.communicate("first\n", timeout=60)[0] == ""
+    assert other.communicate(timeout=60)[0] == "typed\nfirst\n"
+    assert (holder.returncode, other.returncode) == (0, 0)

@@ -87,6 +87,7 @@ class Session(Struct, frozen=True):
 @click.option("--no-workspace", is_flag=True, help="Take no workspace, where the profile takes this directory.")
 @click.option("--resume", metavar="RUN", help="Go on with the changes of an earlier run, in its directory.")
 @click.option("--keep-workspace", is_flag=True, help="Keep the workspace for --resume, and do not ask at the end.")
+@running.WAIT
 @click.option("--publish", multiple=True, metavar="PORT[:TO]", help="Reach this TCP port of the command from here.")
 @click.option("--role", metavar="NAME", help="Hold the session to this role, and write it into the manifest.")
 @click.option("--save", type=click.Path(path_type=Path), metavar="DIR", help="Write the package there and run nothing.")
@@ -111,6 +112,7 @@ def exec_(
     no_workspace: bool,
     resume: str | None,
     keep_workspace: bool,
+    wait: float,
     publish: tuple[str, ...],
     role: str | None,
     save: Path | None,
@@ -162,6 +164,7 @@ def exec_(
         workspace=workspace,
         resume=resume or "",
         keep_workspace=keep_workspace,
+        wait=wait,
     )
     name = f"covenant exec {os.path.basename(command[0])}"
     # The package is in memory alone: a killed command leaves no file.

@@ -12,6 +12,7 @@ class How(NamedTuple):
     ``record`` is the file of a recording. ``keys`` detach the terminal; with ``keep`` the session also goes on when the
     command ends otherwise. ``workspace`` is the directory that the caller gives to the agent, ``resume`` the
     run whose changes it goes on with. With ``keep_workspace`` it stays as it is at the end, and no question is asked.
+    ``wait`` is how many seconds it is asked for again while another run writes the same path.
     """
 
     quiet: bool = False
@@ -22,6 +23,7 @@ class How(NamedTuple):
     workspace: Path | None = None
     resume: str = ""
     keep_workspace: bool = False
+    wait: float = 0.0
 
 
 PLAIN: Final = How()

@@ -60,6 +60,13 @@ _KEEP_WORKSPACE = click.option(
 _KEEP = click.option(
     "--keep", is_flag=True, help="In a terminal: let the session go on when this command ends or is killed."
 )
+WAIT = click.option(
+    "--wait",
+    type=click.FloatRange(0, 365 * 86_400),
+    default=0.0,
+    metavar="SECONDS",
+    help="While another run writes the same path, ask again for at most this long.",
+)
 _DETACH = click.option("--detach", is_flag=True, help="Start a session with a terminal, print its id, and leave it.")
 
 _AT_WORK: Final = "the agent is at work"
@@ -84,6 +91,7 @@ _RUN_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]{0,27})?")
 @_WORKSPACE
 @_RESUME
 @_KEEP_WORKSPACE
+@WAIT
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def run(
     package: Path,
@@ -98,6 +106,7 @@ def run(
     workspace: Path | None,
     resume: str | None,
     keep_workspace: bool,
+    wait: float,
     as_json: bool,
 ) -> int:
     """Run the signed PACKAGE with the intent TEXT (``-`` reads it from stdin) and print its answer.
@@ -110,10 +119,10 @@ def run(
             f"`{package}` is the id of a run, and `run` starts a package",
             hint="give a package's directory; `covenant logs`, `wait`, `attach` and `attest` take a run",
         )
-    others = (text, record, user, workspace, resume)
+    others = (text, record, user, workspace, resume, wait or None)
     if detach and (keep or as_json or any(one is not None for one in others)):
         raise errors.UsageError(
-            "--detach starts a session, which has no TEXT, --keep, --record, --workspace, --json or --as",
+            "--detach starts a session, which has no TEXT, --keep, --record, --workspace, --wait, --json or --as",
             hint="leave the others out",
         )
     if detach:
@@ -128,6 +137,7 @@ def run(
         workspace=resumed_directory(workspace, resume),
         resume=resume or "",
         keep_workspace=keep_workspace,
+        wait=wait,
     )
     if keep_workspace and how.workspace is None:
         raise errors.UsageError("--keep-workspace needs --workspace", hint="give --workspace DIR")
@@ -240,6 +250,31 @@ def _run(
             hint="leave the option out, or leave TEXT out",
         )
     shown = ShownStderr()
+    if how.wait:
+        from covenant.cli.run import waiting
+
+        # stdin is read once.
+        words = _text(text)
+        return waiting.until_free(
+            how.wait,
+            lambda: _answered(path, words, timeout_ms, user, shown, how=how, as_json=as_json, dev=dev),
+            quiet=as_json,
+        )
+    return _answered(path, text, timeout_ms, user, shown, how=how, as_json=as_json, dev=dev)
+
+
+def _answered(
+    path: Path,
+    text: str,
+    timeout_ms: int | None,
+    user: str | None,
+    shown: ShownStderr,
+    *,
+    how: How,
+    as_json: bool,
+    dev: bool,
+) -> int:
+    """Ask a supervisor for the run, or run it here, and report the answer. Returns the exit status."""
     if not dev:  # dev signs with root's local key, which is not available over a socket
         with supervisor_client.supervisor() as sock:
             if sock is not None:

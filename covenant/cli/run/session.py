@@ -61,6 +61,8 @@ def status_of(stream: str | None, package: Path | None, timeout_ms: int | None, 
     ``stream`` is the one that the agent speaks. ``package`` is given to a supervisor if one listens; without it the
     session runs here.
     """
+    from covenant.cli.run import waiting
+
     has_terminal = stream == "terminal" and streams.has_terminal()
     if how.record is not None and not has_terminal:
         raise errors.UsageError(
@@ -81,7 +83,12 @@ def status_of(stream: str | None, package: Path | None, timeout_ms: int | None, 
             if with_terminal
             else streams.connected(raw_output=how.raw)
         ) as connection:
-            answer = _answer(package, timeout_ms, here, connection, run_ids, how=how)
+            answer = waiting.until_free(
+                how.wait,
+                lambda: _answer(package, timeout_ms, here, connection, run_ids, how=how),
+                quiet=how.quiet,
+                again=connection.pause,
+            )
     except errors.CovenantError as e:
         common.report(e)
         return EXIT_REFUSED

@@ -104,13 +104,20 @@ class Carriers:
 
 
 class SessionPipes:
-    """A session's pipes. ``streams`` are the ends for the shim, ``begin`` is called when it has them.
+    """A session's pipes. ``streams`` are the ends for the shim.
+
+    ``begin`` is called when it has them, and ``pause`` when the run was refused.
 
     ``detached`` says that the user has typed the keys that detach.
     """
 
-    def __init__(self, streams: CallerStreams, begun: Callable[[], None] = lambda: None) -> None:
-        self.streams, self._begun = streams, begun
+    def __init__(
+        self,
+        streams: CallerStreams,
+        begun: Callable[[], None] = lambda: None,
+        paused: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.streams, self._begun, self._paused = streams, begun, paused
         self._kept = [
             fd for fd in (streams.stdin, streams.stdout, streams.stderr, streams.resizes, streams.recording) if fd >= 0
         ]
@@ -131,6 +138,13 @@ class SessionPipes:
         if self.detached:
             leave()
         return passed, self.detached
+
+    def pause(self) -> bool:
+        """Take back ``begin`` after a run that was refused. False: its shim has the streams, and no other run can."""
+        if self._has_begun:
+            self._has_begun = False
+            self._paused()
+        return bool(self._kept)
 
     def begin(self) -> None:
         """Prepare the terminal, if there is one: from now on the agent writes to it."""
@@ -212,7 +226,7 @@ def terminal(*, raw_output: bool, record: Path | None = None, keep: bool = False
             tty.setraw(0, termios.TCSADRAIN)
             carriers.prepared.set()
 
-        connection = SessionPipes(streams, prepare)
+        connection = SessionPipes(streams, prepare, lambda: _restore(settings))
         own.append(connection)
         try:
             yield connection
