@@ -237,8 +237,9 @@ class RunWorkspace:
         info, record = os.fstat(self._given.fd), self._record()
         owner = overlay.Owner(info.st_uid, info.st_gid)
         if self._given.resumes:
-            store.find(self._state, self._given.resumes, self._given.uid).resumed(self.place, record)
+            # Before it is there: whatever fails then, the changes of the earlier run are not removed.
             self._resumed = True
+            store.find(self._state, self._given.resumes, self._given.uid).resumed(self.place, record)
             self._stack.enter_context(self.place.locked())
         else:
             self.place.make(record, self._limits)

@@ -132,7 +132,9 @@ class WorkspaceDirectory:
             errors.WorkspaceError: it is damaged.
         """
         try:
-            return msgspec.json.decode((self.path / RECORD).read_bytes(), type=WorkspaceRecord)
+            found = msgspec.json.decode((self.path / RECORD).read_bytes(), type=WorkspaceRecord)
+            # A resume that was killed leaves the earlier run's record in the directory of the new one.
+            return structs.replace(found, run_id=self.path.name)
         except (OSError, msgspec.MsgspecError) as e:
             raise errors.WorkspaceError(f"the workspace `{self.path.name}` is damaged: {e}") from e
 
@@ -231,9 +233,16 @@ class WorkspaceDirectory:
                     f"the workspace of run `{mine.run_id}` was cut off", hint=f"covenant workspace diff {mine.run_id}"
                 )
             check_resumes(mine, record)
-            os.rename(self.path, other.path)
             terms = structs.replace(record.terms, apart=mine.terms.apart)
-            other.write(structs.replace(record, started_ns=mine.started_ns, terms=terms))
+            os.rename(self.path, other.path)
+            try:
+                other.write(structs.replace(record, started_ns=mine.started_ns, terms=terms))
+            except OSError as e:
+                os.rename(other.path, self.path)
+                raise errors.WorkspaceError(
+                    f"the workspace of run `{mine.run_id}` cannot be resumed: {e.strerror}",
+                    hint="see the free space of COVENANT_STATE",
+                ) from e
 
     def forked(self, other: WorkspaceDirectory, limits: UserLimits = NO_LIMITS) -> None:
         """Copy it, with its changes, to ``other``, within the limits of its user.

@@ -91,6 +91,7 @@ def test_workspace_and_volume_are_found_again(home: Home, project: Path) -> None
     assert one["settled"] is False
     shown = home.covenant("workspace", "diff", one["run_id"])
     assert shown.stdout.decode().splitlines() == ["+ n.txt  5 bytes", "- old.txt"], shown.stderr
+    forked = json.loads(home.covenant("workspace", "fork", one["run_id"], "--json").stdout)["fork"]
     volume = json.loads(home.covenant("volume", "show", "data", "--json").stdout)
     assert volume["name"] == "data"
     resumed = home.exec(
@@ -99,10 +100,23 @@ def test_workspace_and_volume_are_found_again(home: Home, project: Path) -> None
     )
     assert (resumed.returncode, resumed.stdout) == (0, b"kept\nrow\n"), resumed.stderr
     assert sorted(os.listdir(project)) == ["old.txt"]
-    (two,) = listed(home)
+    found = {row["run_id"]: row for row in listed(home)}
+    assert found.pop(forked)["settled"]
+    (two,) = found.values()
     applied = home.covenant("workspace", "apply", two["run_id"])
     assert applied.returncode == 0, applied.stderr
     assert (project / "n.txt").read_text() == "kept\nmore\n"
     assert os.listdir(project) == ["n.txt"]
+    # The fork goes on from where it was copied, and what was applied since is the host's.
+    again = home.exec(
+        *("--quiet", "--workspace", project, "--resume", forked, "--"), "sh", "-ec", "cat n.txt; echo x > fork"
+    )
+    assert (again.returncode, again.stdout) == (0, b"kept\n"), again.stderr
+    (three,) = listed(home)
+    shown = home.covenant("workspace", "diff", three["run_id"]).stdout.decode()
+    assert "+ fork" in shown
+    assert home.covenant("workspace", "apply", three["run_id"], "fork").returncode == 0
+    assert sorted(os.listdir(project)) == ["fork", "n.txt"]
+    assert (project / "n.txt").read_text() == "kept\nmore\n"
     read = home.exec("--quiet", *granted, "--", "cat", "/data/log")
     assert read.stdout == b"row\nmore\n", read.stderr
