@@ -23,6 +23,7 @@ PACKED, REFERENCES = "packed-refs", "refs/"
 _BARE: Final = frozenset({"head", "objects", "refs"})
 _OBJECTS: Final = "objects/"
 _OBJECT: Final = re.compile(r"objects/([0-9a-f]{2})/([0-9a-f]{38}|[0-9a-f]{62})")
+_LOCK: Final = ".lock"
 _PACK: Final = re.compile(r"objects/pack/pack-(?:[0-9a-f]{40}|[0-9a-f]{64})\.(?:pack|idx)")
 _REPLACED: Final = re.compile(r"(?:.*/)?refs/replace(?:/.*)?", re.IGNORECASE)
 _REFERENCE: Final = re.compile(rb"(?:[0-9a-f]{40}|[0-9a-f]{64}|ref: refs/[^\x00-\x20\x7f~^:?*\[\\]+)\n*")
@@ -94,6 +95,8 @@ class GitDirectories(Struct, frozen=True):
             return "protected: a replacement gives a commit another content"
         if not self._is_listed(inside, kind, own=own is not None, shared=own is None or not self._is_linked(found)):
             return _OTHERS.get(inside.partition("/")[0].lower(), _UNLISTED)
+        if action != "delete" and any(part.endswith(_LOCK) for part in inside.lower().split("/")):
+            return "protected: git takes it for a lock of its own"
         if action == "delete" and inside in _NEEDED:
             return "protected: git needs it"
         if inside.startswith(_OBJECTS) and (refused := _of_objects(inside, kind, action)):

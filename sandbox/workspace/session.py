@@ -237,7 +237,7 @@ class RunWorkspace:
         info, record = os.fstat(self._given.fd), self._record()
         owner = overlay.Owner(info.st_uid, info.st_gid)
         if self._given.resumes:
-            # Before it is there: whatever fails then, the changes of the earlier run are not removed.
+            # Before it is there: a failure from here on must not remove the changes of the earlier run.
             self._resumed = True
             store.find(self._state, self._given.resumes, self._given.uid).resumed(self.place, record)
             self._stack.enter_context(self.place.locked())

@@ -113,8 +113,7 @@ def test_workspace_and_volume_are_found_again(home: Home, project: Path) -> None
     )
     assert (again.returncode, again.stdout) == (0, b"kept\n"), again.stderr
     (three,) = listed(home)
-    shown = home.covenant("workspace", "diff", three["run_id"]).stdout.decode()
-    assert "+ fork" in shown
+    assert b"+ fork" in home.covenant("workspace", "diff", three["run_id"]).stdout
     assert home.covenant("workspace", "apply", three["run_id"], "fork").returncode == 0
     assert sorted(os.listdir(project)) == ["fork", "n.txt"]
     assert (project / "n.txt").read_text() == "kept\nmore\n"

@@ -74,8 +74,8 @@ def test_two_runs_lose_no_commit_of_one_database(typist: Typist) -> None:
     environment = {"PATH": "/usr/bin:/bin", "COVENANT_HOME": str(typist.home), "PYTHONPATH": str(ROOT)}
 
     def both(*more: str) -> list[tuple[str, str]]:
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
-        runs = [subprocess.Popen([*command, *more], **pipes) for _ in range(2)]
+        words, pipe = [*command, *more], subprocess.PIPE
+        runs = [subprocess.Popen(words, env=environment, stdout=pipe, stderr=pipe, text=True) for _ in range(2)]
         return [one.communicate(timeout=120) for one in runs]
 
     answers = both()

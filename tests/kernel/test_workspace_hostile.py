@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,7 +76,7 @@ def fill(top: Path, count: int) -> Path:
 
 def test_no_probe_changes_host(home: Home, top: Path) -> None:
     probes = workspace_probes.probes()
-    assert len(probes) >= 200
+    assert len(probes.keys() - NOWHERE) >= 200, "each with its control"
     project = fill(top, len(probes))
     before = seen(top)
     done = home.exec(
@@ -109,4 +111,72 @@ def test_no_probe_changes_host(home: Home, top: Path) -> None:
     assert not names & {"readme", ".GIT", "agents.md", ".envrc", ".mcp.json"}
     assert not [path for path in after if path.endswith(("/bare/config", "sub/.git", ".git/info/attributes"))
                 and path not in before and not stat.S_ISDIR(after[path][1])]  # fmt: skip
-    assert not [path for path in after if ".covenant-" in path]
+    assert not [path for path in after if ".covenant-" in path or ".lock" in path]
+    assert not names & {".gitmodules", "config.worktree"}
+    assert ".gitattributes" in names, "control: it names a filter, and starts none"
+
+
+WHILE_IT_RUNS = """
+cat changed replaced deep/x > /tmp/read; echo ready; read line
+for path in changed replaced gone deep/x deep/new swapped/inner late/f kind; do
+    (mkdir -p $(dirname $path); echo agent >> $path) 2>/tmp/why || true
+done
+rm -rf moved; echo own > own
+"""
+
+
+def test_directory_that_changes_meanwhile_is_conflict(home: Home, top: Path) -> None:
+    """Each path that the agent changed too: the host's stays, also when it is applied by name. Control: another."""
+    project, outside = top / "project", top / "outside"
+    for name in ("changed", "replaced", "gone", "kind", "deep/x", "swapped/inner", "moved/y"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("before\n")
+    outside.mkdir()
+    (outside / "inner").write_text("victim\n")
+    for path in (top, *top.rglob("*")):
+        os.lchown(path, OWNER, OWNER)
+    words = ("exec", "--quiet", "--workspace", str(project), "--", "sh", "-ec", WHILE_IT_RUNS)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "covenant", *words],
+        env=home.environment(),
+        cwd=home.base,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    (project / "changed").write_text("host\n")
+    (project / "own copy").write_text("host\n")
+    (project / "own copy").rename(project / "replaced")
+    (project / "gone").unlink()
+    (project / "deep").rename(project / "was deep")
+    (project / "deep").mkdir()
+    (project / "swapped").rename(project / "was swapped")
+    (project / "swapped").symlink_to("../outside")
+    (project / "late").symlink_to("../outside")
+    (project / "kind").unlink()
+    (project / "kind").mkdir()
+    (project / "moved").rename(top / "moved")
+    (project / "moved").mkdir()
+    (project / "moved" / "host").write_text("host\n")
+    for path in (project, *project.rglob("*")):
+        os.lchown(path, OWNER, OWNER)
+    before = seen(top)
+    process.communicate(b"go\n", timeout=60)
+    assert process.returncode == 0
+    assert seen(top) == before
+    rows = json.loads(home.covenant("workspace", "list", "--json").stdout)["workspaces"]
+    (one,) = (row for row in rows if row["directory"] == str(project))
+    found = json.loads(home.covenant("workspace", "diff", one["run_id"], "--json").stdout)["changes"]
+    paths = [row["path"] for row in found]
+    assert {"changed", "replaced", "gone", "own"} <= set(paths)
+    assert home.covenant("workspace", "apply", one["run_id"]).returncode == 1, "one conflict holds all of it"
+    assert seen(top) == before
+    for name in paths:
+        home.covenant("workspace", "apply", one["run_id"], name)
+    after = {path: row[-1] for path, row in seen(top).items()}
+    assert after.pop("project/own") == b"own\n"
+    assert {name: after.get(name) for name in before} == {name: row[-1] for name, row in before.items()}
+    assert not {name for name in after.keys() - before.keys() if name.startswith("outside")}
+    assert os.readlink(project / "swapped") == "../outside"
+    home.covenant("workspace", "discard", one["run_id"])

@@ -109,6 +109,19 @@ _OTHERS: Final = {
     "attributes of git": "os.makedirs('.git/info'); open('.git/info/attributes', 'w').write('* filter=evil')",
     "alternates of git": "os.makedirs('.git/objects/info'); open('.git/objects/info/alternates', 'w').write('/etc')",
     "modules of git": "os.makedirs('.git/modules/m/hooks'); open('.git/modules/m/config', 'w').write('[core]')",
+    "fsmonitor of git": "open('.git/config', 'a').write('[core] fsmonitor = touch /tmp/owned')",
+    "hooksPath of git": "os.mkdir('h'); open('h/pre-commit', 'w').write('evil'); "
+    "open('.git/config', 'a').write('[core] hooksPath = h')",
+    "filter of git": "open('.gitattributes', 'w').write('* filter=evil'); "
+    "open('.git/config', 'a').write('[filter \"evil\"] smudge = touch /tmp/owned')",
+    "include of git": "open('own', 'w').write('[core] pager = evil'); "
+    "open('.git/config', 'a').write('[include] path = ../own')",
+    "settings of a checkout": "open('.git/config.worktree', 'w').write('[core] fsmonitor = touch /tmp/owned')",
+    "command of a submodule": "open('.gitmodules', 'w').write('[submodule \"x\"] update = !touch /tmp/owned')",
+    "lock of the index": "open('.git/index.lock', 'w').write('')",
+    "lock of a reference": "open('.git/refs/heads/main.lock', 'w').write('0' * 40 + chr(10))",
+    "lock of references": "os.makedirs('.git/refs/heads/x.lock'); "
+    "open('.git/refs/heads/x.lock/y', 'w').write('0' * 40 + chr(10))",
     "direnv": "open('.envrc', 'w').write('touch /tmp/owned')",
     "servers": "open('.mcp.json', 'w').write('{}')",
     "mount": "import ctypes; assert ctypes.CDLL(None).mount(b'none', b'src', b'tmpfs', 0, 0) == 0",
