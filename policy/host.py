@@ -138,8 +138,8 @@ class HostFacts(Struct, frozen=True):
     """Facts about the machine for the compiler. Memory and disk in MiB, cpus as a count.
 
     ``providers`` are the names of the operator's providers of models, ``searchers`` those of searches,
-    ``publish_ports`` the loopback ports at which agents may publish, and ``tools`` the tools of the package's stdio
-    servers, by URI.
+    ``publish_ports`` the loopback ports at which agents may publish, ``host_ports`` those that they
+    may reach, and ``tools`` the tools of the package's stdio servers, by URI.
     """
 
     arch: Literal["x86_64", "aarch64"]
@@ -159,5 +159,6 @@ class HostFacts(Struct, frozen=True):
     providers: tuple[str, ...] = ()
     volumes: Mapping[str, VolumeFacts] = msgspec.field(default_factory=dict)
     publish_ports: tuple[int, ...] = ()
+    host_ports: tuple[int, ...] = ()
     searchers: tuple[str, ...] = ()
     tools: frozenset[str] = frozenset()

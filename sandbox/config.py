@@ -159,7 +159,7 @@ class Config(pydantic.BaseModel):
     ``overcommit`` is the share of this machine's memory that may be promised to live runs together.
 
     ``publish_ports`` are loopback ports at which an agent's manifest may publish a port of the agent; every user of
-    this host reaches them.
+    this host reaches them. ``host_ports`` are loopback ports that a manifest may grant by the name host.covenant.
 
     ``tls`` is a table: ``ca`` are files of certificates that the gates believe for servers beside those of the system.
 
@@ -205,6 +205,7 @@ class Config(pydantic.BaseModel):
     kept_workspaces: int = pydantic.Field(default=64, ge=1, le=65_536)
     kept_workspaces_mb: int = pydantic.Field(default=65_536, ge=8, le=2**30)
     publish_ports: tuple[Annotated[int, pydantic.Field(ge=1_024, le=65_535)], ...] = ()
+    host_ports: tuple[Annotated[int, pydantic.Field(ge=1_024, le=65_535)], ...] = ()
     overcommit: float = pydantic.Field(default=1.0, gt=0, le=100)
     state: Path = Path("/var/lib/covenant")
 
@@ -226,7 +227,7 @@ class Config(pydantic.BaseModel):
     def _directories(cls, value: object) -> object:
         return tuple(cls._absolute(one) for one in value) if isinstance(value, list) else value
 
-    @pydantic.field_validator("path_owners", "resolvers", "callers", "publish_ports", mode="before")
+    @pydantic.field_validator("path_owners", "resolvers", "callers", "publish_ports", "host_ports", mode="before")
     @classmethod
     def _tuple(cls, value: object) -> object:
         return tuple(value) if isinstance(value, list) else value

@@ -192,6 +192,17 @@ SUPERVISOR: Final[Mapping[str, Mapping[str, str]]] = {
         "in_bytes": "int",
         "out_bytes": "int",
     },
+    # A port of this host is about to be reached as host.covenant; at its end the connections that were carried and
+    # refused, and the bytes from the agent (`in`) and to it. A killed run has no row of the end.
+    "host_port_opened": {**_RUN, "port": "int"},
+    "host_port_ended": {
+        **_RUN,
+        "port": "int",
+        "connections": "int",
+        "refused": "int",
+        "in_bytes": "int",
+        "out_bytes": "int",
+    },
     # Durable before the vault is changed: `action` is created, put, rotated, removed or rekeyed; the last and the first
     # are about the vault as a whole, without agent and name.
     "vault_changed": {

@@ -71,6 +71,17 @@ class Origins:
                 return Cause("manifest", f"publish[{index}]", f"port {port}")
         raise self.uncovered("publish", f"{port} at {to}")
 
+    def host_port(self, port: int) -> Cause:
+        """The cause for a port of this host.
+
+        Raises:
+            errors.UnexplainedError: no entry of the network names it.
+        """
+        for index, one in self.manifest.permissions.host_ports:
+            if one == port:
+                return Cause("manifest", f"permissions.network[{index}]", f"port {port} of this host")
+        raise self.uncovered("permissions.network", f"port {port} of this host")
+
     def path(self, key: str, written: Sequence[str], path: str) -> Cause:
         """The cause for a path: the item that is this path or lies above it.
 

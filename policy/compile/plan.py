@@ -190,6 +190,8 @@ def _link_cause(manifest: Manifest) -> Cause | None:
             return Cause("manifest", f"services.{key}", "a link to the service gate")
     if manifest.permissions.skills.allow:
         return Cause("manifest", "permissions.skills.allow", "a link to the service gate")
+    for index, _ in manifest.permissions.host_ports:
+        return Cause("manifest", f"permissions.network[{index}]", "a link to the gate of this host's ports")
     return Cause("manifest", "publish", "a link to the publish gate") if manifest.publish else None
 
 

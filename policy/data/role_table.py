@@ -19,7 +19,7 @@ from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
 from policy.grants.roles import Role, Roles
-from policy.grants.services import PublishSet, ServiceSet, WebSet
+from policy.grants.services import HostPorts, PublishSet, ServiceSet, WebSet
 from policy.grants.sets import access
 from policy.grants.sets.domain import NameSet
 from policy.grants.skills import SIDE_EFFECTS, SkillSet
@@ -77,7 +77,7 @@ class _Row:
 def _opened(
     row: _Row,
     key: str,
-    domain: type[CredentialSet | ExecutableSet | InjectSet | PublishSet | ServiceSet | SyscallSet | WebSet],
+    domain: type[CredentialSet | ExecutableSet | HostPorts | InjectSet | PublishSet | ServiceSet | SyscallSet | WebSet],
 ) -> Any:
     return domain.top() if row.opened(key) else domain.bottom()
 
@@ -122,6 +122,7 @@ _DOMAINS: dict[str, Callable[[_Row], Any]] = {
     # A role whose agents may have a secret may have it added by the gate, which gives them less.
     "inject": lambda row: _opened(row, "inject", InjectSet),
     "web": lambda row: _opened(row, "web", WebSet),
+    "host_ports": lambda row: _opened(row, "host_ports", HostPorts),
 }
 
 

@@ -24,7 +24,7 @@ LOST = ("lost-grant", "lost-restriction")
 ALWAYS = "always"
 
 _ID = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-_FIELD = re.compile(r"\*|[a-z]+\.[a-z_]+")
+_FIELD = re.compile(r"\*|[a-z_]+\.[a-z_]+")
 _TEST = re.compile(r"[a-z][a-z_]*")
 _KEYS = {"field", "how", "says"}
 

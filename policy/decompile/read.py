@@ -25,7 +25,7 @@ from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants
 from policy.grants.resources import Ceilings
-from policy.grants.services import PublishSet, ServiceSet, WebSet
+from policy.grants.services import HostPorts, PublishSet, ServiceSet, WebSet
 from policy.grants.sets.domain import Domain
 from policy.grants.skills import SkillSet
 from policy.grants.spawning import Spawning
@@ -56,6 +56,7 @@ class Grants(Struct, frozen=True):
     publish: PublishSet
     inject: InjectSet
     web: WebSet
+    host_ports: HostPorts
 
     def domains(self) -> tuple[tuple[str, Domain], ...]:
         """Name and value of each domain, in the order of ``DOMAINS``."""
@@ -160,6 +161,7 @@ def read(files: Files) -> Decompiled:
             publish=reached.publish,
             inject=reached.inject,
             web=reached.web,
+            host_ports=reached.host_ports,
         ),
         arch,
         found,

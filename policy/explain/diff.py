@@ -26,6 +26,7 @@ RISKS = (
     "runs other code",
     "writes files of the host",
     "reaches the network",
+    "reaches this host",
     "holds secrets",
     "acts with secrets",
     "asks models",
@@ -262,12 +263,14 @@ _PARTS: dict[str, Callable[[Any, Any], Parts]] = {
     "publish": _one("is reached from this host", "published port"),
     "inject": _one("acts with secrets", "injected secret"),
     "web": _web,
+    "host_ports": _one("reaches this host", "port of this host"),
 }
 assert tuple(_PARTS) == tuple(DOMAINS)
 
 _PLURALS = {
     "address": "addresses",
     "host of pages": "hosts of pages",
+    "port of this host": "ports of this host",
     "limit of calls": "limits of calls",
     "side effect class": "side effect classes",
 }

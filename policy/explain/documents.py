@@ -146,13 +146,15 @@ def _short(line: str) -> str:
 
 def gates(document: dict[str, Any]) -> Rules:
     """gates.json."""
-    served = {"services", "publish", "inject"} & set(document)
+    served = {"services", "publish", "inject", "host"} & set(document)
     closed("gates.json", document, {"version", "dns", "tls", *served})
     if "services" in served:
         yield from _services(document["services"])
     for entry in document.get("publish", ()):
         closed("a port of gates.json", entry, {"port", "to"})
         yield f"gates.json:publish/{entry['port']}", f"port {entry['port']} of the agent, at {entry['to']}"
+    for port in document.get("host", ()):
+        yield f"gates.json:host/{port}", f"port {port} of this host's loopback"
     if "inject" in served:
         closed("inject of gates.json", document["inject"], {"rules"})
         for entry in document["inject"]["rules"]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from policy.compile import mounts, workspace
 from policy.grants.effective import Effective
 from policy.manifest.agent import Manifest
+from policy.manifest.permissions import HOST_NAME
 
 POLICY: Final = "policy.json"
 DENIALS: Final = "denials.jsonl"
@@ -21,7 +22,7 @@ VERSION: Final = 1
 MAX_BYTES: Final = 262_144
 _GRANTS: Final = (
     *("filesystem", "network", "syscalls", "executables", "credentials"),
-    *("skills", "spawning", "services", "publish", "inject", "web"),
+    *("skills", "spawning", "services", "publish", "inject", "web", "host_ports"),
 )
 
 
@@ -73,6 +74,8 @@ def _services(effective: Effective, manifest: Manifest) -> Iterator[dict[str, An
         yield {"name": "fetch", "at": "http://fetch.covenant/fetch?url=URL", "kinds": ["text"]}
     if effective.asks_tools:
         yield {"name": "tools", "at": "http://tools.covenant/mcp", "kinds": ["mcp"]}
+    for port in effective.host_ports.numbers():
+        yield {"name": "host", "at": f"{HOST_NAME}:{port}", "kinds": ["tcp"]}
     if effective.network.names:
         yield {"name": "names", "at": mounts.RESOLVER, "kinds": ["A", "AAAA", "HTTPS"]}
 

@@ -22,7 +22,7 @@ from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import LIMITS, PublishSet, ServiceSet, WebSet
+from policy.grants.services import LIMITS, HostPorts, PublishSet, ServiceSet, WebSet
 from policy.grants.sets.domain import EMPTY, Domain
 from policy.grants.skills import SkillSet
 from policy.grants.spawning import Spawning
@@ -44,6 +44,7 @@ DOMAINS: dict[str, type[Domain]] = {
     "publish": PublishSet,
     "inject": InjectSet,
     "web": WebSet,
+    "host_ports": HostPorts,
 }
 # The profile that a runtime brings where the manifest names none.
 RUNTIME_PROFILES = {"python3": "python3", "node": "node", "rust-bin": "static", "command": "command"}
@@ -51,8 +52,15 @@ NO_SERVICES: Final = ServiceSet.bottom()
 NO_PORTS: Final = PublishSet.bottom()
 NO_INJECT: Final = InjectSet.bottom()
 NO_WEB: Final = WebSet.bottom()
+NO_HOST: Final = HostPorts.bottom()
 # Left out of documents where nothing of them is granted, as before there were any.
-_LATER: Final[dict[str, Domain]] = {"services": NO_SERVICES, "publish": NO_PORTS, "inject": NO_INJECT, "web": NO_WEB}
+_LATER: Final[dict[str, Domain]] = {
+    "services": NO_SERVICES,
+    "publish": NO_PORTS,
+    "inject": NO_INJECT,
+    "web": NO_WEB,
+    "host_ports": NO_HOST,
+}
 _NO_EXEC = NEVER_CALLS | {EXEC_CALL}
 
 Lines = dict[str, tuple[str, ...]]
@@ -76,6 +84,7 @@ class Effective:
     publish: PublishSet = NO_PORTS
     inject: InjectSet = NO_INJECT
     web: WebSet = NO_WEB
+    host_ports: HostPorts = NO_HOST
 
     def __post_init__(self) -> None:
         calls = self.syscalls.without(NEVER_CALLS if self.executables else _NO_EXEC)
@@ -123,7 +132,8 @@ class Effective:
         services = _services(manifest.services)
         publish = PublishSet.ports((one.port, one.to) for one in manifest.publish)
         web = _web(manifest.services)
-        linked = network.mode != "off" or bool(services or publish or web or table.skills.allow)
+        host_ports = HostPorts.ports(port for _, port in table.host_ports)
+        linked = network.mode != "off" or bool(services or publish or web or table.skills.allow or host_ports)
         brought = (("executables", bool(executables)), ("network", linked))
         names = frozenset[str]().union(
             *((additions or {})[k].names for k, on in brought if on and k in (additions or {}))
@@ -149,6 +159,7 @@ class Effective:
             publish=publish,
             inject=InjectSet.of(inject_rules(table)),
             web=web,
+            host_ports=host_ports,
         )
 
     def domains(self) -> tuple[tuple[str, Domain], ...]:
@@ -157,8 +168,8 @@ class Effective:
 
     @property
     def linked(self) -> bool:
-        """Whether the agent has a link to a gateway: for destinations, services, tools or published ports."""
-        return self.network.mode != "off" or bool(self.served or self.publish)
+        """Whether the agent has a link to a gateway: for destinations, services, tools, or ports either way."""
+        return self.network.mode != "off" or bool(self.served or self.publish or self.host_ports)
 
     @property
     def served(self) -> bool:
@@ -230,7 +241,7 @@ def _network(manifest: source.ManifestSections) -> Network:
     entries = manifest.permissions.network
     if not entries and not manifest.wrote("permissions.network"):
         return Network.without_table(manifest.resources.network)
-    return Network.of((e.host, e.ports, e.protocol) for e in entries)
+    return Network.of((e.host, e.ports, e.protocol) for e in entries if not e.to_host)
 
 
 def _syscalls(

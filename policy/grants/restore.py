@@ -23,7 +23,7 @@ from policy.grants.lifetime import ON_EXPIRY, LifetimeGrant
 from policy.grants.network import ANY_PUBLIC, Network
 from policy.grants.paths import MODES, FilesystemGrants
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import LIMITS, WEB_LIMITS, PublishSet, ServiceSet, WebSet
+from policy.grants.services import LIMITS, WEB_LIMITS, HostPorts, PublishSet, ServiceSet, WebSet
 from policy.grants.sets import access, addresses, hostnames
 from policy.grants.sets.access import PROTOCOLS, Access
 from policy.grants.sets.domain import ANY, NameSet
@@ -38,7 +38,7 @@ def effective(document: Any) -> Effective:
     Raises:
         errors.ArtefactError: it is not what ``canonical`` gives for some grants.
     """
-    if type(document) is not dict or {*document, "services", "publish", "inject", "web"} != set(DOMAINS):
+    if type(document) is not dict or {*document, "services", "publish", "inject", "web", "host_ports"} != set(DOMAINS):
         raise _refuse("it has not exactly the known domains")
     try:
         found = Effective(**{name: _DOMAINS[name](document[name]) for name in DOMAINS if name in document})
@@ -147,6 +147,14 @@ def _publish(d: Document) -> PublishSet:
     return PublishSet.ports(pairs)
 
 
+def _host_ports(d: Document) -> HostPorts:
+    if d["ports"] == [ANY]:
+        return HostPorts.top()
+    if not d["ports"] or not all(type(port) is int for port in d["ports"]):
+        raise TypeError("a port is no number")
+    return HostPorts.ports(d["ports"])
+
+
 def _inject(d: Document) -> InjectSet:
     rules = [InjectRule(**one) for one in d["rules"]]
     if not rules or not all(type(part) is str for one in rules for part in one):
@@ -188,5 +196,6 @@ _DOMAINS: dict[str, Callable[[Document], Any]] = {
     "publish": _publish,
     "inject": _inject,
     "web": _web,
+    "host_ports": _host_ports,
 }
 assert tuple(_DOMAINS) == tuple(DOMAINS)

@@ -1,5 +1,5 @@
-"""Service grants: the models, searches and pages that an agent may ask its service gate for, and the ports that this
-host may reach.
+"""Service grants: the models, searches and pages that an agent may ask its service gate for, the ports that this
+host may reach, and the ports of this host that it may reach.
 
 A pattern is a model's whole name, or a beginning of one with ``*`` behind it. Two patterns so written either hold one
 another or have nothing in common, which makes the meet exact.
@@ -252,3 +252,28 @@ class PublishSet(NameSet):
     def canonical(self) -> dict[str, Any]:
         """The pairs, or ``*``."""
         return {"ports": [ANY] if self.any else [{"port": port, "to": to} for port, to in self.pairs()]}
+
+
+@dataclass(frozen=True, slots=True)
+class HostPorts(NameSet):
+    """Ports of this host's loopback that the agent reaches by the name host.covenant, each one name."""
+
+    @classmethod
+    def ports(cls, ports: Iterable[int]) -> Self:
+        """The set of these ports."""
+        return cls.of(f"{port}" for port in ports)
+
+    def __bool__(self) -> bool:
+        return self.any or bool(self.names)
+
+    def numbers(self) -> list[int]:
+        """The ports, sorted. A ceiling that is open has none."""
+        return sorted(map(int, self.names))
+
+    def describe(self) -> tuple[str, ...]:
+        """A line a port."""
+        return ("any port of this host",) if self.any else tuple(f"port {one} of this host" for one in self.numbers())
+
+    def canonical(self) -> dict[str, Any]:
+        """The ports, or ``*``."""
+        return {"ports": [ANY] if self.any else self.numbers()}

@@ -74,8 +74,8 @@ def _hermes(m: Manifest) -> Iterator[Problem]:
 
 
 def _network(m: Manifest) -> Iterator[Problem]:
-    """``[[permissions.network]]`` stays within ``resources.network``: none with off, port 443 and tls with
-    outbound-https-only; an empty list is only for off."""
+    """``[[permissions.network]]`` stays within ``resources.network``: with off none, port 443 and tls with
+    outbound-https-only; an empty list is only for off. ``host.covenant`` goes with each mode."""
     entries, mode = m.permissions.network, m.resources.network
     if mode != "off" and "network" in m.permissions.model_fields_set and not entries:
         yield (
@@ -85,11 +85,14 @@ def _network(m: Manifest) -> Iterator[Problem]:
         )
     for index, entry in enumerate(entries):
         at = f"permissions.network[{index}]"
+        if entry.to_host:
+            continue
         if mode == "off":
             message = f"host {text.quote(entry.host)} is granted while resources.network is `off`"
             yield at, message, 'remove the table, or write resources.network = "full" or "outbound-https-only"'
         elif mode == "outbound-https-only":
             yield from _https_only(at, entry.ports, entry.protocol)
+    yield from m.permissions.host_problems(m.sandbox.backend)
     yield from m.permissions.inject_problems([name for name, _ in m.process.env])
 
 

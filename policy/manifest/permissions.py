@@ -167,6 +167,13 @@ class Inject(fields.Section):
     ] = ""
 
 
+# The name by which an agent reaches granted ports of this host's loopback, through a gate of its own.
+HOST_NAME: Final = "host.covenant"
+# Ports below are those of the system, and the gateway has this one for its TLS gate.
+HOST_PORTS_FROM, HOST_PORT_TAKEN = 1_024, 8_443
+_HOST_PORTS: Final = 16
+
+
 class NetworkEntry(fields.Section):
     """One ``[[permissions.network]]``: a destination, one table each.
 
@@ -176,7 +183,10 @@ class NetworkEntry(fields.Section):
     host: Annotated[
         str,
         AfterValidator(hosts.check),
-        says("exact name, `*.name` (two labels or more after the star), address or CIDR block"),
+        says(
+            "exact name, `*.name` (two labels or more after the star), address or CIDR block; `host.covenant` is the "
+            "loopback of this host"
+        ),
     ]
     ports: Annotated[
         tuple[tuple[int, int], ...],
@@ -196,6 +206,11 @@ class NetworkEntry(fields.Section):
     def kind(self) -> hosts.HostKind:
         """``name``, ``wildcard``, ``address`` or ``cidr``."""
         return hosts.kind(self.host)
+
+    @property
+    def to_host(self) -> bool:
+        """Whether it grants ports of this host's loopback."""
+        return self.host == HOST_NAME
 
 
 Syscall = Annotated[
@@ -377,6 +392,33 @@ class Permissions(fields.Section):
     def placeholders(self) -> tuple[tuple[str, str], ...]:
         """The hosts with a secret that the gate adds, each with the variable of its placeholder, or none."""
         return tuple((host, one.env) for _, host, one in self.injected)
+
+    @property
+    def host_ports(self) -> tuple[tuple[int, int], ...]:
+        """The granted ports of this host's loopback, each with the index of its entry."""
+        found = ((i, span) for i, one in enumerate(self.network) if one.to_host for span in one.ports)
+        return tuple((i, port) for i, (first, last) in found for port in range(first, last + 1))
+
+    def host_problems(self, backend: str) -> Iterator[tuple[str, str, str]]:
+        """Each place, message and fix: ports of this host are few, granted by TCP, and those of no system service."""
+        for index, one in enumerate(self.network):
+            at = f"permissions.network[{index}]"
+            if not one.to_host:
+                continue
+            if one.protocol != "tcp":
+                message = f"`{HOST_NAME}` is granted by `{one.protocol}`"
+                yield f"{at}.protocol", message, 'write protocol = "tcp": the gate reads nothing of what is sent'
+            if backend != "linux-gvisor":
+                message = f"`{HOST_NAME}` is granted while the backend is `{backend}`"
+                yield f"{at}.host", message, 'write backend = "linux-gvisor"'
+            first = one.ports[0][0]
+            if first < HOST_PORTS_FROM or any(low <= HOST_PORT_TAKEN <= high for low, high in one.ports):
+                bad = first if first < HOST_PORTS_FROM else HOST_PORT_TAKEN
+                fix = f"write ports from {HOST_PORTS_FROM}, and not {HOST_PORT_TAKEN}"
+                yield f"{at}.ports", f"port `{bad}` of `{HOST_NAME}` cannot be granted", fix
+            if sum(high - low + 1 for low, high in one.ports) > _HOST_PORTS:
+                message = f"more than {_HOST_PORTS} ports of `{HOST_NAME}` are granted"
+                yield f"{at}.ports", message, "name the ports that the agent needs"
 
     def inject_problems(self, variables: Collection[str]) -> Iterator[tuple[str, str, str]]:
         """Each place, message and fix: a secret is added to TLS for one exact name, once, and within a list.

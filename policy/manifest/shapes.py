@@ -191,6 +191,8 @@ _HERMES = _written("agent", runtime=_IS("hermes"))
 _VOLUME = _written("workspace", mode=_IS("volume"))
 _AT_LEAST_ONE = {"minimum": 1}
 _ITEMS = {"minItems": 1}
+_TO_HOST: Fragment = {"properties": {"host": _IS(permissions.HOST_NAME)}}
+_HTTPS: Fragment = {"properties": {"ports": _IS([443]), "protocol": _IS("tls")}}
 
 RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
     agent._entry: (  # noqa: SLF001
@@ -229,18 +231,21 @@ RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
     agent._network: (  # noqa: SLF001
         _when(
             _written("resources", network=_IS("off")),
-            _section("permissions", network={"maxItems": 0}),
+            _section("permissions", network={"items": _TO_HOST}),
             _section("permissions", network={"minItems": 1}),
         ),
         _when(
             {"not": _written("resources", network={"enum": ["off", "full"]})},
-            _section("permissions", network={"items": {"properties": {"ports": _IS([443]), "protocol": _IS("tls")}}}),
+            _section("permissions", network={"items": {"anyOf": [_TO_HOST, _HTTPS]}}),
         ),
         _section(
             "permissions",
             network={
                 "items": {
-                    **_when({"required": ["inject"]}, {"properties": {"protocol": _IS("tls")}}),
+                    "allOf": [
+                        _when({"required": ["inject"]}, {"properties": {"protocol": _IS("tls")}}),
+                        _when(_TO_HOST, {"properties": {"protocol": _IS("tcp")}}),
+                    ],
                     **_section(
                         "inject",
                         methods=_ITEMS,
@@ -377,6 +382,7 @@ LEFT = (
     ),
     "the one spelling of an IPv6 address or a block, and bits outside a block's prefix",
     "port ranges that run backwards or overlap, and two network entries that differ only in the order of their ports",
+    "ports of host.covenant below 1024, 8443, or more than 16, and the backend that they need",
     "an executable listed twice, once with a digest",
     "two layers of one name, a tree of programs that is not in the root, a variable with the name of a secret",
     "two ports of [[publish]] that are equal, or two places, and a path of a socket that is longer in bytes",

@@ -17,6 +17,7 @@ from policy.grants.effective import RUNTIME_PROFILES
 from policy.host import HostFacts
 from policy.manifest import text
 from policy.manifest.agent import Manifest
+from policy.manifest.permissions import HOST_NAME
 from policy.manifest.services import LOOPBACK
 
 CONTROLLERS = ("cpu", "memory", "pids")
@@ -223,6 +224,19 @@ def _publish(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
             yield f"publish[{index}].to", f"publishing at {one.to}", "a port that its operator allows", mend
 
 
+def _host_ports(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
+    granted = manifest.permissions.host_ports
+    if granted and host.network.lacks and not host.network.links:
+        yield "permissions.network", "a link to the gate of this host's ports", host.network.lacks, host.network.mend
+    if granted and (standby := manifest.sandbox.standby):
+        lacking = "a gate for each instance"
+        yield "sandbox.standby", f"standby `{standby}` beside {HOST_NAME}", lacking, "write standby = 0"
+    for index, port in granted:
+        if port not in host.host_ports:
+            key, mend = f"permissions.network[{index}].ports", f"write host_ports = [{port}] in config.toml"
+            yield key, f"port {port} of {HOST_NAME}", "a port that its operator allows", mend
+
+
 def _writes(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
     for key, one in manifest.volumes:
         if one.name not in host.volumes:
@@ -239,5 +253,5 @@ def _writes(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
 
 _LOOKS: tuple[Callable[[Manifest, HostFacts], Iterator[Lack]], ...] = (
     *(_runsc, _runtime, _cgroups, _cpu_time),
-    *(_io, _suspending, _waiting_secrets, _network, _services, _tools, _publish, _inject, _writes),
+    *(_io, _suspending, _waiting_secrets, _network, _services, _tools, _publish, _host_ports, _inject, _writes),
 )

@@ -18,7 +18,7 @@ from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import LIMITS, WEB_LIMITS, PublishSet, ServiceSet, WebSet
+from policy.grants.services import LIMITS, WEB_LIMITS, HostPorts, PublishSet, ServiceSet, WebSet
 from policy.grants.sets.domain import Domain, NameSet
 from policy.grants.skills import SkillSet
 from policy.grants.spawning import Spawning
@@ -56,7 +56,8 @@ def _network(m: Manifest, e: Effective) -> Items:
     if not m.permissions.network:
         yield "resources.network", e.network
     for i, entry in enumerate(m.permissions.network):
-        yield f"permissions.network[{i}]", Network.of([(entry.host, entry.ports, entry.protocol)])
+        if not entry.to_host:
+            yield f"permissions.network[{i}]", Network.of([(entry.host, entry.ports, entry.protocol)])
 
 
 def _syscalls(m: Manifest, e: Effective) -> Items:
@@ -134,6 +135,11 @@ def _web(m: Manifest, e: Effective) -> Items:
         yield key, structs.replace(WebSet.bottom(), **{name: getattr(e.web, name)})
 
 
+def _host_ports(m: Manifest, e: Effective) -> Items:
+    for i, port in m.permissions.host_ports:
+        yield f"permissions.network[{i}]", HostPorts.ports([port])
+
+
 _ITEMS: dict[str, Callable[[Manifest, Effective], Items]] = {
     "identity": _identity,
     "filesystem": _filesystem,
@@ -149,6 +155,7 @@ _ITEMS: dict[str, Callable[[Manifest, Effective], Items]] = {
     "publish": _publish,
     "inject": _inject,
     "web": _web,
+    "host_ports": _host_ports,
 }
 assert tuple(_ITEMS) == tuple(DOMAINS)
 

@@ -15,6 +15,7 @@ from policy.grants.sets import addresses
 from policy.grants.sets.access import PROTOCOLS, Access
 from policy.grants.sets.access import Protocol as Transport
 from policy.manifest import hosts, text
+from policy.manifest.permissions import HOST_NAME, HOST_PORT_TAKEN, HOST_PORTS_FROM
 from policy.why.ask import LayerAnswer, Sight, toml
 
 
@@ -34,6 +35,9 @@ class Connect(Struct, frozen=True):
         return f"connect {text.visible(self.host)}:{self.port}" + (f" by {self.protocol}" if self.protocol else "")
 
     def _access(self, grants: Grants | Effective) -> Access:
+        if self.host == HOST_NAME:
+            ports = grants.host_ports
+            return Access.of("tcp", [(1, 65535)] if ports.any else [(port, port) for port in ports.numbers()])
         try:
             is_address = addresses.parse(self.host) is not None
             return grants.network.to_address(self.host) if is_address else grants.network.to_name(self.host)
@@ -49,6 +53,8 @@ class Connect(Struct, frozen=True):
         """By the rules of the gateway, as they were read back."""
         found = self._allowed(sight.found.grants)
         if found:
+            if self.host == HOST_NAME:
+                return LayerAnswer(True, "a gate carries it to this host's loopback", f"gates.json:host/{self.port}")
             return LayerAnswer(True, f"the gateway lets it pass by {' and '.join(found)}", "firewall.nft")
         if sight.found.reached.mode == "off":
             return LayerAnswer(False, "there is no interface but loopback", "network.json:mode")
@@ -60,6 +66,8 @@ class Connect(Struct, frozen=True):
 
     def mend(self, sight: Sight) -> tuple[str, ...]:
         """An entry, and the mode that it needs."""
+        if self.host == HOST_NAME:
+            return ("[[permissions.network]]", f'host = "{HOST_NAME}"', f"ports = [{self.port}]", 'protocol = "tcp"')
         protocol = self.protocol or ("tls" if self.port == 443 else "tcp")
         narrow = protocol == "tls" and self.port == 443 and sight.found.reached.mode != "full"
         mode = "outbound-https-only" if narrow else "full"
@@ -69,6 +77,9 @@ class Connect(Struct, frozen=True):
 
     def never(self, sight: Sight) -> str:
         """Return the names that no entry can hold: no single destination, a name of this machine, a bare label."""
+        if self.host == HOST_NAME:
+            granted = self.port >= HOST_PORTS_FROM and self.port != HOST_PORT_TAKEN and self.protocol in (None, "tcp")
+            return "" if granted else f"{HOST_NAME} has ports from {HOST_PORTS_FROM} by tcp, but for {HOST_PORT_TAKEN}"
         try:
             hosts.check(self._written())
         except PydanticCustomError as e:

@@ -262,6 +262,14 @@ class RunEvents:
         """Record the end of a published port, with what was carried."""
         self._append("publish_ended", agent_id=self.agent_id, port=port, to=to, **counts)
 
+    def host_port_opened(self, port: int) -> None:
+        """Record that a port of this host is about to be reached by the agent."""
+        self._append("host_port_opened", agent_id=self.agent_id, port=port)
+
+    def host_port_ended(self, port: int, counts: Mapping[str, Any]) -> None:
+        """Record the end of a port of this host, with what was carried."""
+        self._append("host_port_ended", agent_id=self.agent_id, port=port, **counts)
+
     def drift(self, layer: live.Layer) -> None:
         """Record a drift durably, before the run is ended for it."""
         self._append("drift", agent_id=self.agent_id, layer=layer.name, expected=layer.expected, found=layer.found)

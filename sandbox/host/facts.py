@@ -69,6 +69,7 @@ def probe(config: Config) -> HostFacts:
             providers=tuple(name for name, one in operators.items() if one.answers),
             searchers=tuple(name for name, one in operators.items() if one.searches),
             publish_ports=config.publish_ports,
+            host_ports=config.host_ports,
         )
     except (OSError, KeyError, ValueError) as e:
         raise errors.HostError(f"this host cannot be probed: {e}", hint="is /proc mounted?") from e

@@ -35,6 +35,7 @@ from sandbox.kernel.runsc import command
 from sandbox.lifecycle.types import Request, RunDependencies
 from sandbox.network.inject import gate as inject_gate
 from sandbox.network.publish import gate as publish_gate
+from sandbox.network.publish import host_gate
 from sandbox.network.reached import Reached
 from sandbox.network.service import gate as service_gate
 from sandbox.network.tools.ledger import ToolTerms
@@ -400,6 +401,12 @@ class RunContext:
         if not decision.effective.publish:
             return None
         return publish_gate.PublishTerms(self.request.rights, self.rows.port_published, self.rows.publish_ended)
+
+    def host_ports(self, decision: decide.Decision) -> host_gate.HostTerms | None:
+        """Return the terms of the run's ports of this host: the rows of the log."""
+        if not decision.effective.host_ports:
+            return None
+        return host_gate.HostTerms(self.rows.host_port_opened, self.rows.host_port_ended)
 
     def inject(
         self, decision: decide.Decision, deadline: clocks.Deadline, stack: contextlib.ExitStack

@@ -131,6 +131,7 @@ def attempt(job: gvisor.SandboxSpec, closures: Sequence[Closure], *, runs: Path,
             broker=None,
             services=None,
             publish=None,
+            host=None,
             # A kept or resumed workspace is not for the trial.
             workspace=None if job.workspace is None else job.workspace.throw_away(run_id),
             inject=None,

@@ -311,6 +311,7 @@ class Run:
             services=context.services(decision, stack),
             reached=context.reached.add,
             publish=context.publish(decision),
+            host=context.host_ports(decision),
             inject=context.inject(decision, deadline, stack),
             tell_agent=functools.partial(self._tell_agent, decision, facts),
             workspace=self._workspace(decision),

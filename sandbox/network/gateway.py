@@ -31,6 +31,7 @@ from sandbox.network.dns import gate as dns_gate
 from sandbox.network.gate import prefork
 from sandbox.network.inject import gate as inject_gate
 from sandbox.network.publish import gate as publish_gate
+from sandbox.network.publish import host_gate
 from sandbox.network.reached import TellReached
 from sandbox.network.service import gate as service_gate
 from sandbox.network.tls import gate as tls_gate
@@ -52,6 +53,7 @@ class Gateway:
     services: service_gate.ServiceGate | None = None
     inject: inject_gate.InjectGate | None = None
     listening: publish_gate.Listening | None = None
+    host: host_gate.HostGate | None = None
 
     def make(self) -> None:
         """Carry out (2) to (6).
@@ -74,6 +76,8 @@ class Gateway:
             gate.process.tell_rest()
         if self.listening is not None:
             self.listening.end()
+        if self.host is not None:
+            self.host.end()
 
     def collect(self) -> None:
         """Remove expired entries from the tables, unless there are few. Called every second."""
@@ -95,13 +99,15 @@ def opened(
     reached: TellReached | None = None,
     publish: publish_gate.PublishTerms | None = None,
     inject: inject_gate.InjectTerms | None = None,
+    host: host_gate.HostTerms | None = None,
 ) -> Iterator[Gateway]:
     """Make step (1) of a run's gateway. ``Gateway.make`` does the rest, before which no agent may run.
 
     ``note`` records the parts outside our own descriptors before they are made, and a part that cannot be removed
     (``left``). ``join_files`` are files of the cgroup that the gates join (``gate_leaf``). ``patience`` is for their
     start. ``services`` are the terms of the service gate, where one is to answer, ``publish`` those of the
-    published ports, ``inject`` those of the secrets that are added to requests.
+    published ports, ``inject`` those of the secrets that are added to requests,
+    ``host`` those of the ports of this host.
 
     An agent without destinations has no way out of its gateway at all.
     ``reached`` is told the destinations of the agent.
@@ -149,6 +155,10 @@ def opened(
             gateway.gates = _gates(artefacts, config, given, stack, reached, reads)  # (4)
             if listening is not None:
                 gateway.gates = [*gateway.gates, *stack.enter_context(publish_gate.open(listening, **given))]
+            ports = artefacts.json("gates.json").get("host")
+            if host is not None and ports:
+                gateway.host = stack.enter_context(host_gate.open(ports, host, **given))
+                gateway.gates = [*gateway.gates, *gateway.host.processes]
             if services is not None:
                 plan = artefacts.json("gates.json")["services"]
                 gateway.services = stack.enter_context(service_gate.open(plan, services, **given))
@@ -211,7 +221,7 @@ def _kinds(
     served += [] if inject is None else [inject_gate.KIND]
     if services is not None and plan["services"].get("web", {}).get("fetch"):
         served.append(service_gate.READER)
-    served += [publish_gate.KIND, publish_gate.CONNECTOR] if plan.get("publish") else []
+    served += host_gate.KINDS if plan.get("publish") or plan.get("host") else []
     return served + [kind for name, kind in (("dns", dns_gate.KIND), ("tls", tls_gate.KIND)) if plan[name] is not None]
 
 

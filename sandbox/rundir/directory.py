@@ -18,6 +18,7 @@ from typing import Any
 
 from policy import errors
 from policy.compile.artefacts import Artefacts
+from policy.manifest.permissions import HOST_NAME
 from sandbox.kernel import small_files
 from sandbox.rundir.label import LABEL
 from sandbox.rundir.lock import DYING_SECONDS, free, gate, open_lock
@@ -240,12 +241,13 @@ def published_of(path: Path) -> list[dict[str, Any]]:
 
 
 def services_of(path: Path) -> list[str]:
-    """Read the names that a run's service gate answers for, such as ``models.covenant``."""
+    """Read the names of a run's gateway, such as ``models.covenant``, and ``host.covenant:PORT`` for each such port."""
     try:
         plan: dict[str, Any] = json.loads((path / POLICY / "gates.json").read_bytes())
     except (FileNotFoundError, ValueError):
         return []
-    return [str(name) for name in plan.get("services", {"names": []})["names"]]
+    ports = (f"{HOST_NAME}:{port}" for port in plan.get("host", ()))
+    return [*(str(name) for name in plan.get("services", {"names": []})["names"]), *ports]
 
 
 def network_of(path: Path) -> dict[str, Any] | None:

@@ -274,6 +274,7 @@ def _gateway(
         services=job.services,
         reached=job.reached,
         publish=job.publish,
+        host=job.host,
         inject=own_limits.trusted(job, directory.path),
     )
     return stack.enter_context(opened)

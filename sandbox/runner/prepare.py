@@ -13,6 +13,7 @@ from policy.compile import init
 from policy.compile import mounts as compiled_mounts
 from policy.explain import own_limits
 from policy.host import Closure, HostFacts
+from policy.manifest.permissions import HOST_NAME
 from policy.package import Package
 from sandbox.config import Config
 from sandbox.host import erofs_roots, runsc_network
@@ -48,8 +49,9 @@ def files(
     copy = PackageStore(state / "packages").put(package, executable=executable)
     points = [(p["path"], p["kind"]) for p in plan["root"]["mount_points"]]
     taken = [*(path for path, _ in points), *(one["path"] for one in plan["root"].get("links", []))]
-    served = decision.artefacts.json("gates.json").get("services", {"names": []})
-    hosts = tuple((name, addresses.GATEWAY4) for name in served["names"])
+    gates = decision.artefacts.json("gates.json")
+    names = [*gates.get("services", {"names": []})["names"], *([HOST_NAME] if gates.get("host") else [])]
+    hosts = tuple((name, addresses.GATEWAY4) for name in names)
     tries, own = None, own_files(state, config, taken, hosts)
     if decision.artefacts.json("config.json")["process"]["args"][0] == init.PROGRAM:
         own.append(init_program.closure(state / "closures"))

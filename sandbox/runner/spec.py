@@ -20,6 +20,7 @@ from sandbox.kernel.cgroup import cgroup
 from sandbox.network import gateway
 from sandbox.network.inject import gate as inject_gate
 from sandbox.network.publish import gate as publish_gate
+from sandbox.network.publish import host_gate
 from sandbox.network.reached import TellReached
 from sandbox.network.service import gate as service_gate
 from sandbox.probes import preload
@@ -97,7 +98,8 @@ class SandboxSpec(Struct, frozen=True):
     - ``workspace`` is the caller's directory where the policy has one.
     - ``reached`` is told the destinations that the agent reached.
     - ``services`` are the terms of its service gate; without them no service answers.
-    - ``publish`` are the terms of its published ports; without them no place is made.
+    - ``publish`` are the terms of its published ports; without them no place is made. ``host`` are those of its ports
+      of this host.
     - ``inject`` are the terms of the secrets that its gate adds; without them no request is read.
     - ``tell_agent`` writes denials to the open file that the agent reads, until it is left; without it the file stays
       empty.
@@ -130,4 +132,5 @@ class SandboxSpec(Struct, frozen=True):
     services: service_gate.Terms | None = None
     reached: TellReached | None = None
     publish: publish_gate.PublishTerms | None = None
+    host: host_gate.HostTerms | None = None
     inject: inject_gate.InjectTerms | None = None

@@ -108,6 +108,7 @@ class _Gateway:
         self.filled = any(one.sets for one in found.names)
         self.served = effective.served
         self.published = effective.publish.pairs()
+        self.host_ports = [(port, origins.host_port(port)) for port in effective.host_ports.numbers()]
         self.published_causes = [origins.published(port, to) for port, to in self.published]
 
     def ruleset(self) -> Ruleset:
@@ -202,6 +203,8 @@ class _Gateway:
                 chain.add("accept", _GATES, nft.comes_by(AGENT), port)
         if self.served:
             chain.add("accept", _GATES, nft.comes_by(AGENT), nft.to_ports("tcp", ((SERVICE_PORT, SERVICE_PORT),)))
+        for number, cause in self.host_ports:
+            chain.add("accept", cause, nft.comes_by(AGENT), nft.to_ports("tcp", ((number, number),)))
         if self.tls:
             port = nft.to_ports("tcp", ((TLS_PORT, TLS_PORT),))
             chain.add("accept", _GATES, nft.comes_by(AGENT), port, "ct status dnat")

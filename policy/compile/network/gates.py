@@ -1,5 +1,5 @@
 """gates.json: the names that the DNS gate resolves, and their sets; the hosts of the TLS gate; the services of the
-service gate; the ports of the publish gate."""
+service gate; the ports of the publish gate; the ports of this host."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TLS = built_in("tls gate", "wants a ClientHello, and a granted name in it where
 
 def compile(effective: Effective, traced: Traced, origins: Origins, provenance: Provenance) -> dict[str, Any]:
     """gates.json; ``dns`` is None without a name grant, ``tls`` without a tls grant; without services,
-    published ports or injected secrets there is no key for them.
+    published ports, ports of this host or injected secrets there is no key for them.
 
     Raises:
         errors.UnexplainedError: no item of the manifest covers a model.
@@ -43,6 +43,8 @@ def compile(effective: Effective, traced: Traced, origins: Origins, provenance: 
         document["services"] = _services(effective, origins, provenance)
     if effective.inject:
         document["inject"] = _inject(effective, origins, provenance)
+    if effective.host_ports:
+        document["host"] = _host(effective, origins, provenance)
     if effective.publish:
         document["publish"] = _publish(effective, origins, provenance)
     return document
@@ -63,6 +65,13 @@ def _written(origins: Origins) -> Iterator[tuple[int, InjectRule]]:
     table = origins.manifest.permissions
     indexes = {host: index for index, host, _ in table.injected}
     return ((indexes[rule.host], rule) for rule in inject_rules(table))
+
+
+def _host(effective: Effective, origins: Origins, provenance: Provenance) -> list[int]:
+    ports = effective.host_ports.numbers()
+    for port in ports:
+        provenance.add(f"gates.json:host/{port}", origins.host_port(port))
+    return ports
 
 
 def _publish(effective: Effective, origins: Origins, provenance: Provenance) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from policy.decompile.documents import Files, NoneType, closed, fixed, refuse, s
 from policy.decompile.network import nft
 from policy.grants.credentials import EVERY as EVERY_REQUEST
 from policy.grants.credentials import InjectRule, InjectSet
-from policy.grants.services import EVERY, LIMITS, WEB_LIMITS, PublishSet, ServiceSet, WebSet
+from policy.grants.services import EVERY, LIMITS, WEB_LIMITS, HostPorts, PublishSet, ServiceSet, WebSet
 from policy.grants.sets import hostnames
 from policy.grants.sets.domain import ANY
 from policy.grants.sets.spans import Spans
@@ -58,6 +58,7 @@ class Gates(Struct, frozen=True):
     publish: PublishSet = PublishSet()
     inject: InjectSet = InjectSet()
     web: WebSet = WebSet()
+    host: HostPorts = HostPorts()
 
 
 def read(files: Files) -> Gates:
@@ -70,8 +71,10 @@ def read(files: Files) -> Gates:
     document = documents.load(files, GATES)
     served = {"services": dict} if type(document) is dict and "services" in document else {}
     published = {"publish": list} if type(document) is dict and "publish" in document else {}
+    hosted = {"host": list} if type(document) is dict and "host" in document else {}
     injected = {"inject": dict} if type(document) is dict and "inject" in document else {}
-    whole = closed(document, GATES, {"dns": both, "tls": both, "version": int, **served, **published, **injected})
+    later = {**served, **published, **hosted, **injected}
+    whole = closed(document, GATES, {"dns": both, "tls": both, "version": int, **later})
     fixed(whole["version"], f"{GATES}:version", VERSION)
     dns_port, dns, inward = (None, {}, {}) if whole["dns"] is None else _dns(whole["dns"])
     tls_port, tls, addresses = (None, {}, ()) if whole["tls"] is None else _tls(whole["tls"])
@@ -80,7 +83,9 @@ def read(files: Files) -> Gates:
     )
     publish = _publish(whole["publish"]) if published else PublishSet.bottom()
     inject = _inject(whole["inject"]) if injected else InjectSet.bottom()
-    return Gates(dns_port, tls_port, dns, inward, tls, addresses, service_port, services, tools, publish, inject, web)
+    host = _host(whole["host"]) if hosted else HostPorts.bottom()
+    granted = (services, tools, publish, inject, web, host)
+    return Gates(dns_port, tls_port, dns, inward, tls, addresses, service_port, *granted)
 
 
 _Sets = tuple[tuple[str, ...], tuple[str, ...]]
@@ -176,6 +181,14 @@ def _publish(value: list[Any]) -> PublishSet:
     if not pairs or sorted(dict(pairs).items()) != pairs:
         raise refuse(where, "the ports are not sorted, one is there twice, or there is none")
     return PublishSet.ports(pairs)
+
+
+def _host(value: list[Any]) -> HostPorts:
+    where = f"{GATES}:host"
+    found = [documents.whole(one, where, least=1024, most=65535) for one in documents.listed(value, where, int)]
+    if not found or sorted(set(found)) != found:
+        raise refuse(where, "the ports are not sorted, one is there twice, or there is none")
+    return HostPorts.ports(found)
 
 
 def _inject(value: dict[str, Any]) -> InjectSet:

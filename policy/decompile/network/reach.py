@@ -163,10 +163,12 @@ class Gateway:
         dns: Spans = () if self.gates.dns_port is None else ((self.gates.dns_port,) * 2,)
         tls: Spans = () if self.gates.tls_port is None else ((self.gates.tls_port,) * 2,)
         service: Spans = () if self.gates.service_port is None else ((self.gates.service_port,) * 2,)
+        host = spans.join((port, port) for port in self.gates.host.numbers())
+        beside = spans.union(service, host)
         for protocol, dnat, allowed in (
-            ("tcp", False, spans.union(dns, service)),
+            ("tcp", False, spans.union(dns, beside)),
             ("udp", False, dns),
-            ("tcp", True, spans.union(spans.union(dns, tls), service)),
+            ("tcp", True, spans.union(spans.union(dns, tls), beside)),
             ("udp", True, dns),
         ):
             flow = self.flow(PacketKind("input", protocol, iif=AGENT, dnat=dnat))
@@ -174,6 +176,8 @@ class Gateway:
                 raise refuse("hook input asks for destinations, which are the gateway itself")
             if spans.minus(flow.accepted(frozenset()), allowed):
                 raise refuse(f"the agent reaches more of the gateway than its gates by {protocol}")
+            if protocol == "tcp" and spans.minus(host, flow.accepted(frozenset())):
+                raise refuse("the agent cannot reach a port of this host that is granted")
 
     def _to_the_agent(self) -> None:
         """Check that the publish gate reaches the published ports of the agent, and no other."""

@@ -2,7 +2,7 @@
 
 The gate has sockets of this host. With connect(2) it could undo one and connect it anywhere on this host, so it has no
 such call. This process has the call and no socket of this host, and the ruleset lets its user reach the published ports
-of the agent alone.
+of the agent alone. ``sandbox.network.publish.host_gate`` has one in the supervisor's namespace.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ REQUEST: Final = struct.Struct("!H")
 BEGUN, FAILED = b"b", b"f"
 
 
-def begin(agent: str, port: int) -> socket.socket | None:
-    """Return a socket that connects to a port of the agent, None if it cannot begin. Never waits."""
+def begin(where: str, port: int) -> socket.socket | None:
+    """Return a socket that connects to a port of this address, None if it cannot begin. Never waits."""
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         send_at_once(made)
         with contextlib.suppress(BlockingIOError):
-            made.connect((agent, port))
+            made.connect((where, port))
     except OSError:
         made.close()
         return None
@@ -33,18 +33,21 @@ def begin(agent: str, port: int) -> socket.socket | None:
 
 
 def serve(gate: Any) -> NoReturn:
-    """Serve the gate's requests."""
-    agent, line = gate.plan["agent"], socket.socket(fileno=gate.fds["line"])
+    """Serve the gate's requests, for the ports of its plan alone."""
+    where, ports = gate.plan["where"], frozenset(gate.plan["ports"])
+    line = socket.socket(fileno=gate.fds["line"])
     gate.seal()
     while request := line.recv(REQUEST.size + 1):
         (port,) = REQUEST.unpack(request)
-        made = begin(agent, port)
+        if port not in ports:
+            break
+        made = begin(where, port)
         if made is None:
             line.send(FAILED)
         else:
             with made:
                 socket.send_fds(line, [BEGUN], [made.fileno()])
-    raise SystemExit("the publish gate is gone")
+    raise SystemExit("the gate is gone, or asked for another port")
 
 
 def asked(line: socket.socket, port: int) -> socket.socket | None:

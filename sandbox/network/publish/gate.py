@@ -38,7 +38,7 @@ CALLS: Final = frozenset({
     "accept4", "getsockname", "getsockopt", "pipe2", "setsockopt", "shutdown", "splice",
 })  # fmt: skip
 CONNECTOR_CALLS: Final = frozenset({"connect", "sendmsg", "setsockopt", "socket"})
-_DESCRIPTORS: Final = 2 * server.CONNECTIONS + 2 * splice.PIPES + 64
+DESCRIPTORS: Final = 2 * server.CONNECTIONS + 2 * splice.PIPES + 64
 
 
 class PublishTerms(Struct, frozen=True):
@@ -132,7 +132,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
             begins = gate_process.Gate(
                 module=CONNECTOR.module,
                 uid=CONNECTOR_UID,
-                plan={"agent": addresses.AGENT4},
+                plan={"where": addresses.AGENT4, "ports": [one["port"] for one in listening.plan]},
                 fds={"line": far.fileno()},
                 calls=CONNECTOR_CALLS,
                 namespace=namespace,
@@ -144,7 +144,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                 plan={"ports": [one["port"] for one in listening.plan]},
                 fds={**listening.fds, "line": near.fileno()},
                 calls=CALLS,
-                descriptors=_DESCRIPTORS,
+                descriptors=DESCRIPTORS,
                 **common,
             )
             processes = [stack.enter_context(gate_process.start(one)) for one in (begins, gate)]

@@ -23,6 +23,7 @@ from sandbox.kernel.proc.spawn import PATIENCE, Patience
 from sandbox.network import addresses
 from sandbox.network.gate import prefork
 from sandbox.network.gate import process as gate_process
+from sandbox.network.gate.listener import listening
 from sandbox.network.service.ledger import ModelLedger, Told
 from sandbox.network.service.providers import SYSTEM_CA, PageHost, Provider
 from sandbox.network.tools import gate as tool_gate
@@ -140,7 +141,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
         ledger = stack.enter_context(contextlib.closing(ModelLedger(plan, terms.told)))
         with contextlib.ExitStack() as ours:
             try:
-                listener = ours.enter_context(inside(lambda: _listener(plan["listen"])))
+                listener = ours.enter_context(inside(lambda: listening(plan["listen"], _BACKLOG)))
                 lines = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 near, far = (ours.enter_context(one) for one in lines)
                 far_page, reads = None, {}
@@ -214,17 +215,3 @@ def _targets(plan: Mapping[str, Any], terms: Terms) -> dict[str, Any]:
 def _reader(line: socket.socket, common: Mapping[str, Any]) -> gate_process.Gate:
     fds = {"line": line.fileno()}
     return gate_process.Gate(module=READER.module, uid=READER_UID, plan={}, fds=fds, calls=READER_CALLS, **common)
-
-
-def _listener(port: int) -> socket.socket:
-    """A listening socket on the gateway's address, which takes from the agent's link alone."""
-    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, addresses.GATEWAY_DEVICE.encode() + b"\0")
-        made.bind((addresses.GATEWAY4, port))
-        made.listen(_BACKLOG)
-    except BaseException:
-        made.close()
-        raise
-    return made

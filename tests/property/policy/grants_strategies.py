@@ -15,7 +15,7 @@ from policy.grants.network import Network
 from policy.grants.paths import MODES as FILESYSTEM_MODES
 from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import PublishSet, ServiceSet, WebSet
+from policy.grants.services import HostPorts, PublishSet, ServiceSet, WebSet
 from policy.grants.sets.access import PROTOCOLS
 from policy.grants.sets.domain import NameSet
 from policy.grants.skill_rules import ToolCondition
@@ -94,6 +94,8 @@ places = st.sampled_from(["unix:/a", "unix:/b", "127.0.0.1:2000"])
 published = st.builds(PublishSet.ports, st.lists(st.tuples(st.sampled_from([80, 8080]), places), max_size=3))
 published = published | st.just(PublishSet.top())
 
+hosted = st.builds(HostPorts.ports, st.frozensets(st.sampled_from([1024, 5432, 11434]))) | st.just(HostPorts.top())
+
 request_paths = st.sampled_from(["/*", "/a*", "/a/*", "/a/b", "/b"])
 inject_rules = st.builds(
     InjectRule,
@@ -136,6 +138,7 @@ BY_DOMAIN = {
     "publish": published,
     "inject": injected,
     "web": webs,
+    "host_ports": hosted,
 }
 assert tuple(BY_DOMAIN) == tuple(DOMAINS)
 effectives = st.builds(Effective, **BY_DOMAIN)

@@ -80,6 +80,7 @@ POINTS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any, Any], bool]]] = {
         lambda value, point: value.holds(*point[:2]) and _bounded(value.requests_per_minute, point[2]),
     ),
     "publish": (st.sampled_from(["80 at unix:/a", "8080 at unix:/b", "80 at 127.0.0.1:2000"]), _holds),
+    "host_ports": (st.sampled_from(["1024", "5432", "11434"]), _holds),
     "inject": (
         st.builds(
             InjectRule,
