@@ -158,6 +158,9 @@ class Config(pydantic.BaseModel):
     may write there. One user keeps at most ``kept_workspaces`` workspaces with ``kept_workspaces_mb`` MiB in them.
     ``overcommit`` is the share of this machine's memory that may be promised to live runs together.
 
+    With ``ask_operators`` an operator answers what agents ask for by `on_deny = "ask"` (`covenant approvals`); without
+    it that is denied at once.
+
     ``publish_ports`` are loopback ports at which an agent's manifest may publish a port of the agent; every user of
     this host reaches them. ``host_ports`` are loopback ports that a manifest may grant by the name host.covenant.
 
@@ -191,6 +194,7 @@ class Config(pydantic.BaseModel):
     uplink: str = ""
     connection_idle_seconds: int = pydantic.Field(default=86_400, ge=60, le=604_800)
     runsc_network: Literal["sandbox", "host"] = "sandbox"
+    ask_operators: bool = False
     callers: tuple[Annotated[int, pydantic.Field(ge=1, le=2**32 - 2)], ...] = ()
     caller_requests: int = pydantic.Field(default=32, ge=1, le=4_096)
     request_seconds: int = pydantic.Field(default=10, ge=1, le=600)

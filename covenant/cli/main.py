@@ -48,6 +48,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "vault": ("covenant.cli.operator.vault", "vault", "Keep the secrets that agents are granted by name."),
     "models": ("covenant.cli.operator.models", "models", "See the providers of models, and what agents asked."),
     "layer": ("covenant.cli.operator.layer", "layer", "Build and keep the trees that agents' roots are made of."),
+    "approvals": ("covenant.cli.run.approvals", "approvals", "See what agents wait for, and grant or deny it."),
     "workspace": (
         "covenant.cli.operator.workspace",
         "workspace",
@@ -87,7 +88,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Author: write a package": ("manifest", "dev", "policy", "denials", "tools", "layer"),
     "Run: start agents and see to them": (
         *("run", "exec", "stdio", "attach", "ps", "top", "logs", "wait", "suspend", "resume", "kill", "attest"),
-        *("workspace", "volume", "tui", "bench"),
+        *("approvals", "workspace", "volume", "tui", "bench"),
     ),
     "Operator: keys, secrets, the machine": (
         *("keys", "trust", "state", "vault", "models", "doctor", "metrics", "audit"),

@@ -115,6 +115,32 @@ SUPERVISOR: Final[Mapping[str, Mapping[str, str]]] = {
         "grant": "text?",
         "count": "int",
     },
+    # A request of the agent that is held for an operator: `request` is its id, `asks` its kind (network), `target` what
+    # is wanted, for at most `seconds`.
+    "approval_asked": {**_RUN, "request": "text", "asks": "text", "target": "text", "seconds": "int"},
+    # An operator granted it, durable before it takes effect: `duration` is once, run or until, `expires_ms` its end at
+    # the latest, `signers` the operators and `lease` the SHA-256 of what they signed.
+    "approval_granted": {
+        **_RUN,
+        "request": "text",
+        "asks": "text",
+        "target": "text",
+        "duration": "text",
+        "expires_ms": "int",
+        "signers": "texts",
+        "lease": "digest",
+    },
+    # It was denied: `code` is denied (`by` says who), expired, or left where the run ended first.
+    "approval_denied": {
+        **_RUN,
+        "request": "text",
+        "asks": "text",
+        "target": "text",
+        "code": "text",
+        "by": "text?",
+    },
+    # A lease is over: `code` is expired or used.
+    "lease_ended": {**_RUN, "asks": "text", "target": "text", "code": "text", "lease": "digest"},
     # A destination that the agent reached, once the run has ended: `target` as in `denied`, empty for all beyond a
     # run's bound; `bytes` both ways, null where packets were forwarded and not counted. Never content.
     "reached": {**_RUN, "target": "text", "connections": "int", "bytes": "int?"},

@@ -125,9 +125,15 @@ class ToolRefusedError(RunError):
 
 
 class NoApprovalError(OperatorError):
-    """No run of Hermes waits for such an approval."""
+    """No run waits for such an approval: it was answered, its time is over, or its run has ended."""
 
     code = "no_such_approval"
+
+
+class LeaseError(OperatorError):
+    """A lease is for another run, policy or target than the request that waits, or was given before."""
+
+    code = "lease_refused"
 
 
 class PreemptedError(RunError):

@@ -221,6 +221,8 @@ def _network(left: Any, other: Any) -> Parts:
     names = tuple(f"connect {e}" for e in entries if not _is_block(e.host))
     yield "reaches the network", "name", names
     yield "reaches the network", "address", tuple(f"connect {e}" for e in entries if _is_block(e.host))
+    asked = tuple(f"connect {e} once an operator grants it" for e in left.asked_entries)
+    yield "reaches the network", "name that is asked about", asked
 
 
 def _is_block(host: str) -> bool:
@@ -269,6 +271,7 @@ assert tuple(_PARTS) == tuple(DOMAINS)
 
 _PLURALS = {
     "address": "addresses",
+    "name that is asked about": "names that are asked about",
     "host of pages": "hosts of pages",
     "port of this host": "ports of this host",
     "limit of calls": "limits of calls",

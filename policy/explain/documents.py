@@ -161,30 +161,47 @@ def gates(document: dict[str, Any]) -> Rules:
             closed("a rule of gates.json", entry, InjectRule._fields)
             rule = InjectRule(**entry)
             yield f"gates.json:inject/{rule.host}/{rule.method}{rule.path}", rule.describe()
-    dns, tls = document["dns"], document["tls"]
-    if dns is not None:
-        closed("dns of gates.json", dns, _DNS_KEYS)
-        rate = f"{dns['queries_per_second']} a second and {dns['burst']} at once"
-        kept = f"kept {dns['ttl_seconds'][0]} to {dns['ttl_seconds'][1]} s"
-        says = f"port {dns['listen']}, {', '.join(dns['types'])}, {rate}, names of {dns['name_bytes']} bytes, {kept}"
-        yield "gates.json:dns", says
-        for entry in dns["names"]:
-            closed("a name of gates.json", entry, {"inward", "pattern", "sets"})
-            closed("sets of gates.json", entry["sets"], {"v4", "v6"})
-            sets = ", ".join((*entry["sets"]["v4"], *entry["sets"]["v6"]))
-            inward = "".join(f", may lead to {one['first']}-{one['last']}" for one in entry["inward"])
-            says = f"resolves {entry['pattern']} into {sets or 'no set'}{inward}"
-            yield f"gates.json:dns/name/{entry['pattern']}", says
-    if tls is not None:
-        closed("tls of gates.json", tls, {"listen", "names", "addresses"})
-        yield "gates.json:tls", f"port {tls['listen']}"
-        for entry in tls["names"]:
-            closed("a name of gates.json", entry, {"pattern", "ports"})
-            yield f"gates.json:tls/name/{entry['pattern']}", f"server name {entry['pattern']}, ports {_spans(entry)}"
-        for entry in tls["addresses"]:
-            closed("an address of gates.json", entry, {"first", "last", "ports"})
-            span = f"{entry['first']}-{entry['last']}"
-            yield f"gates.json:tls/address/{span}", f"any server name at {span}, ports {_spans(entry)}"
+    if document["dns"] is not None:
+        yield from _dns(document["dns"])
+    if document["tls"] is not None:
+        yield from _tls(document["tls"])
+
+
+def _dns(dns: dict[str, Any]) -> Rules:
+    closed("dns of gates.json", dns, {*_DNS_KEYS, *({"asked"} & set(dns))})
+    rate = f"{dns['queries_per_second']} a second and {dns['burst']} at once"
+    kept = f"kept {dns['ttl_seconds'][0]} to {dns['ttl_seconds'][1]} s"
+    says = f"port {dns['listen']}, {', '.join(dns['types'])}, {rate}, names of {dns['name_bytes']} bytes, {kept}"
+    yield "gates.json:dns", says
+    for entry in dns["names"]:
+        closed("a name of gates.json", entry, {"inward", "pattern", "sets"})
+        closed("sets of gates.json", entry["sets"], {"v4", "v6"})
+        sets = ", ".join((*entry["sets"]["v4"], *entry["sets"]["v6"]))
+        inward = "".join(f", may lead to {one['first']}-{one['last']}" for one in entry["inward"])
+        says = f"resolves {entry['pattern']} into {sets or 'no set'}{inward}"
+        yield f"gates.json:dns/name/{entry['pattern']}", says
+    for entry in dns.get("asked", ()):
+        closed("an asked name of gates.json", entry, {"pattern", "seconds", "sets"})
+        closed("sets of gates.json", entry["sets"], {"v4", "v6"})
+        sets = ", ".join((*entry["sets"]["v4"], *entry["sets"]["v6"]))
+        says = f"asks an operator about {entry['pattern']} for {entry['seconds']} s, then resolves it into {sets}"
+        yield f"gates.json:dns/asked/{entry['pattern']}", says
+
+
+def _tls(tls: dict[str, Any]) -> Rules:
+    closed("tls of gates.json", tls, {"listen", "names", "addresses", *({"asked"} & set(tls))})
+    yield "gates.json:tls", f"port {tls['listen']}"
+    for entry in tls["names"]:
+        closed("a name of gates.json", entry, {"pattern", "ports"})
+        yield f"gates.json:tls/name/{entry['pattern']}", f"server name {entry['pattern']}, ports {_spans(entry)}"
+    for entry in tls.get("asked", ()):
+        closed("an asked name of gates.json", entry, {"pattern", "ports"})
+        says = f"server name {entry['pattern']} under a lease, ports {_spans(entry)}"
+        yield f"gates.json:tls/asked/{entry['pattern']}", says
+    for entry in tls["addresses"]:
+        closed("an address of gates.json", entry, {"first", "last", "ports"})
+        span = f"{entry['first']}-{entry['last']}"
+        yield f"gates.json:tls/address/{span}", f"any server name at {span}, ports {_spans(entry)}"
 
 
 def _services(document: dict[str, Any]) -> Rules:

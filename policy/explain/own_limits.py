@@ -76,7 +76,7 @@ def _services(effective: Effective, manifest: Manifest) -> Iterator[dict[str, An
         yield {"name": "tools", "at": "http://tools.covenant/mcp", "kinds": ["mcp"]}
     for port in effective.host_ports.numbers():
         yield {"name": "host", "at": f"{HOST_NAME}:{port}", "kinds": ["tcp"]}
-    if effective.network.names:
+    if effective.network.total:
         yield {"name": "names", "at": mounts.RESOLVER, "kinds": ["A", "AAAA", "HTTPS"]}
 
 

@@ -241,7 +241,8 @@ def _network(manifest: source.ManifestSections) -> Network:
     entries = manifest.permissions.network
     if not entries and not manifest.wrote("permissions.network"):
         return Network.without_table(manifest.resources.network)
-    return Network.of((e.host, e.ports, e.protocol) for e in entries if not e.to_host)
+    parts = [(one.asked, (one.host, one.ports, one.protocol)) for one in entries if not one.to_host]
+    return Network.of((one for asked, one in parts if not asked), (one for asked, one in parts if asked))
 
 
 def _syscalls(

@@ -45,14 +45,23 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The destinations of an agent; made by ``of``, ``without_table``, ``bottom``, ``top`` and the operations."""
+    """The destinations of an agent; made by ``of``, ``without_table``, ``bottom``, ``top`` and the operations.
+
+    ``asked`` are names, beside ``names``, that are reached only while an operator's lease says so. It has no access
+    that ``names`` gives already.
+    """
 
     names: hostnames.Names = ()
     reach: addresses.Reach = ()
+    asked: hostnames.Names = ()
 
     @classmethod
-    def of(cls, entries: Iterable[tuple[str, Iterable[tuple[int, int]], Protocol]]) -> Self:
-        """The union of entries (host, spans of ports, protocol).
+    def of(
+        cls,
+        entries: Iterable[tuple[str, Iterable[tuple[int, int]], Protocol]],
+        asked: Iterable[tuple[str, Iterable[tuple[int, int]], Protocol]] = (),
+    ) -> Self:
+        """The union of entries (host, spans of ports, protocol), and of entries that need a lease.
 
         Raises ManifestError for a host that is no name, ``*.name``, address or CIDR block.
         """
@@ -65,7 +74,18 @@ class Network:
                 names.append((hostnames.check(host), how))
             else:
                 reach.append((*span, how))
-        return cls(hostnames.join(names), addresses.join(reach))
+        held = [(hostnames.check(host), Access.of(protocol, ports)) for host, ports, protocol in asked]
+        return cls.held(hostnames.join(names), addresses.join(reach), hostnames.join([*names, *held]))
+
+    @classmethod
+    def held(cls, names: hostnames.Names, reach: addresses.Reach, total: hostnames.Names) -> Self:
+        """The destinations whose names are ``total`` with a lease, and ``names`` without one."""
+        return cls(names, reach, hostnames.minus(total, names))
+
+    @property
+    def total(self) -> hostnames.Names:
+        """The names that can be reached at most: with every lease that an operator may give."""
+        return hostnames.join([*self.names, *self.asked]) if self.asked else self.names
 
     @classmethod
     def without_table(cls, mode: Mode) -> Self:
@@ -89,9 +109,17 @@ class Network:
 
     def to_name(self, name: str) -> Access:
         """How a host name may be reached. Raises ManifestError for what is no exact name."""
+        return self._to(self.names, name)
+
+    def to_asked(self, name: str) -> Access:
+        """How a host name may be reached by a lease alone. Raises ManifestError for what is no exact name."""
+        return access.minus(self._to(self.asked, name), self.to_name(name))
+
+    @staticmethod
+    def _to(names: hostnames.Names, name: str) -> Access:
         if name.startswith("*"):
             raise errors.ManifestError(f"host {text.quote(name)} is no exact name")
-        return hostnames.total(dict(self.names), hostnames.check(name))
+        return hostnames.total(dict(names), hostnames.check(name))
 
     def to_address(self, address: str) -> Access:
         """How an address may be reached. Raises ManifestError for what is no address."""
@@ -103,7 +131,7 @@ class Network:
     @property
     def mode(self) -> Mode:
         """The least mode that holds the set."""
-        accesses = {how for _, how in self.names} | {how for _, _, how in self.reach}
+        accesses = {how for _, how in (*self.names, *self.asked)} | {how for _, _, how in self.reach}
         if not accesses:
             return "off"
         return "outbound-https-only" if accesses <= {access.HTTPS} else "full"
@@ -121,6 +149,13 @@ class Network:
                 lines += [Entry(str(block), protocol, ports) for protocol, ports in how.by_protocol()]
         return tuple(lines)
 
+    @property
+    def asked_entries(self) -> tuple[Entry, ...]:
+        """The names that need a lease as lines, sorted."""
+        return tuple(
+            Entry(pattern, protocol, ports) for pattern, how in self.asked for protocol, ports in how.by_protocol()
+        )
+
     def _public(self) -> Access:
         """The access that every name and every public address has in common."""
         how = dict(self.names).get(hostnames.EVERY, access.NOTHING)
@@ -133,25 +168,35 @@ class Network:
 
     def meet(self, other: Self, /) -> Self:
         """The destinations that both allow."""
-        return type(self)(hostnames.meet(self.names, other.names), addresses.meet(self.reach, other.reach))
+        names, reach = hostnames.meet(self.names, other.names), addresses.meet(self.reach, other.reach)
+        return self.held(names, reach, hostnames.meet(self.total, other.total))
 
     def is_subset(self, other: Self, /) -> bool:
         """Whether ``other`` allows every destination of this."""
         if self == other:
             return True
+        if hostnames.minus(self.asked, other.total):
+            return False
         return not hostnames.minus(self.names, other.names) and not addresses.minus(self.reach, other.reach)
 
     def difference(self, other: Self, /) -> Self:
         """The addresses that ``other`` lacks, and the name patterns, whole, with the access that it lacks."""
-        return type(self)(hostnames.minus(self.names, other.names), addresses.minus(self.reach, other.reach))
+        names, reach = hostnames.minus(self.names, other.names), addresses.minus(self.reach, other.reach)
+        return type(self)(names, reach, hostnames.minus(self.asked, other.total))
 
     def describe(self) -> tuple[str, ...]:
         """A line a destination and protocol."""
-        return tuple(f"connect {entry}" for entry in self.entries)
+        return (
+            *(f"connect {entry}" for entry in self.entries),
+            *(f"connect {entry} once an operator grants it" for entry in self.asked_entries),
+        )
 
     def canonical(self) -> dict[str, Any]:
         """Mode and destinations."""
-        lines = [
-            {"host": e.host, "protocol": e.protocol, "ports": [list(span) for span in e.ports]} for e in self.entries
-        ]
-        return {"mode": self.mode, "entries": lines}
+        found: dict[str, Any] = {"mode": self.mode, "entries": [_line(one) for one in self.entries]}
+        # Left out where nothing is asked, as before anything could be.
+        return {**found, "asked": [_line(one) for one in self.asked_entries]} if self.asked else found
+
+
+def _line(entry: Entry) -> dict[str, Any]:
+    return {"host": entry.host, "protocol": entry.protocol, "ports": [list(span) for span in entry.ports]}

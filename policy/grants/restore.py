@@ -75,6 +75,7 @@ def _filesystem(d: Document) -> FilesystemGrants:
 def _network(d: Document) -> Network:
     names: list[tuple[str, Access]] = []
     reach: list[tuple[int, int, Access]] = []
+    asked = [(hostnames.check(entry["host"]), _access(entry)) for entry in d.get("asked", [])]
     for entry in d["entries"]:
         how, host = _access(entry), entry["host"]
         if host == ANY_PUBLIC:
@@ -85,7 +86,7 @@ def _network(d: Document) -> Network:
             reach.append((*addresses.span(ipaddress.ip_network(host)), how))
         else:
             names.append((host if host == hostnames.EVERY else hostnames.check(host), how))
-    return Network(hostnames.join(names), addresses.join(reach))
+    return Network.held(hostnames.join(names), addresses.join(reach), hostnames.join([*names, *asked]))
 
 
 def _access(entry: Document) -> Access:

@@ -19,6 +19,10 @@ says = fields.says
 HostPath = Annotated[str, AfterValidator(paths.absolute)]
 PathList = Annotated[tuple[HostPath, ...], fields.LIST, AfterValidator(fields.unique)]
 Protocol = Literal["tls", "tcp", "udp"]
+OnDeny = Literal["deny", "ask"]
+# A client waits for a name as long as its resolver does: 4 tries of 30 s (docs/approvals.md).
+DEFAULT_ASK_SECONDS: Final = 60
+MAX_ASK_SECONDS: Final = 110
 SideEffect = Literal["read", "write", "network", "shell", "chain"]
 
 
@@ -201,6 +205,22 @@ class NetworkEntry(fields.Section):
             "format, user, methods, paths, env }`; secret, methods and paths are needed"
         ),
     ] = None
+
+    on_deny: Annotated[
+        OnDeny,
+        says(
+            '`"ask"` holds a connection to the host, which is not granted, until an operator grants it for a time or '
+            "denies it (docs/approvals.md); tls and a name only"
+        ),
+    ] = "deny"
+    ask_seconds: Annotated[
+        int, fields.whole(1, MAX_ASK_SECONDS, 'seconds that it is held at most, with on_deny = "ask"')
+    ] = DEFAULT_ASK_SECONDS
+
+    @property
+    def asked(self) -> bool:
+        """Whether the destination needs a lease of an operator."""
+        return self.on_deny == "ask"
 
     @property
     def kind(self) -> hosts.HostKind:
@@ -419,6 +439,25 @@ class Permissions(fields.Section):
             if sum(high - low + 1 for low, high in one.ports) > _HOST_PORTS:
                 message = f"more than {_HOST_PORTS} ports of `{HOST_NAME}` are granted"
                 yield f"{at}.ports", message, "name the ports that the agent needs"
+
+    def ask_problems(self) -> Iterator[tuple[str, str, str]]:
+        """Each place, message and fix: a name is asked about at the gates that know names, once."""
+        plain = {one.host for one in self.network if not one.asked}
+        for index, one in enumerate(self.network):
+            at = f"permissions.network[{index}]"
+            if not one.asked:
+                if "ask_seconds" in one.model_fields_set:
+                    yield f"{at}.ask_seconds", "`ask_seconds` without a question", 'write on_deny = "ask"'
+                continue
+            if one.protocol != "tls" or one.kind not in ("name", "wildcard"):
+                message = f"{text.quote(one.host)} by `{one.protocol}` cannot be held for an operator"
+                yield f"{at}.on_deny", message, 'write a name and protocol = "tls", or take on_deny out'
+            if one.inject is not None:
+                message = f"{text.quote(one.host)} is asked about and has a secret"
+                yield f"{at}.on_deny", message, "take one of on_deny and inject out"
+            if one.host in plain:
+                message = f"host {text.quote(one.host)} is granted by one entry and asked about by another"
+                yield f"{at}.on_deny", message, "keep one of them"
 
     def inject_problems(self, variables: Collection[str]) -> Iterator[tuple[str, str, str]]:
         """Each place, message and fix: a secret is added to TLS for one exact name, once, and within a list.

@@ -193,6 +193,11 @@ _AT_LEAST_ONE = {"minimum": 1}
 _ITEMS = {"minItems": 1}
 _TO_HOST: Fragment = {"properties": {"host": _IS(permissions.HOST_NAME)}}
 _HTTPS: Fragment = {"properties": {"ports": _IS([443]), "protocol": _IS("tls")}}
+_ASKS: Fragment = _when(
+    {"required": ["on_deny"], "properties": {"on_deny": {"const": "ask"}}},
+    {"properties": {"protocol": {"const": "tls"}, "host": _any(_NAME)}, "not": {"required": ["inject"]}},
+    {"not": {"required": ["ask_seconds"]}},
+)
 
 RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
     agent._entry: (  # noqa: SLF001
@@ -245,6 +250,7 @@ RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
                     "allOf": [
                         _when({"required": ["inject"]}, {"properties": {"protocol": _IS("tls")}}),
                         _when(_TO_HOST, {"properties": {"protocol": _IS("tcp")}}),
+                        _ASKS,
                     ],
                     **_section(
                         "inject",

@@ -56,8 +56,9 @@ def _network(m: Manifest, e: Effective) -> Items:
     if not m.permissions.network:
         yield "resources.network", e.network
     for i, entry in enumerate(m.permissions.network):
+        one = [(entry.host, entry.ports, entry.protocol)]
         if not entry.to_host:
-            yield f"permissions.network[{i}]", Network.of([(entry.host, entry.ports, entry.protocol)])
+            yield f"permissions.network[{i}]", Network.of((), one) if entry.asked else Network.of(one)
 
 
 def _syscalls(m: Manifest, e: Effective) -> Items:

@@ -77,6 +77,8 @@ MEANINGS: Final[Mapping[tuple[str, str], str]] = {
     ("model", "provider_failed"): "a provider did not answer, or answered what is not passed back",
     ("model", "no_provider"): "no provider of this model answered",
     ("model", "key_refused"): "the provider refused the operator's key",
+    ("dns", "not_approved"): "an operator is asked about the name, and none granted it",
+    ("sni", "not_approved"): "an operator is asked about the name, and no lease covers this connection",
     ("inject", "request_not_granted"): "no entry of the host has this method and path together in its inject",
     ("inject", "path_refused"): "the path could be read as another one, such as one with `..` or an encoded slash",
     ("inject", "host_refused"): "the request names another host than its connection",

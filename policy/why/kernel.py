@@ -56,9 +56,18 @@ class Connect(Struct, frozen=True):
             if self.host == HOST_NAME:
                 return LayerAnswer(True, "a gate carries it to this host's loopback", f"gates.json:host/{self.port}")
             return LayerAnswer(True, f"the gateway lets it pass by {' and '.join(found)}", "firewall.nft")
+        if self._leased(sight.found.grants):
+            words = "an operator is asked about it, and grants it by a lease: covenant approvals list"
+            return LayerAnswer(False, words, "gates.json:dns/asked")
         if sight.found.reached.mode == "off":
             return LayerAnswer(False, "there is no interface but loopback", "network.json:mode")
         return LayerAnswer(False, "no rule of the gateway lets it pass", "firewall.nft")
+
+    def _leased(self, grants: Grants | Effective) -> bool:
+        if addresses.parse(self.host) is not None:
+            return False
+        held, wanted = grants.network.to_asked(self.host), (self.protocol,) if self.protocol else PROTOCOLS
+        return any(held.allows(one, self.port) for one in wanted)
 
     def granted(self, grants: Grants | Effective) -> bool:
         """By the network domain."""

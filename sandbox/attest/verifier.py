@@ -36,7 +36,7 @@ from policy.compile.artefacts import Artefacts
 from policy.decompile.live import Readout
 from policy.prove import live
 from policy.prove.live import Layer, Standing
-from sandbox.attest import cgroups, processes, root_file, streams, tracers, volumes, workspace
+from sandbox.attest import cgroups, leases, processes, root_file, streams, tracers, volumes, workspace
 from sandbox.attest import network as attest_network
 from sandbox.attest.network_view import ListingCache, View
 from sandbox.attest.processes import Family
@@ -114,6 +114,7 @@ def _examine(
     if over():
         return gone
     # Another process (nft) makes the listing, which takes most of the time. The rest is read meanwhile.
+    granted = leases.noted(made.directory)
     view = _viewed(made, known, state)
     found: Family | None = None
     try:
@@ -133,6 +134,8 @@ def _examine(
             family = {one.name.pid for one in found.all()}
             rules = artefacts.files["firewall.nft"]
             beside += attest_network.judge(made.network, network, rules, state=state, family=family)
+            granted += leases.noted(made.directory)
+            beside += leases.judge(artefacts.json("gates.json"), network.gateway.listing, granted)
     except _LeftError:
         return gone
     except (OSError, errors.CovenantError) as e:

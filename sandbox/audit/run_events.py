@@ -221,6 +221,10 @@ class RunEvents:
         """Record a destination of the run with its counts (sandbox.network.reached bounds the rows)."""
         self._append("reached", agent_id=self.agent_id, target=target, connections=connections, bytes=carried)
 
+    def approval(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Record durably that an operator is asked, or has answered, or that a lease is over."""
+        self._append(kind, agent_id=self.agent_id, **fields)
+
     def credential_granted(self, name: str, version: int, backend: str) -> None:
         """Record durably that a secret is about to be given to the agent."""
         self._append("credential_granted", agent_id=self.agent_id, name=name, version=version, backend=backend)

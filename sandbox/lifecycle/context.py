@@ -32,7 +32,9 @@ from sandbox.broker import children, delegation, server
 from sandbox.control import revocation, revocation_watch, succession, tree_kill
 from sandbox.host import facts
 from sandbox.kernel.runsc import command
+from sandbox.lifecycle import lease_desks
 from sandbox.lifecycle.types import Request, RunDependencies
+from sandbox.network.gate.lease_desk import LeaseDesk
 from sandbox.network.inject import gate as inject_gate
 from sandbox.network.publish import gate as publish_gate
 from sandbox.network.publish import host_gate
@@ -407,6 +409,17 @@ class RunContext:
         if not decision.effective.host_ports:
             return None
         return host_gate.HostTerms(self.rows.host_port_opened, self.rows.host_port_ended)
+
+    def desk(
+        self, decision: decide.Decision, operations: RunOperations, stack: contextlib.ExitStack
+    ) -> LeaseDesk | None:
+        """Return the desk for what needs a lease of an operator, None where nothing does."""
+        if not decision.effective.network.asked:
+            return None
+        operator = lease_desks.Operator(
+            self.dependencies.config, self.dependencies.state, is_dev=bool(self.request.dev)
+        )
+        return lease_desks.of(decision, self.run_id, operator, self.rows, operations, stack)
 
     def inject(
         self, decision: decide.Decision, deadline: clocks.Deadline, stack: contextlib.ExitStack

@@ -32,7 +32,7 @@ from sandbox.audit import run_archive
 from sandbox.audit.agent_denials import AgentDenials
 from sandbox.broker import delegation
 from sandbox.host import facts as host_facts
-from sandbox.lifecycle import preflight
+from sandbox.lifecycle import lease_desks, preflight
 from sandbox.lifecycle.context import RunContext, spoken_of
 from sandbox.lifecycle.run_log import RunLog
 from sandbox.lifecycle.start_mode import ImmediateStart, StartMode, StartRecord
@@ -282,6 +282,7 @@ class Run:
         place = context.place_for(trusted, decision.manifest, decision.effective, facts)
         label, claim = context.label_for(place, self._mode.check_serial)
         operations = context.operations(decision.effective.lifetime)
+        desk = context.desk(decision, operations, stack)
         spoken = spoken_of(decision)
         label["contract"] = spoken.name
         contract.check_caller(spoken, _connected(context.request))
@@ -302,7 +303,7 @@ class Run:
             config=dependencies.config,
             observer=RunLog(context.rows, context.denials, operations),
             operations=operations,
-            rounds=(context.denials.round(), *context.checks(label)),
+            rounds=(context.denials.round(), *context.checks(label), *lease_desks.rounds(desk)),
             watches=dependencies.watches
             if context.child is None
             else {**dependencies.watches, **context.child.watches(label, context.adopted)},
@@ -313,6 +314,7 @@ class Run:
             publish=context.publish(decision),
             host=context.host_ports(decision),
             inject=context.inject(decision, deadline, stack),
+            desk=desk,
             tell_agent=functools.partial(self._tell_agent, decision, facts),
             workspace=self._workspace(decision),
             files=prepare.files(

@@ -29,6 +29,7 @@ from sandbox.kernel.proc.spawn import PATIENCE, Patience
 from sandbox.network import addresses, base_rules, namespaces, resolvers, ruleset_cache, uplink
 from sandbox.network.dns import gate as dns_gate
 from sandbox.network.gate import prefork
+from sandbox.network.gate.lease_desk import LeaseDesk
 from sandbox.network.inject import gate as inject_gate
 from sandbox.network.publish import gate as publish_gate
 from sandbox.network.publish import host_gate
@@ -100,6 +101,7 @@ def opened(
     publish: publish_gate.PublishTerms | None = None,
     inject: inject_gate.InjectTerms | None = None,
     host: host_gate.HostTerms | None = None,
+    desk: LeaseDesk | None = None,
 ) -> Iterator[Gateway]:
     """Make step (1) of a run's gateway. ``Gateway.make`` does the rest, before which no agent may run.
 
@@ -107,7 +109,7 @@ def opened(
     (``left``). ``join_files`` are files of the cgroup that the gates join (``gate_leaf``). ``patience`` is for their
     start. ``services`` are the terms of the service gate, where one is to answer, ``publish`` those of the
     published ports, ``inject`` those of the secrets that are added to requests,
-    ``host`` those of the ports of this host.
+    ``host`` those of the ports of this host. ``desk`` holds what needs a lease; without it that is denied.
 
     An agent without destinations has no way out of its gateway at all.
     ``reached`` is told the destinations of the agent.
@@ -152,7 +154,7 @@ def opened(
                 "patience": patience,
             }
             reads = None if inject is None else _reading(artefacts, inject, gateway, given, stack)
-            gateway.gates = _gates(artefacts, config, given, stack, reached, reads)  # (4)
+            gateway.gates = _gates(artefacts, config, given, stack, reached, reads, desk)  # (4)
             if listening is not None:
                 gateway.gates = [*gateway.gates, *stack.enter_context(publish_gate.open(listening, **given))]
             ports = artefacts.json("gates.json").get("host")
@@ -232,6 +234,7 @@ def _gates(
     stack: contextlib.ExitStack,
     reached: TellReached | None,
     reads: tuple[Sequence[str], int] | None,
+    desk: LeaseDesk | None,
 ) -> list[_Gate]:
     """Both gates, as far as the policy needs them; started, and perhaps not ready. ``given`` is what both are given.
 
@@ -247,14 +250,16 @@ def _gates(
         if plan["dns"] is not None:
             found = resolvers.Current(config)
             opens = dns_gate.open(
-                plan["dns"], resolvers=found, tells=None if tells is None else tells.fileno(), **given
+                plan["dns"], resolvers=found, tells=None if tells is None else tells.fileno(), desk=desk, **given
             )
             gates.append(stack.enter_context(opens))
         if plan["tls"] is not None:
             end, idle = None if names is None else names.fileno(), config.connection_idle_seconds
             gates.append(
                 stack.enter_context(
-                    tls_gate.open(plan["tls"], names=end, inject=reads, idle_seconds=idle, reached=reached, **given)
+                    tls_gate.open(
+                        plan["tls"], names=end, inject=reads, desk=desk, idle_seconds=idle, reached=reached, **given
+                    )
                 )
             )
     return gates

@@ -16,8 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from policy import errors
 from policy.compile.artefacts import Artefacts
+from policy.leases.book import Lease
 from policy.manifest.permissions import HOST_NAME
 from sandbox.kernel import small_files
 from sandbox.rundir.label import LABEL
@@ -31,6 +34,7 @@ METER = "meter"
 ROOT_FILE = "root.erofs"
 _NETWORK = "network.json"
 _PUBLISHED = "published.json"
+_LEASES = "leases.json"
 # What stays of a run that is over until its network is gone.
 _LEFT = frozenset(("lock", _NETWORK))
 # Who ends a run for a reason of the supervisor's own.
@@ -153,6 +157,12 @@ class RunDirectory:
         if ports:
             small_files.put(self.path / _PUBLISHED, json.dumps(list(ports)).encode())
 
+    def note_leases(self, leases: Sequence[Lease]) -> None:
+        """Write down the leases of the run, for attestation, before one begins and after one has ended."""
+        made = self.path / f".{_LEASES}.new"
+        small_files.put(made, msgspec.json.encode(leases))
+        made.rename(self.path / _LEASES)
+
     def write_config(self, config: bytes) -> None:
         """The config.json that runsc reads."""
         small_files.put(f"{self.bundle}/config.json", config)
@@ -238,6 +248,14 @@ def published_of(path: Path) -> list[dict[str, Any]]:
     except (FileNotFoundError, ValueError):
         return []
     return noted
+
+
+def leases_of(path: Path) -> list[Lease]:
+    """Read the leases of a run."""
+    try:
+        return msgspec.json.decode((path / _LEASES).read_bytes(), type=list[Lease])
+    except (FileNotFoundError, msgspec.DecodeError):
+        return []
 
 
 def services_of(path: Path) -> list[str]:

@@ -276,6 +276,7 @@ def _gateway(
         publish=job.publish,
         host=job.host,
         inject=own_limits.trusted(job, directory.path),
+        desk=job.desk and job.desk.shown_by(directory.note_leases),
     )
     return stack.enter_context(opened)
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from policy import decide, errors
 from policy.compile import init
@@ -69,7 +69,10 @@ def files(
     for mount in plan["mounts"]:
         if mount["type"] == "bind" and mount["source"] not in OF_THE_RUN and not mount["source"].startswith(VOLUMES):
             device = facts.granted[mount["source"]].device if mount["destination"] in plan["rooms"] else 0
-            fd = _source(mount, plan["rooms"], copy, state=state, config=config, never=never, device=device)
+            waits = bool((decision.artefacts.json("gates.json")["dns"] or {}).get("asked"))
+            fd = _source(
+                mount, plan["rooms"], copy, state=state, config=config, never=never, device=device, waits=waits
+            )
             stack.callback(os.close, fd)
             sources[mount["destination"]] = fd
     disks: tuple[str, ...] = ()
@@ -104,12 +107,16 @@ def _source(
     config: Config,
     never: Mapping[str, str],
     device: int,
+    waits: bool,
 ) -> int:
-    """Open a source of a mount: the ``copy`` of the package, the resolver's file, or a granted path."""
+    """Open a source of a mount: the ``copy`` of the package, the resolver's file, or a granted path.
+
+    ``waits``: the resolver may hold a question for an operator.
+    """
     if mount["source"] == "package":
         return os.open(copy, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     if mount["source"] == "resolver":
-        return os.open(_resolver(state), os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
+        return os.open(_resolver(state, waits=waits), os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
     # The descriptor that is mounted is the one that is checked here, not a second look at the name.
     room_mb = rooms.get(mount["destination"])
     writing = room_mb is not None
@@ -126,10 +133,10 @@ def _source(
     return fd
 
 
-def _resolver(state: Path) -> Path:
-    """The file that names the gateway as the one to ask: the same for every run."""
-    path = state / "network" / "resolv.conf"
-    content = f"nameserver {addresses.GATEWAY4}\n".encode()
+def _resolver(state: Path, *, waits: bool) -> Path:
+    """The file that names the gateway as the one to ask: the same for every run, but for how long clients wait."""
+    path = state / "network" / ("resolv-asked.conf" if waits else "resolv.conf")
+    content = f"nameserver {addresses.GATEWAY4}\n{_WAITS if waits else ''}".encode()
     if not path.exists() or path.read_bytes() != content:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         with contextlib.ExitStack() as stack:
@@ -139,6 +146,10 @@ def _resolver(state: Path) -> Path:
             stack.enter_context(atomic_file.locked(directory, where=str(path.parent), error=errors.HomeError))
             atomic_file.replace(directory, path.name, content, mode=0o444)
     return path
+
+
+# For longer than a question may be held (policy.manifest.permissions, MAX_ASK_SECONDS). resolv.conf(5): at most 30.
+_WAITS: Final = "options timeout:30 attempts:4\n"
 
 
 def closures(decision: decide.Decision, facts: HostFacts) -> list[Closure]:

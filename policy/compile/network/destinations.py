@@ -54,7 +54,8 @@ class Group(Struct, frozen=True):
 class Name:
     """A pattern of names with what it adds to the patterns above it, by one protocol.
 
-    ``bare`` has no sets: every public address has this access anyway.
+    ``bare`` has no sets: every public address has this access anyway. The sets of an ``asked`` one are empty without a
+    lease of an operator.
     """
 
     key: str
@@ -62,6 +63,7 @@ class Name:
     protocol: Protocol
     ports: Spans
     bare: bool = False
+    asked: bool = False
 
     @property
     def sets(self) -> tuple[str, ...]:
@@ -125,7 +127,9 @@ class Destinations(Struct, frozen=True):
             for span in group.where:
                 version = 6 if span[0] >= _V6_BASE else 4
                 out.append(_row(group, text(*span), (f"a{version}_{group.key}",), (span,)))
-        out += [DestinationRow(n.key, "name", n.pattern, n.protocol, n.ports, n.sets, n.counter) for n in self.names]
+        for n in self.names:
+            kind = "asked" if n.asked else "name"
+            out.append(DestinationRow(n.key, kind, n.pattern, n.protocol, n.ports, n.sets, n.counter))
         return tuple(out)
 
 
@@ -150,6 +154,10 @@ def _names(network: Network) -> tuple[Name, ...]:
         for protocol, ports in how.by_protocol():
             key = quoting.digest("name", pattern, protocol, quoting.ports(ports))
             out.append(Name(key, pattern, protocol, ports, bare))
+    for pattern, how in network.asked:
+        for protocol, ports in how.by_protocol():
+            key = quoting.digest("asked", pattern, protocol, quoting.ports(ports))
+            out.append(Name(key, pattern, protocol, ports, False, asked=True))
     return tuple(out)
 
 

@@ -139,6 +139,8 @@ def _dns(traced: Traced, provenance: Provenance) -> dict[str, Any] | None:
     patterns: dict[str, dict[str, list[str]]] = {}
     inward: dict[str, Spans] = {}
     for one in traced.found.names:
+        if one.asked:
+            continue
         provenance.add(f"gates.json:dns/name/{one.pattern}", traced.causes[one.key])
         inward[one.pattern] = spans.union(inward.get(one.pattern, ()), _inward(one, traced.found.groups))
         sets = patterns.setdefault(one.pattern, {"v4": [], "v6": []})
@@ -155,7 +157,22 @@ def _dns(traced: Traced, provenance: Provenance) -> dict[str, Any] | None:
             {"pattern": pattern, "sets": sets, "inward": [_range(span) for span in inward[pattern]]}
             for pattern, sets in patterns.items()
         ],
+        **_asked(traced, provenance),
     }
+
+
+def _asked(traced: Traced, provenance: Provenance) -> dict[str, Any]:
+    """The names that are resolved under a lease alone, and how long a question about one is held."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in traced.found.names:
+        if one.asked:
+            provenance.add(f"gates.json:dns/asked/{one.pattern}", traced.causes[one.key])
+            row = found.setdefault(
+                one.pattern, {"pattern": one.pattern, "seconds": traced.seconds[one.key], "sets": {"v4": [], "v6": []}}
+            )
+            for version, name in zip(("v4", "v6"), one.sets, strict=False):
+                row["sets"][version].append(name)
+    return {"asked": list(found.values())} if found else {}
 
 
 def _inward(name: Name, groups: tuple[Group, ...]) -> Spans:
@@ -181,16 +198,19 @@ def _tls(traced: Traced, provenance: Provenance) -> dict[str, Any] | None:
     if not rows:
         return None
     provenance.add("gates.json:tls", _TLS)
-    names, blocks = [], []
+    names, blocks, asked = [], [], []
     for row in rows:
         ports = [list(span) for span in row.ports]
         if row.kind == "name":
             provenance.add(f"gates.json:tls/name/{row.host}", traced.causes[row.key])
             names.append({"pattern": row.host, "ports": ports})
+        if row.kind == "asked":
+            provenance.add(f"gates.json:tls/asked/{row.host}", traced.causes[row.key])
+            asked.append({"pattern": row.host, "ports": ports})
         for first, last in map(_ends, row.where):
             provenance.add(f"gates.json:tls/address/{first}-{last}", traced.causes[row.key])
             blocks.append({"first": first, "last": last, "ports": ports})
-    return {"listen": TLS_PORT, "names": names, "addresses": blocks}
+    return {"listen": TLS_PORT, "names": names, "addresses": blocks, **({"asked": asked} if asked else {})}
 
 
 def _ends(span: tuple[int, int]) -> tuple[str, str]:

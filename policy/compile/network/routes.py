@@ -13,7 +13,7 @@ from policy.compile.network.destinations import DestinationRow, Destinations
 from policy.grants.network import WITHOUT_TABLE
 from policy.grants.sets import access, addresses, hostnames, spans
 from policy.grants.sets.access import Access
-from policy.manifest.permissions import NetworkEntry
+from policy.manifest.permissions import DEFAULT_ASK_SECONDS, NetworkEntry
 
 _PARENT = "asked for more"
 # The protocols of an entry that cover a grant of each.
@@ -21,11 +21,12 @@ _COVERED_BY = {"tcp": ("tcp",), "tls": ("tls", "tcp"), "udp": ("udp",)}
 
 
 class Traced(Struct, frozen=True):
-    """The destinations, their rows, and the cause of each row by its key."""
+    """The destinations, their rows, the cause of each row by its key, and how long each asked row is held (seconds)."""
 
     found: Destinations
     rows: tuple[DestinationRow, ...]
     causes: Mapping[str, Cause]
+    seconds: Mapping[str, int]
 
     @classmethod
     def of(cls, found: Destinations, origins: Origins) -> Traced:
@@ -35,7 +36,8 @@ class Traced(Struct, frozen=True):
             errors.UnexplainedError: nothing in the manifest covers one.
         """
         rows, entries = found.rows(), _Entries(origins)
-        return cls(found, rows, {row.key: entries.cause(row) for row in rows})
+        seconds = {row.key: entries.seconds(row) for row in rows if row.kind == "asked"}
+        return cls(found, rows, {row.key: entries.cause(row) for row in rows}, seconds)
 
 
 class _Entries:
@@ -61,6 +63,11 @@ class _Entries:
             raise self._origins.uncovered("permissions.network", f"{row.host} {row.protocol}")
         return Cause("manifest", f"permissions.network[{index}]", row.host, parent)
 
+    def seconds(self, row: DestinationRow) -> int:
+        """How long a name is held for an operator: the least of the entries, a default where a parent asks alone."""
+        asked = (one for i, one in enumerate(self._entries) if one.asked and self._covers(i, one, row))
+        return min((one.ask_seconds for one in asked), default=DEFAULT_ASK_SECONDS)
+
     def _by_mode(self, row: DestinationRow) -> bool:
         allowed = WITHOUT_TABLE[self._origins.manifest.resources.network]
         within = not access.minus(Access.of(row.protocol, row.ports), allowed)
@@ -69,7 +76,7 @@ class _Entries:
     def _covers(self, index: int, entry: NetworkEntry, row: DestinationRow) -> bool:
         if entry.protocol not in _COVERED_BY[row.protocol] or not spans.meet(entry.ports, row.ports):
             return False
-        if row.kind == "name":
+        if row.kind in ("name", "asked"):
             return entry.host == row.host or entry.host in hostnames.above(row.host)
         span = self._spans[index]
         return span is not None and bool(spans.meet((span,), row.where))

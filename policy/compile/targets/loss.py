@@ -165,6 +165,10 @@ def _injected(effective: Effective, _: Manifest, __: TargetRow) -> Found:
     return effective.inject.describe() or None
 
 
+def _asked(effective: Effective, _: Manifest, __: TargetRow) -> Found:
+    return tuple(map(str, effective.network.asked_entries)) or None
+
+
 TESTS: Mapping[str, Test] = {
     ALWAYS: lambda _, __, ___: (),
     "granted": _granted,
@@ -181,6 +185,7 @@ TESTS: Mapping[str, Test] = {
     "ruled_calls": _ruled_calls,
     "python": _python,
     "injected": _injected,
+    "asked": _asked,
 }
 
 

@@ -26,6 +26,7 @@ from policy.grants.sets.spans import Spans
 
 GATES = "gates.json"
 VERSION: Final = 1
+MAX_ASK_SECONDS: Final = 110
 _TOOLS: Final = "tools.covenant"
 # The DNS gate is the same for every agent but for its names: what it answers, how often, and how long names and
 # answers may be. Each is a bound on what can be said to the outside through it.
@@ -43,6 +44,7 @@ class Gates(Struct, frozen=True):
     ``tls`` to the ports for a ClientHello with its name. ``addresses`` are (first, last, ports) for any
     ClientHello, on the line of policy.grants.sets.addresses.
 
+    ``asked`` and ``asked_tls`` are as ``dns`` and ``tls``, for names that need a lease.
     A port is None where the gate does not run. ``tools`` says whether the service gate answers for tools.
     """
 
@@ -59,6 +61,8 @@ class Gates(Struct, frozen=True):
     inject: InjectSet = InjectSet()
     web: WebSet = WebSet()
     host: HostPorts = HostPorts()
+    asked: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = msgspec.field(default_factory=dict)
+    asked_tls: Mapping[str, Spans] = msgspec.field(default_factory=dict)
 
 
 def read(files: Files) -> Gates:
@@ -76,8 +80,10 @@ def read(files: Files) -> Gates:
     later = {**served, **published, **hosted, **injected}
     whole = closed(document, GATES, {"dns": both, "tls": both, "version": int, **later})
     fixed(whole["version"], f"{GATES}:version", VERSION)
-    dns_port, dns, inward = (None, {}, {}) if whole["dns"] is None else _dns(whole["dns"])
-    tls_port, tls, addresses = (None, {}, ()) if whole["tls"] is None else _tls(whole["tls"])
+    dns_port, dns, inward, asked = (None, {}, {}, {}) if whole["dns"] is None else _dns(whole["dns"])
+    tls_port, tls, addresses, asked_tls = (None, {}, (), {}) if whole["tls"] is None else _tls(whole["tls"])
+    if asked.keys() != asked_tls.keys():
+        raise refuse(GATES, "the DNS gate asks about other names than the TLS gate")
     service_port, services, web, tools = (
         _services(whole["services"]) if served else (None, ServiceSet(), WebSet(), False)
     )
@@ -85,16 +91,17 @@ def read(files: Files) -> Gates:
     inject = _inject(whole["inject"]) if injected else InjectSet.bottom()
     host = _host(whole["host"]) if hosted else HostPorts.bottom()
     granted = (services, tools, publish, inject, web, host)
-    return Gates(dns_port, tls_port, dns, inward, tls, addresses, service_port, *granted)
+    return Gates(dns_port, tls_port, dns, inward, tls, addresses, service_port, *granted, asked, asked_tls)
 
 
 _Sets = tuple[tuple[str, ...], tuple[str, ...]]
 
 
-def _dns(value: dict[str, Any]) -> tuple[int, dict[str, _Sets], dict[str, Spans]]:
+def _dns(value: dict[str, Any]) -> tuple[int, dict[str, _Sets], dict[str, Spans], dict[str, _Sets]]:
     where = f"{GATES}:dns"
     shape = {key: type(bound) for key, bound in _DNS.items()}
-    dns = closed(value, where, {**shape, "listen": int, "names": list})
+    held = {"asked": list} if "asked" in value else {}
+    dns = closed(value, where, {**shape, "listen": int, "names": list, **held})
     for key, bound in _DNS.items():
         fixed(dns[key], f"{where}/{key}", bound)
     found: dict[str, _Sets] = {}
@@ -105,7 +112,24 @@ def _dns(value: dict[str, Any]) -> tuple[int, dict[str, _Sets], dict[str, Spans]
         pattern = _pattern(name["pattern"], where, found)
         found[pattern] = (_sets(sets["v4"], where), _sets(sets["v6"], where))
         inward[pattern] = _inward(name["inward"], where)
-    return documents.whole(dns["listen"], where, least=1, most=65535), found, inward
+    asked = _asked(dns["asked"], where) if held else {}
+    return documents.whole(dns["listen"], where, least=1, most=65535), found, inward, asked
+
+
+def _asked(value: list[Any], where: str) -> dict[str, _Sets]:
+    """The names that an operator is asked about, each with sets that no other name has."""
+    found: dict[str, _Sets] = {}
+    for item in value:
+        name = closed(item, where, {"pattern": str, "seconds": int, "sets": dict})
+        documents.whole(name["seconds"], where, least=1, most=MAX_ASK_SECONDS)
+        sets = closed(name["sets"], where, {"v4": list, "v6": list})
+        pattern = _pattern(name["pattern"], where, found)
+        if pattern == hostnames.EVERY:
+            raise refuse(where, "every host is asked about")
+        found[pattern] = (_sets(sets["v4"], where), _sets(sets["v6"], where))
+    if not found:
+        raise refuse(where, "no name is asked about")
+    return found
 
 
 def _inward(value: list[Any], where: str) -> Spans:
@@ -204,13 +228,13 @@ def _inject(value: dict[str, Any]) -> InjectSet:
     return inject
 
 
-def _tls(value: dict[str, Any]) -> tuple[int, dict[str, Spans], tuple[tuple[int, int, Spans], ...]]:
+def _tls(
+    value: dict[str, Any],
+) -> tuple[int, dict[str, Spans], tuple[tuple[int, int, Spans], ...], dict[str, Spans]]:
     where = f"{GATES}:tls"
-    tls = closed(value, where, {"addresses": list, "listen": int, "names": list})
-    names: dict[str, Spans] = {}
-    for item in tls["names"]:
-        name = closed(item, where, {"pattern": str, "ports": list})
-        names[_pattern(name["pattern"], where, names)] = ports(name["ports"], where)
+    held = {"asked": list} if "asked" in value else {}
+    tls = closed(value, where, {"addresses": list, "listen": int, "names": list, **held})
+    names, asked = _with_ports(tls["names"], where), _with_ports(tls.get("asked", []), where)
     addresses: list[tuple[int, int, Spans]] = []
     for item in tls["addresses"]:
         block = closed(item, where, {"first": str, "last": str, "ports": list})
@@ -220,7 +244,15 @@ def _tls(value: dict[str, Any]) -> tuple[int, dict[str, Spans], tuple[tuple[int,
         if addresses and (allowed, first) <= (addresses[-1][2], addresses[-1][1]):
             raise refuse(where, f"{shown(block)} stands twice, or not in order")
         addresses.append((first, last, allowed))
-    return documents.whole(tls["listen"], where, least=1, most=65535), names, tuple(addresses)
+    return documents.whole(tls["listen"], where, least=1, most=65535), names, tuple(addresses), asked
+
+
+def _with_ports(value: list[Any], where: str) -> dict[str, Spans]:
+    names: dict[str, Spans] = {}
+    for item in value:
+        name = closed(item, where, {"pattern": str, "ports": list})
+        names[_pattern(name["pattern"], where, names)] = ports(name["ports"], where)
+    return names
 
 
 def _sets(value: object, where: str) -> tuple[str, ...]:

@@ -153,9 +153,11 @@ def _index(value: list[Any], table: nft.Table, found: gates.Gates) -> Network:
         "sets": list,
     }
     names: list[tuple[str, Access]] = []
+    held: list[tuple[str, Access]] = []
     spots: list[tuple[int, int, Access]] = []
     seen: set[str] = set()
     filled: dict[str, set[str]] = {}
+    leased: dict[str, set[str]] = {}
     for item in value:
         grant = closed(item, where, shape)
         place = f"{where}/{shown(grant['id'])}"
@@ -165,17 +167,19 @@ def _index(value: list[Any], table: nft.Table, found: gates.Gates) -> Network:
         sets = _sets(grant, table, place)
         protocol = PROTOCOLS[PROTOCOLS.index(documents.one_of(grant["protocol"], place, PROTOCOLS))]
         how = Access.of(protocol, gates.ports(grant["ports"], place))
-        if documents.one_of(grant["kind"], place, ("address", "name")) == "name":
-            names.append((gates.pattern_of(grant["host"], place), how))
-            filled.setdefault(grant["host"], set()).update(sets)
+        kind = documents.one_of(grant["kind"], place, ("address", "name", "asked"))
+        if kind != "address":
+            (names if kind == "name" else held).append((gates.pattern_of(grant["host"], place), how))
+            (filled if kind == "name" else leased).setdefault(grant["host"], set()).update(sets)
         else:
             where_to = _where(grant["host"], place)
             if spans.minus(where_to, spans.join(span for name in sets for span in table.sets[name].spans)):
                 raise refuse(place, "its sets do not hold its addresses")
             spots += ((first, last, how) for first, last in where_to)
-    if filled != {name: {*v4, *v6} for name, (v4, v6) in found.dns.items()}:
-        raise refuse(where, "the DNS gate fills other sets than those of the grants")
-    return Network(hostnames.join(names), addresses.join(spots))
+    for own, gate in ((filled, found.dns), (leased, found.asked)):
+        if own != {name: {*v4, *v6} for name, (v4, v6) in gate.items()}:
+            raise refuse(where, "the DNS gate fills other sets than those of the grants")
+    return Network.held(hostnames.join(names), addresses.join(spots), hostnames.join([*names, *held]))
 
 
 def _sets(grant: dict[str, Any], table: nft.Table, place: str) -> list[str]:

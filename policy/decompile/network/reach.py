@@ -36,6 +36,7 @@ PUBLISH_UID: Final = 64994
 REFUSAL: Final = "refuse"
 _MAX_NAMED: Final = 8
 T = TypeVar("T", int, str)
+_Sets = tuple[tuple[str, ...], tuple[str, ...]]
 _LINES: Final[Mapping[int, tuple[int, int]]] = {4: addresses.ALL[0], 6: addresses.ALL[1]}
 # Memberships that are no set of the table: a name of a set has neither blank nor capital.
 _PUBLIC: Final = "Public"
@@ -89,7 +90,27 @@ class Gateway:
         self._additive()
         reach = addresses.join(self._by_address())
         self._inward(reach)
-        return Network(self._names(common_access(reach)), reach)
+        common = common_access(reach)
+        total = self._names(common, *self._merged())
+        return Network.held(self._names(common, self.gates.dns, self.gates.tls), reach, total)
+
+    def _merged(self) -> tuple[Mapping[str, _Sets], Mapping[str, Spans]]:
+        """The names of both gates with those that need a lease, as if each lease were given."""
+        gates = self.gates
+        if not gates.asked:
+            return gates.dns, gates.tls
+        sets, ports = dict(gates.dns), dict(gates.tls)
+        held = {name for families in gates.asked.values() for one in families for name in one}
+        if shared := sorted(held & {name for families in gates.dns.values() for one in families for name in one}):
+            raise refuse(f"set {shown(shared[0])} needs a lease and is filled without one", where=GATES)
+        for pattern, (v4, v6) in gates.asked.items():
+            one = self.raw(frozenset(v4)).access
+            if not v4 or one.tcp or one.udp:
+                raise refuse(f"name {shown(pattern)} is asked about, and its sets give more than TLS", where=GATES)
+            before = sets.get(pattern, ((), ()))
+            sets[pattern] = ((*before[0], *v4), (*before[1], *v6))
+            ports[pattern] = spans.union(ports.get(pattern, ()), gates.asked_tls[pattern])
+        return sets, ports
 
     # --- the ways that must not be, and those that must ---------------------------------------------------------
 
@@ -335,11 +356,11 @@ class Gateway:
             )
         return any(flow.passes(sets, where) for flow, where in places)
 
-    def _names(self, common: Access) -> hostnames.Names:
-        """Every pattern that the DNS gate knows, with what its sets add and what every public address has."""
+    def _names(self, common: Access, dns: Mapping[str, _Sets], tls: Mapping[str, Spans]) -> hostnames.Names:
+        """Every pattern of ``dns``, with what its sets add and what every public address has."""
         used: set[str] = set()
         own: dict[str, Access] = {}
-        for pattern, families in self.gates.dns.items():
+        for pattern, families in dns.items():
             for family, names in zip(_LINES, families, strict=True):
                 self._filled(pattern, family, names)
                 used.update(names)
@@ -347,9 +368,10 @@ class Gateway:
             if v4 != v6:
                 raise refuse(f"name {shown(pattern)} has another access by IPv6 than by IPv4")
             own[pattern] = v4.access
+        used.update(name for families in self.gates.asked.values() for names in families for name in names)
         if idle := sorted(name for name, one in self.table.sets.items() if one.dynamic and name not in used):
             raise refuse(f"no name fills set {shown(idle[0])}")
-        hello = {pattern: Access(tls=ports) for pattern, ports in self.gates.tls.items()}
+        hello = {pattern: Access(tls=ports) for pattern, ports in tls.items()}
         for pattern in own.keys() | hello.keys():
             brought = access.union(hostnames.total(own, pattern), common)
             if access.minus(hostnames.total(hello, pattern), brought):
@@ -462,4 +484,7 @@ def with_common(network: Network) -> Network:
     common = common_access(network.reach)
     if not common:
         return network
-    return Network(hostnames.join((name, access.union(how, common)) for name, how in network.names), network.reach)
+    names, total = (
+        hostnames.join((name, access.union(how, common)) for name, how in one) for one in (network.names, network.total)
+    )
+    return Network.held(names, network.reach, total)

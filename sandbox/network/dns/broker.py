@@ -14,10 +14,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from policy import errors
 from policy.compile.network import nft
 from policy.grants.sets import addresses
+from policy.leases.book import Lease
 from sandbox.kernel.net import nft_sets
 from sandbox.network.dns import broker_wire, names
+from sandbox.network.gate.lease_desk import LeaseDesk
 from sandbox.network.gate.rows import GateRows, RowTerms
 from sandbox.rate_limit import Tokens
 
@@ -47,7 +50,17 @@ class SetBroker(GateRows):
         *,
         port: int = PORT,
         clock: Callable[[], float] = time.monotonic,
+        desk: LeaseDesk | None = None,
     ) -> None:
+        self._desk = desk
+        asked = plan.get("asked", ())
+        self._asked = names.Patterns(row["pattern"] for row in asked)
+        self._asked_sets = [(tuple(row["sets"]["v4"]), tuple(row["sets"]["v6"])) for row in asked]
+        self._asked_seconds = [row["seconds"] for row in asked]
+        # The elements of each name that has a lease.
+        self._leased: dict[str, set[tuple[str, bytes]]] = {}
+        if desk is not None and asked:
+            desk.attach(self)
         self._sets = [(tuple(row["sets"]["v4"]), tuple(row["sets"]["v6"])) for row in plan["names"]]
         self._least, self._most = plan["ttl_seconds"]
         self._elements = nft_sets.Elements(nft.TABLE, netlink)
@@ -69,6 +82,10 @@ class SetBroker(GateRows):
             return False
         operation, ident, value, patterns, count = broker_wire.HEADER.unpack_from(message)
         rest = message[broker_wire.HEADER.size :]
+        if operation == broker_wire.ASK:
+            return not (value or patterns or count) and self._ask(ident, rest)
+        if operation == broker_wire.LEASED:
+            return not patterns and self._lease(ident, value, count, rest)
         if operation == broker_wire.ADD:
             change = self._change(value, patterns, count, rest)
             if change is None:
@@ -84,6 +101,63 @@ class SetBroker(GateRows):
             self._connect(ident, value, None)
             return True
         return False
+
+    def _ask(self, ident: int, rest: bytes) -> bool:
+        """Hold an ASK until an operator has answered. Returns whether an honest gate would send it."""
+        host = rest.decode("ascii") if rest.isascii() else ""
+        covering = self._asked.covering(host)
+        if not covering:
+            return False
+        if self._desk is None:
+            self._say(ident, broker_wire.FAILED)
+            return True
+        seconds = min(self._asked_seconds[number] for number in covering)
+
+        def answer(granted: bool) -> None:
+            self._say(ident, broker_wire.DONE if granted else broker_wire.FAILED)
+
+        self._desk.ask("network", host, seconds, answer)
+        return True
+
+    def _lease(self, ident: int, ttl: int, count: int, rest: bytes) -> bool:
+        """Put the addresses of a name with a lease into its sets. They leave them with the lease at the latest."""
+        found = broker_wire.host_of(rest)
+        packed = None if found is None else broker_wire.addresses_of(found[1], count)
+        if found is None or not packed or count > broker_wire.ADDRESSES or not self._least <= ttl <= self._most:
+            return False
+        host = found[0]
+        covering = self._asked.covering(host)
+        if not covering or not all(one in self._public for one in packed):
+            return False
+        left = None if self._desk is None else self._desk.seconds("network", host)
+        if left is None:
+            self._say(ident, broker_wire.FAILED)
+            return True
+        pairs = [(name, one) for n in covering for one in packed for name in self._asked_sets[n][len(one) == 16]]
+        status = self._add(pairs, min(ttl + GRACE_SECONDS, left))
+        if status == broker_wire.DONE:
+            self._leased.setdefault(host, set()).update(pairs)
+        self._say(ident, status)
+        return True
+
+    def begin(self, lease: Lease) -> None:
+        """Nothing is open before the gate has resolved the name (lease_desk.LeasedGate)."""
+
+    def end(self, lease: Lease) -> None:
+        """Take the addresses of a name out of the sets, but for those of another name with a lease.
+
+        Raises:
+            errors.KernelError: one stays in its set.
+        """
+        mine = self._leased.pop(lease.target, set())
+        kept = set().union(*self._leased.values()) if self._leased else set()
+        for pair in mine - kept:
+            self._held.pop(pair, None)
+            try:
+                self._elements.delete(_by_set([pair], None))
+            except OSError as e:
+                if e.errno != errno.ENOENT:  # it has expired by itself
+                    raise errors.KernelError(f"an address stays in its set after its lease: {e.strerror}") from e
 
     def _resolver(self, number: int) -> str | None:
         """The address of a resolver by its number. None if there is none, because they have just become fewer."""

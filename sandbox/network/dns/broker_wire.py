@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-ADD, UDP, TCP = 1, 2, 3
+ADD, UDP, TCP, ASK, LEASED = 1, 2, 3, 4, 5
 DONE, FULL, FAILED = 0, 1, 2
 MESSAGE_BYTES = 4096
 # A name of 127 labels is covered by so many patterns, and an answer has no more addresses than wire.RECORDS.
@@ -25,6 +25,23 @@ def add_request(ident: int, ttl: int, patterns: Sequence[int], packed: Sequence[
     numbers = struct.pack(f"!{len(patterns)}H", *patterns)
     body = b"".join(bytes([len(one)]) + one for one in packed)
     return HEADER.pack(ADD, ident, ttl, len(patterns), len(packed)) + numbers + body
+
+
+def ask_request(ident: int, host: str) -> bytes:
+    """An ASK: may this name, which needs a lease, be resolved? The answer may take as long as an operator may."""
+    return HEADER.pack(ASK, ident, 0, 0, 0) + host.encode("ascii")
+
+
+def leased_request(ident: int, ttl: int, host: str, packed: Sequence[bytes]) -> bytes:
+    """A LEASED: the addresses of a name that has a lease go into the sets of its patterns."""
+    body = b"".join(bytes([len(one)]) + one for one in packed)
+    return HEADER.pack(LEASED, ident, ttl, 0, len(packed)) + bytes([len(host)]) + host.encode("ascii") + body
+
+
+def host_of(data: bytes) -> tuple[str, bytes] | None:
+    """The name of a LEASED, and what follows it. None when it is none."""
+    name, rest = data[1 : 1 + data[0]] if data else b"", data[1 + data[0] :] if data else b""
+    return (name.decode("ascii"), rest) if name and name.isascii() and len(name) == data[0] else None
 
 
 def udp_request(ident: int, resolver: int, query: bytes) -> bytes:

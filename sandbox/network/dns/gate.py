@@ -19,10 +19,13 @@ from sandbox.network import addresses
 from sandbox.network.dns import broker
 from sandbox.network.gate import prefork
 from sandbox.network.gate import process as gate_process
+from sandbox.network.gate.lease_desk import LeaseDesk
 
 LAYER = "dns"
 # The reasons for refused queries, and faults of queries or answers.
-CODES = frozenset({"malformed", "name_not_granted", "rate", "rebinding", "set_full", "type_refused", "upstream"})
+CODES = frozenset(
+    {"malformed", "name_not_granted", "not_approved", "rate", "rebinding", "set_full", "type_refused", "upstream"}
+)
 # Another uid than the TLS gate's: the firewall allows that uid to connect, and this gate never connects.
 UID = GATE_UID - 1
 CALLS = frozenset({"accept4", "getsockname"})
@@ -51,6 +54,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
     denied: Callable[[denials.Denial], None],
     resolvers: Callable[[], Sequence[str]],
     tells: int | None = None,
+    desk: LeaseDesk | None = None,
     join_files: Sequence[str] = (),
     patience: Patience = PATIENCE,
 ) -> Iterator[DnsGate]:
@@ -58,8 +62,9 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
 
     ``inside`` runs a call in the gateway's namespace, where the ruleset must be already, and returns its value.
     ``resolvers`` (sandbox.network.resolvers) returns those of this moment, which are queried from the caller's own
-    namespace. ``tells`` is the end of a line on which the TLS gate is told the addresses of names. It does not wait
-    until the gate is ready: an early query waits in the socket.
+    namespace. ``tells`` is the end of a line on which the TLS gate is told the addresses of names. ``desk`` holds names
+    that need a lease; without it each is denied. It does not wait until the gate is ready: an early query waits in the
+    socket.
 
     Raises:
         errors.RunError: Raised when a watch of ``patience`` returns it, or the gate is not executed in time.
@@ -68,7 +73,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
     with contextlib.ExitStack() as stack:
         try:
             netlink = stack.enter_context(inside(nft_sets.open_socket))
-            serves = broker.SetBroker(plan, netlink, resolvers)
+            serves = broker.SetBroker(plan, netlink, resolvers, desk=desk)
             stack.callback(serves.close)
             # The gate alone holds the listeners from here on: with it they end, and no name is answered.
             with contextlib.ExitStack() as ours:

@@ -57,6 +57,9 @@ class DnsServer:
         self._patterns, self._public = names.tables(plan)
         self._filled = [{4: bool(row["sets"]["v4"]), 16: bool(row["sets"]["v6"])} for row in plan["names"]]
         self._inward = [names.Public(row["inward"]) for row in plan["names"]]
+        # Names that need a lease, and how long each is held for an operator.
+        held = plan.get("asked", ())
+        self._held, self._held_seconds = names.Patterns(row["pattern"] for row in held), [r["seconds"] for r in held]
         self._types = {dns_wire.TYPES[name] for name in plan["types"]}
         self._ttl, self._name_bytes = plan["ttl_seconds"], plan["name_bytes"]
         now = time.monotonic()
@@ -168,9 +171,12 @@ class DnsServer:
 
     async def _judged(self, query: dns_wire.Query) -> Resolution:
         host = query.host
-        covering = self._patterns.covering(host) if host is not None and len(host) <= self._name_bytes else ()
+        if host is not None and len(host) > self._name_bytes:
+            host = None
+        covering = self._patterns.covering(host) if host is not None else ()
+        held = self._held.covering(host) if host is not None and not covering else ()
         # Names of the run's own services are in its /etc/hosts, and never leave it.
-        if host is None or not covering or host.rpartition(".")[2] == "covenant":
+        if host is None or not (covering or held) or host.rpartition(".")[2] == "covenant":
             return Resolution(dns_wire.NXDOMAIN, code="name_not_granted")
         if query.klass != dns_wire.IN:
             return Resolution(dns_wire.REFUSED, code="type_refused")
@@ -180,7 +186,7 @@ class DnsServer:
 
     async def _known(self, key: cache.Key, covering: tuple[int, ...]) -> Resolution:
         """The outcome that is kept, or that another question is waiting for, or a new one."""
-        kept = self._cache.get(key, time.monotonic())
+        kept = self._cache.get(key, time.monotonic()) if covering else None
         if kept is not None:
             return kept
         if self._waiting >= _WAITING:
@@ -203,14 +209,22 @@ class DnsServer:
     async def _new(self, key: cache.Key, covering: tuple[int, ...]) -> Resolution:
         if not await self._turns.mine(first=self._patterns.exact(key[0])):
             return _SILENCE
+        if not covering and not await self._approved(key[0]):
+            return Resolution(dns_wire.NXDOMAIN, code="not_approved")
         # The addresses are in the sets for a time that begins after this.
         since = time.monotonic()
         outcome = await self._resolved(*key, covering)
         if self._changes != self._broker.changes:
             self._changes = self._broker.changes
             self._cache.clear()
-        self._cache.put(key, outcome, since if outcome.data else time.monotonic())
+        if covering:  # an answer under a lease is no longer true when the lease ends
+            self._cache.put(key, outcome, since if outcome.data else time.monotonic())
         return outcome
+
+    async def _approved(self, host: str) -> bool:
+        """Whether a lease opens a name, once an operator has answered. No resolver hears of it before."""
+        seconds = min(self._held_seconds[number] for number in self._held.covering(host))
+        return await self._broker.approved(host, seconds)
 
     async def _resolved(self, host: str, kind: int, covering: tuple[int, ...]) -> Resolution:
         answer, ttls = await self._followed(host, kind)
@@ -227,7 +241,7 @@ class DnsServer:
         # Many records may have too many hints; those that are not in the sets are left out of the answer.
         allowed = list(dict.fromkeys(allowed))[: dns_wire.RECORDS]
         ttl = names.clamp(min(ttls, default=None), self._ttl)
-        failed = await self._open(covering, allowed, ttl)
+        failed = await self._open(host, covering, allowed, ttl)
         if failed is not None:
             return failed
         kept = set(allowed)
@@ -256,12 +270,17 @@ class DnsServer:
             seen.add(name)
         return None, []
 
-    async def _open(self, covering: tuple[int, ...], packed: list[bytes], ttl: int) -> Resolution | None:
+    async def _open(self, host: str, covering: tuple[int, ...], packed: list[bytes], ttl: int) -> Resolution | None:
         """Let connections to the addresses pass. Returns when the kernel has them; an outcome if it refuses them."""
-        wanted = [one for one in packed if one in self._public and any(self._filled[n][len(one)] for n in covering)]
+        wanted = [
+            one
+            for one in packed
+            if one in self._public and (not covering or any(self._filled[n][len(one)] for n in covering))
+        ]
         if not wanted:
             return None  # every public address is granted anyway, or an entry of the manifest names it
-        status = await self._broker.add(ttl, covering, wanted)
+        adding = self._broker.add(ttl, covering, wanted) if covering else self._broker.leased(ttl, host, wanted)
+        status = await adding
         if status == broker_wire.DONE:
             return None
         return Resolution(dns_wire.SERVFAIL, code="set_full") if status == broker_wire.FULL else _UPSTREAM

@@ -56,6 +56,16 @@ class BrokerClient:
         status, _ = await self._ask(lambda ident: broker_wire.add_request(ident, ttl, patterns, packed))
         return status
 
+    async def approved(self, host: str, seconds: float) -> bool:
+        """Whether a name may be resolved under a lease; an operator may need so long to say so."""
+        status, _ = await self._ask(lambda ident: broker_wire.ask_request(ident, host), seconds + _BROKER_SECONDS)
+        return status == broker_wire.DONE
+
+    async def leased(self, ttl: int, host: str, packed: Sequence[bytes]) -> int:
+        """Put the addresses of a name with a lease into its sets; as ``add``."""
+        status, _ = await self._ask(lambda ident: broker_wire.leased_request(ident, ttl, host, packed))
+        return status
+
     async def asked(self, resolver: int, query: bytes) -> int | None:
         """A UDP socket for the answer to a query that was sent; the caller's to close, None when none was sent."""
         _, fd = await self._ask(lambda ident: broker_wire.udp_request(ident, resolver, query))
@@ -66,7 +76,7 @@ class BrokerClient:
         _, fd = await self._ask(lambda ident: broker_wire.tcp_request(ident, resolver))
         return fd
 
-    async def _ask(self, request: Callable[[int], bytes]) -> tuple[int, int | None]:
+    async def _ask(self, request: Callable[[int], bytes], seconds: float = _BROKER_SECONDS) -> tuple[int, int | None]:
         if len(self._unsent) >= _REQUESTS:
             return broker_wire.FAILED, None
         self._next = ident = (self._next + 1) & 0xFFFFFFFF
@@ -74,7 +84,7 @@ class BrokerClient:
         self._unsent.append(request(ident))
         if len(self._unsent) == 1:
             self._send()
-        found = await self._loop.result(future, time.monotonic() + _BROKER_SECONDS)
+        found = await self._loop.result(future, time.monotonic() + seconds)
         self._asked.pop(ident, None)
         return found or (broker_wire.FAILED, None)
 

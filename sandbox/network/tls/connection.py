@@ -70,9 +70,9 @@ class Connection:
 
     ``agent`` does not block and is closed with the connection. ``refused`` is called with the name, if any, and the
     code. Times are seconds of the caller's clock; ``deadline`` is when ``expire`` is due. ``others`` returns the other
-    addresses of a name. ``name`` is the one of the first granted hello. ``connect`` begins a connection and does not
-    wait for it. ``divert`` hands a connection to a host whose requests are read over to the gate that reads them, and
-    returns the stream to carry in its place.
+    addresses of a name. ``name`` is the one of the first granted hello, and ``leased`` says that a lease alone grants
+    it. ``connect`` begins a connection and does not wait for it. ``divert`` hands a connection to a host whose requests
+    are read over to the gate that reads them, and returns the stream to carry in its place.
     """
 
     def __init__(
@@ -98,6 +98,7 @@ class Connection:
         self._reader, self._answer = HelloReader(), AnswerReader()
         self._name: str | None = None
         self.name: str | None = None
+        self.leased = False
         self._retried = False
         self._race: Race | None = None
         self._way: _Way | None = None
@@ -204,6 +205,7 @@ class Connection:
         self._name = hello.name
         self._judge(hello)
         self.name = hello.name
+        self.leased = bool(hello.name and self._plan.leased(hello.name, self._port))
         # An address that is granted as such is the only one that is meant.
         others = self._others(hello.name) if hello.name and self._plan.named(hello.name, self._port) else ()
         self.stage = Stage.CONNECT
@@ -225,6 +227,8 @@ class Connection:
                 return hello
 
     def _judge(self, hello: Hello) -> None:
+        if self.leased and hello.name == self.name and not hello.ech:
+            return  # the second hello of the one connection of a lease
         code = self._plan.refusal(self._host, self._port, hello)
         if code is not None:
             raise Refused(code)

@@ -15,13 +15,15 @@ from policy.compile.network.firewall import GATE_UID
 from sandbox.kernel.proc.spawn import PATIENCE, Patience
 from sandbox.network.gate import prefork
 from sandbox.network.gate import process as gate_process
+from sandbox.network.gate.lease_desk import LeaseDesk
 from sandbox.network.reached import TellReached
 from sandbox.network.tls import client_hello, connection, race, server, splice
+from sandbox.network.tls.leases import LeaseLine
 from sandbox.network.tls.plan import IDLE_SECONDS
 
 T = TypeVar("T")
 LAYER = "sni"
-CODES = client_hello.CODES | connection.CODES | race.codes() | {"not_redirected", "connections_wait"}
+CODES = client_hello.CODES | connection.CODES | race.codes() | {"not_approved", "not_redirected", "connections_wait"}
 # Beyond what every gate needs: taking connections, making them, and carrying bytes between the two.
 CALLS = frozenset({
     "accept4", "connect", "getpeername", "getsockname", "getsockopt", "pipe2", "setsockopt", "shutdown", "socket",
@@ -52,6 +54,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
     reached: TellReached | None = None,
     names: int | None = None,
     inject: tuple[Sequence[str], int] | None = None,
+    desk: LeaseDesk | None = None,
     idle_seconds: int = IDLE_SECONDS,
     join_files: Sequence[str] = (),
     patience: Patience = PATIENCE,
@@ -59,10 +62,10 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
     """Serve the ``tls`` part of gates.json while the block lasts.
 
     ``inside`` runs a call in the gateway's namespace and returns its value. ``reached`` is told the destinations of
-    carried connections. ``names`` is the end of a line on which the DNS gate tells the addresses of names.
-    ``inject`` are the hosts whose requests are read, and the line to the gate that does. A connection that says nothing
-    for ``idle_seconds`` is ended. Does not wait until the gate is ready: a connection that comes before waits in the
-    backlog.
+    carried connections. ``names`` is the end of a line on which the DNS gate tells the addresses of names. ``desk``
+    gives leases for the names that need one. ``inject`` are the hosts whose requests are read, and the line to the gate
+    that does. A connection that says nothing for ``idle_seconds`` is ended. Does not wait until the gate is ready: a
+    connection that comes before waits in the backlog.
 
     Raises:
         errors.RunError: what ``patience`` watches said so, or it was not executed in time.
@@ -77,6 +80,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
             except OSError as e:
                 raise errors.KernelError(f"cannot listen for the TLS gate: {e.strerror}") from e
             ours.callback(os.close, namespace)
+            leases = stack.enter_context(contextlib.closing(LeaseLine(desk))) if desk and plan.get("asked") else None
             gate = gate_process.Gate(
                 module=KIND.module,
                 layer=LAYER,
@@ -91,6 +95,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                     **{name: one.fileno() for name, one in zip(("v4", "v6"), listeners, strict=True)},
                     **({} if names is None else {"names": names}),
                     **({} if inject is None else {"inject": inject[1]}),
+                    **({} if leases is None else {"leases": leases.gate_end}),
                 },
                 calls=CALLS if inject is None else CALLS | INJECT_CALLS,
                 namespace=namespace,
@@ -99,7 +104,10 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                 patience=patience,
             )
             process = stack.enter_context(gate_process.start(gate))
-        yield TlsGate(process, process.watches(denied, reached=reached))
+            if leases is not None:
+                leases.started()
+        watches = process.watches(denied, reached=reached)
+        yield TlsGate(process, watches if leases is None else {**watches, leases.fileno(): leases.serve})
 
 
 def _listeners(port: int) -> list[socket.socket]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sandbox.network.tls.client_hello import Hello
+from sandbox.network.tls.leased_names import LeasedNames
 
 # The operator's default (sandbox.config, `connection_idle_seconds`).
 IDLE_SECONDS = 86_400
@@ -17,9 +18,12 @@ class TlsPlan:
     """The granted names and spans of addresses, each with their ports.
 
     ``idle_seconds`` is how long a connection may say nothing, ``injected`` are names whose requests are read.
+    ``leases`` are the names that need a lease and have one.
     """
 
-    def __init__(self, document: Mapping[str, Any]) -> None:
+    def __init__(self, document: Mapping[str, Any], leases: LeasedNames | None = None) -> None:
+        self._leases = leases or LeasedNames()
+        self._asked: dict[str, _Ports] = {one["pattern"]: _ports(one["ports"]) for one in document.get("asked", ())}
         self.idle_seconds = float(document.get("idle_seconds", IDLE_SECONDS))
         self._injected = frozenset(document.get("injected", ()))
         self._names: dict[str, _Ports] = {}
@@ -46,11 +50,23 @@ class TlsPlan:
             return "ech_present"
         if hello.name is None:
             return "no_sni"
-        return None if self.named(hello.name, port) else "sni_not_granted"
+        if self.named(hello.name, port):
+            return None
+        return "not_approved" if self._asks(hello.name, port) else "sni_not_granted"
 
     def named(self, name: str, port: int) -> bool:
-        """Whether a name is granted as such on this port."""
+        """Whether a name is granted as such on this port, by the manifest or by a lease."""
+        return self._written(name, port) or self.leased(name, port)
+
+    def leased(self, name: str, port: int) -> bool:
+        """Whether a lease alone lets a connection to a name begin."""
+        return self._asks(name, port) and not self._written(name, port) and self._leases.live(name)
+
+    def _written(self, name: str, port: int) -> bool:
         return any(_within(port, self._names.get(pattern, ())) for pattern in _patterns(name))
+
+    def _asks(self, name: str, port: int) -> bool:
+        return any(_within(port, self._asked.get(pattern, ())) for pattern in _patterns(name))
 
     def injected(self, name: str) -> bool:
         """Whether requests to a name are read, to add a secret to them."""

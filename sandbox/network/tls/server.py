@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from sandbox.network.gate.told_names import ToldNames
 from sandbox.network.tls.connection import Connection, Stage, reset_on_close, send_at_once
+from sandbox.network.tls.leased_names import LeasedNames
 from sandbox.network.tls.plan import TlsPlan
 from sandbox.network.tls.splice import Pipes
 
@@ -48,11 +49,16 @@ class TlsServer:
         denied: Callable[[str, str], None],
         *,
         names: ToldNames | None = None,
+        leases: LeasedNames | None = None,
         reached: Callable[[str, int, int], bool] = lambda target, connections, carried: True,
         inject: socket.socket | None = None,
         most: int = CONNECTIONS,
     ) -> None:
-        self._plan, self._denied, self._most = TlsPlan(plan), denied, most
+        self._leases = leases or LeasedNames()
+        self._plan, self._denied, self._most = TlsPlan(plan, self._leases), denied, most
+        # Connections that are the only one of their lease, until a server has taken them.
+        self._only: set[Connection] = set()
+        self._met: set[Connection] = set()
         self._pipes = Pipes()
         self._epoll = select.epoll()
         self._listeners = {one.fileno(): one for one in listeners}
@@ -69,6 +75,8 @@ class TlsServer:
         self._listen()
         if self._names.fileno() >= 0:
             self._epoll.register(self._names.fileno(), select.EPOLLIN)
+        if self._leases.fileno() >= 0:
+            self._epoll.register(self._leases.fileno(), select.EPOLLIN)
 
     def serve(self) -> None:
         """Serve for good."""
@@ -82,11 +90,14 @@ class TlsServer:
         for fd, _ in events:
             if fd == self._names.fileno():
                 self._names.take(now)
+            elif fd == self._leases.fileno():
+                self._leases.read()
             elif fd in self._listeners:
                 self._accept(self._listeners[fd], now)
             elif (connection := self._by_fd.get(fd)) is not None:
                 connection.turn(now)
                 self._wait_for(connection)
+        self._end(self._leases.ended())
         if now >= self._next_look:
             self._next_look = now + _LOOK_SECONDS
             for connection in [one for one in self._connections if one.deadline <= now]:
@@ -124,6 +135,26 @@ class TlsServer:
             except OSError:
                 reset_on_close(agent)
                 agent.close()
+
+    def _end(self, hosts: Sequence[str]) -> None:
+        """End the connections of leases that are over."""
+        for connection in [one for one in self._connections if one.leased and one.name in hosts] if hosts else ():
+            connection.close()
+            self._wait_for(connection)
+
+    def _lease(self, connection: Connection) -> None:
+        """Count a connection under a lease: it may be the only one, which counts once a server has taken it."""
+        assert connection.name is not None
+        if connection not in self._met:
+            self._met.add(connection)
+            if self._leases.take(connection.name):
+                self._only.add(connection)
+        over = connection.stage is Stage.CLOSED
+        if connection in self._only and (connection.is_made or over):
+            self._only.discard(connection)
+            (self._leases.used if connection.is_made else self._leases.give_back)(connection.name)
+        if over:
+            self._met.discard(connection)
 
     def _count(self, connection: Connection) -> None:
         """Count what a connection carried since it was last counted."""
@@ -201,6 +232,8 @@ class TlsServer:
 
     def _wait_for(self, connection: Connection) -> None:
         """Register the connection's present events with epoll."""
+        if connection.leased:
+            self._lease(connection)
         before, after = self._waited.get(connection, {}), connection.interest()
         if connection.stage is Stage.CLOSED:
             self._count(connection)
@@ -237,12 +270,16 @@ class TlsServer:
 def serve(gate: Any) -> None:
     """Serve TLS as the gate process: seal, then serve the listeners ``v4`` and ``v6``.
 
-    ``names`` is the line on which the DNS gate tells the addresses of names, where there is one.
+    ``names`` is the line on which the DNS gate tells the addresses of names, where there is one, and ``leases`` the one
+    to the supervisor about names that need a lease.
     """
     listeners = [socket.socket(fileno=gate.fds[name]) for name in ("v4", "v6")]
     names = ToldNames(socket.socket(fileno=gate.fds["names"]) if "names" in gate.fds else None)
     inject = socket.socket(fileno=gate.fds["inject"]) if "inject" in gate.fds else None
-    server = TlsServer(gate.plan, listeners, gate.denied, names=names, reached=gate.reached, inject=inject)
+    leases = LeasedNames(socket.socket(fileno=gate.fds["leases"]) if "leases" in gate.fds else None)
+    server = TlsServer(
+        gate.plan, listeners, gate.denied, names=names, leases=leases, reached=gate.reached, inject=inject
+    )
     gate.seal()
     server.serve()
 

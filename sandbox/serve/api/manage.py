@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 from policy import errors
+from sandbox.control import approvals as control
 from sandbox.control import manager
 from sandbox.control.manager import Requester
 from sandbox.serve.api import protocol
@@ -52,6 +53,16 @@ def logs(session: Session, asked: protocol.Logs) -> None:
     run = asked.run or manager.newest(state, requester, asked.agent or "")
     answer = manager.logs(state, requester, run, asked.offset, stream=asked.stream)
     session.answer({"kind": "logs", **answer})
+
+
+def approvals(session: Session, asked: protocol.ApprovalsRequest) -> None:
+    """Answer a request about what runs are held for.
+
+    Raises:
+        errors.CovenantError: it was refused.
+    """
+    answer = control.VERBS[asked.verb](session.supervisor.path, _requester(session), **asked.fields)
+    session.answer({"kind": "approvals", **answer})
 
 
 def attach(session: Session, asked: protocol.AttachRequest) -> None:

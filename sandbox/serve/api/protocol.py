@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal, Self
 import pydantic
 
 from policy import base58, errors, json_bounds
-from policy.signing import strict_json
+from policy.signing import lease, strict_json
 from policy.signing.statement import AGENT_ID_PATTERN
 from sandbox import unix_wire
 
@@ -279,6 +279,31 @@ class WorkspaceRequest(ServiceRequest):
         return {name: value for name, value in self if name not in ("kind", "verb") and value is not None}
 
 
+_LEASE_CHARACTERS: Final = lease.MAX_BYTES
+
+
+class ApprovalsRequest(ServiceRequest):
+    """Ask about what runs are held for: ``list``, ``grant`` by a signed lease, ``deny`` (sandbox.control.approvals)."""
+
+    kind: Literal["approvals"]
+    verb: Literal["list", "grant", "deny"]
+    request: Annotated[str, pydantic.Field(min_length=1, max_length=64)] | None = None
+    lease: Annotated[str, pydantic.Field(min_length=1, max_length=_LEASE_CHARACTERS)] | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _fits(self) -> ApprovalsRequest:
+        needs = {"list": set[str](), "grant": {"request", "lease"}, "deny": {"request"}}[self.verb]
+        if set(self.fields) != needs:
+            raise ValueError(f"`{self.verb}` takes {', '.join(sorted(needs)) or 'no field'}")
+        return self
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Return the fields that the verb takes."""
+        given = {"request": self.request, "lease": self.lease}
+        return {name: value for name, value in given.items() if value is not None}
+
+
 # Of each verb, the fields that it needs, and those that it may have.
 _WORKSPACE_FIELDS: Final[Mapping[str, tuple[set[str], set[str]]]] = {
     "list": (set(), set()),
@@ -302,6 +327,7 @@ KINDS: Final[Mapping[str, type[ServiceRequest]]] = {
     "attach": AttachRequest,
     "check_package": CheckPackage,
     "workspace": WorkspaceRequest,
+    "approvals": ApprovalsRequest,
 }
 
 

@@ -19,4 +19,5 @@ HANDLERS: Final[Mapping[str, Callable[[Session, Any], None]]] = {
     "attach": manage.attach,
     "check_package": check_package.check_package,
     "workspace": workspaces.answer,
+    "approvals": manage.approvals,
 }

@@ -39,8 +39,11 @@ ports = st.tuples(st.integers(1, 12), st.integers(0, 6)).map(lambda p: (p[0], p[
 port_lists = st.lists(ports | st.just((443, 443)), min_size=1, max_size=3)
 entries = st.tuples(hosts, port_lists, st.sampled_from(PROTOCOLS))
 
+asked_entries = st.tuples(st.one_of(names, names.map(lambda n: f"*.{n}")), port_lists, st.just("tls"))
+
 networks = st.one_of(
     st.lists(entries, max_size=6).map(Network.of),
+    st.builds(Network.of, st.lists(entries, max_size=3), st.lists(asked_entries, max_size=3)),
     st.sampled_from(NETWORK_MODES).map(Network.without_table),
     st.just(Network.top()),
 )

@@ -62,7 +62,8 @@ def ruleset(network: Network, limit: int | None) -> str:
     )
     found = Destinations.of(network)
     rows = found.rows()
-    traced = Traced(found, rows, {row.key: Cause("manifest", "permissions.network") for row in rows})
+    causes = {row.key: Cause("manifest", "permissions.network") for row in rows}
+    traced = Traced(found, rows, causes, {row.key: 60 for row in rows})
     return firewall.compile(effective, traced, Origins(MANIFEST, effective), Provenance()).decode()
 
 

@@ -64,7 +64,7 @@ def test_unknown_key_is_refused() -> None:
 
 
 def _policy(manifest: Manifest, facts: HostFacts) -> str:
-    package = Package({"agent.toml": b"", "main.py": b""}, ())
+    package = Package({"agent.toml": b"", "main.py": b""}, None)
     return decide.compile_unsigned(package, manifest, host=facts).artefacts.digest
 
 
@@ -92,7 +92,7 @@ def test_policy_compiles_where_nothing_is_known(runtime: str) -> None:
     manifest = sample.manifest(runtime=runtime, more=write, filesystem="host")
     done = other_host.complete(other_host.nothing_known(manifest), manifest, {})
     assert len(done.unknown) == 3
-    package = Package({"agent.toml": b"", "main.py": b""}, ())
+    package = Package({"agent.toml": b"", "main.py": b""}, None)
     decision = decide.compile_unsigned(package, manifest, host=done.facts)
     assert decision.refusals == ()
 
@@ -108,6 +108,6 @@ def test_exported_refusal_stays() -> None:
 def test_never_grantable_paths_stay_so() -> None:
     manifest = sample.manifest(more='[permissions.filesystem]\nread = ["/root/.ssh"]\n')
     done = other_host.complete(other_host.nothing_known(manifest), manifest, {})
-    package = Package({"agent.toml": b"", "main.py": b""}, ())
+    package = Package({"agent.toml": b"", "main.py": b""}, None)
     refused = decide.compile_unsigned(package, manifest, host=done.facts).refusals
     assert [type(one) for one in refused] == [errors.NeverGrantableError]

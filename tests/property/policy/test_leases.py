@@ -1,0 +1,118 @@
+"""10,000 leases that are not for the request that waits: replays, other runs, wider targets, ended and revoked keys."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from policy import errors
+from policy.leases.book import LeaseBook, RunOfLeases
+from policy.signing import lease, strict_json
+from tests import signing_kit as kit
+
+NOW, DAY = kit.NOW, kit.DAY
+RUN = RunOfLeases("0b5c3a52-0f5e-4a55-9a07-2f4f3f1f9b52", "hello", "1" * 64)
+REQUEST, TARGET = "3f" * 8, "api.example.com"
+ROOT = kit.root(kit.operator(1), revoked=kit.revoked(keys=[kit.revoked_key(3)]))
+GOOD: dict[str, Any] = {
+    "agent_id": RUN.agent_id,
+    "run_id": RUN.run_id,
+    "policy_digest": RUN.policy_digest,
+    "request_id": REQUEST,
+    "kind": "network",
+    "target": TARGET,
+    "duration": "run",
+    "nonce": "0" * 32,
+    "not_before": NOW - 1000,
+    "expires_at": NOW + DAY,
+}
+HEX = "0123456789abcdef"
+
+
+def _hex(chance: random.Random, size: int, but: str) -> str:
+    made = "".join(chance.choice(HEX) for _ in range(size))
+    return made if made != but else _hex(chance, size, but)
+
+
+def _wider(chance: random.Random) -> str:
+    return chance.choice([
+        "example.com", "*.example.com", "*", f"{TARGET}.", f"{TARGET} ", TARGET.upper(), f"{TARGET}\0", f"www.{TARGET}",
+        f"{TARGET}:443", "other.example.com", f"{chance.randrange(10**9)}.example.com",
+    ])  # fmt: skip
+
+
+def _changed(chance: random.Random) -> tuple[dict[str, Any], int]:
+    """One field that is not the request's, or a time at which the lease is none; and the signer."""
+    how = chance.randrange(8)
+    choices: list[dict[str, Any]] = [
+        {"run_id": _hex(chance, 32, RUN.run_id)},
+        {"policy_digest": _hex(chance, 64, RUN.policy_digest)},
+        {"request_id": _hex(chance, 16, REQUEST)},
+        {"target": _wider(chance)},
+        {"agent_id": chance.choice(["hello2", "hell", "other", "hello-x"])},
+        {"expires_at": NOW - chance.randrange(999)},
+        {"not_before": NOW + 1 + chance.randrange(DAY // 2)},
+        {},
+    ]
+    changes = choices[how]
+    # A revoked key, or one that no trust root has.
+    return {**GOOD, "nonce": _hex(chance, 32, ""), **changes}, chance.choice([2, 3]) if how == 7 else 1
+
+
+def _given(book: LeaseBook, fields: dict[str, Any], signer: int = 1, now_ms: int = NOW) -> None:
+    # A signature costs a millisecond, and half of the fields are nothing to it: those come to the book as if verified.
+    alone = all(fields[name] == GOOD[name] for name in ("run_id", "policy_digest", "request_id", "target"))
+    if alone:
+        raw = kit.envelope(strict_json.dumps(fields), signer, payload_type=lease.PAYLOAD_TYPE)
+        signed = lease.verify(raw, ROOT, role=None, now_ms=now_ms)
+    else:
+        signed = lease.SignedLease(strict_json.validate(lease.LeaseStatement, fields), ("op1",), "0" * 64)
+    book.grant(signed, now_ms=now_ms)
+
+
+def _refused(book: LeaseBook, fields: dict[str, Any], signer: int = 1, now_ms: int = NOW) -> bool:
+    try:
+        _given(book, fields, signer, now_ms)
+    except (errors.CovenantError, strict_json.MalformedJsonError):
+        return True
+    return False
+
+
+def _book() -> LeaseBook:
+    book = LeaseBook(RUN, lambda kind, target: target == TARGET)
+    book.ask("network", TARGET, REQUEST, now_ms=NOW, ends_ms=NOW + 60_000)
+    return book
+
+
+def test_leases_for_something_else_never_count() -> None:
+    chance, book = random.Random(27), _book()
+    accepted = [fields for fields, signer in (_changed(chance) for _ in range(8_000))
+                if not _refused(book, fields, signer)]  # fmt: skip
+    assert accepted == []
+    # The positive control, in the same book; its replays, also for a later request of the same target.
+    _given(book, GOOD)
+    assert book.live("network", TARGET, NOW) is not None
+    replays = 0
+    for number in range(2_000):
+        now_ms = NOW + 2 * DAY + number * 100_000 if number % 2 else NOW + 1 + number
+        book.overdue(now_ms)
+        again = {**GOOD, "request_id": f"{number:016x}", "expires_at": now_ms + DAY}
+        book.ask("network", TARGET, again["request_id"], now_ms=now_ms, ends_ms=now_ms + 60_000)
+        # The same lease, and one with its nonce for the new request.
+        replays += not _refused(book, GOOD, 1, now_ms) or not _refused(book, again, 1, now_ms)
+    assert replays == 0
+
+
+def test_lease_lives_no_longer_than_it_says() -> None:
+    chance = random.Random(28)
+    for _ in range(300):
+        book, ends = _book(), NOW + 1 + chance.randrange(10**6)
+        duration = chance.choice(["once", "run", "until"])
+        _given(book, {**GOOD, "expires_at": ends, "duration": duration})
+        look = NOW + chance.randrange(2 * 10**6)
+        assert (book.live("network", TARGET, look) is not None) == (look < ends)
+        spent = book.use("network", TARGET)
+        assert (spent is not None) == (duration == "once")
+        assert (book.live("network", TARGET, NOW) is None) == (duration == "once")
+        assert len(book.overdue(ends)[1]) == 1
+        assert book.leases == ()
