@@ -34,6 +34,7 @@ from msgspec import Struct, structs
 from policy import errors
 from policy.compile.artefacts import Artefacts
 from policy.decompile.live import Readout
+from policy.leases.book import Lease
 from policy.prove import live
 from policy.prove.live import Layer, Standing
 from sandbox.attest import cgroups, leases, processes, root_file, streams, tracers, volumes, workspace
@@ -134,8 +135,7 @@ def _examine(
             family = {one.name.pid for one in found.all()}
             rules = artefacts.files["firewall.nft"]
             beside += attest_network.judge(made.network, network, rules, state=state, family=family)
-            granted += leases.noted(made.directory)
-            beside += leases.judge(artefacts.json("gates.json"), network.gateway.listing, granted)
+            beside += _leased(made, artefacts, network, granted, known, state)
     except _LeftError:
         return gone
     except (OSError, errors.CovenantError) as e:
@@ -188,6 +188,26 @@ def _beside(
         terms = artefacts.json("mounts.json")["workspace"]
         yield workspace.judge(made.workspace, terms, mounts, found.gofer.name.pid, made.uid)
     yield _package(made, artefacts, known)
+
+
+def _leased(
+    made: ReferenceValues,
+    artefacts: Artefacts,
+    network: View,
+    granted: tuple[Lease, ...],
+    known: VerifierCache,
+    state: Path,
+) -> tuple[Layer, ...]:
+    """(4) Check that asked names have addresses under a lease alone; ``granted`` is older than ``network``."""
+    assert made.network is not None
+    gates = artefacts.json("gates.json")
+    found = tuple(leases.judge(gates, network.gateway.listing, (*granted, *leases.noted(made.directory))))
+    if found:
+        # An element that expires by itself is no transaction: the listing may be an old one.
+        known.network.listings.pop("gateway", None)
+        granted, again = leases.noted(made.directory), attest_network.view(made.network, known.network, state=state)
+        found = tuple(leases.judge(gates, again.gateway.listing, (*granted, *leases.noted(made.directory))))
+    return found
 
 
 def _go_on(over: Callable[[], bool]) -> None:

@@ -164,8 +164,8 @@ def test_operator_answers_what_agent_asks(world: NetworkedWorld, net: Internet) 
             network="outbound-https-only",
             cpu_ms=90000,
         )
-    assert not operator.failed, operator.failed
     assert answer.error is None, (answer.error, answer.stderr)
+    assert not operator.failed, operator.failed
     assert answer.result is not None
     said = json.loads(answer.result.text)
     rows = [row["kind"] for row in world.rows()[before:]]

@@ -36,7 +36,7 @@ def test_every_key_can_be_written() -> None:
         "kept_workspaces = 3\nkept_workspaces_mb = 64\n"
         'socket = "/run/x.sock"\nagents = ["/srv/agents"]\novercommit = 1.5\n'
         'metrics = "127.0.0.1:9100"\njournal = false\nrunsc_network = "host"\n'
-        "connection_idle_seconds = 3600\n"
+        "connection_idle_seconds = 3600\nask_operators = true\n"
         "publish_ports = [18081]\n"
         '[vault]\nbackend = "openbao"\nkey = "/x/key"\naddress = "https://bao.example:8200"\ntoken = "/x/token"\n'
         'ca = "/x/ca.pem"\nmount = "kv"\nprefix = "agents"\ntimeout_seconds = 9\n'
@@ -48,7 +48,7 @@ def test_every_key_can_be_written() -> None:
     written |= {"callers", "caller_requests", "request_seconds", "on_supervisor_exit", "on_newer_serial", "socket"}
     written |= {"kept_workspaces", "kept_workspaces_mb"}
     written |= {"agents", "overcommit", "metrics", "journal", "vault", "runsc_network", "connection_idle_seconds"}
-    written |= {"publish_ports", "tls"}
+    written |= {"publish_ports", "tls", "ask_operators"}
     assert found.tls.ca == (Path("/x/company.pem"),)
     assert found.vault.model_fields_set == set(type(found.vault).model_fields)
     assert written | {"state"} == set(config.Config.model_fields)
