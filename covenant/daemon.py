@@ -264,7 +264,9 @@ async def _http(
     if settings.http_port is None:
         yield None
         return
-    gateway = http_gateway.HttpGateway(opened.server, group, origins=settings.http_origins)
+    gateway = http_gateway.HttpGateway(
+        opened.server, group, origins=settings.http_origins, supervisor=opened.runtime.supervised.ask
+    )
     with listen.bind(settings.http_bind, settings.http_port) as sock:
         try:
             await gateway.listen(sock)

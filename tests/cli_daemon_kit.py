@@ -83,7 +83,7 @@ def granted(home: Path) -> Iterator[Daemon]:
 
 
 @contextlib.contextmanager
-def running(home: Path) -> Iterator[Daemon]:
+def running(home: Path, **settings: Any) -> Iterator[Daemon]:
     """A daemon of ``home`` while the block lasts."""
     runs = Runs()
 
@@ -92,7 +92,7 @@ def running(home: Path) -> Iterator[Daemon]:
 
     with (
         anyio.from_thread.start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(daemon_kit.running(home, prepare=prepare)) as one,
+        portal.wrap_async_context_manager(daemon_kit.running(home, prepare=prepare, **settings)) as one,
     ):
         yield Daemon(home, runs, one.server, portal)
 

@@ -59,6 +59,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "doctor": ("covenant.cli.run.doctor", "doctor", "Say what this host can enforce, and the fix for the rest."),
     "daemon": ("covenant.cli.daemon.basics", "daemon", "Serve this home, as covenantd does."),
     "tui": ("covenant.cli.daemon.tui", "tui", "Watch and steer agents in the terminal."),
+    "console": ("covenant.cli.daemon.console", "console", "Print a link that logs a browser in to the web console."),
     "ping": ("covenant.cli.daemon.basics", "ping", "Ask the daemon whether it is there."),
     "bootstrap": ("covenant.cli.daemon.basics", "bootstrap", "Grant the operator what the packages require."),
     "intent": ("covenant.cli.daemon.intents", "intent", "Have an agent do something, and print its answer."),
@@ -88,7 +89,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Author: write a package": ("manifest", "dev", "policy", "denials", "tools", "layer"),
     "Run: start agents and see to them": (
         *("run", "exec", "stdio", "attach", "ps", "top", "logs", "wait", "suspend", "resume", "kill", "attest"),
-        *("approvals", "workspace", "volume", "tui", "bench"),
+        *("approvals", "workspace", "volume", "tui", "console", "bench"),
     ),
     "Operator: keys, secrets, the machine": (
         *("keys", "trust", "state", "vault", "models", "doctor", "metrics", "audit"),

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Final
 
-from covenant.handlers import clock, expiry, handshake, identity, receipts, tools
+from covenant.handlers import clock, console, expiry, handshake, identity, receipts, tools
 from covenant.handlers.access import secrets
 from covenant.handlers.audit import audit, consistency, provenance
 from covenant.handlers.grants import capabilities, peers
@@ -32,6 +32,7 @@ def joined(*families: Mapping[str, Handler]) -> dict[str, Handler]:
 HANDLERS: Final[Mapping[str, Handler]] = joined(
     handshake.HANDLERS,
     clock.HANDLERS,
+    console.HANDLERS,
     expiry.HANDLERS,
     submit.HANDLERS,
     results.HANDLERS,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from covenant.handlers.caller import Caller
+from covenant.handlers.state.console_logins import ConsoleLogins
 from covenant.handlers.state.event_feed import Feed
 from covenant.handlers.state.intent_progress import RunningIntents
 from covenant.handlers.state.pending_writes import PendingWrites
@@ -74,6 +75,7 @@ class Server:
     meter: Meter = field(default_factory=Meter)
     chain: Chain = field(default_factory=OffChain)
     live: RunningIntents = field(init=False)
+    console: ConsoleLogins = field(init=False)
     unfinished: PendingWrites = field(default_factory=PendingWrites)
     refusals: RefusalSummary = field(default_factory=RefusalSummary)
     rates: Rates = field(init=False)
@@ -84,6 +86,7 @@ class Server:
 
     def __post_init__(self) -> None:
         self.live = RunningIntents(self.feed)
+        self.console = ConsoleLogins(self.now_ms)
         self.rates = Rates(self.settings.peer_rate)
 
     async def respond(self, caller: Caller, request: requests.Request) -> responses.Response:

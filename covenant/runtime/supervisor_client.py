@@ -134,6 +134,15 @@ class Supervised:
             one["intent_id"]: (one.get("cpu_ms"), one.get("memory_bytes") or 0) for one in runs if one.get("intent_id")
         }
 
+    async def ask(self, kind: str, /, **fields: Any) -> Mapping[str, Any]:
+        """Send one request without descriptors, as this process's user, and return the reply.
+
+        Raises:
+            errors.CovenantError: the supervisor cannot be reached, or refused.
+        """
+        with _limited(_ASK_SECONDS, "did not answer in time"):
+            return await self._ask(kind, **fields)
+
     async def _ask_run(
         self, card: Card, intent: Intent, caller: AgentId, deadline: int | None, beside: list[dict[str, Any]]
     ) -> dict[str, Any]:

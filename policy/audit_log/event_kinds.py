@@ -132,6 +132,9 @@ VERSION_1: Final = frozenset({*V1, "capability_check", "intent_dispatched"})
 OURS: Final[Mapping[str, Mapping[str, str]]] = {
     "daemon_started": {"version": "text", "agents": "int", "recovered": "texts"},
     "daemon_stopped": {"reason": "text"},
+    # A link to the web console, before it is given out; and the login of a browser by it, before its cookie is set.
+    "console_link_made": {"expires_at": "int"},
+    "console_entered": {"expires_at": "int"},
     # An approval's answer, before it is posted: an answer that cannot be logged is not given. The number that it
     # resolved is in `hermes_approval_resolved`, written once the API said it.
     "hermes_approval_answered": {**_RUN, "choice": "text"},

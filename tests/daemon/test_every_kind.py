@@ -40,6 +40,8 @@ ANSWERS = {
     "list_agents": "agents",
     "list_expiries": "expiries",
     "set_clock": "clock_set",
+    # That daemon has no HTTP.
+    "open_console": "error",
     "list_approvals": "approvals",
     "list_peers": "peer_list",
     "list_tools": "tool_list",

@@ -78,6 +78,7 @@ WITNESS = f"witness.example/w1+5d5e1a2b+BKvN{_ROOT}"
 
 REQUESTS: dict[str, dict[str, Any]] = {
     "set_clock": {},
+    "open_console": {},
     "ping": {},
     "protocol_info": {},
     "authenticate": {"token_b58": TOKEN},
@@ -224,6 +225,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 RESPONSES: dict[str, dict[str, Any]] = {
     "expiries": {"expiries": [{"what": "envelope", "name": "researcher", "expires_at": AT}], "clock_behind_ms": 0},
+    "console_opened": {"url": "http://127.0.0.1:8421/#code=3mJr7AoUXx2Wqd", "expires_at": AT},
     "clock_set": {"changed": True, "from_ms": AT + 86_400_000, "to_ms": AT},
     "error": {"message": "no live grant of `memory.write`", "code": "capability_missing", "hint": "grant it"},
     "pong": {},

@@ -23,6 +23,8 @@ import anyio
 import anyio.abc
 from aiohttp import HttpVersion11, web
 
+from covenant.adapters.console.asks import AskSupervisor
+from covenant.adapters.console.pages import Console, Gate
 from covenant.adapters.http import feeds, guard, metrics, openapi, refusals, routes, streams
 from covenant.adapters.http import requests as http_requests
 from covenant.adapters.http.guard import Guard, Head
@@ -64,6 +66,7 @@ class HttpGateway:
     Args:
         group: runs the task that writes the count of unlogged wrong tokens.
         origins: the origins whose pages may send requests; invalid ones are ignored with a warning.
+        supervisor: asks the supervisor for the console.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class HttpGateway:
         *,
         origins: Sequence[str] = (),
         bounds: HttpBounds | None = None,
+        supervisor: AskSupervisor | None = None,
     ) -> None:
         self.server = server
         self.bounds = bounds or HttpBounds()
@@ -103,6 +107,8 @@ class HttpGateway:
             has_head = route.method == "GET" and route.stream is None and route.pattern not in self._own
             for method in (route.method, *(["HEAD"] if has_head else [])):
                 app.router.add_route(method, route.pattern, handler, expect_handler=_not_yet)
+        gate = Gate(self._body, self._write_refused, self._known, self._one_more_stream, self.bounds.pace)
+        Console(server, supervisor or _no_supervisor, gate).add_to(app.router, _not_yet)
         self._listener = Listener(app, connections=self.bounds.connections, head_seconds=self.bounds.head_seconds)
 
     async def listen(self, sock: socket.socket) -> None:
@@ -110,6 +116,8 @@ class HttpGateway:
         self.port = sock.getsockname()[1]
         self._guard = Guard(self.port, self._guard.origins)
         await self._listener.listen(sock)
+        name = sock.getsockname()[0]
+        self.server.console.address = f"http://[{name}]:{self.port}" if ":" in name else f"http://{name}:{self.port}"
 
     async def stop(self, *, grace_seconds: float) -> None:
         """Accept no more, end the streams, finish running requests within ``grace_seconds``, and abort the rest."""
@@ -187,13 +195,16 @@ class HttpGateway:
 
     async def _serve(self, route: Route, request: web.Request) -> web.StreamResponse:
         caller = await self._admitted(request)
-        self._listener.known(request.transport)
+        self._known(request)
         if own := self._own.get(route.path):
             return await own(request, caller)
         asked, on = await self._asked(route, request), _follow(route, request)
         if route.stream and streams.wanted(request.headers.getall("Accept", [])):
             return await self._stream(request, caller, asked, on=on)
         return self._answered(await self.server.respond(caller, asked))
+
+    def _known(self, request: web.Request) -> None:
+        self._listener.known(request.transport)
 
     async def _admitted(self, request: web.Request) -> Caller:
         try:
@@ -310,6 +321,10 @@ def _follow(route: Route, request: web.Request) -> bool:
 
 async def _not_yet(request: web.Request) -> None:
     """Do nothing: aiohttp would ask for the body before the token is checked."""
+
+
+async def _no_supervisor(kind: str, /, **fields: Any) -> Mapping[str, Any]:
+    raise errors.NoSupervisorError("no supervisor is there to ask", hint="start covenant-supervisor")
 
 
 def _unavailable(message: str) -> errors.HttpRefusedError:

@@ -19,6 +19,7 @@ from policy import errors
 
 BODY_BYTES: Final = 8 * 1024 * 1024
 # Only these names mean this machine. RFC 9110, section 7.2: Host is the host that the client asked for.
+CONSOLE: Final = "/console/"
 LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 _ORIGIN: Final = re.compile(r"https?://(?:[a-z0-9-]+(?:\.[a-z0-9-]+)*|\[[0-9a-f:]+\])(?::[0-9]{1,5})?")
 _JSON: Final = re.compile(r'application/json(?:\s*;\s*charset="?utf-8"?)?\s*', re.IGNORECASE)
@@ -99,12 +100,18 @@ class Guard:
             raise _refused(421, "this is not the host that was asked for", hint=f"ask 127.0.0.1:{self.port}")
 
     def origin(self, head: Head) -> str | None:
-        """Return the origin of the requesting page if it is listed; None without one.
+        """Return the origin of the requesting page if it is listed; None without one, or for the console's own page.
 
         Raises:
             errors.HttpRefusedError: it is not listed, or there are several.
         """
         origin = _one(head, "Origin")
+        if (
+            origin is not None
+            and head.target.startswith(CONSOLE)
+            and origin == f"http://{head.headers['Host'].lower()}"
+        ):
+            return None
         if origin is not None and origin not in self.origins:
             # Refuse instead of only leaving out CORS headers: some GET requests have effects.
             raise _refused(403, "this origin may not ask here", hint="list it in COVENANT_HTTP_ORIGINS")

@@ -105,6 +105,11 @@ class Feed:
         """The number of subscribers."""
         return len(set[Subscription]().union(*self._subscribers.values()))
 
+    @property
+    def closed(self) -> bool:
+        """Whether the daemon stops."""
+        return self._closed
+
     def publish(self, topic: Topic, value: Any) -> None:
         """Queue ``value`` for each subscriber of ``topic``. It must not change afterwards: all subscribers share it."""
         self._number += 1

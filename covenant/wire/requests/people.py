@@ -109,6 +109,12 @@ class SetClock(Request):
     kind: Literal["set_clock"] = "set_clock"
 
 
+class OpenConsole(Request):
+    """Ours: a link that logs one browser in to the web console, once and soon; for the operator."""
+
+    kind: Literal["open_console"] = "open_console"
+
+
 class GetSecret(Request):
     """A secret by its name."""
 

@@ -119,6 +119,14 @@ class ClockSet(Response):
     to_ms: U64
 
 
+class ConsoleOpened(Response):
+    """Ours, to ``open_console``. The code is in the fragment of ``url``, which no browser sends to a server."""
+
+    kind: Literal["console_opened"] = "console_opened"
+    url: str
+    expires_at: U64
+
+
 class Secret(Response):
     """To ``get_secret``."""
 

@@ -46,11 +46,11 @@ def test_table_has_every_route_of_version_1() -> None:
 
 
 def test_every_kind_has_route_but_those_for_connection() -> None:
-    """And secrets, which a web page's program has no business with."""
+    """And secrets and links to the console, which a web page's program has no business with."""
     routed = {route.kind for route in routes.TABLE} - {""}
     missing = set(requests.KINDS) - routed
     served = {kind for kind in missing if requests.KINDS[kind] is not requests.Unsupported}
-    assert served == {"ping", "protocol_info", "authenticate", "get_secret"}
+    assert served == {"ping", "protocol_info", "authenticate", "get_secret", "open_console"}
     assert routed <= set(requests.KINDS)
     assert {route.answer for route in routes.TABLE} - {"", "health", "version"} <= set(responses.KINDS)
 

@@ -1,0 +1,86 @@
+"""The requests that the console's pages may send to the daemon and the supervisor: a closed table, few of them acts.
+
+A page may not ask for a token, a secret or a signature, nor for a further link: a script that got into a page could
+read and steer what its operator can see, and no more, and nothing of it after the session.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import anyio
+
+from covenant.handlers.caller import Caller
+from covenant.handlers.server import Server
+from covenant.wire import requests, responses
+from policy import errors, wire_json
+from policy.signing import strict_json
+
+# Asks the supervisor once.
+AskSupervisor = Callable[..., Awaitable[Mapping[str, Any]]]
+
+DAEMON: Final = frozenset(
+    {
+        "a2_a_queue",
+        "capability_usage",
+        "get_intent_result",
+        "list_agents",
+        "list_approvals",
+        "list_expiries",
+        "list_peers",
+        "list_tools",
+        "prove_audit_inclusion",
+        "recent_audit",
+        "recent_capabilities",
+        "recent_debits",
+        "recent_denials",
+        "recent_memory",
+        "recent_receipts",
+        "resolve_approval",
+        "search_memory",
+        "verify_audit_integrity",
+    }
+)
+SUPERVISOR: Final = frozenset({"logs", "operate", "ps", "top"})
+# The requests that a supervisor gets from all pages at once; it takes 32 of one user.
+_AT_ONCE: Final = 4
+
+
+class Asks:
+    """The requests of all pages of one daemon."""
+
+    def __init__(self, server: Server, supervisor: AskSupervisor) -> None:
+        self._server, self._supervisor = server, supervisor
+        self._turns = anyio.Semaphore(_AT_ONCE)
+
+    async def answer(self, caller: Caller, body: bytes) -> bytes:
+        """Return the document that answers the request in ``body``: ``of``, ``kind`` and the fields of the kind.
+
+        Raises:
+            errors.MalformedRequestError: it is no such document, or of a kind that pages may not send.
+        """
+        asked = wire_json.read(body)
+        if not isinstance(asked, dict):
+            raise errors.MalformedRequestError("a request is a JSON object")
+        of, kind = asked.pop("of", None), asked.get("kind")
+        if of == "daemon" and kind in DAEMON:
+            request = requests.parse(json.dumps(asked).encode())
+            return (await self._server.respond(caller, request)).to_bytes()
+        if of == "supervisor" and kind in SUPERVISOR:
+            return await self._of_supervisor(asked)
+        raise errors.MalformedRequestError(f"the console sends no `{strict_json.shown(str(kind)[:64])}`")
+
+    async def runs(self) -> bytes:
+        """Return the answer to ``top``, or the error document."""
+        return await self._of_supervisor({"kind": "top"})
+
+    async def _of_supervisor(self, asked: dict[str, Any]) -> bytes:
+        kind = asked.pop("kind")
+        try:
+            async with self._turns:
+                document = await self._supervisor(kind, **asked)
+        except errors.CovenantError as e:
+            return responses.Error.of(e).to_bytes()
+        return json.dumps(document).encode()

@@ -1,0 +1,51 @@
+// What the daemon sends while the page is open: the live runs, and numbers that grow with each change of a store.
+import { signal } from "../vendor/signals-core.js";
+import { events, leave, state } from "./session.js";
+
+export const runs = signal([]);
+export const runsError = signal(null);
+export const changes = signal({});
+export const connected = signal(false);
+const AGAIN_MS = 2000;
+
+function take(chunk) {
+  if (chunk.runs) {
+    runsError.value = chunk.runs.kind === "error" ? chunk.runs : null;
+    runs.value = chunk.runs.runs ?? [];
+  }
+  if (chunk.changes) changes.value = chunk.changes;
+}
+
+async function read(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const blocks = (rest + value).split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const data = block.split("\n").find((one) => one.startsWith("data: "));
+      if (!data) continue;
+      const envelope = JSON.parse(data.slice(6));
+      if (envelope.kind === "stream_chunk") take(envelope.chunk);
+      if (envelope.kind === "stream_error") leave(envelope.message);
+    }
+  }
+}
+
+export async function follow() {
+  while (state.value === "in") {
+    try {
+      const answer = await events();
+      if (answer.status === 401) leave((await answer.json()).message);
+      if (!answer.ok) throw new Error(answer.statusText);
+      connected.value = true;
+      await read(answer.body);
+    } catch {
+      // The daemon is away or restarts; it is asked again.
+    }
+    connected.value = false;
+    await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
+  }
+}

@@ -1,0 +1,70 @@
+// The console: a login, a menu, and one page for each address behind #.
+import { render } from "../vendor/preact.js";
+import { useEffect } from "../vendor/hooks.js";
+import { signal } from "../vendor/signals.js";
+import { html } from "./html.js";
+import { connected, follow } from "./live.js";
+import { Overview } from "./overview.js";
+import { enter, logOut, state, why } from "./session.js";
+import { line } from "./text.js";
+
+// The first part of the address -> the name in the menu, and the page, which is given the second part.
+const PAGES = { "": ["Overview", Overview] };
+const address = signal(["", ""]);
+
+function look() {
+  const [first = "", second = ""] = location.hash.replace(/^#\/?/, "").split("/");
+  try {
+    address.value = [first, decodeURIComponent(second)];
+  } catch {
+    address.value = ["", ""];
+  }
+}
+
+function LogIn() {
+  return html`<main class="login" id="main">
+    <h1>Covenant</h1>
+    ${why.value ? html`<p class="note" role="alert">${line(why.value)}</p>` : ""}
+    <p>This tab is not logged in. In a terminal of the operator:</p>
+    <pre>covenant console</pre>
+    <p>It prints a link that logs one tab in, once, within two minutes.</p>
+  </main>`;
+}
+
+function Console() {
+  useEffect(() => {
+    follow();
+  }, []);
+  const [first, second] = address.value;
+  const [, Page] = PAGES[first] ?? PAGES[""];
+  const menu = Object.entries(PAGES).filter(([, [name]]) => name);
+  return html`<a class="skip" href="#main" onClick=${skip}>to the page</a>
+    <header class="head">
+      <span class="name">Covenant</span>
+      <nav aria-label="Pages"><ul>${menu.map(([part, [name]]) => html`<li>
+        <a href=${`#/${part}`} aria-current=${part === first ? "page" : null}>${name}</a>
+      </li>`)}</ul></nav>
+      <span class="state" role="status">${connected.value ? "live" : "! not connected"}</span>
+      <button type="button" onClick=${logOut}>log out</button>
+    </header>
+    <main id="main" tabindex="-1"><${Page} key=${`${first}/${second}`} of=${second} /></main>`;
+}
+
+function skip(event) {
+  event.preventDefault();
+  document.getElementById("main").focus();
+}
+
+function App() {
+  if (state.value === "") return null;
+  return state.value === "in" ? html`<${Console} />` : html`<${LogIn} />`;
+}
+
+async function arrive() {
+  await enter();
+  look();
+}
+
+addEventListener("hashchange", arrive);
+await arrive();
+render(html`<${App} />`, document.getElementById("app"));

@@ -1,0 +1,67 @@
+// The session of this tab. Its cookie is out of reach for scripts; the other half, worthless without the cookie, is kept
+// for this tab and this origin. The token of the operator never comes here.
+import { signal } from "../vendor/signals-core.js";
+
+const HALF = "covenant-page-half";
+// "in", "out", or "" until it is known; and why this tab is out.
+export const state = signal("");
+export const why = signal("");
+
+function headers() {
+  return { "Content-Type": "application/json", "X-Covenant-Page": sessionStorage.getItem(HALF) ?? "" };
+}
+
+// An error document of the daemon, with the fix.
+export class Refused extends Error {
+  constructor(document) {
+    super(document.message ?? "the daemon did not say why");
+    this.code = document.code ?? "";
+    this.hint = document.hint ?? "";
+  }
+}
+
+export function leave(reason) {
+  sessionStorage.removeItem(HALF);
+  why.value = reason;
+  state.value = "out";
+}
+
+async function post(path, body) {
+  let answer;
+  try {
+    answer = await fetch(`/console/${path}`, { method: "POST", headers: headers(), body: JSON.stringify(body) });
+  } catch {
+    throw new Refused({ message: "the daemon does not answer", hint: "start it: covenantd" });
+  }
+  const document = await answer.json();
+  if (answer.status === 401 && path !== "login") leave(document.message);
+  if (document.kind === "error" || !answer.ok) throw new Refused(document);
+  return document;
+}
+
+// Take the code out of the address at once, so that neither the history nor a reload has it.
+export async function enter() {
+  const code = new URLSearchParams(location.hash.slice(1)).get("code");
+  if (code === null) {
+    if (state.value === "") state.value = sessionStorage.getItem(HALF) ? "in" : "out";
+    return;
+  }
+  history.replaceState(null, "", "/#/");
+  try {
+    sessionStorage.setItem(HALF, (await post("login", { code })).page);
+    state.value = "in";
+  } catch (error) {
+    // A link that was used already does not end the session of this tab.
+    if (!sessionStorage.getItem(HALF)) return leave(error.message);
+    state.value = "in";
+  }
+}
+
+export async function logOut() {
+  await post("logout", {}).catch(() => {});
+  leave("this tab is logged out");
+}
+
+export const daemon = (kind, fields = {}) => post("ask", { ...fields, of: "daemon", kind });
+export const supervisor = (kind, fields = {}) => post("ask", { ...fields, of: "supervisor", kind });
+export const events = (signal) => fetch("/console/live", { headers: headers(), signal });

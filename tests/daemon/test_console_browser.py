@@ -1,0 +1,263 @@
+"""The web console in a real Chromium: login, each page, what an agent's texts can do, and who else may load it.
+
+Pictures of each page are in build/console afterwards. The daemon is real; a double answers for the supervisor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio.from_thread
+import pytest
+from anyio.from_thread import BlockingPortal
+
+from covenant.runtime.supervisor_client import Supervised
+from tests import browser_kit, cli_daemon_kit, daemon_kit, tui_data, tui_kit
+from tests.browser_kit import ROOT, Page
+from tests.daemon_kit import Daemon
+from tests.mailbox_kit import MANIFEST
+
+PICTURES = ROOT / "build/console"
+# Markup, an attribute's end, and a link that is a script; then what tests/tui_data.py has for terminals.
+MARKUP = (
+    '<img src=/console/icon.svg?hit onload="window.hit=1" onerror="window.hit=1"><script>window.hit=1</script>'
+    "\"'><svg onload=window.hit=1> javascript:window.hit=1 ${window.hit=1} </td></table></main>"
+)
+HOSTILE = MARKUP + tui_data.HOSTILE.replace("\ud800", "")
+PAGES = {"overview": "#/"}
+
+
+@dataclass
+class Console:
+    """A browser that is logged in, its daemon, and the double of the supervisor."""
+
+    page: Page
+    daemon: Daemon
+    portal: BlockingPortal
+    supervisor: tui_kit.Service
+
+    @property
+    def base(self) -> str:
+        """The origin of the console."""
+        return f"http://127.0.0.1:{self.daemon.http_port}"
+
+    def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Ask the daemon as the operator."""
+        return self.portal.call(lambda: self.daemon.ask(kind, **fields))
+
+    def go(self, page: str) -> None:
+        """Open one page of the console."""
+        self.page.go(f"{self.base}/{page}")
+        self.page.until(
+            "document.querySelector('h1') && document.querySelector('[role=status]').textContent === 'live'"
+        )
+
+
+def _filled(home: Path) -> None:
+    manifest = MANIFEST.format(id="hello", required="[]") + "[settlement]\nbudget_credits_per_hour = 60\n"
+    cli_daemon_kit.package(home, "hello", manifest)
+    (home / "agents" / "broken").mkdir(mode=0o700)
+    (home / "agents" / "broken" / "agent.toml").write_text("[agent]\n")
+
+
+async def _rows(daemon: Daemon) -> None:
+    for number, (layer, target) in enumerate((("path", "/var/log"), ("network", HOSTILE), ("exec", "/usr/bin/curl"))):
+        about: dict[str, Any] = {
+            "run_id": tui_data.RUNS[1]["run_id"],
+            "agent_id": "hello",
+            "operator": None,
+            "denial": f"D{number}",
+            "grant": "permissions",
+        }
+        about |= {"layer": layer, "target": target, "code": "not_granted", "count": number + 1}
+        await daemon.server.audit.append("denied", about, daemon.server.identity.agent)
+    for action in ("memory.write", "memory.read"):
+        await daemon.grant(action)
+    await daemon.ask("put_memory", tier="longterm", text=HOSTILE)
+    await daemon.ask("put_memory", tier="working", text="the disk of the archive is full on Fridays")
+
+
+@pytest.fixture(scope="module")
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    home = tmp_path_factory.mktemp("console") / "h"
+    home.mkdir(mode=0o700)
+    _filled(home)
+    answers = {**tui_data.SUPERVISOR, "top": {"runs": [*tui_data.RUNS, tui_data.run(6, HOSTILE, state=HOSTILE)]}}
+    service = tui_kit.Service(answers)
+
+    async def ask(self: Supervised, kind: str, /, **fields: Any) -> dict[str, Any]:
+        return service(kind, **fields)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(Supervised, "ask", ask)
+        portal = stack.enter_context(anyio.from_thread.start_blocking_portal())
+        running = daemon_kit.running(home, http_port=0)
+        daemon = stack.enter_context(portal.wrap_async_context_manager(running))
+        portal.call(_rows, daemon)
+        one = Console(stack.enter_context(browser_kit.browser()), daemon, portal, service)
+        one.page.look("desk", "light")
+        one.page.go(one.ask("open_console")["url"])
+        one.page.sees("Overview")
+        yield one
+        # No test may have made a page load something from elsewhere.
+        assert [url for url in one.page.urls if not url.startswith((f"{one.base}/", "about:", "data:"))] == []
+        assert one.page.problems == []
+
+
+def test_login_leaves_no_secret_in_tab(console: Console) -> None:
+    page = console.page
+    assert page.evaluate("location.href") == f"{console.base}/#/"
+    assert page.evaluate("document.cookie") == ""
+    assert page.evaluate("localStorage.length") == 0
+    assert page.evaluate("Object.keys(sessionStorage)") == ["covenant-page-half"]
+    token = (console.daemon.home / "peers/operator.token").read_text().strip()
+    assert token not in page.evaluate("JSON.stringify(sessionStorage) + document.documentElement.outerHTML")
+    entries = page.send("Page.getNavigationHistory")["entries"]
+    assert [one["url"] for one in entries if "code=" in one["url"]] == []
+    # A second tab is of the same session; a link that was used does not end it.
+    url = console.ask("open_console")["url"]
+    for _ in range(2):
+        page.go("about:blank")
+        page.go(url)
+        page.sees("Live runs")
+    _forget_refused(page, "/console/login")
+
+
+def test_overview_follows_what_happens(console: Console) -> None:
+    console.go("#/")
+    console.page.sees("00000002")
+    before = console.supervisor.answers["top"]
+    console.supervisor.answers["top"] = {"runs": [*before["runs"], tui_data.run(0xABC, "newcomer")]}
+    console.page.sees("newcomer")
+    console.supervisor.answers["top"] = before
+    console.page.until("!document.body.innerText.includes('newcomer')")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_can_be_used_by_all(console: Console, name: str) -> None:
+    """No violation of axe-core's rules, light and dark, on a desk and a phone, where nothing is cut off at the side."""
+    for size, scheme in (("desk", "light"), ("phone", "dark")):
+        console.page.look(size, scheme)
+        console.go(PAGES[name])
+        console.page.until("!document.querySelector('[aria-busy=true]')")
+        console.page.picture(PICTURES / f"{name}-{size}.png")
+        assert console.page.violations() == []
+        width = console.page.evaluate("document.documentElement.scrollWidth")
+        assert width <= browser_kit.SIZES[size][0], (name, size)
+    # Nothing of what agents wrote became markup.
+    page = console.page
+    assert page.evaluate("window.hit === undefined && !document.querySelector('img, main script, iframe, object')")
+    hidden = page.evaluate(
+        r"document.body.innerText.match(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2066-\u2069]/g)"
+    )
+    assert hidden is None
+
+
+def test_keyboard_is_enough(console: Console) -> None:
+    page = console.page
+    page.look("desk", "light")
+    console.go("#/")
+    page.go("about:blank")
+    console.go("#/")
+    page.key("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "to the page"
+    page.key("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.key("Tab")
+    assert page.evaluate("document.activeElement.closest('main') !== null")
+
+
+def test_policy_of_pages_holds(console: Console) -> None:
+    """A script that got into a page could load nothing, and no text becomes markup or a script."""
+    page = console.page
+    console.go("#/")
+    tried = {
+        "markup": "document.body.insertAdjacentHTML('beforeend', '<b>x</b>')",
+        "inner": "document.querySelector('main').innerHTML = '<b>x</b>'",
+        "script": "document.createElement('script').textContent = 'window.hit=1'",
+        "source": "document.createElement('script').src = '/console/app/main.js'",
+        "policy": "trustedTypes.createPolicy('default', {createHTML: (text) => text})",
+    }
+    for name, script in tried.items():
+        found = page.evaluate(f"(() => {{ try {{ {script}; return 'done'; }} catch (e) {{ return e.name; }} }})()")
+        assert found == "TypeError", (name, found)
+    with _elsewhere("<p>elsewhere</p>") as (origin, asked):
+        fetched = page.evaluate(f"fetch('{origin}/fetched', {{mode: 'no-cors'}}).then(() => 'done', (e) => e.name)")
+        assert fetched == "TypeError"
+        page.evaluate(f"document.body.append(Object.assign(new Image(), {{src: '{origin}/image'}}))")
+        page.evaluate("new Promise((resolve) => setTimeout(resolve, 200))")
+        assert asked == []
+        page.urls = [url for url in page.urls if not url.startswith(origin)]
+        assert page.evaluate("fetch('/console/icon.svg').then((one) => one.status)") == 200
+    _forget_refused(page, "Content Security Policy", "TrustedHTML", "TrustedScript", "violates", "Refused")
+
+
+def test_page_of_other_port_gets_nothing(console: Console) -> None:
+    """Another port of 127.0.0.1 is of the same site, and has our cookie: an agent's published port may listen there."""
+    page = console.page
+    script = (
+        f"const base = '{console.base}'; const done = {{}};"
+        "const body = JSON.stringify({of: 'supervisor', kind: 'operate', operation: 'kill', run: 'x', reason: 'x'});"
+        "const post = (kind, mode) => fetch(base + '/console/ask', {method: 'POST', mode, body,"
+        " credentials: 'include', headers: {'Content-Type': kind}}).then(() => 'done', (e) => e.name);"
+        "done.json = await post('application/json', 'cors'); done.text = await post('text/plain', 'no-cors');"
+        "done.live = await fetch(base + '/console/live', {credentials: 'include'}).then(() => 1, (e) => e.name);"
+        "window.done = done;"
+    )
+    before = len(console.supervisor.of("operate"))
+    body = f"<iframe src='{console.base}/'></iframe><form method=post action='{console.base}/console/ask'></form>"
+    with _elsewhere(f"<p>elsewhere</p>{body}<script type=module>{script}</script>") as (origin, asked):
+        page.go(f"{origin}/console/")
+        page.until("window.done")
+        done = page.evaluate("window.done")
+        assert done == {"json": "TypeError", "text": "TypeError", "live": "TypeError"}
+        # The cookie came there; without the half of the page it opens nothing (tests/daemon/test_console.py).
+        assert "covenant_console" in asked[-1]
+        assert page.evaluate("frames.length") == 1
+        assert page.evaluate(
+            "(() => { try { return frames[0].document.body.innerText; } catch (e) { return e.name; } })()"
+        )
+        page.urls = [url for url in page.urls if not url.startswith(origin)]
+    assert len(console.supervisor.of("operate")) == before
+    _forget_refused(page, "frame-ancestors", "CORS", "403", "ERR_", "favicon")
+    console.go("#/")
+    page.sees("Live runs")
+
+
+def _forget_refused(page: Page, *words: str) -> None:
+    """Take out the messages of the browser about what a test had it refuse."""
+    page.problems = [one for one in page.problems if not any(word in one for word in words)]
+
+
+@contextlib.contextmanager
+def _elsewhere(body: str) -> Iterator[tuple[str, list[str]]]:
+    """A page of another port. Yields its origin, and the cookies of what was asked there."""
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path != "/favicon.ico":
+                asked.append(self.headers.get("Cookie", ""))
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *arguments: Any) -> None:
+            """Print nothing."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
