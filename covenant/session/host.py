@@ -211,6 +211,45 @@ def workspace(directory: Path, profile: Profile, never: Mapping[str, str]) -> pa
     return package.Project(real, _WORK if taken else real, profile.disk_mb, repository.path_of(Path(real)))
 
 
+def checkout(directory: Path, profile: Profile, never: Mapping[str, str]) -> tuple[package.Project | None, str]:
+    """Return a directory as the session's workspace when it is a checkout of git that a run takes; else the reason.
+
+    A directory without `.git` may hold what its user never meant to show, as a directory of keys or settings does.
+    """
+    if not os.path.lexists(directory / ".git"):
+        return None, "this directory is no checkout of git"
+    try:
+        project = workspace(directory, profile, never)
+        _check_run_takes(project, never)
+    except (errors.UsageError, errors.WorkspaceError, errors.NeverGrantableError, errors.KernelError) as e:
+        return None, e.message
+    return project, ""
+
+
+def _check_run_takes(project: package.Project, never: Mapping[str, str]) -> None:
+    """Check what a run checks of its workspace, as its owner.
+
+    Raises:
+        errors.WorkspaceError: another file system, or an owner whose groups do not fit.
+        errors.NeverGrantableError: no manifest is granted it.
+    """
+    from sandbox.workspace import caller, session
+
+    terms = {"below": [one for one in (project.directory, project.repository) if one]}
+    with contextlib.ExitStack() as held:
+        fds = []
+        for path in terms["below"]:
+            try:
+                fds.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            except OSError as e:
+                raise errors.WorkspaceError(f"{text.quote(path)} cannot be opened: {e.strerror}") from e
+            held.callback(os.close, fds[-1])
+        info = os.fstat(fds[0])
+        beside = fds[1] if len(fds) > 1 else -1
+        given = session.GivenDirectory(fds[0], caller.of(info.st_uid, info.st_gid), repository=beside)
+        session.check_repository(given, session.check(given, terms, never), terms, never)
+
+
 def _check_project(real: str, never: Mapping[str, str]) -> None:
     from sandbox.rootfs import host_paths
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import tomllib
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -26,8 +26,8 @@ class Variable(Struct, frozen=True, forbid_unknown_fields=True):
 class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     """One profile. ``base`` names a layer of the store, ``programs`` the trees whose programs may be started.
 
-    Sizes are in MiB, ``seconds`` bounds the session, ``commands`` are the names that choose this profile. With
-    ``workspace`` the caller's working directory is the workspace where no other is given.
+    Sizes are in MiB, ``seconds`` bounds the session, ``commands`` are the names that choose this profile. Where no
+    workspace is given, it is the caller's working ``directory``, or that where it is a ``checkout`` of git, or none.
     """
 
     version: int
@@ -43,7 +43,7 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     commands: tuple[str, ...] = ()
     layers: tuple[str, ...] = ()
     env: dict[str, Variable] = {}
-    workspace: bool = False
+    workspace: Literal["", "checkout", "directory"] = ""
 
 
 @functools.cache

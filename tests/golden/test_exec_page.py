@@ -32,7 +32,7 @@ def table() -> str:
             f"`{name}` {one.version}",
             one.about,
             ", ".join(f"`{command}`" for command in one.commands),
-            "this directory" if one.workspace else "",
+            {"": "", "directory": "this directory", "checkout": "this checkout of git"}[one.workspace],
             ", ".join(f"`{layer}`" for layer in (one.base, *one.layers)),
             f"{one.memory_mb:,}, {one.disk_mb:,}",
             str(one.pids_max),

@@ -19,7 +19,7 @@ from tests.kernel.conftest import leftovers
 from tests.kernel.internet import Internet
 from tests.kernel.session_kit import Home
 
-GRANTED = b"exec: profile shell (version 1), debian-minimal\n  mode ephemeral\n  execute every program of root\n"
+GRANTED = b"exec: profile shell (version 2), debian-minimal\n  mode ephemeral\n  execute every program of root\n"
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,11 @@ def test_exec_saves_what_an_operator_signs(home: Home, tmp_path: Path) -> None:
 def test_exec_sessions_of_one_program_coexist(home: Home, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "covenant", "exec", "--quiet", "--", "sh", "-c"]
     with subprocess.Popen(
-        [*command, "echo ready; cat"], env=home.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [*command, "echo ready; cat"],
+        env=home.environment(),
+        cwd=home.base,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == b"ready\n"
@@ -186,7 +190,9 @@ def test_exec_profile_of_interpreter_works(home: Home, command: tuple[str, ...],
 
 def test_exec_runs_on_one_processor(home: Home) -> None:
     own = [sys.executable, "-m", "covenant", "exec", "--quiet", "--", "echo", "ran"]
-    done = subprocess.run(["taskset", "-c", "0", *own], env=home.environment(), capture_output=True, check=False)
+    done = subprocess.run(
+        ["taskset", "-c", "0", *own], env=home.environment(), cwd=home.base, capture_output=True, check=False
+    )
     assert (done.returncode, done.stdout) == (0, b"ran\n"), done.stderr
 
 
@@ -277,7 +283,8 @@ PLACES = ("93.184.216.34/80", "9.9.9.9/80", "api.example.com/80")
 
 
 def _within(net: Internet, home: Home, *words: str) -> list[str]:
-    command = [sys.executable, "-m", "covenant", "exec", "--quiet", *words, "--", "bash", "-c", PROBE, "bash", *PLACES]
+    none = ("--quiet", "--no-workspace")
+    command = [sys.executable, "-m", "covenant", "exec", *none, *words, "--", "bash", "-c", PROBE, "bash", *PLACES]
     return net.run("host", *command, env=home.environment()).split("\n")[:-1]
 
 
@@ -311,7 +318,18 @@ def test_exec_host_without_port_is_tls_name(tmp_path: Path, net: Internet, place
     home.world.configure(uplink="eth0", resolvers=[internet.RESOLVER])
     place.chmod(0o755)
     (place / "ca.pem").write_text(net.certificate)
-    words = ["--quiet", "--net", "www.example.com", "--read", f"{place}/ca.pem", "--", "python3", "-c", TLS]
+    words = [
+        "--quiet",
+        "--no-workspace",
+        "--net",
+        "www.example.com",
+        "--read",
+        f"{place}/ca.pem",
+        "--",
+        "python3",
+        "-c",
+        TLS,
+    ]
     command = [sys.executable, "-m", "covenant", "exec", *words, f"{place}/ca.pem"]
     assert net.run("host", *command, env=home.environment()).split() == ["www.example.com", "gaierror"]
     assert net.leftovers() == leftovers(home.world) == []

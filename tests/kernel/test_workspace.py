@@ -268,6 +268,31 @@ def test_coding_agent_works_on_this_directory(home: Home, project: Path, monkeyp
     assert listed(home) == []
 
 
+def test_shell_works_on_its_checkout(home: Home, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: not a directory without `.git`, a home, or with --no-workspace, --role and --save."""
+    monkeypatch.setattr(home, "base", project)
+    script = ("sh", "-c", "pwd; cat old.txt; echo x > made.txt")
+    done = home.exec("--", *script)
+    assert done.stdout == b"/tmp\n"
+    assert b"  no workspace: this directory is no checkout of git; --workspace DIR gives one\n" in done.stderr
+    git(project, "init", "-q")
+    done = home.exec("--keep-workspace", "--", *script)
+    assert done.stdout.decode() == f"{project}\nold\n", done.stderr
+    assert f"  workspace {project}: changes are kept apart" in done.stderr.decode()
+    (one,) = listed(home)
+    assert one["directory"] == str(project)
+    assert not (project / "made.txt").exists()
+    assert home.covenant("workspace", "discard", one["run_id"]).returncode == 0
+    assert home.exec("--quiet", "--no-workspace", "--", "pwd").stdout == b"/tmp\n"
+    assert home.exec("--save", project.parent / "saved", "--", "pwd").returncode == 0
+    assert "[workspace]" not in (project.parent / "saved/agent.toml").read_text()
+    monkeypatch.setattr(home, "environment", lambda: {**Home.environment(home), "HOME": str(project)})
+    done = home.exec("--", "pwd")
+    assert done.stdout == b"/tmp\n"
+    assert f"no workspace: `{project}` cannot be a workspace: it is a home directory" in done.stderr.decode()
+    assert listed(home) == []
+
+
 def test_kept_workspace_needs_no_change_and_is_resumed_by_name(home: Home, project: Path) -> None:
     done = home.exec("--quiet", "--workspace", project, "--keep-workspace", "--", "sh", "-c", "true")
     assert done.returncode == 0, done.stderr

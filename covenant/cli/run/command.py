@@ -28,7 +28,10 @@ _SHOWN_DOMAINS = ("filesystem", "network", "executables", "credentials", "servic
 
 
 class Typed(Struct, frozen=True):
-    """The words that a caller typed for one session. An empty ``profile`` is that of the command's name."""
+    """The words that a caller typed for one session. An empty ``profile`` is that of the command's name.
+
+    With ``in_checkout`` the working directory is the workspace when it is a checkout of git.
+    """
 
     command: tuple[str, ...]
     profile: str
@@ -43,15 +46,20 @@ class Typed(Struct, frozen=True):
     models: tuple[str, ...] = ()
     publish: tuple[str, ...] = ()
     inject: tuple[str, ...] = ()
+    in_checkout: bool = False
 
 
 class Session(Struct, frozen=True):
-    """A session whose words were checked. ``name`` is its profile's."""
+    """A session whose words were checked. ``name`` is its profile's.
+
+    ``left`` says why the working directory is not the workspace, empty where nothing asks for that.
+    """
 
     name: str
     profile: Profile
     options: Options
     command: tuple[str, ...]
+    left: str = ""
 
     def text(self) -> str:
         """Return the manifest."""
@@ -130,10 +138,11 @@ def exec_(
         if no_workspace and (workspace is not None or resume is not None):
             raise errors.UsageError("--no-workspace goes with no --workspace and no --resume", hint="leave one out")
         workspace = running.resumed_directory(workspace, resume, here=True)
-        if workspace is None and not no_workspace and command and _takes_directory(command[0], profile):
+        takes = "" if workspace or no_workspace or not command else _takes_directory(command[0], profile)
+        if takes == "directory":
             workspace = Path.cwd()
-        if keep_workspace and workspace is None:
-            raise errors.UsageError("--keep-workspace needs --workspace", hint="give --workspace DIR")
+        # A role and a saved package hold what was asked for by name alone.
+        in_checkout = takes == "checkout" and role is None and save is None
         words = Typed(
             command,
             profile or "",
@@ -148,8 +157,12 @@ def exec_(
             models,
             publish,
             inject,
+            in_checkout,
         )
         made = _checked(words, "terminal" if terminal else "stdio")
+        project = made.options.workspace
+        if keep_workspace and project is None:
+            raise errors.UsageError("--keep-workspace needs --workspace", hint="give --workspace DIR")
         if not quiet:
             _show(made)
         if save is not None:
@@ -161,7 +174,7 @@ def exec_(
         quiet=quiet and not terminal,
         raw=raw,
         record=record,
-        workspace=workspace,
+        workspace=None if project is None else Path(project.directory),
         resume=resume or "",
         keep_workspace=keep_workspace,
         wait=wait,
@@ -172,8 +185,8 @@ def exec_(
     return running.connect(package, None, dev=True, how=how, name=name)
 
 
-def _takes_directory(program: str, profile: str | None) -> bool:
-    """Whether the profile of a command takes the working directory as the workspace."""
+def _takes_directory(program: str, profile: str | None) -> str:
+    """Return when the profile of a command takes the working directory as the workspace (profiles.Profile)."""
     from covenant.session import profiles
 
     return profiles.load(profile or profiles.chosen(os.path.basename(program))).workspace
@@ -225,6 +238,8 @@ def _checked(words: Typed, contract: str) -> Session:
     found = host.layers(settings.state, profile, words.layers)
     refs: list[LayerRef] = [ref for ref, _ in found]
     never = facts.never_granted(settings, (str(common.home()),))
+    project = None if words.workspace is None else host.workspace(words.workspace, profile, never)
+    project, left = host.checkout(Path.cwd(), profile, never) if words.in_checkout else (project, "")
     options = package.Options(
         base=str(refs[0]),
         layers=tuple(map(str, refs[1:])),
@@ -241,12 +256,12 @@ def _checked(words: Typed, contract: str) -> Session:
         role=words.role,
         contract=contract,
         cores=host.cores(),
-        workspace=None if words.workspace is None else host.workspace(words.workspace, profile, never),
+        workspace=project,
     )
     host.check_program(settings, refs, options, profile, words.command[0])
     used = (*secrets, *(typed.SecretWord(one.secret) for one in inject))
     host.check_secrets(settings, package.agent_id(words.command[0]), used)
-    made = Session(name, profile, options, words.command)
+    made = Session(name, profile, options, words.command, left)
     _parsed(made)
     _check_role(made)
     return made
@@ -322,6 +337,8 @@ def _show(made: Session) -> None:
         place = "" if project.place == project.directory else f" at {project.place}"
         line = f"workspace {project.directory}{place}: changes are kept apart until they are applied"
         common.say(f"  {common.visible(line)}", err=True)
+    if made.left:
+        common.say(f"  no workspace: {common.visible(made.left)}; --workspace DIR gives one", err=True)
     for secret in made.options.secrets:
         if secret.variable:
             common.say(

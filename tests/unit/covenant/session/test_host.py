@@ -112,7 +112,37 @@ def test_place_that_is_no_project_is_refused(which: str, tmp_path: Path, monkeyp
     assert host.workspace(below, CODING, {}).directory == str(below.resolve())
 
 
+def test_checkout_is_taken_and_other_directory_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = list[str]()
+    monkeypatch.setattr(host, "_check_run_takes", lambda project, never: taken.append(project.directory))
+    shell = profiles.load("shell")
+    assert host.checkout(tmp_path, shell, {}) == (None, "this directory is no checkout of git")
+    (tmp_path / ".git").mkdir()
+    below = tmp_path / "src"
+    below.mkdir()
+    assert host.checkout(below, shell, {})[0] is None, "a checkout above does not count"
+    project, why = host.checkout(tmp_path, shell, {})
+    assert (project and project.directory, why) == (str(tmp_path.resolve()), "")
+    assert taken == [str(tmp_path.resolve())]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    project, why = host.checkout(tmp_path, shell, {})
+    assert project is None
+    assert "it is a home directory" in why
+
+
+def test_checkout_that_no_run_takes_is_left(tmp_path: Path) -> None:
+    """A file system of a process: the reason is that of a run."""
+    project, why = host.checkout(Path("/proc/self"), profiles.load("shell"), {})
+    assert (project, why) == (None, "this directory is no checkout of git")
+    (tmp_path / ".git").write_text("gitdir: /elsewhere\n")
+    never = {str(tmp_path): "it is Covenant's own"}
+    project, why = host.checkout(tmp_path, profiles.load("shell"), never)
+    assert project is None
+    assert "Covenant's own" in why
+
+
 def test_profiles_of_coding_agents_take_the_directory() -> None:
-    taken = {name for name in profiles.names() if profiles.load(name).workspace}
-    assert {"codex", "claude-code", "aider", "opencode"} <= taken
-    assert not {"shell", "python", "node", "llm", "shell-gpt"} & taken
+    taken = {name: profiles.load(name).workspace for name in profiles.names()}
+    assert {taken[name] for name in ("codex", "claude-code", "aider", "opencode")} == {"directory"}
+    assert {name for name in taken if taken[name] == "checkout"} == {"shell", "python", "node"}
+    assert {name for name in taken if not taken[name]} == {"llm", "shell-gpt"}
