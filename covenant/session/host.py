@@ -216,17 +216,22 @@ def checkout(directory: Path, profile: Profile, never: Mapping[str, str]) -> tup
 
     A directory without `.git` may hold what its user never meant to show, as a directory of keys or settings does.
     """
-    if not os.path.lexists(directory / ".git"):
+    try:
+        owners = {os.stat(directory).st_uid, os.lstat(directory / ".git").st_uid}
+    except OSError:
         return None, "this directory is no checkout of git"
+    if len(owners) > 1:
+        # As in /tmp, where another user could make one.
+        return None, "`.git` of this directory belongs to another user than the directory"
     try:
         project = workspace(directory, profile, never)
-        _check_run_takes(project, never)
+        check_run_takes(project, never)
     except (errors.UsageError, errors.WorkspaceError, errors.NeverGrantableError, errors.KernelError) as e:
         return None, e.message
     return project, ""
 
 
-def _check_run_takes(project: package.Project, never: Mapping[str, str]) -> None:
+def check_run_takes(project: package.Project, never: Mapping[str, str]) -> None:
     """Check what a run checks of its workspace, as its owner.
 
     Raises:

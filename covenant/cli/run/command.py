@@ -239,7 +239,7 @@ def _checked(words: Typed, contract: str) -> Session:
     refs: list[LayerRef] = [ref for ref, _ in found]
     never = facts.never_granted(settings, (str(common.home()),))
     project = None if words.workspace is None else host.workspace(words.workspace, profile, never)
-    project, left = host.checkout(Path.cwd(), profile, never) if words.in_checkout else (project, "")
+    project, left = host.checkout(Path(), profile, never) if words.in_checkout else (project, "")
     options = package.Options(
         base=str(refs[0]),
         layers=tuple(map(str, refs[1:])),

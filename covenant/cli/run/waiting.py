@@ -40,7 +40,8 @@ def until_free(
             return ask()
         except errors.CovenantError as e:
             left = until - clock()
-            if e.code not in _CODES or left <= 0 or not again():
+            # Not `left <= 0`: NaN is no time to wait.
+            if e.code not in _CODES or not left > 0 or not again():
                 raise
             if not shown:
                 common.say(f"waiting: {common.visible(e.message)}", err=True)

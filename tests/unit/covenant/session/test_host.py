@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pwd
 from pathlib import Path
 
@@ -114,7 +115,7 @@ def test_place_that_is_no_project_is_refused(which: str, tmp_path: Path, monkeyp
 
 def test_checkout_is_taken_and_other_directory_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = list[str]()
-    monkeypatch.setattr(host, "_check_run_takes", lambda project, never: taken.append(project.directory))
+    monkeypatch.setattr(host, "check_run_takes", lambda project, never: taken.append(project.directory))
     shell = profiles.load("shell")
     assert host.checkout(tmp_path, shell, {}) == (None, "this directory is no checkout of git")
     (tmp_path / ".git").mkdir()
@@ -124,10 +125,25 @@ def test_checkout_is_taken_and_other_directory_is_not(tmp_path: Path, monkeypatc
     project, why = host.checkout(tmp_path, shell, {})
     assert (project and project.directory, why) == (str(tmp_path.resolve()), "")
     assert taken == [str(tmp_path.resolve())]
+    real = os.lstat
+    other = os.stat_result((0,) * 4 + (os.getuid() + 1,) + (0,) * 5)
+    monkeypatch.setattr(os, "lstat", lambda path: other if str(path).endswith(".git") else real(path))
+    project, why = host.checkout(tmp_path, shell, {})
+    assert project is None
+    assert "belongs to another user" in why
+    monkeypatch.setattr(os, "lstat", real)
     monkeypatch.setenv("HOME", str(tmp_path))
     project, why = host.checkout(tmp_path, shell, {})
     assert project is None
     assert "it is a home directory" in why
+
+
+def test_directory_that_is_gone_is_no_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert host.checkout(Path(), profiles.load("shell"), {}) == (None, "this directory is no checkout of git")
 
 
 def test_checkout_that_no_run_takes_is_left(tmp_path: Path) -> None:

@@ -45,15 +45,19 @@ def test_path_in_use_is_asked_again(refusal: errors.CovenantError, capsys: pytes
     assert capsys.readouterr().err == f"waiting: {refusal.message}\n"
 
 
+@pytest.mark.parametrize("seconds", [0, float("nan")])
+def test_no_time_to_wait_asks_once(seconds: float) -> None:
+    machine = Machine(1)
+    with pytest.raises(errors.PathInUseError):
+        machine.until_free(seconds)
+    assert machine.asked == 1
+
+
 def test_wait_that_is_over_raises_last_refusal() -> None:
     machine = Machine(61)
     with pytest.raises(errors.PathInUseError):
         machine.until_free(60)
     assert machine.now == 60
-    machine = Machine(1)
-    with pytest.raises(errors.PathInUseError):
-        machine.until_free(0)
-    assert machine.asked == 1
 
 
 def test_other_refusal_is_not_asked_again() -> None:
