@@ -337,8 +337,6 @@ def _show(made: Session) -> None:
         place = "" if project.place == project.directory else f" at {project.place}"
         line = f"workspace {project.directory}{place}: changes are kept apart until they are applied"
         common.say(f"  {common.visible(line)}", err=True)
-    if made.left:
-        common.say(f"  no workspace: {common.visible(made.left)}; --workspace DIR gives one", err=True)
     for secret in made.options.secrets:
         if secret.variable:
             common.say(
@@ -350,6 +348,8 @@ def _show(made: Session) -> None:
         common.say(f"  {variable}={value}: the key stays outside", err=True)
     if manifest.resources.network == "off":
         common.say("  no network", err=True)
+    if made.left:
+        common.say(f"  no workspace: {common.visible(made.left)}; --workspace DIR gives one", err=True)
 
 
 def _saved(directory: Path, made: Session) -> int:
