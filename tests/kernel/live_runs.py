@@ -108,11 +108,16 @@ def live(
     assert made is not None
     one = Live(world, made, directory, thread, answers)
     try:
-        # The sandbox confines itself before it starts its container: it has a filter more than it was started under.
-        until(lambda: (found := processes.family(made.runner)) and found.sandbox.filters > found.runner.filters)
+        # Gofer and sandbox confine themselves last: each has a filter more than it was started under. On a busy machine
+        # the gofer may still be mounting when the sandbox has its own.
+        until(lambda: (found := processes.family(made.runner)) and _are_confined(found))
         yield one
     finally:
         one.end()
+
+
+def _are_confined(found: Family) -> bool:
+    return min(found.gofer.filters, found.sandbox.filters) > found.runner.filters
 
 
 def _directories(world: World) -> list[Path]:
