@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -72,3 +76,19 @@ def test_page_can_be_followed(world: World) -> None:
     ]
     (denied,) = [row for row in kinds if row["type"] == "denied"]
     assert (denied["layer"], denied["code"], denied["grant"]) == ("model", "host_not_granted", "services.fetch")
+    environment = {"PATH": os.environ["PATH"], "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)}
+    for more_words in ([], ["--json"]):
+        command = [sys.executable, "-m", "covenant", "models", "usage", *more_words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        if not more_words:
+            assert "probe  search local  2 requests, 4 results, 0 credits\n" in done.stdout
+            assert re.search(
+                r"^probe  fetch docs\.example\.com  1 requests, [1-9][0-9]* bytes", done.stdout, re.MULTILINE
+            )
+        else:
+            web = json.loads(done.stdout)["web"]
+            assert [(one["service"], one["target"], one["requests"]) for one in web] == [
+                ("fetch", "docs.example.com", 1),
+                ("fetch", "mock.example", 1),
+                ("search", "local", 2),
+            ]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _COUNTED = ("requests", "input_tokens", "output_tokens", "credits")
+_COUNTED_WEB = ("requests", "results", "bytes", "credits")
 
 
 @click.group()
@@ -89,28 +90,23 @@ def test(provider: str, as_json: bool) -> int:
 @click.argument("agent", required=False)
 @_JSON
 def usage(agent: str | None, as_json: bool) -> None:
-    """Sum the requests, tokens and credits of each agent, provider and model, by the supervisor's log."""
-    totals: dict[tuple[str, str, str], dict[str, int]] = {}
-    for kind in _rows():
-        if agent not in (None, kind["agent_id"]):
-            continue
-        total = totals.setdefault((kind["agent_id"], kind["provider"], kind["model"]), dict.fromkeys(_COUNTED, 0))
-        total["requests"] += 1
-        for name in _COUNTED[1:]:
-            total[name] += kind[name]
-    found = [
-        {"agent_id": key[0], "provider": key[1], "model": key[2], **total} for key, total in sorted(totals.items())
-    ]
+    """Sum the requests to models, the searches and the pages of each agent, by the supervisor's log."""
+    asked = _sums("model_asked", ("agent_id", "provider", "model"), _COUNTED, agent)
+    web = _sums("web_asked", ("agent_id", "service", "target"), _COUNTED_WEB, agent)
     if as_json:
-        common.say(json.dumps({"kind": "model_usage", "usage": found}))
+        common.say(json.dumps({"kind": "model_usage", "usage": asked, "web": web}))
         return
-    for row in found:
+    for row in asked:
         counts = f"{row['requests']} requests, {row['input_tokens']} tokens in, {row['output_tokens']} out"
         common.say(
             common.visible(f"{row['agent_id']}  {row['provider']}/{row['model']}  {counts}, {row['credits']} credits")
         )
-    if not found:
-        common.say("no request to a model is in the log")
+    for row in web:
+        what = f"{row['results']} results" if row["service"] == "search" else f"{row['bytes']} bytes"
+        counts = f"{row['requests']} requests, {what}, {row['credits']} credits"
+        common.say(common.visible(f"{row['agent_id']}  {row['service']} {row['target']}  {counts}"))
+    if not asked and not web:
+        common.say("no request to a model, search or page is in the log")
 
 
 @models.command("import", epilog=common.examples("covenant models import > providers.toml"))
@@ -134,16 +130,29 @@ def import_(as_json: bool) -> None:
         common.say(f"# {line}".rstrip())
 
 
-def _rows() -> list[dict[str, Any]]:
-    """The rows of requests in the supervisor's log, oldest first; what cannot be read as one is skipped."""
+def _sums(kind: str, keys: tuple[str, ...], counted: tuple[str, ...], agent: str | None) -> list[dict[str, Any]]:
+    """Sum the rows of one kind by ``keys``. The first of ``counted`` is their number."""
+    totals: dict[tuple[str, ...], dict[str, int]] = {}
+    for row in _rows(kind, counted[1:]):
+        if agent not in (None, row["agent_id"]):
+            continue
+        total = totals.setdefault(tuple(str(row[key]) for key in keys), dict.fromkeys(counted, 0))
+        total[counted[0]] += 1
+        for name in counted[1:]:
+            total[name] += row[name]
+    return [{**dict(zip(keys, key, strict=True)), **total} for key, total in sorted(totals.items())]
+
+
+def _rows(kind: str, counted: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The rows of one kind in the supervisor's log, oldest first; what cannot be read as one is skipped."""
     from covenant.cli.audit import read_logs
 
     found = []
     for line in (line for log in read_logs.read_logs() if log.name == "supervisor" for line in log.events.split(b"\n")):
-        if b'"model_asked"' not in line:
+        if f'"{kind}"'.encode() not in line:
             continue
         with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
-            kind = json.loads(line)["kind"]
-            if kind["type"] == "model_asked" and all(type(kind[name]) is int for name in _COUNTED[1:]):
-                found.append(kind)
+            row = json.loads(line)["kind"]
+            if row["type"] == kind and all(type(row[name]) is int for name in counted):
+                found.append(row)
     return found
