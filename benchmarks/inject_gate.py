@@ -83,6 +83,7 @@ def main(count: int) -> None:
         pems: list[bytes] = []
         terms = gate.InjectTerms(
             ask=lambda host, name, then: then(1, memoryview(b"planted-secret-0123")),
+            still=lambda host, name, then: then(True),
             told=lambda row: None,
             bundles=[str(real.path)],
             seconds=3600,

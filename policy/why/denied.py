@@ -85,6 +85,7 @@ MEANINGS: Final[Mapping[tuple[str, str], str]] = {
     ("inject", "frame_refused"): "the request could be read in two ways, or asks for another protocol",
     ("inject", "limit"): "there were more requests with a secret than a run may make in a second",
     ("inject", "secret_absent"): "the vault has no such secret of this agent, or the run is being ended",
+    ("inject", "secret_taken"): "the secret was taken out of the vault while the request was under way",
     ("inject", "secret_malformed"): "the secret is shorter than 8 bytes, or holds a character that no header may",
     ("inject", "host_failed"): "the host did not answer, or showed a certificate that the operator does not trust",
     ("inject", "answer_refused"): "the host answered in an encoding in which no secret can be looked for",
@@ -296,7 +297,7 @@ _QUESTIONS: Final[Mapping[str, Callable[[Denial, Sight], Question | None]]] = {
 def _inject_note(denial: Denial) -> str:
     """Return the lines of an entry that would grant a request with a secret."""
     found = _REQUEST.match(denial.target)
-    if denial.code == "secret_absent":
+    if denial.code in ("secret_absent", "secret_taken"):
         return "an operator puts it there: covenant vault put AGENT NAME"
     if denial.code == "host_failed":
         return "where another authority signed for the host, the operator names it: [tls] ca in config.toml"

@@ -368,7 +368,7 @@ class RunContext:
             return None
         from sandbox.lifecycle import model_terms
 
-        self._key_watch = model_terms.KeyWatch(decision, self.dependencies.config).look
+        self._key_watch = model_terms.KeyWatch(decision, self.dependencies.config, stack).look
         terms = model_terms.of(decision, self.dependencies.config, self.rows, self.request.credits, self._spend)
         return structs.replace(terms, tools=self._tools(decision, stack)) if decision.effective.asks_tools else terms
 

@@ -45,6 +45,13 @@ class InjectedSecrets:
             return
         self._ask(self._agent_id, name, functools.partial(self._found, host, name, then))
 
+    def still(self, host: str, name: str, then: Callable[[bool], None]) -> None:
+        """Ask whether a secret is there for a request under way. A vault that cannot be asked ends none."""
+        if self._revoked():
+            then(False)
+        else:
+            self._ask(self._agent_id, name, lambda found: then(found is not None))
+
     def told(self, request: Injected) -> None:
         """Write the row of a request."""
         fields = structs.asdict(request)
@@ -100,6 +107,7 @@ def of(
     served = InjectedSecrets(decision, rows, revoked, ask, config.vault.backend)
     return gate.InjectTerms(
         ask=served.ask,
+        still=served.still,
         told=served.told,
         bundles=config.tls.bundles(),
         seconds=int(min(_LONGEST_SECONDS, seconds + _HOUR)),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import time
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from msgspec import structs
 
@@ -11,12 +14,17 @@ from policy import errors
 from policy.decide import Decision
 from policy.manifest.services import PROVIDERS_ID
 from sandbox.audit.run_events import RunEvents
+from sandbox.broker.credentials import Found
+from sandbox.broker.vault_process import Fetcher
 from sandbox.config import Config
+from sandbox.kernel.proc.secret_memory import guard_process
 from sandbox.network.service import gate, limits, providers
 from sandbox.network.service.ledger import Asked, WebAsked
 from sandbox.network.service.providers import Provider
 from sandbox.vault.embedded import FILE, FOLDER
 from sandbox.vault.open import configured
+
+FAR_SECONDS: Final = 5.0
 
 
 def of(
@@ -58,18 +66,29 @@ def keys(granted: Mapping[str, Provider], config: Config) -> dict[str, str]:
 
 
 class KeyWatch:
-    """Ends a run whose provider's key was taken out of the embedded vault. A rotated key is for the next run."""
+    """Ends a run whose provider's key was taken out of the vault. A rotated key is for the next run.
 
-    def __init__(self, decision: Decision, config: Config) -> None:
+    The embedded vault's file tells when to look. Another vault is asked every few seconds, by a process of its own.
+    """
+
+    def __init__(self, decision: Decision, config: Config, stack: contextlib.ExitStack) -> None:
         effective = decision.effective
         named = {provider for provider, _ in effective.services.models} | set(effective.web.search)
         found = providers.load(config.state)
         self._wanted = {name: found[name].secret for name in sorted(named & set(found)) if found[name].secret}
         self._config, self._file = config, config.state / FOLDER / FILE
         self._seen = self._stamp()
+        self._gone, self._unanswered, self._next = "", 0, 0.0
+        self._far: Fetcher | None = None
+        if self._wanted and config.vault.backend != "file":
+            guard_process()
+            limit = 2.0 * config.vault.timeout_seconds
+            self._far = stack.enter_context(Fetcher(lambda: configured(config), PROVIDERS_ID, seconds=limit))
 
     def look(self) -> errors.RunError | None:
         """Return why the run must end; None while every key is there."""
+        if self._far is not None:
+            return self._look_far(self._far)
         if not self._wanted or (stamp := self._stamp()) == self._seen:
             return None
         try:
@@ -77,10 +96,25 @@ class KeyWatch:
         except errors.VaultError:
             return None  # it is being written, or locked: the next look tells
         self._seen = stamp
-        for name, secret in self._wanted.items():
-            if secret not in there:
-                return errors.RunRevokedError(f"the key of provider `{name}` was taken out of the vault")
-        return None
+        return self._over(next((name for name, secret in self._wanted.items() if secret not in there), ""))
+
+    def _look_far(self, vault: Fetcher) -> errors.RunError | None:
+        vault.serve()  # never waits
+        now = time.monotonic()
+        if not self._unanswered and now >= self._next:
+            self._next, self._unanswered = now + FAR_SECONDS, len(self._wanted)
+            for name, secret in self._wanted.items():
+                vault.ask(PROVIDERS_ID, secret, functools.partial(self._told, name))
+        return self._over(self._gone)
+
+    def _told(self, name: str, found: Found) -> None:
+        self._unanswered -= 1
+        if found is None:  # a vault that cannot be asked ends no run
+            self._gone = name
+
+    @staticmethod
+    def _over(name: str) -> errors.RunError | None:
+        return errors.RunRevokedError(f"the key of provider `{name}` was taken out of the vault") if name else None
 
     def _stamp(self) -> tuple[int, int]:
         try:

@@ -81,7 +81,12 @@ class Gateway:
             self.host.end()
 
     def collect(self) -> None:
-        """Remove expired entries from the tables, unless there are few. Called every second."""
+        """Remove expired entries from the tables, unless there are few. Called every second.
+
+        Requests whose secret was taken away are cut.
+        """
+        if self.inject is not None:
+            self.inject.look()
         if self.remembered.count() > base_rules.MAX_CONNECTIONS // 2:
             self.remembered.collect()
 

@@ -124,6 +124,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Events, one after the other."""
         self.parts([f"data: part{n} {given}\n\n".encode() for n in range(3)], kind="text/event-stream", gap=0.4)
 
+    def at_drip(self, given: str, body: bytes) -> None:
+        """A stream of half a minute."""
+        self.parts([f"data: part{n}\n\n".encode() for n in range(300)], kind="text/event-stream", gap=0.1)
+
     def at_token(self, given: str, body: bytes) -> None:
         """A token answer, in two parts."""
         text = json.dumps({"access_token": TOKEN, "refresh_token": REFRESH, "expires_in": 60}).encode()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 
-from tests.kernel import fake_host
+from tests.kernel import fake_host, live_runs
 from tests.kernel.fake_host import SECRET, FakeHost
 from tests.kernel.injecting import NAME, PORT, InjectWorld, carried, grants, host, net, run, world
+from tests.kernel.test_credentials import vault
 from tests.kernel.world import ROOT
 
 __all__ = ["host", "net", "world"]
@@ -107,6 +109,33 @@ answer = {
     assert taken == [len(refreshes[0]), 3 << 20, 150, 2000]
     codes = [row["code"] for row in rows if row["type"] == "denied" and row["layer"] == "inject"]
     assert sorted(codes) == ["answer_refused", "host_failed"]
+
+
+def test_stream_is_cut_when_its_secret_goes(world: InjectWorld, host: FakeHost) -> None:
+    code = """
+lines, stream = 0, raw("GET", "/drip")
+while stream.readline():  # of 600; http.client ends a cut stream as it ends a whole one
+    lines += 1
+answer = [lines, ask("GET", "/user")[0]]
+"""
+
+    def remove() -> None:
+        live_runs.until(lambda: [one for one in host.seen if one["path"] == "/drip"])
+        vault(world, "rm", "probe", "github")
+
+    removing = threading.Thread(target=remove)
+    removing.start()
+    try:
+        said, rows = run(world, code, grants())
+    finally:
+        removing.join()
+        vault(world, "put", "probe", "github", secret=SECRET + "\n")
+    lines, after = said
+    assert (2 < lines < 500, after) == (True, 403)
+    (used,) = [row for row in rows if row["type"] == "request_injected" and row["path"] == "/drip"]
+    assert (used["status"], used["whole"]) == (200, False)
+    codes = [row["code"] for row in rows if row["type"] == "denied" and row["layer"] == "inject"]
+    assert codes == ["secret_taken", "secret_absent"]
 
 
 # --- what the page says -------------------------------------------------------------------------------------------

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from policy import errors
+from policy.manifest.services import PROVIDERS_ID
 from sandbox.broker.vault_process import Fetcher
-from sandbox.config import VaultSettings
+from sandbox.config import Config, VaultSettings
 from sandbox.kernel.proc.secret_memory import Locked
+from sandbox.lifecycle import model_terms
 from sandbox.vault import keys
 from sandbox.vault.backend import MAX_VALUE_BYTES, Backend, Change, OpenedSecret
 from sandbox.vault.embedded import FileVault
 from sandbox.vault.openbao import OpenBao
-from tests.kernel import openbao_raft
+from tests.kernel import live_runs, openbao_raft
 from tests.kernel.openbao_raft import RaftServer
 from tests.kernel.openbao_server import READ_ONLY, Server, private
 
@@ -315,6 +320,28 @@ def test_fetcher_asks_without_its_keeper_waiting(server: Server) -> None:
         assert answers.said[5] is errors.VaultError
         fetcher.ask("fetched", "n", answers)
         assert answers.said[6] is errors.VaultError
+
+
+def test_key_of_provider_that_goes_ends_the_run(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vault = OpenBao(server.settings)
+    vault.put(PROVIDERS_ID, "watched", value("the key"), before=Log())
+    (tmp_path / "providers.toml").write_text('[providers.p]\nkind = "openai"\nsecret = "watched"\n')
+    config = Config(vault=server.settings, state=tmp_path)
+    monkeypatch.setattr(model_terms, "FAR_SECONDS", 0.0)
+    grants = SimpleNamespace(services=SimpleNamespace(models=(("p", "*"),)), web=SimpleNamespace(search=()))
+    with contextlib.ExitStack() as stack:
+        watch = model_terms.KeyWatch(cast("Any", SimpleNamespace(effective=grants)), config, stack)
+        for _ in range(20):  # while it is there, whatever a look comes to
+            assert watch.look() is None
+            time.sleep(0.02)
+        server.stop()
+        assert watch.look() is None  # nothing waits
+        server.go_on()
+        vault.remove(PROVIDERS_ID, "watched", before=Log())
+        why = live_runs.until(watch.look)
+    assert (type(why), "`p`" in why.message) == (errors.RunRevokedError, True)
 
 
 def test_vault_that_cannot_be_used_is_said_before_anything_starts(server: Server, tmp_path: Path) -> None:

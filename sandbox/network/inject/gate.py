@@ -22,12 +22,12 @@ from policy.grants.credentials import InjectRule, InjectSet
 from sandbox.kernel.proc.spawn import PATIENCE, Patience
 from sandbox.network.gate import prefork
 from sandbox.network.gate import process as gate_process
-from sandbox.network.inject.ledger import AskSecret, Injected, InjectLedger
+from sandbox.network.inject.ledger import AskSecret, AskStill, Injected, InjectLedger
 
 LAYER: Final = "inject"
 CODES: Final = frozenset({
     "answer_refused", "frame_refused", "handshake_failed", "host_failed", "host_refused", "limit", "path_refused",
-    "request_not_granted", "secret_absent", "secret_malformed",
+    "request_not_granted", "secret_absent", "secret_malformed", "secret_taken",
 })  # fmt: skip
 # Other uids than those of the gates that the firewall knows.
 UID: Final = PUBLISH_UID - 2
@@ -41,12 +41,13 @@ _DESCRIPTORS: Final = 1024
 class InjectTerms(Struct, frozen=True):
     """The operator's part of a run's injected secrets.
 
-    ``ask`` looks a secret up, ``told`` takes the row of each request, and ``trust`` the certificate of the run's
-    authority, before the agent begins. ``bundles`` are files of the authorities of real hosts; the run's own
-    certificates last ``seconds``. ``watches`` are the vault's.
+    ``ask`` looks a secret up, ``still`` asks whether it is there, ``told`` takes the row of each request, and ``trust``
+    the certificate of the run's authority, before the agent begins. ``bundles`` are files of the authorities of real
+    hosts; the run's own certificates last ``seconds``. ``watches`` are the vault's.
     """
 
     ask: AskSecret
+    still: AskStill
     told: Callable[[Injected], None]
     bundles: Sequence[str]
     seconds: int
@@ -70,6 +71,10 @@ class InjectGate(Struct, frozen=True):
         """
         self.process.ready()
         self.terms.trust(self.ledger.certificate())
+
+    def look(self) -> None:
+        """Cut the requests whose secret is not in the vault any more. Called every second."""
+        self.ledger.look()
 
     def end(self) -> None:
         """End it, and report what it had to say."""
@@ -96,7 +101,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
     """
     with contextlib.ExitStack() as stack:
         injected = InjectSet.of(InjectRule(**one) for one in plan["rules"])
-        ledger = stack.enter_context(contextlib.closing(InjectLedger(injected, terms.ask, terms.told)))
+        ledger = stack.enter_context(contextlib.closing(InjectLedger(injected, terms.ask, terms.told, terms.still)))
         gate = gate_process.Gate(
             module=KIND.module,
             layer=LAYER,

@@ -6,6 +6,7 @@ policy grants, and no other; each request reads the vault, so that a rotation or
 
 from __future__ import annotations
 
+import functools
 import json
 import socket
 from collections.abc import Callable
@@ -49,13 +50,17 @@ class Injected(Struct, frozen=True):
 # Called with host and name, and with what takes the version and the secret, or None; it may take its time.
 Then = Callable[[int, memoryview | None], None]
 AskSecret = Callable[[str, str, Then], None]
+AskStill = Callable[[str, str, Callable[[bool], None]], None]
 
 
 class InjectLedger:
-    """Serves one gate. ``ask`` looks a secret up, ``told`` takes the row of each request."""
+    """Serves one gate. ``ask`` looks a secret up, ``told`` takes the row of each request, ``still`` asks whether a
+    secret that was given is there."""
 
-    def __init__(self, injected: InjectSet, ask: AskSecret, told: Callable[[Injected], None]) -> None:
-        self._injected, self._ask, self._told = injected, ask, told
+    def __init__(self, injected: InjectSet, ask: AskSecret, told: Callable[[Injected], None], still: AskStill) -> None:
+        self._injected, self._ask, self._told, self._still = injected, ask, told, still
+        # The secrets about which the vault is being asked.
+        self._looking: set[tuple[str, str]] = set()
         self._under_way: dict[int, Injected] = {}
         self._own, self._gates = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._own.setblocking(False)
@@ -107,6 +112,19 @@ class InjectLedger:
                 return errors.GateError("the inject gate tells what it may not")
         return None
 
+    def look(self) -> None:
+        """Ask whether the secrets of requests under way are still there, and cut those whose secret is not."""
+        for host, name in {(one.host, one.secret) for one in self._under_way.values()} - self._looking:
+            self._looking.add((host, name))
+            self._still(host, name, functools.partial(self._looked, host, name))
+
+    def _looked(self, host: str, name: str, is_there: bool) -> None:
+        self._looking.discard((host, name))
+        if not is_there:
+            for number, one in self._under_way.items():
+                if (one.host, one.secret) == (host, name):
+                    self._send(number, wire.TAKEN)
+
     def finish(self) -> None:
         """Write the rest, once the gate has ended: also the requests that it could not end."""
         while True:
@@ -140,7 +158,9 @@ class InjectLedger:
         return True
 
     def _answer(self, number: int, value: memoryview | None) -> None:
-        status = wire.ABSENT if value is None else wire.PRESENT
+        self._send(number, wire.ABSENT if value is None else wire.PRESENT, value)
+
+    def _send(self, number: int, status: int, value: memoryview | None = None) -> None:
         try:
             self._own.sendmsg([wire.ANSWER.pack(number, status), *([] if value is None else [value])])
         except OSError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import Callable
 from typing import Final
 
 from msgspec import Struct
@@ -34,6 +35,8 @@ class Line:
         self._rows = RowSender(self._line)
         self._answers: dict[int, asyncio.Future[bytes | None]] = {}
         self._next = 0
+        # Called where the secret of a request under way was taken away.
+        self._cuts: dict[int, Callable[[], None]] = {}
         # Answers are as long as a secret may be: so many have room in the socket.
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
@@ -66,8 +69,13 @@ class Line:
         finally:
             del self._answers[number]
 
+    def cut_by(self, entry: InjectEntry, cut: Callable[[], None]) -> None:
+        """Have a request cut where its secret is taken away before it has ended."""
+        self._cuts[entry.number] = cut
+
     def end(self, entry: InjectEntry) -> None:
         """Tell how a request ended."""
+        self._cuts.pop(entry.number, None)
         self._rows.send(
             {
                 "kind": "ended",
@@ -89,6 +97,9 @@ class Line:
             if len(message) < wire.ANSWER.size:
                 raise SystemExit("the supervisor is gone")
             number, status = wire.ANSWER.unpack_from(message)
+            if status == wire.TAKEN:
+                self._cuts.pop(number, lambda: None)()
+                continue
             found = self._answers.get(number)
             if found is not None and not found.done():
                 found.set_result(message[wire.ANSWER.size :] if status == wire.PRESENT else None)

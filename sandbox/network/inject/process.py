@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Callable
 from typing import Final, NoReturn
 
 from policy.grants.credentials import InjectRule, InjectSet
@@ -73,6 +74,9 @@ class _NoLine(Line):
 
     async def ask(self, host: str, method: str, path: str) -> tuple[InjectEntry, bytes | None]:
         return InjectEntry(0, 0.0), _SECRET
+
+    def cut_by(self, entry: InjectEntry, cut: Callable[[], None]) -> None:
+        """No supervisor takes its secret away."""
 
     def end(self, entry: InjectEntry) -> None:
         self.ended += 1

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import json
 import socket
 import ssl
@@ -142,6 +143,7 @@ class InjectServer:
         self._rate.take()
         path = request.raw_path.partition("?")[0]
         entry, secret = await self._line.ask(one.host, request.method, path)
+        self._line.cut_by(entry, functools.partial(self._cut, one, f"{request.method} https://{one.host}{path}"))
         try:
             if secret is None:
                 raise RequestRefusedError(403, "secret_absent", "the vault has no secret for this request")
@@ -173,6 +175,12 @@ class InjectServer:
             return await answer.passed_on(request, response, entry)
         finally:
             response.release() if entry.whole else response.close()
+
+    def _cut(self, one: Conversation, target: str) -> None:
+        """End a request whose secret was taken out of the vault. The host's connection ends with the agent's."""
+        self.denied(target[:_TARGET_CHARACTERS], "secret_taken")
+        if one.transport is not None:
+            one.transport.abort()
 
     def _value(self, rule: InjectRule, headers: judge.Headers, secret: bytes) -> str:
         """The header's value: with the token of a placeholder that the agent wrote there, else with the secret."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,7 +31,8 @@ class Gate:
             self.asked.append((host, name))
             then(7, None if secret is None else memoryview(secret))
 
-        self.ledger = InjectLedger(RULES, ask, self.told.append)
+        self.looks: list[tuple[str, str, Callable[[bool], None]]] = []
+        self.ledger = InjectLedger(RULES, ask, self.told.append, lambda *look: self.looks.append(look))
         self.line = socket.socket(fileno=socket.dup(self.ledger.gate_end))
         self.ledger.started()
         self.line.settimeout(5)
@@ -85,6 +87,24 @@ def test_number_in_use_ends_the_run() -> None:
     gate = Gate()
     assert gate.say(**ASK)
     assert not gate.say(**ASK)
+    gate.close()
+
+
+def test_request_is_cut_when_its_secret_goes() -> None:
+    gate = Gate()
+    gate.ledger.look()
+    assert gate.looks == []  # no request is under way
+    for number in (1, 2):
+        assert gate.say(**{**ASK, "number": number})
+        gate.heard()
+    gate.ledger.look()
+    gate.ledger.look()
+    ((host, name, then),) = gate.looks  # one question at a time
+    assert (host, name) == ("a.example", "s")
+    then(True)
+    gate.ledger.look()
+    gate.looks[1][2](False)
+    assert [gate.heard(), gate.heard()] == [(1, wire.TAKEN, b""), (2, wire.TAKEN, b"")]
     gate.close()
 
 

@@ -29,6 +29,9 @@ class Told(Line):
         self.asked.append((host, method, path))
         return InjectEntry(len(self.asked), 0.0), self.secret
 
+    def cut_by(self, entry: InjectEntry, cut: Callable[[], None]) -> None:
+        self.cut = cut
+
     def end(self, entry: InjectEntry) -> None:
         self.ended.append(entry)
 
