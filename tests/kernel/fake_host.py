@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
+import os
 import socket
 import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 # What a test plants as the secret; no part of it stands anywhere else.
@@ -30,6 +33,8 @@ class FakeHost(http.server.ThreadingHTTPServer):
         self.server_name, self.server_port = "host", 0
         self.seen: list[dict[str, Any]] = []
         self.connections = 0
+        # The directory that holds git/NAME.git, for `git http-backend`.
+        self.repositories: Path | None = None
         # Called in the middle of a request to /hook, with its number.
         self.hook: Callable[[int], None] = lambda number: None
 
@@ -73,11 +78,39 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.server.seen.append({"method": self.command, "path": self.path, "headers": headers, "body": body})
         path = self.path.partition("?")[0]
         given = dict(headers).get("authorization", "")
+        if path.startswith("/git/") and self.server.repositories is not None:
+            self._git(given, body, self.server.repositories)
+            return
         answer = getattr(self, "at_" + path.strip("/").replace("/", "_").replace("-", "_"), None)
         if answer is not None:
             answer(given, body)
         else:
             self.say(b'{"ok": true}')
+
+    def _git(self, given: str, body: bytes, top: Path) -> None:
+        """An answer of git's own program (git-http-backend(1)), to requests with the secret alone."""
+        if given != f"Bearer {SECRET}":
+            self.say(b"no secret", kind="text/plain", status=401)
+            return
+        path, _, query = self.path.partition("?")
+        environment = {
+            "PATH": os.environ["PATH"],
+            "GIT_PROJECT_ROOT": str(top),
+            "GIT_HTTP_EXPORT_ALL": "1",
+            "PATH_INFO": path,
+            "QUERY_STRING": query,
+            "REQUEST_METHOD": self.command,
+            "REMOTE_USER": "probe",
+            "CONTENT_TYPE": self.headers.get("Content-Type", ""),
+            "CONTENT_LENGTH": str(len(body)),
+            "HTTP_CONTENT_ENCODING": self.headers.get("Content-Encoding", ""),
+            "GIT_PROTOCOL": self.headers.get("Git-Protocol", ""),
+        }
+        done = subprocess.run(["git", "http-backend"], input=body, env=environment, capture_output=True, check=True)
+        head, _, content = done.stdout.partition(b"\r\n\r\n")
+        named = dict(line.split(": ", 1) for line in head.decode().split("\r\n"))
+        status = int(named.get("Status", "200").split()[0])
+        self.say(content, kind=named.get("Content-Type", "text/plain"), status=status)
 
     def say(self, body: bytes, *, kind: str = "application/json", status: int = 200, **more: str) -> None:
         """A whole answer."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import threading
+from pathlib import Path
 
+from policy.compile.network.firewall import GATE_UID
 from tests.kernel import fake_host, live_runs
 from tests.kernel.fake_host import SECRET, FakeHost
 from tests.kernel.injecting import NAME, PORT, InjectWorld, carried, grants, host, net, run, world
-from tests.kernel.test_credentials import vault
+from tests.kernel.test_credentials import covenant, vault
 from tests.kernel.world import ROOT
 
 __all__ = ["host", "net", "world"]
@@ -136,6 +139,41 @@ answer = [lines, ask("GET", "/user")[0]]
     assert (used["status"], used["whole"]) == (200, False)
     codes = [row["code"] for row in rows if row["type"] == "denied" and row["layer"] == "inject"]
     assert codes == ["secret_taken", "secret_absent"]
+
+
+# --- what attestation says -----------------------------------------------------------------------------------------
+
+
+def test_way_around_the_gate_is_drift(world: InjectWorld, host: FakeHost) -> None:
+    """A rule by hand lets the agent to the host without the gate that reads its requests."""
+    said: list[tuple[int, str]] = []
+
+    def look(number: int) -> None:
+        (run,) = [one for one in (world.state / "runs").iterdir() if one.is_dir()]
+        if number == 2:
+            (gate,) = [pid for pid in Path("/proc").glob("[0-9]*") if _is_gate(pid, run.name)]
+            rule = ("insert", "rule", "inet", "covenant", "prerouting", "iifname", "agent0", "tcp", "dport", "4443")
+            nft = ("nsenter", f"--net={gate}/ns/net", "nft", *rule, "accept")
+            subprocess.run(nft, check=True)
+        done = covenant(world, "attest", run.name)
+        said.append((done.returncode, done.stdout.decode() + done.stderr.decode()))
+
+    host.hook = look
+    try:
+        answer, _ = run(world, 'answer = [ask("GET", f"/hook?{n}")[0] for n in (1, 2)]', grants())
+    finally:
+        host.hook = lambda number: None
+    assert answer == [200, 200]
+    assert [status for status, _ in said] == [0, 3], said
+    assert "firewall" in said[1][1]
+
+
+def _is_gate(process: Path, run_id: str) -> bool:
+    """Whether a process is the TLS gate of a run, by its user and its cgroup."""
+    try:
+        return process.stat().st_uid == GATE_UID and run_id in (process / "cgroup").read_text()
+    except OSError:
+        return False
 
 
 # --- what the page says -------------------------------------------------------------------------------------------

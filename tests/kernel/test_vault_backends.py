@@ -333,7 +333,7 @@ def test_key_of_provider_that_goes_ends_the_run(
     grants = SimpleNamespace(services=SimpleNamespace(models=(("p", "*"),)), web=SimpleNamespace(search=()))
     with contextlib.ExitStack() as stack:
         watch = model_terms.KeyWatch(cast("Any", SimpleNamespace(effective=grants)), config, stack)
-        for _ in range(20):  # while it is there, whatever a look comes to
+        for _ in range(20):  # while it is there
             assert watch.look() is None
             time.sleep(0.02)
         server.stop()
