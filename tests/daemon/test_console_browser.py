@@ -30,7 +30,19 @@ MARKUP = (
     "\"'><svg onload=window.hit=1> javascript:window.hit=1 ${window.hit=1} </td></table></main>"
 )
 HOSTILE = MARKUP + tui_data.HOSTILE.replace("\ud800", "")
-PAGES = {"overview": "#/"}
+RUN = tui_data.RUNS[1]["run_id"]
+PAGES = {
+    "overview": "#/",
+    "runs": "#/runs",
+    "run": f"#/runs/{RUN}",
+    "agents": "#/agents",
+    "agent": "#/agents/hello",
+    "denials": "#/denials",
+    "approvals": "#/approvals",
+    "audit": "#/audit",
+    "memory": "#/memory",
+    "grants": "#/grants",
+}
 
 
 @dataclass
@@ -157,6 +169,60 @@ def test_page_can_be_used_by_all(console: Console, name: str) -> None:
         r"document.body.innerText.match(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2066-\u2069]/g)"
     )
     assert hidden is None
+
+
+def test_run_has_timeline_and_is_steered(console: Console) -> None:
+    page = console.page
+    page.look("desk", "light")
+    console.go(PAGES["run"])
+    page.until("document.querySelectorAll('.timeline li.bad').length === 3")
+    assert page.evaluate("document.querySelectorAll('svg rect').length") == 3
+    before = len(console.supervisor.of("operate"))
+    page.click("suspend")
+    page.until("document.querySelector('dialog[open]') !== null")
+    page.key("Escape")
+    page.until("!document.querySelector('dialog[open]')")
+    assert len(console.supervisor.of("operate")) == before
+    page.click("suspend")
+    page.until("document.querySelector('dialog[open]') !== null")
+    page.key("Enter")
+    page.sees("suspend: 1 runs")
+    reason = "asked for in the web console"
+    assert console.supervisor.of("operate")[before:] == [
+        {"operation": "suspend", "run": RUN, "tree": False, "reason": reason}
+    ]
+
+
+def test_proof_is_computed_in_browser(console: Console) -> None:
+    page = console.page
+    console.go("#/audit")
+    page.sees("the chain holds")
+    page.click("check")
+    page.sees("the checkpoint of that size has this root")
+    page.sees("the row, hashed here, is the leaf")
+    # All rows, whatever characters are in them; then one that is not as the log has it.
+    script = """(async () => {
+        const { check } = await import('/console/app/audit.js');
+        const { daemon } = await import('/console/app/session.js');
+        const { events } = await daemon('recent_audit', {limit: 100, extended: true});
+        const all = await Promise.all(events.map(check));
+        const changed = await check({...events[0], timestamp_ms: events[0].timestamp_ms + 1});
+        const signs = (lines) => lines.map(([sign]) => sign).join(' ').trim();
+        return {count: events.length, all: [...new Set(all.map(signs))], changed: signs(changed)};
+    })()"""
+    found = page.evaluate(script)
+    assert found == {"count": found["count"], "all": ["ok ok ok"], "changed": "! ! ok"}
+    assert found["count"] >= 8
+
+
+def test_memory_is_searched(console: Console) -> None:
+    page = console.page
+    console.go("#/memory")
+    page.sees("The newest records")
+    page.evaluate("document.querySelector('input[name=query]').value = 'archive'")
+    page.click("search")
+    page.sees("What fits best")
+    page.sees("the disk of the archive is full on Fridays")
 
 
 def test_keyboard_is_enough(console: Console) -> None:

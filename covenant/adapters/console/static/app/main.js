@@ -2,14 +2,28 @@
 import { render } from "../vendor/preact.js";
 import { useEffect } from "../vendor/hooks.js";
 import { signal } from "../vendor/signals.js";
+import { Agents } from "./agents.js";
+import { Audit } from "./audit.js";
+import { Approvals, Denials } from "./decide.js";
 import { html } from "./html.js";
 import { connected, follow } from "./live.js";
 import { Overview } from "./overview.js";
+import { Runs } from "./runs.js";
 import { enter, logOut, state, why } from "./session.js";
+import { Capabilities, Memory } from "./stores.js";
 import { line } from "./text.js";
 
 // The first part of the address -> the name in the menu, and the page, which is given the second part.
-const PAGES = { "": ["Overview", Overview] };
+const PAGES = {
+  "": ["Overview", Overview],
+  runs: ["Runs", Runs],
+  agents: ["Agents", Agents],
+  denials: ["Denials", Denials],
+  approvals: ["Approvals", Approvals],
+  audit: ["Audit", Audit],
+  memory: ["Memory", Memory],
+  grants: ["Grants and peers", Capabilities],
+};
 const address = signal(["", ""]);
 
 function look() {

@@ -1,0 +1,126 @@
+// One run: its tree as a picture, and what happened in it in the order of time.
+import { html } from "./html.js";
+import { runs, runsError } from "./live.js";
+import { runColumns } from "./overview.js";
+import { Act, agentLink, Problem, Table, Time, Title, useAnswer } from "./parts.js";
+import { fields, isBad, told } from "./rows.js";
+import { daemon, supervisor } from "./session.js";
+import { line, shown } from "./text.js";
+
+const ROWS = 2000;
+const REASON = "asked for in the web console";
+const ACTS = {
+  suspend: "It stops where it is, its sandbox included; its clocks run on.",
+  resume: "It goes on where it was suspended.",
+  kill: "Its processes are killed and its sandbox is removed. This cannot be undone.",
+};
+
+function Operations({ run }) {
+  const operate = (operation, tree) => async () => {
+    const done = await supervisor("operate", { operation, run: run.run_id, tree, reason: REASON });
+    return `${operation}: ${done.runs.length} runs`;
+  };
+  const about = (verb) => `Run ${run.run_id.slice(0, 8)} of agent ${line(run.agent_id)}, ${line(run.state)}. ${ACTS[verb]}
+    The log has it with the reason: ${REASON}.`;
+  return html`<p>
+    ${Object.keys(ACTS).map((verb) => html`<${Act} key=${verb} name=${verb} about=${about(verb)} act=${operate(verb, false)} />`)}
+    <${Act} name="kill the tree" about=${`${about("kill")} Every run below it too.`} act=${operate("kill", true)} />
+  </p>`;
+}
+
+// A run with its parents and descendants among live runs, parents first.
+function family(id) {
+  const byId = new Map(runs.value.map((one) => [one.run_id, one]));
+  let root = byId.get(id);
+  while (root && byId.has(root.parent)) root = byId.get(root.parent);
+  const found = [];
+  const add = (one, depth) => {
+    found.push({ ...one, depth });
+    for (const child of runs.value) if (child.parent === one.run_id && depth < 32) add(child, depth + 1);
+  };
+  if (root) add(root, 0);
+  return found;
+}
+
+const [WIDTH, HEIGHT, STEP, INDENT] = [260, 48, 64, 60];
+
+export function Tree({ rows, of }) {
+  const place = new Map(rows.map((one, at) => [one.run_id, [8 + INDENT * one.depth, 8 + STEP * at]]));
+  const width = 16 + WIDTH + INDENT * Math.max(0, ...rows.map((one) => one.depth));
+  const height = STEP * rows.length;
+  return html`<div class="wide" tabindex="0" role="region" aria-label="The delegation tree">
+    <svg width=${width} height=${height} viewBox=${`0 0 ${width} ${height}`} role="img"
+      aria-label=${`The delegation tree: ${rows.length} runs; the table of live runs on the overview says the same`}>
+      ${rows.map((one) => {
+        const [x, y] = place.get(one.run_id);
+        const [px, py] = place.get(one.parent) ?? [];
+        return html`<g key=${one.run_id}>
+          ${px !== undefined && html`<path class="edge" d=${`M${px + 20} ${py + HEIGHT}V${y + HEIGHT / 2}H${x}`} />`}
+          <rect class=${`box ${one.denied ? "denied" : ""}`} x=${x} y=${y} width=${WIDTH} height=${HEIGHT} rx="6" />
+          <text x=${x + 10} y=${y + 20} font-weight=${one.run_id === of ? "700" : "400"}>${line(one.agent_id).slice(0, 32)}</text>
+          <text x=${x + 10} y=${y + 38}>${one.run_id.slice(0, 8)} ${line(one.state).slice(0, 14)}${one.denied ? ` ! ${one.denied} denied` : ""}</text>
+        </g>`;
+      })}
+    </svg>
+  </div>`;
+}
+
+function Step({ event }) {
+  const one = fields(event);
+  return html`<li class=${isBad(one) ? "bad" : ""}>
+    <${Time} ms=${event.timestamp_ms} /> <strong>${isBad(one) ? "! " : ""}${line(one.type)}</strong>
+    ${one.own ? "" : html` <span class="soft">(supervisor)</span>`}
+    <div class="mono">${line(told(one, ["run_id"]), 600)}</div>
+  </li>`;
+}
+
+function costs(steps) {
+  const sum = { requests: 0, input_tokens: 0, output_tokens: 0, credits: 0 };
+  for (const one of steps.map(fields).filter((each) => each.type === "model_asked")) {
+    sum.requests += 1;
+    for (const name of ["input_tokens", "output_tokens", "credits"]) sum[name] += Number(one[name]) || 0;
+  }
+  return sum;
+}
+
+export function Run({ of }) {
+  const [log, error] = useAnswer(() => daemon("recent_audit", { limit: ROWS, extended: true }), ["audit"]);
+  const live = runs.value.find((one) => one.run_id === of);
+  const ofRun = (event) => {
+    const one = fields(event);
+    return one.run_id === of || (live?.intent_id && one.intent_id === live.intent_id);
+  };
+  const steps = (log?.events ?? []).filter(ofRun).reverse();
+  const sum = costs(steps);
+  const near = family(of);
+  return html`<${Title}>Run ${line(of).slice(0, 8)}<//>
+    <${Problem} error=${error} /><${Problem} error=${runsError.value} />
+    ${live ? html`<${Table} caption="Now" columns=${runColumns} rows=${[live]} keyOf=${(one) => one.run_id} /><${Operations} run=${live} />`
+      : html`<p class="soft">It does not live now, or is not of the daemon's user.</p>`}
+    ${near.length > 1 && html`<h2>Delegation tree</h2><${Tree} rows=${near} of=${of} />`}
+    <h2>Costs at models</h2>
+    <dl class="tiles">
+      <div><dt>Requests</dt><dd>${sum.requests}</dd></div>
+      <div><dt>Tokens in, out</dt><dd>${sum.input_tokens}, ${sum.output_tokens}</dd></div>
+      <div><dt>Credits</dt><dd>${sum.credits}</dd></div>
+    </dl>
+    <h2>Timeline</h2>
+    ${steps.length ? html`<ol class="timeline">${steps.map((event) => html`<${Step} key=${event.id} event=${event} />`)}</ol>`
+      : html`<p class="soft">none of the newest ${ROWS} rows of the log is about it</p>`}
+    ${live && html`<${Stderr} run=${of} />`}`;
+}
+
+function Stderr({ run }) {
+  const [logs, error] = useAnswer(() => supervisor("logs", { run, offset: 0, stream: "stderr" }));
+  return html`<h2>stderr of the agent</h2><${Problem} error=${error} />
+    <pre>${logs ? shown(logs.text) || "nothing" : ""}</pre>`;
+}
+
+export function Runs({ of }) {
+  if (of) return html`<${Run} of=${of} />`;
+  const roots = runs.value.filter((one) => !runs.value.some((other) => other.run_id === one.parent));
+  const rows = roots.flatMap((one) => family(one.run_id));
+  return html`<${Title}>Runs<//><${Problem} error=${runsError.value} />
+    ${rows.length > 0 && html`<${Tree} rows=${rows} of="" />`}
+    <${Table} caption="Live runs" columns=${runColumns} rows=${runs.value} keyOf=${(one) => one.run_id} />`;
+}
