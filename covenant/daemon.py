@@ -21,10 +21,10 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import anyio.abc
@@ -39,6 +39,7 @@ from covenant.handlers import billing, expiry
 from covenant.handlers.grants import peers
 from covenant.handlers.intents import agents, budget, recovery
 from covenant.handlers.mailbox import delivery
+from covenant.handlers.server import Server
 from covenant.runtime.budget_preemption import BudgetPreemption
 from covenant.settings import Settings
 from covenant.wire import parts
@@ -265,7 +266,10 @@ async def _http(
         yield None
         return
     gateway = http_gateway.HttpGateway(
-        opened.server, group, origins=settings.http_origins, supervisor=opened.runtime.supervised.ask
+        *(opened.server, group),
+        origins=settings.http_origins,
+        supervisor=opened.runtime.supervised.ask,
+        packages=functools.partial(_view_packages, opened.server, settings),
     )
     with listen.bind(settings.http_bind, settings.http_port) as sock:
         try:
@@ -275,6 +279,14 @@ async def _http(
             # After an orderly end this has no effect.
             with anyio.CancelScope(shield=True):
                 await gateway.stop(grace_seconds=0)
+
+
+def _view_packages(server: Server, settings: Settings, kind: str, fields: Mapping[str, str]) -> Mapping[str, Any]:
+    # Only the console asks, and the compilers take long to import.
+    from covenant.runtime.agent_view import AgentView
+
+    state = settings.state or settings.home / "supervisor"
+    return AgentView(server.agents, home=settings.home, state=state).answer(kind, fields)
 
 
 def _say_ready(settings: Settings, opened: Opened, web: http_gateway.HttpGateway | None, seconds: float) -> None:

@@ -234,6 +234,13 @@ async def test_pages_send_no_request_of_authority(covenant_home: Path, superviso
         for of, kind in wrong:
             status, document, _ = await browser.post("ask", {"of": of, "kind": kind})
             assert (status, document["kind"]) == (400, "error"), (of, kind, document)
+        for fields in ({}, {"agent_id": 7}, {"agent_id": "x", "more": "x"}):
+            assert (await browser.post("ask", {"of": "packages", "kind": "agent_rules", **fields}))[0] == 400
+        for agent_id in ("absent", "../../etc", "/etc", "", "\x00"):
+            found = await browser.ask("agent_rules", of="packages", agent_id=agent_id)
+            assert (found["kind"], found["code"]) == ("error", "no_such_agent"), found
+        large = {"agent_id": "absent", "manifest": "#" * 300_000}
+        assert (await browser.ask("compare_manifest", of="packages", **large))["kind"] == "error"
         bodies: list[Any] = [[], "x", None]
         for body in bodies:
             assert (await browser.post("ask", body))[0] == 400

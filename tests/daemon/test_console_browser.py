@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ PAGES = {
     "runs": "#/runs",
     "run": f"#/runs/{RUN}",
     "agents": "#/agents",
-    "agent": "#/agents/hello",
+    "agent": "#/agents/librarian",
     "denials": "#/denials",
     "approvals": "#/approvals",
     "audit": "#/audit",
@@ -74,6 +75,7 @@ class Console:
 def _filled(home: Path) -> None:
     manifest = MANIFEST.format(id="hello", required="[]") + "[settlement]\nbudget_credits_per_hour = 60\n"
     cli_daemon_kit.package(home, "hello", manifest)
+    shutil.copytree(ROOT / "agents/librarian", home / "agents/librarian")
     (home / "agents" / "broken").mkdir(mode=0o700)
     (home / "agents" / "broken" / "agent.toml").write_text("[agent]\n")
 
@@ -82,7 +84,7 @@ async def _rows(daemon: Daemon) -> None:
     for number, (layer, target) in enumerate((("path", "/var/log"), ("network", HOSTILE), ("exec", "/usr/bin/curl"))):
         about: dict[str, Any] = {
             "run_id": tui_data.RUNS[1]["run_id"],
-            "agent_id": "hello",
+            "agent_id": "librarian",
             "operator": None,
             "denial": f"D{number}",
             "grant": "permissions",
@@ -191,6 +193,38 @@ def test_run_has_timeline_and_is_steered(console: Console) -> None:
     assert console.supervisor.of("operate")[before:] == [
         {"operation": "suspend", "run": RUN, "tree": False, "reason": reason}
     ]
+
+
+def test_agent_may_beside_what_it_tried(console: Console) -> None:
+    page = console.page
+    page.look("desk", "light")
+    console.go("#/agents/librarian")
+    page.sees("/usr/share/doc")
+    page.sees("permissions.filesystem")
+    assert page.evaluate("document.querySelectorAll('section').length") == 2
+    wider = "area.value.replace('/usr/share/doc', '/usr/share')"
+    page.evaluate(f"(() => {{ const area = document.querySelector('textarea'); area.value = {wider}; }})()")
+    page.click("compare")
+    page.sees("! it allows more")
+    shown = page.evaluate("[...document.querySelectorAll('form ~ div pre')].map((one) => one.textContent).join()")
+    assert "+ read /usr/share" in shown, shown
+    page.evaluate("document.querySelector('textarea').value = '[agent]'")
+    page.click("compare")
+    page.sees("[manifest_invalid]")
+    page.picture(PICTURES / "compare-desk.png")
+    # The agent of plain trusted-local has nothing to compile, and the page says so.
+    console.go("#/agents/hello")
+    page.sees("fix: write backend")
+
+
+def test_denial_has_its_line(console: Console) -> None:
+    page = console.page
+    console.go("#/denials")
+    page.sees("/var/log")
+    page.evaluate("document.querySelector('[aria-label=\"explain path /var/log\"]').click()")
+    page.sees('read = ["/var/log"]')
+    page.evaluate("document.querySelector('[aria-label=\"explain exec /usr/bin/curl\"]').click()")
+    page.sees("it is no program that is granted")
 
 
 def test_proof_is_computed_in_browser(console: Console) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import anyio
+import anyio.to_thread
 
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
@@ -20,6 +21,8 @@ from policy.signing import strict_json
 
 # Asks the supervisor once.
 AskSupervisor = Callable[..., Awaitable[Mapping[str, Any]]]
+# Answers a request about packages; blocks.
+ViewPackages = Callable[[str, Mapping[str, str]], Mapping[str, Any]]
 
 DAEMON: Final = frozenset(
     {
@@ -43,6 +46,12 @@ DAEMON: Final = frozenset(
         "verify_audit_integrity",
     }
 )
+# About packages, with their fields, all texts: what an agent may do, why it was denied, what another manifest allows.
+PACKAGES: Final[Mapping[str, frozenset[str]]] = {
+    "agent_rules": frozenset({"agent_id"}),
+    "compare_manifest": frozenset({"agent_id", "manifest"}),
+    "explain_denial": frozenset({"agent_id", "layer", "target", "code"}),
+}
 SUPERVISOR: Final = frozenset({"logs", "operate", "ps", "top"})
 # The requests that a supervisor gets from all pages at once; it takes 32 of one user.
 _AT_ONCE: Final = 4
@@ -51,9 +60,11 @@ _AT_ONCE: Final = 4
 class Asks:
     """The requests of all pages of one daemon."""
 
-    def __init__(self, server: Server, supervisor: AskSupervisor) -> None:
-        self._server, self._supervisor = server, supervisor
+    def __init__(self, server: Server, supervisor: AskSupervisor, packages: ViewPackages) -> None:
+        self._server, self._supervisor, self._packages = server, supervisor, packages
         self._turns = anyio.Semaphore(_AT_ONCE)
+        # A compilation takes a core for a third of a second.
+        self._compiler = anyio.Semaphore(1)
 
     async def answer(self, caller: Caller, body: bytes) -> bytes:
         """Return the document that answers the request in ``body``: ``of``, ``kind`` and the fields of the kind.
@@ -70,6 +81,8 @@ class Asks:
             return (await self._server.respond(caller, request)).to_bytes()
         if of == "supervisor" and kind in SUPERVISOR:
             return await self._of_supervisor(asked)
+        if of == "packages" and kind in PACKAGES:
+            return await self._of_packages(asked)
         raise errors.MalformedRequestError(f"the console sends no `{strict_json.shown(str(kind)[:64])}`")
 
     async def runs(self) -> bytes:
@@ -81,6 +94,17 @@ class Asks:
         try:
             async with self._turns:
                 document = await self._supervisor(kind, **asked)
+        except errors.CovenantError as e:
+            return responses.Error.of(e).to_bytes()
+        return json.dumps(document).encode()
+
+    async def _of_packages(self, asked: dict[str, Any]) -> bytes:
+        kind = asked.pop("kind")
+        if asked.keys() != PACKAGES[kind] or not all(isinstance(value, str) for value in asked.values()):
+            raise errors.MalformedRequestError(f"`{kind}` has the texts {', '.join(sorted(PACKAGES[kind]))}")
+        try:
+            async with self._compiler:
+                document = await anyio.to_thread.run_sync(self._packages, kind, asked)
         except errors.CovenantError as e:
             return responses.Error.of(e).to_bytes()
         return json.dumps(document).encode()

@@ -45,9 +45,9 @@ class Gate:
 class Console:
     """The routes of the console of one daemon."""
 
-    def __init__(self, server: Server, supervisor: asks.AskSupervisor, gate: Gate) -> None:
+    def __init__(self, server: Server, supervisor: asks.AskSupervisor, packages: asks.ViewPackages, gate: Gate) -> None:
         self._server, self._gate = server, gate
-        self._asks = asks.Asks(server, supervisor)
+        self._asks = asks.Asks(server, supervisor, packages)
         self._live = live.Live(server, self._asks.runs)
 
     def add_to(self, router: web.UrlDispatcher, not_yet: Any) -> None:

@@ -23,7 +23,7 @@ import anyio
 import anyio.abc
 from aiohttp import HttpVersion11, web
 
-from covenant.adapters.console.asks import AskSupervisor
+from covenant.adapters.console.asks import AskSupervisor, ViewPackages
 from covenant.adapters.console.pages import Console, Gate
 from covenant.adapters.http import feeds, guard, metrics, openapi, refusals, routes, streams
 from covenant.adapters.http import requests as http_requests
@@ -66,7 +66,7 @@ class HttpGateway:
     Args:
         group: runs the task that writes the count of unlogged wrong tokens.
         origins: the origins whose pages may send requests; invalid ones are ignored with a warning.
-        supervisor: asks the supervisor for the console.
+        supervisor: asks the supervisor for the console; ``packages`` shows what packages may do there.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class HttpGateway:
         origins: Sequence[str] = (),
         bounds: HttpBounds | None = None,
         supervisor: AskSupervisor | None = None,
+        packages: ViewPackages | None = None,
     ) -> None:
         self.server = server
         self.bounds = bounds or HttpBounds()
@@ -108,7 +109,7 @@ class HttpGateway:
             for method in (route.method, *(["HEAD"] if has_head else [])):
                 app.router.add_route(method, route.pattern, handler, expect_handler=_not_yet)
         gate = Gate(self._body, self._write_refused, self._known, self._one_more_stream, self.bounds.pace)
-        Console(server, supervisor or _no_supervisor, gate).add_to(app.router, _not_yet)
+        Console(server, supervisor or _no_supervisor, packages or _no_packages, gate).add_to(app.router, _not_yet)
         self._listener = Listener(app, connections=self.bounds.connections, head_seconds=self.bounds.head_seconds)
 
     async def listen(self, sock: socket.socket) -> None:
@@ -325,6 +326,10 @@ async def _not_yet(request: web.Request) -> None:
 
 async def _no_supervisor(kind: str, /, **fields: Any) -> Mapping[str, Any]:
     raise errors.NoSupervisorError("no supervisor is there to ask", hint="start covenant-supervisor")
+
+
+def _no_packages(kind: str, fields: Mapping[str, str]) -> Mapping[str, Any]:
+    raise errors.UnsupportedError("this gateway shows no packages")
 
 
 def _unavailable(message: str) -> errors.HttpRefusedError:

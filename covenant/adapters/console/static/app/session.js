@@ -64,4 +64,5 @@ export async function logOut() {
 
 export const daemon = (kind, fields = {}) => post("ask", { ...fields, of: "daemon", kind });
 export const supervisor = (kind, fields = {}) => post("ask", { ...fields, of: "supervisor", kind });
+export const packages = (kind, fields) => post("ask", { ...fields, of: "packages", kind });
 export const events = (signal) => fetch("/console/live", { headers: headers(), signal });
