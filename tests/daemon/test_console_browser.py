@@ -42,6 +42,7 @@ PAGES = {
     "approvals": "#/approvals",
     "audit": "#/audit",
     "memory": "#/memory",
+    "budgets": "#/budgets",
     "grants": "#/grants",
 }
 
@@ -67,9 +68,9 @@ class Console:
     def go(self, page: str) -> None:
         """Open one page of the console."""
         self.page.go(f"{self.base}/{page}")
-        self.page.until(
-            "document.querySelector('h1') && document.querySelector('[role=status]').textContent === 'live'"
-        )
+        self.page.evaluate("new Promise((resolve) => setTimeout(resolve, 50))")
+        self.page.until("document.querySelector('[role=status]')?.textContent === 'live'")
+        self.page.until("document.querySelector('main[aria-busy=false] h1') !== null")
 
 
 def _filled(home: Path) -> None:
@@ -91,7 +92,7 @@ async def _rows(daemon: Daemon) -> None:
         }
         about |= {"layer": layer, "target": target, "code": "not_granted", "count": number + 1}
         await daemon.server.audit.append("denied", about, daemon.server.identity.agent)
-    for action in ("memory.write", "memory.read"):
+    for action in ("memory.write", "memory.read", "chain.receipts"):
         await daemon.grant(action)
     await daemon.ask("put_memory", tier="longterm", text=HOSTILE)
     await daemon.ask("put_memory", tier="working", text="the disk of the archive is full on Fridays")
@@ -159,7 +160,6 @@ def test_page_can_be_used_by_all(console: Console, name: str) -> None:
     for size, scheme in (("desk", "light"), ("phone", "dark")):
         console.page.look(size, scheme)
         console.go(PAGES[name])
-        console.page.until("!document.querySelector('[aria-busy=true]')")
         console.page.picture(PICTURES / f"{name}-{size}.png")
         assert console.page.violations() == []
         width = console.page.evaluate("document.documentElement.scrollWidth")
@@ -227,6 +227,16 @@ def test_denial_has_its_line(console: Console) -> None:
     page.sees("it is no program that is granted")
 
 
+def test_budgets_are_drawn(console: Console) -> None:
+    page = console.page
+    page.look("desk", "light")
+    console.go("#/budgets")
+    page.sees("Credits over time")
+    drawn = """(() => { const one = document.querySelector('canvas'); const { data } = one.getContext('2d').getImageData(
+        0, 0, one.width, one.height); return data.filter((value, at) => at % 4 === 3 && value > 0).length; })()"""
+    assert page.evaluate(drawn) > 500
+
+
 def test_proof_is_computed_in_browser(console: Console) -> None:
     page = console.page
     console.go("#/audit")
@@ -234,7 +244,7 @@ def test_proof_is_computed_in_browser(console: Console) -> None:
     page.click("check")
     page.sees("the checkpoint of that size has this root")
     page.sees("the row, hashed here, is the leaf")
-    # All rows, whatever characters are in them; then one that is not as the log has it.
+    # All rows, with any characters in them; then one that is not as the log has it.
     script = """(async () => {
         const { check } = await import('/console/app/audit.js');
         const { daemon } = await import('/console/app/session.js');

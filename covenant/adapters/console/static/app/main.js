@@ -4,12 +4,13 @@ import { useEffect } from "../vendor/hooks.js";
 import { signal } from "../vendor/signals.js";
 import { Agents } from "./agents.js";
 import { Audit } from "./audit.js";
+import { Budgets } from "./budgets.js";
 import { Approvals, Denials } from "./decide.js";
 import { html } from "./html.js";
 import { connected, follow } from "./live.js";
 import { Overview } from "./overview.js";
 import { Runs } from "./runs.js";
-import { enter, logOut, state, why } from "./session.js";
+import { asking, enter, logOut, state, why } from "./session.js";
 import { Capabilities, Memory } from "./stores.js";
 import { line } from "./text.js";
 
@@ -22,6 +23,7 @@ const PAGES = {
   approvals: ["Approvals", Approvals],
   audit: ["Audit", Audit],
   memory: ["Memory", Memory],
+  budgets: ["Budgets", Budgets],
   grants: ["Grants and peers", Capabilities],
 };
 const address = signal(["", ""]);
@@ -61,7 +63,7 @@ function Console() {
       <span class="state" role="status">${connected.value ? "live" : "! not connected"}</span>
       <button type="button" onClick=${logOut}>log out</button>
     </header>
-    <main id="main" tabindex="-1"><${Page} key=${`${first}/${second}`} of=${second} /></main>`;
+    <main id="main" tabindex="-1" aria-busy=${asking.value > 0}><${Page} key=${`${first}/${second}`} of=${second} /></main>`;
 }
 
 function skip(event) {

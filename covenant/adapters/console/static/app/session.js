@@ -26,14 +26,20 @@ export function leave(reason) {
   state.value = "out";
 }
 
+// The number of requests that wait for an answer.
+export const asking = signal(0);
+
 async function post(path, body) {
-  let answer;
+  let answer, document;
+  asking.value += 1;
   try {
     answer = await fetch(`/console/${path}`, { method: "POST", headers: headers(), body: JSON.stringify(body) });
+    document = await answer.json();
   } catch {
     throw new Refused({ message: "the daemon does not answer", hint: "start it: covenantd" });
+  } finally {
+    asking.value -= 1;
   }
-  const document = await answer.json();
   if (answer.status === 401 && path !== "login") leave(document.message);
   if (document.kind === "error" || !answer.ok) throw new Refused(document);
   return document;

@@ -41,6 +41,6 @@ def test_licenses_are_shipped() -> None:
 def test_modules_import_only_files_beside_them() -> None:
     for path in VENDOR.glob("*.js"):
         text = path.read_text()
-        names = re.findall(r'(?:from|import)\s*"([^"]+)"', text)
+        names = re.findall(r'(?:from|import)\s*"([^"\s]+)"', text)
         assert all((VENDOR / name).is_file() and name.startswith("./") for name in names), (path, names)
         assert "sourceMappingURL" not in text
