@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shutil
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ import pytest
 
 from covenant.adapters.console import asks, files, pages
 from covenant.handlers.state import console_logins
+from covenant.runtime.agent_view import AgentView
 from covenant.runtime.supervisor_client import Supervised
 from covenant.wire import requests
 from policy import errors
@@ -25,6 +28,7 @@ from tests.daemon_kit import Daemon
 
 pytestmark = pytest.mark.anyio
 PAGE = pages.PAGE_HEADER
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -245,6 +249,34 @@ async def test_pages_send_no_request_of_authority(covenant_home: Path, superviso
         for body in bodies:
             assert (await browser.post("ask", body))[0] == 400
     assert supervisor.asked == []
+
+
+async def test_packages_are_shown_as_compiled(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (covenant_home, covenant_home / "agents"):
+        place.mkdir(mode=0o700, exist_ok=True)
+    shutil.copytree(ROOT / "agents/librarian", covenant_home / "agents/librarian")
+    async with daemon_kit.running(covenant_home, http_port=0) as daemon, logged_in(daemon) as browser:
+        rules = await browser.ask("agent_rules", of="packages", agent_id="librarian")
+        granted = [one for one in rules["rules"] if one["key"].startswith("permissions.filesystem.read")]
+        assert [one["rule"] for one in granted] == ["/usr/share/doc"]
+        assert granted[0]["where"].startswith("agent.toml:")
+        wider = rules["manifest"].replace("/usr/share/doc", "/usr/share")
+        both = await browser.ask("compare_manifest", of="packages", agent_id="librarian", manifest=wider)
+        assert (both["widens"], both["rows"][0]["added"]) == (True, ["read /usr/share"])
+        same = await browser.ask("compare_manifest", of="packages", agent_id="librarian", manifest=rules["manifest"])
+        assert (same["widens"], same["rows"]) == (False, [])
+        for target, add in (("/var/log", ["[permissions.filesystem]", 'read = ["/var/log"]']), ("/absent", [])):
+            denial = {"agent_id": "librarian", "layer": "path", "target": target, "code": "not_granted"}
+            found = await browser.ask("explain_denial", of="packages", **denial)
+            assert (found["meaning"], found["add"]) == ("the path is not in the agent's root", add)
+        unknown = {"agent_id": "gone", "layer": "path", "target": "/x", "code": "not_granted"}
+        found = await browser.ask("explain_denial", of="packages", **unknown)
+        assert found["meaning"] == "the path is not in the agent's root"
+        # A file system that hangs keeps one request waiting, and no further one.
+        monkeypatch.setattr(asks, "_VIEW_SECONDS", 0.1)
+        monkeypatch.setattr(AgentView, "rules", lambda self, agent_id: time.sleep(1))
+        found = await browser.ask("agent_rules", of="packages", agent_id="librarian")
+        assert (found["kind"], found["message"]) == ("error", "the package was not compiled in time")
 
 
 async def test_crowd_of_streams_is_bounded(covenant_home: Path, supervisor: tui_kit.Service) -> None:

@@ -103,7 +103,10 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
     home = tmp_path_factory.mktemp("console") / "h"
     home.mkdir(mode=0o700)
     _filled(home)
-    answers = {**tui_data.SUPERVISOR, "top": {"runs": [*tui_data.RUNS, tui_data.run(6, HOSTILE, state=HOSTILE)]}}
+    answers = {
+        **tui_data.SUPERVISOR,
+        "top": {"runs": [*tui_data.RUNS, tui_data.run(6, MARKUP + tui_data.HOSTILE, state=HOSTILE)]},
+    }
     service = tui_kit.Service(answers)
 
     async def ask(self: Supervised, kind: str, /, **fields: Any) -> dict[str, Any]:
@@ -232,8 +235,11 @@ def test_budgets_are_drawn(console: Console) -> None:
     page.look("desk", "light")
     console.go("#/budgets")
     page.sees("Credits over time")
-    drawn = """(() => { const one = document.querySelector('canvas'); const { data } = one.getContext('2d').getImageData(
-        0, 0, one.width, one.height); return data.filter((value, at) => at % 4 === 3 && value > 0).length; })()"""
+    drawn = """(() => {
+        const one = document.querySelector('canvas');
+        const { data } = one.getContext('2d').getImageData(0, 0, one.width, one.height);
+        return data.filter((value, at) => at % 4 === 3 && value > 0).length;
+    })()"""
     assert page.evaluate(drawn) > 500
 
 
@@ -257,6 +263,17 @@ def test_proof_is_computed_in_browser(console: Console) -> None:
     found = page.evaluate(script)
     assert found == {"count": found["count"], "all": ["ok ok ok"], "changed": "! ! ok"}
     assert found["count"] >= 8
+
+
+def test_answer_of_other_shape_spoils_no_menu(console: Console) -> None:
+    before = console.supervisor.answers["top"]
+    console.go("#/runs")
+    console.supervisor.answers["top"] = {"runs": 7}
+    console.page.sees("cannot be shown")
+    console.supervisor.answers["top"] = before
+    console.page.click("Memory")
+    console.page.sees("The newest records")
+    console.page.problems.clear()
 
 
 def test_memory_is_searched(console: Console) -> None:

@@ -135,6 +135,8 @@ def test_nothing_is_left_unfinished(clone: pathlib.Path) -> None:
         f"{path.relative_to(clone)}:{number}"
         for path in _tracked(clone)
         if path.suffix in (".py", ".toml", ".sh", ".yml", ".c", ".js", "")
+        # Modules of others, unchanged (scripts/vendor_console).
+        if "vendor" not in path.parts
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
         if UNFINISHED.search(line)
     ]

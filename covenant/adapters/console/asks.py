@@ -55,6 +55,8 @@ PACKAGES: Final[Mapping[str, frozenset[str]]] = {
 SUPERVISOR: Final = frozenset({"logs", "operate", "ps", "top"})
 # The requests that a supervisor gets from all pages at once; it takes 32 of one user.
 _AT_ONCE: Final = 4
+# A granted path of a file system that hangs must not keep the pages waiting.
+_VIEW_SECONDS: Final = 30.0
 
 
 class Asks:
@@ -96,7 +98,7 @@ class Asks:
                 document = await self._supervisor(kind, **asked)
         except errors.CovenantError as e:
             return responses.Error.of(e).to_bytes()
-        return json.dumps(document).encode()
+        return _encoded(document)
 
     async def _of_packages(self, asked: dict[str, Any]) -> bytes:
         kind = asked.pop("kind")
@@ -104,7 +106,19 @@ class Asks:
             raise errors.MalformedRequestError(f"`{kind}` has the texts {', '.join(sorted(PACKAGES[kind]))}")
         try:
             async with self._compiler:
-                document = await anyio.to_thread.run_sync(self._packages, kind, asked)
+                document = await self._viewed(kind, asked)
         except errors.CovenantError as e:
             return responses.Error.of(e).to_bytes()
-        return json.dumps(document).encode()
+        return _encoded(document)
+
+    async def _viewed(self, kind: str, fields: Mapping[str, str]) -> Mapping[str, Any]:
+        with anyio.move_on_after(_VIEW_SECONDS):
+            return await anyio.to_thread.run_sync(self._packages, kind, fields, abandon_on_cancel=True)
+        raise errors.ServiceError(
+            "the package was not compiled in time", hint="covenant policy explain PACKAGE shows where it waits"
+        )
+
+
+def _encoded(document: Mapping[str, Any]) -> bytes:
+    """Return the JSON of a document. Half a surrogate pair in a text of an agent becomes `?`: UTF-8 has none."""
+    return json.dumps(document, ensure_ascii=False).encode("utf-8", "replace")

@@ -34,10 +34,17 @@ async function read(body) {
   }
 }
 
+// A browser has few connections to one host: a tab that is not seen gives its own back.
+const seen = () => (document.hidden ? new Promise((resolve) => addEventListener("visibilitychange", resolve, { once: true })) : null);
+
 export async function follow() {
   while (state.value === "in") {
+    await seen();
+    const abort = new AbortController();
+    const hide = () => document.hidden && abort.abort();
+    addEventListener("visibilitychange", hide, { signal: abort.signal });
     try {
-      const answer = await events();
+      const answer = await events(abort.signal);
       if (answer.status === 401) leave((await answer.json()).message);
       if (!answer.ok) throw new Error(answer.statusText);
       connected.value = true;
@@ -45,6 +52,7 @@ export async function follow() {
     } catch {
       // The daemon is away or restarts; it is asked again.
     }
+    abort.abort();
     connected.value = false;
     await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
   }

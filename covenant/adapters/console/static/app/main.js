@@ -1,6 +1,6 @@
 // The console: a login, a menu, and one page for each address behind #.
 import { render } from "../vendor/preact.js";
-import { useEffect } from "../vendor/hooks.js";
+import { useEffect, useErrorBoundary } from "../vendor/hooks.js";
 import { signal } from "../vendor/signals.js";
 import { Agents } from "./agents.js";
 import { Audit } from "./audit.js";
@@ -9,6 +9,7 @@ import { Approvals, Denials } from "./decide.js";
 import { html } from "./html.js";
 import { connected, follow } from "./live.js";
 import { Overview } from "./overview.js";
+import { Problem } from "./parts.js";
 import { Runs } from "./runs.js";
 import { asking, enter, logOut, state, why } from "./session.js";
 import { Capabilities, Memory } from "./stores.js";
@@ -47,6 +48,12 @@ function LogIn() {
   </main>`;
 }
 
+// A page that fails on an answer that it does not understand says so, and the menu stays.
+function Guarded({ of, Page }) {
+  const [error] = useErrorBoundary();
+  return error ? html`<h1>Error</h1><${Problem} error=${{ message: `the answer cannot be shown: ${error}` }} />` : html`<${Page} of=${of} />`;
+}
+
 function Console() {
   useEffect(() => {
     follow();
@@ -63,7 +70,7 @@ function Console() {
       <span class="state" role="status">${connected.value ? "live" : "! not connected"}</span>
       <button type="button" onClick=${logOut}>log out</button>
     </header>
-    <main id="main" tabindex="-1" aria-busy=${asking.value > 0}><${Page} key=${`${first}/${second}`} of=${second} /></main>`;
+    <main id="main" tabindex="-1" aria-busy=${asking.value > 0}><${Guarded} key=${`${first}/${second}`} of=${second} Page=${Page} /></main>`;
 }
 
 function skip(event) {

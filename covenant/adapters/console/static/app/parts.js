@@ -44,8 +44,10 @@ export function Time({ ms }) {
   return html`<time datetime=${when(ms)} class="mono">${when(ms)}</time>`;
 }
 
-export const runLink = (id) => (id ? html`<a class="mono" href=${`#/runs/${encodeURIComponent(id)}`}>${line(id).slice(0, 8)}</a>` : "-");
-export const agentLink = (id) => (id ? html`<a href=${`#/agents/${encodeURIComponent(id)}`}>${line(id)}</a>` : "-");
+// A text of an agent may have half of a surrogate pair, which no address can hold.
+const part = (id) => encodeURIComponent(String(id).replace(/\p{Cs}/gu, "\ufffd"));
+export const runLink = (id) => (id ? html`<a class="mono" href=${`#/runs/${part(id)}`}>${line(id).slice(0, 8)}</a>` : "-");
+export const agentLink = (id) => (id ? html`<a href=${`#/agents/${part(id)}`}>${line(id)}</a>` : "-");
 
 let arrived = false;
 
