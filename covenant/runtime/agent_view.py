@@ -113,6 +113,11 @@ class AgentView:
         with packages.opened(self._agents.find(agent_id)) as directory:
             return package_reader.read(directory)
 
+    def _readable(self) -> Path:
+        """Return the state whose configuration is read. Root's own is closed to the daemon: then defaults hold."""
+        closed = os.path.lexists(self._state) and not os.access(self._state, os.R_OK | os.X_OK)
+        return self._home / "supervisor" if closed else self._state
+
     def _compiled(self, package: Package) -> _Compiled:
         manifest = decide.manifest_of(package)
         if manifest.sandbox.backend != "linux-gvisor":
@@ -120,7 +125,7 @@ class AgentView:
                 f"backend `{manifest.sandbox.backend}` compiles to no sandbox, there is nothing to show",
                 hint='write backend = "linux-gvisor" in [sandbox]',
             )
-        settings = config.load(self._state)
+        settings = config.load(self._readable())
         own = (str(self._home), os.path.abspath(self._state))
         host = facts.for_manifest(
             *(facts.probe(settings), manifest),

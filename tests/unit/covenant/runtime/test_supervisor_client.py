@@ -228,6 +228,19 @@ async def test_run_is_found_by_its_intent_and_ended_with_grace(tmp_path: Path, c
     assert [type(one) for one in raised] == [errors.KilledError]
 
 
+async def test_console_s_request_is_sent_as_it_is(tmp_path: Path, card: Card) -> None:
+    intent = _intent()
+    with SupervisorDouble(tmp_path / "s.sock", lambda request: None) as double:
+        asking = _asking(double.path)
+        async with anyio.create_task_group() as group:
+            group.start_soon(_killed, asking, card, intent)
+            await _until(lambda: bool(double.requests))
+            [run] = (await asking.ask("ps"))["runs"]
+            assert run["intent_id"] == intent.id
+            await asking.ask("operate", operation="kill", run=run["run_id"], reason="console", tree=False)
+        assert double.requests[-1]["reason"] == "console"
+
+
 async def test_run_is_ended_at_once_with_all_that_it_started(tmp_path: Path, card: Card) -> None:
     intent = _intent()
     with SupervisorDouble(tmp_path / "s.sock", lambda request: None) as double:
