@@ -19,7 +19,7 @@ from vagrant.tests import kit
 SMALL = "memory_mb = 64\ndisk_mb = 8\n"
 # Busy until the others have started and were looked at, and only then hungry.
 FILL = """\
-end = time.monotonic() + 30
+end = time.monotonic() + 60
 while time.monotonic() < end: pass
 block = bytearray(512 << 20)
 for i in range(0, len(block), 4096): block[i] = 1
@@ -35,7 +35,7 @@ with open("/srv/written/{{}}/file", "wb") as file:
 answer = time.monotonic() - begin
 """
 # The agent stays alive while the others end, and answers afterwards.
-WAIT = "time.sleep(120)\n"
+WAIT = "time.sleep(180)\n"
 SPIN = "while True: pass\n"
 # Start children one at a time, up to the limit. Each needs host tasks that did not exist before, and only an agent that
 # has not reached the limit can be stopped on the way.
