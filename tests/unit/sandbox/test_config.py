@@ -48,7 +48,7 @@ def test_every_key_can_be_written() -> None:
     written |= {"callers", "caller_requests", "request_seconds", "on_supervisor_exit", "on_newer_serial", "socket"}
     written |= {"kept_workspaces", "kept_workspaces_mb"}
     written |= {"agents", "overcommit", "metrics", "journal", "vault", "runsc_network", "connection_idle_seconds"}
-    written |= {"publish_ports", "tls", "ask_operators"}
+    written |= {"publish_ports", "host_ports", "tls", "ask_operators"}
     assert found.tls.ca == (Path("/x/company.pem"),)
     assert found.vault.model_fields_set == set(type(found.vault).model_fields)
     assert written | {"state"} == set(config.Config.model_fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -10,10 +11,13 @@ from msgspec import structs
 from policy import decide, errors
 from policy.explain import other_host
 from policy.host import GrantedPath, HostFacts
+from policy.manifest import parse
 from policy.manifest.agent import Manifest
 from policy.package import Package
+from policy.rules import unsigned
 from tests.unit.policy.compile import sample
 
+CASES = Path(__file__).resolve().parents[3] / "golden/manifest"
 GRANTS = """
 [permissions.filesystem]
 read = ["/srv/data"]
@@ -111,3 +115,12 @@ def test_never_grantable_paths_stay_so() -> None:
     package = Package({"agent.toml": b"", "main.py": b""}, None)
     refused = decide.compile_unsigned(package, manifest, host=done.facts).refusals
     assert [type(one) for one in refused] == [errors.NeverGrantableError]
+
+
+def test_manifest_with_every_key_is_judged_where_nothing_is_known() -> None:
+    """Its role refuses a path; no part of a host is missing."""
+    manifest = parse.parse((CASES / "full.toml").read_bytes())
+    done = other_host.complete(other_host.nothing_known(manifest), manifest, {})
+    package = Package({"agent.toml": b"", manifest.agent.entry: b""}, None)
+    refused = unsigned.refusals(package, manifest, done.facts, extra_never={})
+    assert [str(one) for one in refused if isinstance(one, errors.NotEnforceableError)] == []
