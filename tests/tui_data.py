@@ -273,4 +273,5 @@ SUPERVISOR: dict[str, Any] = {
     "operate": lambda run, **fields: {"runs": [run]},
     "logs": {"run_id": RUNS[0]["run_id"], "live": True, "begins": 0, "next": 6, "text": "hello\n"},
     "workspace": workspace,
+    "approvals": {"requests": [], "leases": [], "now_ms": 1_790_000_000_000},
 }

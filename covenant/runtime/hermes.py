@@ -166,7 +166,7 @@ class Hermes:
         """
         run = next((one for one in self._live.values() if approval_id in one.waiting), None)
         if run is None:
-            raise errors.NoApprovalError("no such approval waits", hint="covenant agents approvals lists them")
+            raise errors.NoApprovalError("no such approval waits", hint="covenant approvals list")
         approval, request_id = run.waiting[approval_id]
         if choice not in approval.choices:
             raise errors.NoApprovalError(f"it offers {', '.join(f'`{one}`' for one in approval.choices)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
@@ -221,10 +222,11 @@ class TerminalApp(App[None]):
         self._looking = True
 
         def work() -> None:
-            try:
-                count = len(self.given.daemon("list_approvals")["approvals"])
-            except errors.CovenantError:
-                count = 0
+            count = 0
+            with contextlib.suppress(errors.CovenantError):
+                count += len(self.given.daemon("list_approvals")["approvals"])
+            with contextlib.suppress(errors.CovenantError):
+                count += len(self.given.supervisor("approvals", verb="list")["requests"])
             self._later(lambda: counted(count))
 
         def counted(count: int) -> None:

@@ -129,20 +129,24 @@ def _ended(event: Mapping[str, Any]) -> Row:
 
 
 class ApprovalsView(View):
-    """Runs that wait for the operator's word; each is answered with one of the choices that it offers."""
+    """Runs that wait for the operator's word: for a lease here, or for a choice at a Hermes API."""
 
     key, name, title = "o", "approvals", "what waits for an operator's answer"
     columns = (Column("SINCE", 14), Column("AGENT", 16), Column("WHAT"), Column("CHOICES", 18))
     acts: ClassVar[Mapping[str, str]] = {"y": "answer"}
 
     def load(self, sources: Sources, asked: ViewRequest) -> Loaded:
-        found = sources.daemon("list_approvals")["approvals"]
-        return Loaded(tuple(_waiting(one) for one in found))
+        notes: list[str] = []
+        found = either(notes, "daemon", lambda: sources.daemon("list_approvals")).get("approvals", [])
+        held = either(notes, "supervisor", lambda: sources.supervisor("approvals", verb="list")).get("requests", [])
+        return Loaded((*(_held(one) for one in held), *(_waiting(one) for one in found)), tuple(notes))
 
     def ask(self, sources: Sources, act: str, row: Row | None) -> Question | None:
         if row is None:
             return None
         one = row.data
+        if "choices" not in one:
+            return _lease(one)
 
         def answers(word: str) -> view.Act:
             def act(given: Sources) -> list[str]:
@@ -152,7 +156,7 @@ class ApprovalsView(View):
             return act
 
         choices = [Choice(str(at), word, answers(word)) for at, word in enumerate(one["choices"][:9], 1)]
-        more = "" if len(one["choices"]) <= len(choices) else " It has more choices: covenant agents approvals."
+        more = "" if len(one["choices"]) <= len(choices) else " It has more choices: covenant approvals list."
         lines = (
             f"agent {one['agent_id']}, run {one['run_id']}, intent {one['intent_id']}",
             "",
@@ -162,6 +166,36 @@ class ApprovalsView(View):
             "The log has the answer with your name." + more,
         )
         return Question("answer this run?", lines, tuple(choices))
+
+
+def _lease(one: Mapping[str, Any]) -> Question:
+    """Return the question about a request that a run here is held for."""
+
+    def granted(duration: str) -> view.Act:
+        return lambda given: [given.grant(one, duration)]
+
+    def denied(given: Sources) -> list[str]:
+        return [f"denied {given.supervisor('approvals', verb='deny', request=one['id'])['denied']['target']}"]
+
+    lines = (
+        f"agent {one['agent_id']}, run {one['run_id']}, wants:",
+        "",
+        *view.quoted(f"{one['kind']} {one['target']}"),
+        "",
+        "A grant is a lease for this alone, signed with your key.",
+    )
+    choices = (
+        Choice("1", "once", granted("once")),
+        Choice("2", "for the run", granted("run")),
+        Choice("3", "deny", denied),
+    )
+    return Question("let this run have it?", lines, choices)
+
+
+def _held(one: Mapping[str, Any]) -> Row:
+    what = view.first_line(f"{one['kind']} {one['target']}")
+    cells = (view.moment(one["asked_ms"]), str(one["agent_id"]), what, "once run deny")
+    return Row(one["id"], cells, alarm=True, data=one)
 
 
 def _waiting(one: Mapping[str, Any]) -> Row:

@@ -25,6 +25,10 @@ class Ask(Protocol):
         """
 
 
+def _no_grant(held: Mapping[str, Any], duration: str) -> str:
+    raise errors.UsageError("no key signs here", hint="covenant approvals grant REQUEST --once --key NAME")
+
+
 @dataclass
 class Sources:
     """The two services, and what this machine says about a denial. ``states`` has the last word about each service."""
@@ -35,6 +39,8 @@ class Sources:
     explain: Callable[[Mapping[str, Any], str], Sequence[str]]
     # The command that connects this terminal to a session; its exit status.
     attach: Callable[[str], int]
+    # Give a signed lease to a request that waits, for one of the durations; returns words, or raises.
+    grant: Callable[[Mapping[str, Any], str], str] = _no_grant
     states: dict[str, str] = field(default_factory=dict)
 
     def daemon(self, kind: str, /, **fields: Any) -> dict[str, Any]:

@@ -47,6 +47,6 @@ def test_page_can_be_followed(clone: Path, tmp_path: Path, monkeypatch: pytest.M
             said[" ".join(words)] = result.stdout
     assert said["intent --agent wordcount one two"] == "ONE TWO\n"
     assert "wordcount" in said["agents list"]
-    assert "approval-1" in said["agents approvals"]
+    assert "approval-1" in said["approvals list"]
     assert waits.told == [("approval-1", "deny")]
     assert len(said) >= 7

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -282,6 +282,42 @@ async def test_approval_is_answered_with_its_choice() -> None:
         await pilot.press("3")
         await tui_kit.says(pilot, "answered with deny")
         assert daemon.of("resolve_approval") == [{"approval_id": "approval-1", "choice": "deny"}]
+
+
+async def test_held_request_is_granted_or_denied() -> None:
+    held = {
+        "id": "3f" * 8, "kind": "network", "target": "api.example.com", "agent_id": "hello", "run_id": "0b5c3a52",
+        "asked_ms": 1_790_000_000_000, "ends_ms": 1_790_000_060_000,
+    }  # fmt: skip
+
+    def approvals(verb: str, **fields: Any) -> dict[str, Any]:
+        if verb == "deny":
+            return {"denied": held}
+        return {"requests": [held], "leases": [], "now_ms": 1_790_000_000_000}
+
+    daemon, supervisor = services()
+    daemon.answers["list_approvals"] = {"approvals": []}
+    supervisor.answers["approvals"] = approvals
+    given, leases = tui_kit.sources(daemon, supervisor), []
+
+    def grant(one: Mapping[str, Any], duration: str) -> str:
+        leases.append((one["id"], duration))
+        return "granted it"
+
+    given.grant = grant
+    async with tui_kit.opened(given) as pilot:
+        await tui_kit.says(pilot, "! approvals: 1 (o)")
+        await tui_kit.show(pilot, "o")
+        await pilot.press("y")
+        assert "api.example.com" in await tui_kit.says(pilot, "2 for the run")
+        await pilot.press("2")
+        await tui_kit.says(pilot, "granted it")
+        assert leases == [("3f" * 8, "run")]
+        await pilot.press("escape", "y")
+        await tui_kit.says(pilot, "3 deny")
+        await pilot.press("3")
+        await tui_kit.says(pilot, "denied api.example.com")
+        assert {"verb": "deny", "request": "3f" * 8} in supervisor.of("approvals")
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,18 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from covenant.cli import main
 from covenant.keys import leasing
 from covenant.keys.signers import Signer
 from policy import errors
-from policy.signing import envelope
+from policy.signing import envelope, keyfile
 from sandbox.control import approvals
 from sandbox.control.manager import Requester
 from tests.kernel import internet
 from tests.kernel.conftest import leftovers
 from tests.kernel.internet import Internet, NetworkedWorld
 from tests.kernel.world import HEAD, TAIL
+from tests.kernel.world import ROOT as REPOSITORY
 
 ROOT = Requester("operator@local", root=True)
 GRANTS = (
@@ -211,3 +216,46 @@ def test_unattended_run_denies_at_once(world: NetworkedWorld, net: Internet) -> 
     assert said == "gaierror"
     assert seconds < 10
     assert not [row for row in world.rows()[before:] if row["kind"]["type"] == "approval_asked"]
+
+
+def test_page_can_be_followed(world: NetworkedWorld, net: Internet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each command of docs/approvals.md answers a request of an agent with the entry of the page."""
+    page = (REPOSITORY / "docs" / "approvals.md").read_text()
+    entry, setting = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (shell,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    lines = [shlex.split(line, comments=True)[1:] for line in shell.splitlines()]
+    name, _, value = setting.partition("#")[0].partition("=")
+    internet.configured(world, net, **{name.strip(): json.loads(value)})
+    monkeypatch.setenv("COVENANT_HOME", str(world.home))
+    monkeypatch.delenv("COVENANT_STATE", raising=False)
+    (world.home / "keys").mkdir(mode=0o700, exist_ok=True)
+    key = world.home / "keys" / "ann.key"
+    key.write_bytes(keyfile.plain(world.key))
+    key.chmod(0o600)
+    said: list[str] = []
+
+    def typed(words: list[str], held: Any) -> None:
+        done = CliRunner().invoke(main.cli, [held["id"][:4] if word == "3f9c" else word for word in words])
+        assert done.exit_code == 0, (words, done.output, done.exception)
+        said.append(done.output)
+
+    def answer(words: list[str]) -> Answer:
+        return lambda operator, held: (typed(lines[0], held), typed(words, held))
+
+    hosts = ("api.example.com", "other.example.com", "www.example.com", "rebind.example.com")
+    answers = {host: [answer(words)] for host, words in zip(hosts, lines[1:], strict=True)}
+    calls = ", ".join(f"tls({host!r})" for host in hosts)
+    with Operator(world, answers) as operator:
+        result = world.run_code(
+            HEAD + internet.PROBES + internet.TLS_PROBE + f"answer = [{calls}]\n" + TAIL,
+            files={"ca.pem": net.certificate},
+            more=entry,
+            network="outbound-https-only",
+            cpu_ms=90000,
+        )
+    assert not operator.failed, operator.failed
+    assert result.result is not None, result.error
+    assert json.loads(result.result.text) == [*hosts[:3], "gaierror"]
+    assert "granted api.example.com" in said[1]
+    assert "LEASED" in said[2]
+    assert "denied rebind.example.com" in said[-1]

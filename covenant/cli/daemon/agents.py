@@ -34,34 +34,6 @@ def reload(as_json: bool) -> None:
     _show(response, as_json=as_json)
 
 
-@agents.command(epilog=client.examples("covenant agents approvals"))
-@client.as_json
-def approvals(as_json: bool) -> None:
-    """Show what runs at a Hermes API wait for your word about."""
-    response = client.ask("list_approvals")
-    if as_json:
-        common.emit(client.envelope("approvals", response))
-        return
-    rows = [
-        (one["id"], one["agent_id"], one["command"] or one["description"], " ".join(one["choices"]))
-        for one in response["approvals"]
-    ]
-    terminal.print_table(("APPROVAL", "AGENT", "WHAT", "CHOICES"), rows, nothing="nothing waits")
-
-
-@agents.command(epilog=client.examples("covenant agents approve APPROVAL deny"))
-@click.argument("approval")
-@click.argument("choice")
-@client.as_json
-def approve(approval: str, choice: str, as_json: bool) -> None:
-    """Answer APPROVAL with one of the CHOICEs that it offers."""
-    response = client.ask("resolve_approval", approval_id=approval, choice=choice)
-    if as_json:
-        common.emit(client.envelope("approval_resolved", response))
-        return
-    common.say(f"answered with `{common.visible(choice)}`, {response['resolved']} resolved")
-
-
 def _show(response: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         common.emit(client.envelope("agents", response))

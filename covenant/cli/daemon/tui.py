@@ -50,7 +50,7 @@ def sources() -> Sources:
     """Return what the screens ask: the daemon and the supervisor of this user."""
     from covenant.tui.sources import Sources
 
-    return Sources(ask_daemon, ask_supervisor, explain, attach)
+    return Sources(ask_daemon, ask_supervisor, explain, attach, grant)
 
 
 def ask_daemon(kind: str, /, **fields: Any) -> dict[str, Any]:
@@ -86,6 +86,17 @@ def explain(denial: Mapping[str, Any], directory: str) -> list[str]:
     from covenant.cli.policy import denials
 
     return denials.explained(denial, common.home() / "agents" / directory if directory else None)
+
+
+def grant(held: Mapping[str, Any], duration: str) -> str:
+    """Give a lease to a request, signed with the operator's only key, which asks for no passphrase on this screen.
+
+    Raises:
+        errors.CovenantError: no such key signs, or the lease is refused.
+    """
+    from covenant.cli.run import approvals
+
+    return approvals.grant_unasked(dict(held), duration)
 
 
 def attach(run_id: str) -> int:

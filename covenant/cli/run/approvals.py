@@ -5,13 +5,17 @@ The supervisor answers where one listens; as root the same code answers in this 
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from covenant.cli import common, terminal, times
 from policy import errors
+
+if TYPE_CHECKING:
+    from covenant.keys.signers import Signer
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 # The longest life of a lease that names no time: for one use, and for the run.
@@ -28,8 +32,8 @@ def approvals() -> None:
 @approvals.command("list", epilog=common.examples("covenant approvals list"))
 @_JSON
 def list_(as_json: bool) -> None:
-    """List what waits for an operator, and the leases that were given."""
-    answer = ask("list")
+    """List what waits for an operator, in runs here and at a Hermes API, and the leases that were given."""
+    answer = listed()
     if as_json:
         common.emit({"kind": "approvals", **answer})
         return
@@ -38,6 +42,11 @@ def list_(as_json: bool) -> None:
         (one["id"], one["run_id"][:8], one["agent_id"], one["kind"], one["target"][:_TARGET], _left(one, now_ms))
         for one in answer["requests"]
     ]
+    rows += [
+        (one["id"], one["run_id"][:8], one["agent_id"], "hermes", (one["command"] or one["description"])[:_TARGET],
+         "answers: " + " ".join(one["choices"]))
+        for one in answer["hermes"]
+    ]  # fmt: skip
     terminal.print_table(("REQUEST", "RUN", "AGENT", "KIND", "TARGET", "WAITS"), rows, nothing="nothing waits")
     if answer["leases"]:
         leases = [
@@ -57,7 +66,8 @@ def list_(as_json: bool) -> None:
 @click.option("--once", is_flag=True, help="Grant one use.")
 @click.option("--run", "for_run", is_flag=True, help="Grant it for as long as the run lives.")
 @click.option("--until", metavar="TIME", help="Grant it for so long, such as 10m, at most 30d.")
-@click.option("--key", "name", metavar="NAME", help="The operator key to sign with.")
+@click.option("--choice", metavar="WORD", help="Answer a run at a Hermes API with a word that it offers.")
+@click.option("--key", "name", metavar="NAME", help="The operator key to sign with.  [default: the only one]")
 @click.option("--ssh-agent", "agent", metavar="KEY", help="Sign with a key of ssh-agent: its comment or fingerprint.")
 @click.option("--passphrase-file", metavar="FILE", help="Read the passphrase from FILE (- for stdin).")
 @_JSON
@@ -66,6 +76,7 @@ def grant(
     once: bool,
     for_run: bool,
     until: str | None,
+    choice: str | None,
     name: str | None,
     agent: str | None,
     passphrase_file: str | None,
@@ -73,21 +84,24 @@ def grant(
 ) -> None:
     """Grant REQUEST by a lease that an operator signs: for one use, for the run, or for a time.
 
-    The lease holds for the very target of the request in its run, and for nothing else.
+    The lease holds for the very target of the request in its run, and for nothing else. A run at a Hermes API is
+    answered without a lease: `once`, `session` for --run, or another word that it offers.
     """
-    from covenant.keys import leasing
-
-    if once + for_run + (until is not None) != 1:
-        raise errors.UsageError(
-            "a lease is for one use, for the run or for a time", hint="give --once, --run or --until"
-        )
+    if once + for_run + (until is not None) + (choice is not None) != 1:
+        hint = "give --once, --run or --until"
+        raise errors.UsageError("a lease is for one use, for the run or for a time", hint=hint)
+    held = _held(request)
+    if "choices" in held:
+        if until is not None:
+            raise errors.UsageError("a run at a Hermes API takes no time", hint="give --once, --run or --choice")
+        _answer_hermes(held, choice or ("once" if once else "session"), as_json=as_json)
+        return
+    if choice is not None:
+        raise errors.UsageError("--choice is for a run at a Hermes API", hint="give --once, --run or --until")
     duration = "once" if once else "run" if for_run else "until"
     lasts_ms = _ONCE_MS if once else _RUN_MS if until is None else times.duration_ms(until, option="--until")
-    held = _held(request)
-    now_ms = times.now_ms()
-    door = common.door(name, agent, passphrase_file)
-    raw, _ = leasing.lease_of(held, door, duration=duration, expires_ms=now_ms + lasts_ms, now_ms=now_ms)
-    lease = ask("grant", request=held["id"], lease=raw.decode("ascii"))["lease"]
+    door = common.door(name or (None if agent else _only_key()), agent, passphrase_file)
+    lease = give(held, door, duration=duration, lasts_ms=lasts_ms)
     if as_json:
         common.emit({"kind": "approval_granted", **lease})
         return
@@ -100,11 +114,66 @@ def grant(
 @_JSON
 def deny(request: str, as_json: bool) -> None:
     """Deny REQUEST. The same target is denied for a minute without a question."""
-    denied = ask("deny", request=request)["denied"]
+    held = _held(request)
+    if "choices" in held:
+        _answer_hermes(held, "deny", as_json=as_json)
+        return
+    denied = ask("deny", request=held["id"])["denied"]
     if as_json:
         common.emit({"kind": "approval_denied", **denied})
         return
     common.say(common.visible(f"denied {denied['target']}"))
+
+
+def give(held: dict[str, Any], door: Signer, *, duration: str, lasts_ms: int) -> dict[str, Any]:
+    """Sign a lease for a request and give it to its run. Return the lease.
+
+    Raises:
+        errors.CovenantError: it was not signed, or was refused.
+    """
+    from covenant.keys import leasing
+
+    now_ms = times.now_ms()
+    raw, _ = leasing.lease_of(held, door, duration=duration, expires_ms=now_ms + lasts_ms, now_ms=now_ms)
+    lease: dict[str, Any] = ask("grant", request=held["id"], lease=raw.decode("ascii"))["lease"]
+    return lease
+
+
+def grant_unasked(held: dict[str, Any], duration: str) -> str:
+    """Give a lease, signed with the only key, which has no passphrase. Return words about it.
+
+    Raises:
+        errors.CovenantError: there are other keys, it has a passphrase, or the lease is refused.
+    """
+    from covenant.keys import keystore, signers
+
+    by_hand = f"covenant approvals grant {held['id'][:4]} --once --key NAME"
+    name = _only_key()
+    if name is None or keystore.entry(common.home(), name).file.sealed is not None:
+        raise errors.KeyFileError("no only key without a passphrase is here to sign with", hint=by_hand)
+    door = signers.key_file(common.home(), name, lambda: b"")
+    lease = give(held, door, duration=duration, lasts_ms=_ONCE_MS if duration == "once" else _RUN_MS)
+    return f"granted {lease['target']} {'for one use' if duration == 'once' else 'for the run'}"
+
+
+def listed() -> dict[str, Any]:
+    """Return what waits in the runs of this machine (``requests``, ``leases``) and at a Hermes API (``hermes``).
+
+    Raises:
+        errors.CovenantError: neither the runs nor the daemon can be asked.
+    """
+    from covenant.cli.daemon import client
+
+    hermes: list[dict[str, Any]] | None = None
+    with contextlib.suppress(errors.CovenantError):
+        hermes = client.ask("list_approvals")["approvals"]
+    try:
+        answer = ask("list")
+    except errors.CovenantError:
+        if hermes is None:
+            raise
+        answer = {"requests": [], "leases": [], "now_ms": times.now_ms()}
+    return {**answer, "hermes": hermes or []}
 
 
 def ask(verb: str, **fields: Any) -> dict[str, Any]:
@@ -130,12 +199,31 @@ def ask(verb: str, **fields: Any) -> dict[str, Any]:
 
 
 def _held(request: str) -> dict[str, Any]:
-    found = [one for one in ask("list")["requests"] if request and one["id"].startswith(request)]
+    answer = listed()
+    found = [one for one in (*answer["requests"], *answer["hermes"]) if request and one["id"].startswith(request)]
     if len(found) != 1:
         how = f"{len(found)} requests begin with" if found else "no request begins with"
         raise errors.NoApprovalError(f"{how} `{request[:64]}`", hint="covenant approvals list shows what waits")
     held: dict[str, Any] = found[0]
     return held
+
+
+def _only_key() -> str | None:
+    """Return the name of the operator's key where there is one alone."""
+    from covenant.keys import keystore
+
+    names = [one.name for one in keystore.entries(common.home())]
+    return names[0] if len(names) == 1 else None
+
+
+def _answer_hermes(held: dict[str, Any], choice: str, *, as_json: bool) -> None:
+    from covenant.cli.daemon import client
+
+    response = client.ask("resolve_approval", approval_id=held["id"], choice=choice)
+    if as_json:
+        common.emit(client.envelope("approval_resolved", response))
+        return
+    common.say(f"answered with `{common.visible(choice)}`, {response['resolved']} resolved")
 
 
 def _left(one: dict[str, Any], now_ms: int) -> str:
