@@ -119,7 +119,8 @@ SUPERVISOR: Final[Mapping[str, Mapping[str, str]]] = {
     # is wanted, for at most `seconds`.
     "approval_asked": {**_RUN, "request": "text", "asks": "text", "target": "text", "seconds": "int"},
     # An operator granted it, durable before it takes effect: `duration` is once, run or until, `expires_ms` its end at
-    # the latest, `signers` the operators and `lease` the SHA-256 of what they signed.
+    # the latest, `signers` the operators and `lease` the SHA-256 of what they signed; `add` are the lines of agent.toml
+    # that would grant it.
     "approval_granted": {
         **_RUN,
         "request": "text",
@@ -129,6 +130,7 @@ SUPERVISOR: Final[Mapping[str, Mapping[str, str]]] = {
         "expires_ms": "int",
         "signers": "texts",
         "lease": "digest",
+        "add": "texts",
     },
     # It was denied: `code` is denied (`by` says who), expired, or left where the run ended first.
     "approval_denied": {

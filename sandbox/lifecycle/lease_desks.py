@@ -13,6 +13,7 @@ from typing import Any, Final
 from msgspec import Struct, structs
 
 from policy import decide, errors
+from policy.leases import exported
 from policy.leases.book import LeaseBook, RunOfLeases
 from policy.signing import lease as leases
 from sandbox.audit.run_events import RunEvents
@@ -51,8 +52,11 @@ def of(
             return kind == "network" and bool(network.to_asked(target))
         return False
 
+    def lines(kind: str, target: str) -> tuple[str, ...]:
+        return exported.network(target, network.to_asked(target).tls) if kind == "network" else ()
+
     book = LeaseBook(RunOfLeases(run_id, manifest.agent.id, decision.policy_digest), holds)
-    desk = LeaseDesk(book, attended=operator.config.ask_operators, tell=rows.approval)
+    desk = LeaseDesk(book, attended=operator.config.ask_operators, tell=rows.approval, lines=lines)
     stack.callback(desk.close)
 
     def approvals(request: Mapping[str, Any]) -> Reply:

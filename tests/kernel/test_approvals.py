@@ -19,6 +19,7 @@ from covenant.cli import main
 from covenant.keys import leasing
 from covenant.keys.signers import Signer
 from policy import errors
+from policy.manifest import parse
 from policy.signing import envelope, keyfile
 from sandbox.control import approvals
 from sandbox.control.manager import Requester
@@ -240,7 +241,11 @@ def test_page_can_be_followed(world: NetworkedWorld, net: Internet, monkeypatch:
         said.append(done.output)
 
     def answer(words: list[str]) -> Answer:
-        return lambda operator, held: (typed(lines[0], held), typed(words, held))
+        def act(operator: Operator, held: Any) -> None:
+            typed(lines[0], held)
+            typed(words, held)
+
+        return act
 
     hosts = ("api.example.com", "other.example.com", "www.example.com", "rebind.example.com")
     answers = {host: [answer(words)] for host, words in zip(hosts, lines[1:], strict=True)}
@@ -259,3 +264,7 @@ def test_page_can_be_followed(world: NetworkedWorld, net: Internet, monkeypatch:
     assert "granted api.example.com" in said[1]
     assert "LEASED" in said[2]
     assert "denied rebind.example.com" in said[-1]
+    exported = CliRunner().invoke(main.cli, ["approvals", "export", result.run_id[:8]]).output
+    head = (world.base / "packages" / "probe" / "agent.toml").read_bytes().partition(b"[[")[0]
+    found = parse.parse(head + exported.encode()).permissions.network
+    assert [(one.host, one.ports, one.asked) for one in found] == [(host, ((443, 443),), False) for host in hosts[:3]]

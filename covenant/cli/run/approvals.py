@@ -125,6 +125,40 @@ def deny(request: str, as_json: bool) -> None:
     common.say(common.visible(f"denied {denied['target']}"))
 
 
+@approvals.command(epilog=common.examples("covenant approvals export 1f3a >> mine/agent.toml"))
+@click.argument("run")
+@_JSON
+def export(run: str, as_json: bool) -> None:
+    """Print the lines of agent.toml that grant what leases granted to RUN, for the next signature.
+
+    An entry of the same host with on_deny = "ask" is to be taken out; `covenant manifest check` says so.
+    """
+    import json
+
+    from covenant.cli.audit import read_logs
+    from policy.leases import exported
+
+    if not run:
+        raise errors.NoRunError("no run has an empty id", hint="covenant audit recent --kind approval_granted")
+    logs = [log for log in read_logs.read_logs() if log.name == "supervisor"]
+    kinds = (json.loads(line)["kind"] for log in logs for line in log.events.splitlines())
+    found = exported.of_rows(kinds, run)
+    runs = {str(kind["run_id"]) for kind, _ in found}
+    if len(runs) != 1:
+        how = f"{len(runs)} runs with leases begin" if runs else "no run with a lease begins"
+        hint = "covenant audit recent --kind approval_granted"
+        raise errors.NoRunError(f"{how} with `{run[:64]}`", hint=hint)
+    if as_json:
+        grants = [{"target": kind["target"], "signers": kind["signers"], "add": list(lines)} for kind, lines in found]
+        common.emit({"kind": "approvals_exported", "run_id": min(runs), "grants": grants})
+        return
+    for kind, lines in found:
+        common.say(common.visible(f"# {kind['target']}: granted {kind['duration']} by {', '.join(kind['signers'])}"))
+        for line in lines:
+            common.say(common.visible(line))
+        common.say("")
+
+
 def give(held: dict[str, Any], door: Signer, *, duration: str, lasts_ms: int) -> dict[str, Any]:
     """Sign a lease for a request and give it to its run. Return the lease.
 

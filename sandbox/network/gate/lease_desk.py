@@ -33,7 +33,7 @@ class LeasedGate(Protocol):
 
 
 class LeaseDesk:
-    """The desk of one run. ``tell`` writes a durable row."""
+    """The desk of one run. ``tell`` writes a durable row, ``lines`` are those of agent.toml that grant a target."""
 
     def __init__(
         self,
@@ -41,11 +41,12 @@ class LeaseDesk:
         *,
         attended: bool,
         tell: Callable[[str, Mapping[str, Any]], None],
+        lines: Callable[[str, str], Sequence[str]] = lambda kind, target: (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.book = book
         self._show: Callable[[Sequence[Lease]], None] = lambda leases: None
-        self._attended, self._tell, self._clock = attended, tell, clock
+        self._attended, self._tell, self._lines, self._clock = attended, tell, lines, clock
         self._gates: list[LeasedGate] = []
         self._waiting: dict[str, list[Then]] = {}
 
@@ -112,6 +113,7 @@ class LeaseDesk:
                 "expires_ms": statement.expires_at,
                 "signers": list(signed.signers),
                 "lease": signed.sha256,
+                "add": list(self._lines(held.kind, held.target)),
             },
         )
         lease = self.book.grant(signed, now_ms=now_ms)

@@ -1,0 +1,25 @@
+"""The lines of agent.toml that grant what a lease did, for the next signature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from policy.grants.sets.spans import Spans
+from policy.manifest import text
+
+
+def network(host: str, ports: Spans) -> tuple[str, ...]:
+    """Return an entry for a name by TLS."""
+    listed = ", ".join(str(a) if a == b else text.toml(f"{a}-{b}") for a, b in ports)
+    return "[[permissions.network]]", f"host = {text.toml(host)}", f"ports = [{listed}]", 'protocol = "tls"'
+
+
+def of_rows(kinds: Iterable[Mapping[str, Any]], run: str) -> list[tuple[Mapping[str, Any], tuple[str, ...]]]:
+    """Return each different grant of the run whose id begins so, with its lines, from the rows of a log."""
+    found: dict[tuple[str, ...], tuple[Mapping[str, Any], tuple[str, ...]]] = {}
+    for kind in kinds:
+        if kind.get("type") == "approval_granted" and str(kind.get("run_id")).startswith(run):
+            lines = tuple(map(str, kind.get("add", ())))
+            found.setdefault((str(kind["run_id"]), *lines), (kind, lines))
+    return list(found.values())
