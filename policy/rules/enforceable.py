@@ -190,6 +190,12 @@ def _services(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
             yield key, f"provider `{one.provider}`", f"a provider `{one.provider}`", mend
 
 
+def _asked(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
+    if any(one.asked for one in manifest.permissions.network) and (standby := manifest.sandbox.standby):
+        lacking = "a desk for each instance"
+        yield "sandbox.standby", f'standby `{standby}` beside on_deny = "ask"', lacking, "write standby = 0"
+
+
 def _inject(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
     if manifest.permissions.injected and (standby := manifest.sandbox.standby):
         lacking = "an authority for each instance"
@@ -253,5 +259,5 @@ def _writes(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
 
 _LOOKS: tuple[Callable[[Manifest, HostFacts], Iterator[Lack]], ...] = (
     *(_runsc, _runtime, _cgroups, _cpu_time),
-    *(_io, _suspending, _waiting_secrets, _network, _services, _tools, _publish, _host_ports, _inject, _writes),
+    *(_io, _suspending, _waiting_secrets, _network, _services, _tools, _publish, _host_ports, _asked, _inject, _writes),
 )

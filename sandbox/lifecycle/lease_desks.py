@@ -56,7 +56,9 @@ def of(
         return exported.network(target, network.to_asked(target).tls) if kind == "network" else ()
 
     book = LeaseBook(RunOfLeases(run_id, manifest.agent.id, decision.policy_digest), holds)
-    desk = LeaseDesk(book, attended=operator.config.ask_operators, tell=rows.approval, lines=lines)
+    desk = LeaseDesk(
+        book, attended=operator.config.ask_operators and not operator.is_dev, tell=rows.approval, lines=lines
+    )
     stack.callback(desk.close)
 
     def approvals(request: Mapping[str, Any]) -> Reply:

@@ -6,7 +6,10 @@ The supervisor answers where one listens; as root the same code answers in this 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import subprocess
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -22,6 +25,9 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON doc
 _ONCE_MS: Final = 3_600_000
 _RUN_MS: Final = 29 * 86_400_000
 _TARGET: Final = 60
+# The exit status of a program that denies (the command's own word for no), and the pause between two looks.
+_DENIES: Final = 3
+_WATCH_SECONDS: Final = 0.25
 
 
 @click.group()
@@ -87,9 +93,9 @@ def grant(
     The lease holds for the very target of the request in its run, and for nothing else. A run at a Hermes API is
     answered without a lease: `once`, `session` for --run, or another word that it offers.
     """
-    if once + for_run + (until is not None) + (choice is not None) != 1:
-        hint = "give --once, --run or --until"
-        raise errors.UsageError("a lease is for one use, for the run or for a time", hint=hint)
+    duration, lasts_ms = ("", 0) if choice is not None else _duration(once=once, for_run=for_run, until=until)
+    if choice is not None and (once or for_run or until is not None):
+        raise errors.UsageError("--choice stands alone", hint="give --once, --run, --until or --choice")
     held = _held(request)
     if "choices" in held:
         if until is not None:
@@ -98,8 +104,6 @@ def grant(
         return
     if choice is not None:
         raise errors.UsageError("--choice is for a run at a Hermes API", hint="give --once, --run or --until")
-    duration = "once" if once else "run" if for_run else "until"
-    lasts_ms = _ONCE_MS if once else _RUN_MS if until is None else times.duration_ms(until, option="--until")
     door = common.door(name or (None if agent else _only_key()), agent, passphrase_file)
     lease = give(held, door, duration=duration, lasts_ms=lasts_ms)
     if as_json:
@@ -125,6 +129,78 @@ def deny(request: str, as_json: bool) -> None:
     common.say(common.visible(f"denied {denied['target']}"))
 
 
+@approvals.command(epilog=common.examples("covenant approvals watch --once --key bot -- ./decide"))
+@click.argument("program", nargs=-1, required=True)
+@click.option("--once", is_flag=True, help="Grant one use.")
+@click.option("--run", "for_run", is_flag=True, help="Grant it for as long as the run lives.")
+@click.option("--until", metavar="TIME", help="Grant it for so long, such as 10m, at most 30d.")
+@click.option("--key", "name", metavar="NAME", help="The operator key to sign with.  [default: the only one]")
+@click.option("--passphrase-file", metavar="FILE", help="Read the passphrase from FILE (- for stdin).")
+def watch(
+    program: tuple[str, ...],
+    once: bool,
+    for_run: bool,
+    until: str | None,
+    name: str | None,
+    passphrase_file: str | None,
+) -> None:
+    """Let PROGRAM decide about each request, until this command is interrupted.
+
+    PROGRAM gets the request as one JSON document on stdin. With exit status 0 it is granted, with 3 it is denied; with
+    any other, and after its time, it goes on waiting for an operator. PROGRAM has the rights of this command.
+    """
+    duration, lasts_ms = _duration(once=once, for_run=for_run, until=until)
+    door = common.door(name or _only_key(), None, passphrase_file)
+    seen: set[str] = set()
+    while True:
+        answer = ask("list")
+        for held in answer["requests"]:
+            if held["id"] in seen:
+                continue
+            seen.add(held["id"])
+            status = _decided(program, held, (held["ends_ms"] - answer["now_ms"]) / 1000)
+            try:
+                if status == 0:
+                    give(held, door, duration=duration, lasts_ms=lasts_ms)
+                elif status == _DENIES:
+                    ask("deny", request=held["id"])
+            except errors.NoApprovalError:
+                status = None  # answered by another, or over
+            word = {0: "granted", _DENIES: "denied"}.get(-1 if status is None else status, "left")
+            common.say(common.visible(f"{word} {held['target']} of run {held['run_id'][:8]}"))
+        seen &= {one["id"] for one in answer["requests"]}
+        time.sleep(_WATCH_SECONDS)
+
+
+def _decided(program: tuple[str, ...], held: dict[str, Any], seconds: float) -> int | None:
+    """Return the exit status of the program for a request. None where it gave none in time.
+
+    Raises:
+        errors.UsageError: it cannot be started.
+    """
+    try:
+        done = subprocess.run(program, input=json.dumps(held).encode(), timeout=max(0.1, seconds), check=False)
+    except subprocess.TimeoutExpired:
+        return None
+    except OSError as e:
+        raise errors.UsageError(f"`{program[0]}` cannot be started: {e.strerror}", hint="name a program") from e
+    return done.returncode
+
+
+def _duration(*, once: bool, for_run: bool, until: str | None) -> tuple[str, int]:
+    """Return the duration of a lease, and its most milliseconds.
+
+    Raises:
+        errors.UsageError: none is given, or several.
+    """
+    if once + for_run + (until is not None) != 1:
+        hint = "give --once, --run or --until"
+        raise errors.UsageError("a lease is for one use, for the run or for a time", hint=hint)
+    if until is not None:
+        return "until", times.duration_ms(until, option="--until")
+    return ("once", _ONCE_MS) if once else ("run", _RUN_MS)
+
+
 @approvals.command(epilog=common.examples("covenant approvals export 1f3a >> mine/agent.toml"))
 @click.argument("run")
 @_JSON
@@ -133,8 +209,6 @@ def export(run: str, as_json: bool) -> None:
 
     An entry of the same host with on_deny = "ask" is to be taken out; `covenant manifest check` says so.
     """
-    import json
-
     from covenant.cli.audit import read_logs
     from policy.leases import exported
 

@@ -42,11 +42,12 @@ class LeaseDesk:
         attended: bool,
         tell: Callable[[str, Mapping[str, Any]], None],
         lines: Callable[[str, str], Sequence[str]] = lambda kind, target: (),
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.book = book
         self._show: Callable[[Sequence[Lease]], None] = lambda leases: None
-        self._attended, self._tell, self._lines, self._clock = attended, tell, lines, clock
+        self._attended, self._tell, self._lines = attended, tell, lines
+        self._clock = clock or _forwards()
         self._gates: list[LeasedGate] = []
         self._waiting: dict[str, list[Then]] = {}
 
@@ -168,6 +169,12 @@ class LeaseDesk:
     def _answer(self, held: HeldRequest, *, granted: bool) -> None:
         for then in self._waiting.pop(held.id, ()):
             then(granted)
+
+
+def _forwards() -> Callable[[], float]:
+    """Return a clock of the wall that is never set back: no lease lives longer for that."""
+    wall, since = time.time(), time.monotonic()
+    return lambda: max(time.time(), wall + time.monotonic() - since)
 
 
 def _about(held: HeldRequest) -> dict[str, Any]:
