@@ -26,6 +26,8 @@ from sandbox.storage.trust_state import State
 
 # Between two looks at what is overdue.
 _LOOK_SECONDS: Final = 0.2
+# The most leases in one answer, which has a bound (sandbox.shim.control_socket).
+_SHOWN: Final = 100
 
 
 class Operator(Struct, frozen=True):
@@ -65,7 +67,7 @@ def of(
         return Reply({
             "run": structs.asdict(book.run),
             "requests": [structs.asdict(one) for one in book.open],
-            "leases": [structs.asdict(one) for one in book.leases],
+            "leases": [structs.asdict(one) for one in book.leases[-_SHOWN:]],
         })  # fmt: skip
 
     def grant(request: Mapping[str, Any]) -> Reply:
