@@ -51,21 +51,27 @@ def program() -> tuple[str, dict[str, str]]:
 
 
 def _unpack() -> None:
-    command = ["apt-get", "install", "--simulate", "--no-install-recommends", PACKAGE]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
+    try:
+        names = _download()
+    except subprocess.CalledProcessError:
+        # The lists name a version that the mirror has no more, or there are none.
         subprocess.run(["apt-get", "update"], check=True, capture_output=True)
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        names = _download()
+    (UNPACKED / "done").write_text("\n".join(names))
+
+
+def _download() -> list[str]:
+    command = ["apt-get", "install", "--simulate", "--no-install-recommends", PACKAGE]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     names = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("Inst ")]
     UNPACKED.mkdir(parents=True, exist_ok=True)
+    # As root: apt's own user may not write there.
+    download = ["apt-get", "-o", "APT::Sandbox::User=root", "download", *names]
     with tempfile.TemporaryDirectory(dir=UNPACKED) as place:
-        # As root: apt's own user may not write there.
-        subprocess.run(
-            ["apt-get", "-o", "APT::Sandbox::User=root", "download", *names], cwd=place, check=True, capture_output=True
-        )
+        subprocess.run(download, cwd=place, check=True, capture_output=True)
         for package in Path(place).glob("*.deb"):
             subprocess.run(["dpkg-deb", "--extract", str(package), str(UNPACKED)], check=True)
-    (UNPACKED / "done").write_text("\n".join(names))
+    return names
 
 
 def axe() -> str:

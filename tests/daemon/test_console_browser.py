@@ -18,7 +18,10 @@ import anyio.from_thread
 import pytest
 from anyio.from_thread import BlockingPortal
 
+from covenant.handlers.caller import Caller
+from covenant.handlers.server import Server
 from covenant.runtime.supervisor_client import Supervised
+from covenant.wire import parts, requests, responses
 from tests import browser_kit, cli_daemon_kit, daemon_kit, tui_data, tui_kit
 from tests.browser_kit import ROOT, Page
 from tests.daemon_kit import Daemon
@@ -271,9 +274,68 @@ def test_answer_of_other_shape_spoils_no_menu(console: Console) -> None:
     console.supervisor.answers["top"] = {"runs": 7}
     console.page.sees("cannot be shown")
     console.supervisor.answers["top"] = before
+    console.page.until("import('/console/app/live.js').then((one) => Array.isArray(one.runs.value))")
+    console.page.click("try again")
+    console.page.sees("Live runs")
     console.page.click("Memory")
     console.page.sees("The newest records")
     console.page.problems.clear()
+
+
+def test_approval_is_answered(console: Console) -> None:
+    """A Hermes API holds the run in tests/daemon/test_hermes.py; here its two answers are the test's."""
+    shown = {**tui_data.APPROVAL, "command": HOSTILE[:300], "choices": ("once", "session", "deny")}
+    waiting = [parts.Approval.model_validate(shown)]
+    answered: list[tuple[str, str]] = []
+
+    async def listed(server: Server, caller: Caller, asked: Any) -> responses.Approvals:
+        return responses.Approvals(approvals=tuple(waiting))
+
+    async def resolved(server: Server, caller: Caller, asked: requests.ResolveApproval) -> responses.ApprovalResolved:
+        answered.append((caller.agent.display, asked.choice))
+        waiting.clear()
+        return responses.ApprovalResolved(approval_id=asked.approval_id, choice=asked.choice, resolved=1)
+
+    server, page = console.daemon.server, console.page
+    before = server.handlers
+    server.handlers = {**before, "list_approvals": listed, "resolve_approval": resolved}
+    try:
+        for size, scheme in (("phone", "dark"), ("desk", "light")):
+            page.look(size, scheme)
+            console.go("#/")
+            page.sees("! 1")
+            console.go("#/approvals")
+            page.sees("run a command")
+            page.picture(PICTURES / f"approval-{size}.png")
+            assert page.violations() == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= browser_kit.SIZES["desk"][0]
+        page.click("deny")
+        page.until("document.querySelector('dialog[open]') !== null")
+        page.key("Enter")
+        page.sees("Waiting for an answer: none")
+    finally:
+        server.handlers = before
+    assert answered == [("operator@local", "deny")]
+    assert page.evaluate("window.hit === undefined")
+
+
+def test_grant_and_peer_are_revoked(console: Console) -> None:
+    page = console.page
+    page.look("desk", "light")
+    made = console.ask("grant_capability", action="tool.call.echo")
+    console.ask("enroll_peer", display="ada@laptop")
+    console.go("#/grants")
+    for row in ("tool.call.echo", "ada@laptop"):
+        page.sees(row)
+        of_row = f"[...document.querySelectorAll('tr')].find((one) => one.textContent.includes('{row}'))"
+        page.evaluate(f"{of_row}.querySelector('button').click()")
+        page.until("document.querySelector('dialog[open]') !== null")
+        page.key("Enter")
+        page.until(f"!{of_row}?.querySelector('button')")
+    uses = console.ask("capability_usage", limit=50)["grants"]
+    assert [one["revoked"] for one in uses if one["signature_b58"] == made["signature_b58"]] == [True]
+    peers = console.ask("list_peers", limit=50)["peers"]
+    assert [one["revoked_at"] is None for one in peers if one["agent_id"]["display"] == "ada@laptop"] == [False]
 
 
 def test_memory_is_searched(console: Console) -> None:

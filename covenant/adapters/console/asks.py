@@ -42,6 +42,8 @@ DAEMON: Final = frozenset(
         "recent_memory",
         "recent_receipts",
         "resolve_approval",
+        "revoke_capability",
+        "revoke_peer",
         "search_memory",
         "verify_audit_integrity",
     }

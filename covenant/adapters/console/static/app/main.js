@@ -50,8 +50,10 @@ function LogIn() {
 
 // A page that fails on an answer that it does not understand says so, and the menu stays.
 function Guarded({ of, Page }) {
-  const [error] = useErrorBoundary();
-  return error ? html`<h1>Error</h1><${Problem} error=${{ message: `the answer cannot be shown: ${error}` }} />` : html`<${Page} of=${of} />`;
+  const [error, again] = useErrorBoundary();
+  if (!error) return html`<${Page} of=${of} />`;
+  return html`<h1>Error</h1><${Problem} error=${{ message: `the answer cannot be shown: ${error}` }} />
+    <button type="button" onClick=${again}>try again</button>`;
 }
 
 function Console() {

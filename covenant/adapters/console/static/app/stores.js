@@ -1,7 +1,7 @@
 // What the daemon keeps: memory, grants and peers.
 import { useState } from "../vendor/hooks.js";
 import { html } from "./html.js";
-import { Problem, Table, Time, Title, useAnswer } from "./parts.js";
+import { Act, Problem, Table, Time, Title, useAnswer } from "./parts.js";
 import { daemon } from "./session.js";
 import { line, shown, when } from "./text.js";
 
@@ -47,6 +47,14 @@ export function Capabilities() {
   const [uses, usesError] = useAnswer(() => daemon("capability_usage", { limit: 500 }), ["audit"]);
   const [peers, peersError] = useAnswer(() => daemon("list_peers", { limit: 500 }), ["audit"]);
   const bySignature = new Map((uses?.grants ?? []).map((one) => [one.signature_b58, one]));
+  const revoke = (one) => async () => {
+    const done = await daemon("revoke_capability", { signature_b58: one.signature });
+    return done.removed ? "revoked" : "! there is no such grant that holds";
+  };
+  const revokePeer = (one) => async () => {
+    const { outcome } = await daemon("revoke_peer", { token_prefix: one.token_prefix });
+    return outcome.type === "revoked" ? "revoked" : `! ${outcome.type}; see covenant peers revoke`;
+  };
   const used = (one) => bySignature.get(one.signature)?.budget;
   const grantColumns = [
     ["Action", (one) => line(one.capability.action)],
@@ -56,6 +64,8 @@ export function Capabilities() {
     ["State", (one) => state(one, bySignature.get(one.signature))],
     ["Used", (one) => (used(one) ? `${used(one).used}/${used(one).max_uses}` : "-"), "right"],
     ["Ends", (one) => (one.capability.expires_at === null ? "-" : when(one.capability.expires_at))],
+    ["Act", (one) => bySignature.get(one.signature)?.revoked === false && html`<${Act} name="revoke" act=${revoke(one)}
+      about=${`${line(one.capability.subject.display)} may ${line(one.capability.action)}. The grant ends now, and with it each grant that was narrowed from it.`} />`],
   ];
   const peerColumns = [
     ["Peer", (one) => line(one.agent_id.display)],
@@ -63,6 +73,8 @@ export function Capabilities() {
     ["Since", (one) => html`<${Time} ms=${one.registered_at} />`],
     ["State", (one) => (one.revoked_at === null ? (one.expires_at ? `until ${when(one.expires_at)}` : "live") : `revoked ${when(one.revoked_at)}`)],
     ["Key", (one) => html`<span class="mono">${line(one.agent_id.pubkey)}</span>`],
+    ["Act", (one) => one.revoked_at === null && html`<${Act} name="let in no more" act=${revokePeer(one)}
+      about=${`${line(one.agent_id.display)}, token ${line(one.token_prefix)}: its streams end, and its next connection is refused.`} />`],
   ];
   return html`<${Title}>Grants and peers<//>
     <${Problem} error=${error} /><${Problem} error=${usesError} /><${Problem} error=${peersError} />
