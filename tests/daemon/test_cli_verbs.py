@@ -215,8 +215,8 @@ def test_agents(daemon: Daemon) -> None:
     cli_daemon_kit.package(daemon.home, "later")
     assert [one["id"] for one in verb("agents", "agents", "reload")["agents"]] == ["hello", "later", None]
     assert "routable" in done("agents", "list")
-    assert verb("approvals", "agents", "approvals")["approvals"] == []
-    assert answered("agents", "approve", "nothing", "deny", status=1)["code"] == "no_such_approval"
+    assert answered("approvals", "list")["hermes"] == []
+    assert answered("approvals", "deny", "nothing", status=1)["code"] == "no_such_approval"
 
 
 def test_tools() -> None:

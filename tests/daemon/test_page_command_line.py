@@ -116,5 +116,5 @@ def test_table_is_every_verb(clone: Path) -> None:
     listed = {kind for kind, _ in named.values() if kind} | {
         match[1] for _, text in named.values() if (match := re.search(r"`schema` (\S+)", text))
     }
-    # What the tests of verbs recorded is what the page says; these are held elsewhere, the last for want of a Hermes.
-    assert listed - {"intents_resume", "audit_recent", "audit_tree", "approval_resolved"} == recorded
+    # What the tests of verbs recorded is what the page says; these are held elsewhere.
+    assert listed - {"intents_resume", "audit_recent", "audit_tree"} == recorded
