@@ -1,6 +1,7 @@
 """The official SDKs of OpenAI and Anthropic in a sandbox without a network, pinned: each call is answered at the gate.
 
-They are installed by pip without any script of theirs being run, and are loaded in a sandbox alone.
+They are those of Python and of node. pip and npm install them without any script of theirs being run, and they are
+loaded in a sandbox alone.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tests.kernel.test_credentials import vault
 from tests.kernel.world import World
 
 WHEELS = Path(__file__).with_name("sdk_wheels.txt")
+MODULES = Path(__file__).with_name("sdk_modules.json")
 PROVIDERS = """
 [providers.local]
 kind = "mock"
@@ -98,6 +100,55 @@ answer = {
 }
 """
 WORDS = ["mock:", " two", " words"]
+NODE = """
+const { createRequire } = require("module");
+const there = createRequire(PLACE + "/");
+const { OpenAI } = there("openai");
+const Anthropic = there("@anthropic-ai/sdk");
+const said = [{ role: "user", content: "two words" }];
+const text = (parts) => parts.map((part) => part.choices[0]?.delta.content).filter(Boolean);
+async function all(stream) {
+  const found = [];
+  for await (const part of stream) found.push(part);
+  return found;
+}
+async function failed(call) {
+  try {
+    await call();
+    return "none";
+  } catch (e) {
+    return [e.constructor.name, e.status];
+  }
+}
+async function asked() {
+  const client = new OpenAI({ baseURL: "http://models.covenant/v1", apiKey: "none", maxRetries: 0 });
+  const chat = (more) => client.chat.completions.create({ model: "test-1", messages: said, ...more });
+  const claude = new Anthropic({ baseURL: "http://models.covenant", apiKey: "none", maxRetries: 0 });
+  const message = { model: "test-1", max_tokens: 100, messages: said };
+  const whole = await chat({});
+  const response = await client.responses.create({ model: "test-1", input: "two words" });
+  const events = await all(await client.responses.create({ model: "test-1", input: "two words", stream: true }));
+  const keyed = await chat({ model: "gpt-1" });
+  const answer = await claude.messages.create(message);
+  const stream = claude.messages.stream(message);
+  const texts = [];
+  stream.on("text", (piece) => texts.push(piece));
+  const final = await stream.finalMessage();
+  return {
+    whole: whole.choices[0].message.content, parts: text(await all(await chat({ stream: true }))),
+    response: response.output_text, last: events.at(-1).type, keyed: keyed.choices[0].message.content,
+    streamed: text(await all(await chat({ model: "gpt-1", stream: true }))),
+    refused: await failed(() => chat({ model: "other" })),
+    answer: answer.content[0].text, texts, final: [final.content[0].text, final.stop_reason],
+    refusedThere: await failed(() => claude.messages.create({ ...message, model: "other" })),
+    key: JSON.stringify(process.env).includes(KEY),
+  };
+}
+require("readline").createInterface({ input: process.stdin }).once("line", async () => {
+  const answer = await asked().catch((e) => ({ failed: String(e.stack) }));
+  process.stdout.write(JSON.stringify({ text: JSON.stringify(answer) }) + "\\n", () => process.exit(0));
+});
+"""
 
 
 @pytest.fixture(scope="module")
@@ -169,3 +220,43 @@ def test_anthropic_sdk_works_without_key(world: World, installed: Path) -> None:
         "models": [],
         "refused": [403, "permission_error"],
     }
+
+
+@pytest.fixture(scope="module")
+def modules() -> Iterator[Path]:
+    """The SDKs of node by a lock with digests, in a directory in which only root can write."""
+    with tempfile.TemporaryDirectory(dir="/var/lib", prefix="covenant-test-") as made:
+        os.chmod(made, 0o755)
+        lock = json.loads(MODULES.read_text())
+        (Path(made) / "package-lock.json").write_text(json.dumps(lock))
+        (Path(made) / "package.json").write_text(json.dumps(lock["packages"][""]))
+        npm = ["npm", "ci", "--ignore-scripts", "--omit=optional", "--omit=peer", "--no-audit", "--no-fund"]
+        subprocess.run([*npm, "--silent", "--prefix", made], check=True, timeout=300)
+        subprocess.run(["chmod", "-R", "go-w", made], check=True, timeout=60)
+        yield Path(made)
+
+
+def test_node_sdks_work_without_key(world: World, modules: Path, provider: Provider) -> None:
+    provider.seen.clear()
+    head = f"const PLACE = {json.dumps(str(modules))}, KEY = {json.dumps(KEY[:12])};\n"
+    package = world.package(
+        {"main.js": head + NODE}, name="node-sdks", id="node-sdks", runtime="node", entry="main.js",
+        more=GRANTED.format(place=modules), memory_mb=1024, cpu_ms=120_000, resources="cpu_millis = 2000",
+    )  # fmt: skip
+    done = world.run(world.sign(package))
+    assert done.result is not None, (done.error, done.stderr)
+    assert json.loads(done.result.text) == {
+        "whole": "mock: two words",
+        "parts": WORDS,
+        "response": "mock: two words",
+        "last": "response.completed",
+        "keyed": f"from {provider.server_port}",
+        "streamed": ["part0 ", "part1 ", "part2 "],
+        "refused": ["PermissionDeniedError", 403],
+        "answer": "mock: two words",
+        "texts": WORDS,
+        "final": ["mock: two words", "end_turn"],
+        "refusedThere": ["PermissionDeniedError", 403],
+        "key": False,
+    }
+    assert [one["headers"]["authorization"] for one in provider.seen] == [f"Bearer {KEY}"] * 2
