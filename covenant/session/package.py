@@ -14,6 +14,7 @@ from covenant.session import profiles, typed
 from covenant.session.profiles import Profile
 from policy import errors
 from policy.compile.oci import SEARCH_PATH
+from policy.manifest.permissions import HOST_NAME
 from policy.manifest.text import toml
 
 SHELL: Final = "/bin/sh"
@@ -133,8 +134,10 @@ def _agent(name: str, options: Options, command: str, program: str) -> Iterator[
 
 
 def _limits(profile: Profile, options: Options) -> Iterator[str]:
-    mode = "full" if options.net or options.inject else "off"
-    if mode == "full" and all(one.port == typed.HTTPS for one in options.net):
+    # A port of this host goes with each mode.
+    outside = [one for one in options.net if one.host != HOST_NAME]
+    mode = "full" if outside or options.inject else "off"
+    if mode == "full" and all(one.port == typed.HTTPS for one in outside):
         mode = "outbound-https-only"
     yield "\n[resources]"
     yield f"cpu_ms_per_task = {profile.seconds * 1000}"
@@ -151,7 +154,7 @@ def _limits(profile: Profile, options: Options) -> Iterator[str]:
 
 def _permissions(profile: Profile, options: Options) -> Iterator[str]:
     for one in options.net:
-        protocol = "tls" if one.port == typed.HTTPS else "tcp"
+        protocol = "tls" if one.port == typed.HTTPS and one.host != HOST_NAME else "tcp"
         yield f"\n[[permissions.network]]\nhost = {toml(one.host)}\nports = [{one.port}]\nprotocol = {toml(protocol)}"
     for word in options.inject:
         added = "Bearer {}" if word.header.lower() == "authorization" else "{}"

@@ -22,6 +22,7 @@ from policy import errors
 from sandbox.run_result import RunResult
 from tests.kernel import live_runs
 from tests.kernel.conftest import leftovers
+from tests.kernel.session_kit import Home
 from tests.kernel.world import ROOT, World
 
 # The agent asks each target for an echo, and says what came back. It ends when the first target says `end`.
@@ -176,3 +177,18 @@ def test_verbs_name_the_port(world: World, tmp_path: Path) -> None:
     assert (never.returncode, "from 1024" in never.stdout) == (3, True), never.stdout + never.stderr
     proved = _covenant(world, "policy", "prove", str(package))
     assert proved.returncode == 0, proved.stdout + proved.stderr
+
+
+def test_session_reaches_the_port(tmp_path: Path, echoes: tuple[Echo, Echo]) -> None:
+    granted, other = echoes
+    home = Home(tmp_path, "debian-minimal")
+    home.world.configure(host_ports=[granted.port])
+    ask = "exec 3<>/dev/tcp/host.covenant/$port && printf hello >&3 && head -c 5 <&3"
+    code = f'for port in "$@"; do {{ {ask}; }} || echo no; done'
+    words = ["--", "bash", "-c", code, "bash", str(other.port), str(granted.port)]
+    done = home.exec("--net", f"host.covenant:{granted.port}", *words)
+    assert (done.returncode, done.stdout) == (0, b"no\nHELLO"), done.stderr
+    assert f"  port {granted.port} of this host\n".encode() in done.stderr
+    message, fix = home.refused("--net", f"host.covenant:{other.port}", *words)
+    assert (f"port {other.port} of host.covenant" in message, "host_ports" in fix) == (True, True)
+    assert leftovers(home.world) == []

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.kernel.conftest import leftovers
 from tests.kernel.fake_host import SECRET, FakeHost
 from tests.kernel.injecting import InjectWorld, carried, grants, host, net, run, world
+from tests.kernel.session_kit import Home
+from tests.kernel.test_credentials import vault
 
 __all__ = ["host", "net", "world"]
 
@@ -100,3 +105,49 @@ def test_programs_use_secrets_they_do_not_have(world: InjectWorld, host: FakeHos
     assert SECRET not in json.dumps(said)
     used = {row["path"] for row in rows if row["type"] == "request_injected"}
     assert {"/user", "/taken", "/git/repo.git/info/refs", "/git/repo.git/git-receive-pack"} <= used
+
+
+# HTTPS of the host comes to its port of the test, as `--inject` names no port.
+REDIRECTED = """table ip redirected {
+	chain here {
+		type nat hook prerouting priority -100;
+		tcp dport 443 redirect to :4443
+	}
+}
+"""
+ASKED = """
+import os, urllib.error, urllib.request
+def ask(host, token):
+    try:
+        request = urllib.request.Request("https://" + host + "/echo", headers={"Authorization": "Bearer " + token})
+        with urllib.request.urlopen(request, timeout=30) as found:
+            return found.read().decode()
+    except (urllib.error.URLError, OSError) as e:
+        return type(e).__name__
+print(ask("api.example.com", "mine"))
+print(ask("other.example.com", "mine"))
+print([name for name, value in os.environ.items() if "ghp_" in value])
+"""
+
+
+def test_session_uses_a_secret_it_does_not_have(world: InjectWorld, net: Any, host: FakeHost, tmp_path: Path) -> None:
+    home = Home(tmp_path, "debian-minimal", "python3")
+    shutil.copyfile(world.state / "config.toml", home.world.state / "config.toml")
+    with (home.world.state / "config.toml").open() as stream:
+        text = stream.read().replace(str(world.base / "vault.key"), str(tmp_path / "vault.key"))
+    (home.world.state / "config.toml").write_text(text)
+    vault(home.world, "init")
+    vault(home.world, "put", "exec-python3", "github", secret=SECRET + "\n")
+    words = ["--quiet", "--inject", "api.example.com=github", "--", "python3", "-c", ASKED]
+    command = [sys.executable, "-m", "covenant", "exec", *words]
+    net[0].run("world", "nft", "-f", "-", given=REDIRECTED)
+    try:
+        said = net[0].run("host", *command, env=home.environment())
+    finally:
+        net[0].run("world", "nft", "delete", "table", "ip", "redirected")
+    echo, other, variables = said.splitlines()
+    # The host got the secret, and the session reads stars in its place; no other host is granted.
+    assert carried(host) == [f"Bearer {SECRET}"]
+    assert json.loads(echo)["given"] == "Bearer " + "*" * len(SECRET)
+    assert (other, variables) == ("URLError", "[]")
+    assert leftovers(home.world) == []
