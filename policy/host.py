@@ -139,7 +139,8 @@ class HostFacts(Struct, frozen=True):
 
     ``providers`` are the names of the operator's providers of models, ``searchers`` those of searches,
     ``publish_ports`` the loopback ports at which agents may publish, ``host_ports`` those that they
-    may reach, and ``tools`` the tools of the package's stdio servers, by URI.
+    may reach, ``tools`` the tools of the package's stdio servers, by URI, and
+    ``proxied`` says whether connections go by the operator's proxy alone.
     """
 
     arch: Literal["x86_64", "aarch64"]
@@ -160,5 +161,6 @@ class HostFacts(Struct, frozen=True):
     volumes: Mapping[str, VolumeFacts] = msgspec.field(default_factory=dict)
     publish_ports: tuple[int, ...] = ()
     host_ports: tuple[int, ...] = ()
+    proxied: bool = False
     searchers: tuple[str, ...] = ()
     tools: frozenset[str] = frozenset()

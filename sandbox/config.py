@@ -127,6 +127,39 @@ class TlsSettings(pydantic.BaseModel):
         return tuple(map(str, self.ca))
 
 
+class ProxySettings(pydantic.BaseModel):
+    """The proxy of all connections of the service gate, by CONNECT (RFC 9110, section 9.3.6). Without ``url``, none.
+
+    ``url`` is `http://HOST:PORT`, ``secret`` the name of `USER:PASSWORD` among the secrets of covenant-providers, and
+    ``direct`` are hosts that are reached without it.
+    """
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    url: str = ""
+    secret: str = ""
+    direct: tuple[str, ...] = ()
+
+    @pydantic.field_validator("direct", mode="before")
+    @classmethod
+    def _hosts(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+    @pydantic.field_validator("url")
+    @classmethod
+    def _place(cls, value: str) -> str:
+        found = re.fullmatch(r"http://([A-Za-z0-9._-]{1,253}):([0-9]{1,5})", value)
+        if value and (found is None or not 0 < int(found[2]) < 65536):
+            raise ValueError("must be http://HOST:PORT")
+        return value
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Host and port of the proxy."""
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        return host, int(port)
+
+
 class Config(pydantic.BaseModel):
     """Hold the operator's settings for one host. Times are in seconds.
 
@@ -165,6 +198,8 @@ class Config(pydantic.BaseModel):
     this host reaches them. ``host_ports`` are loopback ports that a manifest may grant by the name host.covenant.
 
     ``tls`` is a table: ``ca`` are files of certificates that the gates believe for servers beside those of the system.
+
+    ``proxy`` is a table: the proxy by which the service gate connects.
 
     ``vault`` is a table: the place of the secrets, and the key that opens them in a run.
 
@@ -205,6 +240,7 @@ class Config(pydantic.BaseModel):
     journal: bool = True
     vault: VaultSettings = VaultSettings()
     tls: TlsSettings = TlsSettings()
+    proxy: ProxySettings = ProxySettings()
     agents: tuple[Path, ...] = ()
     kept_workspaces: int = pydantic.Field(default=64, ge=1, le=65_536)
     kept_workspaces_mb: int = pydantic.Field(default=65_536, ge=8, le=2**30)

@@ -161,7 +161,11 @@ def _suspending(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
 
 def _network(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
     mode = manifest.resources.network
-    if mode != "off" and host.network.lacks:
+    if mode != "off" and host.proxied:
+        lacking = "a way by the operator's proxy, which carries services alone"
+        mend = 'write network = "off" and ask [services], or take [proxy] out of config.toml'
+        yield "resources.network", f"network {text.quote(mode)}", lacking, mend
+    elif mode != "off" and host.network.lacks:
         yield "resources.network", f"network {text.quote(mode)}", host.network.lacks, host.network.mend
 
 

@@ -70,6 +70,7 @@ def probe(config: Config) -> HostFacts:
             searchers=tuple(name for name, one in operators.items() if one.searches),
             publish_ports=config.publish_ports,
             host_ports=config.host_ports,
+            proxied=bool(config.proxy.url),
         )
     except (OSError, KeyError, ValueError) as e:
         raise errors.HostError(f"this host cannot be probed: {e}", hint="is /proc mounted?") from e

@@ -18,6 +18,7 @@ from sandbox.broker.credentials import Found
 from sandbox.broker.vault_process import Fetcher
 from sandbox.config import Config
 from sandbox.kernel.proc.secret_memory import guard_process
+from sandbox.network.gate.proxy import Proxy
 from sandbox.network.service import gate, limits, providers
 from sandbox.network.service.ledger import Asked, WebAsked
 from sandbox.network.service.providers import Provider
@@ -41,7 +42,29 @@ def of(
     granted = {name: one for name, one in operators.providers.items() if name in named}
     pages = {host: one for host, one in operators.pages.items() if effective.web.holds(host)}
     told = functools.partial(_told, granted, rows, spent)
-    return gate.Terms(granted, keys(granted, config), told, config.tls.further(), pages, credits_)
+    by = proxy(config)
+    return gate.Terms(granted, keys(granted, config), told, config.tls.further(), pages, credits_, proxy=by)
+
+
+def proxy(config: Config) -> Proxy | None:
+    """Return the operator's proxy with its credentials, from the vault.
+
+    Raises:
+        errors.VaultError: the vault cannot be opened, or has not the secret.
+    """
+    settings = config.proxy
+    if not settings.url:
+        return None
+    credentials = ""
+    if settings.secret:
+        with configured(config).opened(PROVIDERS_ID, settings.secret) as opened:
+            if opened is None:
+                raise errors.VaultError(
+                    "the secret of the proxy is not in the vault",
+                    hint=f"covenant vault put {PROVIDERS_ID} {settings.secret}",
+                )
+            credentials = str(opened.value.view, "utf-8").strip()
+    return Proxy(*settings.place, credentials, settings.direct)
 
 
 def keys(granted: Mapping[str, Provider], config: Config) -> dict[str, str]:

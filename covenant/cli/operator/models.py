@@ -59,6 +59,7 @@ def test(provider: str, as_json: bool) -> int:
     """Ask PROVIDER for its list of models with the operator's key. Exit status 3: it does not give one."""
     from policy.manifest.services import PROVIDERS_ID
     from sandbox import config as configuration
+    from sandbox.lifecycle import model_terms
     from sandbox.network.service import probe, providers
     from sandbox.vault.open import configured
 
@@ -78,7 +79,7 @@ def test(provider: str, as_json: bool) -> int:
                     hint=f"covenant vault put {PROVIDERS_ID} {one.secret}",
                 )
             key = str(opened.value.view, "utf-8").strip()
-    answer: ProviderStatus = probe.ask(one, key, config.tls.further())
+    answer: ProviderStatus = probe.ask(one, key, config.tls.further(), model_terms.proxy(config))
     if as_json:
         common.say(json.dumps({"kind": "model_test", "provider": provider, **structs.asdict(answer)}))
     else:

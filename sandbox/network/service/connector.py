@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn
 from policy.grants.sets import addresses
 from sandbox.network.dns import names
 from sandbox.network.gate.main import GateInput
+from sandbox.network.gate.proxy import Proxy
 from sandbox.network.service import connector_wire
 
 # Names take their time to be looked up: so many at once.
@@ -35,6 +36,7 @@ class Targets:
         self._hosts = names.Patterns(plan["hosts"])
         self._places = {str(host): (str(where), int(port)) for host, (where, port) in plan["places"].items()}
         self._public = names.Public(addresses.PUBLIC)
+        self._proxy = Proxy.of(plan.get("proxy"))
 
     def known(self, number: int, host: bytes) -> bool:
         """Whether an honest gate would ask for it."""
@@ -53,18 +55,30 @@ class Targets:
         """
         if number != connector_wire.BY_NAME:
             where, port, seconds = self.providers[number]
-            return socket.create_connection((where, port), timeout=seconds)
+            return self._to(where, where, port, seconds)
         if host in self._places:
-            return socket.create_connection(self._places[host], timeout=_PAGE_SECONDS)
+            where, port = self._places[host]
+            return self._to(where, where, port, _PAGE_SECONDS)
         found = [one for one in _addresses(host) if self._is_public(one)]
         if not found:
             raise PermissionError(errno.EACCES, "no public address")
         for one in found[:_ADDRESSES]:
             try:
-                return socket.create_connection((one, _HTTPS), timeout=_PAGE_SECONDS / len(found[:_ADDRESSES]))
+                return self._to(host, one, _HTTPS, _PAGE_SECONDS / len(found[:_ADDRESSES]))
             except OSError:
                 continue
         raise OSError(errno.EHOSTUNREACH, "no address answers")
+
+    def first(self) -> list[tuple[str, int]]:
+        """The places of which a name is looked up here: those of hosts that are reached by the proxy are its own."""
+        direct = [(host, port) for host, port, _ in self.providers if self._proxy is None or host in self._proxy.direct]
+        return direct if self._proxy is None else [*direct, (self._proxy.host, self._proxy.port)]
+
+    def _to(self, name: str, where: str, port: int, seconds: float) -> socket.socket:
+        """Connect to an address of a name, by the proxy unless the name is one that is reached directly."""
+        if self._proxy is None or name in self._proxy.direct:
+            return socket.create_connection((where, port), timeout=seconds)
+        return self._proxy.connected(where, port, seconds)
 
     def _is_public(self, address: str) -> bool:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -82,7 +96,7 @@ def serve(gate: GateInput) -> NoReturn:
     targets = Targets(gate.plan)
     line = socket.socket(fileno=gate.fds["line"])
     line.setblocking(True)
-    for host, port, _ in targets.providers:
+    for host, port in targets.first():
         _warm(host, port)
     _warm("localhost", _HTTPS)
     gate.seal()

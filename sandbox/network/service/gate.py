@@ -24,6 +24,7 @@ from sandbox.network import addresses
 from sandbox.network.gate import prefork
 from sandbox.network.gate import process as gate_process
 from sandbox.network.gate.listener import listening
+from sandbox.network.gate.proxy import Proxy
 from sandbox.network.service.ledger import ModelLedger, Told
 from sandbox.network.service.providers import SYSTEM_CA, PageHost, Provider
 from sandbox.network.tools import gate as tool_gate
@@ -61,7 +62,7 @@ class Terms(Struct, frozen=True):
     ``told`` is called with each request that was passed on. ``authorities`` are files that are believed beside the
     system's, for a provider that names no file of its own. ``pages`` are the operator's words about hosts of
     pages, ``credits`` what the run may spend, None for no limit. ``tools`` are the terms of the run's tools, None
-    where it has none.
+    where it has none. ``proxy`` is the operator's, by which the connector connects.
     """
 
     providers: Mapping[str, Provider]
@@ -71,6 +72,7 @@ class Terms(Struct, frozen=True):
     pages: Mapping[str, PageHost] = msgspec.field(default_factory=dict)
     credits: int | None = None
     tools: ToolTerms | None = None
+    proxy: Proxy | None = None
 
     def kinds(self) -> list[prefork.Kind]:
         """Return the processes that serve them, but for a reader of pages."""
@@ -209,6 +211,7 @@ def _targets(plan: Mapping[str, Any], terms: Terms) -> dict[str, Any]:
         "providers": [(*one.address, one.timeout_seconds) for one in terms.providers.values()],
         "hosts": plan.get("web", {}).get("fetch", []),
         "places": {host: one.address for host, one in terms.pages.items() if one.connect},
+        "proxy": None if terms.proxy is None else terms.proxy.plan(),
     }
 
 

@@ -11,6 +11,7 @@ from urllib.parse import urlencode, urlsplit
 
 from msgspec import Struct
 
+from sandbox.network.gate.proxy import Proxy
 from sandbox.network.service.providers import SYSTEM_CA, Provider
 from sandbox.network.service.shapes import RefusedError
 from sandbox.network.service.web import search
@@ -29,10 +30,11 @@ class ProviderStatus(Struct, frozen=True):
     says: str
 
 
-def ask(provider: Provider, key: str, authorities: Sequence[str] = ()) -> ProviderStatus:
+def ask(provider: Provider, key: str, authorities: Sequence[str] = (), proxy: Proxy | None = None) -> ProviderStatus:
     """Return the answer of a provider. The mock answers always.
 
     ``authorities`` are files that are believed beside the system's, unless the provider names a file of its own.
+    ``proxy`` is the operator's.
     """
     if provider.kind == "mock":
         return ProviderStatus(works=True, status=200, models=0, says="answers, as every mock")
@@ -40,7 +42,10 @@ def ask(provider: Provider, key: str, authorities: Sequence[str] = ()) -> Provid
     if provider.searches:
         call = search.call(provider.kind, _QUESTION, key)
         path, headers = f"{call.path}?{urlencode(call.parameters)}", dict(call.headers)
-    host, port = provider.address
+    host, port = place = provider.address
+    by = None if proxy is None or host in proxy.direct else proxy
+    if by is not None:
+        host, port = by.host, by.port
     try:
         line: http.client.HTTPConnection
         if provider.tls:
@@ -50,6 +55,8 @@ def ask(provider: Provider, key: str, authorities: Sequence[str] = ()) -> Provid
             line = http.client.HTTPSConnection(host, port, timeout=provider.timeout_seconds, context=context)
         else:
             line = http.client.HTTPConnection(host, port, timeout=provider.timeout_seconds)
+        if by is not None:
+            line.set_tunnel(*place, headers=by.headers())
         line.request("GET", parts.path + path, headers=headers)
         found = line.getresponse()
         raw = found.read(_ANSWER_BYTES)
