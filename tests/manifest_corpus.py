@@ -166,7 +166,7 @@ PERMISSIONS = (
     R("host with port", '"api.example.com"', '"a.com:443"', "has a port", "ports"),
     R("host port low", "[11434]", "[22]", "port `22` of `host.covenant`", "ports from 1024"),
     R("host port of a gate", "[11434]", '["8440-8450"]', "port `8443` of `host.covenant`", "and not 8443"),
-    R("host ports too many", "[11434]", '["2000-2016"]', "more than 16 ports", "that the agent needs"),
+    R("host ports too many", "[11434]", '["2000-2008"]', "more than 8 ports", "that the agent needs"),
     R(
         "host port by udp",
         'ports = [11434]\nprotocol = "tcp"',

@@ -175,7 +175,8 @@ class Inject(fields.Section):
 HOST_NAME: Final = "host.covenant"
 # Ports below are those of the system, and the gateway has this one for its TLS gate.
 HOST_PORTS_FROM, HOST_PORT_TAKEN = 1_024, 8_443
-_HOST_PORTS: Final = 16
+# A gate is given its listeners as descriptors, of which it takes 16 in all (sandbox.network.gate.main).
+_HOST_PORTS: Final = 8
 
 
 class NetworkEntry(fields.Section):

@@ -388,7 +388,7 @@ LEFT = (
     ),
     "the one spelling of an IPv6 address or a block, and bits outside a block's prefix",
     "port ranges that run backwards or overlap, and two network entries that differ only in the order of their ports",
-    "ports of host.covenant below 1024, 8443, or more than 16, and the backend that they need",
+    "ports of host.covenant below 1024, 8443, or more than 8, and the backend that they need",
     "an executable listed twice, once with a digest",
     "two layers of one name, a tree of programs that is not in the root, a variable with the name of a secret",
     "two ports of [[publish]] that are equal, or two places, and a path of a socket that is longer in bytes",

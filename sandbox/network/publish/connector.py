@@ -12,6 +12,7 @@ import socket
 import struct
 from typing import Any, Final, NoReturn
 
+from sandbox.kernel.fs import landlock
 from sandbox.network.tls.connection import send_at_once
 
 # gate -> connector: a port. connector -> gate: whether a socket comes with it, which is connected or connecting.
@@ -36,6 +37,7 @@ def serve(gate: Any) -> NoReturn:
     """Serve the gate's requests, for the ports of its plan alone."""
     where, ports = gate.plan["where"], frozenset(gate.plan["ports"])
     line = socket.socket(fileno=gate.fds["line"])
+    landlock.hold_to_ports(ports)
     gate.seal()
     while request := line.recv(REQUEST.size + 1):
         (port,) = REQUEST.unpack(request)

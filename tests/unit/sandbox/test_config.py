@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pydantic
 import pytest
 
 from policy import errors
@@ -203,3 +204,12 @@ def test_missing_authority_is_refused(tmp_path: Path) -> None:
     there.chmod(0o666)
     with pytest.raises(errors.ConfigError, match="others"):
         config.TlsSettings(ca=(there,)).bundles()
+
+
+@pytest.mark.parametrize(
+    "url", ["https://proxy.example:3128", "http://proxy.example", "http://u:p@proxy:1", "http://a:0", "http://a:1/b"]
+)
+def test_odd_proxy_is_refused(url: str) -> None:
+    with pytest.raises(pydantic.ValidationError, match="http://HOST:PORT"):
+        config.ProxySettings(url=url)
+    assert config.ProxySettings(url="http://proxy.example:3128").place == ("proxy.example", 3128)
