@@ -43,7 +43,7 @@ _INTERPRETERS: Final = {"python3": "/usr/bin/python3", "node": "/usr/bin/node"}
 
 
 class HostDocument(Struct, frozen=True, forbid_unknown_fields=True, tag="host_facts", tag_field="kind"):
-    """What `covenant doctor --export` writes. ``never`` maps each tree that is never granted there to its reason."""
+    """The document of `covenant doctor --export`. ``never`` maps each tree never granted there to its reason."""
 
     version: Literal[1]
     facts: HostFacts

@@ -414,11 +414,8 @@ class RunContext:
         self, decision: decide.Decision, operations: RunOperations, stack: contextlib.ExitStack
     ) -> LeaseDesk | None:
         """Return the desk for what needs a lease of an operator, None where nothing does."""
-        if not decision.effective.network.asked:
-            return None
-        operator = lease_desks.Operator(
-            self.dependencies.config, self.dependencies.state, is_dev=bool(self.request.dev)
-        )
+        here = self.dependencies
+        operator = lease_desks.Operator(here.config, here.state, is_dev=bool(self.request.dev))
         return lease_desks.of(decision, self.run_id, operator, self.rows, operations, stack)
 
     def inject(

@@ -45,9 +45,14 @@ def of(
     rows: RunEvents,
     operations: RunOperations,
     stack: contextlib.ExitStack,
-) -> LeaseDesk:
-    """Return the desk of a run, whose operations are added to those of the run. It closes with ``stack``."""
+) -> LeaseDesk | None:
+    """Return the desk of a run, None where its policy asks about nothing.
+
+    The desk's operations are added to those of the run. It closes with ``stack``.
+    """
     manifest, network = decision.manifest, decision.effective.network
+    if not network.asked:
+        return None
 
     def holds(kind: str, target: str) -> bool:
         with contextlib.suppress(errors.ManifestError):

@@ -81,7 +81,7 @@ class OtherHost:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a host has for one package, the trees that are never granted there, and what was assumed."""
+    """The facts of a host for one package, the trees that are never granted there, and what was assumed."""
 
     facts: HostFacts
     never: Mapping[str, str]

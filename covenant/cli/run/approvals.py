@@ -201,7 +201,7 @@ def _duration(*, once: bool, for_run: bool, until: str | None) -> tuple[str, int
     return ("once", _ONCE_MS) if once else ("run", _RUN_MS)
 
 
-@approvals.command(epilog=common.examples("covenant approvals export 1f3a >> mine/agent.toml"))
+@approvals.command(epilog=common.examples("covenant approvals export 1f3a"))
 @click.argument("run")
 @_JSON
 def export(run: str, as_json: bool) -> None:
