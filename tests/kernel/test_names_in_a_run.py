@@ -153,7 +153,7 @@ sender.connect(("192.0.0.1", 53))
 until = time.monotonic() + 3
 sent = 0
 while time.monotonic() < until:
-    sender.send(wire("n%d.many.example" % (sent % 100)))
+    sender.send(wire("n%d.many.example" % (sent % 500)))
     sent += 1
 after = "nothing"
 for _ in range(100):

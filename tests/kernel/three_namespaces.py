@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import socket
 import subprocess
@@ -111,13 +112,28 @@ class Namespaces:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            made.bind((host, port))
-            if not udp:
-                made.listen(64)
+            try:
+                made.bind((host, port))
+                if not udp:
+                    made.listen(64)
+            except OSError:
+                made.close()
+                raise
             made.settimeout(5)
             return made
 
         return self.within(role, make)
+
+    def listen_soon(self, role: str, host: str, port: int) -> socket.socket:
+        """As ``listen``, once the namespace has the address: the kernel adds one of IPv6 in its own time."""
+        until = time.monotonic() + 30
+        while True:
+            try:
+                return self.listen(role, host, port)
+            except OSError as e:
+                if e.errno != errno.EADDRNOTAVAIL or time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
 
 
 @contextlib.contextmanager
@@ -144,7 +160,7 @@ def made() -> Iterator[Namespaces]:
 def _settled(spaces: Namespaces) -> None:
     """Wait until both families pass both links: the kernel brings up IPv6 on a new veth in its own time."""
     for host in (WORLD[0], WORLD6[0]):
-        with spaces.listen("world", host, 7) as server:
+        with spaces.listen_soon("world", host, 7) as server:
             until = time.monotonic() + 30
             while not spaces.within("agent", functools.partial(_connects, host)):
                 assert time.monotonic() < until, f"{host} cannot be reached from the agent's namespace"
