@@ -93,8 +93,9 @@ def family(runner: Name, members: Collection[int] = ()) -> Family | None:
 
 
 def still_there(found: Family) -> bool:
-    """Whether ``runsc run``, gofer and sandbox are still the same processes."""
-    return all(procfs.name(one.name.pid) == one.name for one in (found.runner, found.gofer, found.sandbox))
+    """Whether ``runsc run``, gofer and sandbox are still the same processes, and none of them is at its end."""
+    ours = [one.name for one in (found.runner, found.gofer, found.sandbox)]
+    return all(procfs.name(one.pid) == one and not procfs.exits(one.pid) for one in ours)
 
 
 def flags(found: Family, expected: Expected) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ NAMESPACES: Final = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 # The access-time options of a mount are no right.
 _TIMES: Final = frozenset({"relatime", "noatime", "nodiratime", "strictatime", "lazytime"})
 _ESCAPES: Final = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
+_EXITING: Final = 0x4  # of the flags in /proc/PID/stat
 
 
 class Name(Struct, frozen=True):
@@ -84,6 +85,12 @@ def name(pid: int) -> Name | None:
     """Return the process that has this pid now. Returns None if there is none or it is a zombie."""
     fields = _stat(pid)
     return None if fields is None or fields[0] in (b"Z", b"X") else Name(pid, int(fields[19]))
+
+
+def exits(pid: int) -> bool:
+    """Whether a process is at its end: it may have closed its files and be no zombie yet (PF_EXITING, sched.h)."""
+    fields = _stat(pid)
+    return fields is None or bool(int(fields[6]) & _EXITING)
 
 
 def parent(pid: int) -> int:

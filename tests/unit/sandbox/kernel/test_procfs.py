@@ -100,6 +100,9 @@ def test_what_has_ended_is_gone_though_nobody_waited_for_it() -> None:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         assert procfs.name(ended.pid) is None
         assert procfs.process(ended.pid) is None
+        assert procfs.exits(ended.pid)
+    assert not procfs.exits(os.getpid())
+    assert procfs.exits(ended.pid)
     assert procfs.thread_cgroups(ended.pid) == []
     assert procfs.parent(ended.pid) in (0, os.getpid())
 
