@@ -42,6 +42,7 @@ def test_every_key_can_be_written() -> None:
         '[vault]\nbackend = "openbao"\nkey = "/x/key"\naddress = "https://bao.example:8200"\ntoken = "/x/token"\n'
         'ca = "/x/ca.pem"\nmount = "kv"\nprefix = "agents"\ntimeout_seconds = 9\n'
         '[tls]\nca = ["/x/company.pem"]\n'
+        '[proxy]\nurl = "http://proxy.example:3128"\nsecret = "proxy"\ndirect = ["models.example"]\n'
     )
     written = {"host", "runsc", "nft", "python3", "node", "uid_first", "uid_count", "start_deadline_seconds"}
     written |= {"grace_seconds", "allow_unsigned_trusted_local", "trusted_local_user", "path_owners"}
@@ -49,8 +50,9 @@ def test_every_key_can_be_written() -> None:
     written |= {"callers", "caller_requests", "request_seconds", "on_supervisor_exit", "on_newer_serial", "socket"}
     written |= {"kept_workspaces", "kept_workspaces_mb"}
     written |= {"agents", "overcommit", "metrics", "journal", "vault", "runsc_network", "connection_idle_seconds"}
-    written |= {"publish_ports", "host_ports", "tls", "ask_operators"}
+    written |= {"publish_ports", "host_ports", "tls", "proxy", "ask_operators"}
     assert found.tls.ca == (Path("/x/company.pem"),)
+    assert found.proxy.model_fields_set == set(type(found.proxy).model_fields)
     assert found.vault.model_fields_set == set(type(found.vault).model_fields)
     assert written | {"state"} == set(config.Config.model_fields)
     assert (found.host, found.runsc, found.path_owners) == ("box-1.example", Path("/opt/runsc"), (1000,))
