@@ -43,9 +43,9 @@ def _write(tree: str, out: Path) -> None:
     rows = [row.partition(b"\t") for row in listed.split(b"\0") if row]
     if len(rows) > _MOST_FILES:
         raise errors.RevisionError(f"`{tree}` has more than {_MOST_FILES} files", hint="name the package's directory")
-    total = 0
-    for head, _, raw in rows:
-        mode, _, blob, size = head.decode().split()
+    total, wanted = 0, list[tuple[Path, int, str, int]]()
+    for about, _, raw in rows:
+        mode, _, blob, size = about.decode().split()
         name = os.fsdecode(raw)
         if mode not in _MODES:
             kind = "a link" if mode == "120000" else "a submodule"
@@ -53,15 +53,26 @@ def _write(tree: str, out: Path) -> None:
         total += int(size)
         if total > _MOST_BYTES:
             raise errors.RevisionError(f"`{tree}` has more than {_MOST_BYTES >> 20} MiB", hint="name the package")
-        file = out / name
+        wanted.append((out / name, _MODES[mode], blob, int(size)))
+    # One process for all files. Of each: a line with name, kind and size, the bytes, and a newline (git-cat-file(1)).
+    found = _git("cat-file", "--batch", given="".join(f"{blob}\n" for _, _, blob, _ in wanted).encode())
+    at = 0
+    for file, permissions, blob, length in wanted:
+        head = f"{blob} blob {length}\n".encode()
+        if not found.startswith(head, at):
+            raise errors.RevisionError(
+                f"`{tree}`: git has no content of `{file.name}`", hint="fetch the revision whole"
+            )
+        begin = at + len(head)
         file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        file.write_bytes(_git("cat-file", "blob", blob))
-        file.chmod(_MODES[mode])
+        file.write_bytes(found[begin : begin + length])
+        file.chmod(permissions)
+        at = begin + length + 1
 
 
-def _git(*arguments: str) -> bytes:
+def _git(*arguments: str, given: bytes = b"") -> bytes:
     try:
-        done = subprocess.run([_GIT, *arguments], capture_output=True, timeout=_SECONDS, check=False)
+        done = subprocess.run([_GIT, *arguments], input=given, capture_output=True, timeout=_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as e:
         raise errors.RevisionError(f"git cannot be run: {e}", hint="install git, or name directories") from e
     if done.returncode != 0:
