@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from policy.host import HostFacts
     from policy.manifest.agent import Manifest
     from policy.package import Package
+    from sandbox.config import Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +153,17 @@ def host_of(read: Package, manifest: Manifest, effective: Effective | None, othe
     from sandbox.host import facts as host_facts
 
     settings = config.load(common.readable_state())
-    # Never grantable, even if the state is not ours.
-    own = (str(common.home()), os.path.abspath(os.environ.get("COVENANT_STATE") or settings.state))
+    own = own_places(settings)
     probed = host_facts.probe(settings)
     facts = host_facts.for_manifest(
         probed, manifest, config=settings, package=read.files, extra_never=own, effective=effective
     )
     return Host(facts, host_facts.never_granted(settings, own))
+
+
+def own_places(settings: Config) -> tuple[str, str]:
+    """Return the home and the state. They are never granted, even if the state is not ours."""
+    return str(common.home()), os.path.abspath(os.environ.get("COVENANT_STATE") or settings.state)
 
 
 def _elsewhere(other: OtherHost, read: Package, manifest: Manifest, effective: Effective | None) -> Host:

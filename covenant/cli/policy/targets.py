@@ -6,11 +6,11 @@ The order is: decide, log the accepted losses, write. An accepted loss is in the
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from covenant.cli import common, times
+from covenant.cli.policy import artefact_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -85,7 +85,7 @@ def _facts(package: Package, manifest: Manifest, target: str) -> HostFacts:
     probed = host_facts.probe(settings)
     if target == "kubernetes":
         return probed
-    never = (str(common.home()), os.path.abspath(os.environ.get("COVENANT_STATE") or settings.state))
+    never = artefact_view.own_places(settings)
     return host_facts.for_manifest(probed, manifest, config=settings, package=package.files, extra_never=never)
 
 

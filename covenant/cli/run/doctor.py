@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +73,7 @@ def doctor(
 
 def _export(out: Path, packages: tuple[Path, ...], *, as_json: bool) -> None:
     """Write the facts of this host. They hold no secret: paths, sizes, digests, and names of providers."""
+    from covenant.cli.policy import artefact_view
     from policy import decide
     from policy.explain import other_host
     from sandbox import config as configuration
@@ -81,9 +81,10 @@ def _export(out: Path, packages: tuple[Path, ...], *, as_json: bool) -> None:
     from sandbox.storage import package_reader
 
     config = configuration.load(common.readable_state())
-    own = (str(common.home()), os.path.abspath(os.environ.get("COVENANT_STATE") or config.state))
     read = [package_reader.read(path) for path in packages]
-    document = facts.for_export(config, [(decide.manifest_of(one), one.files) for one in read], own)
+    document = facts.for_export(
+        config, [(decide.manifest_of(one), one.files) for one in read], artefact_view.own_places(config)
+    )
     try:
         out.write_bytes(other_host.encode(document))
     except OSError as e:
