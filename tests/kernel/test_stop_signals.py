@@ -192,7 +192,7 @@ def test_agent_is_dead_at_once_when_its_run_is_told_to_end(world: World) -> None
     places = list(run.cgroups.values())
 
     def lives() -> bool:
-        return any((place / "cgroup.procs").exists() and (place / "cgroup.procs").read_text() for place in places)
+        return any(cgroup.members(place) for place in places)
 
     with open(world.state / "audit" / "events.jsonl", "rb") as log:
         fcntl.flock(log, fcntl.LOCK_EX)
@@ -299,7 +299,7 @@ def test_agent_is_dead_at_once_when_its_keeper_waits_for_log(world: World) -> No
     places = list(run.cgroups.values())
 
     def lives() -> bool:
-        return any((place / "cgroup.procs").exists() and (place / "cgroup.procs").read_text() for place in places)
+        return any(cgroup.members(place) for place in places)
 
     def suspend() -> None:
         with contextlib.suppress(errors.CovenantError):  # it is gone before it answers
