@@ -74,6 +74,7 @@ MEANINGS: Final[Mapping[tuple[str, str], str]] = {
     ("model", "malformed"): "the request is no document of its API",
     ("model", "field_refused"): "the request has a field that is not passed on",
     ("model", "content_refused"): "the provider was asked to fetch, to keep or to run something",
+    ("model", "tool_left_out"): "the tool runs at the provider; the request was passed on without it",
     ("model", "provider_failed"): "a provider did not answer, or answered what is not passed back",
     ("model", "no_provider"): "no provider of this model answered",
     ("model", "key_refused"): "the provider refused the operator's key",

@@ -18,23 +18,24 @@ COMMAND = (
 )
 # Those of `make longer`, each with a lock: small, and of npm and pip.
 LIGHT = ("llm", "shell-gpt", "qwen-code")
-KINDS = ("version", "task", "terminal", "acp")
+KINDS = ("version", "task", "gate", "terminal", "acp")
 
 
 class Cell(Struct, frozen=True, forbid_unknown_fields=True):
     """One cell: the arguments of the agent, and signs of success.
 
-    ``shows`` matches the output of ``version``, or a cell with a limit. ``pipe`` is a program
-    that reads the output of ``task``. ``ready`` matches the screen of ``terminal`` once the agent waits for a key.
-    ``keys`` are typed before, ``leave`` after the resize, each when its pattern is shown; with `!`, once it is gone.
-    ``status`` is the exit status. ``npm`` is an adapter that speaks for the agent, a layer of its own, and ``env`` what
-    it needs besides.
+    ``shows`` matches the output of ``version``, or a cell with a limit. ``pipe`` is a program that reads the output of
+    ``task``. ``provider`` is the kind of the provider behind the gate. ``ready`` matches the screen of ``terminal``
+    once the agent waits for a key. ``keys`` are typed before, ``leave`` after the resize, each when its pattern is
+    shown; with `!`, once it is gone. ``status`` is the exit status. ``npm`` is an adapter that speaks for the agent, a
+    layer of its own, and ``env`` what it needs besides.
     """
 
     args: tuple[str, ...] = ()
     program: str = ""
     shows: str = ""
     pipe: str = ""
+    provider: str = ""
     ready: str = ""
     npm: tuple[str, ...] = ()
     env: dict[str, str] = {}
@@ -56,6 +57,7 @@ class Agent(Struct, frozen=True, forbid_unknown_fields=True):
     reply: str = ""
     version: Cell | None = None
     task: Cell | None = None
+    gate: Cell | None = None
     terminal: Cell | None = None
     acp: Cell | None = None
 
@@ -82,7 +84,9 @@ class Agent(Struct, frozen=True, forbid_unknown_fields=True):
         """Return the environment of a cell, which leads the agent to the model beside it."""
         reply, cell = self.reply.replace("{command}", COMMAND), self.cell(kind)
         script = {"MODEL_COMMAND": COMMAND, "MODEL_REPLY": reply, "SETUP": self.setup}
-        found = {**self.env, **(cell.env if cell else {}), **script}
+        # A cell behind the gate has the variables of `--model` in place of those that lead to the model beside it.
+        own = {"MODEL_ELSEWHERE": "1"} if kind == "gate" else self.env
+        found = {**own, **(cell.env if cell else {}), **script}
         return {name: value for name, value in found.items() if value}
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.agents import catalogue, sessions
+from tests.agents import catalogue, provider, sessions
 
 
 def version(agent: str) -> None:
@@ -21,7 +22,21 @@ def version(agent: str) -> None:
 
 def task(agent: str) -> None:
     """Check that the agent runs the command that its model asks for, which ends in a commit."""
-    done = sessions.run(sessions.beside(agent, "task", "task", "--no-tty"))
+    _committed(sessions.run(sessions.beside(agent, "task", "task", "--no-tty")))
+
+
+def gate(agent: str) -> None:
+    """Check that the same is done with a provider of the host, whose key is outside, and without a network."""
+    cell = catalogue.load()[agent].gate
+    assert cell is not None
+    with provider.scripted(cell.provider, catalogue.COMMAND) as server:
+        _committed(sessions.run(sessions.beside(agent, "task", "gate", "--no-tty", "--model", "scripted")))
+    assert server.asked
+    shown = {key.removeprefix("Bearer ") for _, keys in server.asked for key in keys}
+    assert shown == {provider.KEY}, server.asked
+
+
+def _committed(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 0, (done.stdout, done.stderr)
     assert re.search(r"^STATUS 0\nCOMMITS [^,]+,begin,\nGREETING hello, world$", done.stdout, re.MULTILINE), (
         done.stdout,

@@ -19,6 +19,11 @@ def test_task_is_done_and_committed(agent: str) -> None:
     cells.task(agent)
 
 
+@pytest.mark.parametrize("agent", catalogue.cells("gate"))
+def test_task_is_done_by_models_at_gate(agent: str) -> None:
+    cells.gate(agent)
+
+
 @pytest.mark.parametrize("agent", catalogue.cells("terminal"))
 def test_terminal_is_resized_and_left(agent: str, tmp_path: Path) -> None:
     cells.terminal(agent, tmp_path)

@@ -24,8 +24,8 @@ def table() -> str:
     ]
     for name, agent in catalogue.load().items():
         layers = (*profiles.load(agent.profile).layers, name)
-        found = (agent.cell(kind) for kind in catalogue.KINDS)
-        cells = ["it has none" if one is None else _shown(one) for one in found]
+        found = ((kind, agent.cell(kind)) for kind in catalogue.KINDS)
+        cells = [_shown(one) if one else "not tried" if kind == "gate" else "it has none" for kind, one in found]
         packages = ", ".join(f"`{one}`" for one in agent.npm + agent.pip)
         shown = ", ".join(f"`{one}`" for one in layers)
         rows.append(

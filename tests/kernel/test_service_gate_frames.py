@@ -127,7 +127,7 @@ PROBES: dict[str, bytes] = {
     "further models": with_body(models=["gpt-5"]),
     "plugins": with_body(plugins=[{"id": "web"}]),
     "search of the provider": with_body(web_search_options={}),
-    "tool of the provider": with_body(tools=[{"type": "web_search"}]),
+    "tool of the provider": with_body(tools=[{"type": "web_search"}], tool_choice="required"),
     "connector": with_body(tools=[{"type": "mcp", "server_url": "https://example.com"}]),
     "image by its address": with_body(
         messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://example.com/x"}}]}]
@@ -194,6 +194,16 @@ def test_there_are_enough_probes_and_controls_pass(gated: Gated, provider: Provi
     status, _ = exchange(gated, frame(CHAT, "HOST: MODELS.COVENANT:80", CHUNKED, body=CHUNKS))
     assert status == 200
     assert [one["headers"]["host"] for one in provider.seen] == [provider.url[7:-3]] * len(provider.seen)
+
+
+def test_tool_of_provider_is_left_out_and_told(gated: Gated, provider: Provider) -> None:
+    provider.seen.clear()
+    function = {"type": "function", "function": {"name": "f"}}
+    status, _ = exchange(gated, with_body(tools=[{"type": "web_search"}, function], tool_choice="auto"))
+    assert status == 200
+    assert [one["body"]["tools"] for one in provider.seen] == [[function]]
+    gated.look()
+    assert "tool_left_out" in gated.codes()
 
 
 def test_pipelined_requests_are_judged_one_by_one(gated: Gated, provider: Provider) -> None:

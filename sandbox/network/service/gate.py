@@ -34,7 +34,7 @@ LAYER: Final = "model"
 CODES: Final = frozenset({
     "address_refused", "content_refused", "field_refused", "frame_refused", "host_not_granted", "host_refused",
     "key_refused", "limit", "malformed", "model_not_granted", "no_provider", "path_refused", "provider_failed",
-    "search_not_granted",
+    "search_not_granted", "tool_left_out",
 })  # fmt: skip
 # Other uids than those of the gates that the firewall knows.
 UID, CONNECTOR_UID, READER_UID = GATE_UID - 2, GATE_UID - 3, GATE_UID - 4

@@ -81,6 +81,8 @@ class ServiceServer:
             call = shapes.read(found, path, named, await self._body(request))
             if call.route.operation == "list":
                 return self._listed(call, only)
+            for kind in call.left_out:
+                self.denied(f"{request.method[:16]} {path[:200]}: tool {kind}", "tool_left_out")
             return await self._pass_on(request, call, only, query)
         except RefusedError as e:
             self.denied(f"{request.method[:16]} {request.path[:200]}: {e.message}"[:400], e.code)

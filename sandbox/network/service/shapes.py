@@ -103,6 +103,18 @@ _GEMINI_VERBS: Final[Mapping[str, ApiRoute]] = {
 }
 _MODEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
 
+# Tools that run at the provider, which clients offer without being asked: left out of the request, and told.
+_LEFT_OUT: Final[Mapping[Shape, re.Pattern[str]]] = {
+    "openai": re.compile(r"web_search(?:_preview)?(?:_[0-9_]{10})?|file_search|code_interpreter|image_generation"),
+    "anthropic": re.compile(r"(?:web_search|web_fetch|code_execution)_[0-9]{8}"),
+}
+_GEMINI_LEFT_OUT: Final = _keys(
+    "googleSearch google_search googleSearchRetrieval google_search_retrieval codeExecution code_execution urlContext"
+    " url_context"
+)
+# Where a request says that a tool is to be used, and the words for that of any tool.
+_CHOICES: Final = ("tool_choice", "toolConfig", "tool_config")
+_INSISTING: Final = _keys("required any ANY tool function custom")
 # Tools that run where the agent is, and parts whose content is in the request itself.
 _OPENAI_TOOLS: Final = ("function", "custom", "local_shell", "apply_patch")
 _ANTHROPIC_TOOLS: Final = re.compile(r"custom|(?:bash|text_editor|computer|memory)_[0-9]{8}")
@@ -120,6 +132,7 @@ _GEMINI_PARTS: Final = _keys(
     " thoughtSignature thought_signature videoMetadata"
 )
 _DEPTH: Final = 8
+_KIND: Final = re.compile(r"[a-z0-9_.-]{1,64}")
 
 
 class RefusedError(Exception):
@@ -131,13 +144,14 @@ class RefusedError(Exception):
 
 
 class ModelCall(Struct):
-    """One request, read: ``path`` begins with a slash, ``body`` is its document."""
+    """One request, read: ``path`` begins with a slash, ``body`` is its document without the tools ``left_out``."""
 
     route: ApiRoute
     path: str
     model: str
     stream: bool
     body: Body
+    left_out: tuple[str, ...] = ()
 
 
 def route(method: str, path: str, *, anthropic: bool) -> tuple[ApiRoute, str]:
@@ -183,9 +197,10 @@ def read(found: ApiRoute, path: str, named: str, raw: bytes) -> ModelCall:
     stream = body.get("stream", found.shape == "ollama" and found.operation == "generate")
     if type(stream) is not bool:
         raise RefusedError(400, "malformed", "`stream` is neither true nor false")
+    left_out = _leave_out(found.shape, body)
     for fault in _faults(found, named, body):
         raise RefusedError(400, "content_refused", fault)
-    return ModelCall(found, path, model, stream or path.endswith(":streamGenerateContent"), body)
+    return ModelCall(found, path, model, stream or path.endswith(":streamGenerateContent"), body, left_out)
 
 
 def _document(raw: bytes) -> Body:
@@ -208,6 +223,41 @@ def _once(pairs: list[tuple[str, Any]]) -> Body:
 
 def _no_constant(name: str) -> None:
     raise ValueError(name)
+
+
+def _leave_out(shape: Shape, body: Body) -> tuple[str, ...]:
+    """Take the tools that run at the provider out of a body, and return their kinds.
+
+    Raises:
+        RefusedError: the request insists on one of them, or its list is of another form.
+    """
+    tools = [*_dicts(body.get("tools"), texts=False)]
+    kept, left_out = _without_gemini(tools) if shape == "gemini" else _without(_LEFT_OUT.get(shape), tools)
+    if not left_out:
+        return ()
+    insisting = left_out if kept else left_out | _INSISTING
+    said = json.dumps([body.get(key) for key in _CHOICES])
+    kinds = sorted(left_out)
+    if any(f'"{word}"' in said for word in insisting):
+        raise RefusedError(400, "content_refused", f"the tool `{kinds[0]}` runs at the provider")
+    if kept:
+        body["tools"] = kept
+    else:
+        for key in ("tools", *_CHOICES):
+            body.pop(key, None)
+    return tuple(kinds)
+
+
+def _without(at_provider: re.Pattern[str] | None, tools: Sequence[Body]) -> tuple[list[Body], frozenset[str]]:
+    kinds = [str(tool.get("type")) for tool in tools]
+    gone = [at_provider is not None and bool(at_provider.fullmatch(kind)) for kind in kinds]
+    kept = [tool for tool, out in zip(tools, gone, strict=True) if not out]
+    return kept, frozenset(kind for kind, out in zip(kinds, gone, strict=True) if out)
+
+
+def _without_gemini(tools: Sequence[Body]) -> tuple[list[Body], frozenset[str]]:
+    kept = [{key: value for key, value in tool.items() if key not in _GEMINI_LEFT_OUT} for tool in tools]
+    return [tool for tool in kept if tool], _GEMINI_LEFT_OUT & {key for tool in tools for key in tool}
 
 
 def _faults(found: ApiRoute, named: str, body: Body) -> Iterator[str]:
@@ -241,10 +291,18 @@ def _dicts(value: Any, *, texts: bool = True) -> Iterator[Body]:
             raise RefusedError(400, "malformed", "a list of the request has an item of another form")
 
 
+def _named(tool: Body) -> str:
+    kind = tool.get("type")
+    return f"the tool `{kind}`" if isinstance(kind, str) and _KIND.fullmatch(kind) else "this tool"
+
+
 def _openai(body: Body) -> Iterator[str]:
-    for tool in _dicts(body.get("tools"), texts=False):
+    tools = [*_dicts(body.get("tools"), texts=False)]
+    # A namespace is a group of tools, and no tool.
+    inner = [one for tool in tools if tool.get("type") == "namespace" for one in _dicts(tool.get("tools"), texts=False)]
+    for tool in (*(one for one in tools if one.get("type") != "namespace"), *inner):
         if tool.get("type") not in _OPENAI_TOOLS:
-            yield "this tool runs at the provider: only `function` and tools of the client are passed on"
+            yield f"{_named(tool)} runs at the provider: only `function` and tools of the client are passed on"
     for message in _dicts(body.get("messages"), texts=False):
         yield from _openai_parts(message.get("content"))
     for item in _dicts(body.get("input")):
@@ -272,7 +330,7 @@ def _anthropic(body: Body) -> Iterator[str]:
     for tool in _dicts(body.get("tools"), texts=False):
         kind = tool.get("type", "custom")
         if type(kind) is not str or not _ANTHROPIC_TOOLS.fullmatch(kind):
-            yield "this tool runs at the provider: only tools of the client are passed on"
+            yield f"{_named(tool)} runs at the provider: only tools of the client are passed on"
     for message in _dicts(body.get("messages"), texts=False):
         yield from _blocks(message.get("content"), 0)
     yield from _blocks(body.get("system"), 0)

@@ -35,6 +35,10 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
         {"model": "a", "messages": [], "tools": [{"type": "function", "function": {"name": "f"}}]},
     ),
     ("/v1/responses", {"model": "a", "input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}),
+    (
+        "/v1/responses",
+        {"model": "a", "input": "x", "tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]},
+    ),
     ("/v1/embeddings", {"model": "a", "input": "x"}),
     ("/v1/messages", {"model": "a", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}),
     ("/v1/messages", {"model": "a", "messages": [], "tools": [{"type": "bash_20250124", "name": "bash"}]}),
@@ -49,14 +53,15 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("/v1/responses", {"model": "a", "input": [{"role": "user", "content": [{"type": "input_image", "image_url": "https://x"}]}]}),
     ("/v1/responses", {"model": "a", "input": [{"role": "user", "content": [{"type": "input_file", "file_url": "https://x"}]}]}),
     ("/v1/messages", {"model": "a", "messages": [], "mcp_servers": []}),
-    ("/v1/messages", {"model": "a", "messages": [], "tools": [{"type": "web_fetch_20250910", "name": "web_fetch"}]}),
+    ("/v1/responses", {"model": "a", "input": "x", "tools": [{"type": "mcp", "server_url": "https://example.com"}]}),
+    ("/v1/responses", {"model": "a", "input": "x", "tools": [{"type": "namespace", "tools": [{"type": "mcp"}]}]}),
+    ("/v1/responses", {"model": "a", "input": "x", "tools": [{"type": "namespace", "tools": [{"type": "namespace"}]}]}),
     ("/v1/messages", anthropic({"type": "image", "source": {"type": "url", "url": "x"}})),
     (
         "/v1/messages",
         anthropic({"type": "tool_result", "content": [anthropic_file]}),
     ),
     (f"{GEMINI}:generateContent", {"contents": [{"parts": [{"fileData": {"fileUri": "https://x"}}]}]}),
-    (f"{GEMINI}:generateContent", {"contents": [], "tools": [{"googleSearch": {}}]}),
     (f"{GEMINI}:generateContent", {"contents": [], "cachedContent": "x"}),
     (f"{GEMINI}:generateContent", {"contents": [], "model": "models/other"}),
     ("/api/chat", {"model": "a", "messages": [], "tools": [{"type": "web"}]}),
@@ -66,6 +71,65 @@ BAD: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("path", "body"), GOOD)
 def test_request_is_passed_on(path: str, body: dict[str, Any]) -> None:
     assert call(path, body).body == body
+
+
+SEARCH, FUNCTION = {"type": "web_search"}, {"type": "function", "name": "f"}
+FETCH = {"type": "web_fetch_20250910", "name": "web_fetch"}
+LEFT_OUT: list[tuple[str, dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
+    (
+        "/v1/responses",
+        {"tools": [SEARCH, FUNCTION, {"type": "image_generation"}], "tool_choice": "auto"},
+        {"tools": [FUNCTION], "tool_choice": "auto"},
+        ("image_generation", "web_search"),
+    ),
+    (
+        "/v1/responses",
+        {"tools": [SEARCH, FUNCTION], "tool_choice": "required"},
+        {"tools": [FUNCTION], "tool_choice": "required"},
+        ("web_search",),
+    ),
+    ("/v1/responses", {"tools": [SEARCH], "tool_choice": "auto"}, {}, ("web_search",)),
+    (
+        "/v1/messages",
+        {"messages": [], "tools": [FETCH], "tool_choice": {"type": "auto"}},
+        {"messages": []},
+        ("web_fetch_20250910",),
+    ),
+    (
+        f"{GEMINI}:generateContent",
+        {"contents": [], "tools": [{"googleSearch": {}, "functionDeclarations": []}, {"url_context": {}}]},
+        {"contents": [], "tools": [{"functionDeclarations": []}]},
+        ("googleSearch", "url_context"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "passed", "left_out"), LEFT_OUT)
+def test_tool_of_provider_is_left_out(
+    path: str, body: dict[str, Any], passed: dict[str, Any], left_out: tuple[str, ...]
+) -> None:
+    more = {} if path.startswith(GEMINI) else {"model": "a"}
+    found = call(path, {**body, **more})
+    assert found.body == {**passed, **more}
+    assert found.left_out == left_out
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"tools": [SEARCH], "tool_choice": "required"}),
+        ("/v1/responses", {"tools": [SEARCH, FUNCTION], "tool_choice": {"type": "web_search"}}),
+        ("/v1/responses", {"tools": [SEARCH, FUNCTION], "tool_choice": {"type": "allowed_tools", "tools": [SEARCH]}}),
+        ("/v1/messages", {"messages": [], "tools": [FETCH], "tool_choice": {"type": "any"}}),
+        (
+            f"{GEMINI}:generateContent",
+            {"contents": [], "tools": [{"googleSearch": {}}], "toolConfig": {"functionCallingConfig": {"mode": "ANY"}}},
+        ),
+    ],
+)
+def test_tool_of_provider_that_must_be_used(path: str, body: dict[str, Any]) -> None:
+    with pytest.raises(RefusedError, match="runs at the provider"):
+        call(path, {**body, **({} if path.startswith(GEMINI) else {"model": "a"})})
 
 
 @pytest.mark.parametrize(("path", "body"), BAD)
