@@ -1,5 +1,5 @@
 # Aliases; the scripts are the real thing and need no make.
-.PHONY: agents contain cpython crash demo kernel longer test lint load undo unit mutants fuzz coverage golden vm
+.PHONY: agents contain cpython crash demo kernel longer test lint load undo unit mutants fuzz coverage golden vm year
 
 demo:
 	./scripts/demo
@@ -49,6 +49,10 @@ crash:
 # 2,000 intents of 64 clients at once, then the daemon killed in their middle: docs/intents.md.
 load:
 	.venv/bin/python -m tests.load
+
+# A year of operation under a clock that only its processes see: docs/year.md. As root; under an hour on two cores.
+year:
+	.venv/bin/python -m tests.year --report year.md
 
 # How good the tests of the deciding half are: docs/mutants.md. Under an hour on two cores.
 mutants:
