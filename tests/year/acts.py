@@ -94,7 +94,7 @@ class Year:
             self.expect(False, f"{finding}: not refused")
 
     def daily(self) -> None:
-        """What has ended is refused, and nothing else is."""
+        """Expect that everything that has ended is refused, and nothing else."""
         for grant in list(self._grants):
             ended = now_ms() > grant.ends_ms
             try:
@@ -127,7 +127,7 @@ class Year:
     # --- acts of the operator ---------------------------------------------------------------------------
 
     def rotate_key(self) -> None:
-        """Put a new key in the old one's place. What the old one signed is refused until it is signed again."""
+        """Put a new key in the old one's place. Packages of the old one are refused until they are signed again."""
         self._keys += 1
         old, self.key = self.key, f"operator-{self._keys}"
         cli_kit.done("keys", "new", self.key, "--no-passphrase")

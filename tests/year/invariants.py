@@ -16,7 +16,7 @@ from tests.kernel.conftest import leftovers
 from tests.year.acts import Year
 from tests.year.machine import DISK_MB
 
-# How much memory may grow between the middle and the end of the days that one process lived.
+# How much memory may grow between the middle and the end of the life of one process.
 GROWTH_MB: Final = 24.0
 # How many descriptors more a process may have at the end than in the middle: connections of the pool come and go.
 MORE_DESCRIPTORS: Final = 8
