@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "policy": ("covenant.cli.policy.commands", "policy", "See what a manifest compiles to, and why."),
     "run": ("covenant.cli.run.run", "run", "Run a signed package with an intent."),
     "exec": ("covenant.cli.run.command", "exec_", "Run any command in a sandbox, with what a profile grants."),
+    "learn": ("covenant.cli.policy.learn", "learn", "Observe a command, and write the manifest that it needs."),
     "attach": ("covenant.cli.run.attach", "attach", "Connect this terminal to a detached session."),
     "stdio": ("covenant.cli.run.run", "stdio", "Connect an editor or an MCP client to a signed package."),
     "dev": ("covenant.cli.run.run", "dev", "Edit loop: sign with a local key, run, say so."),
@@ -86,7 +87,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 
 # How `--help` shows them: by who needs them. tests/unit/covenant/test_cli_main.py holds it against the table.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Author: write a package": ("manifest", "dev", "policy", "denials", "tools", "layer"),
+    "Author: write a package": ("manifest", "learn", "dev", "policy", "denials", "tools", "layer"),
     "Run: start agents and see to them": (
         *("run", "exec", "stdio", "attach", "ps", "top", "logs", "wait", "suspend", "resume", "kill", "attest"),
         *("approvals", "workspace", "volume", "tui", "console", "bench"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 from covenant.session import profiles, typed
@@ -48,13 +49,29 @@ class Project(Struct, frozen=True):
     repository: str = ""
 
 
+class Learnt(Struct, frozen=True):
+    """Narrows a session to what was learnt, or opens the network of a run that is observed.
+
+    - ``programs`` replace the trees of the profile. ``exec`` says whether programs of the workspace are started.
+    - ``mode`` is the network's, where no host is named.
+    - ``notes`` are the evidence of each entry, by the key of its list and its value, and ``about`` is for the top.
+    """
+
+    programs: tuple[str, ...] = ()
+    exec: bool = False
+    mode: str = ""
+    notes: Mapping[tuple[str, str], str] = msgspec.field(default_factory=dict)
+    about: tuple[str, ...] = ()
+
+
 class Options(Struct, frozen=True):
     """The options of one session.
 
     ``base`` and ``layers`` are references by digest, and ``search`` the layers' directories of programs, first on
     PATH. ``read`` has host paths. ``model_env`` tells clients of models where theirs are, unless the caller says it.
     ``cores`` is the number of this host's processors. ``publish`` has ports of the session, each with its place on
-    this host. ``inject`` has hosts at which the gate adds a secret to each request.
+    this host. ``inject`` has hosts at which the gate adds a secret to each request. ``learnt`` is for a run that is
+    observed, and for what it taught.
     """
 
     base: str
@@ -74,6 +91,7 @@ class Options(Struct, frozen=True):
     cores: int = 1
     publish: tuple[tuple[int, str], ...] = ()
     inject: tuple[typed.InjectWord, ...] = ()
+    learnt: Learnt | None = None
 
 
 def agent_id(command: str) -> str:
@@ -95,7 +113,7 @@ def manifest(name: str, profile: Profile, options: Options, command: Sequence[st
         *_agent(name, options, command[0], program),
         *_limits(profile, options),
         *_permissions(profile, options),
-        *(() if options.workspace is None else _workspace(options.workspace)),
+        *(() if options.workspace is None else _workspace(options.workspace, options.learnt)),
         *_process(profile, options, arguments),
         *(f"\n[[publish]]\nport = {port}\nto = {toml(to)}" for port, to in options.publish),
         "",
@@ -122,6 +140,8 @@ def _started(options: Options, command: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _agent(name: str, options: Options, command: str, program: str) -> Iterator[str]:
+    learnt = options.learnt or Learnt()
+    yield from (f"# {line}" for line in learnt.about)
     yield "[agent]"
     yield f"id = {toml(agent_id(command))}"
     yield f"name = {toml(posixpath.basename(command) or command)}"
@@ -139,6 +159,8 @@ def _limits(profile: Profile, options: Options) -> Iterator[str]:
     mode = "full" if outside or options.inject else "off"
     if mode == "full" and all(one.port == typed.HTTPS for one in outside):
         mode = "outbound-https-only"
+    if mode == "off" and options.learnt is not None and options.learnt.mode:
+        mode = options.learnt.mode
     yield "\n[resources]"
     yield f"cpu_ms_per_task = {profile.seconds * 1000}"
     yield f"memory_mb = {profile.memory_mb}"
@@ -153,8 +175,12 @@ def _limits(profile: Profile, options: Options) -> Iterator[str]:
 
 
 def _permissions(profile: Profile, options: Options) -> Iterator[str]:
+    notes: Mapping[tuple[str, str], str] = options.learnt.notes if options.learnt else {}
     for one in options.net:
         protocol = "tls" if one.port == typed.HTTPS and one.host != HOST_NAME else "tcp"
+        note = notes.get(("network", f"{one.host}:{one.port}"))
+        if note:
+            yield f"\n# {note}"
         yield f"\n[[permissions.network]]\nhost = {toml(one.host)}\nports = [{one.port}]\nprotocol = {toml(protocol)}"
     for word in options.inject:
         added = "Bearer {}" if word.header.lower() == "authorization" else "{}"
@@ -163,14 +189,18 @@ def _permissions(profile: Profile, options: Options) -> Iterator[str]:
         yield f'format = {toml(added)}\nmethods = ["*"]\npaths = ["/*"]'
     if options.read or options.write:
         yield "\n[permissions.filesystem]"
-        yield f"read = {_texts(options.read)}"
-        yield f"write = {_texts([one.path for one in options.write])}"
+        yield f"read = {_noted('read', options.read, notes)}"
+        yield f"write = {_noted('write', [one.path for one in options.write], notes)}"
     if options.secrets:
         names = sorted({one.name for one in options.secrets})
         yield f"\n[permissions.credentials]\ngrants = {_texts(names)}\nfiles = true"
     yield from _models(options.models)
-    programs = (*profile.programs, *(() if options.workspace is None else ("workspace",)))
-    yield f"\n[permissions.executables]\nallow = {_texts(programs)}"
+    if options.learnt is None:
+        programs: tuple[str, ...] = (*profile.programs, *(() if options.workspace is None else ("workspace",)))
+    else:
+        programs = (*options.learnt.programs, *(("workspace",) if options.learnt.exec else ()))
+    if programs or options.learnt is None:
+        yield f"\n[permissions.executables]\nallow = {_noted('executables', programs, notes)}"
     yield f"\n[root]\nbase = {toml(options.base)}\nlayers = {_texts(options.layers)}"
 
 
@@ -184,11 +214,14 @@ def _models(words: Sequence[typed.ModelWord]) -> Iterator[str]:
     yield f"\n[services.models]\nallow = [{', '.join(items)}]"
 
 
-def _workspace(project: Project) -> Iterator[str]:
-    yield '\n[workspace]\nmode = "overlay"'
+def _workspace(project: Project, learnt: Learnt | None) -> Iterator[str]:
+    note = "" if learnt is None else learnt.notes.get(("workspace", project.directory), "")
+    yield f"\n# {note}" if note else ""
+    yield '[workspace]\nmode = "overlay"'
     yield f"path = {toml(project.place)}"
     yield f"from = {_texts([one for one in (project.directory, project.repository) if one])}"
-    yield f"exec = true\nmax_mb = {project.mb}"
+    starts = learnt is None or learnt.exec
+    yield f"exec = {'true' if starts else 'false'}\nmax_mb = {project.mb}"
 
 
 def _process(profile: Profile, options: Options, arguments: Sequence[str]) -> Iterator[str]:
@@ -198,6 +231,15 @@ def _process(profile: Profile, options: Options, arguments: Sequence[str]) -> It
     yield f"env = {{ {', '.join(pairs)} }}" if pairs else "env = {}"
     yield f"cwd = {toml(options.cwd if options.workspace is None else options.workspace.place)}"
     yield f"contract = {toml(options.contract)}"
+
+
+def _noted(key: str, values: Sequence[str], notes: Mapping[tuple[str, str], str]) -> str:
+    """Return a list, with a line and a comment for each value where one of them has a note."""
+    said = [notes.get((key, value), "") for value in values]
+    if not any(said):
+        return _texts(values)
+    lines = (f"  {toml(value)},{f'  # {note}' if note else ''}\n" for value, note in zip(values, said, strict=True))
+    return f"[\n{''.join(lines)}]"
 
 
 def _texts(values: Sequence[str]) -> str:

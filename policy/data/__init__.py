@@ -12,6 +12,7 @@ reason or a wrong type is an error of the build) and cached for the life of the 
     syscalls/ARCH.toml      version, arch, linux, [numbers] name = number
     never_grantable.toml    version, [trees] and [write_trees] "/path" = "reason"
     roles.toml              version, [roles.NAME] (policy.data.role_table)
+    learning.toml           version, [sensitive] "pattern" = "reason", [presets.NAME] reason and hosts
     workspace.toml          version, [mask], [protect], [git_shared] and [git_own] "pattern" = "reason"
 """
 
@@ -25,6 +26,8 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from policy import errors
 from policy.data import argument_table, role_table
 from policy.data.types import (
@@ -32,7 +35,9 @@ from policy.data.types import (
     ArgumentRules,
     Condition,
     DenyList,
+    Learning,
     NeverGrantable,
+    Preset,
     Profile,
     SyscallTable,
     ValueCondition,
@@ -45,7 +50,9 @@ __all__ = [
     "ArgumentRules",
     "Condition",
     "DenyList",
+    "Learning",
     "NeverGrantable",
+    "Preset",
     "Profile",
     "Roles",
     "SyscallTable",
@@ -55,6 +62,7 @@ __all__ = [
     "additions",
     "arguments",
     "deny",
+    "learning",
     "never_grantable",
     "profile",
     "profile_names",
@@ -220,6 +228,22 @@ def roles() -> Roles:
         return role_table.read(table["version"], table["roles"])
     except ValueError as e:
         raise errors.InstallationError(f"roles.toml: {e}") from e
+
+
+@functools.cache
+def learning() -> Learning:
+    """Paths that are never proposed and groups of hosts, for manifests that are learnt.
+
+    Raises:
+        errors.InstallationError: the data file is not as this program was shipped with.
+    """
+    path = "learning.toml"
+    table = load(path, {"version": int, "sensitive": dict, "presets": dict})
+    try:
+        presets = msgspec.convert(table["presets"], dict[str, Preset])
+    except msgspec.ValidationError as e:
+        raise errors.InstallationError(f"{path}: {e}") from e
+    return Learning(table["version"], _reasons(path, table["sensitive"], _PATTERN), presets)
 
 
 @functools.cache

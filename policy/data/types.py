@@ -132,3 +132,19 @@ class WorkspaceFiles:
     protect: Mapping[str, str] = field(repr=False)
     git_shared: Mapping[str, str] = field(repr=False)
     git_own: Mapping[str, str] = field(repr=False)
+
+
+class Preset(Struct, frozen=True):
+    """The hosts of one service, and what it has."""
+
+    reason: str
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """Knowledge for manifests that are learnt: paths that are never proposed, with reasons, and groups of hosts."""
+
+    version: int
+    sensitive: Mapping[str, str] = field(repr=False)
+    presets: Mapping[str, Preset] = field(repr=False)

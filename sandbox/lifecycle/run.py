@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -310,7 +311,8 @@ class Run:
             broker=context.broker(decision, deadline, stack),
             secrets=context.secrets,  # making the broker has found them
             services=context.services(decision, stack),
-            reached=context.reached.add,
+            reached=functools.partial(_reached, context),
+            observe=None if context.request.observe is None else context.request.observe.saw,
             publish=context.publish(decision),
             host=context.host_ports(decision),
             inject=context.inject(decision, deadline, stack),
@@ -383,6 +385,8 @@ class Run:
         code = error.code if error else None
         context.denials.ended_by(error)
         context.flush()
+        if context.request.observe is not None:
+            context.request.observe.ended(context.denials.totals, time.time_ns())
         if finished.totals is not None:
             context.rows.session_ended(record.contract.name, finished.totals)
         elif text_hash is not None:
@@ -421,6 +425,13 @@ class Run:
             timings={**context.laps.seconds, **timings},
             usage=usage,
         )
+
+
+def _reached(context: RunContext, target: str, connections: int, carried: int | None) -> None:
+    """Count a destination of the run."""
+    context.reached.add(target, connections, carried)
+    if context.request.observe is not None:
+        context.request.observe.reached(target, connections, time.time_ns())
 
 
 def _connected(request: Request) -> contract.Connected:

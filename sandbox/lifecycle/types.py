@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from policy import decide
+from policy.learn.observed import Observed
 from policy.manifest.tools.document import ToolManifest
 from policy.package import Package
 from policy.signing import trust
@@ -53,6 +54,7 @@ class Request(Struct, frozen=True):
     - ``uid`` is that of the caller, by the kernel: it may use its own volumes, and root all of them.
     - ``credits`` is what the run and its children may spend at their service gates, None for no limit.
     - ``part`` is this package as a part of a verified one: a tool server's, which has no envelope of its own.
+    - ``observe`` collects what the run does (``covenant learn``). A child of it is not observed.
     - ``live`` takes the first lines of stderr as they come, for a client that shows them. A child has none.
     """
 
@@ -77,6 +79,7 @@ class Request(Struct, frozen=True):
     uid: int = 0
     credits: int | None = None
     part: trust.TrustedPackage | None = None
+    observe: Observed | None = None
 
     @property
     def reads(self) -> Mapping[str, str]:

@@ -109,7 +109,7 @@ def _run(
         job = runner_mounts.with_volumes(runner_mounts.with_workspace(job, uid), uid, stack)
         mounts = [*runner_mounts.attached(job, directory, stack, uid), runner_mounts.memory(job, directory, stack)]
         gate = None if gates is None else _gateway(job, directory, stack.enter_context(gates), denied, lasting)
-        started = stack.enter_context(contextlib.closing(start_trace.StartTrace(directory.trace)))
+        started = stack.enter_context(contextlib.closing(start_trace.StartTrace(directory.trace, saw=job.observe)))
         calls = _refused_calls(job, directory, stack, heard)
         places = {
             "--pod-init-config": str(started.config),
@@ -146,7 +146,7 @@ def _run(
             has_started=begun.poll,
             handle=_Sandbox(job, directory, leaf),
             observer=RunnerObserver(job.observer, meter, broker, swept=directory.path),
-            watches=watches,
+            watches={**watches, **started.watches},
             # Whether the run is revoked is asked after the attestation, which takes its time: that comes last at the
             # start.
             rounds=(*(one.round() for one in watching), *rounds),

@@ -13,6 +13,7 @@ from policy.compile import workspace
 from policy.compile.artefacts import Artefacts
 from policy.compile.mounts import CALLERS, REPOSITORY
 from policy.contract import LINE, Contract
+from policy.learn.observed import SeenAccess
 from sandbox.attest import monitor
 from sandbox.broker.server import Broker
 from sandbox.config import Config
@@ -97,6 +98,7 @@ class SandboxSpec(Struct, frozen=True):
       removed when the run has ended.
     - ``signals`` are deferred from the beginning of the exchange.
     - ``workspace`` is the caller's directory where the policy has one.
+    - ``observe`` is called with each access of the agent to files and programs; without it none is traced.
     - ``reached`` is told the destinations that the agent reached.
     - ``services`` are the terms of its service gate; without them no service answers.
     - ``publish`` are the terms of its published ports; without them no place is made. ``host`` are those of its ports
@@ -137,3 +139,4 @@ class SandboxSpec(Struct, frozen=True):
     host: host_gate.HostTerms | None = None
     inject: inject_gate.InjectTerms | None = None
     desk: LeaseDesk | None = None
+    observe: Callable[[SeenAccess], None] | None = None

@@ -158,7 +158,7 @@ def test_profile_that_asks_for_more_than_role(home: Home) -> None:
     (role,) = re.findall(r"give --role (\S+), or leave --role out", fix)
     assert works(home, "--role", role, "--", "echo", "ran") == b"ran\n"
     message, fix = home.refused("--role", "coordinater", "--", "echo", "ran")
-    assert (message, fix.partition("? ")[0]) == ("--role `coordinater` is not known", "did you mean `coordinator`")
+    assert (message, fix.partition("? ")[0]) == ("role `coordinater` is not known", "did you mean `coordinator`")
 
 
 def test_unknown_profile_names_nearest(home: Home) -> None:

@@ -159,12 +159,12 @@ def exec_(
             inject,
             in_checkout,
         )
-        made = _checked(words, "terminal" if terminal else "stdio")
+        made = checked(words, "terminal" if terminal else "stdio")
         project = made.options.workspace
         if keep_workspace and project is None:
             raise errors.UsageError("--keep-workspace needs --workspace", hint="give --workspace DIR")
         if not quiet:
-            _show(made)
+            show(made)
         if save is not None:
             return _saved(save, made)
     except errors.CovenantError as e:
@@ -211,7 +211,7 @@ def _with_terminal(tty: bool | None, *, saves: bool, record: Path | None) -> boo
     return terminal
 
 
-def _checked(words: Typed, contract: str) -> Session:
+def checked(words: Typed, contract: str) -> Session:
     """Return the session of these words, with everything that it needs looked up.
 
     Raises:
@@ -262,12 +262,12 @@ def _checked(words: Typed, contract: str) -> Session:
     used = (*secrets, *(typed.SecretWord(one.secret) for one in inject))
     host.check_secrets(settings, package.agent_id(words.command[0]), used)
     made = Session(name, profile, options, words.command, left)
-    _parsed(made)
-    _check_role(made)
+    parsed(made)
+    check_role(made)
     return made
 
 
-def _parsed(made: Session) -> Manifest:
+def parsed(made: Session) -> Manifest:
     """Parse a session's manifest. An error names the line itself, since the caller has no file to look it up in."""
     from policy.manifest import parse
 
@@ -281,27 +281,39 @@ def _parsed(made: Session) -> Manifest:
         raise
 
 
-def _check_role(made: Session) -> None:
+def check_known(role: str) -> None:
+    """Check that there is a role of this name.
+
+    Raises:
+        errors.RoleViolation: there is none.
+    """
+    from policy import data
+    from policy.manifest import text
+
+    names = tuple(data.roles().by_name)
+    if role not in names:
+        near = text.nearest(role, names)
+        meant = f"did you mean `{near}`? " if near else ""
+        raise errors.RoleViolation(
+            f"role {text.quote(role)} is not known", grant="agent.role", hint=f"{meant}known: {', '.join(names)}"
+        )
+
+
+def check_role(made: Session) -> None:
     """Check that the grants of a session are within its role, if it has one.
 
     Raises:
         errors.RoleViolation: they are not, or there is no such role.
     """
     from policy import data
-    from policy.manifest import text
 
-    role, names = made.options.role, tuple(data.roles().by_name)
+    role = made.options.role
     if not role:
         return
-    if role not in names:
-        near = text.nearest(role, names)
-        meant = f"did you mean `{near}`? " if near else ""
-        raise errors.RoleViolation(
-            f"--role {text.quote(role)} is not known", grant="agent.role", hint=f"{meant}known: {', '.join(names)}"
-        )
-    over = _excess(made, role)
+    check_known(role)
+    over = excess(made, role)
     if over:
-        fit = next((name for name in names if not _excess(made, name)), "")
+        fit = next((name for name in data.roles().by_name if not excess(made, name)), "")
         lines = "; ".join(line for one in over for line in one.lines)
         raise errors.RoleViolation(
             f"profile `{made.name}` with these options asks for more than role `{role}`: {lines}",
@@ -310,22 +322,22 @@ def _check_role(made: Session) -> None:
         )
 
 
-def _excess(made: Session, role: str) -> tuple[items.Excess, ...]:
+def excess(made: Session, role: str) -> tuple[items.Excess, ...]:
     """Return the grants that a session would have beyond this role, if it named it."""
     from policy import data
     from policy.rules import items, nine
 
-    manifest, roles = _parsed(structs.replace(made, options=structs.replace(made.options, role=role))), data.roles()
+    manifest, roles = parsed(structs.replace(made, options=structs.replace(made.options, role=role))), data.roles()
     return items.excess(manifest, nine.requested(manifest, roles=roles), roles.ceiling(role))
 
 
-def _show(made: Session) -> None:
+def show(made: Session) -> None:
     """Print the grants of a session on stderr."""
     from covenant.session import profiles
     from policy import data
     from policy.rules import nine
 
-    manifest = _parsed(made)
+    manifest = parsed(made)
     found = nine.requested(manifest, roles=data.roles()).describe()
     root = ", ".join(one.partition("@")[0] for one in (made.options.base, *made.options.layers))
     common.say(f"exec: profile {made.name} (version {made.profile.version}), {root}", err=True)

@@ -380,6 +380,7 @@ def _here(
                     caller=None if connection is None else connection.streams,
                     live=None if shown is None else shown.show,
                     workspace=given,
+                    observe=how.observe,
                 )
             )
 

@@ -3,7 +3,8 @@
 ``runsc run`` does not say when the first process runs, and nothing inside the sandbox may be trusted to say it. A
 pod-init trace session with the point ``container/start`` sends one message to a SEQPACKET socket of ours at that
 moment (gvisor pkg/sentry/seccheck/sinks/remote: handshake, then a header of size, type and dropped count).
-tests/kernel/test_gvisor.py fails with a runsc that says it otherwise.
+tests/kernel/test_gvisor.py fails with a runsc that says it otherwise. A run that is observed (``covenant learn``) has
+more points in its session.
 """
 
 from __future__ import annotations
@@ -13,16 +14,20 @@ import json
 import os
 import select
 import socket
-import struct
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from policy import errors
+from policy import data, errors
+from policy.learn.observed import SeenAccess
 from sandbox.kernel import small_files
 from sandbox.kernel.net import unix_address
+from sandbox.kernel.runsc import trace_points
 
-# pkg/sentry/seccheck/points/common.proto: MESSAGE_CONTAINER_START
-_CONTAINER_START = 1
-_HEADER = struct.Struct("<HHI")
+# How often the sentry tries to send a message of an observed run, 10 ms apart, before it drops it: the agent waits.
+_RETRIES = 3000
+# Read at most so many messages in one turn.
+_AT_ONCE = 512
 # protobuf Handshake{version: 1}, what the sink sends first and expects back
 _HANDSHAKE = b"\x08\x01"
 _SOCKET = "trace.sock"
@@ -31,9 +36,14 @@ CONFIG = "pod-init.json"
 
 
 class StartTrace:
-    """A listening socket in ``directory``; ``fileno`` is readable whenever ``poll`` has something to do."""
+    """A listening socket in ``directory``; ``fileno`` is readable whenever ``poll`` has something to do.
 
-    def __init__(self, directory: Path) -> None:
+    ``saw`` is called with each access to files and programs, once the container has started. ``dropped`` counts the
+    messages that the sentry could not send.
+    """
+
+    def __init__(self, directory: Path, *, saw: Callable[[SeenAccess], None] | None = None) -> None:
+        self._saw, self._running, self.dropped = saw, False, 0
         self._directory = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         # runsc is told the same address, and connects while the run goes on: our descriptor, by our number, until then.
         address = unix_address.through(self._directory, _SOCKET, process=os.getpid())
@@ -50,7 +60,7 @@ class StartTrace:
             self.close()
             raise errors.KernelError(f"trace socket: {e.strerror}") from e
         self.config = directory / CONFIG
-        small_files.put(self.config, json.dumps(_session(address)).encode())
+        small_files.put(self.config, json.dumps(_session(address, () if saw is None else _points())).encode())
 
     def fileno(self) -> int:
         """The descriptor to wait on."""
@@ -79,10 +89,41 @@ class StartTrace:
             # The sandbox ended before it started its container; the exit is reported elsewhere.
             self._epoll.unregister(self._connection.fileno())
             return False
-        return len(message) >= _HEADER.size and _HEADER.unpack_from(message)[1] == _CONTAINER_START
+        if len(message) < trace_points.HEADER.size:
+            return False
+        self._running = trace_points.HEADER.unpack_from(message)[1] == trace_points.CONTAINER_START
+        return self._running
+
+    def drain(self, most: int | None = _AT_ONCE) -> None:
+        """Take what an observed run sends after its start, ``most`` messages of it. Never blocks."""
+        taken = 0
+        while self._running and self._saw is not None and self._connection is not None and taken != most:
+            try:
+                message = self._connection.recv(1 << 20)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                message = b""
+            if len(message) < trace_points.HEADER.size:
+                self._running = False
+                self._epoll.unregister(self._connection.fileno())
+                return
+            taken += 1
+            self.dropped = trace_points.HEADER.unpack_from(message)[2]
+            if (found := trace_points.parsed(message)) is not None:
+                self._saw(found)
+
+    @property
+    def watches(self) -> Mapping[int, Callable[[], None]]:
+        """Return the watch of an observed run, none for another."""
+        return {} if self._saw is None else {self.fileno(): self.drain}
 
     def close(self) -> None:
-        """Give the descriptors back; the socket's file goes with its directory."""
+        """Take the last messages of an observed run, and give the descriptors back.
+
+        The socket's file goes with its directory.
+        """
+        self.drain(None)
         self._epoll.close()
         self._listener.close()
         if self._connection is not None:
@@ -90,6 +131,12 @@ class StartTrace:
         os.close(self._directory)
 
 
-def _session(endpoint: str) -> dict[str, object]:
-    sink = {"name": "remote", "config": {"endpoint": endpoint, "retries": 3}}
-    return {"trace_session": {"name": "Default", "points": [{"name": "container/start"}], "sinks": [sink]}}
+def _points() -> tuple[dict[str, Any], ...]:
+    """Return the points of an observed run beside the start of its container."""
+    return tuple(trace_points.points(data.syscalls(os.uname().machine).numbers))
+
+
+def _session(endpoint: str, more: tuple[dict[str, Any], ...]) -> dict[str, object]:
+    retries = _RETRIES if more else 3
+    sink = {"name": "remote", "config": {"endpoint": endpoint, "retries": retries}}
+    return {"trace_session": {"name": "Default", "points": [{"name": "container/start"}, *more], "sinks": [sink]}}

@@ -1,0 +1,257 @@
+"""Make proposals of what was observed: each line with its evidence, and never one beyond the ceiling.
+
+Pure and independent of the order of events. A directory is taken as a whole where more than ``MANY`` entries of it
+are proposed, or where it was listed and at least half of its entries were opened, or none; never where a sensitive
+or never-grantable path is in it (docs/adr/0116-what-a-run-may-teach.md).
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from policy.learn import presets
+from policy.learn.ceiling import Ceiling, below, narrowest
+from policy.learn.observed import Evidence, Observed
+
+MANY: Final = 8
+# Places that every agent has of its own.
+_OWN: Final = ("/proc", "/sys", "/dev", "/tmp", "/run", "/workspace")  # noqa: S108
+_SCRATCH: Final = ("/tmp", "/dev/shm")  # noqa: S108
+# What starts an agent's program in its sandbox (policy.compile.init); it is no grant.
+_INIT: Final = "init"
+
+
+class Line(Struct, frozen=True):
+    """One grant with its evidence. ``paths`` counts what was seen below it, ``note`` is for the reader."""
+
+    key: str
+    value: str
+    count: int
+    first_ns: int
+    by: tuple[str, ...]
+    paths: int = 1
+    note: str = ""
+
+
+class LeftOut(Struct, frozen=True):
+    """Something that the run asked for and that is not proposed, with the reason."""
+
+    what: str
+    why: str
+    count: int
+    first_ns: int
+    by: tuple[str, ...]
+
+
+class LearntProposal(Struct, frozen=True):
+    """The lines to grant, and what was left out. ``used`` are the places of the root that were opened or started."""
+
+    reads: tuple[Line, ...] = ()
+    volumes: tuple[Line, ...] = ()
+    workspace: Line | None = None
+    workspace_programs: Line | None = None
+    programs: tuple[Line, ...] = ()
+    hosts: tuple[Line, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    used: frozenset[str] = frozenset()
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """Return all lines."""
+        one = tuple(line for line in (self.workspace, self.workspace_programs) if line is not None)
+        return (*self.reads, *self.volumes, *one, *self.programs, *self.hosts)
+
+
+def propose(observed: Observed, ceiling: Ceiling, links: Mapping[str, str]) -> LearntProposal:
+    """Return the proposal for one run. ``links`` maps places of the root to the files that they lead to."""
+    files, written, root = _sorted(observed, ceiling)
+    left: list[LeftOut] = []
+    project = _workspace(written, files, ceiling)
+    top = "" if ceiling.workspace is None else ceiling.workspace.directory
+    read = {path: one for path, one in files.items() if project is None or not below(path, top)}
+    started = {path: one for path, one in observed.succeeded("exec") if one.by != (_INIT,)}
+    # The interpreter of a script is loaded, and no path of a call leads to it.
+    targets = {links.get(path, path) for path in started}
+    loaded = {path: one for path, one in observed.succeeded("load") if path not in targets and one.by != (_INIT,)}
+    started = {**started, **loaded}
+    return LearntProposal(
+        reads=_reads(read, ceiling, left),
+        volumes=_volumes(written, ceiling),
+        workspace=project,
+        workspace_programs=None if project is None else _programs_of(started, ceiling),
+        programs=_programs(started, ceiling, links, left),
+        hosts=_hosts(observed, ceiling, left),
+        left_out=tuple(left),
+        used=frozenset((*root, *started)),
+    )
+
+
+def _sorted(
+    observed: Observed, ceiling: Ceiling
+) -> tuple[dict[str, Evidence], dict[str, Evidence], dict[str, Evidence]]:
+    """Return what was opened: host paths below the ceiling, places that were written, and places of the root."""
+    files: dict[str, Evidence] = {}
+    written: dict[str, Evidence] = {}
+    root: dict[str, Evidence] = {}
+    for path, one in observed.succeeded("open", "look"):
+        if one.writes:
+            written[path] = _joined(written.get(path), one)
+        if any(below(path, place) for place in ceiling.volumes):
+            written[path] = _joined(written.get(path), one)
+            continue
+        host = ceiling.host_path(path)
+        if host is not None:
+            files[host] = _joined(files.get(host), one)
+        elif not any(below(path, own) for own in _OWN):
+            root[path] = _joined(root.get(path), one)
+    for path, one in observed.succeeded("exec"):
+        host = ceiling.host_path(path)
+        if host is not None:
+            files[host] = _joined(files.get(host), one)
+    return files, written, root
+
+
+def _joined(before: Evidence | None, one: Evidence) -> Evidence:
+    if before is None:
+        return one
+    by = tuple(dict.fromkeys((*before.by, *one.by)))
+    first = min(before.first_ns or one.first_ns, one.first_ns or before.first_ns)
+    return Evidence(before.count + one.count, first, by, before.writes or one.writes, before.lists or one.lists)
+
+
+def _line(key: str, value: str, found: Iterable[Evidence], note: str = "") -> Line:
+    """Return a line with the sum of this evidence."""
+    several = list(found)
+    by = tuple(sorted({name for one in several for name in one.by}))
+    first = min(one.first_ns for one in several)
+    return Line(key, value, sum(one.count for one in several), first, by, len(several), note)
+
+
+def _workspace(written: Mapping[str, Evidence], files: Mapping[str, Evidence], ceiling: Ceiling) -> Line | None:
+    """Return the workspace where something of it was written: it is the one grant by which a project is written."""
+    if ceiling.workspace is None:
+        return None
+    inside = [one for path, one in files.items() if below(path, ceiling.workspace.directory)]
+    changed = sum(below(path, ceiling.workspace.place) for path in written)
+    note = f"{changed} of them opened to write" if changed else ceiling.kept
+    return _line("workspace", ceiling.workspace.directory, inside, note) if inside and note else None
+
+
+def _volumes(written: Mapping[str, Evidence], ceiling: Ceiling) -> tuple[Line, ...]:
+    found = []
+    for place in sorted(ceiling.volumes):
+        inside = [one for path, one in written.items() if below(path, place)]
+        if inside:
+            found.append(_line("write", place, inside))
+    return tuple(found)
+
+
+def _reads(files: Mapping[str, Evidence], ceiling: Ceiling, left: list[LeftOut]) -> tuple[Line, ...]:
+    kept: dict[str, Evidence] = {}
+    for path, one in sorted(files.items()):
+        why = _why_not(path, ceiling)
+        if why:
+            left.append(LeftOut(path, why, one.count, one.first_ns, one.by))
+        else:
+            kept[path] = one
+    return tuple(
+        _line("read", top, [one for path, one in kept.items() if below(path, top)]) for top in _collapsed(kept, ceiling)
+    )
+
+
+def _why_not(path: str, ceiling: Ceiling) -> str:
+    """Return why a host path is not proposed, empty where it may be."""
+    tree = next((one for one in ceiling.never if one != "/" and below(path, one)), None)
+    if tree is not None or path == "/":
+        return f"never granted: {ceiling.never.get(tree or '/', 'it is the whole machine')}"
+    if not path.isprintable():
+        return "a manifest cannot hold its name"
+    if presets.is_sensitive(path) and path not in ceiling.reads:
+        return "sensitive: name the file itself by --read, if the program is to have it"
+    return ""
+
+
+def _collapsed(files: Mapping[str, Evidence], ceiling: Ceiling) -> list[str]:
+    """Return the paths to grant for these files, the deepest directories first taken as a whole."""
+    chosen = {path for path, one in files.items() if not one.lists}
+    listed = {path for path, one in files.items() if one.lists}
+    # A named file or directory is the widest of its kind.
+    for folder in sorted({*_folders(files, ceiling), *listed}, key=lambda one: (-one.count("/"), one)):
+        inside = {path for path in chosen if posixpath.dirname(path) == folder}
+        if ceiling.whole(folder) and _wanted(folder, inside, folder in listed, ceiling):
+            chosen = {path for path in chosen if not below(path, folder)} | {folder}
+    return narrowest(list(chosen))
+
+
+def _wanted(folder: str, inside: set[str], listed: bool, ceiling: Ceiling) -> bool:
+    if len(inside) > MANY:
+        return True
+    return listed and (not inside or 2 * len(inside) >= ceiling.directories[folder].entries)
+
+
+def _folders(files: Mapping[str, Evidence], ceiling: Ceiling) -> set[str]:
+    """Return the directories of these files up to the ceiling's own."""
+    found: set[str] = set()
+    for path in files:
+        top, folder = ceiling.root_of(path), posixpath.dirname(path)
+        while top is not None and below(folder, top) and folder not in found:
+            found.add(folder)
+            folder = posixpath.dirname(folder)
+    return found
+
+
+def _programs_of(started: Mapping[str, Evidence], ceiling: Ceiling) -> Line | None:
+    """Return the grant of the workspace's own programs, where one was started."""
+    place = "" if ceiling.workspace is None else ceiling.workspace.place
+    inside = [one for path, one in started.items() if place and below(path, place)]
+    return _line("executables", "workspace", inside) if inside else None
+
+
+def _programs(
+    started: Mapping[str, Evidence], ceiling: Ceiling, links: Mapping[str, str], left: list[LeftOut]
+) -> tuple[Line, ...]:
+    of_root = {path: one for path, one in started.items() if ceiling.host_path(path) is None}
+    if any(below(path, place) for path in of_root for place in _SCRATCH) and ceiling.programs:
+        # Only the whole root's grant lets files of scratch start.
+        return (_line("executables", "root", of_root.values(), "programs of the scratch directory were started"),)
+    # The grant of a link is that of its target.
+    by_target: dict[str, list[str]] = {}
+    for path in sorted(of_root):
+        by_target.setdefault(links.get(path, path), []).append(path)
+    found = []
+    for target, paths in sorted(by_target.items()):
+        line = _line("executables", paths[0], [of_root[path] for path in paths])
+        if not ceiling.programs:
+            left.append(LeftOut(target, "the ceiling starts no programs", line.count, line.first_ns, line.by))
+        elif not paths[0].isprintable():
+            left.append(LeftOut(target, "a manifest cannot hold its name", line.count, line.first_ns, line.by))
+        elif not any(below(target, own) for own in _OWN):
+            found.append(line)
+    return tuple(found)
+
+
+def _hosts(observed: Observed, ceiling: Ceiling, left: list[LeftOut]) -> tuple[Line, ...]:
+    found = []
+    reached = frozenset(target.rpartition(":")[0] for target in observed.hosts)
+    for target, one in sorted(observed.hosts.items()):
+        host = target.rpartition(":")[0]
+        if not ceiling.reach or not host:
+            left.append(LeftOut(target, "beyond the ceiling", one.count, one.first_ns, one.by))
+            continue
+        found.append(_line("network", target, [one], _group(host, reached)))
+    for (layer, target), one in sorted(observed.refused.items()):
+        if layer in ("dns", "sni", "packet"):
+            left.append(LeftOut(target, f"refused by the {layer} gate", one.count, one.first_ns, one.by))
+    return tuple(found)
+
+
+def _group(host: str, reached: frozenset[str]) -> str:
+    name = presets.group_of(host)
+    if name is None:
+        return ""
+    missing = presets.missing_of(name, reached)
+    return f"preset {name}" + (f"; not reached: {', '.join(missing)}" if missing else "")

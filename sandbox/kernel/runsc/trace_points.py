@@ -1,0 +1,108 @@
+"""Trace points of gVisor's kernel: which a session asks for, and what their messages say of files and programs.
+
+A message is a header and a protobuf document (gvisor pkg/sentry/seccheck/points). Only the fields that are used here
+are read. tests/kernel/test_learn.py fails with a runsc that sends other messages.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from policy.learn.observed import SeenAccess, access
+
+HEADER: Final = struct.Struct("<HHI")
+# pkg/sentry/seccheck/points/common.proto
+CONTAINER_START, _EXEC, _OPEN, _EXECVE = 1, 3, 7, 11
+_CONTEXT: Final = ("time", "cwd", "process_name")
+_CALLS: Final = ("open", "openat", "creat", "execve")
+# The calls above whose directory has a descriptor.
+_WITH_FD: Final = frozenset(("openat",))
+# creat(2) has no flags: O_WRONLY, O_CREAT and O_TRUNC.
+_CREAT_FLAGS: Final = 0o1101
+_CREAT_NUMBERS: Final = frozenset((85,))
+_LARGEST_VARINT = 10
+
+
+def points(calls: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return the points of a session that sees files opened and programs started. ``calls`` are the machine's."""
+    found: list[dict[str, Any]] = [{"name": "sentry/execve", "context_fields": list(_CONTEXT)}]
+    for call in _CALLS:
+        if call in calls:
+            point: dict[str, Any] = {"name": f"syscall/{call}/exit", "context_fields": list(_CONTEXT)}
+            found.append({**point, "optional_fields": ["fd_path"]} if call in _WITH_FD else point)
+    return found
+
+
+def parsed(message: bytes) -> SeenAccess | None:
+    """Return what a message says. None for another message, and for one that cannot be read."""
+    size, kind, _ = HEADER.unpack_from(message)
+    if kind not in (_EXEC, _OPEN, _EXECVE):
+        return None
+    try:
+        found = _fields(memoryview(message)[size:])
+        context = _fields(_bytes(found, 1))
+        by, cwd, at_ns = _text(context, 9), _text(context, 8), _number(context, 1)
+        if kind == _EXEC:
+            return access("load", _text(found, 2), cwd, by=by, at_ns=at_ns)
+        ended = _fields(_bytes(found, 2))
+        errno = _number(ended, 2)
+        folder = _text(found, 5) or cwd
+        if kind == _EXECVE:
+            return access("exec", _text(found, 6), folder, by=by, at_ns=at_ns, errno=errno)
+        flags = _CREAT_FLAGS if _number(found, 3) in _CREAT_NUMBERS else _number(found, 7)
+        return access("open", _text(found, 6), folder, by=by, at_ns=at_ns, errno=errno, flags=flags)
+    except (IndexError, ValueError):
+        return None
+
+
+def _fields(data: memoryview) -> dict[int, list[int | memoryview]]:
+    """Return the fields of a protobuf document by their numbers."""
+    found: dict[int, list[int | memoryview]] = {}
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        number, wire = key >> 3, key & 7
+        value: int | memoryview
+        if wire == 0:
+            value, at = _varint(data, at)
+        elif wire == 2:
+            size, at = _varint(data, at)
+            value, at = data[at : at + size], at + size
+        elif wire in (1, 5):
+            size = 8 if wire == 1 else 4
+            value, at = data[at : at + size], at + size
+        else:
+            raise ValueError("not a protobuf document")
+        found.setdefault(number, []).append(value)
+    return found
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for place in range(_LARGEST_VARINT):
+        byte = data[at + place]
+        value |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            return value, at + place + 1
+    raise ValueError("a number of more than ten bytes")
+
+
+def _last(found: Mapping[int, Sequence[int | memoryview]], number: int) -> int | memoryview | None:
+    values = found.get(number)
+    return values[-1] if values else None
+
+
+def _bytes(found: Mapping[int, Sequence[int | memoryview]], number: int) -> memoryview:
+    value = _last(found, number)
+    return value if isinstance(value, memoryview) else memoryview(b"")
+
+
+def _text(found: Mapping[int, Sequence[int | memoryview]], number: int) -> str:
+    return bytes(_bytes(found, number)).decode("utf-8", "surrogateescape")
+
+
+def _number(found: Mapping[int, Sequence[int | memoryview]], number: int) -> int:
+    value = _last(found, number)
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,118 @@
+"""`covenant learn`: what a program opens, starts and reaches becomes a manifest under which it runs again, and what it
+tries beyond its ceiling does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernel.conftest import leftovers
+from tests.kernel.session_kit import Done, Home
+
+SCRIPT = """
+import os, subprocess
+print(open("data.txt").read().strip(), os.path.isdir("unused"))
+print(subprocess.run(["sh", "-c", "ls -d /usr | cat"], capture_output=True, text=True).stdout.strip())
+open("/tmp/scratch", "w").write("x")
+"""
+TRIES = """
+import glob, os, socket, subprocess
+for path in ("/etc/shadow", "/root/.ssh/id_ed25519", "/var/lib/covenant", "/etc/passwd", "/proc/1/environ", "/etc/ssh",
+             "../beside.txt", ".env", ".ssh/id_rsa", "keys/server.key", "/root/.aws/credentials", "/boot", "/"):
+    try:
+        os.listdir(path) if os.path.isdir(path) else open(path).read()
+        print("opened", path)
+    except OSError as e:
+        print(type(e).__name__, path)
+for name in ("/etc/shadow", "covenant", "nft", "/usr/sbin/nft"):
+    try:
+        subprocess.run([name])
+    except OSError:
+        pass
+try:
+    socket.create_connection(("outside.example.org", 443), 3)
+except OSError as e:
+    print("no host", type(e).__name__)
+print(open("used.txt").read())
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    made = Home(tmp_path_factory.mktemp("learn"), "debian-minimal", "python3")
+    yield made
+    assert leftovers(made.world) == []
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    # Every sandbox has a /tmp of its own, so that nothing of it can be granted at its place.
+    made = Path(tempfile.mkdtemp(prefix="covenant-learn-", dir="/var/tmp"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+def learn(home: Home, place: Path, *words: str | Path) -> tuple[Done, dict[str, Any], dict[str, Any]]:
+    """Learn in a directory. Returns the command's end, the manifest and its evidence."""
+    target = home.base / f"learnt-{len(os.listdir(home.base))}"
+    done = home.covenant("learn", "--workspace", place, "--to", target, *words)
+    manifest = tomllib.loads((target / "agent.toml").read_text()) if target.exists() else {}
+    evidence = json.loads((target / "evidence.json").read_text()) if target.exists() else {}
+    return done, manifest | {"path": target}, evidence
+
+
+def test_learnt_package_runs_again(home: Home, place: Path) -> None:
+    (place / "script.py").write_text(SCRIPT)
+    (place / "data.txt").write_text("data\n")
+    for number in range(20):
+        (place / f"other{number}").write_text("never read\n")
+    (place / "unused").mkdir()
+    done, manifest, evidence = learn(home, place, "--", "/usr/bin/python3", "script.py")
+    assert (done.returncode, done.stdout) == (0, b"data True\n/usr\n"), done.stderr
+    permissions = manifest["permissions"]
+    assert set(permissions["filesystem"]["read"]) == {f"{place}/script.py", f"{place}/data.txt"}
+    assert permissions["executables"]["allow"] == ["/usr/bin/cat", "/usr/bin/sh", "/usr/bin/ls"]
+    assert "workspace" not in manifest
+    assert manifest["resources"]["network"] == "off"
+    values = {line["value"] for line in evidence["lines"]}
+    assert values == {*permissions["filesystem"]["read"], *permissions["executables"]["allow"]}
+    assert all(line["count"] and line["first_ns"] and line["by"] for line in evidence["lines"])
+    text = (manifest["path"] / "agent.toml").read_text()
+    assert re.search(rf'"{place}/data.txt",  # once, first 20[^\n]*, by python3\n', text)
+    assert not (manifest["path"] / "agent.dsse.json").exists()
+    again = home.covenant("dev", manifest["path"])
+    assert (again.returncode, again.stdout) == (0, b"data False\n/usr\n"), again.stderr
+
+
+def test_hostile_program_teaches_nothing_beyond(home: Home, place: Path) -> None:
+    for name in (".ssh", "keys"):
+        (place / name).mkdir()
+    for name in (".env", ".ssh/id_rsa", "keys/server.key", "used.txt", "tries.py"):
+        (place / name).write_text(TRIES if name == "tries.py" else "secret\n")
+    for number in range(12):
+        (place / f"keys/public{number}").write_text("public\n")
+    done, manifest, evidence = learn(home, place, "--", "python3", "tries.py")
+    said = done.stdout.decode().splitlines()
+    assert done.returncode == 0, done.stderr
+    # Controls: the program is no stranger to the files of the ceiling, and was given none of the others.
+    assert {line.split()[1] for line in said if line.startswith("opened")} == {
+        *(".env", ".ssh/id_rsa", "keys/server.key", "/proc/1/environ", "/etc/passwd", "/"),
+    }
+    reads = manifest["permissions"]["filesystem"]["read"]
+    assert sorted(reads) == [f"{place}/tries.py", f"{place}/used.txt"]
+    assert "allow" not in manifest["permissions"].get("executables", {})
+    assert "network" not in manifest["permissions"]
+    assert manifest["resources"]["network"] == "off"
+    left = {one["what"]: one["why"] for one in evidence["left_out"]}
+    assert left["/etc/shadow"].startswith("never granted: ")
+    assert {f"{place}/{name}" for name in (".env", ".ssh/id_rsa", "keys/server.key")} <= set(left)

@@ -1,0 +1,172 @@
+"""Proposals from observations: what is collapsed, what is left out, and the evidence of each line."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+from policy import data, denials
+from policy.learn import presets
+from policy.learn.ceiling import Ceiling, Directory, HostPlace
+from policy.learn.observed import Observed, SeenAccess, access
+from policy.learn.propose import LearntProposal, propose
+
+CEILING = Ceiling(
+    reads=("/srv/docs",),
+    volumes=("/data",),
+    workspace=HostPlace("/home/ann/project", "/work"),
+    programs=True,
+    reach=True,
+    never=data.never_grantable().trees,
+    directories={
+        "/srv/docs": Directory(40),
+        "/srv/docs/all": Directory(4),
+        "/home/ann/project": Directory(5),
+        "/home/ann/project/keys": Directory(3, sensitive=True),
+    },
+)
+
+
+def seen(*paths: str, kind: Any = "open", **fields: Any) -> Observed:
+    made = Observed()
+    for number, path in enumerate(paths):
+        made.saw(SeenAccess(kind, path, "python3", 1_000 + number, **fields))
+    return made
+
+
+def values(found: LearntProposal, key: str) -> list[str]:
+    return [line.value for line in found.lines if line.key == key]
+
+
+def test_single_files_stay_single() -> None:
+    found = propose(seen("/srv/docs/a", "/srv/docs/b/c", "/usr/lib/libc.so.6", "/proc/stat", "/tmp/x"), CEILING, {})
+    assert values(found, "read") == ["/srv/docs/a", "/srv/docs/b/c"]
+    assert found.used == {"/usr/lib/libc.so.6"}
+
+
+def test_workspace_file_is_granted_at_own_place() -> None:
+    found = propose(seen("/work/main.py"), CEILING, {})
+    assert values(found, "read") == ["/home/ann/project/main.py"]
+    assert found.workspace is None
+
+
+def test_written_workspace_is_one_grant() -> None:
+    observed = seen("/work/main.py", "/work/lib.py")
+    observed.saw(SeenAccess("open", "/work/out", "cc", 2_000, writes=True))
+    found = propose(observed, CEILING, {})
+    assert values(found, "read") == []
+    assert found.workspace is not None
+    assert (found.workspace.value, found.workspace.count, found.workspace.paths) == ("/home/ann/project", 3, 3)
+    assert found.workspace.note == "1 of them opened to write"
+
+
+def test_many_files_become_directory() -> None:
+    paths = [f"/srv/docs/all/{n}" for n in range(9)]
+    assert values(propose(seen(*paths[:8]), CEILING, {}), "read") == paths[:8]
+    assert values(propose(seen(*paths), CEILING, {}), "read") == ["/srv/docs/all"]
+
+
+def test_listed_directory_needs_half() -> None:
+    for opened, wanted in ((2, ["/srv/docs/all"]), (1, ["/srv/docs/all/0"]), (0, ["/srv/docs/all"])):
+        observed = seen(*(f"/srv/docs/all/{n}" for n in range(opened)))
+        observed.saw(SeenAccess("open", "/srv/docs/all", "ls", 5_000, lists=True))
+        assert values(propose(observed, CEILING, {}), "read") == wanted, opened
+
+
+def test_sensitive_is_neither_granted_nor_covered() -> None:
+    paths = [f"/work/keys/{n}" for n in range(20)]
+    observed = seen(*paths, "/work/.env", "/work/.ssh/config", "/work/keys/server.key")
+    observed.saw(SeenAccess("open", "/work/keys", "ls", 5_000, lists=True))
+    found = propose(observed, CEILING, {})
+    assert set(values(found, "read")) == {path.replace("/work", "/home/ann/project") for path in paths}
+    left = {one.what for one in found.left_out}
+    assert left == {f"/home/ann/project/{name}" for name in (".env", ".ssh/config", "keys/server.key")}
+
+
+def test_sensitive_file_named_itself_is_granted() -> None:
+    ceiling = Ceiling(reads=("/srv/ca.pem",))
+    assert values(propose(seen("/srv/ca.pem"), ceiling, {}), "read") == ["/srv/ca.pem"]
+
+
+def test_never_granted_is_left_out() -> None:
+    ceiling = Ceiling(reads=("/etc", "/root"), never=data.never_grantable().trees)
+    found = propose(seen("/etc/shadow", "/etc/hosts", "/root/.ssh/id"), ceiling, {})
+    assert values(found, "read") == ["/etc/hosts"]
+    assert {one.what for one in found.left_out} == {"/etc/shadow", "/root/.ssh/id"}
+    assert all(one.why.startswith("never granted: ") for one in found.left_out)
+
+
+def test_program_is_granted_by_called_path() -> None:
+    observed = seen("/usr/bin/sh", "/usr/bin/tool", kind="exec")
+    for path in ("/usr/bin/dash", "/usr/bin/python3.11"):
+        observed.saw(SeenAccess("load", path, "make", 2_000))
+    found = propose(observed, CEILING, {"/usr/bin/sh": "/usr/bin/dash"})
+    # A script's interpreter is no target of a call.
+    assert values(found, "executables") == ["/usr/bin/sh", "/usr/bin/python3.11", "/usr/bin/tool"]
+
+
+def test_program_of_init_is_no_grant() -> None:
+    observed = Observed()
+    observed.saw(SeenAccess("exec", "/usr/bin/python3", "init", 1_000))
+    observed.saw(SeenAccess("load", "/usr/bin/python3.11", "init", 1_000))
+    assert propose(observed, CEILING, {}).lines == ()
+
+
+def test_program_of_scratch_needs_root() -> None:
+    found = propose(seen("/tmp/built", "/usr/bin/cc", kind="exec"), CEILING, {})
+    assert values(found, "executables") == ["root"]
+
+
+def test_programs_beyond_ceiling_are_left_out() -> None:
+    found = propose(seen("/usr/bin/cc", kind="exec"), Ceiling(), {})
+    assert (found.lines, [one.what for one in found.left_out]) == ((), ["/usr/bin/cc"])
+
+
+def test_hosts_name_their_preset() -> None:
+    observed = Observed()
+    observed.reached("pypi.org:443", 3, 1_000)
+    observed.ended([denials.Row(denials.Denial("dns", "evil.example.com", "name_not_granted"), 2)], 1_000)
+    found = propose(observed, CEILING, {})
+    assert [(line.value, line.count, line.note) for line in found.hosts] == [
+        ("pypi.org:443", 3, "preset pypi; not reached: files.pythonhosted.org")
+    ]
+    assert [one.what for one in found.left_out] == ["evil.example.com"]
+    closed = propose(observed, Ceiling(), {})
+    assert (closed.hosts, {one.what for one in closed.left_out}) == ((), {"pypi.org:443", "evil.example.com"})
+
+
+def test_hidden_character_is_left_out() -> None:
+    found = propose(seen('/srv/docs/a\n"\nroot = 1', "/srv/docs/\udcff"), CEILING, {})
+    assert found.lines == ()
+    assert len(found.left_out) == 2
+
+
+def test_failed_access_proposes_nothing() -> None:
+    observed = seen("/srv/docs/a", errno=errno.ENOENT)
+    assert propose(observed, CEILING, {}).lines == ()
+    assert [path for path, _ in observed.failed(errno.ENOENT)] == ["/srv/docs/a"]
+
+
+def test_written_volume_is_kept() -> None:
+    assert values(propose(seen("/data/db", writes=True), CEILING, {}), "write") == ["/data"]
+    assert values(propose(seen("/srv/docs/a"), CEILING, {}), "write") == []
+
+
+def test_observed_is_bounded(monkeypatch: Any) -> None:
+    monkeypatch.setattr("policy.learn.observed.LARGEST", 2)
+    observed = seen("/a", "/b", "/c", "/a")
+    assert ([path for path, _ in observed.succeeded("open")], observed.missed) == (["/a", "/b"], 1)
+
+
+def test_access_joins_folder() -> None:
+    joined = [access("open", path, "/work/sub") for path in ("x", "../y", "/z/./w", "", "a\0b", "//q")]
+    assert [one and one.path for one in joined] == ["/work/sub/x", "/work/y", "/z/w", None, None, "/q"]
+
+
+def test_presets_have_reasons_and_known_names() -> None:
+    learning = data.learning()
+    assert all(one.reason and one.hosts for one in learning.presets.values())
+    assert all(learning.sensitive.values())
+    assert presets.is_sensitive("/home/ann/.ssh/known_hosts")
+    assert presets.is_sensitive("/home/ann/.ssh")
+    assert not presets.is_sensitive("/home/ann/project/ssh.py")
