@@ -128,10 +128,10 @@ class TlsSettings(pydantic.BaseModel):
 
 
 class ProxySettings(pydantic.BaseModel):
-    """The proxy of all connections of the service gate, by CONNECT (RFC 9110, section 9.3.6). Without ``url``, none.
+    """The proxy of all connections of agents, by CONNECT (RFC 9110, section 9.3.6). Without ``url``, none.
 
     ``url`` is `http://HOST:PORT`, ``secret`` the name of `USER:PASSWORD` among the secrets of covenant-providers, and
-    ``direct`` are hosts that are reached without it.
+    ``direct`` are hosts that are reached without it. With ``by_name`` the proxy looks granted names up itself.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -139,6 +139,7 @@ class ProxySettings(pydantic.BaseModel):
     url: str = ""
     secret: str = ""
     direct: tuple[str, ...] = ()
+    by_name: bool = False
 
     @pydantic.field_validator("direct", mode="before")
     @classmethod
@@ -199,7 +200,7 @@ class Config(pydantic.BaseModel):
 
     ``tls`` is a table: ``ca`` are files of certificates that the gates believe for servers beside those of the system.
 
-    ``proxy`` is a table: the proxy by which the service gate connects.
+    ``proxy`` is a table: the proxy by which the gates connect.
 
     ``vault`` is a table: the place of the secrets, and the key that opens them in a run.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +35,7 @@ _READERS_MEND: Final = (
     "install the pyroute2 that the lock of this version names; where they still differ, runs with a network cannot be "
     "attested on this kernel"
 )
+_PROXY_SECONDS: Final = 3.0
 _AS_ROOT: Final = "run covenant doctor as root"
 # nft does not list legacy iptables rules.
 _LEGACY: Final = ("/proc/net/ip_tables_names", "/proc/net/ip6_tables_names")
@@ -77,6 +79,8 @@ def interface(config: Config, facts: RunscFacts | None, deadline_seconds: float)
         errors.NotEnforceableError: Raised when the uplink does not exist.
     """
     found = host_facts.network_facts(config)
+    if config.proxy.url and not found.lacks:
+        return _by_proxy(config)
     if found.lacks:
         return MISSING, f"this host has not {found.lacks}: modes other than off are refused", found.mend
     before = uplink.look(config.uplink)
@@ -86,6 +90,16 @@ def interface(config: Config, facts: RunscFacts | None, deadline_seconds: float)
         return DEGRADED, f"{config.uplink} {four}; IPv6 cannot be forwarded for one interface alone, so none is", mend
     six = "IPv6 already" if before.ipv6 else "IPv6 likewise"
     return OK, f"{config.uplink} {four}, {six}; {uplink.reserved()}", ""
+
+
+def _by_proxy(config: Config) -> Look:
+    host, port = config.proxy.place
+    try:
+        socket.create_connection((host, port), _PROXY_SECONDS).close()
+    except OSError as e:
+        found = f"the proxy {host}:{port} does not answer ({e.strerror or e}): agents reach no network"
+        return MISSING, found, "start it, or write its place as [proxy] url in config.toml"
+    return OK, f"agents reach tls destinations by the proxy {host}:{port} alone, and no interface of this host", ""
 
 
 def readers(config: Config, facts: RunscFacts | None, deadline_seconds: float) -> Look:

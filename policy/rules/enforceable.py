@@ -162,11 +162,21 @@ def _suspending(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
 def _network(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
     mode = manifest.resources.network
     if mode != "off" and host.proxied:
-        lacking = "a way by the operator's proxy, which carries services alone"
-        mend = 'write network = "off" and ask [services], or take [proxy] out of config.toml'
-        yield "resources.network", f"network {text.quote(mode)}", lacking, mend
-    elif mode != "off" and host.network.lacks:
+        yield from _by_proxy(manifest)
+    if mode != "off" and host.network.lacks:
         yield "resources.network", f"network {text.quote(mode)}", host.network.lacks, host.network.mend
+
+
+def _by_proxy(manifest: Manifest) -> Iterator[Lack]:
+    """The operator's proxy carries connections of which the gate reads the name: those by tls."""
+    entries, lacking = manifest.permissions.network, "a way by the operator's proxy, which carries tls alone"
+    if manifest.resources.network == "full" and not entries:
+        mend = 'write network = "outbound-https-only" or entries by tls, or take [proxy] out of config.toml'
+        yield "resources.network", "network `full`", lacking, mend
+    for index, one in enumerate(entries):
+        if one.protocol != "tls" and not one.to_host:
+            mend = 'write protocol = "tls" if the server speaks TLS, or take [proxy] out of config.toml'
+            yield f"permissions.network[{index}]", f"protocol `{one.protocol}`", lacking, mend
 
 
 def _services(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:

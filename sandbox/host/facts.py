@@ -235,7 +235,7 @@ def cgroup_facts(hierarchies: cgroup.Hierarchies | None = None) -> CgroupFacts:
 
 
 def network_facts(config: Config) -> NetworkFacts:
-    """Check the needs of a gateway: nft, IPv6 (which it must have to refuse it), and the operator's uplink."""
+    """Check the needs of a gateway: nft, IPv6 (which it must have to refuse it), and the operator's uplink or proxy."""
     try:
         trusted_binary(config.nft)
     except errors.HostError as e:
@@ -243,6 +243,8 @@ def network_facts(config: Config) -> NetworkFacts:
     if not _NET.joinpath("ipv6").is_dir():
         return NetworkFacts("IPv6, which a gateway must have to refuse it", "boot without ipv6.disable=1")
     stack = config.runsc_network
+    if config.proxy.url:
+        return NetworkFacts("", "", stack, links=True)
     if not config.uplink:
         mend = 'write uplink = "NAME" in config.toml, an interface that `ip link` shows'
         return NetworkFacts("an uplink", mend, stack, links=True)

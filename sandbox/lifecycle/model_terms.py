@@ -18,7 +18,7 @@ from sandbox.broker.credentials import Found
 from sandbox.broker.vault_process import Fetcher
 from sandbox.config import Config
 from sandbox.kernel.proc.secret_memory import guard_process
-from sandbox.network.gate.proxy import Proxy
+from sandbox.network.gate.proxy import Proxy, ProxyTerms
 from sandbox.network.service import gate, limits, providers
 from sandbox.network.service.ledger import Asked, WebAsked
 from sandbox.network.service.providers import Provider
@@ -64,7 +64,17 @@ def proxy(config: Config) -> Proxy | None:
                     hint=f"covenant vault put {PROVIDERS_ID} {settings.secret}",
                 )
             credentials = str(opened.value.view, "utf-8").strip()
-    return Proxy(*settings.place, credentials, settings.direct)
+    return Proxy(*settings.place, credentials, settings.direct, settings.by_name)
+
+
+def network_proxy(mode: str, config: Config, rows: RunEvents) -> ProxyTerms | None:
+    """Return the terms of the operator's proxy for a run's own connections. None without a proxy or a network.
+
+    Raises:
+        errors.VaultError: the vault cannot be opened, or has not the secret.
+    """
+    found = None if mode == "off" else proxy(config)
+    return None if found is None else ProxyTerms(found, rows.note)
 
 
 def keys(granted: Mapping[str, Provider], config: Config) -> dict[str, str]:

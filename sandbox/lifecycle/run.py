@@ -49,6 +49,7 @@ from sandbox.workspace.session import RunWorkspace
 
 if TYPE_CHECKING:
     from policy.why.ask import Sight
+    from sandbox.network.gate.proxy import ProxyTerms
 
 __all__ = ["Request", "Run", "RunDependencies"]
 
@@ -317,6 +318,7 @@ class Run:
             host=context.host_ports(decision),
             inject=context.inject(decision, deadline, stack),
             desk=desk,
+            proxy=self._proxy(decision),
             tell_agent=functools.partial(self._tell_agent, decision, facts),
             workspace=self._workspace(decision),
             files=prepare.files(
@@ -329,6 +331,19 @@ class Run:
                 stack=stack,
             ),
         )
+
+    def _proxy(self, decision: decide.Decision) -> ProxyTerms | None:
+        """Return the operator's proxy for the run's network, where there are both.
+
+        Raises:
+            errors.VaultError: its secret cannot be had.
+        """
+        if not (config := self.context.dependencies.config).proxy.url:
+            return None
+        # Imported only here: most hosts have no proxy, and a cold start pays for each import.
+        from sandbox.lifecycle import model_terms
+
+        return model_terms.network_proxy(decision.effective.network.mode, config, self.context.rows)
 
     def _workspace(self, decision: decide.Decision) -> RunWorkspace | None:
         """Return the workspace of the run, checked; nothing of it is made yet.

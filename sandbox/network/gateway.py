@@ -30,6 +30,7 @@ from sandbox.network import addresses, base_rules, namespaces, resolvers, rulese
 from sandbox.network.dns import gate as dns_gate
 from sandbox.network.gate import prefork
 from sandbox.network.gate.lease_desk import LeaseDesk
+from sandbox.network.gate.proxy import ProxyTerms
 from sandbox.network.inject import gate as inject_gate
 from sandbox.network.publish import gate as publish_gate
 from sandbox.network.publish import host_gate
@@ -37,7 +38,7 @@ from sandbox.network.reached import TellReached
 from sandbox.network.service import gate as service_gate
 from sandbox.network.tls import gate as tls_gate
 
-_Gate = dns_gate.DnsGate | tls_gate.TlsGate | publish_gate.PublishGate
+_Gate = dns_gate.DnsGate | tls_gate.TlsGate | tls_gate.ProxyConnector | publish_gate.PublishGate
 Watches = Mapping[int, Callable[[], errors.RunError | None]]
 
 
@@ -107,6 +108,7 @@ def opened(
     inject: inject_gate.InjectTerms | None = None,
     host: host_gate.HostTerms | None = None,
     desk: LeaseDesk | None = None,
+    proxy: ProxyTerms | None = None,
 ) -> Iterator[Gateway]:
     """Make step (1) of a run's gateway. ``Gateway.make`` does the rest, before which no agent may run.
 
@@ -116,14 +118,15 @@ def opened(
     published ports, ``inject`` those of the secrets that are added to requests,
     ``host`` those of the ports of this host. ``desk`` holds what needs a lease; without it that is denied.
 
-    An agent without destinations has no way out of its gateway at all.
+    An agent without destinations has no way out of its gateway at all, and neither has one behind the operator's
+    ``proxy``: the TLS gate's connector asks the proxy, from the caller's own namespace.
     ``reached`` is told the destinations of the agent.
 
     Raises:
         errors.NotEnforceableError: Raised when the operator has configured no interface.
         errors.MachineError: Raised when a part cannot be made or removed. Nothing is left of a failed start.
     """
-    is_off = artefacts.json("network.json")["mode"] == "off"
+    is_off = artefacts.json("network.json")["mode"] == "off" or proxy is not None
     if not config.uplink and not is_off:
         raise errors.NotEnforceableError(
             "a network needs an uplink, and none is named",
@@ -134,7 +137,7 @@ def opened(
     with contextlib.ExitStack() as stack:
         # They import for longer than the rest takes.
         stack.callback(prefork.drop)
-        prefork.ahead(_kinds(artefacts, services, inject), patience)
+        prefork.ahead(_kinds(artefacts, services, inject, proxy), patience)
         listening = _listening(artefacts, publish, stack)
         made = stack.enter_context(namespaces.made())  # (1)
         namespaces.connect(made)
@@ -154,12 +157,12 @@ def opened(
             namespaces.open_link(made)  # (3)
             given: dict[str, Any] = {
                 "inside": made.inside,
-                "denied": denied,
+                "denied": denied if proxy is None else proxy.watched(denied),
                 "join_files": join_files,
                 "patience": patience,
             }
             reads = None if inject is None else _reading(artefacts, inject, gateway, given, stack)
-            gateway.gates = _gates(artefacts, config, given, stack, reached, reads, desk)  # (4)
+            gateway.gates = _gates(artefacts, config, given, stack, reached, reads, desk, proxy)  # (4)
             if listening is not None:
                 gateway.gates = [*gateway.gates, *stack.enter_context(publish_gate.open(listening, **given))]
             ports = artefacts.json("gates.json").get("host")
@@ -221,11 +224,15 @@ def _reading(
 
 
 def _kinds(
-    artefacts: Artefacts, services: service_gate.Terms | None, inject: inject_gate.InjectTerms | None
+    artefacts: Artefacts,
+    services: service_gate.Terms | None,
+    inject: inject_gate.InjectTerms | None,
+    proxy: ProxyTerms | None,
 ) -> list[prefork.Kind]:
     plan = artefacts.json("gates.json")
     served = [] if services is None else services.kinds()
     served += [] if inject is None else [inject_gate.KIND]
+    served += [tls_gate.CONNECTOR] if proxy is not None and plan["tls"] is not None else []
     if services is not None and plan["services"].get("web", {}).get("fetch"):
         served.append(service_gate.READER)
     served += host_gate.KINDS if plan.get("publish") or plan.get("host") else []
@@ -240,6 +247,7 @@ def _gates(
     reached: TellReached | None,
     reads: tuple[Sequence[str], int] | None,
     desk: LeaseDesk | None,
+    proxy: ProxyTerms | None,
 ) -> list[_Gate]:
     """Both gates, as far as the policy needs them; started, and perhaps not ready. ``given`` is what both are given.
 
@@ -259,14 +267,23 @@ def _gates(
             )
             gates.append(stack.enter_context(opens))
         if plan["tls"] is not None:
-            end, idle = None if names is None else names.fileno(), config.connection_idle_seconds
-            gates.append(
-                stack.enter_context(
-                    tls_gate.open(
-                        plan["tls"], names=end, inject=reads, desk=desk, idle_seconds=idle, reached=reached, **given
-                    )
-                )
+            end, way = None if names is None else names.fileno(), None
+            if proxy is not None:
+                shared = {name: value for name, value in given.items() if name != "inside"}
+                connector, line = stack.enter_context(tls_gate.by_proxy(plan["tls"], proxy.proxy, names=end, **shared))
+                gates.append(connector)
+                end, way = None, line.fileno()
+            opens_tls = tls_gate.open(
+                plan["tls"],
+                names=end,
+                inject=reads,
+                desk=desk,
+                idle_seconds=config.connection_idle_seconds,
+                reached=reached,
+                way=way,
+                **given,
             )
+            gates.append(stack.enter_context(opens_tls))
     return gates
 
 

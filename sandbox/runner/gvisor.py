@@ -68,7 +68,7 @@ def run(job: SandboxSpec, *, runs: Path, uids: UidLease, hierarchies: cgroup.Hie
     """
     with contextlib.ExitStack() as lasting:
         directory, finished = _run(job, runs, uids, hierarchies or cgroup.Hierarchies.read(), lasting)
-        if job.after is not None and _networked(job):
+        if job.after is not None and job.artefacts.json("network.json")["gateway"] is not None:
             # Where the gate is not to be had, all of it is taken away now.
             with contextlib.suppress(errors.KeeperError):
                 # Its end is not written yet: a kill before that must not make its use look like zero.
@@ -250,11 +250,7 @@ def _limits(job: SandboxSpec, version: int) -> list[cgroup.Limit]:
 
 def _gates(job: SandboxSpec, leaf: cgroup.Leaf) -> cgroup.Leaf | None:
     """Return the cgroup of the run's gates, not made yet. None for a run without a network."""
-    return gate_cgroup.of(leaf) if _networked(job) else None
-
-
-def _networked(job: SandboxSpec) -> bool:
-    return job.artefacts.json("network.json")["gateway"] is not None
+    return gate_cgroup.of(leaf) if job.artefacts.json("network.json")["gateway"] is not None else None
 
 
 def _gateway(
@@ -277,6 +273,7 @@ def _gateway(
         host=job.host,
         inject=own_limits.trusted(job, directory.path),
         desk=job.desk and job.desk.shown_by(directory.note_leases),
+        proxy=job.proxy,
     )
     return stack.enter_context(opened)
 
@@ -377,7 +374,7 @@ def _patience(job: SandboxSpec, directory: RunDirectory, leaf: cgroup.Leaf) -> s
 def _network(job: SandboxSpec, gate: gateway.Gateway, gates: cgroup.Leaf) -> attest_network.Network:
     gate.make()
     held, nft, own, via, state = gate_cgroup.written(gates), trusted_binary(job.config.nft), "", "", None
-    if job.artefacts.json("network.json")["mode"] != "off":
+    if job.artefacts.json("network.json")["mode"] != "off" and job.proxy is None:
         own, via, state = addresses.host_device(job.run_id), job.config.uplink, job.config.state
     # What the host's other tables hold now is the operator's; what comes to touch the run later is drift.
     reach = connections.reachable(job.artefacts.files["firewall.nft"])

@@ -20,6 +20,7 @@ from sandbox.config import Config
 from sandbox.kernel.cgroup import cgroup
 from sandbox.network import gateway
 from sandbox.network.gate.lease_desk import LeaseDesk
+from sandbox.network.gate.proxy import ProxyTerms
 from sandbox.network.inject import gate as inject_gate
 from sandbox.network.publish import gate as publish_gate
 from sandbox.network.publish import host_gate
@@ -104,6 +105,7 @@ class SandboxSpec(Struct, frozen=True):
     - ``publish`` are the terms of its published ports; without them no place is made. ``host`` are those of its ports
       of this host.
     - ``inject`` are the terms of the secrets that its gate adds; without them no request is read.
+    - ``proxy`` is the operator's, by which the run's own connections go; without it they go by the uplink.
     - ``desk`` holds requests that need a lease for an operator; without it they are denied.
     - ``tell_agent`` writes denials to the open file that the agent reads, until it is left; without it the file stays
       empty.
@@ -140,3 +142,4 @@ class SandboxSpec(Struct, frozen=True):
     inject: inject_gate.InjectTerms | None = None
     desk: LeaseDesk | None = None
     observe: Callable[[SeenAccess], None] | None = None
+    proxy: ProxyTerms | None = None

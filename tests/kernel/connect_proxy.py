@@ -10,7 +10,10 @@ from collections.abc import Iterator
 
 
 class ConnectProxy:
-    """Carries connections for clients with the credentials. ``asked`` are the places, ``says`` replaces its answer."""
+    """Carries connections for clients with the credentials. ``asked`` are the places, ``says`` replaces its answer.
+
+    ``answers`` are answers by port, and ``names`` the addresses of names that it looks up.
+    """
 
     def __init__(self, credentials: str) -> None:
         self._wanted = "Basic " + base64.b64encode(credentials.encode()).decode()
@@ -18,6 +21,8 @@ class ConnectProxy:
         self.port: int = self.listener.getsockname()[1]
         self.asked: list[tuple[str, int]] = []
         self.says: bytes | None = None
+        self.answers: dict[int, bytes] = {}
+        self.names: dict[str, str] = {}
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -39,11 +44,12 @@ class ConnectProxy:
                 return
             host, _, port = where.rpartition(":")
             self.asked.append((host.strip("[]"), int(port)))
-            if self.says is not None:
-                client.sendall(self.says)
+            if (said := self.answers.get(int(port), self.says)) is not None:
+                client.sendall(said)
                 client.recv(1)
                 return
-            with socket.create_connection((host.strip("[]"), int(port)), 10) as made:
+            host = self.names.get(host, host).strip("[]")
+            with socket.create_connection((host, int(port)), 10) as made:
                 client.sendall(b"HTTP/1.1 200 Connection established\r\nVia: 1.1 double\r\n\r\n")
                 back = threading.Thread(target=_carry, args=(made, client))
                 back.start()

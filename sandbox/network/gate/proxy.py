@@ -7,26 +7,61 @@ import errno
 import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from msgspec import Struct
 
+from policy import denials
+
+# What a process that asks a proxy calls, beyond every gate's: the resolver of the C library reads its files and asks by
+# sockets of its own, and each connection is made in a thread.
+CALLS: Final = frozenset({
+    "bind", "clone", "connect", "fstat", "getpeername", "getpid", "getsockname", "getsockopt", "gettid", "gettimeofday",
+    "ioctl", "lseek", "mprotect", "newfstatat", "openat", "rseq", "rt_sigprocmask", "sched_yield", "sendmmsg",
+    "sendmsg", "set_robust_list", "setsockopt", "socket", "uname",
+})  # fmt: skip
+# Why it made no connection, by the code of the denial.
+FAULTS: Final = {
+    "proxy_unreachable": "it does not answer ([proxy] url of config.toml)",
+    "proxy_timeout": "it did not answer in time",
+    "proxy_auth": "it refuses the credentials ([proxy] secret of config.toml)",
+    "proxy_refused": "it refused a granted destination",
+    "proxy_malformed": "it answers as no proxy does ([proxy] url of config.toml)",
+}
 _HEAD_BYTES: Final = 8192
 _STATUS: Final = re.compile(rb"HTTP/1\.[01] ([0-9]{3})[ \r]")
 
 
+class ProxyError(OSError):
+    """Raised when a proxy does not make a connection. ``code`` says why, as a denial does."""
+
+    def __init__(self, number: int, code: str, said: str) -> None:
+        super().__init__(number, said)
+        self.code = code
+
+
 class Proxy(Struct, frozen=True):
-    """A proxy. ``credentials`` are `USER:PASSWORD`, or empty; ``direct`` are hosts that are reached without it."""
+    """A proxy. ``credentials`` are `USER:PASSWORD`, or empty; ``direct`` are hosts that are reached without it.
+
+    With ``by_name`` it is asked for granted names, and looks them up itself; else for the addresses of names.
+    """
 
     host: str
     port: int
     credentials: str = ""
     direct: tuple[str, ...] = ()
+    by_name: bool = False
 
     def plan(self) -> dict[str, Any]:
         """Return the proxy as a process of a gate is given it."""
-        return {"host": self.host, "port": self.port, "credentials": self.credentials, "direct": list(self.direct)}
+        return {
+            "host": self.host,
+            "port": self.port,
+            "credentials": self.credentials,
+            "direct": list(self.direct),
+            "by_name": self.by_name,
+        }
 
     @classmethod
     def of(cls, plan: Mapping[str, Any] | None) -> Proxy | None:
@@ -43,22 +78,48 @@ class Proxy(Struct, frozen=True):
         """Return a connection to a host by this proxy.
 
         Raises:
-            OSError: the proxy does not answer, refuses it, or is none.
+            ProxyError: Raised when the proxy does not answer, refuses it, or is none.
+            OSError: Raised when its connection ends.
         """
         until = time.monotonic() + seconds
-        made = socket.create_connection((self.host, self.port), timeout=seconds)
+        try:
+            made = socket.create_connection((self.host, self.port), timeout=seconds)
+        except OSError as e:
+            raise ProxyError(e.errno or errno.ETIMEDOUT, "proxy_unreachable", "the proxy is not reached") from e
         try:
             where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             lines = (f"CONNECT {where} HTTP/1.1", f"Host: {where}", *(f"{k}: {v}" for k, v in self.headers().items()))
             made.sendall("\r\n".join((*lines, "", "")).encode("latin-1"))
             found = _STATUS.match(_head(made, until))
-            if found is None or not found[1].startswith(b"2"):
-                raise PermissionError(errno.ECONNREFUSED, "the proxy refuses the connection")
+            if found is None:
+                raise ProxyError(errno.EPROTO, "proxy_malformed", "the proxy answers as none does")
+            if not found[1].startswith(b"2"):
+                code = "proxy_auth" if found[1] == b"407" else "proxy_refused"
+                raise ProxyError(errno.ECONNREFUSED, code, "the proxy refuses the connection")
             made.settimeout(seconds)
         except BaseException:
             made.close()
             raise
         return made
+
+
+class ProxyTerms(Struct, frozen=True):
+    """The proxy of a run. ``failed`` is called once with each reason for which it did not make a connection."""
+
+    proxy: Proxy
+    failed: Callable[[str], None]
+
+    def watched(self, denied: denials.Told) -> denials.Told:
+        """Return ``denied``, which also reports the proxy by its place: the row of a denial has the destination."""
+        known: set[str] = set()
+
+        def told(denial: denials.Denial, *, count: int = 1) -> None:
+            if denial.code in FAULTS and denial.code not in known:
+                known.add(denial.code)
+                self.failed(f"the proxy {self.proxy.host}:{self.proxy.port}: {FAULTS[denial.code]}")
+            denied(denial, count=count)
+
+        return told
 
 
 def _head(made: socket.socket, until: float) -> bytes:
@@ -67,10 +128,13 @@ def _head(made: socket.socket, until: float) -> bytes:
     while not head.endswith(b"\r\n\r\n"):
         left = until - time.monotonic()
         if left <= 0 or len(head) >= _HEAD_BYTES:
-            raise TimeoutError(errno.ETIMEDOUT, "the proxy does not answer in time")
+            raise ProxyError(errno.ETIMEDOUT, "proxy_timeout", "the proxy does not answer in time")
         made.settimeout(left)
-        byte = made.recv(1)
+        try:
+            byte = made.recv(1)
+        except TimeoutError as e:
+            raise ProxyError(errno.ETIMEDOUT, "proxy_timeout", "the proxy does not answer in time") from e
         if not byte:
-            raise ConnectionResetError(errno.ECONNRESET, "the proxy has closed the connection")
+            raise ProxyError(errno.ECONNRESET, "proxy_malformed", "the proxy has closed the connection")
         head += byte
     return head

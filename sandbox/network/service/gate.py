@@ -21,10 +21,9 @@ from policy.compile.network.firewall import GATE_UID
 from sandbox.kernel.net import netns
 from sandbox.kernel.proc.spawn import PATIENCE, Patience
 from sandbox.network import addresses
-from sandbox.network.gate import prefork
+from sandbox.network.gate import prefork, proxy
 from sandbox.network.gate import process as gate_process
 from sandbox.network.gate.listener import listening
-from sandbox.network.gate.proxy import Proxy
 from sandbox.network.service.ledger import ModelLedger, Told
 from sandbox.network.service.providers import SYSTEM_CA, PageHost, Provider
 from sandbox.network.tools import gate as tool_gate
@@ -45,12 +44,7 @@ CALLS: Final = frozenset({
     "accept4", "getpeername", "getpid", "getsockname", "getsockopt", "ioctl", "listen", "sendmsg", "setsockopt",
     "shutdown",
 })  # fmt: skip
-# The resolver of the C library reads its files, and asks by sockets of its own; each look-up is in a thread.
-CONNECTOR_CALLS: Final = frozenset({
-    "bind", "clone", "connect", "fstat", "getpeername", "getpid", "getsockname", "getsockopt", "gettid", "gettimeofday",
-    "ioctl", "lseek", "mprotect", "newfstatat", "openat", "rseq", "rt_sigprocmask", "sched_yield", "sendmmsg",
-    "sendmsg", "set_robust_list", "setsockopt", "socket", "uname",
-})  # fmt: skip
+CONNECTOR_CALLS: Final = proxy.CALLS
 READER_CALLS: Final = frozenset({"getpid", "mprotect"})
 _BACKLOG: Final = 256
 _DESCRIPTORS: Final = 1024
@@ -72,7 +66,7 @@ class Terms(Struct, frozen=True):
     pages: Mapping[str, PageHost] = msgspec.field(default_factory=dict)
     credits: int | None = None
     tools: ToolTerms | None = None
-    proxy: Proxy | None = None
+    proxy: proxy.Proxy | None = None
 
     def kinds(self) -> list[prefork.Kind]:
         """Return the processes that serve them, but for a reader of pages."""

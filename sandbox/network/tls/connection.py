@@ -22,6 +22,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from sandbox.network.tls.by_proxy import ProxyAttempt
 from sandbox.network.tls.client_hello import AnswerReader, Hello, HelloReader, Refused
 from sandbox.network.tls.plan import TlsPlan
 from sandbox.network.tls.race import Race, in_turn
@@ -72,7 +73,8 @@ class Connection:
     code. Times are seconds of the caller's clock; ``deadline`` is when ``expire`` is due. ``others`` returns the other
     addresses of a name. ``name`` is the one of the first granted hello, and ``leased`` says that a lease alone grants
     it. ``connect`` begins a connection and does not wait for it. ``divert`` hands a connection to a host whose requests
-    are read over to the gate that reads them, and returns the stream to carry in its place.
+    are read over to the gate that reads them, and returns the stream to carry in its place. ``by_proxy`` begins a
+    connection by the operator's proxy in the place of all others, with the granted name or "".
     """
 
     def __init__(
@@ -88,19 +90,20 @@ class Connection:
         others: Callable[[str], Sequence[str]] = lambda _: (),
         connect: Callable[[str, int], socket.socket] | None = None,
         divert: Callable[[str, int, socket.socket], socket.socket] | None = None,
+        by_proxy: Callable[[str, str, int, float], ProxyAttempt] | None = None,
     ) -> None:
         self.stage = Stage.HELLO
         self._agent = agent
         self._host, self._port = host, port
         self._plan, self._pipes, self._refused = plan, pipes, refused
-        self._others, self._dial, self._divert = others, connect or dial, divert
+        self._others, self._dial, self._divert, self._by_proxy = others, connect or dial, divert, by_proxy
         self._handed: socket.socket | None = None
         self._reader, self._answer = HelloReader(), AnswerReader()
         self._name: str | None = None
         self.name: str | None = None
         self.leased = False
         self._retried = False
-        self._race: Race | None = None
+        self._race: Race | ProxyAttempt | None = None
         self._way: _Way | None = None
         self.deadline = now + HELLO_SECONDS
 
@@ -120,7 +123,7 @@ class Connection:
             return {}
         way = self._way
         if way is None and self._race is not None:
-            return dict.fromkeys(self._race.fds(), select.EPOLLOUT)
+            return dict.fromkeys(self._race.fds(), self._race.events)
         if way is None:
             return {self._agent.fileno(): select.EPOLLIN}
         reads = {
@@ -207,9 +210,13 @@ class Connection:
         self.name = hello.name
         self.leased = bool(hello.name and self._plan.leased(hello.name, self._port))
         # An address that is granted as such is the only one that is meant.
-        others = self._others(hello.name) if hello.name and self._plan.named(hello.name, self._port) else ()
+        named = hello.name if hello.name and self._plan.named(hello.name, self._port) else ""
         self.stage = Stage.CONNECT
-        self._race = Race(in_turn(self._host, others), self._port, dial=self._dial, now=now)
+        if self._by_proxy is not None:
+            self._race = self._by_proxy(named, self._host, self._port, now)
+        else:
+            others = self._others(named) if named else ()
+            self._race = Race(in_turn(self._host, others), self._port, dial=self._dial, now=now)
         self._connect(self._race, now)
 
     def _read_hello(self) -> Hello | None:
@@ -233,7 +240,7 @@ class Connection:
         if code is not None:
             raise Refused(code)
 
-    def _connect(self, race: Race, now: float) -> None:
+    def _connect(self, race: Race | ProxyAttempt, now: float) -> None:
         try:
             upstream = race.turn(now)
         except ConnectionError as e:

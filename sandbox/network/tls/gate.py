@@ -12,18 +12,27 @@ from msgspec import Struct
 
 from policy import denials, errors
 from policy.compile.network.firewall import GATE_UID
+from sandbox.kernel.net import netns
 from sandbox.kernel.proc.spawn import PATIENCE, Patience
 from sandbox.network.gate import prefork
 from sandbox.network.gate import process as gate_process
+from sandbox.network.gate import proxy as proxies
 from sandbox.network.gate.lease_desk import LeaseDesk
+from sandbox.network.gate.proxy import Proxy
 from sandbox.network.reached import TellReached
-from sandbox.network.tls import client_hello, connection, race, server, splice
+from sandbox.network.tls import client_hello, connection, proxy_wire, race, server, splice
 from sandbox.network.tls.leases import LeaseLine
 from sandbox.network.tls.plan import IDLE_SECONDS
 
 T = TypeVar("T")
 LAYER = "sni"
-CODES = client_hello.CODES | connection.CODES | race.codes() | {"not_approved", "not_redirected", "connections_wait"}
+CODES = (
+    client_hello.CODES
+    | connection.CODES
+    | race.codes()
+    | set(proxy_wire.CODES)
+    | {"not_approved", "not_redirected", "connections_wait"}
+)
 # Beyond what every gate needs: taking connections, making them, and carrying bytes between the two.
 CALLS = frozenset({
     "accept4", "connect", "getpeername", "getsockname", "getsockopt", "pipe2", "setsockopt", "shutdown", "socket",
@@ -31,15 +40,28 @@ CALLS = frozenset({
 })  # fmt: skip
 # Handing a connection over to the gate that reads requests.
 INJECT_CALLS = frozenset({"sendmsg", "socketpair"})
+# INVARIANT: behind a proxy the gate is handed sockets of this host's namespace. With connect(2) it could connect one
+# anywhere there.
+PROXY_CALLS = (CALLS - {"connect", "socket"}) | INJECT_CALLS
+# Of the process that asks the operator's proxy.
+CONNECTOR_UID = GATE_UID - 11
 # Two sockets a connection, the stock of pipes, and what the interpreter and the gate hold besides.
 _DESCRIPTORS = (1 + race.TRIES) * server.CONNECTIONS + 2 * splice.PIPES + 64
 # What has to be begun for it.
 KIND = prefork.Kind(server.__name__, own_network=False)
+CONNECTOR = prefork.Kind("sandbox.network.tls.connector", own_network=False)
 _BACKLOG = 1024
 
 
 class TlsGate(Struct, frozen=True):
     """An open gate. ``watches`` belong into the run's exchange; ``process`` has its pid and when it is ready."""
+
+    process: gate_process.GateProcess
+    watches: Mapping[int, Callable[[], errors.RunError | None]]
+
+
+class ProxyConnector(Struct, frozen=True):
+    """The connector of an open gate, in the supervisor's namespace."""
 
     process: gate_process.GateProcess
     watches: Mapping[int, Callable[[], errors.RunError | None]]
@@ -56,6 +78,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
     inject: tuple[Sequence[str], int] | None = None,
     desk: LeaseDesk | None = None,
     idle_seconds: int = IDLE_SECONDS,
+    way: int | None = None,
     join_files: Sequence[str] = (),
     patience: Patience = PATIENCE,
 ) -> Iterator[TlsGate]:
@@ -64,7 +87,8 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
     ``inside`` runs a call in the gateway's namespace and returns its value. ``reached`` is told the destinations of
     carried connections. ``names`` is the end of a line on which the DNS gate tells the addresses of names. ``desk``
     gives leases for the names that need one. ``inject`` are the hosts whose requests are read, and the line to the gate
-    that does. A connection that says nothing for ``idle_seconds`` is ended. Does not wait until the gate is ready: a
+    that does. A connection that says nothing for ``idle_seconds`` is ended. ``way`` is the line to the connector of the
+    operator's proxy, by which the gate then makes all connections. Does not wait until the gate is ready: a
     connection that comes before waits in the backlog.
 
     Raises:
@@ -96,8 +120,9 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                     **({} if names is None else {"names": names}),
                     **({} if inject is None else {"inject": inject[1]}),
                     **({} if leases is None else {"leases": leases.gate_end}),
+                    **({} if way is None else {"way": way}),
                 },
-                calls=CALLS if inject is None else CALLS | INJECT_CALLS,
+                calls=PROXY_CALLS if way is not None else CALLS if inject is None else CALLS | INJECT_CALLS,
                 namespace=namespace,
                 descriptors=_DESCRIPTORS,
                 join_files=join_files,
@@ -108,6 +133,49 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                 leases.started()
         watches = process.watches(denied, reached=reached)
         yield TlsGate(process, watches if leases is None else {**watches, leases.fileno(): leases.serve})
+
+
+@contextlib.contextmanager
+def by_proxy(
+    plan: Mapping[str, Any],
+    proxy: Proxy,
+    *,
+    denied: Callable[[denials.Denial], None],
+    names: int | None = None,
+    join_files: Sequence[str] = (),
+    patience: Patience = PATIENCE,
+) -> Iterator[tuple[ProxyConnector, socket.socket]]:
+    """The connector of the operator's proxy for the ``tls`` part of gates.json, and the gate's end of its line.
+
+    ``names`` is the end of a line on which the DNS gate tells the addresses of names.
+
+    Raises:
+        errors.RunError: what ``patience`` watches said so, or it was not executed in time.
+        errors.KernelError: the process cannot be started.
+    """
+    with contextlib.ExitStack() as stack:
+        lines = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        near, far = (stack.enter_context(one) for one in lines)
+        near.setblocking(False)
+        namespace = netns.current()
+        stack.callback(os.close, namespace)
+        gate = gate_process.Gate(
+            module=CONNECTOR.module,
+            layer=LAYER,
+            codes=frozenset(),
+            uid=CONNECTOR_UID,
+            plan={**plan, "proxy": proxy.plan()},
+            fds={"line": far.fileno(), **({} if names is None else {"names": names})},
+            calls=proxies.CALLS,
+            namespace=namespace,
+            threads=True,
+            keeps_files=True,
+            join_files=join_files,
+            patience=patience,
+        )
+        process = stack.enter_context(gate_process.start(gate))
+        far.close()
+        yield ProxyConnector(process, process.watches(denied)), near
 
 
 def _listeners(port: int) -> list[socket.socket]:

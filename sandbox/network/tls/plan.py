@@ -44,7 +44,7 @@ class TlsPlan:
         A granted address may be used with any name or none. No name is compared there, so an encrypted hello hides
         nothing of importance.
         """
-        if self._by_address(host, port):
+        if self.by_address(host, port):
             return None
         if hello.ech:
             return "ech_present"
@@ -52,27 +52,29 @@ class TlsPlan:
             return "no_sni"
         if self.named(hello.name, port):
             return None
-        return "not_approved" if self._asks(hello.name, port) else "sni_not_granted"
+        return "not_approved" if self.asks(hello.name, port) else "sni_not_granted"
 
     def named(self, name: str, port: int) -> bool:
         """Whether a name is granted as such on this port, by the manifest or by a lease."""
         return self._written(name, port) or self.leased(name, port)
 
+    def asks(self, name: str, port: int) -> bool:
+        """Whether a lease would let a connection to a name begin."""
+        return any(_within(port, self._asked.get(pattern, ())) for pattern in _patterns(name))
+
     def leased(self, name: str, port: int) -> bool:
         """Whether a lease alone lets a connection to a name begin."""
-        return self._asks(name, port) and not self._written(name, port) and self._leases.live(name)
+        return self.asks(name, port) and not self._written(name, port) and self._leases.live(name)
 
     def _written(self, name: str, port: int) -> bool:
         return any(_within(port, self._names.get(pattern, ())) for pattern in _patterns(name))
-
-    def _asks(self, name: str, port: int) -> bool:
-        return any(_within(port, self._asked.get(pattern, ())) for pattern in _patterns(name))
 
     def injected(self, name: str) -> bool:
         """Whether requests to a name are read, to add a secret to them."""
         return name in self._injected
 
-    def _by_address(self, host: str, port: int) -> bool:
+    def by_address(self, host: str, port: int) -> bool:
+        """Whether an address is granted as such on this port."""
         address = ipaddress.ip_address(host)
         number = int(address)
         spans = self._addresses[address.version]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import select
 import socket
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -43,6 +44,8 @@ class Race:
     INVARIANT: sockets that failed or lost stay open until ``close``. The caller's epoll still has them, and the number
     of a closed one could be the next attempt's.
     """
+
+    events: Final = select.EPOLLOUT
 
     def __init__(
         self, hosts: Sequence[str], port: int, *, dial: Callable[[str, int], socket.socket], now: float

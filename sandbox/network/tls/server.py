@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from sandbox.network.gate.told_names import ToldNames
+from sandbox.network.tls.by_proxy import ProxyAttempt
 from sandbox.network.tls.connection import Connection, Stage, reset_on_close, send_at_once
 from sandbox.network.tls.leased_names import LeasedNames
 from sandbox.network.tls.plan import TlsPlan
@@ -39,7 +40,8 @@ class TlsServer:
     """Serves ``listeners``, which do not block. ``denied`` is called with target and code of each refusal.
 
     ``reached`` is called with a destination and the connections and bytes since the last call; while it returns False
-    they are kept. ``inject`` is the line to the gate that reads requests, where there is one.
+    they are kept. ``inject`` is the line to the gate that reads requests, where there is one, ``by_proxy`` that to the
+    connector of the operator's proxy.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class TlsServer:
         leases: LeasedNames | None = None,
         reached: Callable[[str, int, int], bool] = lambda target, connections, carried: True,
         inject: socket.socket | None = None,
+        by_proxy: socket.socket | None = None,
         most: int = CONNECTIONS,
     ) -> None:
         self._leases = leases or LeasedNames()
@@ -67,7 +70,7 @@ class TlsServer:
         self._waited: dict[Connection, Mapping[int, int]] = {}
         self._next_look = self._next_told = 0.0
         self._names = names or ToldNames(None)
-        self._reached, self._inject = reached, inject
+        self._reached, self._inject, self._by_proxy = reached, inject, by_proxy
         self._places: dict[Connection, tuple[str, int]] = {}
         self._counted: dict[Connection, int] = {}
         self._uncounted: dict[str, tuple[int, int]] = {}
@@ -219,6 +222,7 @@ class TlsServer:
             others=lambda name: self._names.of(name, now),
             now=now,
             divert=None if self._inject is None else functools.partial(_handed_over, self._inject),
+            by_proxy=None if self._by_proxy is None else functools.partial(ProxyAttempt, self._by_proxy),
         )
         self._connections.add(connection)
         self._places[connection] = host, port
@@ -271,14 +275,22 @@ def serve(gate: Any) -> None:
     """Serve TLS as the gate process: seal, then serve the listeners ``v4`` and ``v6``.
 
     ``names`` is the line on which the DNS gate tells the addresses of names, where there is one, and ``leases`` the one
-    to the supervisor about names that need a lease.
+    to the supervisor about names that need a lease. ``way`` is the line to the connector of the operator's proxy.
     """
     listeners = [socket.socket(fileno=gate.fds[name]) for name in ("v4", "v6")]
     names = ToldNames(socket.socket(fileno=gate.fds["names"]) if "names" in gate.fds else None)
     inject = socket.socket(fileno=gate.fds["inject"]) if "inject" in gate.fds else None
     leases = LeasedNames(socket.socket(fileno=gate.fds["leases"]) if "leases" in gate.fds else None)
+    by_proxy = socket.socket(fileno=gate.fds["way"]) if "way" in gate.fds else None
     server = TlsServer(
-        gate.plan, listeners, gate.denied, names=names, leases=leases, reached=gate.reached, inject=inject
+        gate.plan,
+        listeners,
+        gate.denied,
+        names=names,
+        leases=leases,
+        reached=gate.reached,
+        inject=inject,
+        by_proxy=by_proxy,
     )
     gate.seal()
     server.serve()

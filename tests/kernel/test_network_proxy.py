@@ -1,0 +1,145 @@
+"""An agent's own connections by the operator's proxy: by it alone, to what is granted, and what it does not carry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from policy import errors
+from sandbox.network.gate.proxy import Proxy, ProxyError
+from sandbox.network.tls.connector import Destinations, is_local
+from tests.kernel import internet
+from tests.kernel.connect_proxy import ConnectProxy
+from tests.kernel.fake_host import SECRET, FakeHost
+from tests.kernel.injecting import InjectWorld, carried, grants, host, net, run, world
+from tests.kernel.test_credentials import vault
+
+__all__ = ["host", "net", "world"]
+
+WORD = "gate:pass-planted-2"
+API, OTHER, BY_ADDRESS, HOST = "93.184.216.34", "9.9.9.9", "198.51.100.7", "10.77.0.2"
+REFUSING = {1407: b"HTTP/1.1 407 No\r\n\r\n", 1403: b"HTTP/1.1 403 No\r\n\r\n", 1099: b"SSH-2.0-x\r\n\r\n"}
+GRANTS = grants() + internet.entries(
+    ("www.example.com", json.dumps([*REFUSING]), "tls"),
+    ("rebind.example.com", "[443]", "tls"),
+    (BY_ADDRESS, "[443]", "tls"),
+    (HOST, "[7002]", "tls"),
+)
+PROBES = internet.PROBES + internet.TLS_PROBE
+HELLO = """
+def hello(host, port, name="www.example.com"):
+    try:
+        with socket.create_connection((host, port), timeout=20) as plain:
+            context.wrap_socket(plain, server_hostname=name)
+    except OSError as e:
+        return type(e).__name__
+"""
+
+
+@pytest.fixture(scope="module")
+def proxy(world: InjectWorld) -> Iterator[ConnectProxy]:
+    made: ConnectProxy = world.internet.within("host", lambda: ConnectProxy(WORD))
+    vault(world, "put", "covenant-providers", "proxy", secret=WORD + "\n")
+    yield made
+    made.listener.close()
+
+
+def configured(world: InjectWorld, proxy: ConnectProxy, *, port: int = 0, more: str = "") -> None:
+    """Write a configuration with a proxy and without an uplink."""
+    world.configure(resolvers=[internet.RESOLVER], attest_seconds=1)
+    settings = f'[proxy]\nurl = "http://127.0.0.1:{port or proxy.port}"\nsecret = "proxy"\n{more}'
+    keys = f'[vault]\nkey = "{world.base}/vault.key"\n[tls]\nca = ["{world.certificate}"]\n'
+    with (world.state / "config.toml").open("a") as stream:
+        stream.write(keys + settings)
+    proxy.asked.clear()
+
+
+def test_networks_go_by_the_proxy_alone(world: InjectWorld, host: FakeHost, proxy: ConnectProxy) -> None:
+    configured(world, proxy)
+    proxy.answers.update(REFUSING)
+    calls = {
+        "secret": "ask('GET', '/user')",
+        "plain": "ask('GET', '/user', host='other.example.com')",
+        "address": f"tls('edge.example.net', host='{BY_ADDRESS}')",
+        # What is not granted, this host under a granted address, and the proxy itself.
+        "not granted": "tls('www.example.com')",
+        "another": "tcp('8.8.8.8', 443)",
+        "inwards": "resolve('rebind.example.com')",
+        "this host": f"hello('{HOST}', 7002)",
+        "the proxy": f"[tcp(one, {proxy.port}) for one in ('127.0.0.1', '{HOST}', '192.0.0.1')]",
+        "udp": "udp('9.9.9.9', 123)",
+        "refused": f"[hello('www.example.com', port) for port in {[*REFUSING]}]",
+    }
+    code = PROBES + HELLO + "answer = {" + ", ".join(f"{key!r}: {call}" for key, call in calls.items()) + "}\n"
+    code += "time.sleep(2.5)\n"  # attested twice meanwhile: drift would end the run
+    said, rows = run(world, code, GRANTS, files={"ca.pem": world.internet.certificate})
+    assert (said["secret"][0], said["plain"][0]) == (200, 200), said
+    assert said["address"] == "edge.example.net"
+    assert carried(host) == [f"Bearer {SECRET}"]
+    assert said["not granted"] in ("ECONNREFUSED", "gaierror"), said
+    assert said["another"] == "ECONNREFUSED"
+    assert said["inwards"] in ("gaierror -2", "gaierror -5"), said
+    assert (said["this host"], said["refused"]) == ("ConnectionResetError", ["ConnectionResetError"] * 3), said
+    assert said["the proxy"] == ["ECONNREFUSED"] * 3
+    assert said["udp"] == "ECONNREFUSED"
+    asked = proxy.asked
+    assert {(API, 4443), (OTHER, 4443), (BY_ADDRESS, 443)} <= set(asked), asked
+    assert not {place for place, _ in asked} - {API, OTHER, BY_ADDRESS, "93.184.216.35"}, asked
+    told = {(row["target"], row["code"]) for row in rows if row["type"] == "denied"}
+    codes = {1407: "proxy_auth", 1403: "proxy_refused", 1099: "proxy_malformed"}
+    assert {(f"www.example.com:{port}/tls", code) for port, code in codes.items()} <= told, told
+    assert ("www.example.com:7002/tls", "proxy_itself") in told, told
+    place = f"the proxy 127.0.0.1:{proxy.port}: it "
+    notes = sorted(row["reason"].removeprefix(place) for row in rows if row.get("reason", "").startswith(place))
+    assert [note.split()[0] for note in notes] == ["answers", "refused", "refuses"], notes
+    reached = {row["target"] for row in rows if row["type"] == "reached"}
+    assert {"api.example.com:4443/tls", "other.example.com:4443/tls", f"{BY_ADDRESS}:443/tls"} == reached
+    assert WORD not in json.dumps(world.rows())
+    # Nothing of the run was ever at the host's interface.
+    assert world.internet.leftovers() == []
+
+
+def test_proxy_by_name_and_direct_hosts(world: InjectWorld, host: FakeHost, proxy: ConnectProxy) -> None:
+    configured(world, proxy, more='by_name = true\ndirect = ["other.example.com"]\n')
+    proxy.names["api.example.com"] = API
+    code = "answer = [ask('GET', '/user')[0], ask('GET', '/user', host='other.example.com')[0]]\n"
+    said, _ = run(world, code, grants())
+    assert said == [200, 200]
+    assert proxy.asked == [("api.example.com", 4443)]
+    assert len(host.seen) == 2
+
+
+def test_dead_proxy_is_told_with_its_place(world: InjectWorld, host: FakeHost, proxy: ConnectProxy) -> None:
+    configured(world, proxy, port=9)
+    said, rows = run(world, "answer = ask('GET', '/user')\n", grants())
+    assert said == [0, "ConnectionResetError"]
+    assert ("api.example.com:4443/tls", "proxy_unreachable") in {
+        (row["target"], row["code"]) for row in rows if row["type"] == "denied"
+    }
+    assert any("the proxy 127.0.0.1:9: it does not answer" in row.get("reason", "") for row in rows)
+    assert not host.seen
+
+
+def test_plain_entries_beside_a_proxy_are_refused(world: InjectWorld, proxy: ConnectProxy) -> None:
+    configured(world, proxy)
+    for listed, network, at in (
+        (internet.entries(("api.example.com", "[443]", "tcp")), "full", "permissions.network[0]"),
+        ("", "full", "resources.network"),
+    ):
+        package = world.sign(world.package({"main.py": ""}, network=network, more=listed))
+        with pytest.raises(errors.NotEnforceableError, match="the operator's proxy") as refused:
+            world.run(package)
+        assert refused.value.where == at or at in str(refused.value.details), refused.value.details
+        assert "take [proxy] out of config.toml" in refused.value.hint
+
+
+def test_this_host_and_proxy_are_never_asked_for() -> None:
+    plan: dict[str, list[str]] = {"names": [], "addresses": []}
+    found = Destinations({**plan, "proxy": Proxy("203.0.113.9", 3128, by_name=True).plan()}, lambda name: [])
+    for address in ("203.0.113.9", "127.0.0.1", "127.9.9.9", "::1"):
+        with pytest.raises(ProxyError) as refused:
+            found.connected("", [address], 443)
+        assert refused.value.code == "proxy_itself"
+    assert not is_local("93.184.216.34")
