@@ -28,6 +28,7 @@ from sandbox.kernel.net import netns as spaces
 from sandbox.kernel.proc.spawn import PATIENCE, Patience
 from sandbox.network import addresses, base_rules, namespaces, resolvers, ruleset_cache, uplink
 from sandbox.network.dns import gate as dns_gate
+from sandbox.network.forwarded import ForwardedFlows
 from sandbox.network.gate import prefork
 from sandbox.network.gate.lease_desk import LeaseDesk
 from sandbox.network.gate.proxy import ProxyTerms
@@ -39,6 +40,8 @@ from sandbox.network.service import gate as service_gate
 from sandbox.network.tls import gate as tls_gate
 
 _Gate = dns_gate.DnsGate | tls_gate.TlsGate | tls_gate.ProxyConnector | publish_gate.PublishGate
+# Expired entries are left to the kernel where there are no more.
+_FEW = base_rules.MAX_CONNECTIONS // 2
 Watches = Mapping[int, Callable[[], errors.RunError | None]]
 
 
@@ -56,6 +59,7 @@ class Gateway:
     inject: inject_gate.InjectGate | None = None
     listening: publish_gate.Listening | None = None
     host: host_gate.HostGate | None = None
+    forwarded: ForwardedFlows | None = None
 
     def make(self) -> None:
         """Carry out (2) to (6).
@@ -80,16 +84,22 @@ class Gateway:
             self.listening.end()
         if self.host is not None:
             self.host.end()
+        self._count()
 
     def collect(self) -> None:
-        """Remove expired entries from the tables, unless there are few. Called every second.
+        """Remove expired entries from the tables, and count the destinations of the others. Called every second.
 
         Requests whose secret was taken away are cut.
         """
         if self.inject is not None:
             self.inject.look()
-        if self.remembered.count() > base_rules.MAX_CONNECTIONS // 2:
-            self.remembered.collect()
+        self._count()
+
+    def _count(self) -> None:
+        if self.remembered.count() and (self.forwarded is not None or self.remembered.count() > _FEW):
+            entries = self.remembered.counted()
+            if self.forwarded is not None:
+                self.forwarded.look(entries)
 
 
 @contextlib.contextmanager
@@ -191,7 +201,8 @@ def opened(
                     process.ready()
                 gateway.watches.update(gateway.services.watches)
 
-        yield Gateway(made, make, listening=listening)
+        counts = None if reached is None or plug is None else ForwardedFlows(reached)
+        yield Gateway(made, make, listening=listening, forwarded=counts)
 
 
 def _listening(

@@ -35,6 +35,9 @@ SETTINGS: Final = {
     "ipv6/conf/default/accept_dad": 0,
     "ipv6/conf/default/addr_gen_mode": 1,
 }
+# Bytes of forwarded connections are counted (sandbox.network.forwarded). The kernel has this setting once rules are
+# loaded that track connections. It holds nothing, so it is not attested.
+_COUNTING: Final = {"netfilter/nf_conntrack_acct": 1}
 GATEWAY_SETTINGS: Final = {
     **SETTINGS,
     "ipv4/ip_forward": 1,
@@ -108,6 +111,7 @@ def open_link(spaces: Spaces) -> None:
     Raises:
         errors.KernelError: Raised when the kernel refuses.
     """
+    netns.within(spaces.gateway, lambda: _settle(_COUNTING))
     with netns.within(spaces.gateway, netlink.Route) as route:
         route.do([netlink.up(_AGENT)])
     with netns.within(spaces.agent, netlink.Route) as route:

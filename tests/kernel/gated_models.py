@@ -90,7 +90,12 @@ def opened(
         namespaces.connect(made)
         namespaces.open_link(made)
         terms = gate.Terms(
-            found.providers, keys or {}, asked.append, pages=found.pages, credits=plan.pop("credits", None)
+            found.providers,
+            keys or {},
+            asked.append,
+            pages=found.pages,
+            credits=plan.pop("credits", None),
+            proxy=plan.pop("proxy", None),
         )
         with gate.open({**PLAN, **plan}, terms, inside=made.inside, denied=told.append) as opened_gate:
             for one in opened_gate.processes:

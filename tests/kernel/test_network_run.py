@@ -25,16 +25,44 @@ def networked(tmp_path: Path, warm: Path, net: Internet) -> Iterator[NetworkedWo
     assert net.leftovers() == []
 
 
+# Five connections, one of them with 100 kB over more than a second; and a datagram with its answer.
+PROBES_TO_COUNT = """
+import socket, time
+for number in range(5):
+    with socket.create_connection(("93.184.216.34", 80), timeout=10) as s:
+        for _ in range(10 if number == 0 else 0):
+            s.sendall(b"x" * 10_000)
+            time.sleep(0.15)
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+    s.settimeout(10)
+    s.connect(("9.9.9.9", 443))
+    s.send(b"y" * 1000)
+    s.recv(2000)
+"""
+
+
 def test_granted_address_connects_and_others_are_refused(networked: NetworkedWorld) -> None:
     grants = internet.entries(("93.184.216.34", "[80]", "tcp"), ("2606:4700::1111", "[80]", "tcp"))
     probes = [
         "tcp('93.184.216.34', 80)", "tcp('2606:4700::1111', 80)",
         "tcp('93.184.216.34', 443)", "tcp('9.9.9.9', 80)", "tcp('2606:4700::2222', 80)", "udp('9.9.9.9', 123)",
     ]  # fmt: skip
-    answer = networked.ask(internet.probes(probes), network="full", more=grants)
+    # Open for longer than the table is looked at once, and closed before the end.
+    code = PROBES_TO_COUNT + internet.probes(probes)
+    answer = networked.ask(code, network="full", more=grants + internet.entries(("9.9.9.9", "[443]", "udp")))
     # Where none is forwarded, an agent hears so at once, of what is granted as well.
     six = ["connected", "ECONNREFUSED"] if networked.internet.forwards_ipv6() else ["ENETUNREACH", "ENETUNREACH"]
     assert answer == ["connected", six[0], "ECONNREFUSED", "ECONNREFUSED", six[1], "ECONNREFUSED"]
+    # What was reached is counted, and what was refused is not.
+    rows = [row["kind"] for row in networked.rows() if row["kind"]["type"] == "reached"]
+    reached = {row["target"]: (row["connections"], row["bytes"]) for row in rows}
+    six_too = {"[2606:4700::1111]:80/tcp"} if networked.internet.forwards_ipv6() else set()
+    assert set(reached) == {"93.184.216.34:80/tcp", "9.9.9.9:443/udp"} | six_too
+    connections, carried = reached["93.184.216.34:80/tcp"]
+    assert connections == 6
+    assert 100_000 < carried < 150_000, carried
+    connections, carried = reached["9.9.9.9:443/udp"]
+    assert (connections, 2 * (1000 + 28) <= carried <= 2 * 1028) == (1, True)
 
 
 def test_names_resolve_where_granted_and_lead_there_alone(networked: NetworkedWorld) -> None:

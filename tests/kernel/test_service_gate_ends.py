@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.kernel import fake_provider, live_runs
+from sandbox.rundir import registry
+from tests.kernel import fake_provider, live_runs, revoking
 from tests.kernel.conftest import leftovers
 from tests.kernel.fake_provider import KEY, Provider
 from tests.kernel.live_runs import Live, until
@@ -143,6 +144,23 @@ def test_key_that_is_removed_cuts_the_stream(served: World, provider: Provider) 
         assert error is not None
         assert (error.code, "`fake` was taken out" in str(error)) == ("revoked", True)
     vault(served, "put", "covenant-providers", "fake", secret=KEY + "\n")
+
+
+def test_revoked_run_is_cut_in_its_stream(served: World, provider: Provider) -> None:
+    (served.state / "providers.toml").write_text(PROVIDERS.format(url=provider.url))
+    with live_runs.live(served, STREAMS, more=MORE) as one:
+        until(lambda: provider.seen)
+        assert not provider.cut.wait(1)  # the control: it streams on
+        (entry,) = registry.agents(registry.live(served.state / "runs"))
+        assert entry.run_id == one.made.run_id
+        raw = revoking.next_root(served, revoking.manifest_of(served, entry.payload_digest))
+        enforced = revoking.revoke(served, raw)
+        # Enforced means that the agent is dead: no byte came to it after this.
+        assert [ended.run_id for ended in enforced.ended] == [one.made.run_id]
+        assert provider.cut.wait(5)
+        error = one.wait().error
+        assert error is not None
+        assert (error.code, _asked(one)["whole"]) == ("revoked", False)
 
 
 def test_provider_that_is_killed_gives_the_agent_an_error(served: World) -> None:

@@ -20,9 +20,10 @@ import pytest
 
 from policy.grants.sets import addresses
 from sandbox.network.dns import names
+from sandbox.network.gate.proxy import Proxy
 from sandbox.network.service import connector, connector_wire
 from sandbox.network.service.web import reader
-from tests.kernel import fake_web, gated_models
+from tests.kernel import connect_proxy, fake_web, gated_models
 from tests.kernel.fake_web import KEY, PAGE, Web
 from tests.kernel.gated_models import Gated
 
@@ -68,7 +69,7 @@ def pages() -> Iterator[tuple[Web, Path]]:
         yield made
 
 
-def opened(asked: Web, pages: tuple[Web, Path], *, kind: str = "brave", **web: Any) -> Any:
+def opened(asked: Web, pages: tuple[Web, Path], *, kind: str = "brave", proxy: Proxy | None = None, **web: Any) -> Any:
     """A gate without models."""
     text = TEXT.format(
         kind=kind,
@@ -79,7 +80,7 @@ def opened(asked: Web, pages: tuple[Web, Path], *, kind: str = "brave", **web: A
         ca=pages[1],
         unused=fake_web.unused_port(),
     )
-    plan = {"models": [], "names": NAMES, "web": {**WEB, **web}}
+    plan = {"models": [], "names": NAMES, "web": {**WEB, **web}, "proxy": proxy}
     return gated_models.opened(text, {"first": KEY}, **plan)
 
 
@@ -315,6 +316,24 @@ def test_private_address_is_refused_by_the_connector(monkeypatch: pytest.MonkeyP
     assert {one: targets.known(connector_wire.BY_NAME, one) for one in known} == known
     assert not targets.known(0, b"")
     assert b"\x7f\0\0\1" not in names.Public(addresses.PUBLIC)
+
+
+def test_pages_and_searches_go_by_the_proxy(search: Web, pages: tuple[Web, Path]) -> None:
+    pages[0].pages["/a"] = (200, {}, PAGE.encode())
+    with connect_proxy.serving("ann:planted") as proxy:
+        by = Proxy("127.0.0.1", proxy.port, "ann:planted", direct=(OTHER,))
+        with opened(search, pages, proxy=by) as gated:
+            assert fetched(gated, f"https://{HOST}/a")[0] == 200
+            assert searched(gated)[0] == 200
+            places = [f"{host}:{port}" for host, port in proxy.asked]
+            assert places == [pages[0].place, search.place]
+            # A host that is reached without it, and a proxy that refuses: the page fails, and nothing goes around.
+            assert fetched(gated, f"https://{OTHER}/a")[0] == 200
+            assert len(proxy.asked) == 2
+            proxy.says = b"HTTP/1.1 403 No\r\n\r\n"
+            before = len(pages[0].seen)
+            assert fetched(gated, f"https://{HOST}/a?again")[0] == 502
+            assert len(pages[0].seen) == before
 
 
 def test_reader_that_is_killed_ends_the_fetch(search: Web, pages: tuple[Web, Path]) -> None:

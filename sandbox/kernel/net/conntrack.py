@@ -25,6 +25,8 @@ _NETFILTER, _SUBSYSTEM, _GET, _DELETE = 12, 1, 1, 2
 _REQUEST, _ACK, _DUMP, _NESTED, _ERROR, _DONE = 0x1, 0x4, 0x300, 0x8000, 2, 3
 _TUPLE_ORIG, _TUPLE_IP, _V4_SRC, _V6_SRC = 1, 1, 1, 3
 _ID, _ZONE = 12, 18
+# Packets and bytes of each direction, where the namespace counts them (nf_conntrack_acct).
+_COUNTERS, _BYTES = (9, 10), 2
 # Attributes that no connection of ours has: a helper, a connection that it belongs to, a zone.
 _ODD = {5: "helper", 14: "master", _ZONE: "zone"}
 _TUPLE_REPLY, _TUPLE_PROTO = 2, 2
@@ -188,6 +190,14 @@ def _connection(body: bytes) -> Connection:
     return Connection(sent.protocol, sent.ends, answered.ends, " ".join(odd))
 
 
+class Counted(NamedTuple):
+    """An entry with the kernel's number of it, and the bytes of both directions, with headers."""
+
+    id: int
+    connection: Connection
+    bytes: int
+
+
 class _Tuple(NamedTuple):
     protocol: int
     ends: Ends
@@ -274,15 +284,26 @@ class Remembered:
         """Count the entries, with expired ones."""
         return int(os.pread(self._count, 32, 0))
 
-    def collect(self) -> None:
-        """Remove every expired entry, by a listing whose content is not used.
+    def counted(self) -> list[Counted]:
+        """Return every entry with its counts, by a listing that also removes expired ones.
 
         Raises:
             errors.KernelError: Raised when the kernel does not list them.
         """
+        found: list[Counted] = []
         try:
-            self._socket.send(_message(_GET, _REQUEST | _DUMP, socket.AF_INET))
-            while not any(kind in (_DONE, _ERROR) for kind, _ in messages(self._socket.recv(1 << 18))):
-                pass
+            self._socket.send(_message(_GET, _REQUEST | _DUMP, socket.AF_UNSPEC))
+            while True:
+                for kind, body in messages(self._socket.recv(1 << 18)):
+                    if kind in (_DONE, _ERROR):
+                        return found
+                    found.append(_counted(body[4:]))
         except OSError as e:
             raise errors.KernelError(f"connections cannot be listed: {e.strerror or e}") from e
+
+
+def _counted(body: bytes) -> Counted:
+    found = attributes(body)
+    counters = (attributes(found[one]) for one in _COUNTERS if one in found)
+    carried = sum(int.from_bytes(one.get(_BYTES, b"")) for one in counters)
+    return Counted(int.from_bytes(found.get(_ID, b"")), _connection(body), carried)

@@ -58,7 +58,7 @@ class Targets:
             return self._to(where, where, port, seconds)
         if host in self._places:
             where, port = self._places[host]
-            return self._to(where, where, port, _PAGE_SECONDS)
+            return self._to(host, where, port, _PAGE_SECONDS)
         found = [one for one in _addresses(host) if self._is_public(one)]
         if not found:
             raise PermissionError(errno.EACCES, "no public address")
@@ -76,7 +76,7 @@ class Targets:
 
     def _to(self, name: str, where: str, port: int, seconds: float) -> socket.socket:
         """Connect to an address of a name, by the proxy unless the name is one that is reached directly."""
-        if self._proxy is None or name in self._proxy.direct:
+        if self._proxy is None or name in self._proxy.direct or where in self._proxy.direct:
             return socket.create_connection((where, port), timeout=seconds)
         return self._proxy.connected(where, port, seconds)
 

@@ -43,7 +43,7 @@ class RefusedDestination(Exception):
 
 
 class Destinations:
-    """What the plan lets the gate be connected to. ``told`` returns the addresses of a name that the agent knows."""
+    """The destinations of the plan. ``told`` returns the addresses of a name that the agent was told."""
 
     def __init__(self, plan: Mapping[str, Any], told: Callable[[str], list[str]]) -> None:
         self._plan, self._told = TlsPlan(plan), told
