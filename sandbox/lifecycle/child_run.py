@@ -46,6 +46,8 @@ def run_child(dependencies: RunDependencies, parent: Request, child_request: Chi
         rights=parent.rights,
         behalf=parent.behalf,
         uid=parent.uid,
+        credits=parent.credits,
+        meter=parent.meter,
         # The key that its parent's intent names.
         told={**issuer, "pubkey": parent.reads["pubkey"]},
     )

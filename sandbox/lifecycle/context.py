@@ -34,6 +34,7 @@ from sandbox.host import facts
 from sandbox.kernel.runsc import command
 from sandbox.lifecycle import lease_desks
 from sandbox.lifecycle.types import Request, RunDependencies
+from sandbox.network.gate import credit_meter
 from sandbox.network.gate.lease_desk import LeaseDesk
 from sandbox.network.inject import gate as inject_gate
 from sandbox.network.publish import gate as publish_gate
@@ -126,7 +127,7 @@ class RunContext:
         self.reached = Reached()
         self.secrets: gvisor.Secrets | None = None
         self.below_ms: list[int] = []
-        self.spent_credits = 0
+        self._meter = request.meter
         self._key_watch: Callable[[], errors.RunError | None] = lambda: None
         self._root_version: int | None = None
 
@@ -342,7 +343,7 @@ class RunContext:
             used=self.below_ms.append,
             grace_seconds=dependencies.config.grace_seconds,
             start=None if start is None else self._start_child,
-            keep=(*dependencies.below, *(() if request.children is None else (request.children,))),
+            keep=(*dependencies.below, *(one for one in (request.children, self.meter(stack)) if one is not None)),
             alive=None if self.child is None else self.child.child_request.alive,
         )
         if made is not None and decision.artefacts.json("credentials.json")["names"]:
@@ -369,19 +370,19 @@ class RunContext:
         from sandbox.lifecycle import model_terms
 
         self._key_watch = model_terms.KeyWatch(decision, self.dependencies.config, stack).look
-        terms = model_terms.of(decision, self.dependencies.config, self.rows, self.request.credits, self._spend)
+        terms = model_terms.of(decision, self.dependencies.config, self.rows, self.request.credits, self.meter(stack))
         return structs.replace(terms, tools=self._tools(decision, stack)) if decision.effective.asks_tools else terms
 
-    def _spend(self, credits_: int) -> None:
-        self.spent_credits += credits_
+    def meter(self, stack: contextlib.ExitStack) -> int | None:
+        """Return the counter of credits that the run and its children share. None without a limit."""
+        if self._meter is None and self.request.credits is not None:
+            self._meter = credit_meter.create(stack)
+        return self._meter
 
     def _start_child(self, child_request: children.ChildRequest, say: children.Say) -> None:
-        """Start a child, which may spend what is left of the run's credits. Called in the child's own process."""
-        start, request = self.dependencies.start_child, self.request
-        assert start is not None
-        if request.credits is not None:
-            request = structs.replace(request, credits=max(0, request.credits - self.spent_credits))
-        start(request, child_request, say)
+        """Start a child, which spends of the run's credits. Called in the child's own process."""
+        if (start := self.dependencies.start_child) is not None:
+            start(structs.replace(self.request, meter=self._meter), child_request, say)
 
     def _tools(self, decision: decide.Decision, stack: contextlib.ExitStack) -> ToolTerms:
         from sandbox.lifecycle import tool_terms

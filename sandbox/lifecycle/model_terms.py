@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from msgspec import structs
@@ -28,10 +28,8 @@ from sandbox.vault.open import configured
 FAR_SECONDS: Final = 5.0
 
 
-def of(
-    decision: Decision, config: Config, rows: RunEvents, credits_: int | None, spent: Callable[[int], None]
-) -> gate.Terms:
-    """Return the terms of one run, which may spend ``credits_``. ``spent`` is called with the price of each request.
+def of(decision: Decision, config: Config, rows: RunEvents, credits_: int | None, meter: int | None) -> gate.Terms:
+    """Return the terms of one run, which may spend ``credits_``. ``meter`` counts what was spent.
 
     Raises:
         errors.VaultError: a key cannot be had, with the verb that puts it there.
@@ -41,9 +39,9 @@ def of(
     operators = providers.load_all(config.state)
     granted = {name: one for name, one in operators.providers.items() if name in named}
     pages = {host: one for host, one in operators.pages.items() if effective.web.holds(host)}
-    told = functools.partial(_told, granted, rows, spent)
+    told = functools.partial(_told, granted, rows)
     by = proxy(config)
-    return gate.Terms(granted, keys(granted, config), told, config.tls.further(), pages, credits_, proxy=by)
+    return gate.Terms(granted, keys(granted, config), told, config.tls.further(), pages, credits_, meter, proxy=by)
 
 
 def proxy(config: Config) -> Proxy | None:
@@ -157,9 +155,7 @@ class KeyWatch:
         return found.st_ino, found.st_mtime_ns
 
 
-def _told(
-    granted: Mapping[str, Provider], rows: RunEvents, spent: Callable[[int], None], asked: Asked | WebAsked
-) -> None:
+def _told(granted: Mapping[str, Provider], rows: RunEvents, asked: Asked | WebAsked) -> None:
     if isinstance(asked, Asked):
         one = granted[asked.provider]
         cost = limits.price(asked.input_tokens, asked.output_tokens, one.input_price, one.output_price)
@@ -167,4 +163,3 @@ def _told(
     else:
         cost = granted[asked.target].request_price if asked.service == "search" and asked.status == 200 else 0
         rows.web_asked(structs.asdict(asked), cost)
-    spent(cost)

@@ -53,6 +53,7 @@ class Request(Struct, frozen=True):
     - ``workspace`` is the directory that the caller gives to the agent, for a manifest with ``[workspace]``.
     - ``uid`` is that of the caller, by the kernel: it may use its own volumes, and root all of them.
     - ``credits`` is what the run and its children may spend at their service gates, None for no limit.
+    - ``meter`` counts what the run's parents and their children have spent of them; a child is given it.
     - ``part`` is this package as a part of a verified one: a tool server's, which has no envelope of its own.
     - ``observe`` collects what the run does (``covenant learn``). A child of it is not observed.
     - ``live`` takes the first lines of stderr as they come, for a client that shows them. A child has none.
@@ -78,6 +79,7 @@ class Request(Struct, frozen=True):
     live: Callable[[str], None] | None = None
     uid: int = 0
     credits: int | None = None
+    meter: int | None = None
     part: trust.TrustedPackage | None = None
     observe: Observed | None = None
 

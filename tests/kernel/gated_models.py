@@ -95,6 +95,7 @@ def opened(
             asked.append,
             pages=found.pages,
             credits=plan.pop("credits", None),
+            meter=plan.pop("meter", None),
             proxy=plan.pop("proxy", None),
         )
         with gate.open({**PLAN, **plan}, terms, inside=made.inside, denied=told.append) as opened_gate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import http.client
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from policy import errors
+from sandbox.network.gate import credit_meter
 from tests.kernel import fake_provider, gated_models
 from tests.kernel.fake_provider import Provider
 from tests.kernel.gated_models import Gated
@@ -132,6 +134,22 @@ def test_credits_are_overrun_by_one_request_at_most(pair: tuple[Provider, Provid
         assert ask(gated, "/second/v1/chat/completions")[0] == 200  # it has no price
         gated.look()
         assert sum(one.input_tokens + one.output_tokens for one in gated.asked if one.provider == "first") == 54
+
+
+def test_credits_are_spent_by_all_gates_of_a_tree(pair: tuple[Provider, Provider]) -> None:
+    prices = "input_price = 2_000_000\noutput_price = 2_000_000\n"
+    priced = text(pair[0].url, pair[1].url).replace("timeout_seconds = 5\n", prices)
+    with contextlib.ExitStack() as stack:
+        meter = credit_meter.create(stack)
+        parent, child = (
+            stack.enter_context(gated_models.opened(priced, models=GRANTED, credits=100, meter=meter)) for _ in "12"
+        )
+        assert [ask(one)[0] for one in (parent, child, child)] == [200] * 3
+        assert credit_meter.spent(meter) == 108
+        for one in (parent, child):
+            status, document = ask(one)
+            assert status == 429
+            assert "is spent: 108 of 100 credits" in document["error"]["message"]
 
 
 def test_answer_is_bounded_at_the_provider(pair: tuple[Provider, Provider]) -> None:

@@ -46,6 +46,8 @@ WHERE: Mapping[str, tuple[tuple[bpf.Masked, ...], ...]] = {
     "sendto": ((bpf.Masked(3, _INT & ~(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL), 0),),),
     "openat": ((bpf.Masked(2, _INT & ~(os.O_CLOEXEC | os.O_LARGEFILE | os.O_NONBLOCK), os.O_RDONLY),),),
 }
+# lseek: by SEEK_CUR and no number below 0.
+_FORWARDS = ((bpf.Masked(1, 1 << 63, 0), bpf.Masked(2, _INT, os.SEEK_CUR)),)
 _STDERR_BYTES = 4096
 # The time that a killed gate may take before its cgroup is thawed and killed.
 _DEATH_SECONDS = 0.25
@@ -61,7 +63,8 @@ class Gate(Struct, frozen=True):
     ``calls`` are system calls beyond ``CALLS``. ``namespace`` is a descriptor of its network namespace, None for an
     empty one of its own. ``join_files`` are files of the cgroup that accounts for it. ``patience`` limits the wait for
     its start: it watches for the end of the run, and can kill a frozen gate. With ``keeps_files`` it sees the host's
-    files, as its uid may, and opens them for reading alone.
+    files, as its uid may, and opens them for reading alone. With ``counts`` it moves the position of a file, forwards
+    alone (sandbox.network.gate.credit_meter).
     """
 
     module: str
@@ -74,6 +77,7 @@ class Gate(Struct, frozen=True):
     namespace: int | None = None
     threads: bool = False
     keeps_files: bool = False
+    counts: bool = False
     descriptors: int = 256
     memory_bytes: int = 512 << 20
     join_files: Sequence[str] = ()
@@ -260,7 +264,7 @@ def _document(gate: Gate) -> Iterator[int]:
             "parent": os.getpid(),
             "limits": _limits(gate),
             "files": gate.keeps_files,
-            "program": base64.b64encode(_filter(frozenset(gate.calls))).decode(),
+            "program": base64.b64encode(_filter(frozenset(gate.calls), counts=gate.counts)).decode(),
         },
     }
     with open(os.memfd_create("gate", os.MFD_CLOEXEC), "w+b") as file:
@@ -283,5 +287,6 @@ def _limits(gate: Gate) -> list[tuple[int, int]]:
 
 
 @functools.lru_cache(maxsize=8)
-def _filter(calls: frozenset[str]) -> bytes:
-    return seccomp.compile_own(CALLS | calls, arch=platform.machine(), where=WHERE)
+def _filter(calls: frozenset[str], *, counts: bool) -> bytes:
+    where = {**WHERE, "lseek": _FORWARDS} if counts else WHERE
+    return seccomp.compile_own(CALLS | calls | ({"lseek"} if counts else set()), arch=platform.machine(), where=where)

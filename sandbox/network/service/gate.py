@@ -54,9 +54,10 @@ class Terms(Struct, frozen=True):
     """The operator's part of a run's grant: the granted providers in the operator's order, and their keys.
 
     ``told`` is called with each request that was passed on. ``authorities`` are files that are believed beside the
-    system's, for a provider that names no file of its own. ``pages`` are the operator's words about hosts of
-    pages, ``credits`` what the run may spend, None for no limit. ``tools`` are the terms of the run's tools, None
-    where it has none. ``proxy`` is the operator's, by which the connector connects.
+    system's, for a provider that names no file of its own. ``pages`` are the operator's words about hosts of pages.
+    ``credits`` is what the run may spend, None for no limit, and ``meter`` counts what it and its children have spent
+    (sandbox.network.gate.credit_meter). ``tools`` are the terms of the run's tools, None where it has none. ``proxy``
+    is the operator's, by which the connector connects.
     """
 
     providers: Mapping[str, Provider]
@@ -65,6 +66,7 @@ class Terms(Struct, frozen=True):
     authorities: Sequence[str] = ()
     pages: Mapping[str, PageHost] = msgspec.field(default_factory=dict)
     credits: int | None = None
+    meter: int | None = None
     tools: ToolTerms | None = None
     proxy: proxy.Proxy | None = None
 
@@ -180,8 +182,15 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                     "system_ca": str(SYSTEM_CA),
                     "credits": terms.credits,
                 },
-                fds={"listener": listener.fileno(), "connector": near.fileno(), "usage": ledger.gate_end, **reads},
+                fds={
+                    "listener": listener.fileno(),
+                    "connector": near.fileno(),
+                    "usage": ledger.gate_end,
+                    **({} if terms.meter is None else {"credits": terms.meter}),
+                    **reads,
+                },
                 calls=CALLS,
+                counts=terms.meter is not None,
                 descriptors=_DESCRIPTORS,
                 **common,
             )

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from sandbox.network.gate import credit_meter
 from sandbox.network.service.shapes import RefusedError
 
 MINUTE: Final = 60.0
@@ -77,11 +78,14 @@ def price(inward: int, outward: int, input_price: int, output_price: int) -> int
 
 
 class CreditLimit:
-    """The credits that a run may spend; None for no limit. One request at most goes beyond it, as with tokens."""
+    """The credits that a run and its children may spend; None for no limit. ``meter`` counts those of all of them.
 
-    def __init__(self, credits_: int | None) -> None:
-        self._limit = credits_
-        self._spent = self._reserved = 0
+    One request of each run at most goes beyond the limit, as with tokens.
+    """
+
+    def __init__(self, credits_: int | None, meter: int | None = None) -> None:
+        self._limit, self._meter = credits_, meter
+        self._own = self._reserved = 0
         self._changed = asyncio.Condition()
 
     async def begin(self, most: int | None) -> int:
@@ -95,10 +99,11 @@ class CreditLimit:
         wanted = self._limit if most is None else most
         async with self._changed:
             while True:
-                if self._spent >= self._limit:
-                    message = f"the budget of this run is spent: {self._spent} of {self._limit} credits"
+                spent = self._spent()
+                if spent >= self._limit:
+                    message = f"the budget of this run is spent: {spent} of {self._limit} credits"
                     raise RefusedError(429, "limit", message)
-                if not self._reserved or self._spent + self._reserved + wanted <= self._limit:
+                if not self._reserved or spent + self._reserved + wanted <= self._limit:
                     self._reserved += wanted
                     return wanted
                 await self._changed.wait()
@@ -109,8 +114,14 @@ class CreditLimit:
             return
         async with self._changed:
             self._reserved -= reserved
-            self._spent += spent
+            if self._meter is None:
+                self._own += spent
+            else:
+                credit_meter.add(self._meter, spent)
             self._changed.notify_all()
+
+    def _spent(self) -> int:
+        return self._own if self._meter is None else credit_meter.spent(self._meter)
 
 
 def _over(what: str, wait: float) -> RefusedError:

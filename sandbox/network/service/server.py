@@ -60,7 +60,7 @@ class ServiceServer:
         self._limits = ModelLimits(plan.get("requests_per_minute"), plan.get("tokens_per_hour"), clock=time.monotonic)
         peers = [ProviderPeer(number, **one) for number, one in enumerate(plan["providers"])]
         self._upstreams = {peer.name: ProviderClient(connector, peer) for peer in peers}
-        self._credits = CreditLimit(plan.get("credits"))
+        self._credits = CreditLimit(plan.get("credits"), gate.fds.get("credits"))
         self._tools = None if tools is None else ToolEndpoint(tools, self._body)
         self._busy = 0
         self.web = WebServer(gate, connector, self._upstreams, self._book, self._credits)
