@@ -35,6 +35,11 @@ def _probe(asked: str, status: int, gate: main.GateInput) -> str:
             for _ in range(100):
                 os.write(gate.reports, message)
         return "done"
+    if asked in _MOVES:
+        try:
+            return str(os.lseek(gate.fds["meter"], *_MOVES[asked]))
+        except OSError as e:
+            return f"errno {e.errno}"
     if asked == "plan":
         return str(gate.plan["word"])
     try:
@@ -67,8 +72,19 @@ _FORBIDDEN: dict[str, Callable[[], object]] = {
     "own": lambda: fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid()),
     "duplicate": lambda: os.close(fcntl.fcntl(0, fcntl.F_DUPFD, 50)),
     "fastopen": lambda: _send(socket.MSG_FASTOPEN),
+    "fastopen by sendmsg": lambda: _PAIR[0].sendmsg([b"x"], [], socket.MSG_FASTOPEN),
     "more": lambda: _send(socket.MSG_MORE),
     # The controls: as a gate does it.
     "flags": lambda: fcntl.fcntl(0, fcntl.F_GETFL),
     "send": lambda: _send(socket.MSG_DONTWAIT),
+    "sendmsg": lambda: _PAIR[0].sendmsg([b"x"], [], socket.MSG_DONTWAIT),
+}
+# The position of the counter of credits: it is read and goes forwards.
+_MOVES = {
+    "add": (5, os.SEEK_CUR),
+    "read": (0, os.SEEK_CUR),
+    "take away": (-5, os.SEEK_CUR),
+    "take all": (-(2**63), os.SEEK_CUR),
+    "begin again": (0, os.SEEK_SET),
+    "end": (0, os.SEEK_END),
 }

@@ -8,22 +8,25 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
 
 from policy import denials, errors
 from policy.compile.network import firewall
-from sandbox.network.gate import prefork, process
+from sandbox.network.gate import credit_meter, prefork, process
 from tests.kernel.live_runs import until
 
 UID = firewall.GATE_UID
 PROBES = ("open", "socket", "fork", "exec", "kill", "memfd")
 
 
-def _gate(fd: int, module: str = "tests.kernel.echo_gate") -> process.Gate:
-    return process.Gate(module, "dns", {"refused"}, UID, {"word": "a word"}, {"agent": fd})
+def _gate(
+    fd: int, module: str = "tests.kernel.echo_gate", *, calls: Collection[str] = (), meter: int | None = None
+) -> process.Gate:
+    fds = {"agent": fd, **({} if meter is None else {"meter": meter})}
+    return process.Gate(module, "dns", {"refused"}, UID, {"word": "a word"}, fds, calls=calls, counts=meter is not None)
 
 
 class _Echo:
@@ -46,11 +49,11 @@ def echo() -> Iterator[_Echo]:
 
 
 @contextlib.contextmanager
-def _echo() -> Iterator[_Echo]:
+def _echo(calls: Collection[str] = (), meter: int | None = None) -> Iterator[_Echo]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         ours.settimeout(30)
-        with process.start(_gate(theirs.fileno())) as started:
+        with process.start(_gate(theirs.fileno(), calls=calls, meter=meter)) as started:
             theirs.close()
             started.ready(60)
             yield _Echo(started, ours)
@@ -74,6 +77,27 @@ def test_it_can_do_nothing_but_serve(echo: _Echo) -> None:
     refused = {word: echo.ask(word) for word in (*PROBES, "own", "duplicate", "fastopen", "more")}
     assert set(refused.values()) == {"errno 1"}, refused
     assert (echo.ask("flags"), echo.ask("send")) == ("done", "done")
+
+
+def test_handed_socket_cannot_connect_again() -> None:
+    """A compromised gate has sockets of the host's namespace: a message may open no connection by one."""
+    with _echo(calls={"sendmsg"}) as echo:
+        assert (echo.ask("fastopen by sendmsg"), echo.ask("sendmsg")) == ("errno 1", "done")
+
+
+def test_counter_of_credits_goes_forwards_alone() -> None:
+    with contextlib.ExitStack() as stack:
+        meter = credit_meter.create(stack)
+        credit_meter.add(meter, 7)
+        echo = stack.enter_context(_echo(meter=meter))
+        assert [echo.ask(word) for word in ("read", "add", "read")] == ["7", "12", "12"]
+        for word in ("take away", "take all", "begin again", "end"):
+            assert echo.ask(word) == "errno 1"
+        assert credit_meter.spent(meter) == 12
+        # A gate that adds all that it can takes no other run's count away.
+        credit_meter.add(meter, 2**63)
+        credit_meter.add(meter, 1)
+        assert credit_meter.spent(meter) == 2**63 - 1
 
 
 def test_same_is_possible_without_seal() -> None:

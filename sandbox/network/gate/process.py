@@ -40,10 +40,12 @@ CALLS = frozenset({
 _INT = 0xFFFFFFFF
 # The allowed arguments of calls that can do more than serving needs. fcntl: F_GETFL, F_SETFL and F_SETPIPE_SZ; with
 # F_SETOWN a gate could send a signal to another of its uid. sendto: no flag but MSG_DONTWAIT and MSG_NOSIGNAL; with
-# MSG_FASTOPEN a socket whose connection failed could make a new one. openat: for reading alone.
+# MSG_FASTOPEN a socket whose connection has failed or ended could make a new one, and gates are handed sockets of this
+# host's namespace. sendmsg: the same. openat: for reading alone.
 WHERE: Mapping[str, tuple[tuple[bpf.Masked, ...], ...]] = {
     "fcntl": tuple((bpf.Masked(1, _INT, command),) for command in (3, 4, 1031)),
     "sendto": ((bpf.Masked(3, _INT & ~(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL), 0),),),
+    "sendmsg": ((bpf.Masked(2, _INT & ~(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL), 0),),),
     "openat": ((bpf.Masked(2, _INT & ~(os.O_CLOEXEC | os.O_LARGEFILE | os.O_NONBLOCK), os.O_RDONLY),),),
 }
 # lseek: by SEEK_CUR and no number below 0.

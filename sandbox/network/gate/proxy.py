@@ -30,6 +30,8 @@ FAULTS: Final = {
     "proxy_malformed": "it answers as no proxy does ([proxy] url of config.toml)",
 }
 _HEAD_BYTES: Final = 8192
+# A name or an address: nothing that could end a line of the request.
+_HOST: Final = re.compile(r"[A-Za-z0-9_.:-]{1,253}")
 _STATUS: Final = re.compile(rb"HTTP/1\.[01] ([0-9]{3})[ \r]")
 
 
@@ -81,6 +83,8 @@ class Proxy(Struct, frozen=True):
             ProxyError: Raised when the proxy does not answer, refuses it, or is none.
             OSError: Raised when its connection ends.
         """
+        if not _HOST.fullmatch(host):
+            raise ProxyError(errno.EINVAL, "proxy_refused", "no host for a proxy")
         until = time.monotonic() + seconds
         try:
             made = socket.create_connection((self.host, self.port), timeout=seconds)

@@ -42,7 +42,7 @@ def test_every_key_can_be_written() -> None:
         '[vault]\nbackend = "openbao"\nkey = "/x/key"\naddress = "https://bao.example:8200"\ntoken = "/x/token"\n'
         'ca = "/x/ca.pem"\nmount = "kv"\nprefix = "agents"\ntimeout_seconds = 9\n'
         '[tls]\nca = ["/x/company.pem"]\n'
-        '[proxy]\nurl = "http://proxy.example:3128"\nsecret = "proxy"\ndirect = ["models.example"]\n'
+        '[proxy]\nurl = "http://proxy.example:3128"\nsecret = "proxy"\ndirect = ["models.example"]\nby_name = true\n'
     )
     written = {"host", "runsc", "nft", "python3", "node", "uid_first", "uid_count", "start_deadline_seconds"}
     written |= {"grace_seconds", "allow_unsigned_trusted_local", "trusted_local_user", "path_owners"}
