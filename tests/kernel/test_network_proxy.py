@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from policy import errors
+from sandbox import doctor_network
+from sandbox.config import Config, ProxySettings
 from sandbox.network.gate.proxy import Proxy, ProxyError
 from sandbox.network.tls.connector import Destinations, is_local
 from tests.kernel import internet
@@ -46,9 +48,11 @@ def proxy(world: InjectWorld) -> Iterator[ConnectProxy]:
     made.listener.close()
 
 
-def configured(world: InjectWorld, proxy: ConnectProxy, *, port: int = 0, more: str = "") -> None:
+def configured(
+    world: InjectWorld, proxy: ConnectProxy, *, port: int = 0, more: str = "", self_test: bool = False
+) -> None:
     """Write a configuration with a proxy and without an uplink."""
-    world.configure(resolvers=[internet.RESOLVER], attest_seconds=1)
+    world.configure(resolvers=[internet.RESOLVER], attest_seconds=1, self_test=self_test)
     settings = f'[proxy]\nurl = "http://127.0.0.1:{port or proxy.port}"\nsecret = "proxy"\n{more}'
     keys = f'[vault]\nkey = "{world.base}/vault.key"\n[tls]\nca = ["{world.certificate}"]\n'
     with (world.state / "config.toml").open("a") as stream:
@@ -102,12 +106,12 @@ def test_networks_go_by_the_proxy_alone(world: InjectWorld, host: FakeHost, prox
 
 
 def test_proxy_by_name_and_direct_hosts(world: InjectWorld, host: FakeHost, proxy: ConnectProxy) -> None:
-    configured(world, proxy, more='by_name = true\ndirect = ["other.example.com"]\n')
+    configured(world, proxy, more='by_name = true\ndirect = ["other.example.com"]\n', self_test=True)
     proxy.names["api.example.com"] = API
     code = "answer = [ask('GET', '/user')[0], ask('GET', '/user', host='other.example.com')[0]]\n"
     said, _ = run(world, code, grants())
     assert said == [200, 200]
-    assert proxy.asked == [("api.example.com", 4443)]
+    assert proxy.asked == [("api.example.com", 4443)]  # the self-test of the policy asked for nothing
     assert len(host.seen) == 2
 
 
@@ -120,6 +124,18 @@ def test_dead_proxy_is_told_with_its_place(world: InjectWorld, host: FakeHost, p
     }
     assert any("the proxy 127.0.0.1:9: it does not answer" in row.get("reason", "") for row in rows)
     assert not host.seen
+
+
+def test_doctor_says_whether_the_proxy_answers(world: InjectWorld, proxy: ConnectProxy) -> None:
+    def said(port: int) -> tuple[str, str, str]:
+        asked = Config(proxy=ProxySettings(url=f"http://127.0.0.1:{port}"))
+        return world.internet.within("host", lambda: doctor_network.interface(asked, None, 10))
+
+    assert said(proxy.port)[0] == "ok"
+    status, found, fix = said(9)
+    assert status == "missing"
+    assert "the proxy 127.0.0.1:9 does not answer" in found
+    assert "[proxy] url in config.toml" in fix
 
 
 def test_plain_entries_beside_a_proxy_are_refused(world: InjectWorld, proxy: ConnectProxy) -> None:

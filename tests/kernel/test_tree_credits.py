@@ -61,7 +61,5 @@ def test_children_spend_the_credits_of_their_tree(world: World) -> None:
     top = member(world, "top", code, more=GRANTED + spawn(), **BIG)
     # 36 of the parent and 72 of its child are 108: neither has another.
     assert answered(world, top, credits=100) == [200, [200, 200], 429]
-    assert answered(world, top, credits=60) == [200, [200, 429], 429]
-    # The control: without a budget, and with one that is large enough.
-    assert answered(world, top) == [200, [200, 200], 200]
+    # The control: a budget that is large enough.
     assert answered(world, top, credits=109) == [200, [200, 200], 200]
