@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from covenant.handlers import billing
-from tests import daemon_kit
+from tests import a2a_kit, daemon_kit
 from tests.doubles import async_client
 from tests.doubles.async_client import AsyncClient
 from tests.kernel import serving
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.anyio
 
 # Long enough for a kill to hit it on any machine.
 SLOW = HEAD + f"import time\ntime.sleep({5 * SLOWNESS})\nanswer = 'at last: ' + intent['text']\n" + TAIL
+QUICK = HEAD + "answer = intent['text'].upper()\n" + TAIL
 BURNS = HEAD + "while True: pass\n"
 PATIENCE = 120 * SLOWNESS
 
@@ -41,7 +42,7 @@ def home(served: Served) -> Path:
     """A home of a user who is not root, with an agent that takes its time and one that never ends."""
     home = served.world.base / f"mail-{os.urandom(4).hex()}"
     (home / "agents").mkdir(parents=True)
-    for name, program in (("slow", SLOW), ("burns", BURNS)):
+    for name, program in (("quick", QUICK), ("slow", SLOW), ("burns", BURNS)):
         package = served.world.base / "packages" / name
         if not package.exists():
             package = served.world.package({"main.py": program}, name=name, id=name, cpu_ms=120_000 * SLOWNESS)
@@ -124,3 +125,25 @@ async def test_who_takes_task_back_ends_its_sandbox(served: Served, home: Path) 
         clock = daemon.server.now_ms()
         await _send(daemon.client, "burns", "late", deadline_ms=clock + 3000)
         assert (await _answer(daemon.client))["error_message"] == "deadline_exceeded"
+
+
+@pytest.mark.parametrize("version", ["1.0", "0.3"])
+async def test_sdk_of_a2a_asks_confined_agent(served: Served, home: Path, version: str) -> None:
+    for path in (home, *home.rglob("*")):
+        os.chown(path, 0, 0)
+    before = len(_started(served, "quick"))
+    async with daemon_kit.running(home, socket=served.path, http_port=0) as daemon:
+        await daemon.grant("memory.write", "a2a.send.quick@agent")
+        token = (home / "peers" / "operator.token").read_text().strip()
+        url = f"http://127.0.0.1:{daemon.http_port}/a2a/agents/quick"
+        async with a2a_kit.client(url, token, version=version, streaming=True) as client:
+            with anyio.fail_after(PATIENCE):
+                found = [one async for one in client.send_message(a2a_kit.asks("one two", "first"))]
+        assert found[0].WhichOneof("payload") == "task"
+        assert found[-2].artifact_update.artifact.parts[0].text == '"ONE TWO"'
+        assert found[-1].status_update.status.state == a2a_kit.types.TASK_STATE_COMPLETED
+        # The run of the supervisor is the one that the task names.
+        assert len(_started(served, "quick")) == before + 1
+        task = await a2a_kit.rpc(url, token, "tasks/get", {"id": found[0].task.id})
+        assert task["result"]["metadata"]["covenant/run_id"] in _ended(served)
+        assert (await daemon.ask("verify_audit_integrity"))["report"]["valid"] is True

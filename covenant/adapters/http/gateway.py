@@ -23,6 +23,8 @@ import anyio
 import anyio.abc
 from aiohttp import HttpVersion11, web
 
+from covenant.adapters.a2a import endpoints
+from covenant.adapters.a2a.endpoints import A2aEndpoints
 from covenant.adapters.console.asks import AskSupervisor, ViewPackages
 from covenant.adapters.console.pages import Console, Gate
 from covenant.adapters.http import feeds, guard, metrics, openapi, refusals, routes, streams
@@ -109,6 +111,13 @@ class HttpGateway:
             for method in (route.method, *(["HEAD"] if has_head else [])):
                 app.router.add_route(method, route.pattern, handler, expect_handler=_not_yet)
         gate = Gate(self._body, self._write_refused, self._known, self._one_more_stream, self.bounds.pace)
+        self._a2a = A2aEndpoints(
+            server,
+            endpoints.A2aGate(
+                *(self._let_in, self._body, self._one_more_stream, self._still, self._headers, self.bounds.pace)
+            ),
+        )
+        self._a2a.add_to(app.router, _not_yet)
         Console(server, supervisor or _no_supervisor, packages or _no_packages, gate).add_to(app.router, _not_yet)
         self._listener = Listener(app, connections=self.bounds.connections, head_seconds=self.bounds.head_seconds)
 
@@ -124,6 +133,7 @@ class HttpGateway:
         """Accept no more, end the streams, finish running requests within ``grace_seconds``, and abort the rest."""
         self._listener.refuse_more()
         self.server.feed.close()
+        self._a2a.stop()
         with anyio.move_on_after(grace_seconds):
             await self._idle.wait()
         await self._listener.stop()
@@ -159,14 +169,14 @@ class HttpGateway:
             cors = self._guard.cors(self._guard.origin(head), preflight=request.method == "OPTIONS")
             response = web.Response(status=204) if request.method == "OPTIONS" else await handler(request)
         except errors.HttpRefusedError as e:
-            response = self._refusal(e.details["status"], e)
+            response = self._refusal(request, e.details["status"], e)
         except errors.MalformedRequestError as e:
-            response = self._refusal(400, e)
+            response = self._refusal(request, 400, e)
         except errors.AuthenticationError as e:
-            response = self._refusal(401, e)
+            response = self._refusal(request, 401, e)
             response.headers["WWW-Authenticate"] = "Bearer"
         except web.HTTPException as e:
-            response = self._refusal(e.status, errors.HttpRefusedError(e.reason.lower()))
+            response = self._refusal(request, e.status, errors.HttpRefusedError(e.reason.lower()))
             response.headers.update({name: e.headers[name] for name in ("Allow",) if name in e.headers})
         except ConnectionError:
             raise
@@ -177,8 +187,10 @@ class HttpGateway:
             response.headers.update(cors)
         return response
 
-    def _refusal(self, status: int, error: errors.CovenantError) -> web.Response:
+    def _refusal(self, request: web.Request, status: int, error: errors.CovenantError) -> web.Response:
         self.server.meter.refused[str(status)] += 1
+        if endpoints.is_ours(request):
+            return endpoints.refusal(request, status, error)
         return refusals.refusal(status, error)
 
     # Routes ---------------------------------------------------------------------------------------------------
@@ -192,11 +204,15 @@ class HttpGateway:
         if route.path == "/openapi.json":
             return web.Response(body=_described(), content_type=JSON)
         # The body is not read: there is no key yet that could verify another host's envelope.
-        return self._refusal(503, errors.UnsupportedError("tasks of other hosts are not taken by this daemon"))
+        return self._refusal(request, 503, errors.UnsupportedError("tasks of other hosts are not taken by this daemon"))
 
-    async def _serve(self, route: Route, request: web.Request) -> web.StreamResponse:
+    async def _let_in(self, request: web.Request) -> Caller:
         caller = await self._admitted(request)
         self._known(request)
+        return caller
+
+    async def _serve(self, route: Route, request: web.Request) -> web.StreamResponse:
+        caller = await self._let_in(request)
         if own := self._own.get(route.path):
             return await own(request, caller)
         asked, on = await self._asked(route, request), _follow(route, request)
@@ -291,9 +307,14 @@ class HttpGateway:
         return web.Response(body=mcp_server.answer(found, document), content_type=JSON)
 
     def _watch(self, request: web.Request, caller: Caller) -> feeds.Watch:
-        headers = {**refusals.ALWAYS, **self._guard.cors(request.headers.get("Origin"))}
         token = guard.bearer(request.headers)
-        return feeds.Watch(self.server, caller, token, request, headers, self.bounds.pace)
+        return feeds.Watch(self.server, caller, token, request, self._headers(request), self.bounds.pace)
+
+    def _headers(self, request: web.Request) -> dict[str, str]:
+        return {**refusals.ALWAYS, **self._guard.cors(request.headers.get("Origin"))}
+
+    async def _still(self, request: web.Request, caller: Caller) -> bool:
+        return await self._watch(request, caller).still()
 
     @contextmanager
     def _one_more_stream(self, caller: Caller) -> Iterator[None]:

@@ -22,7 +22,8 @@ BODY_BYTES: Final = 8 * 1024 * 1024
 CONSOLE: Final = "/console/"
 LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 _ORIGIN: Final = re.compile(r"https?://(?:[a-z0-9-]+(?:\.[a-z0-9-]+)*|\[[0-9a-f:]+\])(?::[0-9]{1,5})?")
-_JSON: Final = re.compile(r'application/json(?:\s*;\s*charset="?utf-8"?)?\s*', re.IGNORECASE)
+# The second is A2A's own name for JSON.
+_JSON: Final = re.compile(r'application/(?:json|a2a\+json)(?:\s*;\s*charset="?utf-8"?)?\s*', re.IGNORECASE)
 # A query goes into histories, referrers and logs: RFC 6750, section 5.3, and OAuth 2.1 forbid tokens there.
 _CREDENTIALS: Final = frozenset({"access_token", "authorization", "bearer", "token", "token_b58"})
 _METHODS: Final = "GET, POST, OPTIONS"

@@ -1,0 +1,131 @@
+"""A2A over HTTP, driven by the official SDK in both versions of the protocol and in both bindings."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from a2a.utils.errors import TaskNotFoundError
+
+from covenant.keys.identity import Identity
+from covenant.runtime.runner import Runners
+from covenant.wire.types import AgentId
+from tests import a2a_kit, daemon_kit, runtime_kit
+from tests.a2a_kit import asks, types
+from tests.daemon_kit import Daemon
+from tests.mailbox_kit import Runs
+
+pytestmark = pytest.mark.anyio
+
+PEER = AgentId(display="peer@local", pubkey="8opHzTAnfzRpPEx21XtnrVTX28YQuCpAjcn1PczScKh")
+FRIEND = Identity(b"\x09" * 32).agent.model_copy(update={"display": "friend@local"})
+SENDS = ("memory.write", "a2a.send.upper@agent")
+SPOKEN = [(version, binding) for version in ("1.0", "0.3") for binding in ("JSONRPC", "HTTP+JSON")]
+
+
+class Served:
+    """A daemon with an agent that answers in capitals, and its tokens."""
+
+    def __init__(self, daemon: Daemon, runs: Runs, peer_token: str) -> None:
+        self.daemon, self.runs, self.peer_token = daemon, runs, peer_token
+        self.token = (daemon.home / "peers" / "operator.token").read_text().strip()
+
+    def url(self, agent: str = "upper") -> str:
+        return f"http://127.0.0.1:{self.daemon.http_port}/a2a/agents/{agent}"
+
+
+@asynccontextmanager
+async def served(home: Path) -> AsyncIterator[Served]:
+    runs = Runs()
+    home.mkdir(mode=0o700)
+    runtime_kit.package(home, "upper", name="Upper", required="['memory.write']")
+
+    def prepare(server: Any) -> None:
+        server.runners = Runners({"python3": runs})
+
+    async with daemon_kit.running(home, prepare=prepare, http_port=0) as daemon:
+        await daemon.grant(*SENDS)
+        made = await daemon.ask("enroll_peer", display=PEER.display, pubkey=PEER.pubkey, actions=["memory.write"])
+        yield Served(daemon, runs, made["token_b58"])
+
+
+def client(one: Served, version: str = "1.0", binding: str = "JSONRPC", **config: Any) -> Any:
+    return a2a_kit.client(one.url(), one.token, version=version, binding=binding, **config)
+
+
+async def first(answers: AsyncIterator[Any]) -> Any:
+    found = [one async for one in answers]
+    assert len(found) == 1
+    return found[0].task
+
+
+@pytest.mark.parametrize(("version", "binding"), SPOKEN)
+async def test_sdk_sends_gets_streams_cancels(covenant_home: Path, version: str, binding: str) -> None:
+    async with served(covenant_home) as one, client(one, version, binding, streaming=False) as plain:
+        task = await first(plain.send_message(asks("one two", "m1")))
+        assert (task.status.state, task.artifacts[0].parts[0].text) == (types.TASK_STATE_COMPLETED, "ONE TWO")
+        again = await plain.get_task(types.GetTaskRequest(id=task.id))
+        assert (again.id, again.context_id, again.artifacts) == (task.id, task.context_id, task.artifacts)
+        # The same message is the same task, which runs once.
+        assert (await first(plain.send_message(asks("one two", "m1")))).id == task.id
+        assert len(one.runs.asked) == 1
+        one.runs.hold = anyio.Event()
+        open_task = await first(plain.send_message(asks("three", "m2", return_immediately=True)))
+        assert open_task.status.state in (types.TASK_STATE_SUBMITTED, types.TASK_STATE_WORKING)
+        ended = await plain.cancel_task(types.CancelTaskRequest(id=open_task.id))
+        assert ended.status.state == types.TASK_STATE_CANCELED
+        one.runs.hold = None
+        async with client(one, version, binding, streaming=True) as streaming:
+            kinds = [e.WhichOneof("payload") async for e in streaming.send_message(asks("four", "m3"))]
+        assert kinds[0] == "task"
+        assert kinds[-2:] == ["artifact_update", "status_update"]
+        with pytest.raises(TaskNotFoundError):
+            await plain.get_task(types.GetTaskRequest(id="none"))
+
+
+async def rpc(one: Served, method: str, params: Any, *, token: str | None = None) -> dict[str, Any]:
+    return await a2a_kit.rpc(one.url(), token or one.token, method, params)
+
+
+def message(text: str, name: str) -> dict[str, Any]:
+    return {"message": {"messageId": name, "role": "user", "parts": [{"kind": "text", "text": text}]}}
+
+
+async def test_tokens_and_grants_decide(covenant_home: Path) -> None:
+    async with served(covenant_home) as one:
+        async with httpx.AsyncClient() as http:
+            card = f"{one.url()}/.well-known/agent-card.json"
+            bare = await http.get(card)
+            assert (bare.status_code, bare.json()["error"]["status"]) == (401, "UNAUTHENTICATED")
+            assert bare.headers["WWW-Authenticate"] == "Bearer"
+            assert (await http.post(one.url(), json={})).json()["error"]["data"][0]["reason"] == "UNAUTHENTICATED"
+            own = {"Authorization": f"Bearer {one.token}"}
+            assert (await http.get(card, headers=own)).json()["skills"][0]["id"] == "upper"
+            assert (await http.get(card.replace("upper", "absent"), headers=own)).status_code == 404
+            assert (await http.get(card, headers={**own, "Origin": "https://evil.example"})).status_code == 403
+            assert (await http.get(card, headers={**own, "Host": "evil.example"})).status_code == 421
+        mine = (await rpc(one, "message/send", message("one", "m")))["result"]
+        refused = await rpc(one, "message/send", message("one", "m"), token=one.peer_token)
+        assert (refused["status"], refused["id"]) == (403, 7)
+        assert "a2a.send.upper@agent" in refused["error"]["message"]
+        await one.daemon.grant(f"a2a.recv.{FRIEND.display}")
+        friend = {"display": FRIEND.display, "pubkey": FRIEND.pubkey, "actions": SENDS}
+        token = (await one.daemon.ask("enroll_peer", **friend))["token_b58"]
+        theirs = (await rpc(one, "message/send", message("one", "m"), token=token))["result"]
+        # The same message of another caller is another task, and no caller reaches another's by its id.
+        assert theirs["id"] != mine["id"]
+        for method in ("tasks/get", "tasks/cancel", "tasks/resubscribe", "GetTask", "CancelTask"):
+            answer = await rpc(one, method, {"id": mine["id"]}, token=token)
+            assert answer["error"]["code"] == -32001, method
+        assert (await rpc(one, "tasks/get", {"id": mine["id"]}))["result"] == mine
+        listed = (await rpc(one, "ListTasks", {}, token=token))["result"]
+        assert [task["id"] for task in listed["tasks"]] == [theirs["id"]]
+        rows = (await one.daemon.ask("recent_audit", limit=200))["events"]
+        sent = [row["kind"] for row in rows if row["kind"]["type"] == "a2_a_task_sent"]
+        assert {row["task_kind"] for row in sent} == {"a2a.message"}
+        assert all(len(row["intent_hash_hex"]) == 64 for row in sent)

@@ -1,0 +1,124 @@
+"""A2A's parsers with any bytes, documents, paths and queries: a call or a refusal of A2A, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from covenant.wire.a2a import calls, faults
+from policy import errors
+
+_FIELDS = (
+    *(
+        "id",
+        "taskId",
+        "message",
+        "request",
+        "messageId",
+    ),
+    *(
+        "message_id",
+        "contextId",
+        "role",
+        "parts",
+        "content",
+    ),
+    *(
+        "text",
+        "data",
+        "file",
+        "raw",
+        "url",
+    ),
+    *(
+        "configuration",
+        "blocking",
+        "returnImmediately",
+        "acceptedOutputModes",
+        "pushNotificationConfig",
+    ),
+    *(
+        "config",
+        "token",
+        "authentication",
+        "schemes",
+        "scheme",
+    ),
+    *(
+        "credentials",
+        "pageSize",
+        "page_size",
+        "pageToken",
+        "status",
+    ),
+    *(
+        "includeArtifacts",
+        "pushNotificationConfigId",
+    ),
+)
+_NAMES = st.sampled_from(_FIELDS)
+_SOME = (
+    *(
+        "message/send",
+        "tasks/get",
+        "tasks/pushNotificationConfig/set",
+        "SendMessage",
+        "GetTask",
+    ),
+    *(
+        "ListTasks",
+        "CancelTask",
+        "CreateTaskPushNotificationConfig",
+        "DeleteTaskPushNotificationConfig",
+    ),
+)
+_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=8)
+    | st.sampled_from(["user", "ROLE_USER", "text/plain", "http://a.example/x"]),
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(_NAMES, inside, max_size=6),
+    max_leaves=12,
+)
+_PATHS = st.lists(
+    st.sampled_from(["v1/", "tasks", "/", "id", ":", "cancel", "subscribe", "pushNotificationConfigs", "message:send"])
+    | st.text(max_size=3),
+    max_size=7,
+).map("".join)
+_METHODS = st.sampled_from(_SOME) | st.text(max_size=9)
+
+
+def call_or_fault(read: Any) -> None:
+    refused: errors.CovenantError | None = None
+    try:
+        read()
+    except errors.HttpRefusedError as e:
+        refused = e
+    if refused is not None:
+        fault = faults.fault_of(refused)
+        assert fault.status in (400, 404)
+        assert json.loads(faults.to_rpc(None, fault, refused))["error"]["code"] == fault.number
+
+
+@given(st.binary(max_size=200) | _VALUES.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_are_envelope_or_fault(raw: bytes) -> None:
+    call_or_fault(lambda: calls.envelope(raw))
+
+
+@given(_METHODS, _VALUES)
+def test_any_parameters_are_call_or_fault(method: str, params: Any) -> None:
+    call_or_fault(lambda: calls.of_method(method, params))
+
+
+@given(
+    st.sampled_from(["GET", "POST", "DELETE", "PUT"]),
+    _PATHS,
+    st.dictionaries(_NAMES, st.text(max_size=5), max_size=4),
+    st.just(b"") | _VALUES.map(lambda value: json.dumps(value).encode()),
+)
+def test_any_request_is_call_or_fault(method: str, path: str, query: dict[str, str], raw: bytes) -> None:
+    call_or_fault(lambda: calls.of_path(method, path, query, raw))
