@@ -43,6 +43,7 @@ from covenant.handlers.server import Server
 from covenant.runtime.budget_preemption import BudgetPreemption
 from covenant.settings import Settings
 from covenant.wire import parts
+from covenant.wire.a2a import push_urls
 from policy import errors
 from policy.data import price_table
 from sandbox import core_dumps
@@ -265,9 +266,18 @@ async def _http(
     if settings.http_port is None:
         yield None
         return
+    allowed, bad = push_urls.rules(settings.a2a_push_urls)
+    if bad:
+        # An entry that is left out would be a smaller list than the operator thinks; a wider reading is never taken.
+        raise errors.SettingError(
+            f"`{bad[0][:64]}` is no URL of {covenant_settings.PUSH_URLS}",
+            hint="write https://HOST[:PORT][/PATH], with commas between several",
+            where=covenant_settings.PUSH_URLS,
+        )
     gateway = http_gateway.HttpGateway(
         *(opened.server, group),
         origins=settings.http_origins,
+        push_urls=allowed,
         supervisor=opened.runtime.supervised.ask,
         packages=functools.partial(_view_packages, opened.server, settings),
     )

@@ -20,6 +20,7 @@ Choice = TypeVar("Choice", bound=str | None)
 
 HTTP_PORT: Final = 8421
 HTTP_ORIGINS: Final = ("http://localhost:3000",)
+PUSH_URLS: Final = "COVENANT_A2A_PUSH_URLS"
 _YES: Final = frozenset({"1", "true", "yes", "on"})
 _NO: Final = frozenset({"0", "false", "no", "off"})
 
@@ -80,6 +81,7 @@ class Settings:
     http_port: int | None = HTTP_PORT
     http_bind: str = "127.0.0.1"
     http_origins: tuple[str, ...] = HTTP_ORIGINS
+    a2a_push_urls: tuple[str, ...] = ()
     runtime_backend: Literal["trusted-local", "linux-gvisor"] | None = None
     hermes_base_url: str | None = None
     hermes_api_key: str | None = None
@@ -111,6 +113,7 @@ def read(environment: Mapping[str, str]) -> Settings:
         http_port=get.port("COVENANT_HTTP_PORT"),
         http_bind=get.loopback("COVENANT_HTTP_BIND_ADDR"),
         http_origins=_origins(environment.get("COVENANT_HTTP_ORIGINS")),
+        a2a_push_urls=tuple(filter(None, (word.strip() for word in environment.get(PUSH_URLS, "").split(",")))),
         runtime_backend=get.one_of("COVENANT_RUNTIME_BACKEND", ("trusted-local", "linux-gvisor"), None),
         hermes_base_url=get.url("HERMES_API_BASE_URL"),
         hermes_api_key=environment.get("HERMES_API_KEY") or None,

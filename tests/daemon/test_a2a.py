@@ -11,7 +11,9 @@ import anyio
 import httpx
 import pytest
 from a2a.utils.errors import TaskNotFoundError
+from aiohttp import web
 
+from covenant.adapters.a2a import push
 from covenant.keys.identity import Identity
 from covenant.runtime.runner import Runners
 from covenant.wire.types import AgentId
@@ -40,7 +42,7 @@ class Served:
 
 
 @asynccontextmanager
-async def served(home: Path) -> AsyncIterator[Served]:
+async def served(home: Path, **settings: Any) -> AsyncIterator[Served]:
     runs = Runs()
     home.mkdir(mode=0o700)
     runtime_kit.package(home, "upper", name="Upper", required="['memory.write']")
@@ -48,7 +50,7 @@ async def served(home: Path) -> AsyncIterator[Served]:
     def prepare(server: Any) -> None:
         server.runners = Runners({"python3": runs})
 
-    async with daemon_kit.running(home, prepare=prepare, http_port=0) as daemon:
+    async with daemon_kit.running(home, prepare=prepare, http_port=0, **settings) as daemon:
         await daemon.grant(*SENDS)
         made = await daemon.ask("enroll_peer", display=PEER.display, pubkey=PEER.pubkey, actions=["memory.write"])
         yield Served(daemon, runs, made["token_b58"])
@@ -129,3 +131,89 @@ async def test_tokens_and_grants_decide(covenant_home: Path) -> None:
         sent = [row["kind"] for row in rows if row["kind"]["type"] == "a2_a_task_sent"]
         assert {row["task_kind"] for row in sent} == {"a2a.message"}
         assert all(len(row["intent_hash_hex"]) == 64 for row in sent)
+
+
+class Receiver:
+    """An HTTP server of the loopback that keeps what is posted to it; `/moved` answers with a redirect."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, dict[str, str], Any]] = []
+
+    async def take(self, request: web.Request) -> web.Response:
+        self.heard.append((request.path, dict(request.headers), await request.json()))
+        if request.path == "/hook/moved":
+            return web.Response(status=307, headers={"Location": "/hook/elsewhere"})
+        return web.Response()
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[int]:
+        app = web.Application()
+        app.router.add_post("/{path:.*}", self.take)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        try:
+            yield site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+        finally:
+            await runner.cleanup()
+
+
+async def outcomes(one: Served, count: int) -> list[str]:
+    """The outcomes of so many push notifications, oldest first."""
+    with anyio.fail_after(30):
+        while True:
+            rows = (await one.daemon.ask("recent_audit", limit=200))["events"]
+            found = [row["kind"]["outcome"] for row in rows if row["kind"]["type"] == "a2_a_push_sent"]
+            if len(found) >= count:
+                return found[::-1]
+            await anyio.sleep(0.02)
+
+
+async def test_push_goes_to_listed_urls_alone(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push, "RETRY_SECONDS", ())
+    receiver = Receiver()
+    async with receiver.listening() as port:
+        base = f"http://127.0.0.1:{port}"
+        listed = (f"{base}/hook", f"http://localhost:{port}/hook")
+        async with served(covenant_home, a2a_push_urls=listed) as one:
+            for version, method in (("1.0", "SendMessage"), ("0.3", "message/send")):
+                name = "taskPushNotificationConfig" if version == "1.0" else "pushNotificationConfig"
+                config = {"url": f"{base}/hook/{version}", "token": "sesame"}
+                asked = {**message("one", version), "configuration": {name: config}}
+                assert (await rpc(one, method, asked))["result"]
+            assert set(await outcomes(one, 2)) == {"delivered"}
+            ends = {path: body for path, headers, body in receiver.heard if headers["X-A2A-Notification-Token"]}
+            assert ends["/hook/1.0"]["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
+            assert ends["/hook/0.3"]["status"]["state"] == "completed"
+            # The grip of each refusal: the same message with a listed URL was taken.
+            for url in (
+                f"{base}/hooks",
+                f"{base}/hook/../x",
+                f"{base}/",
+                "http://169.254.169.254/",
+                f"http://x@{base[7:]}",
+            ):
+                asked = {**message("one", url), "configuration": {"taskPushNotificationConfig": {"url": url}}}
+                assert (await rpc(one, "SendMessage", asked))["error"]["code"] == -32602, url
+            before = len(await outcomes(one, 2))
+            for url in (f"http://localhost:{port}/hook/name", f"{base}/hook/moved"):
+                asked = {**message("one", url), "configuration": {"taskPushNotificationConfig": {"url": url}}}
+                assert (await rpc(one, "SendMessage", asked))["result"]
+            assert {"refused", "failed"} <= set((await outcomes(one, before + 2))[before:])
+            assert {path for path, _, _ in receiver.heard}.isdisjoint({"/hook/name", "/hook/elsewhere"})
+            one.runs.hold = anyio.Event()
+            async with client(one, streaming=False) as sdk:
+                task = await first(sdk.send_message(asks("two", "held", return_immediately=True)))
+                made = await sdk.create_task_push_notification_config(
+                    types.TaskPushNotificationConfig(task_id=task.id, url=f"{base}/hook/sdk", id="mine")
+                )
+                assert (made.id, made.url) == ("mine", f"{base}/hook/sdk")
+                ask = types.GetTaskPushNotificationConfigRequest(task_id=task.id, id="mine")
+                assert (await sdk.get_task_push_notification_config(ask)).id == "mine"
+                every = types.ListTaskPushNotificationConfigsRequest(task_id=task.id)
+                assert len((await sdk.list_task_push_notification_configs(every)).configs) == 1
+                gone = types.DeleteTaskPushNotificationConfigRequest(task_id=task.id, id="mine")
+                await sdk.delete_task_push_notification_config(gone)
+                assert not (await sdk.list_task_push_notification_configs(every)).configs
+            one.runs.hold.set()

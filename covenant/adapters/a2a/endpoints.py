@@ -21,6 +21,7 @@ from aiohttp import web
 
 from covenant.adapters.a2a import following
 from covenant.adapters.a2a.following import Followed, Following, TaskEvents
+from covenant.adapters.a2a.push import Pushes
 from covenant.adapters.http import refusals, routes, streams
 from covenant.handlers.caller import Caller
 from covenant.handlers.mailbox import a2a
@@ -61,13 +62,17 @@ class _Asked(NamedTuple):
 class A2aEndpoints:
     """The paths of A2A of one daemon."""
 
-    def __init__(self, server: Server, gate: A2aGate) -> None:
-        self._server, self._gate = server, gate
+    def __init__(self, server: Server, gate: A2aGate, pushes: Pushes) -> None:
+        self._server, self._gate, self._pushes = server, gate, pushes
         self._following = Following(server)
 
     def stop(self) -> None:
         """End the streams and the waits for tasks: the daemon stops."""
         self._following.stop()
+
+    async def close(self) -> None:
+        """Close the connections of push notifications."""
+        await self._pushes.close()
 
     def add_to(self, router: web.UrlDispatcher, not_yet: Any) -> None:
         """Add the paths. ``not_yet`` answers no ``Expect`` before the caller is known."""
@@ -83,7 +88,9 @@ class A2aEndpoints:
         agent_id = request.match_info["agent"]
         url = f"http://{request.headers['Host']}{PREFIX}{agent_id}"
         try:
-            return web.json_response(card.card(url=url, push=False, **a2a.about(self._server, agent_id)))
+            return web.json_response(
+                card.card(url=url, push=bool(self._pushes.allowed), **a2a.about(self._server, agent_id))
+            )
         except errors.NoAgentError as e:
             return refusal(request, faults.NO_AGENT.status, e)
 
@@ -139,11 +146,38 @@ class A2aEndpoints:
                 if a2a.get(server, caller, agent_id, name).ended:
                     raise faults.refused(faults.UNSUPPORTED, "the task has ended", hint="ask for the task")
                 return await self._stream(asked, name)
-            case _:
-                raise faults.refused(faults.NO_PUSH, "no push notifications are sent")
+            case calls.SetPush() | calls.GetPush() | calls.ListPush() | calls.DeletePush():
+                return self._configure(asked, call)
+
+    def _configure(
+        self, asked: _Asked, call: calls.SetPush | calls.GetPush | calls.ListPush | calls.DeletePush
+    ) -> web.StreamResponse:
+        """Set, return, list or delete push configurations of a task."""
+        # Counts as a request of the caller's.
+        a2a.get(self._server, asked.caller, asked.agent_id, call.id)
+        who = (asked.caller, asked.agent_id, call.id)
+        if isinstance(call, calls.SetPush):
+            return _reply(
+                asked, shapes.push_config(call.id, self._pushes.set(*who, call.target, asked.dialect), asked.dialect)
+            )
+        found = self._pushes.listed(*who)
+        if isinstance(call, calls.ListPush):
+            configs = [shapes.push_config(call.id, one, asked.dialect) for one in found]
+            return _reply(asked, configs if asked.dialect is Dialect.RPC_03 else {"configs": configs})
+        if isinstance(call, calls.DeletePush):
+            self._pushes.delete(*who, call.config_id)
+            return _reply(asked, None if asked.dialect is Dialect.RPC_03 else {})
+        for one in found:
+            if call.config_id in ("", one.id):
+                return _reply(asked, shapes.push_config(call.id, one, asked.dialect))
+        raise faults.refused(faults.NO_TASK, "the task has no such push configuration")
 
     async def _send(self, asked: _Asked, call: calls.Send) -> web.StreamResponse:
+        if call.push is not None:
+            self._pushes.check(call.push)
         view = await a2a.send(self._server, asked.caller, asked.agent_id, call)
+        if call.push is not None:
+            self._pushes.set(asked.caller, asked.agent_id, view.id, call.push, asked.dialect)
         if call.streams:
             return await self._stream(asked, view.id)
         if call.waits and not view.ended:

@@ -25,6 +25,7 @@ from aiohttp import HttpVersion11, web
 
 from covenant.adapters.a2a import endpoints
 from covenant.adapters.a2a.endpoints import A2aEndpoints
+from covenant.adapters.a2a.push import Pushes
 from covenant.adapters.console.asks import AskSupervisor, ViewPackages
 from covenant.adapters.console.pages import Console, Gate
 from covenant.adapters.http import feeds, guard, metrics, openapi, refusals, routes, streams
@@ -37,6 +38,7 @@ from covenant.handlers.access import auth_failures, authentication
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
 from covenant.wire import mcp_server, requests, responses
+from covenant.wire.a2a.push_urls import PushUrl
 from policy import errors
 from policy.signing import strict_json
 
@@ -68,6 +70,7 @@ class HttpGateway:
     Args:
         group: runs the task that writes the count of unlogged wrong tokens.
         origins: the origins whose pages may send requests; invalid ones are ignored with a warning.
+        push_urls: where push notifications of A2A may go.
         supervisor: asks the supervisor for the console; ``packages`` shows what packages may do there.
     """
 
@@ -77,6 +80,7 @@ class HttpGateway:
         group: anyio.abc.TaskGroup,
         *,
         origins: Sequence[str] = (),
+        push_urls: Sequence[PushUrl] = (),
         bounds: HttpBounds | None = None,
         supervisor: AskSupervisor | None = None,
         packages: ViewPackages | None = None,
@@ -116,6 +120,7 @@ class HttpGateway:
             endpoints.A2aGate(
                 *(self._let_in, self._body, self._one_more_stream, self._still, self._headers, self.bounds.pace)
             ),
+            Pushes(server, group, push_urls),
         )
         self._a2a.add_to(app.router, _not_yet)
         Console(server, supervisor or _no_supervisor, packages or _no_packages, gate).add_to(app.router, _not_yet)
@@ -137,6 +142,7 @@ class HttpGateway:
         with anyio.move_on_after(grace_seconds):
             await self._idle.wait()
         await self._listener.stop()
+        await self._a2a.close()
 
     # Every request --------------------------------------------------------------------------------------------
 

@@ -131,6 +131,17 @@ def follow(server: Server, name: str, called: Callable[[TaskView], None]) -> Cal
     return server.mailbox.watch(heard)
 
 
+def follow_all(server: Server, called: Callable[[str], None]) -> Callable[[], None]:
+    """Call ``called`` with the mailbox's name of each task that changes, until the returned function is called."""
+    return server.mailbox.watch(lambda entry: called(entry.task.id))
+
+
+def let_in(server: Server, caller: Caller) -> bool:
+    """Whether the caller is still admitted by some token."""
+    pubkey = caller.agent.pubkey
+    return pubkey == server.identity.agent.pubkey or bool(server.peers.of(pubkey))
+
+
 def find(server: Server, caller: Caller, agent_id: str, name: str) -> TaskEntry:
     """Return the entry of a task that the caller sent to this agent.
 

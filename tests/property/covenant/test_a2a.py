@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import yarl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covenant.wire.a2a import calls, faults
+from covenant.wire.a2a import calls, faults, push_urls
 from policy import errors
 
 _FIELDS = (
@@ -122,3 +123,16 @@ def test_any_parameters_are_call_or_fault(method: str, params: Any) -> None:
 )
 def test_any_request_is_call_or_fault(method: str, path: str, query: dict[str, str], raw: bytes) -> None:
     call_or_fault(lambda: calls.of_path(method, path, query, raw))
+
+
+@given(st.text("htps:/a.example%2e@\\?#[]:0", max_size=40).map("https://a.example/hook".__add__) | st.text(max_size=30))
+def test_any_url_below_rule_stays_below_it(text: str) -> None:
+    rules, _ = push_urls.rules(["https://a.example/hook"])
+    try:
+        found = push_urls.check(rules, text)
+    except errors.HttpRefusedError:
+        return
+    target = yarl.URL(str(found), encoded=True)
+    assert (target.scheme, target.host, target.port, target.user) == ("https", "a.example", 443, None)
+    assert target.path == "/hook" or target.path.startswith("/hook/")
+    assert ".." not in target.path.split("/")

@@ -58,6 +58,7 @@ def test_each_variable_is_setting_of_its_name(covenant_home: Path) -> None:
         COVENANT_A2A_AUTO_RETRY_SCHEDULER="1",
         COVENANT_BUDGET_PROJECTION_POLICY="linear",
         COVENANT_HTTP_ORIGINS=" https://a.example , http://b.example,",
+        COVENANT_A2A_PUSH_URLS=" https://a.example/hook , http://127.0.0.1:9,",
         COVENANT_STATE="/s",
         COVENANT_SOCKET="/x.sock",
         HERMES_API_BASE_URL="http://127.0.0.1:1",
@@ -69,6 +70,7 @@ def test_each_variable_is_setting_of_its_name(covenant_home: Path) -> None:
         assert found == value, name
     assert (settings.retry.scheduler, settings.projection.policy) == (True, "linear")
     assert settings.http_origins == ("https://a.example", "http://b.example")
+    assert settings.a2a_push_urls == ("https://a.example/hook", "http://127.0.0.1:9")
     assert (settings.state, settings.socket) == (Path("/s"), Path("/x.sock"))
 
 

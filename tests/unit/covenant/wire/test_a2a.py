@@ -11,7 +11,7 @@ from a2a.compat.v0_3 import types as types_03
 from a2a.types import a2a_pb2
 from google.protobuf import json_format
 
-from covenant.wire.a2a import calls, faults, shapes
+from covenant.wire.a2a import calls, faults, push_urls, shapes
 from covenant.wire.a2a.calls import Dialect
 from covenant.wire.a2a.shapes import TaskView
 from policy import errors
@@ -102,3 +102,40 @@ def test_refusal_has_documents_of_both_bindings() -> None:
     http = json.loads(faults.to_http(found, error, legacy=False))
     assert http["error"]["details"][0]["metadata"] == {"covenantCode": error.code, "hint": "grant it"}
     assert json.loads(faults.to_http(faults.NO_TASK, error, legacy=True))["type"] == "TaskNotFoundError"
+
+
+RULES, _ = push_urls.rules(["https://a.example/hook", "http://127.0.0.1:9000", "http://[::1]:9/x/"])
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://a.example/hook", "https://a.example:443/hook/x?y=1", "http://127.0.0.1:9000/", "http://[::1]:9/x/y"],
+)
+def test_push_url_below_rule_is_taken(url: str) -> None:
+    assert push_urls.check(RULES, url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://a.example/hook", "https://a.example:444/hook", "https://b.example/hook", "https://a.example/hooks"),
+        *("https://a.example/hook/../x", "https://a.example/hook/%2e%2e/x", "https://a.example/hook/%252e%252e/x"),
+        *("https://a.example/hook/%2f", "https://a.example/hook/\\x", "https://a.example@b.example/hook"),
+        *("https://a.example/hook#x", "https://A.example/hook", "https://a.example /hook", "https://a.example/hook\n"),
+        *("ftp://a.example/hook", "http://127.0.0.1:0/", "http://127.1:9000/", "http://2130706433:9000/"),
+        *("http://[::ffff:127.0.0.1]:9000/", "http://127.0.0.1:9000.a.example/", "//a.example/hook", ""),
+    ],
+)
+def test_push_url_beside_rules_is_refused(url: str) -> None:
+    assert fault(push_urls.check, RULES, url) == faults.INVALID_PARAMS
+
+
+def test_push_rules_and_public_addresses() -> None:
+    words = ["https://a.example/hook?x", "a.example", "https://*.example/", "https://a.example"]
+    assert [str(one) for one in push_urls.rules(words)[0]] == ["https://a.example:443/"]
+    assert push_urls.rules(words)[1] == words[:3]
+    assert fault(push_urls.check, (), "https://a.example/") == faults.NO_PUSH
+    assert push_urls.is_public("8.8.8.8")
+    assert push_urls.is_public("2606:4700::1")
+    private = ("10.0.0.1", "127.0.0.1", "169.254.169.254", "::1", "fe80::1%eth0", "::ffff:10.0.0.1", "64:ff9b::a00:1")
+    assert not any(map(push_urls.is_public, (*private, "fd00::1", "2002:a00:1::", "0.0.0.0", "x")))
