@@ -24,6 +24,7 @@ from policy.signing.revoked import revoked
 from policy.signing.root import OperatorKey, Scope, Signer, TrustRoot
 
 __all__ = [
+    "AHEAD_MS",
     "Accepted",
     "NoSerials",
     "OperatorKey",
@@ -45,8 +46,15 @@ __all__ = [
 
 # decisions.md, Serials: a signer whose clock runs wild must not lock all later serials out.
 MAX_SERIAL_AHEAD_MS = statements.DAY_MS
+# A record that is further ahead of the clock than this was made while the clock was wrong: clocks are corrected by
+# seconds.
+AHEAD_MS = 5 * 60_000
 
 _WHERE = packages.ENVELOPE_NAME
+_CLOCK_HINT = (
+    "the clock was ahead once: look at it; if it is right now: sudo covenant state clock, and then: "
+    "covenant manifest sign PACKAGE --fresh"
+)
 _REVOKED_HINT = "sign the package again with a key of the trust root: covenant manifest sign PACKAGE --fresh"
 
 
@@ -387,9 +395,10 @@ def _check_now(
     if now_ms < statement.not_before:
         raise errors.ExpiredError("the envelope is not valid yet", hint="check this machine's clock", where=_WHERE)
     if latest_ms >= statement.expires_at:
-        raise errors.ExpiredError(
-            "the envelope has expired", hint="sign the package again: covenant manifest sign", where=_WHERE
-        )
+        hint = "sign the package again: covenant manifest sign"
+        if now_ms + AHEAD_MS < statement.expires_at:
+            hint = _CLOCK_HINT
+        raise errors.ExpiredError("the envelope has expired", hint=hint, where=_WHERE)
     # (8) audience
     if statement.audience is not None and statement.audience != audience:
         raise errors.AudienceError(
@@ -406,11 +415,16 @@ def _check_serial(statement: statements.Statement, payload_digest: str, serials:
             hint="check this machine's clock, or sign again with --serial",
             where=_WHERE,
         )
-    check_rollback(statement.agent_id, statement.serial, payload_digest, serials.accepted(statement.agent_id))
+    last = serials.accepted(statement.agent_id)
+    check_rollback(statement.agent_id, statement.serial, payload_digest, last, now_ms=now_ms)
 
 
-def check_rollback(agent_id: str, serial: int, payload_digest: str, last: Accepted | None) -> None:
+def check_rollback(
+    agent_id: str, serial: int, payload_digest: str, last: Accepted | None, *, now_ms: int | None = None
+) -> None:
     """The ratchet: a serial never goes down, and one serial has one payload.
+
+    With ``now_ms`` the error names the clock where the accepted serial is ahead of it: no new signature is higher then.
 
     Raises:
         errors.SerialError: it does, or it has two.
@@ -420,7 +434,7 @@ def check_rollback(agent_id: str, serial: int, payload_digest: str, last: Accept
     if serial < last.serial:
         raise errors.SerialError(
             f"serial {serial} of agent `{agent_id}` is older than {last.serial}, which was accepted",
-            hint="sign the package again",
+            hint=_CLOCK_HINT if now_ms is not None and last.serial > now_ms + AHEAD_MS else "sign the package again",
             where=_WHERE,
         )
     if serial == last.serial:

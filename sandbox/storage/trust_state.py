@@ -38,9 +38,8 @@ from sandbox.storage import atomic_file
 # and a decision within the minute costs no disk write.
 CLOCK_STEP_MS = 60_000
 
-# A record this far ahead of the clock was made under a clock that was ahead. Serials may be a day ahead
-# (``trust.MAX_SERIAL_AHEAD_MS``), and a clock is corrected by seconds.
-AHEAD_MS = 5 * 60_000
+# Serials may be a day ahead as well (``trust.MAX_SERIAL_AHEAD_MS``).
+AHEAD_MS = trust.AHEAD_MS
 
 _MAX_RECORD_BYTES = 4096
 _ROOT_NAME = re.compile(r"root-([0-9]{8})\.json")

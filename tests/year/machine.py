@@ -42,12 +42,16 @@ HERMES_AGENTS: Final = ("clerk", "scribe")
 AGENTS: Final = (*HERMES_AGENTS, "lapses", "worker", "warm")
 
 
-class _Place(World):
+class Place(World):
     """A world whose keys and trust root are made by the command, as an operator makes them."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, *, warm: Path | None = None) -> None:
         self.base, self.home = base, base / "home"
         self.state = self.home / "supervisor"
+        for path in (self.home, self.state, base / "packages"):
+            path.mkdir(mode=0o700, exist_ok=True)
+        for name in () if warm is None else ("rootfs", "closures"):
+            subprocess.run(["cp", "-al", f"{warm}/{name}", str(self.state / name)], check=True)
 
 
 class Machine:
@@ -58,14 +62,14 @@ class Machine:
         self._hermes_url = hermes_url
         self._daemon: subprocess.Popen[bytes] | None = None
         self._log = base / "daemon.log"
-        for name in ("home", "home/supervisor", "daemon", "packages"):
+        for name in ("home", "home/supervisor", "daemon"):
             (base / name).mkdir(mode=0o700)
         base.chmod(0o755)
         for name, size in DISK_MB.items():
             owner = CALLER if name == "daemon" else 0
             options = f"mode=700,uid={owner},gid={owner},size={size}m"
             subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(base / name)], check=True)
-        self.world = _Place(base)
+        self.world = Place(base)
         self.served = Served(self.world, callers=[CALLER])
         os.environ["COVENANT_HOME"] = str(self.world.home)
         config.load(self.world.state)

@@ -286,6 +286,21 @@ def test_9_a_serial_may_be_a_day_ahead_and_no_more() -> None:
     _refused("serial_rollback", kit.signed(serial=NOW + DAY + 1), greatest_time_ms=NOW + DAY)
 
 
+def test_9_a_record_ahead_of_the_clock_is_named() -> None:
+    """A new signature is no fix while the record is ahead; `covenant state clock` is."""
+    ahead = kit.Serials(hello=trust.Accepted(NOW + 60 * DAY, "0" * 64))
+    with pytest.raises(errors.SerialError) as raised:
+        kit.verify(kit.signed(serial=NOW), serials=ahead)
+    assert "covenant state clock" in raised.value.hint
+    behind = kit.Serials(hello=trust.Accepted(NOW - 1, "0" * 64))
+    with pytest.raises(errors.SerialError) as raised:
+        kit.verify(kit.signed(serial=NOW - 2), serials=behind)
+    assert raised.value.hint == "sign the package again"
+    with pytest.raises(errors.ExpiredError) as ended:
+        kit.verify(kit.signed(expires_at=NOW + DAY), kit.root(), greatest_time_ms=NOW + 2 * DAY)
+    assert "covenant state clock" in ended.value.hint
+
+
 # --- (10) digests ----------------------------------------------------------------------------------------------------
 
 
