@@ -28,11 +28,11 @@ from msgspec import Struct
 
 from policy import errors
 from policy.audit_log import chain, events
-from sandbox.audit import log_files
+from sandbox.audit import log_cut, log_files
 from sandbox.kernel import libc
 from sandbox.storage import atomic_file
 
-EVENTS, CHAIN = "events.jsonl", "events.chain.jsonl"
+EVENTS, CHAIN = log_files.EVENTS, log_files.CHAIN
 KEY, PUBLIC_KEY = "ledger.key", "ledger.pub"
 LOCK_SECONDS = 10.0
 
@@ -69,6 +69,7 @@ class Ledger:
         with contextlib.ExitStack() as stack:
             self._dir = log_files.open_directory(directory, stack)
             self._head_dir = log_files.open_directory(head.parent, stack)
+            log_cut.share(self._dir, self._head_dir, directory)
             # Which files the open ones are, by name and folder.
             self._identities: dict[tuple[str, int], tuple[int, int]] = {}
             self._events = self._open_file(EVENTS, self._dir, stack, os.O_APPEND)

@@ -16,6 +16,8 @@ from policy import errors
 from policy.audit_log import chain, events
 from sandbox.storage import atomic_file
 
+EVENTS: Final = "events.jsonl"
+CHAIN: Final = "events.chain.jsonl"
 # The most bytes that a writer leaves beyond the head.
 MAX_TAIL_BYTES: Final = events.MAX_LINE_BYTES + 64 * 1024
 # The most records of one write.
@@ -66,8 +68,8 @@ def check_private(info: atomic_file.OpenedFile, name: str) -> None:
         raise errors.LedgerError(f"`{name}` of the log is not ours alone", hint=f"chmod 0600 {name}", where=name)
 
 
-def read_private(name: str, folder: int) -> bytes | None:
-    """Read a private file. Returns None if it does not exist.
+def read_private(name: str, folder: int, *, max_bytes: int = 4096) -> bytes | None:
+    """Read the first ``max_bytes`` of a private file. Returns None if it does not exist.
 
     Raises:
         errors.LedgerError: Raised when ``check_private`` refuses the file.
@@ -78,7 +80,7 @@ def read_private(name: str, folder: int) -> bytes | None:
         return None
     with os.fdopen(fd, "rb") as stream:
         check_private(atomic_file.opened(fd), name)
-        return stream.read(4096)
+        return stream.read(max_bytes)
 
 
 def key(name: str, folder: int, *, head: str, log: Path) -> Ed25519PrivateKey:

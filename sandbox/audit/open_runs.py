@@ -132,6 +132,12 @@ def settled(state: Path) -> int:
     return found if type(found) is int and found >= 0 else 0
 
 
+def forget_settled(state: Path) -> None:
+    """Forget the offset after the log was cut: offsets in the old file mean nothing in the new one."""
+    with contextlib.suppress(FileNotFoundError):
+        (state / "unended" / _SETTLED).unlink()
+
+
 def named(state: Path, begin: str) -> str | None:
     """Return the one run without an end whose id has this prefix. Returns None if there is none or several."""
     with contextlib.suppress(FileNotFoundError):

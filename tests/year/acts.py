@@ -8,12 +8,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from covenant.wire import client
 from policy import errors
 from tests import cli_kit
 from tests.capability_kit import ADA
+from tests.crash.campaign import verified
 from tests.year.clock import DAY_MS, HOUR_MS, Clock, now_ms
 from tests.year.intents import Intents
 from tests.year.machine import AGENTS, Machine
@@ -38,6 +40,7 @@ class Year:
         self.key = "operator-0"
         self.wrong = intents.wrong
         self.counts: dict[str, int] = {}
+        self.archives: list[Path] = []
         self._grants: list[Grant] = []
         self._keys = 0
         self._lapses_ms = 0
@@ -132,7 +135,9 @@ class Year:
         old, self.key = self.key, f"operator-{self._keys}"
         cli_kit.done("keys", "new", self.key, "--no-passphrase")
         both = ("--sign-with", old, "--sign-with", self.key)
-        cli_kit.done("trust", "rotate", old, "--to", self.key, "--revoke", "rotated", *both, "--yes")
+        cli_kit.done(
+            "trust", "rotate", old, "--to", self.key, "--name", self.key, "--revoke", "rotated", *both, "--yes"
+        )
         codes = (errors.RevokedError.code, errors.UnknownKeyError.code)
         self.refused(codes, "a package of a key that was rotated away", lambda: self._intent("clerk"))
         self._sign_all()
@@ -198,6 +203,20 @@ class Year:
             self.machine.ask(kind, before_ms=before)
         self.intents.forget(before)
         self.monthly()
+
+    def archive(self) -> None:
+        """Move the supervisor's rows that are older than a month into an archive, between two starts."""
+        self.machine.stop_daemon()
+        self.machine.served.stop()
+        place = self.machine.base / "archives" / f"{len(self.archives)}"
+        place.parent.mkdir(mode=0o700, exist_ok=True)
+        made = cli_kit.document("audit", "archive", place, "--older-than", f"{self.month_days}d")
+        if made["cut"]:
+            self.archives.append(place)
+            complaints = verified(place)
+            self.expect(not complaints, f"an archive does not verify: {complaints}")
+        self.machine.served.start()
+        self.machine.start_daemon()
 
     def upgrade(self) -> None:
         """Stop both processes in order, and start them again."""
@@ -282,6 +301,7 @@ TIMES: Final[dict[Callable[[Year], None], int]] = {
     Year.rotate_token: 6,
     Year.renew_root: 3,
     Year.purge: 12,
+    Year.archive: 4,
     Year.upgrade: 6,
     Year.kill_daemon: 10,
     Year.kill_supervisor: 10,

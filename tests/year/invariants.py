@@ -60,7 +60,7 @@ def at_end(made: Year, samples: Sequence[Sample]) -> list[Finding]:
     found = [_chain(made), _stores(made), _answers(made)]
     found += _memory(samples)
     machine.stop_daemon()
-    found.append(_credits(made))
+    found += [_credits(made), _copied(made)]
     status = machine.served.stop()
     found.append(Finding("the supervisor ends in order", f"status {status}", status == 0))
     complaints = verified(machine.world.state)
@@ -71,7 +71,7 @@ def at_end(made: Year, samples: Sequence[Sample]) -> list[Finding]:
     found.append(Finding("no cgroup, process, mount or run directory is left", _few(left), not left))
     users = list(_users(machine.world.state))
     found.append(Finding("no user id is held", _few(users), not users))
-    files = [str(path) for path in machine.base.rglob("*.tmp*")] + [str(path) for path in machine.base.rglob(".tmp*")]
+    files = [str(path) for path in machine.base.rglob("*.new")]
     found.append(Finding("no temporary file is left", _few(files), not files))
     return found
 
@@ -118,6 +118,27 @@ def _credits(made: Year) -> Finding:
             wrong.append(f"intent {intent_id} was charged {paid} and its receipt says {used}")
     return Finding("the budget's ledger and the receipts agree", f"{len(charged)} charged, wrong: {_few(wrong)}",
                    not wrong)  # fmt: skip
+
+
+def _copied(made: Year) -> Finding:
+    """Compare the rows that the daemon copied with the supervisor's log and its archives."""
+    theirs: dict[str, str] = {}
+    for place in (*made.archives, made.machine.world.state):
+        for line in (place / "audit" / "events.jsonl").read_text().splitlines():
+            theirs[json.loads(line)["id"]] = line
+    seen: set[str] = set()
+    wrong = []
+    for line in (made.machine.daemon_home / "audit" / "events.jsonl").read_text().splitlines():
+        kind = json.loads(line)["kind"]
+        if kind["type"] != "supervisor_row":
+            continue
+        if kind["event_id"] in seen:
+            wrong.append(f"row {kind['event_id']} is there twice")
+        if kind["line"] is not None and theirs.get(kind["event_id"]) != kind["line"]:
+            wrong.append(f"row {kind['event_id']} is not the supervisor's")
+        seen.add(kind["event_id"])
+    return Finding("each row copied from the supervisor's log is there once and the same",
+                   f"{len(seen)} copied, wrong: {_few(wrong)}", not wrong)  # fmt: skip
 
 
 def _memory(samples: Sequence[Sample]) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import click
 
 from covenant.cli import common, spinner, times
-from covenant.cli.audit import proofs, read_logs, show, witness
+from covenant.cli.audit import archive, proofs, read_logs, show, witness
 from covenant.cli.audit import stream as audit_stream
 from covenant.cli.daemon import client
 from policy import errors
@@ -240,5 +240,6 @@ def _time(value: Any) -> str:
 
 
 proofs.register(audit)
+audit.add_command(archive.archive)
 audit.add_command(witness.cosign)
 audit.add_command(audit_stream.provenance)

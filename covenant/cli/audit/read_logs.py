@@ -7,6 +7,7 @@ import fcntl
 import os
 import stat
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,7 +104,7 @@ def _snapshot(name: str, path: Path) -> LogBytes | None:
             # An old version of the supervisor's log had this file as well; it no longer has a meaning.
             pending = _content(head_folder / "pending") if name == "daemon" else None
             # The files of a cut that the next opening completes.
-            new = [_open(path / (one + write_ahead.NEW)) for one in _NAMES] if name == "daemon" else []
+            new = [_open(path / (one + write_ahead.NEW)) for one in _NAMES]
             for fd in new:
                 if fd is not None:
                     stack.callback(os.close, fd)
@@ -117,8 +118,11 @@ def _snapshot(name: str, path: Path) -> LogBytes | None:
                     public = audit_log_chain.read_public_key(key)
                     signed = audit_log_chain.read_head(head or b"", public)
             ends, beyond, refused = [size or 0 for size in sizes], list[str](), None
+            read = log, chain
             if log is not None and chain is not None and signed is not None and name == "supervisor":
-                ends, beyond, refused = _acknowledged(log, chain, signed, ends, path)
+                read = _of_a_cut(log, chain, new, signed)
+                ends = [os.fstat(fd).st_size for fd in read]
+                ends, beyond, refused = _acknowledged(*read, signed, ends, path)
             if log is not None:
                 # INVARIANT: apart from bytes beyond the head, which the next opening removes, the files only grow, and
                 # a replacement has other descriptors: so the writer need not wait longer.
@@ -126,7 +130,7 @@ def _snapshot(name: str, path: Path) -> LogBytes | None:
         # Not under the lock: a full file takes 0.1 s.
         found = write_ahead.replay(pending, public) if pending and public is not None else None
         is_behind = found is not None and write_ahead.is_behind(found, signed)
-        files = list(zip((log, chain), ends, strict=True))
+        files = list(zip(read, ends, strict=True))
         if found is not None and found.replaced and not is_behind:
             files = [_whole(fd) if fd is not None else old for fd, old in zip(new, files, strict=True)]
         events, entries = (_first(fd, end) for fd, end in files)
@@ -137,6 +141,14 @@ def _snapshot(name: str, path: Path) -> LogBytes | None:
         else:
             events, entries, head = write_ahead.caught_up(events, entries, head or b"", found)
         return LogBytes(name, path, events, entries, head, key, tuple(aside), checkpoints, tuple(beyond), refused)
+
+
+def _of_a_cut(log: int, chain: int, new: Sequence[int | None], head: audit_log_chain.Head) -> tuple[int, int]:
+    """Return the files of a cut that was killed behind its head, which the next opening renames; else the two given."""
+    from sandbox.audit import log_cut
+
+    made = [old if fresh is None else fresh for fresh, old in zip(new, (log, chain), strict=True)]
+    return (made[0], made[1]) if log_cut.is_of(head, made[0], made[1]) else (log, chain)
 
 
 def _acknowledged(
