@@ -117,4 +117,4 @@ def test_table_is_every_verb(clone: Path) -> None:
         match[1] for _, text in named.values() if (match := re.search(r"`schema` (\S+)", text))
     }
     # What the tests of verbs recorded is what the page says; these are held elsewhere.
-    assert listed - {"intents_resume", "audit_recent", "audit_tree"} == recorded
+    assert listed - {"intents_resume", "audit_archived", "audit_recent", "audit_tree"} == recorded
