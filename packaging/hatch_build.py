@@ -1,5 +1,6 @@
-"""The one compiled file of the wheel: `covenant-start`, built from sandbox/kernel/proc/launcher.c by whoever builds the
-wheel.
+"""Files of the wheel beside its sources: units and settings that `covenant setup` lays, and one compiled program.
+
+The program is `covenant-start`, built from sandbox/kernel/proc/launcher.c on the machine that builds the wheel.
 
 Without a compiler the wheel is one of pure Python and says so; what it installs then forks where it would have started
 that program (sandbox/kernel/proc/launcher.py).
@@ -17,16 +18,21 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PROGRAM = "sandbox/kernel/proc/covenant-start"
+# What `covenant setup` lays on the machine, from packaging/ of the clone.
+DATA = "covenant/cli/setup/data"
+LAID = ("systemd", "scripts", "system/sysusers.conf", "system/tmpfiles.conf", "system/config.toml")
 
 
 class StarterHook(BuildHookInterface[Any]):
-    """Compiles before the wheel is packed, and names the platform in its tag."""
+    """Compiles before the wheel is packed, names the platform in its tag, and adds the files of ``LAID``."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """An editable install takes what is in the clone, where set-up builds it."""
         if version == "editable":
             return
         root = pathlib.Path(self.root)
+        for name in LAID:
+            build_data["force_include"][str(root / "packaging" / name)] = f"{DATA}/{name}"
         if shutil.which("gcc") is None:
             self.app.display_warning(f"no gcc: the wheel is built without {PROGRAM}, and starts a run some ms later")
             return

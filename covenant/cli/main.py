@@ -58,6 +58,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "volume": ("covenant.cli.operator.volume", "volume", "Make and keep the file systems that agents write to."),
     "bench": ("covenant.cli.run.bench", "bench", "Measure what a run costs here, beside the raw tools."),
     "doctor": ("covenant.cli.run.doctor", "doctor", "Say what this host can enforce, and the fix for the rest."),
+    "setup": ("covenant.cli.setup.commands", "setup", "Lay units, users and manual pages of a wheel's installation."),
     "daemon": ("covenant.cli.daemon.basics", "daemon", "Serve this home, as covenantd does."),
     "tui": ("covenant.cli.daemon.tui", "tui", "Watch and steer agents in the terminal."),
     "console": ("covenant.cli.daemon.console", "console", "Print a link that logs a browser in to the web console."),
@@ -93,7 +94,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("approvals", "workspace", "volume", "tui", "console", "bench"),
     ),
     "Operator: keys, secrets, the machine": (
-        *("keys", "trust", "state", "vault", "models", "doctor", "metrics", "audit"),
+        *("keys", "trust", "state", "vault", "models", "doctor", "setup", "metrics", "audit"),
     ),
     "Daemon: intents, memory, peers": (
         *("daemon", "ping", "bootstrap", "intent", "intents", "agents", "memory", "ignore", "capabilities", "peers"),

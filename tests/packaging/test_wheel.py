@@ -45,7 +45,12 @@ def test_every_source_and_data_file_is_in_wheel(clone: pathlib.Path, wheel: path
         if path.is_file() and "__pycache__" not in path.parts
     }
     packed = {name for name in _members(wheel) if name.split("/")[0] in ROOMS}
-    assert packed == there
+    laid = {name for name in packed if name.startswith("covenant/cli/setup/data/")}
+    assert packed - laid == there
+    units = {f"systemd/{path.name}" for path in (clone / "packaging/systemd").iterdir()}
+    steps = {f"scripts/{path.name}" for path in (clone / "packaging/scripts").iterdir()}
+    settings = {f"system/{name}" for name in ("sysusers.conf", "tmpfiles.conf", "config.toml")}
+    assert {name.removeprefix("covenant/cli/setup/data/") for name in laid} == units | steps | settings
     assert {f"{room}/py.typed" for room in ROOMS} <= packed
     assert any(name.startswith("policy/data/") and name.endswith(".toml") for name in packed)
 

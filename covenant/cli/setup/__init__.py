@@ -1,0 +1,1 @@
+"""``covenant setup``: the parts of an installation outside its Python environment."""
