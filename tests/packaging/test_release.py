@@ -76,6 +76,26 @@ def test_commands_are_isolated_in_their_final_place(made: pathlib.Path, tmp_path
     assert said.startswith(str(tmp_path / "opt/covenant/lib"))
 
 
+def test_setup_lays_what_package_carries(made: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """The tree of `covenant setup`, file by file, beside the files of the .deb that are no documents."""
+    [package] = made.glob("*.deb")
+    subprocess.run(["/usr/bin/dpkg-deb", "--extract", str(package), str(tmp_path / "deb")], check=True)
+    python = tmp_path / "deb/opt/covenant/bin/python"
+    code = "from covenant.cli.main import entry; entry()"
+    words = ["setup", "--root", str(tmp_path / "tree"), "--prefix", "/opt/covenant", "--json"]
+    done = subprocess.run([str(python), "-IB", "-c", code, *words], capture_output=True, check=True, timeout=120)
+    laid = set(json.loads(done.stdout)["parts"])
+    carried = {name for name in _entries(made) if not name.endswith("/")}
+    outside = {name for name in carried if not name.startswith(("/opt/", "/usr/share/doc/", "/usr/share/lintian/"))}
+    assert laid == outside
+    for name in laid:
+        one, other = (tmp_path / base / name.lstrip("/") for base in ("tree", "deb"))
+        if one.is_symlink():
+            assert os.readlink(one) == os.readlink(other)
+        else:
+            assert one.read_bytes() == other.read_bytes(), name
+
+
 def test_dependencies_name_python_of_build(made: pathlib.Path) -> None:
     needs = _deb(made, "--field").split("Depends: ")[1].split("\n")[0].split(", ")
     assert pathlib.Path(os.path.realpath("/usr/bin/python3")).name in needs

@@ -16,7 +16,7 @@ from covenant.cli import common
 from covenant.cli.setup import files
 from policy import errors
 
-# Which files were laid, each with its digest: what is not named there belongs to somebody else.
+# Which files were laid, each with its digest: what is not named there belongs to another installation.
 RECORD = "var/lib/covenant-setup.json"
 
 
