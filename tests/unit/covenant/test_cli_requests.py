@@ -144,7 +144,8 @@ ELSEWHERE = {("intent", "--stream"), ("memory recent", "--stream"), ("intents re
 # Verbs that read files in place, that send several requests, or that are refused here.
 OTHERS = {
     "audit archive", "audit checkpoint", "audit cosign", "audit cosigned", "audit recent", "audit show", "audit verify",
-    "bootstrap", "a2a send", "tools advertised", "tools describe", "tools list", "tools pin", "tools serve", "tools verify",
+    "bootstrap", "a2a send", "tools advertised", "tools describe", "tools list", "tools pin", "tools serve",
+    "tools verify",
 }  # fmt: skip
 GROUPS = (
     "intent", "intents", "agents", "memory", "ignore", "capabilities", "peers", "tools", "a2a", "receipts",
