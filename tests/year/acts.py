@@ -40,6 +40,7 @@ class Year:
         self.key = "operator-0"
         self.wrong = intents.wrong
         self.counts: dict[str, int] = {}
+        self.checks: dict[str, int] = {}
         self.archives: list[Path] = []
         self._grants: list[Grant] = []
         self._keys = 0
@@ -87,6 +88,9 @@ class Year:
             day = self.clock.offset_ms / DAY_MS
             self.wrong.append(f"day {day:.1f}: {finding}")
 
+    def _seen(self, what: str) -> None:
+        self.checks[what] = self.checks.get(what, 0) + 1
+
     def refused(self, codes: tuple[str, ...], finding: str, ask: Callable[[], Any]) -> None:
         """Expect that a request is refused with one of these codes."""
         try:
@@ -108,9 +112,16 @@ class Year:
                 self.expect(ended, f"a grant that holds is refused: {e.code}: {e}")
             if ended:
                 self._grants.remove(grant)
+                self._seen("refusals of a grant that ended")
+            else:
+                self._seen("uses of a grant that holds")
         if self._lapses_ms and now_ms() > self._lapses_ms:
             codes = (errors.ExpiredError.code,)
             self.refused(codes, "a package whose signature has expired", lambda: self._intent("lapses"))
+            self._seen("refusals of a package whose signature ended")
+        elif self._lapses_ms:
+            self.expect(self._intent("lapses")["status"] == "ok", "a package whose signature holds does not run")
+            self._seen("runs of the package before its signature ended")
 
     def monthly(self) -> None:
         """Both logs verify, and the stores of the daemon agree."""
@@ -147,12 +158,9 @@ class Year:
         for name in AGENTS:
             if name != "lapses":
                 self.machine.sign(name, self.key, self._term)
-        if self._keys == 1 and now_ms() < self._lapses_ms:
-            # It was signed by the key that is revoked now. It gets the new one's signature once, and is never renewed.
-            self.machine.sign("lapses", self.key, self._term)
-            self._lapses_ms = now_ms() + self._term_days * DAY_MS
-        elif self._keys > 1:
-            self._lapses_ms = 0
+        # It was signed by the key that is revoked now. It gets the new one's signature, and is never renewed.
+        self.machine.sign("lapses", self.key, f"{self.month_days}d")
+        self._lapses_ms = now_ms() + self.month_days * DAY_MS
         self.machine.ask("reload_agents")
 
     def renew_packages(self) -> None:

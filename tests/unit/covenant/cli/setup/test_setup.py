@@ -132,7 +132,7 @@ def test_environment_that_others_can_change_is_refused(tmp_path: Path, monkeypat
     """Root's services would run its code."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(files, "parts", lambda prefix, version: iter(()))
-    monkeypatch.setattr(commands, "_lay", lambda *_, **__: pytest.fail("it was laid"))
+    monkeypatch.setattr(files.Part, "lay", lambda self, root: pytest.fail("it was laid"))
     (tmp_path / "bin").mkdir()
     error = refused("usage", "setup", "--prefix", tmp_path)
     assert "PIPX_HOME=/opt/pipx" in error.hint
