@@ -13,11 +13,12 @@ import anyio
 import anyio.to_thread
 
 from covenant.handlers import billing, routes
+from covenant.handlers.mailbox.cross_host import OtherHosts
 from covenant.handlers.server import Server
 from covenant.handlers.state.ignore_rules import IgnoreSet
 from covenant.handlers.state.secret_source import InMemorySecrets
 from covenant.keys.identity import Identity
-from covenant.providers import secrets_file, tools
+from covenant.providers import known_hosts, secrets_file, tools
 from covenant.providers.chain import pick
 from covenant.providers.embed import pick as embed_pick
 from covenant.runtime import build
@@ -28,6 +29,7 @@ from covenant.stores.budget.durable import DurableBudgetLedger, DurableCheckpoin
 from covenant.stores.capabilities.durable import DurableCapabilities
 from covenant.stores.clock import SteadyClock
 from covenant.stores.mailbox.durable import DurableMailbox
+from covenant.stores.mailbox.seen_envelopes import SeenEnvelopes
 from covenant.stores.memory.durable import DurableMemory
 from covenant.stores.peers.durable import DurablePeers
 from covenant.stores.settlement.durable import DurableReceipts
@@ -83,6 +85,8 @@ async def opened(settings: Settings, *, clock: Callable[[], int] = now_ms) -> As
         capabilities = closing("capabilities", await DurableCapabilities.open(home / "capabilities", identity))
         ignore = await anyio.to_thread.run_sync(IgnoreSet.open, home)
         mailbox = closing("mailbox", await DurableMailbox.open(home, now_ms=steady))
+        known = await anyio.to_thread.run_sync(known_hosts.read, home)
+        seen = closing("envelopes", await SeenEnvelopes.open(home)) if known.hosts else None
         peers = closing("peers", await DurablePeers.open(home / "peers", identity.agent, steady))
         budget = closing("budget", await DurableBudgetLedger.open(home / "budget" / "ledger.jsonl", steady))
         runtime.supervised.allow(functools.partial(billing.allowance, budget))
@@ -105,6 +109,7 @@ async def opened(settings: Settings, *, clock: Callable[[], int] = now_ms) -> As
             receipts=receipts,
             chain=anchors,
             mailbox=mailbox,
+            other_hosts=None if seen is None else OtherHosts(known, seen),
             tools=tools.native(steady),
             agents=agents,
             runners=runtime.runners,

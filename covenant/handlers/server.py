@@ -37,6 +37,7 @@ from covenant.wire import requests, responses
 from policy import errors
 
 if TYPE_CHECKING:
+    from covenant.handlers.mailbox.cross_host import OtherHosts
     from covenant.handlers.state.ignore_rules import IgnoreSet
     from covenant.handlers.state.secret_source import SecretSource
 
@@ -74,6 +75,8 @@ class Server:
     feed: Feed = field(default_factory=Feed)
     meter: Meter = field(default_factory=Meter)
     chain: Chain = field(default_factory=OffChain)
+    # None without known-hosts.toml (covenant.handlers.mailbox.cross_host).
+    other_hosts: OtherHosts | None = None
     live: RunningIntents = field(init=False)
     console: ConsoleLogins = field(init=False)
     unfinished: PendingWrites = field(default_factory=PendingWrites)

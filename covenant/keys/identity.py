@@ -2,10 +2,10 @@
 
 It names the caller (``operator@local``) in intents and audit rows. It is never accepted as a manifest signer.
 
-The key signs two things only: a capability token's canonical bytes, built here from its fields, and messages with the
-tag of their domain. INVARIANT: the tag is longer than 36 bytes and has no zero byte. A token has the length of its
-action, at most 512, in bytes 32 to 35, where a tagged message has more than 16 million: so neither can be read as the
-other. tests/unit/covenant/keys/test_signing_doors.py tests it with every door.
+The key signs three things only: a capability token's canonical bytes, built here from its fields, tasks for other hosts
+(``Identity.seal``), and messages with the tag of their domain. INVARIANT: the tag is longer than 36 bytes and has no
+zero byte. A token has the length of its action, at most 512, in bytes 32 to 35, where a tagged message has more than 16
+million: so neither can be read as the other. tests/unit/covenant/keys/test_signing_doors.py tests it with every door.
 """
 
 from __future__ import annotations
@@ -88,18 +88,42 @@ class Identity:
             raise errors.GrantRefusedError(str(e)) from None
         return base58.encode(self._key.sign(message))
 
+    def seal(self, issued_at_ms: int, task_json: bytes) -> bytes:
+        """Return the signature of a task for another host, under version 1's tag.
+
+        INVARIANT: that tag is short, so a token's length of its action stands where the time ends and the task begins;
+        a task that begins with `{"` makes it more than 31,000, and the time fits six bytes.
+
+        Raises:
+            errors.AttestationError: the task begins otherwise, is too long, or the time is none.
+        """
+        if task_json[:2] != b'{"' or len(task_json) > MAX_MESSAGE_BYTES or not 0 <= issued_at_ms < 1 << 48:
+            raise errors.AttestationError("this is no task for another host")
+        from covenant.wire import cross_host
+
+        return self._key.sign(cross_host.message(issued_at_ms, task_json))
+
     def __repr__(self) -> str:
         return f"Identity({self.agent.pubkey})"
 
 
 def verifies(pubkey: str, domain: Domain, message: bytes, signature: bytes) -> bool:
     """Whether the key, given in base58, made the signature over a tagged message."""
+    return _verifies(pubkey, domain.tag + message, signature)
+
+
+def sealed(pubkey: str, message: bytes, signature: bytes) -> bool:
+    """Whether the key made the signature of a task for another host (``covenant.wire.cross_host.message``)."""
+    return _verifies(pubkey, message, signature)
+
+
+def _verifies(pubkey: str, message: bytes, signature: bytes) -> bool:
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric import ed25519
 
     try:
         key = ed25519.Ed25519PublicKey.from_public_bytes(base58.decode(pubkey, length=_SEED_BYTES))
-        key.verify(signature, domain.tag + message)
+        key.verify(signature, message)
     except (InvalidSignature, ValueError):
         return False
     return True

@@ -100,7 +100,7 @@ async def test_what_needs_no_token(world: World) -> None:
         async with client.post(
             "/a2a/peer-tasks", data=b"x" * 9, headers={"Content-Type": "application/json"}
         ) as answer:
-            assert (answer.status, (await answer.json())["code"]) == (503, "unsupported")
+            assert (answer.status, (await answer.json())["code"]) == (503, "http_refused")
     assert world.audit.rows == []
 
 

@@ -131,7 +131,7 @@ VERSION_1: Final = (
     _get("/a2a/queue", "a2_a_queue", "a2_a_queue", "What waits in the mailbox."),
     _post("/a2a/repair", "repair_a2_a_task", "a2_a_repaired", "Repair one task.", inside="request"),
     _post("/a2a/compact", "compact_a2_a", "a2_a_compacted", "Forget what is done."),
-    _post("/a2a/peer-tasks", "", "", "Tasks of other hosts are not taken yet: always 503.", open=True),
+    _post("/a2a/peer-tasks", "", "", "A signed task of another host; 503 without known-hosts.toml.", open=True),
     _post("/peers/purge", "purge_peers", "peers_purged", "Forget the peers that were revoked."),
     _post("/peers/rotate", "rotate_operator_token", "operator_token_rotated", "A new token for the operator."),
     _post("/peers/revoke", "revoke_peer", "peer_revoked", "Let a peer in no more."),

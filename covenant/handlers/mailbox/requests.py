@@ -15,6 +15,7 @@ from typing import Final
 from covenant.handlers import billing, paging
 from covenant.handlers.access import authorization
 from covenant.handlers.caller import Caller
+from covenant.handlers.mailbox import cross_host
 from covenant.handlers.server import Handler, Server
 from covenant.stores.audit.interface import AuditEntry as Row
 from covenant.stores.mailbox.interface import TaskEntry
@@ -23,7 +24,7 @@ from covenant.wire.types import A2ATask, A2ATaskResult, AgentId
 from policy import errors
 
 _AGENT: Final = "@agent"
-AUTHORITY: Final = "a2a"
+AUTHORITY: Final = cross_host.AUTHORITY
 # A queue response has two lists, and the first item of each is always shown.
 _HALF_OF_AN_ANSWER: Final = paging.ROOM // 2
 _SHOWN_ID: Final = 256
@@ -51,7 +52,11 @@ async def send_a2_a_task(server: Server, caller: Caller, asked: requests.SendA2A
         )
         await _refused(server, caller, "a2_a_sender_mismatch", claimed, error)
         raise error
-    # (2)
+    # (2) A task for another host is not this mailbox's.
+    host = cross_host.destination(server, task)
+    if host is not None:
+        await cross_host.deliver(server, caller, task, host)
+        return responses.A2ATaskQueued(task_id=task.id)
     await require_send(server, caller, task)
     # (3)
     await _check_recipient(server, caller, task)

@@ -1,7 +1,8 @@
-"""A2A's parsers with any bytes, documents, paths and queries: a call or a refusal of A2A, and nothing else."""
+"""A2A's parsers, and those of other hosts, with any bytes, documents, paths and queries: a call or a refusal."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -9,7 +10,10 @@ import yarl
 from hypothesis import given
 from hypothesis import strategies as st
 
+from covenant.providers import known_hosts
+from covenant.wire import cross_host
 from covenant.wire.a2a import calls, faults, push_urls
+from covenant.wire.cross_host import SignedTask
 from policy import errors
 
 _FIELDS = (
@@ -136,3 +140,22 @@ def test_any_url_below_rule_stays_below_it(text: str) -> None:
     assert (target.scheme, target.host, target.port, target.user) == ("https", "a.example", 443, None)
     assert target.path == "/hook" or target.path.startswith("/hook/")
     assert ".." not in target.path.split("/")
+
+
+_TASKS = _VALUES.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=60)
+
+
+@given(_TASKS, st.integers(0, 2**64 - 1), st.binary(max_size=70), st.binary(max_size=80))
+def test_any_envelope_is_task_or_reason(task_json: bytes, at_ms: int, signature: bytes, raw: bytes) -> None:
+    made = SignedTask(task_json, at_ms, signature)
+    assert cross_host.read(made.to_bytes()) == made
+    found = cross_host.task_of(made)
+    assert not isinstance(found, str) or found.startswith("malformed_")
+    with contextlib.suppress(errors.MalformedRequestError):
+        cross_host.read(raw)
+
+
+@given(st.text(max_size=80) | st.sampled_from(['name = "a"\n', '[[host]]\nname = "b"\n', "host = [1]", 'name = "a/b"']))
+def test_any_known_hosts_are_hosts_or_refused(text: str) -> None:
+    with contextlib.suppress(errors.SettingError):
+        assert isinstance(known_hosts.parse(text.encode(errors="replace"), where="x"), known_hosts.KnownHosts)

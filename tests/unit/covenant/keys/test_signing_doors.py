@@ -1,8 +1,8 @@
 """Compare every signing door of this project with every other: no two doors ever sign the same bytes.
 
-The doors: capability tokens, attestations and revocations (the daemon's identity), the audit log's head and checkpoints
-(the log's keys), manifests and trust roots (operators' keys, DSSE). The tests give all of them the same key, so that
-only the bytes keep them apart; in production the keys differ as well.
+The doors: capability tokens, tasks for other hosts, attestations and revocations (the daemon's identity), the audit
+log's head and checkpoints (the log's keys), manifests and trust roots (operators' keys, DSSE). The tests give all of
+them the same key, so that only the bytes keep them apart; in production the keys differ as well.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ def messages() -> dict[str, bytes]:
         "cosignature": lambda key: note.cosign(CHECKPOINT, "witness", key, 9),
         "manifest": envelope.Envelope(b"{}", envelope.IN_TOTO_PAYLOAD_TYPE, ()).sign,
         "token": lambda key: _with(key).grant(Token(OTHER, "memory.write", {}, OURS.agent.pubkey, None)),
+        "task": lambda key: _with(key).seal(1_790_000_000_000, b'{"id":"x"}'),
         **{
             domain.value: lambda key, domain=domain: _with(key).sign(domain, b"m")  # type: ignore[misc]
             for domain in Domain
@@ -106,6 +107,7 @@ READERS: dict[str, Callable[[bytes], bool]] = {
     "cosignature": lambda message: message.startswith(b"cosignature/v1\ntime "),
     "manifest": lambda message: message.startswith(b"DSSEv1 "),
     "token": lambda message: token.parse(message) is not None,
+    "task": lambda message: message.startswith(b"covenant.a2a.cross-host.v1"),
     **{
         domain.value: lambda message, domain=domain: message.startswith(domain.tag)  # type: ignore[misc]
         for domain in Domain
@@ -127,6 +129,16 @@ def test_what_one_door_signs_no_other_reader_takes() -> None:
 @given(st.binary(max_size=300), st.sampled_from(list(Domain)))
 def test_tagged_message_is_no_token_checkpoint_or_envelope(body: bytes, domain: Domain) -> None:
     assert readings(domain.tag + body) == {domain.value}
+
+
+@given(st.binary(max_size=300), st.integers(0, (1 << 48) - 1))
+def test_task_for_other_host_is_nothing_else(rest: bytes, issued_at_ms: int) -> None:
+    recorder = Recorder()
+    _with(recorder).seal(issued_at_ms, b'{"' + rest)
+    assert readings(recorder.asked[0]) == {"task"}
+    for task_json, at_ms in ((b"[]", 1), (b"", 1), (b'{"', 1 << 48), (b'{"', -1)):
+        with pytest.raises(errors.AttestationError):
+            OURS.seal(at_ms, task_json)
 
 
 @given(_TOKENS, st.sampled_from(list(Domain)))
@@ -177,7 +189,7 @@ def test_identity_signs_no_token_of_another_grantor() -> None:
 
 def test_nothing_else_of_identity_signs() -> None:
     public = {name for name in dir(OURS) if not name.startswith("_")}
-    assert public == {"agent", "grant", "load", "sign"}
+    assert public == {"agent", "grant", "load", "seal", "sign"}
     assert OURS.agent.pubkey in repr(OURS)
     assert base58.encode(SEED) not in repr(OURS)
     with pytest.raises(errors.AttestationError):
