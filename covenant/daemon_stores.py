@@ -13,9 +13,9 @@ import anyio
 import anyio.to_thread
 
 from covenant.handlers import billing, routes
-from covenant.handlers.mailbox.cross_host import OtherHosts
 from covenant.handlers.server import Server
 from covenant.handlers.state.ignore_rules import IgnoreSet
+from covenant.handlers.state.other_hosts import OtherHosts
 from covenant.handlers.state.secret_source import InMemorySecrets
 from covenant.keys.identity import Identity
 from covenant.providers import known_hosts, secrets_file, tools

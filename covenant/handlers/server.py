@@ -37,8 +37,8 @@ from covenant.wire import requests, responses
 from policy import errors
 
 if TYPE_CHECKING:
-    from covenant.handlers.mailbox.cross_host import OtherHosts
     from covenant.handlers.state.ignore_rules import IgnoreSet
+    from covenant.handlers.state.other_hosts import OtherHosts
     from covenant.handlers.state.secret_source import SecretSource
 
 _LOG = logging.getLogger(__name__)

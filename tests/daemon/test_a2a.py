@@ -217,3 +217,58 @@ async def test_push_goes_to_listed_urls_alone(covenant_home: Path, monkeypatch: 
                 await sdk.delete_task_push_notification_config(gone)
                 assert not (await sdk.list_task_push_notification_configs(every)).configs
             one.runs.hold.set()
+
+
+async def test_hostile_messages_cost_an_error(covenant_home: Path) -> None:
+    async with served(covenant_home) as one:
+        same = [await rpc(one, "message/send", message(text, "same")) for text in ("one", "two", "one")]
+        ids = [answer["result"]["id"] for answer in same]
+        assert (ids[0], len(set(ids))) == (ids[2], 2)
+        assert [answer["result"]["artifacts"][0]["parts"][0]["text"] for answer in same] == ["ONE", "TWO", "ONE"]
+        for method, code in (("GetExtendedAgentCard", -32004), ("agent/getAuthenticatedExtendedCard", -32007)):
+            assert (await rpc(one, method, {}))["error"]["code"] == code
+        assert (await rpc(one, "ListTaskPushNotificationConfigs", {"taskId": "none"}))["error"]["code"] == -32003
+        deep: Any = "x"
+        for _ in range(80):
+            deep = [deep]
+        wrong = {
+            "parts": [{"data": deep}],
+            "large": [{"text": "x" * (1 << 21)}],
+            "halves": [{"text": "\ud800"}],
+            "many": [{"text": ""}] * 40_000,
+        }
+        for name, parts in wrong.items():
+            asked = {"message": {"messageId": name, "role": "user", "parts": parts}}
+            assert (await rpc(one, "message/send", asked))["error"]["code"] in (-32602, -32700), name
+        assert (await rpc(one, "message/send", {**message("x", "m"), "unknown": "t"}))["result"]
+        asked = message("more", "m2")
+        asked["message"]["taskId"] = (await rpc(one, "message/send", message("one", "same")))["result"]["id"]
+        assert (await rpc(one, "message/send", asked))["error"]["code"] == -32004
+        # A page, and the next one.
+        first_page = (await rpc(one, "ListTasks", {"pageSize": 1}))["result"]
+        assert (len(first_page["tasks"]), first_page["totalSize"]) == (1, 3)
+        token = first_page["nextPageToken"]
+        rest = (await rpc(one, "ListTasks", {"pageToken": token, "status": "TASK_STATE_COMPLETED"}))["result"]
+        assert [task["id"] for task in rest["tasks"]] != [task["id"] for task in first_page["tasks"]]
+        assert (await rpc(one, "ListTasks", {"pageToken": "none"}))["error"]["code"] == -32602
+
+
+async def test_streams_are_counted_and_end_with_token(covenant_home: Path) -> None:
+    """A caller with too many streams is told so, a stream of a revoked token ends, and a stopped daemon ends all."""
+    async with served(covenant_home) as one:
+        one.runs.hold = anyio.Event()
+        friend = {"display": FRIEND.display, "pubkey": FRIEND.pubkey, "actions": SENDS}
+        token = (await one.daemon.ask("enroll_peer", **friend))["token_b58"]
+        await one.daemon.grant(f"a2a.recv.{FRIEND.display}")
+        body = {"jsonrpc": "2.0", "id": 1, "method": "message/stream", "params": message("one", "m")}
+        async with a2a_kit.http(token) as http:
+            answers = [
+                await http.send(http.build_request("POST", one.url(), json=body), stream=True) for _ in range(32)
+            ]
+            assert {answer.status_code for answer in answers} == {200}
+            more = await rpc(one, "message/stream", message("one", "m"), token=token)
+            assert (more["status"], more["error"]["data"][0]["reason"]) == (429, "RESOURCE_EXHAUSTED")
+            await one.daemon.ask("revoke_peer", token_prefix=token[:6])
+            with anyio.fail_after(30):
+                for answer in answers:
+                    assert b"canceled" in await answer.aread() or answer.is_closed

@@ -139,9 +139,13 @@ class A2aEndpoints:
                 return _reply(asked, shapes.task(await a2a.cancel(server, caller, agent_id, name), asked.dialect))
             case calls.ListTasks():
                 views, token, total = a2a.listed(server, caller, agent_id, call)
-                return _reply(asked, shapes.page(views, token=token, total=total, artifacts=call.artifacts))
+                return _reply(
+                    asked, shapes.page(views, size=call.size, token=token, total=total, artifacts=call.artifacts)
+                )
             case calls.GetExtendedCard():
-                raise faults.refused(faults.NO_EXTENDED_CARD, "an agent's card has no extended form")
+                # Version 1.0 has the other error where the card says that there is none.
+                fault = faults.UNSUPPORTED if asked.dialect is Dialect.V1 else faults.NO_EXTENDED_CARD
+                raise faults.refused(fault, "an agent's card has no extended form")
             case calls.Subscribe(id=name):
                 if a2a.get(server, caller, agent_id, name).ended:
                     raise faults.refused(faults.UNSUPPORTED, "the task has ended", hint="ask for the task")
@@ -153,6 +157,7 @@ class A2aEndpoints:
         self, asked: _Asked, call: calls.SetPush | calls.GetPush | calls.ListPush | calls.DeletePush
     ) -> web.StreamResponse:
         """Set, return, list or delete push configurations of a task."""
+        self._pushes.require()
         # Counts as a request of the caller's.
         a2a.get(self._server, asked.caller, asked.agent_id, call.id)
         who = (asked.caller, asked.agent_id, call.id)

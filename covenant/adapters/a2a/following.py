@@ -23,6 +23,7 @@ from covenant.handlers.server import Server
 from covenant.wire.a2a import shapes
 from covenant.wire.a2a.calls import Dialect
 from covenant.wire.a2a.shapes import TaskView
+from policy import errors
 
 
 class Followed:
@@ -131,7 +132,10 @@ class TaskEvents:
             changed = await one.change(self._pace.idle_seconds)
             if not await still():
                 return
-            now = one.look()
+            try:
+                now = one.look()
+            except errors.NoTaskError:
+                return  # a compaction ended it
             if now.state != view.state:
                 view = now
                 await self._say(view, dialect, first=False)

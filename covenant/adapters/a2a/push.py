@@ -82,6 +82,15 @@ class Pushes:
 
     # Configurations -------------------------------------------------------------------------------------------
 
+    def require(self) -> None:
+        """Refuse every configuration where the operator lists no URL.
+
+        Raises:
+            errors.HttpRefusedError: this daemon sends none.
+        """
+        if not self.allowed:
+            raise faults.refused(faults.NO_PUSH, "this daemon sends no push notifications")
+
     def check(self, target: PushTarget) -> None:
         """Refuse a configuration that ``set`` would refuse for its URL.
 
@@ -124,10 +133,7 @@ class Pushes:
 
         Raises:
             errors.NoTaskError: the caller has no such task.
-            errors.HttpRefusedError: this daemon takes none.
         """
-        if not self.allowed:
-            raise faults.refused(faults.NO_PUSH, "this daemon sends no push notifications")
         watched = self._watched.get(a2a.find(self._server, caller, agent_id, task_id).task.id)
         return [] if watched is None else [target for target, _ in watched.targets.values()]
 

@@ -6,6 +6,8 @@ to that agent and no others: each sender has its own namespace of ids in the mai
 
 from __future__ import annotations
 
+import hashlib
+import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -26,8 +28,8 @@ _TASKS: Final = uuid.UUID("0b9d4c1e-7a52-5f1c-9c0b-3d6f2a8e4b70")
 KIND: Final = "a2a.message"
 _CANCELLED: Final = "cancelled"
 _REFUSED: Final = (errors.CapabilityMissingError.code, errors.CapabilityScopeError.code)
-# A page of tasks is cut from at most so many of the caller's newest.
-_MOST_LOOKED_AT: Final = 25_000
+# A page of tasks is cut from at most so many of the caller's newest: each takes time of the daemon's loop.
+_MOST_LOOKED_AT: Final = 1000
 
 
 def about(server: Server, agent_id: str) -> Mapping[str, Any]:
@@ -56,7 +58,7 @@ async def send(server: Server, caller: Caller, agent_id: str, asked: calls.Send)
             "a task of this daemon takes one message", hint="send the message without a task, in the same context"
         )
     task = A2ATask(
-        id=task_id(caller, agent_id, asked.message_id),
+        id=task_id(caller, agent_id, asked),
         sender=caller.agent,
         recipient=billing.budget_of(agent_id),
         intent_text=asked.text,
@@ -67,9 +69,11 @@ async def send(server: Server, caller: Caller, agent_id: str, asked: calls.Send)
     return view(find(server, caller, agent_id, task.id))
 
 
-def task_id(caller: Caller, agent_id: str, message_id: str) -> str:
-    """Return the id of the task that a message of this caller is."""
-    return str(uuid.uuid5(_TASKS, f"{caller.agent.pubkey}/{agent_id}/{message_id}"))
+def task_id(caller: Caller, agent_id: str, asked: calls.Send) -> str:
+    """Return the id of the task that a message of this caller is. Another content under the same message id, which A2A
+    does not forbid, is another task."""
+    content = hashlib.sha256(json.dumps([asked.context_id, asked.text]).encode()).hexdigest()
+    return str(uuid.uuid5(_TASKS, f"{caller.agent.pubkey}/{agent_id}/{content}/{asked.message_id}"))
 
 
 async def cancel(server: Server, caller: Caller, agent_id: str, name: str) -> TaskView:
@@ -98,26 +102,27 @@ def get(server: Server, caller: Caller, agent_id: str, name: str) -> TaskView:
 
 
 def listed(server: Server, caller: Caller, agent_id: str, asked: calls.ListTasks) -> tuple[list[TaskView], str, int]:
-    """Return a page of the caller's tasks for this agent, newest first, the token of the next page, and their number.
+    """Return a page of the caller's tasks for this agent, last changed first, the token of the next page, and their
+    number.
 
     Raises:
         errors.BusyError: the caller asks too often.
         errors.HttpRefusedError: the page's token names no task.
     """
     server.rates.admit(caller, server.refusals, server.now_ms())
-    mine = [view(entry) for entry in _mine(server, caller, agent_id)]
-    found = [
-        one
-        for one in mine
-        if asked.context_id in (None, one.context_id)
-        and asked.state in (None, shapes.state_word(one.state, calls.Dialect.V1))
-    ]
-    ids = [one.id for one in found]
+    found = [entry for entry in _mine(server, caller, agent_id) if _is_listed(entry, asked)]
+    found.sort(key=_at_ms, reverse=True)
+    ids = [entry.id_of_sender for entry in found]
     if asked.token and asked.token not in ids:
         raise faults.refused(faults.INVALID_PARAMS, "`pageToken` is one that a page named")
     begin = ids.index(asked.token) + 1 if asked.token else 0
-    page = found[begin : begin + asked.size]
+    page = [view(entry) for entry in found[begin : begin + asked.size]]
     return page, ids[begin + asked.size - 1] if begin + asked.size < len(ids) else "", len(ids)
+
+
+def _is_listed(entry: TaskEntry, asked: calls.ListTasks) -> bool:
+    state = asked.state is None or asked.state == shapes.state_word(_state(entry), calls.Dialect.V1)
+    return state and asked.context_id in (None, _context_id(entry))
 
 
 def follow(server: Server, name: str, called: Callable[[TaskView], None]) -> Callable[[], None]:
@@ -159,7 +164,7 @@ def view(entry: TaskEntry) -> TaskView:
     result = entry.result
     return TaskView(
         id=entry.id_of_sender,
-        context_id=entry.task.parent or str(uuid.uuid5(_TASKS, entry.id_of_sender)),
+        context_id=_context_id(entry),
         state=_state(entry),
         at_ms=_at_ms(entry),
         text=None if result is None or result.status == "error" else _text(result),
@@ -173,6 +178,10 @@ def _mine(server: Server, caller: Caller, agent_id: str) -> Iterator[TaskEntry]:
     for entry in server.mailbox.recent(pubkey, _MOST_LOOKED_AT):
         if entry.task.sender.pubkey == pubkey and entry.task.recipient == recipient:
             yield entry
+
+
+def _context_id(entry: TaskEntry) -> str:
+    return entry.task.parent or str(uuid.uuid5(_TASKS, entry.id_of_sender))
 
 
 def _state(entry: TaskEntry) -> str:

@@ -9,16 +9,16 @@ message for it. Only grants that name the key count, since a display name is wha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from covenant.handlers.access import authorization
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
+from covenant.handlers.state.other_hosts import OtherHosts
 from covenant.keys import identity
-from covenant.providers.known_hosts import KnownHost, KnownHosts
+from covenant.providers.known_hosts import KnownHost
 from covenant.runtime import peer_host
-from covenant.stores.mailbox.seen_envelopes import MAX_AGE_MS, MAX_SKEW_MS, Claim, SeenEnvelopes
+from covenant.stores.mailbox.seen_envelopes import MAX_AGE_MS, MAX_SKEW_MS, Claim
 from covenant.wire import cross_host
 from covenant.wire.cross_host import SignedTask
 from covenant.wire.types import A2ATask
@@ -26,14 +26,6 @@ from policy import errors
 
 AUTHORITY: Final = "a2a"
 _SHOWN: Final = 256
-
-
-@dataclass(frozen=True, slots=True)
-class OtherHosts:
-    """The known hosts, and the envelopes of theirs that were taken."""
-
-    known: KnownHosts
-    seen: SeenEnvelopes
 
 
 async def admit(server: Server, hosts: OtherHosts, envelope: SignedTask) -> bool:

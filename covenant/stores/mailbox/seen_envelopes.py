@@ -24,7 +24,7 @@ _WORTH: Final = 64
 
 
 class Claim(NamedTuple):
-    """What one envelope is told by."""
+    """The identity of one envelope: it is the same however its signature is written."""
 
     sender: str
     task_id: str

@@ -80,7 +80,8 @@ class Subscribe(Struct, frozen=True):
 
 
 class ListTasks(Struct, frozen=True):
-    """Return a page of the caller's tasks, newest first. ``token`` is the id of the last task of the page before."""
+    """Return a page of the caller's tasks, last changed first. ``token`` is the id of the last task of the page
+    before."""
 
     context_id: str | None = None
     state: str | None = None
@@ -264,7 +265,12 @@ def _text(message: Mapping[str, Any]) -> str:
             raise faults.refused(faults.CONTENT_TYPE, "agents of this daemon take text and data, and no files")
         else:
             raise _wrong("a part has `text` or `data`")
-    return "\n".join(found)
+    text = "\n".join(found)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _wrong("the text is not valid Unicode") from None
+    return text
 
 
 def _list(params: Mapping[str, Any]) -> ListTasks:

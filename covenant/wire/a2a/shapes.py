@@ -56,10 +56,10 @@ def sent(view: TaskView, dialect: Dialect) -> dict[str, Any]:
     return task(view, dialect) if dialect is Dialect.RPC_03 else {"task": task(view, dialect)}
 
 
-def page(views: Sequence[TaskView], *, token: str, total: int, artifacts: bool) -> dict[str, Any]:
+def page(views: Sequence[TaskView], *, size: int, token: str, total: int, artifacts: bool) -> dict[str, Any]:
     """Return a page of tasks (version 1.0 alone has them)."""
     listed = [task(view, Dialect.V1, artifacts=artifacts) for view in views]
-    return {"tasks": listed, "nextPageToken": token, "pageSize": len(listed), "totalSize": total}
+    return {"tasks": listed, "nextPageToken": token, "pageSize": size, "totalSize": total}
 
 
 def events(view: TaskView, dialect: Dialect, *, first: bool) -> Iterator[dict[str, Any]]:
