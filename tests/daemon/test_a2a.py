@@ -266,8 +266,11 @@ async def test_streams_are_counted_and_end_with_token(covenant_home: Path) -> No
                 await http.send(http.build_request("POST", one.url(), json=body), stream=True) for _ in range(32)
             ]
             assert {answer.status_code for answer in answers} == {200}
-            more = await rpc(one, "message/stream", message("one", "m"), token=token)
-            assert (more["status"], more["error"]["data"][0]["reason"]) == (429, "RESOURCE_EXHAUSTED")
+            for method in ("message/stream", "message/send"):
+                more = await rpc(one, method, message("none", "other"), token=token)
+                assert (more["status"], more["error"]["data"][0]["reason"]) == (429, "RESOURCE_EXHAUSTED")
+            # Nothing was sent with them.
+            assert len((await rpc(one, "ListTasks", {}, token=token))["result"]["tasks"]) == 1
             await one.daemon.ask("revoke_peer", token_prefix=token[:6])
             with anyio.fail_after(30):
                 for answer in answers:

@@ -149,7 +149,8 @@ class A2aEndpoints:
             case calls.Subscribe(id=name):
                 if a2a.get(server, caller, agent_id, name).ended:
                     raise faults.refused(faults.UNSUPPORTED, "the task has ended", hint="ask for the task")
-                return await self._stream(asked, name)
+                with self._gate.stream(caller):
+                    return await self._stream(asked, name)
             case calls.SetPush() | calls.GetPush() | calls.ListPush() | calls.DeletePush():
                 return self._configure(asked, call)
 
@@ -178,23 +179,32 @@ class A2aEndpoints:
         raise faults.refused(faults.NO_TASK, "the task has no such push configuration")
 
     async def _send(self, asked: _Asked, call: calls.Send) -> web.StreamResponse:
+        if not (call.streams or call.waits):
+            return _reply(asked, shapes.sent(await self._sent(asked, call), asked.dialect))
+        # Before the task is sent: a caller that may not wait is told so, and nothing runs for it.
+        with self._gate.stream(asked.caller):
+            view = await self._sent(asked, call)
+            if call.streams:
+                return await self._stream(asked, view.id)
+            if not view.ended:
+                with self._follow(asked, view.id) as one:
+                    view = await following.end_of(one, WAIT_SECONDS)
+        return _reply(asked, shapes.sent(view, asked.dialect))
+
+    async def _sent(self, asked: _Asked, call: calls.Send) -> shapes.TaskView:
+        """Send a message as a task, with its push configuration."""
         if call.push is not None:
             self._pushes.check(call.push)
         view = await a2a.send(self._server, asked.caller, asked.agent_id, call)
         if call.push is not None:
             self._pushes.set(asked.caller, asked.agent_id, view.id, call.push, asked.dialect)
-        if call.streams:
-            return await self._stream(asked, view.id)
-        if call.waits and not view.ended:
-            with self._gate.stream(asked.caller), self._follow(asked, view.id) as one:
-                view = await following.end_of(one, WAIT_SECONDS)
-        return _reply(asked, shapes.sent(view, asked.dialect))
+        return view
 
     async def _stream(self, asked: _Asked, task_id: str) -> web.StreamResponse:
         events = TaskEvents(
             asked.request, self._gate.headers(asked.request), self._gate.pace, functools.partial(_result, asked)
         )
-        with self._gate.stream(asked.caller), self._follow(asked, task_id) as one:
+        with self._follow(asked, task_id) as one:
             await events.write(one, asked.dialect, functools.partial(self._gate.still, asked.request, asked.caller))
         return events.response
 
