@@ -67,15 +67,12 @@ class SeenEnvelopes:
             return True
 
     async def _drop_old(self, now_ms: int) -> None:
-        old = [one for one in self._seen if now_ms - one.issued_at_ms > MAX_AGE_MS + MAX_SKEW_MS]
-        if self._dropped + len(old) >= _WORTH:
-            kept = [one for one in self._seen if one not in set(old)]
+        kept = [one for one in self._seen if now_ms - one.issued_at_ms <= MAX_AGE_MS + MAX_SKEW_MS]
+        dropped = self._dropped + len(self._seen) - len(kept)
+        if dropped >= _WORTH:
             await self._journal.rewrite([_line(one) for one in kept])
-            self._seen, self._dropped = dict.fromkeys(kept), 0
-            return
-        for one in old:
-            del self._seen[one]
-        self._dropped += len(old)
+            dropped = 0
+        self._seen, self._dropped = dict.fromkeys(kept), dropped
 
     async def close(self) -> None:
         """Close the file."""
