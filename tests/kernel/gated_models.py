@@ -56,6 +56,11 @@ class Gated:
         for watch in self.gate.watches.values():
             watch()
 
+    def has(self, count: int) -> bool:
+        """Whether the gate has reported so many requests to models by now."""
+        self.look()
+        return len(self.asked) == count
+
     def codes(self) -> list[str]:
         """The codes of the denials that were told since the last look."""
         for one in self.gate.processes:

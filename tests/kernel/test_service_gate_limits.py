@@ -71,7 +71,7 @@ def test_failed_provider_falls_back_in_order(pair: tuple[Provider, Provider]) ->
         assert ask(gated, "/first/v1/chat/completions")[0] == 503
         second.status = 500
         assert ask(gated)[0] == 500
-        until(lambda: gated.look() is None and len(gated.asked) == 4)  # a row comes after the answer
+        until(lambda: gated.has(4))  # a row comes after the answer
         assert [(one.provider, one.status) for one in gated.asked] == [
             ("first", 200), ("second", 200), ("first", 503), ("second", 500)
         ]  # fmt: skip
