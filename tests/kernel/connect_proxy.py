@@ -6,13 +6,15 @@ import base64
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 
 class ConnectProxy:
     """Carries connections for clients with the credentials. ``asked`` are the places, ``says`` replaces its answer.
 
-    ``answers`` are answers by port, and ``names`` the addresses of names that it looks up.
+    ``answers`` are answers by port, and ``names`` the addresses of names that it looks up. ``last`` is when the last
+    byte of a client came.
     """
 
     def __init__(self, credentials: str) -> None:
@@ -23,6 +25,7 @@ class ConnectProxy:
         self.says: bytes | None = None
         self.answers: dict[int, bytes] = {}
         self.names: dict[str, str] = {}
+        self.last = 0.0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -53,13 +56,17 @@ class ConnectProxy:
                 client.sendall(b"HTTP/1.1 200 Connection established\r\nVia: 1.1 double\r\n\r\n")
                 back = threading.Thread(target=_carry, args=(made, client))
                 back.start()
-                _carry(client, made)
+                _carry(client, made, self._sent)
                 back.join()
 
+    def _sent(self) -> None:
+        self.last = time.monotonic()
 
-def _carry(source: socket.socket, to: socket.socket) -> None:
+
+def _carry(source: socket.socket, to: socket.socket, moved: Callable[[], None] = lambda: None) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(65536):
+            moved()
             to.sendall(data)
         to.shutdown(socket.SHUT_WR)
 

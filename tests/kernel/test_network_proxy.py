@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,11 +13,14 @@ from sandbox import doctor_network
 from sandbox.config import Config, ProxySettings
 from sandbox.network.gate.proxy import Proxy, ProxyError
 from sandbox.network.tls.connector import Destinations, is_local
-from tests.kernel import internet
+from sandbox.rundir import registry
+from tests.kernel import internet, live_runs, revoking
 from tests.kernel.connect_proxy import ConnectProxy
 from tests.kernel.fake_host import SECRET, FakeHost
-from tests.kernel.injecting import InjectWorld, carried, grants, host, net, run, world
+from tests.kernel.injecting import ASK, InjectWorld, carried, grants, host, net, run, world
+from tests.kernel.live_runs import until
 from tests.kernel.test_credentials import vault
+from tests.kernel.world import HEAD, TAIL
 
 __all__ = ["host", "net", "world"]
 
@@ -124,6 +128,35 @@ def test_dead_proxy_is_told_with_its_place(world: InjectWorld, host: FakeHost, p
     }
     assert any("the proxy 127.0.0.1:9: it does not answer" in row.get("reason", "") for row in rows)
     assert not host.seen
+
+
+STREAMS = """
+def endless():
+    while True:
+        yield b"x" * 1000
+        time.sleep(0.01)
+line = http.client.HTTPSConnection("other.example.com", 4443, timeout=30, context=context)
+line.request("POST", "/taken", endless(), {"Transfer-Encoding": "chunked"}, encode_chunked=True)
+answer = None
+"""
+
+
+def test_revoked_run_sends_nothing_more_by_the_proxy(world: InjectWorld, host: FakeHost, proxy: ConnectProxy) -> None:
+    configured(world, proxy)
+    proxy.last = 0.0
+    code = HEAD + ASK + STREAMS + TAIL
+    with live_runs.live(world, code, network="full", memory_mb=256, cpu_ms=60000, more=grants()) as one:
+        began = until(lambda: proxy.last)
+        until(lambda: proxy.last > began + 1)  # the control: it streams on
+        (entry,) = registry.agents(registry.live(world.state / "runs"))
+        raw = revoking.next_root(world, revoking.manifest_of(world, entry.payload_digest))
+        world.internet.within("host", lambda: revoking.revoke(world, raw))
+        enforced = time.monotonic()
+        error = one.wait().error
+        assert error is not None
+        assert error.code == "revoked"
+    # The gateway has no link to cut: its gates end with the agent.
+    assert proxy.last < enforced + 0.5
 
 
 def test_doctor_says_whether_the_proxy_answers(world: InjectWorld, proxy: ConnectProxy) -> None:
