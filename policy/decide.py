@@ -154,7 +154,8 @@ def _within(artefacts: Artefacts, parent: Parent, links: Mapping[str, str]) -> N
     if parent.artefacts is None:
         raise ValueError(f"run {parent.run_id} has no artefacts: it cannot start agents")
     if links:
-        mine, above = (reading.read(one.files).grants.filesystem.readable() for one in (artefacts, parent.artefacts))
+        found, given = (reading.read(one.files).grants for one in (artefacts, parent.artefacts))
+        mine, above = found.filesystem.readable(), given.filesystem.readable().union(given.may_grant.read)
         for path, place in links.items():
             if mine.covers(place) and not above.covers(place):
                 raise errors.ParentViolation(

@@ -57,7 +57,7 @@ def page() -> str:
 def _sections() -> Iterator[str]:
     for name, info in agent.Manifest.model_fields.items():
         model = _model(info)
-        if name not in ("permissions", "services"):
+        if name not in ("permissions", "services", "tools"):
             many = typing.get_origin(info.annotation) is tuple
             yield from _section(f"[[{name}]]" if many else f"[{name}]", model)
             continue
@@ -66,7 +66,7 @@ def _sections() -> Iterator[str]:
             heading = f"[[{name}.{domain}]]" if many else f"[{name}.{domain}]"
             yield from _section(heading, _model(inner))
             for key, nested in _tables(_model(inner)):
-                yield from _section(f"[[permissions.{domain}.{key}]]", _model(nested))
+                yield from _section(f"[[{name}.{domain}.{key}]]", _model(nested))
 
 
 def _tables(model: type[fields.Section]) -> list[tuple[str, FieldInfo]]:

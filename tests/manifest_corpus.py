@@ -234,7 +234,7 @@ PERMISSIONS = (
     R("rule argument odd", 'argument = "unit"', 'argument = "a b"', "argument `a b`", "1 to 128"),
     R("calls none", "calls_per_minute = 60", "calls_per_minute = 0", "calls_per_minute", "1"),
     R("answer huge", "answer_bytes = 100000", "answer_bytes = 9999999999", "answer_bytes", "4194304"),
-    R("side effect unknown", '["read", "chain"]', '["read", "delete"]', "`delete`", "shell", at="side_effects"),
+    R("side effect unknown", '"read", "chain"', '"read", "delete"', "`delete`", "shell", at="side_effects"),
 )
 PROCESS = (
     R("argument with NUL", '"--verbose"', '"a\\u0000b"', "U+0000", "remove"),

@@ -23,11 +23,10 @@ def instantiate(
     run_id: str,
     uid: int,
     arguments: Sequence[str] = (),
-    intent: str | None = None,
     image: str = "",
 ) -> bytes:
-    """The config.json that runsc is given. ``arguments`` start another first process than the agent: a self-test's.
-    ``intent`` stands in the arguments of an agent that takes it there. ``image`` is the EROFS file that has the root.
+    """The config.json that runsc is given. ``arguments`` start the agent with its intent or those of a
+    call, or another first process: a self-test's. ``image`` is the EROFS file that has the root.
 
     Raises:
         ValueError: ``run_id`` is not a lower-case UUID or ``uid`` is 0.
@@ -38,8 +37,8 @@ def instantiate(
     process = config["process"]
     process["user"] = {"uid": uid, "gid": uid}
     process["env"] = [entry.replace(TEMPLATE_RUN_ID, run_id) for entry in process["env"]]
-    if changed := arguments or with_intent(artefacts, intent):
-        process["args"] = list(changed)
+    if arguments:
+        process["args"] = list(arguments)
     process["terminal"] = process["terminal"] and not arguments
     if image:
         config["annotations"] = root_image(image)
@@ -74,9 +73,12 @@ def _too_long(message: str, most: int, intent: str | None) -> errors.UsageError:
     return errors.UsageError(f"{message}, a start takes {most}", hint=hint, where="process.args")
 
 
-def with_intent(artefacts: Artefacts, intent: str | None) -> tuple[str, ...]:
-    """Return the arguments with the intent in its place. Returns none for an agent that takes no intent there."""
-    if intent is None:
+def with_intent(artefacts: Artefacts, intent: str | None, appended: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the arguments with the intent in its place, and those of a call behind them.
+
+    Returns none for an agent that takes neither.
+    """
+    if intent is None and not appended:
         return ()
     first, *rest = artefacts.json("config.json")["process"]["args"]
-    return (first, *(one.replace(INTENT, intent) for one in rest))
+    return (first, *(one if intent is None else one.replace(INTENT, intent) for one in rest), *appended)

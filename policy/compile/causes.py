@@ -46,6 +46,11 @@ class Origins:
                 parent = f"asked for {'no limit' if asked is None else asked}"
         return self.of(key, parent=parent)
 
+    def value_of_domain(self, domain: str, key: str) -> Cause:
+        """The cause for a domain that one key of the manifest wrote."""
+        narrowed = self.requested is not None and getattr(self.requested, domain) != getattr(self.effective, domain)
+        return self.of(key, parent="asked for more" if narrowed else "")
+
     def resource(self, name: str) -> Cause:
         """The cause for one ceiling of ``[resources]``."""
         return self.value("resources", name, f"resources.{name}")

@@ -32,6 +32,9 @@ def compile(effective: Effective, origins: Origins, provenance: Provenance) -> d
         section, _, field = place.partition("/")
         document.setdefault(section, {})[field] = getattr(getattr(effective, domain), name)
         provenance.add(f"supervision.json:{place}", origins.value(domain, name, key))
+    if effective.may_grant:
+        document["spawn"]["may_grant"] = effective.may_grant.canonical()
+        provenance.add("supervision.json:spawn/may_grant", _rights(effective, origins))
     document["lifetime"]["ttl_seconds"] = effective.lifetime.ttl_seconds
     unlimited = origins.manifest.lifetime.unlimited
     key = "lifetime.unlimited" if unlimited else "lifetime.ttl_seconds"
@@ -46,10 +49,25 @@ def compile(effective: Effective, origins: Origins, provenance: Provenance) -> d
         document["skills"][name] = listed
         written = getattr(origins.manifest.permissions.skills, name)
         for one in listed:
-            cause = origins.item(f"permissions.skills.{name}", written, one)
+            cause = _command(one, origins) or origins.item(f"permissions.skills.{name}", written, one)
             provenance.add(f"supervision.json:skills/{name}/{one}", cause)
     document["skills"] |= _calls(effective, origins, provenance)
     return document
+
+
+def _command(uri: str, origins: Origins) -> Cause | None:
+    """The cause for what stands for a command; None for every other tool."""
+    for index, one in enumerate(origins.manifest.tools.command):
+        if one.uri == uri:
+            return Cause("manifest", f"tools.command[{index}]", one.name)
+    return None
+
+
+def _rights(effective: Effective, origins: Origins) -> Cause:
+    """The cause for the rights that children may be given."""
+    if not origins.manifest.spawn.may_grant:
+        raise origins.uncovered("spawn.may_grant", effective.may_grant.describe()[0])
+    return origins.value_of_domain("may_grant", "spawn.may_grant")
 
 
 def _calls(effective: Effective, origins: Origins, provenance: Provenance) -> dict[str, Any]:
@@ -60,7 +78,9 @@ def _calls(effective: Effective, origins: Origins, provenance: Provenance) -> di
         at = next((i for i, r in enumerate(written) if (r.tool, r.argument) == (one.tool, one.argument)), None)
         said = f"{one.tool} {one}"
         place = f"supervision.json:skills/rules/{index}"
-        if at is None:
+        if (command := _command(one.tool, origins)) is not None:
+            provenance.add(place, Cause(command.kind, command.key, said))
+        elif at is None:
             # A parent's rule narrows a tool that the manifest asked for without one.
             tools = origins.manifest.permissions.skills.allow
             cause = origins.item("permissions.skills.allow", tools, one.tool)

@@ -7,6 +7,7 @@ agent gets is for its manifest. An operator's own roles (a later version) come i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from policy.grants import paths
@@ -23,7 +24,7 @@ from policy.grants.services import HostPorts, PublishSet, ServiceSet, WebSet
 from policy.grants.sets import access
 from policy.grants.sets.domain import NameSet
 from policy.grants.skills import SIDE_EFFECTS, SkillSet
-from policy.grants.spawning import ON_PARENT_EXIT, Spawning
+from policy.grants.spawning import ON_PARENT_EXIT, MayGrant, Spawning
 from policy.grants.syscalls import SyscallSet
 
 UNLIMITED = "unlimited"
@@ -131,7 +132,9 @@ def _role(name: str, table: Mapping[str, Any]) -> Role:
     reason = row.take("reason", str).strip()
     if not reason:
         raise row.wrong("reason", "empty")
-    ceiling = Effective(identity=Identity.bottom(), **{domain: read(row) for domain, read in _DOMAINS.items()})
+    own = Effective(identity=Identity.bottom(), **{domain: read(row) for domain, read in _DOMAINS.items()})
+    # Children stay within the role of their parent: it gives them nothing that the role has not.
+    ceiling = replace(own, may_grant=MayGrant(own.network, own.filesystem.read, own.credentials, own.syscalls))
     if row.left:
         raise RoleTableError(f"role `{name}`: `{min(row.left)}` is not a key of a role")
     return Role(name, reason, ceiling)

@@ -28,7 +28,7 @@ from policy.grants.resources import Ceilings
 from policy.grants.services import HostPorts, PublishSet, ServiceSet, WebSet
 from policy.grants.sets.domain import Domain
 from policy.grants.skills import SkillSet
-from policy.grants.spawning import Spawning
+from policy.grants.spawning import MayGrant, Spawning
 from policy.grants.syscalls import SyscallSet
 
 SECCOMP = "seccomp.json"
@@ -57,6 +57,7 @@ class Grants(Struct, frozen=True):
     inject: InjectSet
     web: WebSet
     host_ports: HostPorts
+    may_grant: MayGrant
 
     def domains(self) -> tuple[tuple[str, Domain], ...]:
         """Name and value of each domain, in the order of ``DOMAINS``."""
@@ -162,6 +163,7 @@ def read(files: Files) -> Decompiled:
             inject=reached.inject,
             web=reached.web,
             host_ports=reached.host_ports,
+            may_grant=held.may_grant,
         ),
         arch,
         found,

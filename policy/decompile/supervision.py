@@ -6,15 +6,16 @@ from typing import Any
 
 from msgspec import Struct
 
+from policy import errors
 from policy.decompile import documents
 from policy.decompile.documents import OPTIONAL_INT, Files, closed, fixed, refuse
-from policy.grants import skill_rules
+from policy.grants import restore, skill_rules
 from policy.grants.credentials import CredentialSet
 from policy.grants.identity import Identity
 from policy.grants.lifetime import ON_EXPIRY, LifetimeGrant
 from policy.grants.sets.domain import ANY, NameSet
 from policy.grants.skills import LIMITS, SIDE_EFFECTS, SkillSet
-from policy.grants.spawning import ON_PARENT_EXIT, Spawning
+from policy.grants.spawning import ON_PARENT_EXIT, MayGrant, Spawning
 
 SUPERVISION = "supervision.json"
 CREDENTIALS = "credentials.json"
@@ -35,6 +36,7 @@ class Supervision(Struct, frozen=True):
     cpu_time_ms: int | None
     contract: str
     intent: str
+    may_grant: MayGrant
 
 
 def read(files: Files) -> Supervision:
@@ -62,6 +64,7 @@ def read(files: Files) -> Supervision:
         _ceiling(task["cpu_time_ms"], where),
         contract,
         intent,
+        _may_grant(whole["spawn"]),
     )
 
 
@@ -128,12 +131,23 @@ def _ceiling(value: int | None, where: str) -> int | None:
 def _spawning(value: dict[str, Any]) -> Spawning:
     where = f"{SUPERVISION}:spawn"
     shape: documents.Shape = {"max_depth": OPTIONAL_INT, "max_descendants": OPTIONAL_INT, "on_parent_exit": str}
+    shape = {**shape, "may_grant": dict} if "may_grant" in value else shape
     spawn = closed(value, where, shape)
     fate = documents.one_of(spawn["on_parent_exit"], where, ON_PARENT_EXIT)
     depth, number = _ceiling(spawn["max_depth"], where), _ceiling(spawn["max_descendants"], where)
     if (depth == 0) != (number == 0):
         raise refuse(where, "a depth without descendants, or descendants without a depth")
     return Spawning(depth, number, ON_PARENT_EXIT[ON_PARENT_EXIT.index(fate)])
+
+
+def _may_grant(spawn: dict[str, Any]) -> MayGrant:
+    """The rights for children, which stand in the document where there are any."""
+    if "may_grant" not in spawn:
+        return MayGrant.bottom()
+    try:
+        return restore.may_grant(spawn["may_grant"])
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, errors.ManifestError) as e:
+        raise refuse(f"{SUPERVISION}:spawn/may_grant", "it is no canonical form of rights") from e
 
 
 def _lifetime(value: dict[str, Any]) -> LifetimeGrant:

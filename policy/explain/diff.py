@@ -266,6 +266,7 @@ _PARTS: dict[str, Callable[[Any, Any], Parts]] = {
     "inject": _one("acts with secrets", "injected secret"),
     "web": _web,
     "host_ports": _one("reaches this host", "port of this host"),
+    "may_grant": _one("starts agents", "right for children"),
 }
 assert tuple(_PARTS) == tuple(DOMAINS)
 
@@ -274,6 +275,7 @@ _PLURALS = {
     "name that is asked about": "names that are asked about",
     "host of pages": "hosts of pages",
     "port of this host": "ports of this host",
+    "right for children": "rights for children",
     "limit of calls": "limits of calls",
     "side effect class": "side effect classes",
 }

@@ -13,6 +13,7 @@ from typing import Any
 from policy import errors
 from policy.compile.artefacts import Artefacts
 from policy.compile.network import firewall
+from policy.grants import restore
 from policy.grants.credentials import InjectRule
 from policy.grants.services import LIMITS, WEB_LIMITS
 
@@ -249,10 +250,14 @@ def supervision(document: dict[str, Any]) -> Rules:
             yield f"supervision.json:process/{name}", value
     yield "supervision.json:roles", ", ".join(document["roles"]) or "none"
     for section, values in _SUPERVISED.items():
-        closed(f"{section} of supervision.json", document[section], values)
+        later = {"may_grant"} & set(document[section])
+        closed(f"{section} of supervision.json", document[section], {*values, *later})
         for name, without in values.items():
             value = document[section][name]
             yield f"supervision.json:{section}/{name}", without if value is None else str(value)
+    if "may_grant" in document["spawn"]:
+        rights = restore.may_grant(document["spawn"]["may_grant"])
+        yield "supervision.json:spawn/may_grant", "; ".join(rights.describe())
     skills = document["skills"]
     closed("skills of supervision.json", {"rules": [], "limits": {}, **skills}, _SKILL_KEYS)
     for index, rule in enumerate(skills.get("rules", ())):

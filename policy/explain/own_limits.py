@@ -22,7 +22,7 @@ VERSION: Final = 1
 MAX_BYTES: Final = 262_144
 _GRANTS: Final = (
     *("filesystem", "network", "syscalls", "executables", "credentials"),
-    *("skills", "spawning", "services", "publish", "inject", "web", "host_ports"),
+    *("skills", "spawning", "services", "publish", "inject", "web", "host_ports", "may_grant"),
 )
 
 
@@ -72,8 +72,10 @@ def _services(effective: Effective, manifest: Manifest) -> Iterator[dict[str, An
         yield {"name": "search", "at": "http://search.covenant/search?q=WORDS&count=N", "kinds": ["json"]}
     if effective.web.fetch:
         yield {"name": "fetch", "at": "http://fetch.covenant/fetch?url=URL", "kinds": ["text"]}
-    if effective.asks_tools:
+    if effective.skills.mcp:
         yield {"name": "tools", "at": "http://tools.covenant/mcp", "kinds": ["mcp"]}
+    for name, _ in effective.skills.commands:
+        yield {"name": name, "at": f"http://tools.covenant/command/{name}", "kinds": ["command"]}
     for port in effective.host_ports.numbers():
         yield {"name": "host", "at": f"{HOST_NAME}:{port}", "kinds": ["tcp"]}
     if effective.network.total:

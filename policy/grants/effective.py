@@ -8,9 +8,11 @@ only takes away and is monotone, so the product of the meets stays a meet (tests
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
+
+from msgspec import structs
 
 from policy import errors
 from policy.grants import skill_rules, source
@@ -20,12 +22,12 @@ from policy.grants.executables import ExecutableSet
 from policy.grants.identity import Identity
 from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
-from policy.grants.paths import FilesystemGrants
+from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
 from policy.grants.services import LIMITS, HostPorts, PublishSet, ServiceSet, WebSet
 from policy.grants.sets.domain import EMPTY, Domain
 from policy.grants.skills import SkillSet
-from policy.grants.spawning import Spawning
+from policy.grants.spawning import MayGrant, Spawning
 from policy.grants.syscalls import EXEC_CALL, NEVER_CALLS, SyscallSet
 
 # The ten, in the order of the OctantOS table, then the services; every loop over domains takes them from here.
@@ -45,6 +47,7 @@ DOMAINS: dict[str, type[Domain]] = {
     "inject": InjectSet,
     "web": WebSet,
     "host_ports": HostPorts,
+    "may_grant": MayGrant,
 }
 # The profile that a runtime brings where the manifest names none.
 RUNTIME_PROFILES = {"python3": "python3", "node": "node", "rust-bin": "static", "command": "command"}
@@ -53,6 +56,7 @@ NO_PORTS: Final = PublishSet.bottom()
 NO_INJECT: Final = InjectSet.bottom()
 NO_WEB: Final = WebSet.bottom()
 NO_HOST: Final = HostPorts.bottom()
+NO_RIGHTS: Final = MayGrant.bottom()
 # Left out of documents where nothing of them is granted, as before there were any.
 _LATER: Final[dict[str, Domain]] = {
     "services": NO_SERVICES,
@@ -60,6 +64,7 @@ _LATER: Final[dict[str, Domain]] = {
     "inject": NO_INJECT,
     "web": NO_WEB,
     "host_ports": NO_HOST,
+    "may_grant": NO_RIGHTS,
 }
 _NO_EXEC = NEVER_CALLS | {EXEC_CALL}
 
@@ -85,6 +90,7 @@ class Effective:
     inject: InjectSet = NO_INJECT
     web: WebSet = NO_WEB
     host_ports: HostPorts = NO_HOST
+    may_grant: MayGrant = NO_RIGHTS
 
     def __post_init__(self) -> None:
         calls = self.syscalls.without(NEVER_CALLS if self.executables else _NO_EXEC)
@@ -133,7 +139,8 @@ class Effective:
         publish = PublishSet.ports((one.port, one.to) for one in manifest.publish)
         web = _web(manifest.services)
         host_ports = HostPorts.ports(port for _, port in table.host_ports)
-        linked = network.mode != "off" or bool(services or publish or web or table.skills.allow or host_ports)
+        tools = (*table.skills.allow, *manifest.tools.command)
+        linked = network.mode != "off" or bool(services or publish or web or tools or host_ports)
         brought = (("executables", bool(executables)), ("network", linked))
         names = frozenset[str]().union(
             *((additions or {})[k].names for k, on in brought if on and k in (additions or {}))
@@ -152,7 +159,7 @@ class Effective:
             executables=executables,
             resources=Ceilings(*(source.ceiling(manifest.resources, name) for name in UNITS)),
             credentials=CredentialSet.of(table.credentials.grants),
-            skills=_skills(table.skills),
+            skills=_skills(table.skills, manifest.tools.command),
             spawning=_spawning(manifest.spawn),
             lifetime=_lifetime(manifest.lifetime),
             services=services,
@@ -160,6 +167,7 @@ class Effective:
             inject=InjectSet.of(inject_rules(table)),
             web=web,
             host_ports=host_ports,
+            may_grant=_may_grant(manifest.spawn, (additions or {}).get("network")),
         )
 
     def domains(self) -> tuple[tuple[str, Domain], ...]:
@@ -207,8 +215,31 @@ class Effective:
 
         ``remaining_seconds`` is what is left of this agent's life, None when it has no end.
         """
-        left = LifetimeGrant(remaining_seconds, self.lifetime.on_expiry)
-        return replace(self, spawning=self.spawning.for_child(), lifetime=left)
+        return replace(self, **ceilings_of_children(self, remaining_seconds=remaining_seconds))
+
+
+def ceilings_of_children(own: Any, *, remaining_seconds: int | None) -> dict[str, Any]:
+    """The domains in which the ceiling of an agent's children differs from the agent's own grants.
+
+    In those of ``spawn.may_grant`` it is what the agent has and what it may give, and so is what they may give on.
+    ``own`` are grants by the names of ``DOMAINS``.
+    """
+    network, read, credentials = own.network, own.filesystem.readable(), own.credentials
+    given = own.may_grant.union(MayGrant(network, read, CredentialSet(credentials.names, credentials.any)))
+    ceilings = {
+        "spawning": own.spawning.for_child(),
+        "lifetime": LifetimeGrant(remaining_seconds, own.lifetime.on_expiry),
+        "may_grant": structs.replace(given, syscalls=own.syscalls.union(own.may_grant.syscalls)),
+    }
+    if not own.may_grant:
+        return ceilings
+    return {
+        **ceilings,
+        "network": given.network,
+        "filesystem": replace(own.filesystem, read=given.read),
+        "credentials": given.credentials,
+        "syscalls": own.syscalls.union(own.may_grant.syscalls),
+    }
 
 
 def canonical(domains: Iterable[tuple[str, Domain]]) -> dict[str, Any]:
@@ -260,7 +291,7 @@ def _syscalls(
     return SyscallSet((base | added | frozenset(table.allow)) - frozenset(table.deny), profile=name, profile_names=base)
 
 
-def _skills(table: source.SkillsSection) -> SkillSet:
+def _skills(table: source.SkillsSection, commands: Sequence[source.CommandItem]) -> SkillSet:
     rows = (
         (
             one.tool,
@@ -269,15 +300,35 @@ def _skills(table: source.SkillsSection) -> SkillSet:
         )
         for one in table.rule
     )
+    called = ((one.uri, argument, _conditions(rule)) for one in commands for argument, rule in one.clauses())
+    allow = (*table.allow, *(one.uri for one in commands))
     # Without a tool there are no calls to limit.
-    limits = {name: getattr(table, name) for name in skill_grants.LIMITS} if table.allow else {}
-    return SkillSet.of(table.allow, table.side_effects, skill_rules.of(rows), limits)
+    limits = {name: getattr(table, name) for name in skill_grants.LIMITS} if allow else {}
+    return SkillSet.of(allow, table.side_effects, skill_rules.of((*rows, *called)), limits)
+
+
+def _conditions(rule: Any) -> Iterator[skill_rules.ToolCondition]:
+    """The alternatives of a rule of a command: a number is how many arguments there are."""
+    if isinstance(rule, int):
+        return skill_rules.alternatives(equals=rule)
+    return skill_rules.alternatives(equals=rule.equals, matches=rule.matches, one_of=rule.one_of)
 
 
 def _spawning(table: source.SpawnSection) -> Spawning:
     if not table.allowed:
         return Spawning(on_parent_exit=table.on_parent_exit)
     return Spawning(table.max_depth, table.max_descendants, table.on_parent_exit)
+
+
+def _may_grant(table: source.SpawnSection, network: source.ProfileCalls | None) -> MayGrant:
+    rights = table.may_grant
+    hosts = [(one.host, one.ports, one.protocol) for one in rights if one.host and one.protocol]
+    return MayGrant(
+        Network.of(hosts),
+        PathSet.of(one.read for one in rights if one.read),
+        CredentialSet.of(one.secret for one in rights if one.secret),
+        SyscallSet(network.names) if hosts and network is not None else SyscallSet(),
+    )
 
 
 def _lifetime(table: source.LifetimeSection) -> LifetimeGrant:

@@ -171,6 +171,11 @@ class Network:
         names, reach = hostnames.meet(self.names, other.names), addresses.meet(self.reach, other.reach)
         return self.held(names, reach, hostnames.meet(self.total, other.total))
 
+    def union(self, other: Self, /) -> Self:
+        """The destinations that either allows."""
+        names, reach = hostnames.join([*self.names, *other.names]), addresses.join([*self.reach, *other.reach])
+        return self.held(names, reach, hostnames.join([*self.total, *other.total]))
+
     def is_subset(self, other: Self, /) -> bool:
         """Whether ``other`` allows every destination of this."""
         if self == other:

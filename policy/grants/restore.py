@@ -21,14 +21,14 @@ from policy.grants.executables import ExecutableSet
 from policy.grants.identity import Identity
 from policy.grants.lifetime import ON_EXPIRY, LifetimeGrant
 from policy.grants.network import ANY_PUBLIC, Network
-from policy.grants.paths import MODES, FilesystemGrants
+from policy.grants.paths import MODES, FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
 from policy.grants.services import LIMITS, WEB_LIMITS, HostPorts, PublishSet, ServiceSet, WebSet
 from policy.grants.sets import access, addresses, hostnames
 from policy.grants.sets.access import PROTOCOLS, Access
 from policy.grants.sets.domain import ANY, NameSet
 from policy.grants.skills import SkillSet
-from policy.grants.spawning import ON_PARENT_EXIT, Spawning
+from policy.grants.spawning import ON_PARENT_EXIT, MayGrant, Spawning
 from policy.grants.syscalls import SyscallSet
 
 
@@ -38,7 +38,8 @@ def effective(document: Any) -> Effective:
     Raises:
         errors.ArtefactError: it is not what ``canonical`` gives for some grants.
     """
-    if type(document) is not dict or {*document, "services", "publish", "inject", "web", "host_ports"} != set(DOMAINS):
+    later = {"services", "publish", "inject", "web", "host_ports", "may_grant"}
+    if type(document) is not dict or {*document, *later} != set(DOMAINS):
         raise _refuse("it has not exactly the known domains")
     try:
         found = Effective(**{name: _DOMAINS[name](document[name]) for name in DOMAINS if name in document})
@@ -180,6 +181,30 @@ def _set_of(kind: Any, key: str) -> Callable[[Document], Any]:
     return restore
 
 
+def _may_grant(d: Document) -> MayGrant:
+    names, calls = _names(d["credentials"]), _names(d["syscalls"])
+    found = MayGrant(
+        _network(d["network"]),
+        PathSet.of(d["read"]),
+        CredentialSet(names.names, names.any),
+        SyscallSet(calls.names, calls.any),
+    )
+    if not found or found.canonical() != d:
+        raise ValueError("no rights, or not in canonical form")
+    return found
+
+
+def may_grant(document: Any) -> MayGrant:
+    """The rights of ``spawn.may_grant`` from their canonical form.
+
+    Raises:
+        ValueError, TypeError, KeyError, errors.ManifestError: it is no canonical form.
+    """
+    if type(document) is not dict:
+        raise TypeError("no document of rights")
+    return _may_grant(document)
+
+
 _DOMAINS: dict[str, Callable[[Document], Any]] = {
     "identity": lambda d: Identity(_names(d["roles"])),
     "filesystem": _filesystem,
@@ -198,5 +223,6 @@ _DOMAINS: dict[str, Callable[[Document], Any]] = {
     "inject": _inject,
     "web": _web,
     "host_ports": _host_ports,
+    "may_grant": _may_grant,
 }
 assert tuple(_DOMAINS) == tuple(DOMAINS)

@@ -10,6 +10,7 @@ from msgspec import Struct, structs
 from policy.grants import skill_rules
 from policy.grants.sets.domain import ANY, EMPTY, NameSet
 from policy.grants.skill_rules import Clause, Rules
+from policy.manifest.tools import command
 
 SIDE_EFFECTS = ("chain", "network", "read", "shell", "write")
 # The limits of calls, each with its unit. None is no limit, and 0 no call.
@@ -71,6 +72,17 @@ class SkillSet(Struct, frozen=True):
     def limits(self) -> dict[str, int | None]:
         """The limits of calls by their names."""
         return {name: getattr(self, name) for name in LIMITS}
+
+    @property
+    def commands(self) -> tuple[tuple[str, str], ...]:
+        """The granted commands, each with the agent id of its package, sorted."""
+        found = (command.bound(uri) for uri in self.allow.listing())
+        return tuple(one for one in found if one is not None)
+
+    @property
+    def mcp(self) -> bool:
+        """Whether a tool that is no command is granted."""
+        return self.allow.any or len(self.allow.names) > len(self.commands)
 
     def clauses(self, uri: str) -> Rules:
         """The rules about one tool."""

@@ -5,7 +5,7 @@ Grants lie below manifests (design.md), so the shape is stated here and ``policy
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from policy.grants.lifetime import OnExpiry
@@ -239,6 +239,36 @@ class PublishItem(Protocol):
     def to(self) -> str: ...
 
 
+class MayGrantItem(Protocol):
+    """An item of ``spawn.may_grant``: one of the three."""
+
+    @property
+    def host(self) -> str | None: ...
+    @property
+    def ports(self) -> Sequence[tuple[int, int]]: ...
+    @property
+    def protocol(self) -> Any: ...
+    @property
+    def read(self) -> str | None: ...
+    @property
+    def secret(self) -> str | None: ...
+
+
+class CommandItem(Protocol):
+    """One ``[[tools.command]]``."""
+
+    @property
+    def uri(self) -> str: ...
+    def clauses(self) -> Iterator[tuple[str, Any]]: ...
+
+
+class ToolsSection(Protocol):
+    """``[tools]``."""
+
+    @property
+    def command(self) -> Sequence[CommandItem]: ...
+
+
 class SpawnSection(Protocol):
     """``[spawn]``."""
 
@@ -250,6 +280,8 @@ class SpawnSection(Protocol):
     def max_descendants(self) -> int: ...
     @property
     def on_parent_exit(self) -> OnParentExit: ...
+    @property
+    def may_grant(self) -> Sequence[MayGrantItem]: ...
 
 
 class LifetimeSection(Protocol):
@@ -284,6 +316,8 @@ class ManifestSections(Protocol):
     def volumes(self) -> Sequence[tuple[str, VolumeItem]]: ...
     @property
     def publish(self) -> Sequence[PublishItem]: ...
+    @property
+    def tools(self) -> ToolsSection: ...
 
     def wrote(self, dotted: str, /) -> bool: ...
     def where(self, dotted: str, /) -> str: ...

@@ -1,12 +1,18 @@
-"""Spawning grants: whether children may be started, how deep, how many; and what outlives a parent."""
+"""Spawning grants: whether children may be started, how deep, how many, what outlives a parent, and their rights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from msgspec import Struct, structs
+
+from policy.grants.credentials import CredentialSet
+from policy.grants.network import Network
+from policy.grants.paths import PathSet
 from policy.grants.resources import least, within
 from policy.grants.sets.domain import at_most, lower
+from policy.grants.syscalls import SyscallSet
 
 OnParentExit = Literal["terminate", "wind-down", "adopt"]
 # What lets this agent live longer after its parent stands higher.
@@ -93,4 +99,86 @@ class Spawning:
             "max_depth": self.max_depth,
             "max_descendants": self.max_descendants,
             "on_parent_exit": self.on_parent_exit,
+        }
+
+
+class MayGrant(Struct, frozen=True):
+    """Rights that an agent may give to its children and has not itself (``spawn.may_grant``).
+
+    ``syscalls`` are those that a child needs for ``network``. Without a network there are none.
+    """
+
+    network: Network = Network()
+    read: PathSet = PathSet()
+    credentials: CredentialSet = CredentialSet()
+    syscalls: SyscallSet = SyscallSet()
+
+    def __post_init__(self) -> None:
+        if self.network == Network.bottom() and self.syscalls != SyscallSet.bottom():
+            structs.force_setattr(self, "syscalls", SyscallSet.bottom())
+
+    @classmethod
+    def bottom(cls) -> Self:
+        """No right."""
+        return cls()
+
+    @classmethod
+    def top(cls) -> Self:
+        """Every right."""
+        return cls(Network.top(), PathSet.top(), CredentialSet.top(), SyscallSet.top())
+
+    def __bool__(self) -> bool:
+        return self != self.bottom()
+
+    def meet(self, other: Self, /) -> Self:
+        """The rights that both hold."""
+        return type(self)(
+            self.network.meet(other.network),
+            self.read.meet(other.read),
+            self.credentials.meet(other.credentials),
+            self.syscalls.meet(other.syscalls),
+        )
+
+    def union(self, other: Self, /) -> Self:
+        """The rights that either holds."""
+        return type(self)(
+            self.network.union(other.network),
+            self.read.union(other.read),
+            self.credentials.union(other.credentials),
+            self.syscalls.union(other.syscalls),
+        )
+
+    def is_subset(self, other: Self, /) -> bool:
+        """Whether ``other`` holds every right of this."""
+        return (
+            self.network.is_subset(other.network)
+            and self.read.is_subset(other.read)
+            and self.credentials.is_subset(other.credentials)
+            and self.syscalls.is_subset(other.syscalls)
+        )
+
+    def difference(self, other: Self, /) -> Self:
+        """The rights, each whole, that ``other`` lacks: the network where ``other`` lacks calls that it needs."""
+        calls = self.syscalls.difference(other.syscalls)
+        return type(self)(
+            self.network.difference(other.network) if calls == SyscallSet.bottom() else self.network,
+            self.read.difference(other.read),
+            self.credentials.difference(other.credentials),
+            calls,
+        )
+
+    def describe(self) -> tuple[str, ...]:
+        """A line a right."""
+        calls = (f"calls {', '.join(self.syscalls.listing())}",) if self.syscalls != SyscallSet.bottom() else ()
+        paths = (f"read {path}" for path in self.read)
+        lines = (*self.network.describe(), *paths, *self.credentials.describe(), *calls)
+        return tuple(f"give to children: {line}" for line in lines)
+
+    def canonical(self) -> dict[str, Any]:
+        """The rights by their domain."""
+        return {
+            "network": self.network.canonical(),
+            "read": list(self.read),
+            "credentials": self.credentials.listing(),
+            "syscalls": self.syscalls.listing(),
         }

@@ -18,7 +18,8 @@ from policy.manifest import process as processes
 from policy.manifest import workspace as workspaces
 from policy.manifest.permissions import Permissions, VolumeGrant  # by name: a field would hide the module
 from policy.manifest.process import Process, Root
-from policy.manifest.services import ENTRIES, PROVIDERS_ID, PublishEntry, Services, unique_ports  # as above
+from policy.manifest.services import ENTRIES, PROVIDERS_ID, PublishEntry, Services, Spawn, unique_ports  # as above
+from policy.manifest.tools import command
 from policy.manifest.workspace import TREE, Workspace
 
 Problem = tuple[str, str, str]
@@ -132,14 +133,7 @@ def syscalls(m: Manifest) -> Iterator[Problem]:
 
 def _spawn(m: Manifest) -> Iterator[Problem]:
     """``spawn.allowed`` goes with ``max_depth`` and ``max_descendants`` of at least 1, its absence with 0."""
-    for key in ("max_depth", "max_descendants"):
-        value: int = getattr(m.spawn, key)
-        if m.spawn.allowed and value == 0:
-            message = f"spawn.allowed is `true` while {key} is `0`"
-            yield f"spawn.{key}", message, f"give {key} at least 1"
-        elif value and not m.spawn.allowed:
-            message = f"{key} is `{value}` while spawn.allowed is `false`"
-            yield f"spawn.{key}", message, "write allowed = true, or 0"
+    yield from m.spawn.problems()
 
 
 def _lifetime(m: Manifest) -> Iterator[Problem]:
@@ -188,6 +182,18 @@ def _services(m: Manifest) -> Iterator[Problem]:
             message = f"{shown} is written while the backend is `{m.sandbox.backend}`"
             yield name, message, 'write backend = "linux-gvisor"'
     yield from m.services.problems()
+
+
+def _tools(m: Manifest) -> Iterator[Problem]:
+    """``[[tools.command]]`` needs ``backend = "linux-gvisor"``, ``spawn.allowed``, and the class ``shell``."""
+    skills = m.permissions.skills
+    yield from command.problems(
+        m.tools,
+        backend=m.sandbox.backend,
+        spawns=m.spawn.allowed,
+        effects=skills.side_effects,
+        allowed=skills.allow,
+    )
 
 
 def _trees(m: Manifest) -> Iterator[Problem]:
@@ -259,6 +265,7 @@ RULES: tuple[Callable[[Manifest], Iterator[Problem]], ...] = (
     _lifetime,
     _process,
     _services,
+    _tools,
     _trees,
     _dev_shm,
     _workspace,
@@ -272,7 +279,6 @@ NetworkMode = Literal["off", "outbound-https-only", "full"]
 Backend = Literal["trusted-local", "linux-gvisor"]
 FilesystemMode = Literal["read-only-package", "ephemeral", "host"]
 Priority = Literal["low", "normal", "high"]
-OnParentExit = Literal["terminate", "wind-down", "adopt"]
 OnExpiry = Literal["terminate", "suspend"]
 
 AGENT_ID = r"[A-Za-z0-9_.-]{1,128}"
@@ -411,15 +417,6 @@ class Hermes(fields.Section):
     approval_policy: Annotated[str, says("`operator-prompt`, `auto-deny` or `auto-once`")] = "operator-prompt"
 
 
-class Spawn(fields.Section):
-    """``[spawn]``: agents that this agent may start."""
-
-    allowed: Annotated[bool, says("whether it may start agents")] = False
-    max_depth: Annotated[int, whole(0, 32, "generations that may exist below it")] = 0
-    max_descendants: Annotated[int, whole(0, 10_000, "live descendants at one time, the whole tree")] = 0
-    on_parent_exit: Annotated[OnParentExit, says("what becomes of it when its parent ends")] = "terminate"
-
-
 class Lifetime(fields.Section):
     """``[lifetime]``: absent, the run ends with its task."""
 
@@ -450,6 +447,7 @@ class Manifest(fields.Section):
     publish: Annotated[
         tuple[PublishEntry, ...], Field(strict=False, max_length=ENTRIES), AfterValidator(unique_ports)
     ] = ()
+    tools: command.Tools = command.Tools()
 
     _source: lines.ManifestFile = PrivateAttr(default=lines.ManifestFile())
 

@@ -1,5 +1,7 @@
 """``[services]``: models, searches and pages that the agent asks for at its own service gate.
 
+``[spawn]``: agents that it may start, and rights that it may give to them.
+
 ``[[publish]]``: ports of the agent that this host reaches, each at one place. Absent, nothing, and there is no gate.
 
 Sources: design.md ("What an agent may ask"), docs/adr/0084.
@@ -9,11 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from policy.manifest import fields, hosts, paths, text
+from policy.manifest.permissions import HOST_NAME, CredentialName, HostPath, Protocol
 
 says, whole = fields.says, fields.whole
 
@@ -183,3 +186,67 @@ def unique_ports(items: tuple[PublishEntry, ...]) -> tuple[PublishEntry, ...]:
     fields.unique(tuple(item.port for item in items))
     fields.unique(tuple(item.to for item in items))
     return items
+
+
+OnParentExit = Literal["terminate", "wind-down", "adopt"]
+
+
+class MayGrantEntry(fields.Section):
+    """One item of ``spawn.may_grant``: a destination, a path or a secret."""
+
+    host: Annotated[
+        Annotated[str, AfterValidator(hosts.check)] | None,
+        says("exact name, `*.name`, address or CIDR block, with ports and protocol"),
+    ] = None
+    ports: Annotated[
+        tuple[tuple[int, int], ...], BeforeValidator(hosts.port_ranges), says("as in a network entry")
+    ] = ()
+    protocol: Annotated[Protocol | None, says("as in a network entry")] = None
+    read: Annotated[HostPath | None, says("host path")] = None
+    secret: Annotated[CredentialName | None, says("name of a secret of the child in the vault")] = None
+
+    def problems(self, at: str) -> Iterator[tuple[str, str, str]]:
+        """Each place, message and fix: one right, whole."""
+        rights = [name for name in ("host", "read", "secret") if getattr(self, name) is not None]
+        if len(rights) != 1:
+            message = f"a right of spawn.may_grant has {' and '.join(rights) or 'nothing'}"
+            yield at, message, "write one of host, read and secret in each item"
+        if (self.host is None) != (not self.ports) or (self.host is None) != (self.protocol is None):
+            message = "host, ports and protocol of a right go together"
+            yield at, message, '{ host = "NAME", ports = [443], protocol = "tls" }'
+        if self.host == HOST_NAME:
+            yield f"{at}.host", f"`{HOST_NAME}` cannot be given to children", "grant it in the child's own manifest"
+
+
+class Spawn(fields.Section):
+    """``[spawn]``: agents that this agent may start."""
+
+    allowed: Annotated[bool, says("whether it may start agents")] = False
+    max_depth: Annotated[int, whole(0, 32, "generations that may exist below it")] = 0
+    max_descendants: Annotated[int, whole(0, 10_000, "live descendants at one time, the whole tree")] = 0
+    on_parent_exit: Annotated[OnParentExit, says("what becomes of it when its parent ends")] = "terminate"
+    may_grant: Annotated[
+        tuple[MayGrantEntry, ...],
+        fields.LIST,
+        AfterValidator(fields.unique),
+        says(
+            'rights that it may give to its children and has not itself: `{ host = "NAME", ports = [443], protocol = '
+            '"tls" }`, `{ read = "/PATH" }` or `{ secret = "NAME" }` each'
+        ),
+    ] = ()
+
+    def problems(self) -> Iterator[tuple[str, str, str]]:
+        """Each place, message and fix: ``allowed`` goes with limits of at least 1, its absence with nothing."""
+        for key in ("max_depth", "max_descendants"):
+            value: int = getattr(self, key)
+            if self.allowed and value == 0:
+                message = f"spawn.allowed is `true` while {key} is `0`"
+                yield f"spawn.{key}", message, f"give {key} at least 1"
+            elif value and not self.allowed:
+                message = f"{key} is `{value}` while spawn.allowed is `false`"
+                yield f"spawn.{key}", message, "write allowed = true, or 0"
+        if self.may_grant and not self.allowed:
+            message = "may_grant is written while spawn.allowed is `false`"
+            yield "spawn.may_grant", message, "write allowed = true, or take it out"
+        for index, one in enumerate(self.may_grant):
+            yield from one.problems(f"spawn.may_grant[{index}]")

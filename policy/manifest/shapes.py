@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from policy.manifest import agent, fields, hosts, paths, permissions, process, services, text, workspace
-from policy.manifest.tools import skill_rules, tool_uri
+from policy.manifest.tools import command, skill_rules, tool_uri
 from policy.package import INVISIBLE
 
 Fragment = dict[str, Any]
@@ -147,6 +147,12 @@ VALIDATORS: dict[Callable[..., Any], Fragment] = {
         "uniqueItems": True,
         "items": {"oneOf": [{"required": [form]} for form in ("equals", "matches", "one_of")]},
     },
+    command.word: {"type": "string", "maxLength": text.STRING_CHARACTERS, **_VISIBLE},
+    command.ruled: {
+        "uniqueItems": True,
+        "items": {"oneOf": [{"required": [form]} for form in ("equals", "matches", "one_of")]},
+    },
+    command.unique_names: {"uniqueItems": True},
     services.place: {
         "type": "string",
         **_any(f"{services.UNIX}{_ABSOLUTE}", rf"127\.0\.0\.1:{services.PORT}"),
@@ -198,6 +204,8 @@ _ASKS: Fragment = _when(
     {"properties": {"protocol": {"const": "tls"}, "host": _any(_NAME)}, "not": {"required": ["inject"]}},
     {"not": {"required": ["ask_seconds"]}},
 )
+
+_NO_DESTINATION: Fragment = {"not": {"anyOf": [{"required": ["ports"]}, {"required": ["protocol"]}]}}
 
 RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
     agent._entry: (  # noqa: SLF001
@@ -278,7 +286,48 @@ RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
         _when(
             _written("spawn", allowed=_IS(True)),
             _written("spawn", max_depth=_AT_LEAST_ONE, max_descendants=_AT_LEAST_ONE),
-            _section("spawn", max_depth={"maximum": 0}, max_descendants={"maximum": 0}),
+            _section("spawn", max_depth={"maximum": 0}, max_descendants={"maximum": 0}, may_grant={"maxItems": 0}),
+        ),
+        _section(
+            "spawn",
+            may_grant={
+                "items": {
+                    "oneOf": [
+                        {
+                            "required": ["host", "ports", "protocol"],
+                            "properties": {"host": {"not": _IS(permissions.HOST_NAME)}},
+                        },
+                        {"required": ["read"], **_NO_DESTINATION},
+                        {"required": ["secret"], **_NO_DESTINATION},
+                    ],
+                }
+            },
+        ),
+    ),
+    agent._tools: (  # noqa: SLF001
+        _domain("skills", allow={"items": {"not": {"pattern": f"^{command.PREFIX}"}}}),
+        _when(
+            _written("tools", command=_ITEMS),
+            {
+                **_GVISOR,
+                "allOf": [
+                    _written("spawn", allowed=_IS(True)),
+                    {
+                        "required": ["permissions"],
+                        "properties": {
+                            "permissions": {
+                                "required": ["skills"],
+                                "properties": {
+                                    "skills": {
+                                        "required": ["side_effects"],
+                                        "properties": {"side_effects": {"contains": _IS("shell")}},
+                                    }
+                                },
+                            }
+                        },
+                    },
+                ],
+            },
         ),
     ),
     agent._process: (  # noqa: SLF001
@@ -394,6 +443,7 @@ LEFT = (
     "two ports of [[publish]] that are equal, or two places, and a path of a socket that is longer in bytes",
     "a secret that is added to a pattern, an address, or one host twice; a placeholder with the name of a variable",
     "two items of services.models.allow for one provider",
+    "two commands of one name, two rights for children that are equal, and a gap between positions that have rules",
     "a dev_shm_mb or a workspace that leaves nothing of disk_mb",
     "a volume or a place of one that is named twice, and shared where nothing is written",
     "whether a pattern of a rule is one of RE2, and a rule about a tool that is not granted",

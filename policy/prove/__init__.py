@@ -18,14 +18,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from policy import data
 from policy.compile.artefacts import Artefacts
-from policy.data.types import SESSION_CALL
 from policy.decompile import calls
 from policy.decompile import read as reading
 from policy.decompile.read import Decompiled
 from policy.grants.effective import Effective
-from policy.prove import differences, facts, roundings, told
+from policy.prove import differences, facts, granted_calls, roundings, told
 from policy.prove.differences import Difference
 from policy.prove.facts import Facts
 from policy.prove.roundings import ROUNDINGS
@@ -98,14 +96,8 @@ def _differences(
 
 
 def _arguments(effective: Effective, found: Decompiled, names: frozenset[str]) -> Difference:
-    """(3) What passes for some arguments only must be what the table says, on all 64 bits of each."""
-    table, network = data.arguments(), effective.linked
-    session = SESSION_CALL in names
-    rules = {}
-    for name in names & table.rules.keys():
-        alternatives = table.alternatives(name, network=network, session=session) or ()
-        rules[name] = [[(c.argument, c.mask, c.value) for c in one.conditions] for one in alternatives]
-    wanted = calls.expected(names, rules, roundings.missing(names))
+    """(3) The filter lets pass what the table says for the granted names."""
+    wanted = granted_calls.table(names, network=effective.linked)
     odd = tuple(calls.differences(found.calls, wanted))
     says = {one: one.describe("the filter", "the grants") for one in odd}
     wider = tuple(text for one, text in says.items() if one.here == "allowed")

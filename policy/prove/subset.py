@@ -14,9 +14,13 @@ from typing import Final
 from policy.compile.artefacts import Artefacts
 from policy.decompile import calls
 from policy.decompile import read as reading
+from policy.decompile.calls import CallTable
 from policy.decompile.read import Decompiled
-from policy.grants.lifetime import LifetimeGrant
+from policy.grants.effective import ceilings_of_children
 from policy.grants.resources import Ceilings, least
+from policy.grants.sets.domain import Domain
+from policy.grants.syscalls import SyscallSet
+from policy.prove import granted_calls
 from policy.prove.differences import Difference, check
 
 # What is taken from a parent while a child lives, and given back after it (policy.rules.parent.Drawn).
@@ -40,8 +44,7 @@ def within(child: Artefacts, parent: Artefacts, *, remaining_seconds: int | None
 
 def _beyond(child: Decompiled, parent: Decompiled, remaining_seconds: int | None) -> Iterator[Difference]:
     ceilings = dict(parent.grants.domains())
-    ceilings["spawning"] = parent.grants.spawning.for_child()
-    ceilings["lifetime"] = LifetimeGrant(remaining_seconds, parent.grants.lifetime.on_expiry)
+    ceilings |= ceilings_of_children(parent.grants, remaining_seconds=remaining_seconds)
     for name, mine in child.grants.domains():
         if not mine.is_subset(ceilings[name]):
             yield Difference(name, mine.difference(ceilings[name]).describe() or (f"{name} of another form",))
@@ -51,8 +54,16 @@ def _beyond(child: Decompiled, parent: Decompiled, remaining_seconds: int | None
             yield Difference("resources", held.difference(most).describe()).of(holder)
     if child.arch != parent.arch:
         yield Difference("syscalls", (f"calls of {child.arch}",))
-    passes = calls.excess(child.calls, parent.calls)
+    passes = calls.excess(child.calls, _calls(parent, ceilings))
     yield Difference("syscalls", tuple(one.describe("the child's filter", "the parent's") for one in passes))
+
+
+def _calls(parent: Decompiled, ceilings: Mapping[str, Domain]) -> CallTable:
+    """The calls of the parent. Where it may give a network to children, with those that the network needs."""
+    names = ceilings["syscalls"]
+    if not parent.grants.may_grant.syscalls.names or not isinstance(names, SyscallSet):
+        return parent.calls
+    return granted_calls.table(names.names, network=True)
 
 
 def within_sums(children: Iterable[Artefacts], parent: Artefacts, *, own: Mapping[str, int] | None = None) -> None:

@@ -219,6 +219,11 @@ def _inject(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
 def _tools(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
     asked, standby = manifest.permissions.skills.allow, manifest.sandbox.standby
     key = "permissions.skills.allow"
+    if manifest.tools.command and standby:
+        lacking = "a sandbox of each command for each instance"
+        yield "sandbox.standby", f"standby `{standby}` beside tools.command", lacking, "write standby = 0"
+    if manifest.tools.command and host.network.lacks and not host.network.links:
+        yield "tools.command", "a link to the service gate", host.network.lacks, host.network.mend
     if asked and standby:
         lacking = "tool servers for each instance"
         yield "sandbox.standby", f"standby `{standby}` beside {key}", lacking, "write standby = 0"

@@ -21,7 +21,7 @@ from policy.grants.resources import UNITS, Ceilings
 from policy.grants.services import LIMITS, WEB_LIMITS, HostPorts, PublishSet, ServiceSet, WebSet
 from policy.grants.sets.domain import Domain, NameSet
 from policy.grants.skills import SkillSet
-from policy.grants.spawning import Spawning
+from policy.grants.spawning import MayGrant, Spawning
 from policy.grants.syscalls import SyscallSet
 from policy.manifest.agent import Manifest
 
@@ -87,6 +87,8 @@ def _credentials(m: Manifest, e: Effective) -> Items:
 def _skills(m: Manifest, e: Effective) -> Items:
     for i, uri in enumerate(m.permissions.skills.allow):
         yield f"permissions.skills.allow[{i}]", SkillSet(NameSet.of((uri,)), rules=e.skills.clauses(uri))
+    for i, one in enumerate(m.tools.command):
+        yield f"tools.command[{i}]", SkillSet(NameSet.of((one.uri,)), rules=e.skills.clauses(one.uri))
     for i, name in enumerate(m.permissions.skills.side_effects):
         yield f"permissions.skills.side_effects[{i}]", SkillSet(side_effects=NameSet.of((name,)))
     for key, limit in e.skills.limits().items():
@@ -141,6 +143,20 @@ def _host_ports(m: Manifest, e: Effective) -> Items:
         yield f"permissions.network[{i}]", HostPorts.ports([port])
 
 
+def _may_grant(m: Manifest, e: Effective) -> Items:
+    for i, one in enumerate(m.spawn.may_grant):
+        hosts = [(one.host, one.ports, one.protocol)] if one.host and one.protocol else []
+        yield (
+            f"spawn.may_grant[{i}]",
+            MayGrant(
+                Network.of(hosts),
+                PathSet.of([one.read] if one.read else []),
+                CredentialSet.of([one.secret] if one.secret else []),
+                e.may_grant.syscalls if hosts else SyscallSet(),
+            ),
+        )
+
+
 _ITEMS: dict[str, Callable[[Manifest, Effective], Items]] = {
     "identity": _identity,
     "filesystem": _filesystem,
@@ -157,6 +173,7 @@ _ITEMS: dict[str, Callable[[Manifest, Effective], Items]] = {
     "inject": _inject,
     "web": _web,
     "host_ports": _host_ports,
+    "may_grant": _may_grant,
 }
 assert tuple(_ITEMS) == tuple(DOMAINS)
 

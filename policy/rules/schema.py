@@ -85,6 +85,8 @@ def _check_paths(case: Case) -> None:
     paths = [(f"permissions.filesystem.write[{i}]", p, True) for i, p in table.filesystem.write_paths]
     paths += [(f"permissions.filesystem.read[{i}]", p, False) for i, p in enumerate(table.filesystem.read)]
     paths += [(f"permissions.executables.allow[{i}]", e.path, False) for i, e in table.executables.programs]
+    given = enumerate(case.manifest.spawn.may_grant)
+    paths += [(f"spawn.may_grant[{i}].read", one.read, False) for i, one in given if one.read]
     for grant, path, write in paths:
         error = never.refusal(path, case.never, case.extra_never, write=write)
         if error is not None:

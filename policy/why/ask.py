@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from policy import data
 from policy.decompile.read import Decompiled, Grants
-from policy.grants.effective import Effective
+from policy.grants.effective import Effective, ceilings_of_children
 from policy.host import Closure
 from policy.manifest import text
 from policy.manifest.agent import Manifest
@@ -102,12 +102,20 @@ def ask(question: Question, sight: Sight) -> Answer:
     seen, why_never = question.seen(sight), question.never(sight)
     add = () if seen.allowed or why_never else question.mend(sight)
     after = None if sight.manifest is None or not add else amend.amended(sight.manifest, add)
+    because = seen.because
+    if not seen.allowed and question.granted(_children(sight.found.grants)):
+        because += "; its children may be given it (spawn.may_grant)"
     bounds = {
         name: question.granted(ceiling)
         and (after is None or not _excess(after, ceiling) - _excess(sight.manifest, ceiling))
         for name, ceiling in (sight.bounds or {}).items()
     }
-    return Answer(question.describe(), seen.allowed, seen.because, seen.rule, add, why_never, bounds)
+    return Answer(question.describe(), seen.allowed, because, seen.rule, add, why_never, bounds)
+
+
+def _children(grants: Grants) -> Grants:
+    """The most that children of an agent with these grants may have."""
+    return structs.replace(grants, **ceilings_of_children(grants, remaining_seconds=None))
 
 
 def _excess(manifest: Manifest | None, ceiling: Effective) -> set[tuple[str, str]]:

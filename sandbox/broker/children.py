@@ -14,7 +14,6 @@ gone, for any cause, and the child follows its ``on_parent_exit``.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import os
@@ -25,17 +24,15 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from policy import denials, errors
 from policy.audit_log import event_text
-from policy.grants.effective import Effective
-from policy.grants.paths import PathSet
-from policy.rules.parent import Drawn, OnExcess
-from policy.signing import strict_json
+from policy.rules.parent import Drawn
 from sandbox.broker.server import Broker, BrokerCall, Handler
+from sandbox.broker.spawn_request import FieldError, SpawnRequest, parse_request
 from sandbox.rate_limit import Tokens
 from sandbox.run_io import Outcome
 from sandbox.rundir.admission import Lineage, ParentRun
@@ -43,8 +40,6 @@ from sandbox.shim import process
 
 # A child costs the machine a process and the reading of a package before any rule refuses it.
 PER_SECOND, BURST = 8.0, 64.0
-# A path is as long as the kernel takes one (PATH_MAX): its refusal quotes it.
-TEXT_BYTES, MOST_PATHS, PATH_BYTES = 512 * 1024, 256, 4096
 # The log of all runs has the whole text of a child that answers (version 1's row has the intent), with up to six
 # bytes for one that the agent sends. So many bytes of rows may come at once, and then so many a second. That is
 # 8 KiB for each of the children that may be started. Each run below has as much, and costs a place and a start.
@@ -60,8 +55,25 @@ Say = Callable[[Mapping[str, Any]], None]
 _OUTLIVES: Final = "adopt"
 
 
+class CommandStreams(Struct, frozen=True):
+    """The arguments of a command's call, and the child's ends of its streams."""
+
+    argv: tuple[str, ...]
+    stdin: int
+    stdout: int
+    stderr: int
+
+    @property
+    def fds(self) -> set[int]:
+        """Return the descriptors."""
+        return {self.stdin, self.stdout, self.stderr}
+
+
 class ChildRequest(Struct, frozen=True):
-    """The request for one child. ``alive`` is at its end of file once the shim of the parent is gone."""
+    """The request for one child. ``alive`` is at its end of file once the shim of the parent is gone.
+
+    ``command`` is the call of a command, whose child has streams and no intent.
+    """
 
     run_id: str
     agent_id: str
@@ -69,6 +81,7 @@ class ChildRequest(Struct, frozen=True):
     timeout_ms: int | None
     lineage: Lineage
     alive: int
+    command: CommandStreams | None = None
 
 
 @dataclass
@@ -78,6 +91,8 @@ class _Child:
     keeper: process.Shim
     pipe: int
     call: BrokerCall | None
+    done: Say | None = None
+    command: bool = False
     fate: str = ""
     heard: bytearray = field(default_factory=bytearray)
     waiting: list[BrokerCall] = field(default_factory=list)
@@ -142,15 +157,15 @@ class ChildManager:
             self._refused(str(call.fields.get("agent", "")), e.code)
             call.failed(e)
             return
-        except _FieldError as e:
+        except FieldError as e:
             call.refuse("malformed_request", str(e))
             return
-        refused = self._ending()
-        if isinstance(refused, errors.WrongStateError):
-            call.failed(refused)
-            return
-        if self._deadline is None or self._closing or refused is not None:
-            call.refuse("no_task", "children are started while the agent has a task, and at no other time")
+        if (refused := self._no_task()) is not None:
+            code, error = refused
+            if code == error.code:
+                call.failed(error)
+            else:
+                call.refuse(code, error.message)
             return
         if not self._rate.take(self._clock()):
             self._refused(asked.agent_id, "too_many_requests")
@@ -164,6 +179,35 @@ class ChildManager:
             self._fork(call, asked)
         except (OSError, errors.KernelError) as e:
             call.refuse("kernel_error", f"no process can be started for it: {e}")
+
+    def run_command(self, agent_id: str, streams: CommandStreams, *, timeout_ms: int | None, done: Say) -> str:
+        """Start the child of a command's call, and return its run id. ``done`` gets its outcome, once.
+
+        Raises:
+            errors.CovenantError: no child may be started now.
+            OSError: no process can be started for it.
+        """
+        self._check()
+        if (refused := self._no_task()) is not None:
+            raise refused[1]
+        if not self._rate.take(self._clock()):
+            raise errors.BusyError(f"{PER_SECOND:g} children a second are started at most", hint="call it again")
+        return self._fork(None, SpawnRequest(agent_id, "", "reject", timeout_ms, None), streams, done)
+
+    def end_command(self, run_id: str, number: int) -> None:
+        """Send a signal to the shim of a command's child, which ends with it."""
+        if (child := self._children.get(run_id)) is not None:
+            child.keeper.signal(number)
+
+    def _no_task(self) -> tuple[str, errors.CovenantError] | None:
+        """Return why no child may be started now, with the code of it."""
+        refused = self._ending()
+        if isinstance(refused, errors.WrongStateError):
+            return refused.code, refused
+        if self._deadline is None or self._closing or refused is not None:
+            message = "children are started while the agent has a task, and at no other time"
+            return "no_task", errors.WrongStateError(message)
+        return None
 
     def wait(self, call: BrokerCall) -> None:
         """``wait``: the result of a child, once, or the error that it ended with."""
@@ -252,29 +296,38 @@ class ChildManager:
         self._logged_at = at
         return True
 
-    def _fork(self, call: BrokerCall, asked: _Asked) -> None:
+    def _fork(
+        self,
+        call: BrokerCall | None,
+        asked: SpawnRequest,
+        command: CommandStreams | None = None,
+        done: Say | None = None,
+    ) -> str:
         assert self._broker is not None
         assert self._deadline is not None
         if self._alive is None:
             self._alive = os.pipe2(os.O_CLOEXEC)
-        run_id = str(uuid.uuid4())
+        run_id, fds = str(uuid.uuid4()), command.fds if command is not None else set[int]()
         lineage = self._member.lineage(
             deadline=self._deadline, own=self._use(), on_excess=asked.on_excess, only=asked.only
         )
-        child_request = ChildRequest(run_id, asked.agent_id, asked.text, asked.timeout_ms, lineage, self._alive[0])
+        child_request = ChildRequest(
+            run_id, asked.agent_id, asked.text, asked.timeout_ms, lineage, self._alive[0], command
+        )
         with contextlib.ExitStack() as undo:
             read, write = os.pipe2(os.O_CLOEXEC)
             undo.callback(os.close, read)
             try:
                 work = functools.partial(_work, self._start, child_request, write)
-                started = process.fork(work, keep={write, child_request.alive, *self._keep})
+                started = process.fork(work, keep={write, child_request.alive, *self._keep, *fds})
             finally:
                 os.close(write)
             undo.pop_all()
         os.set_blocking(read, False)
-        child = _Child(run_id, asked.agent_id, started, read, call)
+        child = _Child(run_id, asked.agent_id, started, read, call, done, command is not None)
         self._children[run_id] = child
         self._broker.watch(read, functools.partial(self._hear, child))
+        return run_id
 
     def _hear(self, child: _Child) -> None:
         try:
@@ -302,6 +355,8 @@ class ChildManager:
             self._refused(child.agent_id, said["error"]["code"])
             _tell(child.call, said)
             child.call = None
+        elif child.command:
+            self._finish(child, said)
         else:
             self._keep_result(child.run_id, said)
 
@@ -314,9 +369,10 @@ class ChildManager:
         """Handle the end of file of a child's shim: it has reported everything."""
         if child.call is not None or child.run_id not in self._results:
             gone = {"error": {"code": errors.CutOffError.code, "message": "whoever kept the run is gone"}}
+            self._finish(child, gone)
             if child.call is not None:
                 _tell(child.call, gone)
-            elif child.fate:
+            elif child.fate and not child.command:
                 self._keep_result(child.run_id, gone)
         self._waiting.extend((call, child.run_id) for call in child.waiting)
         self.look()
@@ -325,6 +381,13 @@ class ChildManager:
         child.keeper.close()
         del self._children[child.run_id]
 
+    @staticmethod
+    def _finish(child: _Child, said: Mapping[str, Any]) -> None:
+        """Give the outcome of a command's call, once."""
+        if (done := child.done) is not None:
+            child.done = None
+            done(said)
+
     def _let_go(self, child: _Child) -> None:
         if self._broker is not None:
             self._broker.forget(child.pipe)
@@ -332,77 +395,6 @@ class ChildManager:
 
     def _refused(self, agent_id: str, code: str) -> None:
         self._denied(denials.Denial("spawn", agent_id, code))
-
-
-class _FieldError(ValueError):
-    """Raised when a field of a request is malformed."""
-
-
-class _Asked(Struct, frozen=True):
-    agent_id: str
-    text: str
-    on_excess: OnExcess
-    timeout_ms: int | None
-    only: Effective | None
-
-
-def parse_request(fields: Mapping[str, Any]) -> _Asked:
-    """Return the child that the fields of a request ask for."""
-    _closed("spawn", fields, ("agent", "text", "on_excess", "timeout_ms", "only"))
-    agent_id, text = fields.get("agent"), fields.get("text")
-    if not isinstance(agent_id, str) or not isinstance(text, str) or len(agent_id) > 128:
-        raise _FieldError("`spawn` takes `agent` and `text`, both texts")
-    if len(text.encode("utf-8", "surrogatepass")) > TEXT_BYTES:
-        raise _FieldError(f"`text` is over {TEXT_BYTES} bytes")
-    on_excess, timeout_ms = fields.get("on_excess", "reject"), fields.get("timeout_ms")
-    if on_excess not in ("reject", "narrow"):
-        raise _FieldError("`on_excess` is `reject` or `narrow`")
-    if timeout_ms is not None and not _whole(timeout_ms):
-        raise _FieldError("`timeout_ms` is a number of milliseconds")
-    return _Asked(agent_id, text, cast("OnExcess", on_excess), timeout_ms, _only(fields.get("only")))
-
-
-def _only(value: Any) -> Effective | None:
-    """Return the limits of the request, beside those of the child's manifest and of its parent."""
-    if value is None:
-        return None
-    if not isinstance(value, dict):
-        raise _FieldError("`only` is an object")
-    _closed("only", value, ("read", *Drawn.__struct_fields__))
-    limits = {name: value[name] for name in Drawn.__struct_fields__ if name in value}
-    if not all(_whole(one) for one in limits.values()):
-        raise _FieldError("a limit of `only` is a number above 0")
-    top = Effective.top()
-    resources = structs.replace(top.resources, **limits)
-    filesystem = top.filesystem
-    if "read" in value:
-        paths = value["read"]
-        if not isinstance(paths, list) or len(paths) > MOST_PATHS or not all(isinstance(one, str) for one in paths):
-            raise _FieldError(f"`read` of `only` is a list of at most {MOST_PATHS} paths")
-        if not all(map(_nameable, paths)):
-            raise _FieldError(f"a path of `read` is UTF-8 and at most {PATH_BYTES} bytes")
-        # A path that may be written may be read as well: a bound that keeps its writes would take nothing.
-        below = PathSet.of(paths)
-        filesystem = dataclasses.replace(filesystem, read=below, write=below)
-    return dataclasses.replace(top, resources=resources, filesystem=filesystem)
-
-
-def _nameable(path: str) -> bool:
-    """Whether the kernel can be asked about the path. JSON can hold half of a surrogate pair, which no path has."""
-    try:
-        return len(path.encode()) <= PATH_BYTES
-    except UnicodeEncodeError:
-        return False
-
-
-def _closed(what: str, fields: Mapping[str, Any], known: Collection[str]) -> None:
-    odd = sorted(set(fields) - set(known))
-    if odd:
-        raise _FieldError(f"`{what}` takes no `{strict_json.shown(odd[0])}`")
-
-
-def _whole(value: object) -> bool:
-    return type(value) is int and 0 < value < 2**53
 
 
 def _tell(call: BrokerCall, said: Mapping[str, Any]) -> None:

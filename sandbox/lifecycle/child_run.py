@@ -17,6 +17,7 @@ from sandbox.broker import delegation, package_lookup
 from sandbox.broker.children import ChildRequest, Say
 from sandbox.lifecycle.context import RunContext
 from sandbox.lifecycle.run import Request, Run, RunDependencies
+from sandbox.run_io import CallerStreams
 from sandbox.run_result import RunResult
 
 
@@ -36,6 +37,7 @@ def run_child(dependencies: RunDependencies, parent: Request, child_request: Chi
         dependencies.ledger.append("manifest_rejected", fields, issuer=issuer, now_ms=_now_ms())
         say(refusal(error))
         return
+    command = child_request.command
     request = Request(
         package=found.package,
         text=child_request.text,
@@ -48,6 +50,8 @@ def run_child(dependencies: RunDependencies, parent: Request, child_request: Chi
         uid=parent.uid,
         credits=parent.credits,
         meter=parent.meter,
+        arguments=() if command is None else command.argv,
+        caller=None if command is None else CallerStreams(command.stdin, command.stdout, command.stderr),
         # The key that its parent's intent names.
         told={**issuer, "pubkey": parent.reads["pubkey"]},
     )
@@ -63,7 +67,7 @@ def run_child(dependencies: RunDependencies, parent: Request, child_request: Chi
         # usage.
         with one.signals:
             try:
-                outcome = _outcome(one.go())
+                outcome = _outcome(one.go(), is_command=command is not None)
             except BaseException as e:
                 outcome = refusal(e if isinstance(e, errors.CovenantError) else errors.StoppedError("it was stopped"))
                 if not isinstance(e, errors.CovenantError):
@@ -85,8 +89,14 @@ def refusal(error: errors.CovenantError) -> dict[str, Any]:
     return {"error": {"code": error.code, "message": error.message, **hint, **more}}
 
 
-def _outcome(answer: RunResult) -> dict[str, Any]:
-    """Return the outcome for the parent's agent. It lacks the stderr, which is only for the operator."""
+def _outcome(answer: RunResult, *, is_command: bool) -> dict[str, Any]:
+    """Return the outcome for the parent's agent. It lacks the stderr, which is only for the operator.
+
+    A command that exited has an exit status, whatever it is.
+    """
+    exited = answer.error is None or isinstance(answer.error, errors.AgentFailedError)
+    if is_command and exited and answer.exit_status is not None:
+        return {"ok": {"run": answer.run_id, "status": answer.exit_status}}
     if answer.result is None:
         assert answer.error is not None
         return refusal(answer.error)

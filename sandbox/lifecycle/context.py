@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,8 +31,8 @@ from sandbox.broker import children, delegation, server
 from sandbox.control import revocation, revocation_watch, succession, tree_kill
 from sandbox.host import facts
 from sandbox.kernel.runsc import command
-from sandbox.lifecycle import lease_desks
-from sandbox.lifecycle.types import Request, RunDependencies
+from sandbox.lifecycle import commands, lease_desks
+from sandbox.lifecycle.types import Laps, Request, RunDependencies
 from sandbox.network.gate import credit_meter
 from sandbox.network.gate.lease_desk import LeaseDesk
 from sandbox.network.inject import gate as inject_gate
@@ -74,29 +73,12 @@ class Assignment(Struct, frozen=True):
     line: bytes
 
 
-class Laps:
-    """Measure the steps of a run one after the other. ``seconds`` maps each step to its time."""
-
-    def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget all steps, and begin the next one now."""
-        self.seconds: dict[str, float] = {}
-        self._began = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        """End the step ``name``, and begin the next one."""
-        now = time.perf_counter()
-        self.seconds[name], self._began = now - self._began, now
-
-
 class RunContext:
     """Compose what one run needs besides its sandbox.
 
     - ``now_ms`` is the time of the request, and ``child`` the request of the parent's shim.
     - ``assignment`` is the run's intent; ``request``, ``intent_id``, ``intent`` and ``line`` are its parts.
-    - ``root`` is the trust root that a signed package was verified under, ``place`` the place that the run claims.
+    - ``root`` is the trust root of a signed package, ``place`` the place that the run claims.
     - ``standby`` is the number of instances of the agent to keep ready, once that is known. ``standby_notes`` are the
       texts for the log of an agent that wants instances and has none.
 
@@ -128,6 +110,7 @@ class RunContext:
         self.secrets: gvisor.Secrets | None = None
         self.below_ms: list[int] = []
         self._meter = request.meter
+        self.commands: service_gate.CommandLineEnd | None = None
         self._key_watch: Callable[[], errors.RunError | None] = lambda: None
         self._root_version: int | None = None
 
@@ -345,6 +328,7 @@ class RunContext:
             start=None if start is None else self._start_child,
             keep=(*dependencies.below, *(one for one in (request.children, self.meter(stack)) if one is not None)),
             alive=None if self.child is None else self.child.child_request.alive,
+            commands=functools.partial(commands.serve, self, decision, stack),
         )
         if made is not None and decision.artefacts.json("credentials.json")["names"]:
             # Import it only here: its cryptography and documents take a tenth of a cold start.
@@ -371,7 +355,7 @@ class RunContext:
 
         self._key_watch = model_terms.KeyWatch(decision, self.dependencies.config, stack).look
         terms = model_terms.of(decision, self.dependencies.config, self.rows, self.request.credits, self.meter(stack))
-        return structs.replace(terms, tools=self._tools(decision, stack)) if decision.effective.asks_tools else terms
+        return structs.replace(terms, tools=self._tools(decision, stack), commands=self.commands)
 
     def meter(self, stack: contextlib.ExitStack) -> int | None:
         """Return the counter of credits that the run and its children share. None without a limit."""
@@ -384,7 +368,9 @@ class RunContext:
         if (start := self.dependencies.start_child) is not None:
             start(structs.replace(self.request, meter=self._meter), child_request, say)
 
-    def _tools(self, decision: decide.Decision, stack: contextlib.ExitStack) -> ToolTerms:
+    def _tools(self, decision: decide.Decision, stack: contextlib.ExitStack) -> ToolTerms | None:
+        if not decision.effective.skills.mcp:
+            return None
         from sandbox.lifecycle import tool_terms
 
         start = self.dependencies.start_server

@@ -299,6 +299,7 @@ class Run:
             limits=context.limits(deadline),
             contract=spoken,
             argument=argument,
+            appended=context.request.arguments,
             caller=context.request.caller,
             label=label,
             claim=claim,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -25,6 +26,23 @@ from sandbox.workspace.session import GivenDirectory
 
 # Called with a run's id, and (records, bytes of events, bytes of the chain) of the log before its first row.
 Began = Callable[[str, tuple[int, int, int] | None], None]
+
+
+class Laps:
+    """Measure the steps of a run one after the other. ``seconds`` maps each step to its time."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all steps, and begin the next one now."""
+        self.seconds: dict[str, float] = {}
+        self._began = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """End the step ``name``, and begin the next one."""
+        now = time.perf_counter()
+        self.seconds[name], self._began = now - self._began, now
 
 
 class ToolSource(Struct, frozen=True):
@@ -56,6 +74,7 @@ class Request(Struct, frozen=True):
     - ``meter`` counts what the run's parents and their children have spent of them; a child is given it.
     - ``part`` is this package as a part of a verified one: a tool server's, which has no envelope of its own.
     - ``observe`` collects what the run does (``covenant learn``). A child of it is not observed.
+    - ``arguments`` stand behind those of the manifest: the arguments of a command's call.
     - ``live`` takes the first lines of stderr as they come, for a client that shows them. A child has none.
     """
 
@@ -82,6 +101,7 @@ class Request(Struct, frozen=True):
     meter: int | None = None
     part: trust.TrustedPackage | None = None
     observe: Observed | None = None
+    arguments: tuple[str, ...] = ()
 
     @property
     def reads(self) -> Mapping[str, str]:

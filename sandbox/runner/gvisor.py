@@ -180,8 +180,7 @@ def _config(job: SandboxSpec, uid: int, directory: RunDirectory) -> bytes:
         job.artefacts,
         run_id=job.run_id,
         uid=uid,
-        arguments=job.arguments,
-        intent=job.argument,
+        arguments=job.arguments or compiled_bundle.with_intent(job.artefacts, job.argument, job.appended),
         image="" if job.files.root_file is None else str(directory.root_file),
     )
 
@@ -414,7 +413,7 @@ def _attestor(
         limits={limit.file: limit.value for limit in limits},
         mounts={place: (info.st_dev, info.st_ino) for place, info in seen.items()},
         package=package,
-        arguments=tuple(job.arguments) or compiled_bundle.with_intent(job.artefacts, job.argument),
+        arguments=tuple(job.arguments) or compiled_bundle.with_intent(job.artefacts, job.argument, job.appended),
         network=network,
         tells_calls=job.config.tell_calls or job.files.tries is not None,
         traced=_traced(job),

@@ -21,7 +21,7 @@ from sandbox.host import facts as host_facts
 from sandbox.network import addresses
 from sandbox.probes import preload
 from sandbox.rootfs import host_paths, identity_files, init_program, local_names, trust_anchors
-from sandbox.runner import limits, root_directory
+from sandbox.runner import command_stubs, limits, root_directory
 from sandbox.runner.spec import OF_THE_RUN, VOLUMES, SandboxFiles
 from sandbox.storage import atomic_file
 from sandbox.storage.package_store import PackageStore
@@ -55,6 +55,8 @@ def files(
     tries, own = None, own_files(state, config, taken, hosts)
     if decision.artefacts.json("config.json")["process"]["args"][0] == init.PROGRAM:
         own.append(init_program.closure(state / "closures"))
+    if commands := decision.effective.skills.commands:
+        own += command_stubs.closures(state / "closures", [name for name, _ in commands], decision.artefacts)
     if config.self_test and preload.possible(agent.runtime, facts.arch):
         tries = preload.tries(decision.artefacts)
         own.append(preload.closure(state / "closures", tries.object))

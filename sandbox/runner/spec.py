@@ -92,7 +92,8 @@ class SandboxSpec(Struct, frozen=True):
     - ``arguments`` replace the agent by another first process, for a self-test alone.
     - ``broker`` answers the agent where its policy has one; without it every request is refused.
     - ``contract`` says how the agent is given its intent, and how it answers. ``argument`` is the text
-      of the intent where the agent takes it as an argument, ``caller`` are the caller's ends of a stream session.
+      of the intent where the agent takes it as an argument, ``appended`` are the
+      arguments of a command's call, ``caller`` are the caller's ends of a stream session.
     - ``later`` is called with the started sandbox, and brings the intent later; ``intent`` is empty then.
     - ``secrets`` writes each granted secret, where they are files, and serves watches meanwhile; None means no secrets.
     - ``after`` takes the remains of the run's network, to be removed after the answer is sent; without it they are
@@ -128,6 +129,7 @@ class SandboxSpec(Struct, frozen=True):
     operations: RunOperations | None = None
     contract: Contract = LINE
     argument: str | None = None
+    appended: Sequence[str] = ()
     caller: CallerStreams | None = None
     later: Callable[[StartedSandbox], DeferredIntent] | None = None
     secrets: Secrets | None = None

@@ -139,9 +139,9 @@ def test_child_interrupted_when_it_has_answered_says_so(world: World, monkeypatc
     elder = member(world, "elder", 'answer = child("heir")', more=spawn(2, 4), **BIG)
     outcome = child_run._outcome
 
-    def told(answer: Any) -> dict[str, Any]:
+    def told(answer: Any, **more: Any) -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGTERM)
-        return outcome(answer)
+        return outcome(answer, **more)
 
     monkeypatch.setattr(child_run, "_outcome", told)
     answer = world.run(elder)

@@ -76,6 +76,10 @@ def _granted(effective: Effective, manifest: Manifest, row: TargetRow) -> Found:
     return tuple(_words(one) for one in listed)
 
 
+def _given_network(effective: Effective, _: Manifest, __: TargetRow) -> Found:
+    return tuple(map(str, effective.may_grant.network.entries)) or None
+
+
 def _words(one: Any) -> str:
     if isinstance(one, Mapping):  # an executable
         return f"{one['path']} sha256:{one['sha256']}" if one["sha256"] else str(one["path"])
@@ -172,6 +176,7 @@ def _asked(effective: Effective, _: Manifest, __: TargetRow) -> Found:
 TESTS: Mapping[str, Test] = {
     ALWAYS: lambda _, __, ___: (),
     "granted": _granted,
+    "given_network": _given_network,
     "pinned": _pinned,
     "not_terminate": _not_terminate,
     "under_a_second": _under_a_second,

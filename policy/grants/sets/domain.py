@@ -79,6 +79,10 @@ class NameSet:
             return other
         return self if other.any else type(self)(self.names & other.names)
 
+    def union(self, other: Self, /) -> Self:
+        """The names that either holds."""
+        return type(self)(self.names | other.names, self.any or other.any)
+
     def is_subset(self, other: Self, /) -> bool:
         """Whether ``other`` holds every name of this."""
         return other.any or (not self.any and self.names <= other.names)

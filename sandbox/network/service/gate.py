@@ -11,7 +11,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -50,6 +50,17 @@ _BACKLOG: Final = 256
 _DESCRIPTORS: Final = 1024
 
 
+class CommandLineEnd(Protocol):
+    """The line to the shim over which commands are called."""
+
+    @property
+    def gate_end(self) -> int:
+        """Return the gate's descriptor."""
+
+    def started(self) -> None:
+        """Close the gate's end here: the gate has it."""
+
+
 class Terms(Struct, frozen=True):
     """The operator's part of a run's grant: the granted providers in the operator's order, and their keys.
 
@@ -57,7 +68,7 @@ class Terms(Struct, frozen=True):
     system's, for a provider that names no file of its own. ``pages`` are the operator's words about hosts of pages.
     ``credits`` is what the run may spend, None for no limit, and ``meter`` counts what it and its children have spent
     (sandbox.network.gate.credit_meter). ``tools`` are the terms of the run's tools, None where it has none. ``proxy``
-    is the operator's, by which the connector connects.
+    is the operator's, by which the connector connects. ``commands`` is the line to the commands of the run.
     """
 
     providers: Mapping[str, Provider]
@@ -69,6 +80,7 @@ class Terms(Struct, frozen=True):
     meter: int | None = None
     tools: ToolTerms | None = None
     proxy: proxy.Proxy | None = None
+    commands: CommandLineEnd | None = None
 
     def kinds(self) -> list[prefork.Kind]:
         """Return the processes that serve them, but for a reader of pages."""
@@ -171,6 +183,8 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
             if terms.tools is not None:
                 tools = stack.enter_context(tool_gate.open(terms.tools, join_files=join_files, patience=patience))
                 reads = {**reads, "tools": tools.line.fileno()}
+            if terms.commands is not None:
+                reads = {**reads, "commands": terms.commands.gate_end}
             gate = gate_process.Gate(
                 module=KIND.module,
                 uid=UID,
@@ -199,6 +213,8 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
             ledger.started()
             if tools is not None:
                 tools.given()
+            if terms.commands is not None:
+                terms.commands.started()
         watches: dict[int, Callable[[], errors.RunError | None]] = {ledger.fileno(): ledger.serve}
         if tools is not None:
             watches[tools.ledger.fileno()] = tools.serve

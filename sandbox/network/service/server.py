@@ -25,6 +25,7 @@ from policy.grants.services import ServiceSet
 from sandbox.network.gate.main import GateInput
 from sandbox.network.service import shapes
 from sandbox.network.service.book import Book
+from sandbox.network.service.commands import CommandEndpoint, CommandLine
 from sandbox.network.service.limits import CreditLimit, ModelLimits, price
 from sandbox.network.service.relay import AnswerRelay
 from sandbox.network.service.shapes import ModelCall, RefusedError, Shape
@@ -47,7 +48,9 @@ _QUERIES: Final = {"gemini": {"alt": "sse"}, "anthropic": {"beta": "true"}}
 class ServiceServer:
     """Answers the requests of one agent."""
 
-    def __init__(self, gate: GateInput, connector: Connector, tools: ToolLine | None) -> None:
+    def __init__(
+        self, gate: GateInput, connector: Connector, tools: ToolLine | None, commands: CommandLine | None
+    ) -> None:
         plan = gate.plan
         # Refusals are told from the moment on that it is sealed.
         self.denied: Callable[[str, str], None] = lambda target, code: None
@@ -62,6 +65,7 @@ class ServiceServer:
         self._upstreams = {peer.name: ProviderClient(connector, peer) for peer in peers}
         self._credits = CreditLimit(plan.get("credits"), gate.fds.get("credits"))
         self._tools = None if tools is None else ToolEndpoint(tools, self._body)
+        self._commands = None if commands is None else CommandEndpoint(commands, self._body)
         self._busy = 0
         self.web = WebServer(gate, connector, self._upstreams, self._book, self._credits)
 
@@ -72,6 +76,8 @@ class ServiceServer:
             name = self._frame(request)
             if name in WEB_NAMES:
                 return await self.web.answer(name, request)
+            if name == TOOLS_NAME and self._commands is not None and self._commands.named(request.raw_path):
+                return await self._asked_tools(self._commands, request)
             if name == TOOLS_NAME and self._tools is not None:
                 return await self._asked_tools(self._tools, request)
             path, only = self._place(request)
@@ -93,7 +99,7 @@ class ServiceServer:
                 refused.force_close()
             return refused
 
-    async def _asked_tools(self, tools: ToolEndpoint, request: web.BaseRequest) -> web.StreamResponse:
+    async def _asked_tools(self, tools: ToolEndpoint | CommandEndpoint, request: web.BaseRequest) -> web.StreamResponse:
         self._busy += 1
         try:
             return await tools.handle(request)
@@ -253,7 +259,8 @@ def serve(gate: GateInput) -> NoReturn:
 async def _serve(gate: GateInput) -> None:
     connector = Connector(gate.fds["connector"])
     tools = ToolLine(gate.fds["tools"]) if "tools" in gate.fds else None
-    server = ServiceServer(gate, connector, tools)
+    commands = CommandLine(gate.fds["commands"]) if "commands" in gate.fds else None
+    server = ServiceServer(gate, connector, tools, commands)
     runner = web.ServerRunner(
         web.Server(
             server.handle,
@@ -274,6 +281,8 @@ async def _serve(gate: GateInput) -> None:
     connector.start(asyncio.get_running_loop())
     if tools is not None:
         await tools.start()
+    if commands is not None:
+        await commands.start()
     await web.SockSite(runner, listener).start()
     await asyncio.Event().wait()
 

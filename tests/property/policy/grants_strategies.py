@@ -20,7 +20,7 @@ from policy.grants.sets.access import PROTOCOLS
 from policy.grants.sets.domain import NameSet
 from policy.grants.skill_rules import ToolCondition
 from policy.grants.skills import SIDE_EFFECTS, SkillSet
-from policy.grants.spawning import ON_PARENT_EXIT, Spawning
+from policy.grants.spawning import ON_PARENT_EXIT, MayGrant, Spawning
 from policy.grants.syscalls import SyscallSet
 
 # `data` beside `data2` and `data-x`: by string one is a prefix of the others, by component none is.
@@ -117,6 +117,8 @@ page_hosts = st.lists(
 )
 webs = st.builds(WebSet.of, searchers, page_hosts, ceilings, ceilings, ceilings) | st.just(WebSet.top())
 
+rights = st.builds(MayGrant, networks, path_sets, credentials, syscalls) | st.just(MayGrant.top())
+
 # A small order of roles: low is below left and right, which are below high.
 BELOW = {
     "low": frozenset({"low"}),
@@ -142,6 +144,7 @@ BY_DOMAIN = {
     "inject": injected,
     "web": webs,
     "host_ports": hosted,
+    "may_grant": rights,
 }
 assert tuple(BY_DOMAIN) == tuple(DOMAINS)
 effectives = st.builds(Effective, **BY_DOMAIN)

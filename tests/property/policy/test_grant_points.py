@@ -100,6 +100,10 @@ POINTS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any, Any], bool]]] = {
         ),
         _reads,
     ),
+    "may_grant": (
+        st.tuples(names, gs.paths),
+        lambda value, point: _holds(value.credentials, point[0]) and value.read.covers(point[1]),
+    ),
     "spawning": (st.tuples(amounts, amounts, st.sampled_from(ON_PARENT_EXIT)), _spawns),
 }
 

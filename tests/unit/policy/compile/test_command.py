@@ -137,9 +137,8 @@ def test_changed_artefact_is_not_proved(change: Callable[[dict[str, Any]], None]
 
 def test_intent_is_one_argument_of_run() -> None:
     made = sample.compiled(shell(), facts())
-    raw = bundle.instantiate(
-        made, run_id="00000000-0000-4000-8000-000000000001", uid=2_000_000, intent="a b; {intent} $(id)"
-    )
+    arguments = bundle.with_intent(made, "a b; {intent} $(id)")
+    raw = bundle.instantiate(made, run_id="00000000-0000-4000-8000-000000000001", uid=2_000_000, arguments=arguments)
     assert json.loads(raw)["process"]["args"] == ["/.covenant/init", "/usr/bin/sh", "-c", "echo a b; {intent} $(id)"]
 
 

@@ -9,9 +9,10 @@ import pytest
 from policy import errors
 from policy.grants.effective import Effective
 from policy.grants.paths import FilesystemGrants, PathSet
-from sandbox.broker import children
+from sandbox.broker import children, spawn_request
 
 GOOD: dict[str, Any] = {"agent": "a", "text": "t"}
+LONGEST = spawn_request.PATH_BYTES
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ GOOD: dict[str, Any] = {"agent": "a", "text": "t"}
         {**GOOD, "agent": 1},
         {**GOOD, "agent": "a" * 129},
         {**GOOD, "text": None},
-        {**GOOD, "text": "x" * (children.TEXT_BYTES + 1)},
+        {**GOOD, "text": "x" * (spawn_request.TEXT_BYTES + 1)},
         {**GOOD, "parent": "other"},
         {**GOOD, "package": "/etc"},
         {**GOOD, "on_excess": "allow"},
@@ -33,24 +34,24 @@ GOOD: dict[str, Any] = {"agent": "a", "text": "t"}
         {**GOOD, "only": {"memory_mb": "1"}},
         {**GOOD, "only": {"read": "/"}},
         {**GOOD, "only": {"read": ["/a"] * 257}},
-        {**GOOD, "only": {"read": ["/" + "a" * children.PATH_BYTES]}},
-        {**GOOD, "only": {"read": ["/a", "/" + "é" * (children.PATH_BYTES // 2)]}},
+        {**GOOD, "only": {"read": ["/" + "a" * LONGEST]}},
+        {**GOOD, "only": {"read": ["/a", "/" + "é" * (LONGEST // 2)]}},
         {**GOOD, "only": {"read": ["/\ud800"]}},
     ],
 )
 def test_what_is_no_request_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="`"):
-        children.parse_request(fields)
+        spawn_request.parse_request(fields)
 
 
 def test_request_says_what_it_says() -> None:
-    asked = children.parse_request({**GOOD, "on_excess": "narrow", "timeout_ms": 5})
+    asked = spawn_request.parse_request({**GOOD, "on_excess": "narrow", "timeout_ms": 5})
     assert (asked.agent_id, asked.text, asked.on_excess, asked.timeout_ms, asked.only) == ("a", "t", "narrow", 5, None)
 
 
-@pytest.mark.parametrize("path", ["/" + "a" * (children.PATH_BYTES - 1), "/a" + "é" * (children.PATH_BYTES // 2 - 1)])
+@pytest.mark.parametrize("path", ["/" + "a" * (LONGEST - 1), "/a" + "é" * (LONGEST // 2 - 1)])
 def test_longest_path_is_taken(path: str) -> None:
-    only = children.parse_request({**GOOD, "only": {"read": [path]}}).only
+    only = spawn_request.parse_request({**GOOD, "only": {"read": [path]}}).only
     assert only is not None
     assert only.filesystem.write.paths == (path,)
 
@@ -71,7 +72,7 @@ def test_texts_have_rate_in_bytes_of_log() -> None:
 
 
 def test_longest_text_is_taken_by_run_that_sent_none() -> None:
-    assert 6 * children.TEXT_BYTES < children.LOGGED_BURST
+    assert 6 * spawn_request.TEXT_BYTES < children.LOGGED_BURST
 
 
 def test_only_takes_and_never_gives() -> None:
@@ -85,7 +86,7 @@ def test_only_takes_and_never_gives() -> None:
         ([], FilesystemGrants.of("host", [], [])),
         (["/etc"], FilesystemGrants.of("host", [], [])),
     ):
-        only = children.parse_request({**GOOD, "only": {"read": read, "memory_mb": 5}}).only
+        only = spawn_request.parse_request({**GOOD, "only": {"read": read, "memory_mb": 5}}).only
         assert only is not None
         met = of.meet(only.filesystem)
         assert (met.read, met.write) == (left.read, left.write)

@@ -72,8 +72,6 @@ BEYOND = frozenset(
         "workspace of all",
         "executable twice",
         "section misspelt",
-        "section swapped",
-        "section in capitals",
         "section two edits",
     }
 )
