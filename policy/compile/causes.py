@@ -47,7 +47,7 @@ class Origins:
         return self.of(key, parent=parent)
 
     def value_of_domain(self, domain: str, key: str) -> Cause:
-        """The cause for a domain that one key of the manifest wrote."""
+        """The cause for a whole domain, which one key of the manifest wrote."""
         narrowed = self.requested is not None and getattr(self.requested, domain) != getattr(self.effective, domain)
         return self.of(key, parent="asked for more" if narrowed else "")
 

@@ -10,7 +10,7 @@ from policy.prove import roundings
 
 
 def table(names: frozenset[str], *, network: bool) -> CallTable:
-    """What passes for some arguments only is what the table of argument rules says, on all 64 bits of each."""
+    """Return the calls: those of the table of argument rules with its arguments, on all 64 bits of each."""
     known, session = data.arguments(), SESSION_CALL in names
     rules = {}
     for name in names & known.rules.keys():

@@ -26,6 +26,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from msgspec import Struct
+
 from policy import denials, errors
 from policy.denials import Bounds, Denial
 from policy.grants.skills import SkillSet
@@ -63,27 +65,33 @@ class _Call:
     over: str = ""
 
 
-class CommandDesk:
-    """Serve the commands of one run. ``gate_end`` is the service gate's end of the line; ``started`` closes it here.
+class CommandTerms(Struct, frozen=True):
+    """The commands of a run: its grants, its agent, and its log.
 
-    ``log`` writes an event, ``sync`` makes all durable, and ``denied`` is told each refusal.
+    ``log`` writes an event, ``sync`` makes all durable, and ``denied`` is called for each refusal.
     """
+
+    skills: SkillSet
+    agent_id: str
+    log: Log
+    sync: Callable[[], None]
+    denied: denials.Told
+
+
+class CommandDesk:
+    """Serve the commands of one run. ``gate_end`` is the service gate's end of the line; ``started`` closes it here."""
 
     def __init__(
         self,
-        skills: SkillSet,
-        agent_id: str,
+        terms: CommandTerms,
         children: ChildManager,
         broker: Broker,
         *,
-        log: Log,
-        sync: Callable[[], None],
-        denied: denials.Told,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._skills, self._agent_id, self._children, self._broker = skills, agent_id, children, broker
-        self._log, self._sync, self._denied, self._clock = log, sync, denied, clock
-        self._rate, self._bounds = tool_calls.CallRate(skills), Bounds()
+        self._terms, self._skills, self._children, self._broker = terms, terms.skills, children, broker
+        self._clock = clock
+        self._rate, self._bounds = tool_calls.CallRate(terms.skills), Bounds()
         self._calls: dict[int, _Call] = {}
         self._in, self._out = bytearray(), bytearray()
         self._line, self._gate = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -184,8 +192,8 @@ class CommandDesk:
             self._refuse(number, argv, refusal)
             return
         call = _Call(number, command.uri(name, agent), uuid.uuid4().hex, self._clock())
-        self._log("tool_called", {**self._about(call.uri, argv), "call": call.id})
-        self._sync()
+        self._terms.log("tool_called", {**self._about(call.uri, argv), "call": call.id})
+        self._terms.sync()
         self._calls[number] = call
         try:
             self._start(call, agent, argv, stdin)
@@ -277,10 +285,10 @@ class CommandDesk:
             streams = {name: base64.b64encode(data).decode() for name, data in call.output.items()}
             said = {"ok": {"status": said["ok"]["status"], **streams}}
         whole = b"".join(call.output.values())
-        self._log(
+        self._terms.log(
             "tool_answered",
             {
-                "agent_id": self._agent_id,
+                "agent_id": self._terms.agent_id,
                 "uri": call.uri,
                 "call": call.id,
                 "status": "ok" if code is None else "failed",
@@ -295,7 +303,7 @@ class CommandDesk:
     def _too_large(self, call: _Call) -> dict[str, str]:
         size = sum(map(len, call.output.values()))
         refusal = tool_calls.after(self._skills, call.uri, size)
-        self._denied(Denial("tool", call.uri, "answer_bytes"))
+        self._terms.denied(Denial("tool", call.uri, "answer_bytes"))
         message = f"its output has more than {OUTPUT_BYTES} bytes" if refusal is None else refusal.message
         return {"code": "answer_bytes", "message": message, "hint": "" if refusal is None else refusal.fix()}
 
@@ -304,21 +312,21 @@ class CommandDesk:
     def _refuse(self, number: int, argv: list[str], refusal: Refusal) -> None:
         about, now = self._about(refusal.denial.target.partition(" ")[0], argv), int(self._clock() * 1000)
         for row in self._bounds.told(refusal.denial, now_ms=now):
-            self._log("tool_refused", {**about, **_named(row)})
+            self._terms.log("tool_refused", {**about, **_named(row)})
         self._summarise(self._bounds.due(now_ms=now))
-        self._denied(refusal.denial)
+        self._terms.denied(refusal.denial)
         error = {"code": refusal.denial.code, "message": refusal.message, "hint": refusal.fix()}
         self._reply(number, {"error": error})
 
     def _summarise(self, rows: Any) -> None:
         for row in rows:
             uri = row.denial.target.partition(" ")[0]
-            self._log("tool_refused", {**self._about(uri, None), **_named(row)})
+            self._terms.log("tool_refused", {**self._about(uri, None), **_named(row)})
 
     def _about(self, uri: str, argv: list[str] | None) -> dict[str, Any]:
         raw = b"" if argv is None else json.dumps(argv).encode()
         return {
-            "agent_id": self._agent_id,
+            "agent_id": self._terms.agent_id,
             "uri": text.visible(uri, 512),
             "side_effect_class": "shell",
             "arguments_hash_hex": None if argv is None else hashlib.sha256(raw).hexdigest(),

@@ -92,7 +92,7 @@ def refusal(error: errors.CovenantError) -> dict[str, Any]:
 def _outcome(answer: RunResult, *, is_command: bool) -> dict[str, Any]:
     """Return the outcome for the parent's agent. It lacks the stderr, which is only for the operator.
 
-    A command that exited has an exit status, whatever it is.
+    A command that exited has an exit status, also one that is not 0.
     """
     exited = answer.error is None or isinstance(answer.error, errors.AgentFailedError)
     if is_command and exited and answer.exit_status is not None:

@@ -31,7 +31,7 @@ from sandbox.broker import children, delegation, server
 from sandbox.control import revocation, revocation_watch, succession, tree_kill
 from sandbox.host import facts
 from sandbox.kernel.runsc import command
-from sandbox.lifecycle import commands, lease_desks
+from sandbox.lifecycle import lease_desks
 from sandbox.lifecycle.types import Laps, Request, RunDependencies
 from sandbox.network.gate import credit_meter
 from sandbox.network.gate.lease_desk import LeaseDesk
@@ -328,7 +328,7 @@ class RunContext:
             start=None if start is None else self._start_child,
             keep=(*dependencies.below, *(one for one in (request.children, self.meter(stack)) if one is not None)),
             alive=None if self.child is None else self.child.child_request.alive,
-            commands=functools.partial(commands.serve, self, decision, stack),
+            commands=functools.partial(self._serve_commands, decision, stack),
         )
         if made is not None and decision.artefacts.json("credentials.json")["names"]:
             # Import it only here: its cryptography and documents take a tenth of a cold start.
@@ -362,6 +362,21 @@ class RunContext:
         if self._meter is None and self.request.credits is not None:
             self._meter = credit_meter.create(stack)
         return self._meter
+
+    def _serve_commands(
+        self,
+        decision: decide.Decision,
+        stack: contextlib.ExitStack,
+        manager: children.ChildManager,
+        broker: server.Broker,
+    ) -> None:
+        """Serve the commands of the run until ``stack`` is closed. Only runs that have some pay for the import."""
+        from sandbox.broker import command_calls
+
+        terms = command_calls.CommandTerms(
+            decision.effective.skills, decision.manifest.agent.id, self.rows.tool, self.rows.sync, self.denials.told
+        )
+        self.commands = stack.enter_context(contextlib.closing(command_calls.CommandDesk(terms, manager, broker)))
 
     def _start_child(self, child_request: children.ChildRequest, say: children.Say) -> None:
         """Start a child, which spends of the run's credits. Called in the child's own process."""

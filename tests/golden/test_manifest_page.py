@@ -20,8 +20,11 @@ def test_page_is_what_models_say() -> None:
 
 def test_page_names_every_key_of_full_manifest() -> None:
     document = tomllib.loads((ROOT / "tests" / "golden" / "manifest" / "full.toml").read_text())
-    for part in ("permissions", "services"):
+    for part in ("permissions", "services", "tools"):
         document |= {f"{part}.{name}": table for name, table in document.pop(part).items()}
+    document["tools.command.rule"] = [
+        {key: 0 for one in document["tools.command"] for rule in one.pop("rule", ()) for key in rule}
+    ]
     document["permissions.skills.rule"] = [
         {key: 0 for one in document["permissions.skills"].pop("rule") for key in one}
     ]

@@ -16,7 +16,7 @@ from policy.manifest import fields, text
 from policy.manifest.tools import skill_rules
 
 says = fields.says
-# The namespace of the tool URIs that stand for commands in grants: nobody writes them.
+# The namespace of the tool URIs that stand for commands in grants; no manifest may write one.
 PREFIX: Final = "matrix://tool/command/"
 NAME: Final = r"[a-z0-9][a-z0-9._+-]{0,31}"
 # The agent id stands in the version of the URI, which has 64 characters.
