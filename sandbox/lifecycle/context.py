@@ -102,8 +102,7 @@ class RunContext:
         self.dependencies, self.now_ms = dependencies, now_ms
         self.child, self.lineage = child, None if child is None else child.lineage
         self.run_id = str(uuid.uuid4()) if child is None else child.run_id
-        self.assignment = self.assignment_of(request, request.intent_id or str(uuid.uuid4()))
-        self.laps = Laps()
+        self.assignment, self.laps = self.assignment_of(request, request.intent_id or str(uuid.uuid4())), Laps()
         self.rows = RunEvents(dependencies.ledger, self.run_id, request.issuer)
         self.denials = DenialLog(self.rows.denied)
         self.reached = Reached()

@@ -45,13 +45,13 @@ def test_single_files_stay_single() -> None:
 
 
 def test_workspace_file_is_granted_at_own_place() -> None:
-    found = propose(seen("/work/main.py"), CEILING, {})
+    found = propose(seen("/work/app.py"), CEILING, {})
     assert values(found, "read") == ["/home/ann/project/main.py"]
     assert found.workspace is None
 
 
 def test_written_workspace_is_one_grant() -> None:
-    observed = seen("/work/main.py", "/work/lib.py")
+    observed = seen("/work/app.py", "/work/lib.py")
     observed.saw(SeenAccess("open", "/work/out", "cc", 2_000, writes=True))
     found = propose(observed, CEILING, {})
     assert values(found, "read") == []
