@@ -213,6 +213,17 @@ async def test_push_goes_to_listed_urls_alone(covenant_home: Path, monkeypatch: 
                 assert (await sdk.get_task_push_notification_config(ask)).id == "mine"
                 every = types.ListTaskPushNotificationConfigsRequest(task_id=task.id)
                 assert len((await sdk.list_task_push_notification_configs(every)).configs) == 1
+                for number in (1, 1, 2, 3):
+                    more = types.TaskPushNotificationConfig(task_id=task.id, url=f"{base}/hook/{number}")
+                    await sdk.create_task_push_notification_config(more)
+                # The same once more is no second one, and another is one too many.
+                assert len((await sdk.list_task_push_notification_configs(every)).configs) == push.MOST_OF_TASK
+                fifth = {"taskId": task.id, "url": f"{base}/hook/4"}
+                assert (await rpc(one, "CreateTaskPushNotificationConfig", fifth))["status"] == 429
+                for config in (await sdk.list_task_push_notification_configs(every)).configs:
+                    if config.id != "mine":
+                        other = types.DeleteTaskPushNotificationConfigRequest(task_id=task.id, id=config.id)
+                        await sdk.delete_task_push_notification_config(other)
                 gone = types.DeleteTaskPushNotificationConfigRequest(task_id=task.id, id="mine")
                 await sdk.delete_task_push_notification_config(gone)
                 assert not (await sdk.list_task_push_notification_configs(every)).configs

@@ -194,7 +194,7 @@ class A2aEndpoints:
     async def _sent(self, asked: _Asked, call: calls.Send) -> shapes.TaskView:
         """Send a message as a task, with its push configuration."""
         if call.push is not None:
-            self._pushes.check(call.push)
+            self._pushes.check(asked.caller, call.push)
         view = await a2a.send(self._server, asked.caller, asked.agent_id, call)
         if call.push is not None:
             self._pushes.set(asked.caller, asked.agent_id, view.id, call.push, asked.dialect)

@@ -91,13 +91,17 @@ class Pushes:
         if not self.allowed:
             raise faults.refused(faults.NO_PUSH, "this daemon sends no push notifications")
 
-    def check(self, target: PushTarget) -> None:
-        """Refuse a configuration that ``set`` would refuse for its URL.
+    def check(self, caller: Caller, target: PushTarget) -> None:
+        """Refuse what ``set`` would refuse for a task that is not sent yet.
 
         Raises:
-            errors.HttpRefusedError: the operator does not list its URL.
+            errors.HttpRefusedError: the operator does not list its URL, or its id cannot be used.
+            errors.BusyError: the caller, or the daemon, has too many.
         """
         push_urls.check(self.allowed, target.url)
+        if len(target.id) > _ID_CHARACTERS or not target.id.isascii() or "/" in target.id:
+            raise faults.refused(faults.INVALID_PARAMS, f"an id has {_ID_CHARACTERS} characters of ASCII at most")
+        self._make_room(caller)
 
     def set(self, caller: Caller, agent_id: str, task_id: str, target: PushTarget, dialect: Dialect) -> PushTarget:
         """Keep a configuration for a task of the caller, and send the state that the task has now.
@@ -107,14 +111,16 @@ class Pushes:
             errors.NoTaskError: the caller has no such task.
             errors.BusyError: there are too many.
         """
-        self.check(target)
+        self.check(caller, target)
         entry = a2a.find(self._server, caller, agent_id, task_id)
-        name = target.id or str(uuid.uuid4())
-        if len(name) > _ID_CHARACTERS or not name.isascii() or "/" in name:
-            raise faults.refused(faults.INVALID_PARAMS, f"an id has {_ID_CHARACTERS} characters of ASCII at most")
         watched = self._watched.get(entry.task.id) or _Watched(caller, agent_id, task_id)
-        if name not in watched.targets:
-            self._make_room(caller, watched)
+        for kept, _ in watched.targets.values():
+            # A message that is sent again has the configuration that it had, under an id of ours.
+            if not target.id and msgspec.structs.replace(kept, id="") == target:
+                return kept
+        name = target.id or str(uuid.uuid4())
+        if name not in watched.targets and len(watched.targets) >= MOST_OF_TASK:
+            raise errors.BusyError("the task has as many push configurations as it may", hint="delete some of them")
         kept = msgspec.structs.replace(target, id=name)
         watched.targets[name] = (kept, dialect)
         watched.said = ""
@@ -122,10 +128,10 @@ class Pushes:
         self._heard(entry.task.id)
         return kept
 
-    def _make_room(self, caller: Caller, watched: _Watched) -> None:
+    def _make_room(self, caller: Caller) -> None:
         mine = sum(len(one.targets) for one in self._watched.values() if one.caller.agent == caller.agent)
         every = sum(len(one.targets) for one in self._watched.values())
-        if len(watched.targets) >= MOST_OF_TASK or mine >= MOST_OF_SENDER or every >= MOST:
+        if mine >= MOST_OF_SENDER or every >= MOST:
             raise errors.BusyError("as many push configurations are set as may be", hint="delete some of them")
 
     def listed(self, caller: Caller, agent_id: str, task_id: str) -> list[PushTarget]:
