@@ -45,6 +45,9 @@ def setup(ctx: click.Context, check: bool, remove: bool, root: Path | None, pref
     if check and remove:
         raise errors.UsageError("--check and --remove exclude each other")
     place = Path("/") if root is None else root.absolute()
+    if place.exists() and place != Path("/") and place.stat().st_uid != os.geteuid():
+        hint = "name a directory of your own"
+        raise errors.UsageError(f"`{place}` is another user's", hint=hint, where=str(place))
     parts = [] if remove else list(files.parts(prefix or sys.prefix, metadata.version("covenant-supervisor")))
     if check:
         wrong = [f"/{part.place}" for part in parts if not _holds(part, place)]

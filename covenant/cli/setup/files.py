@@ -130,9 +130,13 @@ def _run(code: str, *words: str) -> bytes:
 
 
 def _directory(path: Path, root: Path) -> None:
+    """Make a directory below the root. In a tree no link leads out of it."""
+    if root != Path("/") and path.is_symlink():
+        raise errors.UsageError(f"`{path}` is a symbolic link", hint="name an empty directory", where=str(root))
     if path == root:
         path.mkdir(mode=0o755, parents=True, exist_ok=True)
-    elif not path.is_dir():
-        _directory(path.parent, root)
+        return
+    _directory(path.parent, root)
+    if not path.is_dir():
         path.mkdir(mode=0o755)
         path.chmod(0o755)

@@ -154,3 +154,19 @@ def test_directory_of_services_is_root_s_alone(path: str, uid: int, mode: int, s
     found = files.fault(Path(path), os.stat_result((mode, 1, 1, 1, uid, 0, 0, 0, 0, 0)))
     assert (found == "") == (says == "")
     assert says in found
+
+
+def test_tree_is_not_left_by_a_link(tmp_path: Path) -> None:
+    root, other = tmp_path / "root", tmp_path / "other"
+    root.mkdir()
+    other.mkdir()
+    (root / "usr").symlink_to(other)
+    assert "symbolic link" in refused("usage", "setup", "--root", root).message
+    assert list(other.iterdir()) == []
+
+
+def test_tree_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "root").mkdir()
+    mine = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
+    assert "another user's" in refused("usage", "setup", "--root", tmp_path / "root", "--remove").message
