@@ -37,6 +37,7 @@ def ceiling(options: Options, observed: Observed, never: Mapping[str, str], *, p
         reads=options.read,
         volumes=tuple(place_of(one.path) for one in options.write),
         workspace=None if project is None else HostPlace(project.directory, project.place),
+        hosts=tuple(f"{_bracketed(one.host)}:{one.port}" for one in options.net),
         programs=programs,
         reach=reach,
         never=never,
@@ -45,6 +46,10 @@ def ceiling(options: Options, observed: Observed, never: Mapping[str, str], *, p
     paths = [path for path in opened if path is not None]
     kept = "" if project is None else _kept(project.directory, paths)
     return structs.replace(found, kept=kept, directories=_directories(paths, found))
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def place_of(volume: str) -> str:
@@ -122,7 +127,8 @@ def narrowed(options: Options, found: LearntProposal, used: frozenset[int], abou
     inside = project is not None and any(below(line.value, project.directory) for line in found.reads)
     written = {line.value for line in found.volumes}
     programs = tuple(line.value for line in found.programs)
-    notes = {(line.key, line.value): evidence(line) for line in found.lines}
+    notes = {(line.key, line.value.replace("[", "").replace("]:", ":")): evidence(line) for line in found.hosts}
+    notes |= {(line.key, line.value): evidence(line) for line in found.lines}
     return structs.replace(
         options,
         layers=tuple(ref for index, ref in enumerate(options.layers, 1) if index in used),

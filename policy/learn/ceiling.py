@@ -33,6 +33,7 @@ class Ceiling(Struct, frozen=True):
     - ``reads`` are host paths, at their own place in the sandbox. ``volumes`` are places that can be written.
     - ``workspace`` is the caller's directory behind an overlay.
     - ``kept`` says why no single file of the workspace can be granted, empty where one can.
+    - ``hosts`` are the named destinations, as HOST:PORT.
     - ``programs`` says whether programs of the root may be started, and ``reach`` whether hosts may be reached.
     - ``never`` are the trees that no manifest is granted, with their reasons.
     - ``directories`` are facts about directories of the host, by path.
@@ -42,6 +43,7 @@ class Ceiling(Struct, frozen=True):
     volumes: tuple[str, ...] = ()
     workspace: HostPlace | None = None
     kept: str = ""
+    hosts: tuple[str, ...] = ()
     programs: bool = False
     reach: bool = False
     never: Mapping[str, str] = msgspec.field(default_factory=dict)

@@ -12,7 +12,7 @@ from policy import denials
 
 K = TypeVar("K")
 # A program is started by the path of a call (exec); what the kernel then loads is a link's target or an interpreter.
-Kind = Literal["exec", "load", "open", "look"]
+Kind = Literal["exec", "load", "open", "look", "connect"]
 # So many different paths and hosts of one run are kept; the others are counted.
 LARGEST: Final = 50_000
 # And so many names of processes for each.
@@ -24,7 +24,10 @@ _DIRECTORY: Final = 0o200000
 
 
 class SeenAccess(Struct, frozen=True):
-    """One access to a path of the sandbox: ``by`` is the name of the process. ``errno`` is 0 for success."""
+    """One access to a path of the sandbox, or a connection to ADDRESS:PORT.
+
+    ``by`` is the name of the process. ``errno`` is 0 for success.
+    """
 
     kind: Kind
     path: str

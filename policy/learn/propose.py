@@ -23,6 +23,7 @@ _OWN: Final = ("/proc", "/sys", "/dev", "/tmp", "/run", "/workspace")  # noqa: S
 _SCRATCH: Final = ("/tmp", "/dev/shm")  # noqa: S108
 # What starts an agent's program in its sandbox (policy.compile.init); it is no grant.
 _INIT: Final = "init"
+_LOOPBACK: Final = ("127.", "[::1]:")
 
 
 class Line(Struct, frozen=True):
@@ -238,15 +239,31 @@ def _hosts(observed: Observed, ceiling: Ceiling, left: list[LeftOut]) -> tuple[L
     found = []
     reached = frozenset(target.rpartition(":")[0] for target in observed.hosts)
     for target, one in sorted(observed.hosts.items()):
-        host = target.rpartition(":")[0]
-        if not ceiling.reach or not host:
+        # As `covenant policy why` takes it: HOST:PORT/PROTOCOL.
+        host, _, port = target.partition("/")[0].rpartition(":")
+        if not ceiling.reach or not host or not port.isdecimal():
             left.append(LeftOut(target, "beyond the ceiling", one.count, one.first_ns, one.by))
             continue
-        found.append(_line("network", target, [one], _group(host, reached)))
+        found.append(_line("network", f"{host}:{port}", [one], _group(host, reached)))
+    known = {line.value for line in found}
+    for target in sorted(set(ceiling.hosts) - known):
+        # No gate counts what the kernel forwards; a name is known by its port alone then.
+        to = [one for address, one in observed.succeeded("connect") if _is_of(address, target, ceiling.hosts)]
+        if to:
+            found.append(_line("network", target, to))
     for (layer, target), one in sorted(observed.refused.items()):
         if layer in ("dns", "sni", "packet"):
             left.append(LeftOut(target, f"refused by the {layer} gate", one.count, one.first_ns, one.by))
     return tuple(found)
+
+
+def _is_of(address: str, target: str, hosts: tuple[str, ...]) -> bool:
+    """Whether a connection to this address may be one to a destination of the ceiling."""
+    if address == target or address in hosts or address.startswith(_LOOPBACK):
+        return address == target
+    host, _, port = target.rpartition(":")
+    named = host.strip("[]").replace(".", "").isdecimal() or ":" in host
+    return not named and address.rpartition(":")[2] == port
 
 
 def _group(host: str, reached: frozenset[str]) -> str:

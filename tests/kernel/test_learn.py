@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ from typing import Any
 
 import pytest
 
+from tests.kernel import internet
 from tests.kernel.conftest import leftovers
+from tests.kernel.internet import Internet
 from tests.kernel.session_kit import Done, Home
 
 SCRIPT = """
@@ -51,6 +54,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     made = Home(tmp_path_factory.mktemp("learn"), "debian-minimal", "python3")
     yield made
     assert leftovers(made.world) == []
+
+
+@pytest.fixture(scope="module")
+def net() -> Iterator[Internet]:
+    with internet.made() as made:
+        yield made
 
 
 @pytest.fixture
@@ -116,3 +125,53 @@ def test_hostile_program_teaches_nothing_beyond(home: Home, place: Path) -> None
     left = {one["what"]: one["why"] for one in evidence["left_out"]}
     assert left["/etc/shadow"].startswith("never granted: ")
     assert {f"{place}/{name}" for name in (".env", ".ssh/id_rsa", "keys/server.key")} <= set(left)
+
+
+HOSTS = """
+import socket, ssl, sys
+for name in ("www.example.com", "other.example.com"):
+    try:
+        with socket.create_connection((name, 443), 20) as plain:
+            with ssl.create_default_context(cafile=sys.argv[1]).wrap_socket(plain, server_hostname=name) as secure:
+                secure.sendall(b"name\\n")
+                print(secure.recv(200).decode().strip())
+    except OSError as e:
+        print(type(e).__name__)
+for place in (("api.example.com", 80), ("10.8.8.8", 80)):
+    try:
+        socket.create_connection(place, 3).close()
+        print(place[0])
+    except OSError as e:
+        print(type(e).__name__)
+"""
+
+
+def test_reached_hosts_are_learnt(net: Internet, tmp_path: Path, place: Path) -> None:
+    home = Home(tmp_path, "debian-minimal", "python3")
+    home.world.configure(uplink="eth0", resolvers=[internet.RESOLVER])
+    (place / "ca.pem").write_text(net.certificate)
+    command = [sys.executable, "-m", "covenant", "learn", "--no-workspace", "--read", f"{place}/ca.pem"]
+    program = ["--", "python3", "-c", HOSTS, f"{place}/ca.pem"]
+    found = {}
+    for name, words in {
+        "named": ["--net", "www.example.com", "--net", "api.example.com:80", "--net", "edge.example.net:80"],
+        "role": ["--within", "operator-agent"],
+        "closed": ["--within", "builder"],
+    }.items():
+        said = net.run("host", *command, *words, "--to", f"{tmp_path}/{name}", *program, env=home.environment())
+        permissions = tomllib.loads((tmp_path / name / "agent.toml").read_text()).get("permissions", {})
+        left = {one["what"] for one in json.loads((tmp_path / name / "evidence.json").read_text())["left_out"]}
+        hosts = {f"{one['host']}:{one['ports'][0]}/{one['protocol']}" for one in permissions.get("network", ())}
+        found[name] = said.split(), hosts, left
+    said_by, hosts, left = found["named"]
+    assert said_by == ["www.example.com", "gaierror", "api.example.com", "ConnectionRefusedError"]
+    assert hosts == {"www.example.com:443/tls", "api.example.com:80/tcp", "edge.example.net:80/tcp"}
+    assert {"other.example.com", "10.8.8.8:80/tcp"} <= left
+    said_by, hosts, left = found["role"]
+    assert said_by[:2] == ["www.example.com", "other.example.com"]
+    assert hosts == {"www.example.com:443/tls", "other.example.com:443/tls"}
+    assert "10.8.8.8:80/tcp" in left
+    assert found["closed"][:2] == (["gaierror", "gaierror", "gaierror", "OSError"], set())
+    again = net.run("host", *command[:3], "dev", f"{tmp_path}/role", env=home.environment())
+    assert again.split()[:2] == ["www.example.com", "other.example.com"]
+    assert net.leftovers() == leftovers(home.world) == []

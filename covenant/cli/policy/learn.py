@@ -39,7 +39,8 @@ _OF_THE_ROOT: Final = (
     *("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin", "/etc/ld.so.cache"),
     *("/proc", "/sys", "/dev", "/tmp"),  # noqa: S108 - the sandbox's own
 )
-_NETWORKS: Final = ("full", "outbound-https-only")
+# Where every host may be reached, only by TLS a gate knows their names.
+_NETWORK: Final = "outbound-https-only"
 
 
 @click.command(
@@ -136,10 +137,8 @@ def _ceiling(words: sessions.Typed) -> sessions.Session:
     if any(one.domain == "executables" for one in _excess(made, wide)):
         wide = Learnt()
     if not words.net:
-        modes = (mode for mode in _NETWORKS if not any(
-            one.domain == "network" for one in _excess(made, structs.replace(wide, mode=mode))
-        ))  # fmt: skip
-        wide = structs.replace(wide, mode=next(modes, ""))
+        networked = structs.replace(wide, mode=_NETWORK)
+        wide = wide if any(one.domain == "network" for one in _excess(made, networked)) else networked
     made = structs.replace(made, options=structs.replace(made.options, learnt=wide))
     sessions.check_role(made)
     return made

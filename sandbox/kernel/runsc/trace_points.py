@@ -6,17 +6,20 @@ are read. tests/kernel/test_learn.py fails with a runsc that sends other message
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 import struct
 from collections.abc import Mapping, Sequence
+from errno import EINPROGRESS
 from typing import Any, Final
 
 from policy.learn.observed import SeenAccess, access
 
 HEADER: Final = struct.Struct("<HHI")
 # pkg/sentry/seccheck/points/common.proto
-CONTAINER_START, _EXEC, _OPEN, _EXECVE = 1, 3, 7, 11
+CONTAINER_START, _EXEC, _OPEN, _CONNECT, _EXECVE = 1, 3, 7, 10, 11
 _CONTEXT: Final = ("time", "cwd", "process_name")
-_CALLS: Final = ("open", "openat", "creat", "execve")
+_CALLS: Final = ("open", "openat", "creat", "execve", "connect")
 # The calls above whose directory has a descriptor.
 _WITH_FD: Final = frozenset(("openat",))
 # creat(2) has no flags: O_WRONLY, O_CREAT and O_TRUNC.
@@ -38,7 +41,7 @@ def points(calls: Mapping[str, int]) -> list[dict[str, Any]]:
 def parsed(message: bytes) -> SeenAccess | None:
     """Return what a message says. None for another message, and for one that cannot be read."""
     size, kind, _ = HEADER.unpack_from(message)
-    if kind not in (_EXEC, _OPEN, _EXECVE):
+    if kind not in (_EXEC, _OPEN, _CONNECT, _EXECVE):
         return None
     try:
         found = _fields(memoryview(message)[size:])
@@ -49,12 +52,27 @@ def parsed(message: bytes) -> SeenAccess | None:
         ended = _fields(_bytes(found, 2))
         errno = _number(ended, 2)
         folder = _text(found, 5) or cwd
+        if kind == _CONNECT:
+            target = _address(bytes(_bytes(found, 6)))
+            # A connection that does not block is under way.
+            ended_by = 0 if errno == EINPROGRESS else errno
+            return SeenAccess("connect", target, by, at_ns, ended_by) if target else None
         if kind == _EXECVE:
             return access("exec", _text(found, 6), folder, by=by, at_ns=at_ns, errno=errno)
         flags = _CREAT_FLAGS if _number(found, 3) in _CREAT_NUMBERS else _number(found, 7)
         return access("open", _text(found, 6), folder, by=by, at_ns=at_ns, errno=errno, flags=flags)
     except (IndexError, ValueError):
         return None
+
+
+def _address(raw: bytes) -> str:
+    """Return an address of the internet as text with its port, empty for another family."""
+    family = int.from_bytes(raw[:2], "little")
+    if family == socket.AF_INET and len(raw) >= 8:
+        return f"{ipaddress.IPv4Address(raw[4:8])}:{int.from_bytes(raw[2:4], 'big')}"
+    if family == socket.AF_INET6 and len(raw) >= 24:
+        return f"[{ipaddress.IPv6Address(raw[8:24])}]:{int.from_bytes(raw[2:4], 'big')}"
+    return ""
 
 
 def _fields(data: memoryview) -> dict[int, list[int | memoryview]]:

@@ -124,7 +124,7 @@ def test_programs_beyond_ceiling_are_left_out() -> None:
 
 def test_hosts_name_their_preset() -> None:
     observed = Observed()
-    observed.reached("pypi.org:443", 3, 1_000)
+    observed.reached("pypi.org:443/tls", 3, 1_000)
     observed.ended([denials.Row(denials.Denial("dns", "evil.example.com", "name_not_granted"), 2)], 1_000)
     found = propose(observed, CEILING, {})
     assert [(line.value, line.count, line.note) for line in found.hosts] == [
@@ -132,7 +132,14 @@ def test_hosts_name_their_preset() -> None:
     ]
     assert [one.what for one in found.left_out] == ["evil.example.com"]
     closed = propose(observed, Ceiling(), {})
-    assert (closed.hosts, {one.what for one in closed.left_out}) == ((), {"pypi.org:443", "evil.example.com"})
+    assert (closed.hosts, {one.what for one in closed.left_out}) == ((), {"pypi.org:443/tls", "evil.example.com"})
+
+
+def test_forwarded_host_is_known_by_its_port() -> None:
+    ceiling = Ceiling(hosts=("db.example.com:5432", "10.0.0.7:22", "10.0.0.8:22", "web.example.com:80"), reach=True)
+    observed = seen("93.184.216.34:5432", "10.0.0.7:22", "127.0.0.1:80", "10.0.0.9:25", kind="connect")
+    found = propose(observed, ceiling, {})
+    assert [line.value for line in found.hosts] == ["10.0.0.7:22", "db.example.com:5432"]
 
 
 def test_hidden_character_is_left_out() -> None:
