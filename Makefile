@@ -1,5 +1,5 @@
 # Aliases; the scripts are the real thing and need no make.
-.PHONY: agents contain cpython crash demo kernel longer test lint load undo unit mutants fuzz coverage golden vm year
+.PHONY: agents contain cpython crash demo kernel learn longer test lint load undo unit mutants fuzz coverage golden vm year
 
 demo:
 	./scripts/demo
@@ -31,6 +31,10 @@ contain:
 # The agents that people use, each beside a model that follows a script: docs/agents.md. As root; installs them first.
 agents:
 	.venv/bin/python -m tests.agents
+
+# Twenty programs learnt from one run each, and run again by what was learnt: docs/learning.md. As root; ten minutes.
+learn:
+	.venv/bin/python -m tests.learn
 
 # 150 modules of CPython's own tests, in a session and in plain runsc. As root; downloads them by apt.
 cpython:

@@ -26,6 +26,8 @@ from policy.manifest.permissions import VOLUME
 
 # A directory with more paths below it is looked at no further, and never proposed as a whole.
 _LARGEST: Final = 20_000
+# So many directories are looked at, the highest first.
+_MOST_FOLDERS: Final = 1_000
 _OTHERS_READ, _OTHERS_ENTER = 0o004, 0o005
 _SHOWN_NAMES: Final = 3
 
@@ -45,7 +47,9 @@ def ceiling(options: Options, observed: Observed, never: Mapping[str, str], *, p
     opened = {found.host_path(path): one for path, one in observed.succeeded("open", "look", "exec")}
     paths = [path for path in opened if path is not None]
     kept = "" if project is None else _kept(project.directory, paths)
-    return structs.replace(found, kept=kept, directories=_directories(paths, found))
+    links = {path: real for path in paths if (real := os.path.realpath(path)) != path}
+    tops = [links.get(path, path) for path in paths]
+    return structs.replace(found, kept=kept, links=links, directories=_directories(tops, found))
 
 
 def _bracketed(host: str) -> str:
@@ -76,14 +80,14 @@ def _kept(directory: str, paths: Iterable[str]) -> str:
 
 
 def _directories(paths: Iterable[str], found: Ceiling) -> dict[str, Directory]:
-    known: dict[str, Directory] = {}
+    wanted: set[str] = set()
     for path in paths:
         top, folder = found.root_of(path), path
-        while top is not None and below(folder, top):
-            if folder not in known and os.path.isdir(folder):
-                known[folder] = _directory(folder, found.never)
+        while top is not None and below(folder, top) and folder not in wanted:
+            wanted.add(folder)
             folder = os.path.dirname(folder)
-    return known
+    folders = [path for path in sorted(wanted, key=lambda one: (one.count("/"), one)) if os.path.isdir(path)]
+    return {path: _directory(path, found.never) for path in folders[:_MOST_FOLDERS]}
 
 
 def _directory(path: str, never: Mapping[str, str]) -> Directory:

@@ -12,7 +12,7 @@ reason or a wrong type is an error of the build) and cached for the life of the 
     syscalls/ARCH.toml      version, arch, linux, [numbers] name = number
     never_grantable.toml    version, [trees] and [write_trees] "/path" = "reason"
     roles.toml              version, [roles.NAME] (policy.data.role_table)
-    learning.toml           version, [sensitive] "pattern" = "reason", [presets.NAME] reason and hosts
+    learning.toml           version, [sensitive] and [units] "pattern" = "reason", [presets.NAME] reason and hosts
     workspace.toml          version, [mask], [protect], [git_shared] and [git_own] "pattern" = "reason"
 """
 
@@ -238,12 +238,13 @@ def learning() -> Learning:
         errors.InstallationError: the data file is not as this program was shipped with.
     """
     path = "learning.toml"
-    table = load(path, {"version": int, "sensitive": dict, "presets": dict})
+    table = load(path, {"version": int, "sensitive": dict, "units": dict, "presets": dict})
     try:
         presets = msgspec.convert(table["presets"], dict[str, Preset])
     except msgspec.ValidationError as e:
         raise errors.InstallationError(f"{path}: {e}") from e
-    return Learning(table["version"], _reasons(path, table["sensitive"], _PATTERN), presets)
+    sensitive, units = (_reasons(path, table[key], _PATTERN) for key in ("sensitive", "units"))
+    return Learning(table["version"], sensitive, units, presets)
 
 
 @functools.cache

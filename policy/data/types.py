@@ -143,8 +143,12 @@ class Preset(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """Knowledge for manifests that are learnt: paths that are never proposed, with reasons, and groups of hosts."""
+    """Knowledge for manifests that are learnt.
+
+    ``sensitive`` paths are never proposed, ``units`` are directories that are taken as a whole. Each has a reason.
+    """
 
     version: int
     sensitive: Mapping[str, str] = field(repr=False)
+    units: Mapping[str, str] = field(repr=False)
     presets: Mapping[str, Preset] = field(repr=False)

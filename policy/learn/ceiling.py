@@ -36,6 +36,7 @@ class Ceiling(Struct, frozen=True):
     - ``hosts`` are the named destinations, as HOST:PORT.
     - ``programs`` says whether programs of the root may be started, and ``reach`` whether hosts may be reached.
     - ``never`` are the trees that no manifest is granted, with their reasons.
+    - ``links`` are opened host paths that go through a link, with the paths that they lead to.
     - ``directories`` are facts about directories of the host, by path.
     """
 
@@ -47,6 +48,7 @@ class Ceiling(Struct, frozen=True):
     programs: bool = False
     reach: bool = False
     never: Mapping[str, str] = msgspec.field(default_factory=dict)
+    links: Mapping[str, str] = msgspec.field(default_factory=dict)
     directories: Mapping[str, Directory] = msgspec.field(default_factory=dict)
 
     def host_path(self, path: str) -> str | None:

@@ -12,9 +12,10 @@ from policy import denials
 
 K = TypeVar("K")
 # A program is started by the path of a call (exec); what the kernel then loads is a link's target or an interpreter.
-Kind = Literal["exec", "load", "open", "look", "connect"]
+# `lost` is a message that the sandbox could not send.
+Kind = Literal["exec", "load", "open", "look", "connect", "lost"]
 # So many different paths and hosts of one run are kept; the others are counted.
-LARGEST: Final = 50_000
+LARGEST: Final = 20_000
 # And so many names of processes for each.
 _NAMES = 8
 # A path of Linux has at most so many bytes.
@@ -68,7 +69,9 @@ class Observed:
 
     def saw(self, one: SeenAccess) -> None:
         """Count an access to a path."""
-        if one.errno:
+        if one.kind == "lost":
+            self.missed += 1
+        elif one.errno:
             self._add(self._failed, (one.kind, one.path, one.errno), one)
         else:
             self._add(self._found, (one.kind, one.path), one)

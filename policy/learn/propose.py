@@ -1,8 +1,9 @@
 """Make proposals of what was observed: each line with its evidence, and never one beyond the ceiling.
 
 Pure and independent of the order of events. A directory is taken as a whole where more than ``MANY`` entries of it
-are proposed, or where it was listed and at least half of its entries were opened, or none; never where a sensitive
-or never-grantable path is in it (docs/adr/0116-what-a-run-may-teach.md).
+are proposed, where it is a unit by its name (policy/data/learning.toml), or where it was listed and at least half of
+its entries were opened, or none. It never is where a sensitive or never-grantable path is in it
+(docs/adr/0116-what-a-run-may-teach.md).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from policy import data
 from policy.learn import presets
 from policy.learn.ceiling import Ceiling, below, narrowest
 from policy.learn.observed import Evidence, Observed
@@ -74,11 +76,11 @@ def propose(observed: Observed, ceiling: Ceiling, links: Mapping[str, str]) -> L
     project = _workspace(written, files, ceiling)
     top = "" if ceiling.workspace is None else ceiling.workspace.directory
     read = {path: one for path, one in files.items() if project is None or not below(path, top)}
-    started = {path: one for path, one in observed.succeeded("exec") if one.by != (_INIT,)}
+    called = dict(observed.succeeded("exec"))
     # The interpreter of a script is loaded, and no path of a call leads to it.
-    targets = {links.get(path, path) for path in started}
-    loaded = {path: one for path, one in observed.succeeded("load") if path not in targets and one.by != (_INIT,)}
-    started = {**started, **loaded}
+    targets = {links.get(path, path) for path in called}
+    loaded = {path: one for path, one in observed.succeeded("load") if path not in targets}
+    started = {path: one for path, one in (*called.items(), *loaded.items()) if path in loaded or one.by != (_INIT,)}
     return LearntProposal(
         reads=_reads(read, ceiling, left),
         volumes=_volumes(written, ceiling),
@@ -154,11 +156,13 @@ def _volumes(written: Mapping[str, Evidence], ceiling: Ceiling) -> tuple[Line, .
 def _reads(files: Mapping[str, Evidence], ceiling: Ceiling, left: list[LeftOut]) -> tuple[Line, ...]:
     kept: dict[str, Evidence] = {}
     for path, one in sorted(files.items()):
-        why = _why_not(path, ceiling)
+        # In the sandbox a link led to a file of the sandbox; a grant of it would lead to one of the host.
+        real = path if path in ceiling.reads else ceiling.links.get(path, path)
+        why = _why_not(real, ceiling)
         if why:
             left.append(LeftOut(path, why, one.count, one.first_ns, one.by))
         else:
-            kept[path] = one
+            kept[real] = _joined(kept.get(real), one)
     return tuple(
         _line("read", top, [one for path, one in kept.items() if below(path, top)]) for top in _collapsed(kept, ceiling)
     )
@@ -169,6 +173,8 @@ def _why_not(path: str, ceiling: Ceiling) -> str:
     tree = next((one for one in ceiling.never if one != "/" and below(path, one)), None)
     if tree is not None or path == "/":
         return f"never granted: {ceiling.never.get(tree or '/', 'it is the whole machine')}"
+    if ceiling.root_of(path) is None:
+        return "a link that leads beyond the ceiling"
     if not path.isprintable():
         return "a manifest cannot hold its name"
     if presets.is_sensitive(path) and path not in ceiling.reads:
@@ -189,7 +195,7 @@ def _collapsed(files: Mapping[str, Evidence], ceiling: Ceiling) -> list[str]:
 
 
 def _wanted(folder: str, inside: set[str], listed: bool, ceiling: Ceiling) -> bool:
-    if len(inside) > MANY:
+    if len(inside) > MANY or posixpath.basename(folder) in data.learning().units:
         return True
     return listed and (not inside or 2 * len(inside) >= ceiling.directories[folder].entries)
 

@@ -38,12 +38,12 @@ CONFIG = "pod-init.json"
 class StartTrace:
     """A listening socket in ``directory``; ``fileno`` is readable whenever ``poll`` has something to do.
 
-    ``saw`` is called with each access to files and programs, once the container has started. ``dropped`` counts the
-    messages that the sentry could not send.
+    ``saw`` is called with each access to files and programs, once the container has started, and with one
+    that is `lost` where the sentry could not send some.
     """
 
     def __init__(self, directory: Path, *, saw: Callable[[SeenAccess], None] | None = None) -> None:
-        self._saw, self._running, self.dropped = saw, False, 0
+        self._saw, self._running, self._dropped = saw, False, 0
         self._directory = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         # runsc is told the same address, and connects while the run goes on: our descriptor, by our number, until then.
         address = unix_address.through(self._directory, _SOCKET, process=os.getpid())
@@ -109,7 +109,10 @@ class StartTrace:
                 self._epoll.unregister(self._connection.fileno())
                 return
             taken += 1
-            self.dropped = trace_points.HEADER.unpack_from(message)[2]
+            dropped = trace_points.HEADER.unpack_from(message)[2]
+            if dropped != self._dropped:
+                self._dropped = dropped
+                self._saw(SeenAccess("lost", ""))
             if (found := trace_points.parsed(message)) is not None:
                 self._saw(found)
 

@@ -25,7 +25,7 @@ _WITH_FD: Final = frozenset(("openat",))
 # creat(2) has no flags: O_WRONLY, O_CREAT and O_TRUNC.
 _CREAT_FLAGS: Final = 0o1101
 _CREAT_NUMBERS: Final = frozenset((85,))
-_LARGEST_VARINT = 10
+_LARGEST_VARINT, _MASK = 10, 2**63 - 1
 
 
 def points(calls: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -103,7 +103,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
         byte = data[at + place]
         value |= (byte & 0x7F) << (7 * place)
         if byte < 0x80:
-            return value, at + place + 1
+            return value & _MASK, at + place + 1
     raise ValueError("a number of more than ten bytes")
 
 

@@ -66,6 +66,14 @@ def test_many_files_become_directory() -> None:
     assert values(propose(seen(*paths), CEILING, {}), "read") == ["/srv/docs/all"]
 
 
+def test_unit_is_taken_as_whole() -> None:
+    ceiling = Ceiling(
+        reads=("/srv",), directories={"/srv/.git": Directory(9), "/srv/b/.git": Directory(9, sensitive=True)}
+    )
+    found = propose(seen("/srv/.git/objects/7f/39", "/srv/b/.git/HEAD"), ceiling, {})
+    assert values(found, "read") == ["/srv/.git", "/srv/b/.git/HEAD"]
+
+
 def test_listed_directory_needs_half() -> None:
     for opened, wanted in ((2, ["/srv/docs/all"]), (1, ["/srv/docs/all/0"]), (0, ["/srv/docs/all"])):
         observed = seen(*(f"/srv/docs/all/{n}" for n in range(opened)))
@@ -86,6 +94,13 @@ def test_sensitive_is_neither_granted_nor_covered() -> None:
 def test_sensitive_file_named_itself_is_granted() -> None:
     ceiling = Ceiling(reads=("/srv/ca.pem",))
     assert values(propose(seen("/srv/ca.pem"), ceiling, {}), "read") == ["/srv/ca.pem"]
+
+
+def test_link_is_granted_by_its_target() -> None:
+    links = {"/srv/docs/in": "/srv/docs/a", "/srv/docs/out": "/home/ann/mail", "/srv/docs/keys": "/srv/docs/x.key"}
+    found = propose(seen(*links), Ceiling(reads=("/srv/docs",), links=links), {})
+    assert values(found, "read") == ["/srv/docs/a"]
+    assert {one.what for one in found.left_out} == {"/srv/docs/out", "/srv/docs/keys"}
 
 
 def test_never_granted_is_left_out() -> None:
@@ -109,7 +124,9 @@ def test_program_of_init_is_no_grant() -> None:
     observed = Observed()
     observed.saw(SeenAccess("exec", "/usr/bin/python3", "init", 1_000))
     observed.saw(SeenAccess("load", "/usr/bin/python3.11", "init", 1_000))
-    assert propose(observed, CEILING, {}).lines == ()
+    assert propose(observed, CEILING, {"/usr/bin/python3": "/usr/bin/python3.11"}).lines == ()
+    # The entry is a script: what it is for is started too.
+    assert values(propose(observed, CEILING, {}), "executables") == ["/usr/bin/python3.11"]
 
 
 def test_program_of_scratch_needs_root() -> None:
@@ -162,7 +179,8 @@ def test_written_volume_is_kept() -> None:
 def test_observed_is_bounded(monkeypatch: Any) -> None:
     monkeypatch.setattr("policy.learn.observed.LARGEST", 2)
     observed = seen("/a", "/b", "/c", "/a")
-    assert ([path for path, _ in observed.succeeded("open")], observed.missed) == (["/a", "/b"], 1)
+    observed.saw(SeenAccess("lost", ""))
+    assert ([path for path, _ in observed.succeeded("open")], observed.missed) == (["/a", "/b"], 2)
 
 
 def test_access_joins_folder() -> None:
