@@ -30,6 +30,8 @@ _LARGEST: Final = 20_000
 _MOST_FOLDERS: Final = 1_000
 _OTHERS_READ, _OTHERS_ENTER = 0o004, 0o005
 _SHOWN_NAMES: Final = 3
+# As long as the kernel reads the first line of a script.
+_FIRST_LINE: Final = 254
 
 
 def ceiling(options: Options, observed: Observed, never: Mapping[str, str], *, programs: bool, reach: bool) -> Ceiling:
@@ -106,23 +108,49 @@ def _directory(path: str, never: Mapping[str, str]) -> Directory:
 class Root:
     """The union of a session's layers: which layer has a place, and where a link leads."""
 
-    def __init__(self, state: Path, refs: Sequence[LayerRef]) -> None:
+    def __init__(self, state: Path, refs: Sequence[LayerRef], held: contextlib.ExitStack) -> None:
+        """The layers stay in the store until ``held`` is closed."""
         from sandbox.layers.store import LayerStore
 
         store = LayerStore(state)
         self._union = layers.Union()
-        for ref in refs:
-            self._union.lay(store.listing(ref))
+        self._trees = [store.hold(ref, held) for ref in refs]
+        for tree in self._trees:
+            self._union.lay(tree.entries)
 
     def links(self, paths: Iterable[str]) -> dict[str, str]:
         """Return the file that each of these places leads to."""
         found = {path: self._union.resolve(path) for path in paths}
         return {path: one.path for path, one in found.items() if one is not None}
 
+    def interpreters(self, paths: Iterable[str], found: Ceiling) -> dict[str, str]:
+        """Return the programs that the first lines of these scripts name."""
+        named = {}
+        for path in paths:
+            placed, host = self._union.resolve(path), found.host_path(path)
+            if placed is not None:
+                named[path] = _first_line(str(self._trees[placed.source].root) + placed.entry.path)
+            elif host is not None:
+                named[path] = _first_line(host)
+        return {path: program for path, program in named.items() if program.startswith("/")}
+
     def used(self, paths: Iterable[str]) -> frozenset[int]:
         """Return the layers that have a file at one of these places."""
         found = (self._union.resolve(path) for path in paths)
         return frozenset(one.source for one in found if one is not None and one.entry.kind != "dir")
+
+
+def _first_line(path: str) -> str:
+    """Return the interpreter that a script names, empty for another file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode) or file.read(2) != b"#!":
+            return ""
+        words = file.readline(_FIRST_LINE).split()
+    return words[0].decode("utf-8", "surrogateescape") if words else ""
 
 
 def narrowed(options: Options, found: LearntProposal, used: frozenset[int], about: Sequence[str]) -> Options:

@@ -69,18 +69,19 @@ class LearntProposal(Struct, frozen=True):
         return (*self.reads, *self.volumes, *one, *self.programs, *self.hosts)
 
 
-def propose(observed: Observed, ceiling: Ceiling, links: Mapping[str, str]) -> LearntProposal:
-    """Return the proposal for one run. ``links`` maps places of the root to the files that they lead to."""
+def propose(
+    observed: Observed, ceiling: Ceiling, links: Mapping[str, str], interpreters: Mapping[str, str] | None = None
+) -> LearntProposal:
+    """Return the proposal for one run.
+
+    ``links`` maps places of the root to the files that they lead to, ``interpreters`` scripts to their first lines'.
+    """
     files, written, root = _sorted(observed, ceiling)
     left: list[LeftOut] = []
     project = _workspace(written, files, ceiling)
     top = "" if ceiling.workspace is None else ceiling.workspace.directory
     read = {path: one for path, one in files.items() if project is None or not below(path, top)}
-    called = dict(observed.succeeded("exec"))
-    # The interpreter of a script is loaded, and no path of a call leads to it.
-    targets = {links.get(path, path) for path in called}
-    loaded = {path: one for path, one in observed.succeeded("load") if path not in targets}
-    started = {path: one for path, one in (*called.items(), *loaded.items()) if path in loaded or one.by != (_INIT,)}
+    started = _started(observed, links, interpreters)
     return LearntProposal(
         reads=_reads(read, ceiling, left),
         volumes=_volumes(written, ceiling),
@@ -91,6 +92,20 @@ def propose(observed: Observed, ceiling: Ceiling, links: Mapping[str, str]) -> L
         left_out=tuple(left),
         used=frozenset((*root, *started)),
     )
+
+
+def _started(
+    observed: Observed, links: Mapping[str, str], interpreters: Mapping[str, str] | None
+) -> dict[str, Evidence]:
+    """Return the programs that were started, but for the entry, with the interpreters of scripts."""
+    called = dict(observed.succeeded("exec"))
+    started = {path: one for path, one in called.items() if one.by != (_INIT,)}
+    for script, program in (interpreters or {}).items():
+        if script in called:
+            started[program] = _joined(started.get(program), called[script])
+    # A call may lead to what the kernel loads by a way that is not known here.
+    known = {links.get(path, path) for path in (*called, *started)}
+    return {**started, **{path: one for path, one in observed.succeeded("load") if path not in known}}
 
 
 def _sorted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
@@ -196,14 +197,19 @@ def _learnt(made: sessions.Session, seen: Observed) -> tuple[sessions.Session, L
     programs = bool(options.learnt.programs if options.learnt else made.profile.programs)
     reach = bool(options.net) or bool(options.learnt and options.learnt.mode)
     ceiling = learning.ceiling(options, seen, never, programs=programs, reach=reach)
-    root = learning.Root(settings.state, [parse_ref(one) for one in (options.base, *options.layers)])
-    found = propose.propose(seen, ceiling, root.links(path for path, _ in seen.succeeded("exec")))
+    started = [path for path, _ in seen.succeeded("exec")]
+    with contextlib.ExitStack() as held:
+        root = learning.Root(settings.state, [parse_ref(one) for one in (options.base, *options.layers)], held)
+        scripts = root.interpreters(started, ceiling)
+        links = root.links((*started, *scripts.values()))
+        found = propose.propose(seen, ceiling, links, scripts)
+        used = root.used(found.used)
     found = structs.replace(found, left_out=(*found.left_out, *_asked(seen, never)))
     about = (
         f"Learnt from one run of: {common.visible(shlex.join(made.command))}",
         f"Profile {made.name}{f', within {options.role}' if options.role else ''}. Read each line, then sign.",
     )
-    learnt = structs.replace(made, options=learning.narrowed(options, found, root.used(found.used), about), left="")
+    learnt = structs.replace(made, options=learning.narrowed(options, found, used, about), left="")
     if not _is_within(learnt, made, programs=programs):
         raise errors.InternalError("what was learnt is wider than its ceiling")
     return learnt, found

@@ -129,6 +129,14 @@ def test_program_of_init_is_no_grant() -> None:
     assert values(propose(observed, CEILING, {}), "executables") == ["/usr/bin/python3.11"]
 
 
+def test_interpreter_of_script_is_granted() -> None:
+    observed = seen("/work/tool.sh", kind="exec")
+    observed.saw(SeenAccess("exec", "/usr/bin/npm", "init", 2_000))
+    scripts = {"/work/tool.sh": "/bin/sh", "/usr/bin/npm": "/usr/bin/env", "/usr/bin/never": "/usr/bin/python3"}
+    found = propose(observed, CEILING, {"/bin/sh": "/usr/bin/dash"}, scripts)
+    assert values(found, "executables") == ["/bin/sh", "/usr/bin/env"]
+
+
 def test_program_of_scratch_needs_root() -> None:
     found = propose(seen("/tmp/built", "/usr/bin/cc", kind="exec"), CEILING, {})
     assert values(found, "executables") == ["root"]
