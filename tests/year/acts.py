@@ -37,6 +37,9 @@ class Year:
     def __init__(self, machine: Machine, clock: Clock, intents: Intents, chance: random.Random, *, days: int) -> None:
         self.machine, self.clock, self.intents, self.chance = machine, clock, intents, chance
         self.month_days = max(1, days // 12) if days >= 120 else max(1, days // 4)
+        # Longer than it takes until the next renewal, wherever the calendar puts that.
+        self._term_days = max(3 * self.month_days, longest_gap(Year.renew_packages, days))
+        self._root_days = max(8 * self.month_days, longest_gap(Year.renew_root, days))
         self.key = "operator-0"
         self.wrong = intents.wrong
         self.counts: dict[str, int] = {}
@@ -63,18 +66,13 @@ class Year:
     def begin(self) -> None:
         """Make keys, trust root, packages and grants, and start both processes."""
         cli_kit.done("keys", "new", self.key, "--no-passphrase")
-        cli_kit.done("trust", "init", "--key", self.key, "--expires", f"{self.month_days * 8}d")
+        cli_kit.done("trust", "init", "--key", self.key, "--expires", f"{self._root_days}d")
         self.machine.agents(self.key, self._term)
         self._lapses_ms = now_ms() + self._term_days * DAY_MS
         self.machine.served.start()
         self.machine.start_daemon()
         for action in ACTIONS:
             self.machine.ask("grant_capability", action=action, scope={})
-
-    @property
-    def _term_days(self) -> int:
-        """How long an envelope holds: longer than it takes until the next renewal."""
-        return self.month_days * 3
 
     @property
     def _term(self) -> str:
@@ -172,7 +170,7 @@ class Year:
 
     def renew_root(self) -> None:
         """Let the trust root hold for longer."""
-        cli_kit.done("trust", "renew", "--sign-with", self.key, "--expires", f"{self.month_days * 8}d")
+        cli_kit.done("trust", "renew", "--sign-with", self.key, "--expires", f"{self._root_days}d")
 
     def revoke_package(self) -> None:
         """Revoke a signed manifest. It is refused until it is signed again."""
@@ -319,11 +317,21 @@ TIMES: Final[dict[Callable[[Year], None], int]] = {
 }
 
 
+def _count(act: Callable[[Year], None], days: int) -> int:
+    """How often an act is done: at least once."""
+    return max(1, round(TIMES[act] * days / 365))
+
+
+def longest_gap(act: Callable[[Year], None], days: int) -> int:
+    """Return the most days from the beginning or an act to the next one or the end (``calendar``)."""
+    return 8 * days // (5 * _count(act, days)) + 2
+
+
 def calendar(days: int, chance: random.Random) -> dict[int, list[Callable[[Year], None]]]:
     """Return the acts of each day: spread over the year, and each at least once."""
     found: dict[int, list[Callable[[Year], None]]] = {}
-    for act, often in TIMES.items():
-        count = max(1, round(often * days / 365))
+    for act in TIMES:
+        count = _count(act, days)
         for number in range(count):
             day = min(days - 1, int((number + chance.uniform(0.2, 0.8)) * days / count))
             found.setdefault(day, []).append(act)
