@@ -66,6 +66,7 @@ class Observed:
         self.hosts: dict[str, Evidence] = {}
         self.refused: dict[tuple[str, str], Evidence] = {}
         self.missed = 0
+        self.run_id = ""
 
     def saw(self, one: SeenAccess) -> None:
         """Count an access to a path."""
@@ -80,8 +81,9 @@ class Observed:
         """Count connections to a host, as ``NAME:PORT``."""
         self._put(self.hosts, target, connections, at_ns)
 
-    def ended(self, refused: Iterable[denials.Row], at_ns: int) -> None:
+    def ended(self, run_id: str, refused: Iterable[denials.Row], at_ns: int) -> None:
         """Count the refusals of a run that has ended."""
+        self.run_id = run_id
         for row in refused:
             self._put(self.refused, (row.denial.layer, row.denial.target), row.count, at_ns)
 

@@ -127,6 +127,11 @@ def test_hostile_program_teaches_nothing_beyond(home: Home, place: Path) -> None
     assert {f"{place}/{name}" for name in (".env", ".ssh/id_rsa", "keys/server.key")} <= set(left)
 
 
+def test_made_directory_needs_workspace(home: Home, place: Path) -> None:
+    done, manifest, _ = learn(home, place, "--quiet", "--", "mkdir", "made")
+    assert (done.returncode, manifest["workspace"]["from"]) == (0, [str(place)]), done.stderr
+
+
 HOSTS = """
 import socket, ssl, sys
 for name in ("www.example.com", "other.example.com"):

@@ -110,6 +110,8 @@ def learn(
         status = running.connect(package, None, dev=True, how=how, name=name)
         if status == session.EXIT_REFUSED:
             return status
+        if project is not None:
+            _changed(project.place, seen)
         learnt, found = _learnt(made, seen)
         _write(target, learnt, found, seen)
         _report(target, found, seen, status, quiet=quiet)
@@ -178,6 +180,18 @@ def _check_new(target: Path) -> None:
         raise errors.PackageError(
             f"`{target}` is not empty", hint="give --to DIR: nothing is ever overwritten", where=str(target)
         )
+
+
+def _changed(place: str, seen: Observed) -> None:
+    """Count the changes of the workspace: directories, links and removals are no opens."""
+    from covenant.cli.operator import workspace_client
+    from policy.learn.observed import SeenAccess
+
+    with contextlib.suppress(errors.WorkspaceError):  # nothing was changed
+        workspace_client.find(seen.run_id, here=True)
+        answer = workspace_client.ask("diff", here=True, run=seen.run_id, paths=())
+        for change in workspace_client.changes(answer["changes"]):
+            seen.saw(SeenAccess("look", f"{place}/{change.path}", "", time.time_ns(), writes=True))
 
 
 def _learnt(made: sessions.Session, seen: Observed) -> tuple[sessions.Session, LearntProposal]:
