@@ -31,7 +31,7 @@ def before(skills: SkillSet, name: str, argv: Sequence[str], stdin_bytes: int) -
         lines = ("[[tools.command]]", f"name = {text.toml(text.visible(name, 64))}", 'agent = "AGENT ID"')
         return Refusal(Denial("tool", uri, denials.NOT_GRANTED), f"command {text.quote(name)} is not granted", lines)
     uri = command.uri(name, agent)
-    size = sum(len(one.encode("utf-8", "surrogateescape")) for one in argv) + stdin_bytes
+    size = sum(len(one.encode("utf-8", "surrogatepass")) for one in argv) + stdin_bytes
     if skills.argument_bytes is not None and size > skills.argument_bytes:
         message = f"the arguments and stdin have {size} bytes, and argument_bytes is {skills.argument_bytes}"
         wider = ("[permissions.skills]", f"argument_bytes = {size}")

@@ -38,6 +38,7 @@ from policy.rules.tool_calls import Refusal
 from policy.signing import strict_json
 from sandbox.broker.children import ChildManager, CommandStreams
 from sandbox.broker.server import Broker
+from sandbox.rate_limit import Tokens
 
 # Calls at one time; each is a sandbox.
 AT_ONCE: Final = 16
@@ -45,8 +46,10 @@ LINE_BYTES: Final = 10 << 20
 # A pipe holds a whole stdin, so that nothing has to write it piece by piece (fcntl(2), F_SETPIPE_SZ).
 STDIN_BYTES: Final = 1 << 20
 # One argument of a program (execve(2), MAX_ARG_STRLEN), and all of them, which gVisor tells of in one message.
-WORD_BYTES, WORDS_BYTES, WORDS = 128 * 1024 - 1, 96 * 1024, 1024
+WORD_BYTES, WORDS_BYTES, WORDS = 128 * 1024 - 1, 96 * 1024, 256
 OUTPUT_BYTES: Final = 4 << 20
+# Calls that are decided in a second and at once: a refused one costs the shim the rules of its arguments.
+PER_SECOND, BURST = 16.0, 64.0
 _CHUNK: Final = 1 << 16
 
 Log = Callable[[str, Mapping[str, Any]], None]
@@ -92,6 +95,7 @@ class CommandDesk:
         self._terms, self._skills, self._children, self._broker = terms, terms.skills, children, broker
         self._clock = clock
         self._rate, self._bounds = tool_calls.CallRate(terms.skills), Bounds()
+        self._asked = Tokens(PER_SECOND, BURST, clock())
         self._calls: dict[int, _Call] = {}
         self._in, self._out = bytearray(), bytearray()
         self._line, self._gate = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -183,6 +187,11 @@ class CommandDesk:
     # --- calls ----------------------------------------------------------------------------------------
 
     def _take(self, number: int, name: str, argv: list[str], stdin: bytes) -> None:
+        if not self._asked.take(self._clock()):
+            uri = command.uri(text.visible(name, 64), "?")
+            message = f"{PER_SECOND:g} calls of commands a second are taken at most"
+            self._refuse(number, [], Refusal(Denial("tool", uri, "too_many_requests"), message, hint="call it again"))
+            return
         refusal = command_calls.before(self._skills, name, argv, len(stdin)) or self._beyond(name, argv, stdin)
         agent = command_calls.agent_of(self._skills, name)
         if refusal is None and agent is not None:
@@ -252,9 +261,11 @@ class CommandDesk:
             os.close(fd)
             self._settle(call)
             return
+        if call.over:
+            return  # it is being ended: the pipe is emptied, and nothing more is kept
         call.output[name] += data
         most = min(self._skills.answer_bytes or OUTPUT_BYTES, OUTPUT_BYTES)
-        if sum(map(len, call.output.values())) > most and not call.over:
+        if sum(map(len, call.output.values())) > most:
             self._end(call, "answer_bytes")
 
     def _said(self, call: _Call, said: Mapping[str, Any]) -> None:
@@ -356,6 +367,7 @@ def read(line: bytes) -> tuple[int, str | None, list[str], bytes] | None:
     if not isinstance(stdin, str) or not all(isinstance(one, str) for one in argv):
         return None
     try:
+        "".join((name, *argv)).encode()  # half a pair of surrogates is no text of a program
         return message["id"], name, argv, base64.b64decode(stdin, validate=True)
     except (binascii.Error, ValueError):
         return None

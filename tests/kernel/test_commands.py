@@ -53,10 +53,16 @@ one_of = ["issue", "pr"]
 {more}
 """
 CALL = """
-import os, socket, subprocess
+import http.client, os, socket, subprocess
 def call(*words, stdin=b"", name="fetch"):
     done = subprocess.run([name, *words], input=stdin, capture_output=True, env={**os.environ, "MARK": "agent"})
     return [done.returncode, done.stdout.decode(), done.stderr.decode()]
+def call_at(method, path, body=".", **headers):
+    line = http.client.HTTPConnection("tools.covenant", timeout=20)
+    headers["Content-Type"] = "application/x-covenant-command"
+    line.request(method, path, body + "\\n\\n" * (body == "."), headers)
+    answer = line.getresponse()
+    return [answer.status, answer.read().decode()]
 def own():
     try: return socket.create_connection(("93.184.216.34", 80), 5).fileno()
     except OSError as e: return type(e).__name__
@@ -101,6 +107,10 @@ def test_command_reaches_what_agent_cannot(made: NetworkedWorld) -> None:
         "allowed": call("issue", stdin=b"given"),
         "refused": call("delete"),
         "more": call("issue", "x"),
+        "plain": ask("spawn", agent="fetcher", text="delete"),
+        "other": call_at("POST", "/command/other"), "odd": call_at("POST", "/command/fetch", "no base64"),
+        "page": call_at("POST", "/command/fetch", "\\n\\n", Origin="http://tools.covenant"),
+        "mcp": call_at("POST", "/mcp"),
         "own": own(),
         "data": listed(DATA),
         "secrets": os.environ.get("CREDENTIALS_DIRECTORY"),
@@ -115,6 +125,13 @@ def test_command_reaches_what_agent_cannot(made: NetworkedWorld) -> None:
     assert "[arguments]" in error or "arguments" in error
     assert 'argument = "1"\nequals = "delete"' in error
     assert found["more"][0] == 126
+    # Around the rules: the same package by a plain spawn, another name, another form.
+    assert found["plain"]["error"]["code"] == "wrong_contract"
+    assert found["other"][0] == 200
+    assert found["other"][1].startswith("126\n\n")
+    assert found["odd"][0] == 400
+    assert found["page"][0] == 405
+    assert found["mcp"][0] in (400, 404)
     assert found["own"] in ("PermissionError", "OSError", "ConnectionRefusedError")
     assert found["data"] == "FileNotFoundError"
     assert found["secrets"] is None
@@ -122,7 +139,7 @@ def test_command_reaches_what_agent_cannot(made: NetworkedWorld) -> None:
     assert SECRET not in json.dumps(found)
     kinds = [row["kind"]["type"] for row in made.rows()]
     assert kinds.count("tool_called") == kinds.count("tool_answered") == 1
-    assert kinds.count("tool_refused") == 2
+    assert kinds.count("tool_refused") == 3
     assert SECRET not in json.dumps(made.rows())
 
 

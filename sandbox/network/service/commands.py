@@ -26,7 +26,7 @@ _PATH: Final = re.compile(r"/command/([a-z0-9][a-z0-9._+-]{0,31})")
 CONTENT: Final = "application/x-covenant-command"
 # A call with its stdin, and its answer, as lines of JSON between gate and shim.
 REQUEST_BYTES: Final = 6 << 20
-ARGUMENTS: Final = 1024
+ARGUMENTS: Final = 256
 REFUSED: Final = 126
 
 
@@ -117,7 +117,7 @@ def read(body: bytes) -> tuple[list[str], bytes]:
     """
     try:
         words, stdin, rest = body.decode("ascii").split("\n")
-        if rest or len(body) > REQUEST_BYTES or words.count(" ") > ARGUMENTS:
+        if rest or len(body) > REQUEST_BYTES or words.count(" ") >= ARGUMENTS:
             raise ValueError
         argv = [base64.b64decode(_dotted(one), validate=True).decode() for one in words.split()]
         return argv, base64.b64decode(stdin, validate=True)
