@@ -103,7 +103,8 @@ def ask(question: Question, sight: Sight) -> Answer:
     add = () if seen.allowed or why_never else question.mend(sight)
     after = None if sight.manifest is None or not add else amend.amended(sight.manifest, add)
     because = seen.because
-    if not seen.allowed and question.granted(_children(sight.found.grants)):
+    grants = sight.found.grants
+    if grants.may_grant and not question.granted(grants) and question.granted(_children(grants)):
         because += "; its children may be given it (spawn.may_grant)"
     bounds = {
         name: question.granted(ceiling)

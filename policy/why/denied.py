@@ -17,6 +17,7 @@ from policy.grants.sets import addresses, hostnames
 from policy.grants.sets.access import PROTOCOLS, Protocol
 from policy.manifest import text
 from policy.manifest.permissions import CALLS
+from policy.manifest.tools import command
 from policy.why import files, kernel, limit, tools
 from policy.why.ask import Answer, Question, Sight, ask
 
@@ -111,6 +112,7 @@ MEANINGS: Final[Mapping[tuple[str, str], str]] = {
     ("tool", "call_ms"): "the tool gave no answer in the time that the manifest gives a call",
     ("tool", "argument_bytes"): "the arguments of the call were larger than the manifest allows",
     ("tool", "answer_bytes"): "the answer of the tool was larger than the manifest allows",
+    ("tool", "too_many_requests"): "as many commands ran at one time, or were called in a second, as may be",
     ("memory", "out_of_memory"): "the kernel ended the agent for its memory",
     ("time", "deadline"): "the agent was still running when this clock had run out",
     ("time", "cpu_time"): "the agent had used up its processor time",
@@ -317,16 +319,33 @@ def _inject_note(denial: Denial) -> str:
     return f"add to inject of the entry for {found['host']}: {listed}"
 
 
+def _tool_note(denial: Denial, sight: Sight) -> str:
+    """Return what ends a denial of a tool or a command; nothing for a limit. The caller was told the whole lines."""
+    uri, _, argument = denial.target.partition(" ")
+    if (found := command.bound(uri)) is not None:
+        return _command_note(denial, found[0], argument or command.ALL)
+    if denial.code == denials.NOT_GRANTED or not _has_tools(sight):
+        return f"covenant policy why PACKAGE --tool {denial.target} says what to add"
+    if denial.code == denials.ARGUMENTS:
+        return f"add [[permissions.skills.rule]] with tool = {text.toml(uri)}, argument = {text.toml(argument)}, equals"
+    return ""
+
+
+def _command_note(denial: Denial, name: str, argument: str) -> str:
+    if denial.code == denials.NOT_GRANTED:
+        return f"add [[tools.command]] with name = {text.toml(name)} and the agent that runs"
+    if denial.code == denials.ARGUMENTS:
+        return f"add [[tools.command.rule]] below {name} with argument = {text.toml(argument)}, equals"
+    return "" if denial.code in CALLS else "call it again when others have ended"
+
+
 def _note(denial: Denial, answer: Answer | None, sight: Sight) -> str:
     if denial.layer == "time" and denial.target in _CLOCKS:
         return _CLOCKS[denial.target]
     if denial.code == denials.REST_CODE:
         return f"beyond a layer's rate, or the {denials.MAX_ROWS} rows of a run, there is only the number"
-    if denial.layer == "tool" and (denial.code == denials.NOT_GRANTED or not _has_tools(sight)):
-        return f"covenant policy why PACKAGE --tool {denial.target} says what to add"
-    if denial.layer == "tool" and denial.code == denials.ARGUMENTS:
-        uri, _, argument = denial.target.partition(" ")
-        return f"add [[permissions.skills.rule]] with tool = {text.toml(uri)}, argument = {text.toml(argument)}, equals"
+    if denial.layer == "tool" and (said := _tool_note(denial, sight)):
+        return said
     if denial.code == denials.ARGUMENTS:
         return "with which arguments is what `covenant policy why --syscall` says; no line changes it"
     if answer is not None and answer.add and denial.layer in ("dns", "sni", "packet") and _is_open(sight):

@@ -12,8 +12,9 @@ from policy.grants.effective import Effective
 from policy.grants.skills import SkillSet
 from policy.manifest import text
 from policy.manifest.permissions import CALLS
+from policy.manifest.tools import command
 from policy.manifest.tools.document import ToolManifest
-from policy.rules import tool_calls
+from policy.rules import command_calls, tool_calls
 from policy.why.ask import LayerAnswer, Sight
 
 _RULES: Final = "supervision.json:skills"
@@ -53,6 +54,49 @@ class CallTool(Struct, frozen=True):
 
     def mend(self, sight: Sight) -> tuple[str, ...]:
         """The list of tools and classes, a rule, or a limit."""
+        refusal = self._refusal(sight.found.grants.skills)
+        return () if refusal is None else refusal.add
+
+    def never(self, sight: Sight) -> str:
+        """A call that no line of agent.toml allows."""
+        refusal = self._refusal(sight.found.grants.skills)
+        return refusal.hint if refusal is not None and not refusal.add else ""
+
+
+class CallCommand(Struct, frozen=True):
+    """Call a command. Without ``argv`` the question is whether any call may be made."""
+
+    name: str
+    argv: tuple[str, ...] | None = None
+
+    def describe(self) -> str:
+        """The command."""
+        with_them = "" if self.argv is None else f" with arguments {text.visible(command.line(self.argv))}"
+        return f"call command {text.visible(self.name)}{with_them}"
+
+    def seen(self, sight: Sight) -> LayerAnswer:
+        """By the grants of the artefacts."""
+        skills = sight.found.grants.skills
+        refusal = self._refusal(skills)
+        if refusal is not None:
+            return LayerAnswer(False, refusal.message, f"{_RULES}/allow")
+        agent = command_calls.agent_of(skills, self.name) or ""
+        uri = command.uri(self.name, agent)
+        rules = " and ".join(map(str, skills.clauses(uri)))
+        return LayerAnswer(True, f"agent `{agent}` runs beside it, with {rules}", f"{_RULES}/allow/{uri}")
+
+    def _refusal(self, skills: SkillSet) -> tool_calls.Refusal | None:
+        if self.argv is None:
+            # Every rule can be met by some call.
+            skills = SkillSet(skills.allow, skills.side_effects, (), *skills.limits().values())
+        return command_calls.before(skills, self.name, self.argv or (), 0)
+
+    def granted(self, grants: Grants | Effective) -> bool:
+        """By the skills domain."""
+        return self._refusal(grants.skills) is None
+
+    def mend(self, sight: Sight) -> tuple[str, ...]:
+        """A table of the command, a rule, or a limit."""
         refusal = self._refusal(sight.found.grants.skills)
         return () if refusal is None else refusal.add
 

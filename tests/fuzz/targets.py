@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.fuzz import (
     answer_targets,
     artefact_targets,
+    command_targets,
     dns_targets,
     frame_targets,
     hello_targets,
@@ -29,4 +30,5 @@ ALL: tuple[Target, ...] = (
     *live_targets.TARGETS,
     *tool_targets.TARGETS,
     *mcp_targets.TARGETS,
+    *command_targets.TARGETS,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -160,8 +160,10 @@ def _say_diff(found: Diff) -> None:
 @click.option("--syscall", metavar="NAME", help="Make a system call.")
 @click.option("--exec", "program", metavar="PATH", help="Start a program.")
 @click.option("--credential", metavar="NAME", help="Use a secret.")
-@click.option("--tool", metavar="URI", help="Call a tool of its tools.json.")
-@click.option("--args", "arguments", metavar="JSON", help="With --tool: with these arguments.")
+@click.option("--tool", metavar="URI", help="Call a tool of its tools.json, or a command by its name.")
+@click.option(
+    "--args", "arguments", metavar="JSON", help="With --tool: with these arguments; those of a command are a list."
+)
 @click.option("--parent", type=_PATH, metavar="PACKAGE", help="Ask whether this parent could allow it.")
 @artefact_view.HOST
 @_JSON
@@ -249,24 +251,36 @@ def _question(
 
 def _call(package: Path, uri: str, arguments: str | None) -> Question:
     """Return the question about a call of a tool of the package."""
-    import json
-
     from policy.manifest.tools import document
     from policy.why import tools
     from sandbox.storage import package_reader
 
+    if "/" not in uri:
+        return tools.CallCommand(uri, _words(arguments))
     raw = package_reader.read(package).files.get(document.FILE)
     if raw is None:
         raise errors.PackageError(f"the package has no `{document.FILE}`", hint="docs/tools.md says what it holds")
-    given = None
-    if arguments is not None:
-        try:
-            given = json.loads(arguments)
-        except (ValueError, RecursionError):
-            given = None
-        if not isinstance(given, dict):
-            raise errors.UsageError("--args is no JSON object", hint="""as in --args '{"path": "/tmp/notes"}'""")
+    given = None if arguments is None else _json(arguments)
+    if arguments is not None and not isinstance(given, dict):
+        raise errors.UsageError("--args is no JSON object", hint="""as in --args '{"path": "/tmp/notes"}'""")
     return tools.CallTool(uri, document.parse(raw), given)
+
+
+def _words(arguments: str | None) -> tuple[str, ...] | None:
+    """Return the arguments of a command."""
+    given = [] if arguments is None else _json(arguments)
+    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+        raise errors.UsageError("--args is no JSON list of texts", hint="""as in --args '["issue", "list"]'""")
+    return None if arguments is None else tuple(given)
+
+
+def _json(arguments: str) -> Any:
+    import json
+
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _destination(text: str) -> tuple[str, int]:

@@ -157,10 +157,15 @@ def bound(uri_: str) -> tuple[str, str] | None:
     return name, agent
 
 
+def line(argv: Sequence[str]) -> str:
+    """The arguments in one text, quoted as a shell needs it."""
+    return shlex.join(argv)
+
+
 def values(argv: Sequence[str]) -> dict[str, Any]:
     """The arguments of a call as its rules name them."""
     placed = {str(index): one for index, one in enumerate(argv[:POSITIONS], 1)}
-    return {**placed, ALL: list(argv), LINE: shlex.join(argv), COUNT: len(argv)}
+    return {**placed, ALL: list(argv), LINE: line(argv), COUNT: len(argv)}
 
 
 def problems(
