@@ -133,8 +133,10 @@ def _role(name: str, table: Mapping[str, Any]) -> Role:
     if not reason:
         raise row.wrong("reason", "empty")
     own = Effective(identity=Identity.bottom(), **{domain: read(row) for domain, read in _DOMAINS.items()})
-    # Children stay within the role of their parent: it gives them nothing that the role has not.
-    ceiling = replace(own, may_grant=MayGrant(own.network, own.filesystem.read, own.credentials, own.syscalls))
+    # Children stay within the role of their parent, which gives them nothing that the role has not. A role that starts
+    # no agents gives nothing.
+    rights = MayGrant(own.network, own.filesystem.read, own.credentials, own.syscalls)
+    ceiling = replace(own, may_grant=rights) if own.spawning.allowed else own
     if row.left:
         raise RoleTableError(f"role `{name}`: `{min(row.left)}` is not a key of a role")
     return Role(name, reason, ceiling)
