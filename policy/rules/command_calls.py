@@ -28,7 +28,7 @@ def before(skills: SkillSet, name: str, argv: Sequence[str], stdin_bytes: int) -
     agent = agent_of(skills, name)
     if agent is None:
         uri = command.uri(text.visible(name, 64), "?")
-        lines = ("[[tools.command]]", f"name = {text.toml(text.visible(name, 64))}", 'agent = "AGENT ID"')
+        lines = ("[[tools.command]]", f"name = {text.toml(text.visible(name, 64))}", 'agent = "AGENT_ID"')
         return Refusal(Denial("tool", uri, denials.NOT_GRANTED), f"command {text.quote(name)} is not granted", lines)
     uri = command.uri(name, agent)
     size = sum(len(one.encode("utf-8", "surrogatepass")) for one in argv) + stdin_bytes
@@ -57,8 +57,13 @@ def _misfit(uri: str, name: str, arguments: Sequence[str], argv: Sequence[str]) 
         rules = {}
     message = f"the arguments of {name} do not fit the rules of the manifest ({', '.join(arguments)})"
     lines = [line for argument, values in rules.items() for line in _rule(argument, values)]
-    hint = hint or f"the lines stand below [[tools.command]] of {name}"
+    lines = [below(name), *lines] if lines else lines
     return Refusal(Denial("tool", f"{uri} {arguments[0]}", denials.ARGUMENTS), message, tuple(lines), hint)
+
+
+def below(name: str) -> str:
+    """The comment that says to which command the lines of a rule belong."""
+    return f"# below [[tools.command]] with name = {text.toml(name)}"
 
 
 def _rule(argument: str, values: tuple[str, ...]) -> tuple[str, ...]:

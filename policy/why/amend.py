@@ -13,6 +13,7 @@ from typing import Any
 
 from policy.manifest import parse, text
 from policy.manifest.agent import Manifest
+from policy.rules import command_calls
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -29,7 +30,11 @@ def amended(manifest: Manifest, lines: Sequence[str]) -> Manifest:
 def document(text: str, lines: Sequence[str]) -> str:
     """Return the text of agent.toml with the lines in it, without its comments and without unknown sections."""
     known = {name: value for name, value in tomllib.loads(text).items() if name in Manifest.model_fields}
-    return "\n".join((*_table(_joined(known, tomllib.loads("\n".join(lines))), ()), ""))
+    added = tomllib.loads("\n".join(lines))
+    for row in known.get("tools", {}).get("command", ()):
+        if command_calls.below(row["name"]) in lines:
+            row["rule"] = [*row.get("rule", ()), *added.pop("tools")["command"]["rule"]]
+    return "\n".join((*_table(_joined(known, added), ()), ""))
 
 
 def _joined(old: Any, new: Any) -> Any:

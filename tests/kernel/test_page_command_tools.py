@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -34,6 +37,13 @@ def test_page_does_what_it_says(world: World, packages: dict[str, dict[str, str]
     assert first.endswith("seen False")
     assert second.startswith("126 ")
     assert second.endswith("seen False")
+    # What the page asks about the same call names the same lines.
+    environment = {"PATH": os.environ["PATH"], "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)}
+    typed = next(line for line in PAGE.read_text().splitlines() if line.startswith("covenant policy why"))
+    words = typed.replace("covenant", f"{sys.executable} -m covenant", 1)
+    done = subprocess.run(["/bin/sh", "-c", words], env=environment, cwd=asker.parent, capture_output=True, check=False)
+    assert done.returncode == 3, done.stderr
+    assert b'equals = "GPL-3"' in done.stdout
     # The lines of the refusal, behind the table that they belong to.
     lines = [line.strip().removeprefix("fix: ") for line in second.splitlines()]
     at = lines.index("[[tools.command.rule]]")

@@ -15,6 +15,7 @@ from tests.unit.policy.compile import sample
 
 NEEDS = '[permissions.skills]\nside_effects = ["shell"]\n[spawn]\nallowed = true\nmax_depth = 1\nmax_descendants = 1\n'
 TOOL = '[[tools.command]]\nname = "gh"\nagent = "gh-tool"\n'
+BELOW = '# below [[tools.command]] with name = "gh"'
 ISSUE = '[[tools.command.rule]]\nargument = "1"\none_of = ["issue", "pr"]\n'
 
 
@@ -96,13 +97,15 @@ def test_another_package_is_another_grant() -> None:
     [
         ("gh", ("issue",), True, ()),
         ("gh", None, True, ()),
-        ("gh", ("delete",), False, ("[[tools.command.rule]]", 'argument = "1"', 'equals = "delete"')),
-        ("curl", None, False, ("[[tools.command]]", 'name = "curl"', 'agent = "AGENT ID"')),
+        ("gh", ("delete",), False, (BELOW, "[[tools.command.rule]]", 'argument = "1"', 'equals = "delete"')),
+        ("curl", None, False, ("[[tools.command]]", 'name = "curl"', 'agent = "AGENT_ID"')),
     ],
 )
 def test_why_names_rule_or_lines(name: str, argv: tuple[str, ...] | None, allowed: bool, add: tuple[str, ...]) -> None:
-    found = read.read(sample.compiled(sample.manifest(more=NEEDS + TOOL + ISSUE), sample.host()).files)
-    answer = ask.ask(tools.CallCommand(name, argv), ask.Sight(found))
+    other = TOOL.replace('"gh', '"jq')
+    manifest = sample.manifest(more=NEEDS + TOOL + ISSUE + other)
+    found = read.read(sample.compiled(manifest, sample.host()).files)
+    answer = ask.ask(tools.CallCommand(name, argv), ask.Sight(found, manifest=manifest))
     assert (answer.allowed, answer.add) == (allowed, add)
     assert not allowed or "agent `gh-tool` runs beside it, with 1 = " in answer.because
 
