@@ -46,10 +46,16 @@ def document(effective: Effective, manifest: Manifest) -> dict[str, Any]:
 
 
 def encoded(effective: Effective, manifest: Manifest) -> bytes:
-    """Return the document as JSON of at most ``MAX_BYTES``, with its longest lists cut where it would be longer."""
+    """Return the document as JSON of at most ``MAX_BYTES``, with its longest lists cut where it would be longer.
+
+    Raises:
+        ValueError: it is longer without any list, which no manifest can bring about.
+    """
     whole = document(effective, manifest)
     raw, most = _json(whole), MAX_BYTES
     while len(raw) > MAX_BYTES:
+        if most == 0:
+            raise ValueError(f"the document of own limits has over {MAX_BYTES} bytes without its lists")
         # Every list is cut to the same length: the short ones stay whole.
         most //= 2
         cut: dict[str, int] = {}

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from policy import data
 from policy.explain import own_limits
 from policy.grants.effective import Effective
+from policy.rules import nine
 from tests.property.policy import grants_strategies as gs
 from tests.unit.policy.compile import sample
 
@@ -45,8 +47,14 @@ def test_document_says_grants_and_nothing_else(effective: Effective) -> None:
     assert b"planted" not in raw.lower()
 
 
+def test_bound_below_fixed_part_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_limits, "MAX_BYTES", 256)
+    with pytest.raises(ValueError, match="without its lists"):
+        own_limits.encoded(nine.requested(MANIFEST, roles=data.roles()), MANIFEST)
+
+
 @QUICK
-@given(gs.effectives, st.integers(2048, 8192))
+@given(gs.effectives, st.integers(4096, 8192))
 def test_document_is_never_over_its_bound(effective: Effective, most: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(own_limits, "MAX_BYTES", most)
