@@ -19,6 +19,7 @@ from policy.grants.network import Network
 from policy.grants.sets import access, hostnames
 from policy.manifest import hosts, lines, parse, paths, permissions
 from policy.manifest.agent import Manifest
+from policy.manifest.tools import command
 from tests.fuzz.drive import Target
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -120,7 +121,10 @@ def _within_the_text(read: Manifest, document: dict[str, Any]) -> None:
     programs = [entry.partition("@sha256:")[0] for entry in table.get("executables", {}).get("allow", [])]
     assert set(asked.executables.paths) <= set(programs)
     assert asked.credentials.names == frozenset(table.get("credentials", {}).get("grants", []))
-    assert asked.skills.allow.names == frozenset(table.get("skills", {}).get("allow", []))
+    commands = [one["name"] for one in document.get("tools", {}).get("command", [])]
+    assert sorted(name for name, _ in asked.skills.commands) == sorted(commands)
+    tools = {name for name in asked.skills.allow.names if not name.startswith(command.PREFIX)}
+    assert tools == {one for one in table.get("skills", {}).get("allow", []) if not one.startswith(command.PREFIX)}
     said = {entry["host"] for entry in table.get("network", [])}
     if "network" in table:
         assert {

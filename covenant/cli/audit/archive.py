@@ -13,7 +13,7 @@ from policy import errors
 
 @click.command(
     epilog=common.examples(
-        "sudo covenant audit archive /var/backups/covenant-2026 --older-than 90d",
+        "covenant audit archive /var/backups/covenant-2026 --older-than 90d",
         "sudo env COVENANT_STATE=/var/backups/covenant-2026 covenant audit verify",
     )
 )

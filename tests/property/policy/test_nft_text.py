@@ -116,12 +116,17 @@ def test_groups_reach_address_as_grant_does(network: Network, address: str, poin
 def test_patterns_reach_name_as_grant_does(network: Network, name: str, point: tuple[str, int]) -> None:
     protocol, port = point
     patterns = {name, *hostnames.above(name)}
-    reached = any(
-        any(a <= port <= b for a, b in one.ports)
+    matching = [
+        one
         for one in Destinations.of(network).names
         if one.pattern in patterns and (one.protocol == protocol or (one.protocol, protocol) == ("tcp", "tls"))
+    ]
+    reached, held = (
+        any(any(a <= port <= b for a, b in one.ports) for one in matching if one.asked is asked)
+        for asked in (False, True)
     )
     assert reached == network.to_name(name).allows(protocol, port)  # type: ignore[arg-type]
+    assert (held and not reached) == network.to_asked(name).allows(protocol, port)  # type: ignore[arg-type]
 
 
 @given(gs.networks, gs.networks)

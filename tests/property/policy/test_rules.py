@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from policy import data, errors
-from policy.grants.effective import Effective
+from policy.grants.effective import NO_RIGHTS, Effective
 from policy.manifest.agent import Manifest
 from policy.manifest.parse import parse
 from policy.rules import items, never, nine
@@ -104,7 +104,10 @@ def test_delegation_never_widens_at_any_depth(root: Effective, children: list[Ef
         outcome = delegate(parent, child)
         assert outcome.granted.is_subset(parent.ceiling)
         assert outcome.granted.is_subset(child)
-        assert outcome.granted.is_subset(above)
+        # What the agent may give lies in its children's ceiling, and nothing else does that it has not itself.
+        assert outcome.granted.is_subset(above.for_child(remaining_seconds=seconds))
+        if not above.may_grant:
+            assert dataclasses.replace(outcome.granted, may_grant=NO_RIGHTS).is_subset(above)
         assert (not outcome.removed) == (outcome.granted == child)
         assert set(outcome.removed) <= set(outcome.report())
         depth = above.spawning.max_depth

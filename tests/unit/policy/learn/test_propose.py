@@ -46,7 +46,7 @@ def test_single_files_stay_single() -> None:
 
 def test_workspace_file_is_granted_at_own_place() -> None:
     found = propose(seen("/work/app.py"), CEILING, {})
-    assert values(found, "read") == ["/home/ann/project/main.py"]
+    assert values(found, "read") == ["/home/ann/project/app.py"]
     assert found.workspace is None
 
 
