@@ -20,6 +20,19 @@ from policy.why.ask import LayerAnswer, Sight
 _RULES: Final = "supervision.json:skills"
 
 
+def _without_rules(skills: SkillSet) -> SkillSet:
+    """Return the grants of which every rule can be met by some call."""
+    return SkillSet(skills.allow, skills.side_effects, (), *skills.limits().values())
+
+
+def _added(refusal: tool_calls.Refusal | None) -> tuple[str, ...]:
+    return () if refusal is None else refusal.add
+
+
+def _hint(refusal: tool_calls.Refusal | None) -> str:
+    return refusal.hint if refusal is not None and not refusal.add else ""
+
+
 class CallTool(Struct, frozen=True):
     """Call a tool of the package's tools.json. Without ``arguments`` the question is whether any call may be made."""
 
@@ -43,9 +56,7 @@ class CallTool(Struct, frozen=True):
         return LayerAnswer(True, said, f"{_RULES}/allow/{self.uri}")
 
     def _refusal(self, skills: SkillSet) -> tool_calls.Refusal | None:
-        if self.arguments is None:
-            # Every rule can be met by some call.
-            skills = SkillSet(skills.allow, skills.side_effects, (), *skills.limits().values())
+        skills = skills if self.arguments is not None else _without_rules(skills)
         return tool_calls.before(skills, self.tools, self.uri, self.arguments or {})
 
     def granted(self, grants: Grants | Effective) -> bool:
@@ -54,13 +65,11 @@ class CallTool(Struct, frozen=True):
 
     def mend(self, sight: Sight) -> tuple[str, ...]:
         """The list of tools and classes, a rule, or a limit."""
-        refusal = self._refusal(sight.found.grants.skills)
-        return () if refusal is None else refusal.add
+        return _added(self._refusal(sight.found.grants.skills))
 
     def never(self, sight: Sight) -> str:
         """A call that no line of agent.toml allows."""
-        refusal = self._refusal(sight.found.grants.skills)
-        return refusal.hint if refusal is not None and not refusal.add else ""
+        return _hint(self._refusal(sight.found.grants.skills))
 
 
 class CallCommand(Struct, frozen=True):
@@ -86,9 +95,7 @@ class CallCommand(Struct, frozen=True):
         return LayerAnswer(True, f"agent `{agent}` runs beside it, with {rules}", f"{_RULES}/allow/{uri}")
 
     def _refusal(self, skills: SkillSet) -> tool_calls.Refusal | None:
-        if self.argv is None:
-            # Every rule can be met by some call.
-            skills = SkillSet(skills.allow, skills.side_effects, (), *skills.limits().values())
+        skills = skills if self.argv is not None else _without_rules(skills)
         return command_calls.before(skills, self.name, self.argv or (), 0)
 
     def granted(self, grants: Grants | Effective) -> bool:
@@ -97,13 +104,11 @@ class CallCommand(Struct, frozen=True):
 
     def mend(self, sight: Sight) -> tuple[str, ...]:
         """A table of the command, a rule, or a limit."""
-        refusal = self._refusal(sight.found.grants.skills)
-        return () if refusal is None else refusal.add
+        return _added(self._refusal(sight.found.grants.skills))
 
     def never(self, sight: Sight) -> str:
         """A call that no line of agent.toml allows."""
-        refusal = self._refusal(sight.found.grants.skills)
-        return refusal.hint if refusal is not None and not refusal.add else ""
+        return _hint(self._refusal(sight.found.grants.skills))
 
 
 class MoreCalls(Struct, frozen=True):

@@ -24,7 +24,6 @@ AGENT: Final = r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,61}"
 ALL, LINE, COUNT = "argv", "line", "count"
 POSITIONS: Final = 64
 ARGUMENT: Final = rf"{ALL}|{LINE}|[1-9]|[1-5][0-9]|6[0-4]"
-_FORMS: Final = ("equals", "matches", "one_of")
 
 
 def word(value: Any) -> str:
@@ -69,13 +68,7 @@ def ruled(items: tuple[CommandRule, ...]) -> tuple[CommandRule, ...]:
         PydanticCustomError: it is not that.
     """
     for index, rule in enumerate(items):
-        written = [form for form in _FORMS if getattr(rule, form) not in (None, ())]
-        if len(written) != 1:
-            raise text.wrong(
-                f"the rule of argument {text.quote(rule.argument)} has {' and '.join(written) or 'no condition'}",
-                "write one of equals, matches and one_of; two rules of one argument are alternatives",
-                at=index,
-            )
+        skill_rules.one_form(index, rule)
         if rule in items[:index]:
             raise text.wrong("the rule is written twice", "keep one", at=index)
     places = positions(items)

@@ -20,7 +20,7 @@ RULES: Final = fields.LIST_ITEMS
 ARGUMENT: Final = r"[A-Za-z0-9_$][A-Za-z0-9_.$-]{0,127}"
 # The memory of one compiled pattern: repetitions such as `(x{1000}){1000}` are refused.
 _PATTERN_BYTES: Final = 1024 * 1024
-_FORMS: Final = ("equals", "matches", "one_of")
+FORMS: Final = ("equals", "matches", "one_of")
 _U63: Final = 2**63 - 1
 Scalar = str | int | bool
 
@@ -127,6 +127,21 @@ class SkillRule(fields.Section):
     one_of: Annotated[tuple[Scalar, ...], BeforeValidator(scalars), fields.says("its values, one of these")] = ()
 
 
+def one_form(index: int, rule: Any) -> None:
+    """Refuse a rule of an argument that has no condition, or several. ``index`` is its place in its list.
+
+    Raises:
+        PydanticCustomError: it has not one.
+    """
+    written = [form for form in FORMS if getattr(rule, form) not in (None, ())]
+    if len(written) != 1:
+        raise text.wrong(
+            f"the rule of argument {text.quote(rule.argument)} has {' and '.join(written) or 'no condition'}",
+            "write one of equals, matches and one_of; two rules of one argument are alternatives",
+            at=index,
+        )
+
+
 def checked(items: tuple[SkillRule, ...], info: ValidationInfo) -> tuple[SkillRule, ...]:
     """A validator: each rule has one form, and is about a tool that is granted.
 
@@ -137,13 +152,7 @@ def checked(items: tuple[SkillRule, ...], info: ValidationInfo) -> tuple[SkillRu
     granted = info.data.get("allow")
     seen: set[str] = set()
     for index, rule in enumerate(items):
-        written = [form for form in _FORMS if getattr(rule, form) not in (None, ())]
-        if len(written) != 1:
-            raise text.wrong(
-                f"the rule of argument {text.quote(rule.argument)} has {' and '.join(written) or 'no condition'}",
-                "write one of equals, matches and one_of; two rules of one argument are alternatives",
-                at=index,
-            )
+        one_form(index, rule)
         if granted is not None and rule.tool not in granted:
             raise text.wrong(
                 f"a rule is about {text.quote(rule.tool)}, which is not granted",
