@@ -264,11 +264,11 @@ def _hosts(observed: Observed, ceiling: Ceiling, left: list[LeftOut]) -> tuple[L
         host, _, port = target.partition("/")[0].rpartition(":")
         if not ceiling.reach or not host or not port.isdecimal():
             left.append(LeftOut(target, "beyond the ceiling", one.count, one.first_ns, one.by))
-            continue
-        found.append(_line("network", f"{host}:{port}", [one], _group(host, reached)))
+        elif not _is_address(host) or f"{host}:{port}" in ceiling.hosts:
+            found.append(_line("network", f"{host}:{port}", [one], _group(host, reached)))
     known = {line.value for line in found}
     for target in sorted(set(ceiling.hosts) - known):
-        # No gate counts what the kernel forwards; a name is known by its port alone then.
+        # The kernel counts what it forwards by address; a name is known by its port alone then.
         to = [one for address, one in observed.succeeded("connect") if _is_of(address, target, ceiling.hosts)]
         if to:
             found.append(_line("network", target, to))
@@ -283,8 +283,11 @@ def _is_of(address: str, target: str, hosts: tuple[str, ...]) -> bool:
     if address == target or address in hosts or address.startswith(_LOOPBACK):
         return address == target
     host, _, port = target.rpartition(":")
-    named = host.strip("[]").replace(".", "").isdecimal() or ":" in host
-    return not named and address.rpartition(":")[2] == port
+    return not _is_address(host) and address.rpartition(":")[2] == port
+
+
+def _is_address(host: str) -> bool:
+    return host.strip("[]").replace(".", "").isdecimal() or ":" in host
 
 
 def _group(host: str, reached: frozenset[str]) -> str:

@@ -160,6 +160,16 @@ def test_hosts_name_their_preset() -> None:
     assert (closed.hosts, {one.what for one in closed.left_out}) == ((), {"pypi.org:443/tls", "evil.example.com"})
 
 
+def test_address_that_kernel_counts_is_no_destination() -> None:
+    """It is that of a name; only an address that was named is granted."""
+    observed = Observed()
+    observed.saw(SeenAccess("connect", "10.8.0.7:5432", "psql", 1_000))
+    observed.reached("10.8.0.7:5432/tcp", 1, 1_000)
+    observed.reached("10.8.0.9:80/tcp", 2, 1_000)
+    ceiling = Ceiling(hosts=("db.example.com:5432", "10.8.0.9:80"), reach=True)
+    assert values(propose(observed, ceiling, {}), "network") == ["10.8.0.9:80", "db.example.com:5432"]
+
+
 def test_forwarded_host_is_known_by_its_port() -> None:
     ceiling = Ceiling(hosts=("db.example.com:5432", "10.0.0.7:22", "10.0.0.8:22", "web.example.com:80"), reach=True)
     observed = seen("93.184.216.34:5432", "10.0.0.7:22", "127.0.0.1:80", "10.0.0.9:25", kind="connect")
