@@ -153,6 +153,8 @@ something that changed none.
 |---|---|---|
 {moves}
 
+![The states of a run, and what brings it from one to the next](diagrams/states.svg)
+
 Nothing leads out of Archived and Rejected. Self-tests and canaries are no runs: they have no states and are not listed.
 
 ## What can be asked of a run
