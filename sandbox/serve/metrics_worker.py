@@ -20,14 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from policy import errors
-from policy.compile.network.firewall import GATE_UID
 from sandbox.config import Config, check_owner
 from sandbox.control import metrics
-from sandbox.network.gate import process
+from sandbox.network.gate import process, uids
 from sandbox.serve import metrics_http
 
-# No gate's and no run's.
-UID = GATE_UID - 2
 _LOOK_SECONDS, _KEPT_SECONDS = 1.0, 1.0
 # What a line says of a row beside whose it is; numbers and words of closed tables, and what an operator wrote.
 _SAID = ("state", "status", "code", "exit_status", "exit_signal", "duration_ms", "layer", "denial", "count", "passed",
@@ -126,7 +123,7 @@ def _gate(fds: Mapping[str, int]) -> process.Gate:
         module="sandbox.serve.metrics_http",
         layer="metrics",
         codes=(),
-        uid=UID,
+        uid=uids.METRICS,
         plan={},
         fds=fds,
         calls=metrics_http.CALLS,

@@ -18,7 +18,8 @@ import pytest
 from sandbox.kernel.proc.capabilities import CAPABILITIES
 from sandbox.kernel.seccomp import dump
 from sandbox.kernel.seccomp import reader as seccomp_reader
-from sandbox.serve import filter_reader, metrics_worker, server
+from sandbox.network.gate import uids
+from sandbox.serve import filter_reader, server
 from sandbox.shim import process
 from tests.kernel import live_runs, serving
 from tests.kernel.serving import Served
@@ -226,7 +227,7 @@ def test_nothing_executed_has_way_to_it(world: World) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with Served(world, metrics=f"127.0.0.1:{port}") as served:
-        live_runs.until(lambda: served.waiting() and _of_user(served.pid, metrics_worker.UID))
+        live_runs.until(lambda: served.waiting() and _of_user(served.pid, uids.METRICS))
         (end,) = (one for one in opened(serving.reader_of(served.pid)) if one.startswith("socket:"))
         # The one socket that is common to all processes forked with only a shim's descriptors.
         ours = set.intersection(*(opened(pid) for pid in serving.children_of(served.pid)), opened(served.pid))
@@ -245,7 +246,7 @@ def test_nothing_executed_has_way_to_it(world: World) -> None:
                 return found
 
             assert live_runs.until(lambda: len(executed()) >= 2), "the control: the sandbox and its stubs"
-            serves = _of_user(served.pid, metrics_worker.UID)
+            serves = _of_user(served.pid, uids.METRICS)
             assert serves, "the control: who serves the numbers, which is an executed Python"
             for pid in (*executed(), *serves):
                 assert not {asking, end} & opened(pid), serving._command(pid)

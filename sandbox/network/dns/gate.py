@@ -11,13 +11,12 @@ from typing import Any
 from msgspec import Struct
 
 from policy import denials, errors
-from policy.compile.network.firewall import GATE_UID
 from policy.grants.sets import addresses as grants
 from sandbox.kernel.net import nft_sets
 from sandbox.kernel.proc.spawn import PATIENCE, Patience
 from sandbox.network import addresses
 from sandbox.network.dns import broker
-from sandbox.network.gate import prefork
+from sandbox.network.gate import prefork, uids
 from sandbox.network.gate import process as gate_process
 from sandbox.network.gate.lease_desk import LeaseDesk
 
@@ -26,8 +25,6 @@ LAYER = "dns"
 CODES = frozenset(
     {"malformed", "name_not_granted", "not_approved", "rate", "rebinding", "set_full", "type_refused", "upstream"}
 )
-# Another uid than the TLS gate's: the firewall allows that uid to connect, and this gate never connects.
-UID = GATE_UID - 1
 CALLS = frozenset({"accept4", "getsockname"})
 # Some 1,300 queries: a crowd of 300 threads asks for three types each. More is a flood, and the kernel drops it here.
 _BUFFER_BYTES = 512 * 1024
@@ -82,7 +79,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                     module=KIND.module,
                     layer=LAYER,
                     codes=CODES,
-                    uid=UID,
+                    uid=uids.DNS,
                     plan={
                         **plan,
                         "names": [{**row, "inward": _spans(row["inward"])} for row in plan["names"]],

@@ -17,10 +17,9 @@ import msgspec
 from msgspec import Struct
 
 from policy import denials, errors
-from policy.compile.network.firewall import PUBLISH_UID
 from policy.grants.credentials import InjectRule, InjectSet
 from sandbox.kernel.proc.spawn import PATIENCE, Patience
-from sandbox.network.gate import prefork
+from sandbox.network.gate import prefork, uids
 from sandbox.network.gate import process as gate_process
 from sandbox.network.inject.ledger import AskSecret, AskStill, Injected, InjectLedger
 
@@ -30,7 +29,6 @@ CODES: Final = frozenset({
     "request_not_granted", "secret_absent", "secret_malformed", "secret_taken",
 })  # fmt: skip
 # Other uids than those of the gates that the firewall knows.
-UID: Final = PUBLISH_UID - 2
 KIND: Final = prefork.Kind("sandbox.network.inject.process", own_network=True)
 CALLS: Final = frozenset({
     "getpeername", "getpid", "getsockname", "getsockopt", "ioctl", "sendmsg", "setsockopt", "shutdown",
@@ -106,7 +104,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
             module=KIND.module,
             layer=LAYER,
             codes=CODES,
-            uid=UID,
+            uid=uids.INJECT,
             plan={**plan, "bundles": list(terms.bundles), "seconds": terms.seconds},
             fds={"line": ledger.gate_end, "connections": connections},
             calls=CALLS,

@@ -18,18 +18,15 @@ from typing import Any, Final
 from msgspec import Struct
 
 from policy import denials, errors
-from policy.compile.network.firewall import PUBLISH_UID
 from sandbox.kernel.proc.spawn import PATIENCE, Patience
 from sandbox.network import addresses
-from sandbox.network.gate import prefork
+from sandbox.network.gate import prefork, uids
 from sandbox.network.gate import process as gate_process
 from sandbox.network.publish import connector, places, server
 from sandbox.network.publish.counts import Counts
 from sandbox.network.tls import splice
 
 LAYER: Final = "publish"
-# The ruleset knows the connector's user alone.
-CONNECTOR_UID, UID = PUBLISH_UID, PUBLISH_UID - 1
 KIND: Final = prefork.Kind(server.__name__, own_network=True)
 CONNECTOR: Final = prefork.Kind(connector.__name__, own_network=False)
 # Beyond what every gate needs: taking connections and carrying bytes. Never connect: it undoes a socket of this host,
@@ -131,7 +128,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
             }
             begins = gate_process.Gate(
                 module=CONNECTOR.module,
-                uid=CONNECTOR_UID,
+                uid=uids.PUBLISH_CONNECTOR,
                 plan={"where": addresses.AGENT4, "ports": [one["port"] for one in listening.plan]},
                 fds={"line": far.fileno()},
                 calls=CONNECTOR_CALLS,
@@ -140,7 +137,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
             )
             gate = gate_process.Gate(
                 module=KIND.module,
-                uid=UID,
+                uid=uids.PUBLISH,
                 plan={"ports": [one["port"] for one in listening.plan]},
                 fds={**listening.fds, "line": near.fileno()},
                 calls=CALLS,

@@ -20,17 +20,16 @@ from typing import Any, Final
 from msgspec import Struct
 
 from policy import denials, errors
-from policy.compile.network.firewall import GATE_UID
 from sandbox.kernel.net import netns
 from sandbox.kernel.proc.spawn import PATIENCE, Patience
 from sandbox.network.gate import process as gate_process
+from sandbox.network.gate import uids
 from sandbox.network.gate.listener import listening
 from sandbox.network.publish import gate as publish_gate
 from sandbox.network.publish import server
 from sandbox.network.publish.counts import Counts
 
 LAYER: Final = "host"
-UID, CONNECTOR_UID = GATE_UID - 9, GATE_UID - 10
 KINDS: Final = (publish_gate.KIND, publish_gate.CONNECTOR)
 _LOOPBACK: Final = "127.0.0.1"
 
@@ -107,7 +106,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
             }
             connector = gate_process.Gate(
                 module=publish_gate.CONNECTOR.module,
-                uid=CONNECTOR_UID,
+                uid=uids.HOST_PORTS_CONNECTOR,
                 plan={"where": _LOOPBACK, "ports": list(ports)},
                 fds={"line": far.fileno()},
                 calls=publish_gate.CONNECTOR_CALLS,
@@ -117,7 +116,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
             listeners = {f"{row}": one.fileno() for row, one in enumerate(opened)}
             gate = gate_process.Gate(
                 module=publish_gate.KIND.module,
-                uid=UID,
+                uid=uids.HOST_PORTS,
                 plan={"ports": list(ports)},
                 fds={**listeners, "line": near.fileno(), "counts": made.fd},
                 calls=publish_gate.CALLS,

@@ -17,11 +17,10 @@ import msgspec
 from msgspec import Struct
 
 from policy import denials, errors
-from policy.compile.network.firewall import GATE_UID
 from sandbox.kernel.net import netns
 from sandbox.kernel.proc.spawn import PATIENCE, Patience
 from sandbox.network import addresses
-from sandbox.network.gate import prefork, proxy
+from sandbox.network.gate import prefork, proxy, uids
 from sandbox.network.gate import process as gate_process
 from sandbox.network.gate.listener import listening
 from sandbox.network.service.ledger import ModelLedger, Told
@@ -35,8 +34,6 @@ CODES: Final = frozenset({
     "key_refused", "limit", "malformed", "model_not_granted", "no_provider", "path_refused", "provider_failed",
     "search_not_granted", "tool_left_out",
 })  # fmt: skip
-# Other uids than those of the gates that the firewall knows.
-UID, CONNECTOR_UID, READER_UID = GATE_UID - 2, GATE_UID - 3, GATE_UID - 4
 KIND: Final = prefork.Kind("sandbox.network.service.server", own_network=True)
 CONNECTOR: Final = prefork.Kind("sandbox.network.service.connector", own_network=False)
 READER: Final = prefork.Kind("sandbox.network.service.web.reader", own_network=True)
@@ -170,7 +167,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
             }
             connector = gate_process.Gate(
                 module=CONNECTOR.module,
-                uid=CONNECTOR_UID,
+                uid=uids.SERVICE_CONNECTOR,
                 plan=_targets(plan, terms),
                 fds={"line": far.fileno()},
                 calls=CONNECTOR_CALLS,
@@ -187,7 +184,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                 reads = {**reads, "commands": terms.commands.gate_end}
             gate = gate_process.Gate(
                 module=KIND.module,
-                uid=UID,
+                uid=uids.SERVICE,
                 plan={
                     **plan,
                     "agent": addresses.AGENT4,
@@ -236,4 +233,4 @@ def _targets(plan: Mapping[str, Any], terms: Terms) -> dict[str, Any]:
 
 def _reader(line: socket.socket, common: Mapping[str, Any]) -> gate_process.Gate:
     fds = {"line": line.fileno()}
-    return gate_process.Gate(module=READER.module, uid=READER_UID, plan={}, fds=fds, calls=READER_CALLS, **common)
+    return gate_process.Gate(module=READER.module, uid=uids.PAGE_READER, plan={}, fds=fds, calls=READER_CALLS, **common)

@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from policy import denials, errors
-from policy.compile.network.firewall import GATE_UID
 from sandbox.kernel.net import netns
 from sandbox.kernel.proc.spawn import PATIENCE, Patience
-from sandbox.network.gate import prefork
+from sandbox.network.gate import prefork, uids
 from sandbox.network.gate import process as gate_process
 from sandbox.network.gate import proxy as proxies
 from sandbox.network.gate.lease_desk import LeaseDesk
@@ -43,8 +42,6 @@ INJECT_CALLS = frozenset({"sendmsg", "socketpair"})
 # INVARIANT: behind a proxy the gate is handed sockets of this host's namespace. With connect(2) it could connect one
 # anywhere there.
 PROXY_CALLS = (CALLS - {"connect", "socket"}) | INJECT_CALLS
-# Of the process that asks the operator's proxy.
-CONNECTOR_UID = GATE_UID - 11
 # Two sockets a connection, the stock of pipes, and what the interpreter and the gate hold besides.
 _DESCRIPTORS = (1 + race.TRIES) * server.CONNECTIONS + 2 * splice.PIPES + 64
 # What has to be begun for it.
@@ -109,7 +106,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                 module=KIND.module,
                 layer=LAYER,
                 codes=CODES,
-                uid=GATE_UID,
+                uid=uids.TLS,
                 plan={
                     **plan,
                     "idle_seconds": idle_seconds,
@@ -163,7 +160,7 @@ def by_proxy(
             module=CONNECTOR.module,
             layer=LAYER,
             codes=frozenset(),
-            uid=CONNECTOR_UID,
+            uid=uids.TLS_CONNECTOR,
             plan={**plan, "proxy": proxy.plan()},
             fds={"line": far.fileno(), **({} if names is None else {"names": names})},
             calls=proxies.CALLS,

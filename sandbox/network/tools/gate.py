@@ -15,14 +15,12 @@ from typing import Final
 from msgspec import Struct
 
 from policy import errors
-from policy.compile.network.firewall import GATE_UID
 from sandbox.kernel.proc.spawn import PATIENCE, Patience
-from sandbox.network.gate import prefork
+from sandbox.network.gate import prefork, uids
 from sandbox.network.gate import process as gate_process
 from sandbox.network.tools.ledger import ToolLedger, ToolTerms
 
 LAYER: Final = "tool"
-UID: Final = GATE_UID - 8
 KIND: Final = prefork.Kind("sandbox.network.tools.server", own_network=True)
 CALLS: Final = frozenset({"sendmsg"})
 _DESCRIPTORS: Final = 512
@@ -66,7 +64,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                         module=KIND.module,
                         layer=LAYER,
                         codes=(),
-                        uid=UID,
+                        uid=uids.TOOLS,
                         plan=terms.plan(),
                         fds={"line": near.fileno(), **ledger.gate_ends},
                         calls=CALLS,
