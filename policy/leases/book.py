@@ -170,6 +170,13 @@ class LeaseBook:
         spent = self._leases[kind, target] = structs.replace(found, spent=True)
         return spent
 
+    def withdraw(self, sha256: str) -> Lease | None:
+        """Take a lease out before its end, by the digest of its statement. None: it has ended."""
+        found = next((one for one in self._leases.values() if one.sha256 == sha256), None)
+        if found is not None:
+            del self._leases[found.kind, found.target]
+        return found
+
     def overdue(self, now_ms: int) -> tuple[tuple[HeldRequest, ...], tuple[Lease, ...]]:
         """Close the requests whose time is over, and the leases. Return both."""
         late = tuple(one for one in self._open.values() if one.ends_ms <= now_ms)

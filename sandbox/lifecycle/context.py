@@ -34,7 +34,6 @@ from sandbox.kernel.runsc import command
 from sandbox.lifecycle import lease_desks
 from sandbox.lifecycle.types import Laps, Request, RunDependencies
 from sandbox.network.gate import credit_meter
-from sandbox.network.gate.lease_desk import LeaseDesk
 from sandbox.network.inject import gate as inject_gate
 from sandbox.network.publish import gate as publish_gate
 from sandbox.network.publish import host_gate
@@ -413,7 +412,7 @@ class RunContext:
 
     def desk(
         self, decision: decide.Decision, operations: RunOperations, stack: contextlib.ExitStack
-    ) -> LeaseDesk | None:
+    ) -> lease_desks.RunOfOperators | None:
         """Return the desk for what needs a lease of an operator, None where nothing does."""
         here = self.dependencies
         operator = lease_desks.Operator(here.config, here.state, is_dev=bool(self.request.dev))

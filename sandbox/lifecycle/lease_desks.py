@@ -1,7 +1,8 @@
 """The desk of one run for what needs a lease: its book, and the operations `approvals`, `grant` and `deny` on the run.
 
 The run's own process verifies each lease under the trust root that is in force, so that a revoked or expired operator
-gives none. Only root reaches the operations (sandbox.shim.control_socket).
+gives none, and again under each root that comes after: with its key a lease ends. Only root
+reaches the operations (sandbox.shim.control_socket).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from msgspec import Struct, structs
 
 from policy import decide, errors
 from policy.leases import exported
-from policy.leases.book import LeaseBook, RunOfLeases
+from policy.leases.book import Lease, LeaseBook, RunOfLeases
 from policy.signing import lease as leases
 from sandbox.audit.run_events import RunEvents
 from sandbox.config import Config
@@ -24,8 +25,11 @@ from sandbox.shim.control_socket import Reply
 from sandbox.shim.operations import RunOperations
 from sandbox.storage.trust_state import State
 
-# Between two looks at what is overdue.
+# Between two looks at what is overdue, and at the trust root.
 _LOOK_SECONDS: Final = 0.2
+_ROOT_SECONDS: Final = 1.0
+# A key may end without a new root: so many looks at the root, and every lease is verified again.
+_EVERY: Final = 30
 # The most leases in one answer, which has a bound (sandbox.shim.control_socket).
 _SHOWN: Final = 100
 
@@ -38,6 +42,50 @@ class Operator(Struct, frozen=True):
     is_dev: bool
 
 
+class RunOfOperators:
+    """The desk of a run with the leases that were given there, as signed."""
+
+    def __init__(self, desk: LeaseDesk, operator: Operator, role: str | None) -> None:
+        self.desk, self._operator, self._role = desk, operator, role
+        self._given: dict[str, bytes] = {}
+        self._version, self._looks = operator.state.root_version(), 0
+
+    def grant(self, raw: bytes) -> Lease:
+        """Verify a lease and apply it.
+
+        Raises:
+            errors.CovenantError: it does not hold now, or answers no open request.
+        """
+        lease = self.desk.grant(self._verified(raw))
+        self._given[lease.sha256] = raw
+        return lease
+
+    def look(self) -> None:
+        """End the leases whose keys no longer count."""
+        self._looks += 1
+        version = self._operator.state.root_version()
+        if version == self._version and self._looks % _EVERY:
+            return
+        live = {lease.sha256 for lease in self.desk.book.leases if lease.ends_ms > self.desk.now_ms}
+        self._given = {sha256: raw for sha256, raw in self._given.items() if sha256 in live}
+        for sha256, raw in self._given.items():
+            try:
+                self._verified(raw)
+            except errors.CovenantError:
+                self.desk.withdraw(sha256)
+        self._version = version
+
+    def _verified(self, raw: bytes) -> leases.SignedLease:
+        now_ms, state = self.desk.now_ms, self._operator.state
+        return leases.verify(
+            raw,
+            state.trust_root(now_ms),
+            role=self._role,
+            now_ms=now_ms,
+            greatest_time_ms=state.greatest_time_ms(),
+        )
+
+
 def of(
     decision: decide.Decision,
     run_id: str,
@@ -45,7 +93,7 @@ def of(
     rows: RunEvents,
     operations: RunOperations,
     stack: contextlib.ExitStack,
-) -> LeaseDesk | None:
+) -> RunOfOperators | None:
     """Return the desk of a run, None where its policy asks about nothing.
 
     The desk's operations are added to those of the run. It closes with ``stack``.
@@ -67,6 +115,7 @@ def of(
         book, attended=operator.config.ask_operators and not operator.is_dev, tell=rows.approval, lines=lines
     )
     stack.callback(desk.close)
+    run = RunOfOperators(desk, operator, manifest.agent.role)
 
     def approvals(request: Mapping[str, Any]) -> Reply:
         return Reply({
@@ -76,28 +125,21 @@ def of(
         })  # fmt: skip
 
     def grant(request: Mapping[str, Any]) -> Reply:
-        raw = _text(request, "lease")
-        now_ms = desk.now_ms
-        signed = leases.verify(
-            raw.encode(),
-            operator.state.trust_root(now_ms),
-            role=manifest.agent.role,
-            now_ms=now_ms,
-            greatest_time_ms=operator.state.greatest_time_ms(),
-        )
-        return Reply({"lease": structs.asdict(desk.grant(signed))})
+        return Reply({"lease": structs.asdict(run.grant(_text(request, "lease").encode()))})
 
     def deny(request: Mapping[str, Any]) -> Reply:
         held = desk.deny(_text(request, "request"), _text(request, "by"))
         return Reply({"denied": structs.asdict(held)})
 
     operations.table |= {"approvals": approvals, "grant": grant, "deny": deny}
-    return desk
+    return run
 
 
-def rounds(desk: LeaseDesk | None) -> tuple[PeriodicCheck, ...]:
-    """Return the check that ends what is overdue."""
-    return () if desk is None else (PeriodicCheck(_LOOK_SECONDS, desk.tick),)
+def rounds(run: RunOfOperators | None) -> tuple[PeriodicCheck, ...]:
+    """Return the checks that end what is overdue, and leases whose keys are gone."""
+    if run is None:
+        return ()
+    return PeriodicCheck(_LOOK_SECONDS, run.desk.tick), PeriodicCheck(_ROOT_SECONDS, run.look)
 
 
 def _text(request: Mapping[str, Any], name: str) -> str:

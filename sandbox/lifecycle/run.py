@@ -318,7 +318,7 @@ class Run:
             publish=context.publish(decision),
             host=context.host_ports(decision),
             inject=context.inject(decision, deadline, stack),
-            desk=desk,
+            desk=None if desk is None else desk.desk,
             proxy=self._proxy(decision),
             tell_agent=functools.partial(self._tell_agent, decision, facts),
             workspace=self._workspace(decision),

@@ -20,10 +20,10 @@ from covenant.keys import leasing
 from covenant.keys.signers import Signer
 from policy import errors
 from policy.manifest import parse
-from policy.signing import envelope, keyfile
+from policy.signing import change, envelope, keyfile
 from sandbox.control import approvals
 from sandbox.control.manager import Requester
-from tests.kernel import internet
+from tests.kernel import internet, revoking
 from tests.kernel.conftest import leftovers
 from tests.kernel.internet import Internet, NetworkedWorld
 from tests.kernel.world import HEAD, TAIL
@@ -202,6 +202,42 @@ def test_operator_answers_what_agent_asks(world: NetworkedWorld, net: Internet) 
     assert not [row for row in rows if row["type"] == "drift"]
     # No resolver hears of a name that no operator granted.
     assert "rebind.example.com" not in net.resolver.names()
+
+
+def test_lease_ends_with_the_key_that_gave_it(world: NetworkedWorld, net: Internet) -> None:
+    """And with it the open connection. The run goes on: its package was signed by another."""
+    second = revoking.second_operator(world)
+    until_gone = {"began": 0.0}
+
+    def given(operator: Operator, held: Any) -> None:
+        operator.grant(held, operator.lease(held, 60, key=second))
+        time.sleep(2)
+        revoked = revoking.next_root(
+            world, lambda root: change.revoke_key(root, "second", now_ms=world.now_ms, reason="it was lost")
+        )
+        revoking.revoke(world, revoked)
+        until_gone["began"] = time.time()
+
+    before = len(world.rows())
+    code = CODE[: CODE.index("answer =")]
+    code += 'answer = {"kept": kept("api.example.com"), "at": time.time(), "after": tls("api.example.com")}\n'
+    with Operator(world, {"api.example.com": [given, denied]}) as operator:
+        answer = world.run_code(
+            HEAD + internet.PROBES + internet.TLS_PROBE + code + TAIL,
+            files={"ca.pem": net.certificate},
+            more=GRANTS,
+            network="outbound-https-only",
+            cpu_ms=90000,
+        )
+    assert answer.error is None, (answer.error, answer.stderr)
+    assert not operator.failed, operator.failed
+    assert answer.result is not None
+    said = json.loads(answer.result.text)
+    assert said["kept"] in ("closed", "ConnectionResetError", "SSLEOFError")
+    assert said["after"] == "gaierror"
+    rows = [row["kind"] for row in world.rows()[before:] if row["kind"]["type"] == "lease_ended"]
+    assert [(row["target"], row["code"]) for row in rows] == [("api.example.com", "revoked")]
+    assert -1 < said["at"] - until_gone["began"] < 15
 
 
 def test_unattended_run_denies_at_once(world: NetworkedWorld, net: Internet) -> None:

@@ -3,6 +3,7 @@
     a gate asks  ──▶  held, and in the log  ──▶  granted: in the log, then in every gate, then the gate is answered
                                             ──▶  denied, or its time is over: in the log, and the gate is answered
     a lease ends ──▶  taken out of every gate, which closes what it opened, and then in the log
+    its key goes ──▶  the same, also where it was spent
 
 Everything runs in the run's own loop. Without an operator (``attended``) each request is denied at once.
 """
@@ -13,6 +14,8 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
+
+from msgspec import structs
 
 from policy.leases.book import HeldRequest, Lease, LeaseBook
 from policy.signing.lease import Kind, SignedLease
@@ -139,6 +142,17 @@ class LeaseDesk:
         spent = self.book.use(kind, target)
         if spent is not None:
             self._ended(spent, "used")
+
+    def withdraw(self, sha256: str) -> None:
+        """End a lease whose signers no longer count, with what it opened. ``sha256`` is that of its statement.
+
+        Raises:
+            errors.KernelError: a gate does not take it.
+            errors.LedgerError: the row cannot be written.
+        """
+        lease = self.book.withdraw(sha256)
+        if lease is not None:
+            self._ended(structs.replace(lease, spent=False), "revoked")
 
     def tick(self) -> None:
         """End what is overdue. Called several times a second."""

@@ -64,6 +64,20 @@ def test_grant_is_written_then_shown_then_applied() -> None:
     assert run.desk.seconds("network", HOST) is None
 
 
+@pytest.mark.parametrize("duration", ["until", "once"])
+def test_lease_without_its_key_is_taken_out(duration: str) -> None:
+    """Also one that was spent: what it opened ends."""
+    run = Steps()
+    run.ask()
+    run.desk.grant(run.lease(duration))
+    run.desk.used("network", HOST)
+    run.steps.clear()
+    run.desk.withdraw("f" * 64)
+    run.desk.withdraw("f" * 64)
+    assert run.steps == [("end", HOST), ("show", 0), ("lease_ended", "revoked")]
+    assert run.desk.seconds("network", HOST) is None
+
+
 def test_grant_that_cannot_be_written_is_none() -> None:
     run = Steps()
     run.ask()
