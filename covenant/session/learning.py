@@ -89,7 +89,9 @@ def _directories(paths: Iterable[str], found: Ceiling) -> dict[str, Directory]:
             wanted.add(folder)
             folder = os.path.dirname(folder)
     folders = [path for path in sorted(wanted, key=lambda one: (one.count("/"), one)) if os.path.isdir(path)]
-    return {path: _directory(path, found.never) for path in folders[:_MOST_FOLDERS]}
+    # The rest is not looked at, and so never proposed as a whole.
+    rest = dict.fromkeys(folders[_MOST_FOLDERS:], Directory(0, sensitive=True))
+    return {**{path: _directory(path, found.never) for path in folders[:_MOST_FOLDERS]}, **rest}
 
 
 def _directory(path: str, never: Mapping[str, str]) -> Directory:

@@ -188,6 +188,9 @@ def _why_not(path: str, ceiling: Ceiling) -> str:
     tree = next((one for one in ceiling.never if one != "/" and below(path, one)), None)
     if tree is not None or path == "/":
         return f"never granted: {ceiling.never.get(tree or '/', 'it is the whole machine')}"
+    inner = next((one for one in ceiling.never if below(one, path)), None)
+    if inner is not None:
+        return f"it holds {inner}, which is never granted"
     if ceiling.root_of(path) is None:
         return "a link that leads beyond the ceiling"
     if not path.isprintable():
@@ -199,8 +202,9 @@ def _why_not(path: str, ceiling: Ceiling) -> str:
 
 def _collapsed(files: Mapping[str, Evidence], ceiling: Ceiling) -> list[str]:
     """Return the paths to grant for these files, the deepest directories first taken as a whole."""
-    chosen = {path for path, one in files.items() if not one.lists}
-    listed = {path for path, one in files.items() if one.lists}
+    # A directory can be opened without being listed: to grant it would grant all below it as well.
+    listed = {path for path, one in files.items() if one.lists or path in ceiling.directories}
+    chosen = files.keys() - listed
     # A named file or directory is the widest of its kind.
     for folder in sorted({*_folders(files, ceiling), *listed}, key=lambda one: (-one.count("/"), one)):
         inside = {path for path in chosen if posixpath.dirname(path) == folder}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -71,6 +71,7 @@ def cases(draw: st.DrawFn) -> tuple[list[SeenAccess], Ceiling]:
     )
 
 
+@example(([SeenAccess("open", "/etc", "sh", 1)], Ceiling(reads=("/etc",), never=NEVER)))
 @given(cases())
 def test_proposal_is_within_ceiling(case: tuple[list[SeenAccess], Ceiling]) -> None:
     accesses, ceiling = case

@@ -160,6 +160,22 @@ def test_hosts_name_their_preset() -> None:
     assert (closed.hosts, {one.what for one in closed.left_out}) == ((), {"pypi.org:443/tls", "evil.example.com"})
 
 
+def test_directory_that_is_only_opened_is_no_file() -> None:
+    """Its grant would be one of all below it."""
+    facts = {"/srv/keys": Directory(3, sensitive=True), "/srv/plain": Directory(3)}
+    ceiling = Ceiling(reads=("/srv",), directories=facts)
+    assert values(propose(seen("/srv/keys", "/srv/plain", "/srv/file"), ceiling, {}), "read") == [
+        "/srv/file",
+        "/srv/plain",
+    ]
+
+
+def test_path_above_one_that_is_never_granted() -> None:
+    found = propose(seen("/etc"), Ceiling(reads=("/etc",), never={"/etc/shadow": "it holds passwords"}), {})
+    assert found.reads == ()
+    assert [one.why for one in found.left_out] == ["it holds /etc/shadow, which is never granted"]
+
+
 def test_address_that_kernel_counts_is_no_destination() -> None:
     """It is that of a name; only an address that was named is granted."""
     observed = Observed()
