@@ -155,6 +155,21 @@ answer = {
 """
 
 
+def said_by(world: NetworkedWorld, net: Internet, code: str) -> dict[str, Any]:
+    """Run this code beside an operator, and return its answer."""
+    answer = world.run_code(
+        HEAD + internet.PROBES + internet.TLS_PROBE + code + TAIL,
+        files={"ca.pem": net.certificate},
+        more=GRANTS,
+        network="outbound-https-only",
+        cpu_ms=90000,
+    )
+    assert answer.error is None, (answer.error, answer.stderr)
+    assert answer.result is not None
+    found: dict[str, Any] = json.loads(answer.result.text)
+    return found
+
+
 def test_operator_answers_what_agent_asks(world: NetworkedWorld, net: Internet) -> None:
     answers: dict[str, list[Answer]] = {
         "api.example.com": [attacked, denied],
@@ -163,17 +178,8 @@ def test_operator_answers_what_agent_asks(world: NetworkedWorld, net: Internet) 
     }
     before = len(world.rows())
     with Operator(world, answers) as operator:
-        answer = world.run_code(
-            HEAD + internet.PROBES + internet.TLS_PROBE + CODE + TAIL,
-            files={"ca.pem": net.certificate},
-            more=GRANTS,
-            network="outbound-https-only",
-            cpu_ms=90000,
-        )
-    assert answer.error is None, (answer.error, answer.stderr)
+        said = said_by(world, net, CODE)
     assert not operator.failed, operator.failed
-    assert answer.result is not None
-    said = json.loads(answer.result.text)
     rows = [row["kind"] for row in world.rows()[before:]]
     kept, seconds = said.pop("kept")
     # The lease of 4 s ended the open connection.
@@ -222,17 +228,8 @@ def test_lease_ends_with_the_key_that_gave_it(world: NetworkedWorld, net: Intern
     code = CODE[: CODE.index("answer =")]
     code += 'answer = {"kept": kept("api.example.com"), "at": time.time(), "after": tls("api.example.com")}\n'
     with Operator(world, {"api.example.com": [given, denied]}) as operator:
-        answer = world.run_code(
-            HEAD + internet.PROBES + internet.TLS_PROBE + code + TAIL,
-            files={"ca.pem": net.certificate},
-            more=GRANTS,
-            network="outbound-https-only",
-            cpu_ms=90000,
-        )
-    assert answer.error is None, (answer.error, answer.stderr)
+        said = said_by(world, net, code)
     assert not operator.failed, operator.failed
-    assert answer.result is not None
-    said = json.loads(answer.result.text)
     assert said["kept"] in ("closed", "ConnectionResetError", "SSLEOFError")
     assert said["after"] == "gaierror"
     rows = [row["kind"] for row in world.rows()[before:] if row["kind"]["type"] == "lease_ended"]
