@@ -1,7 +1,7 @@
 """Count the destinations of a run that its gateway forwards, by the kernel's own table of connections.
 
 A tcp or udp grant passes no gate, so no process sees its bytes. The kernel counts them where net.netfilter.
-nf_conntrack_acct is set (``namespaces.open_link``), and keeps an entry for some time after the connection. The
+nf_conntrack_acct is set (``namespaces.count_bytes``), and keeps an entry for some time after the connection. The
 table is read at intervals and once after the agent's end: an entry that came and went in between is not counted.
 """
 

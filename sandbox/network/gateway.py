@@ -164,6 +164,7 @@ def opened(
             rules = artefacts.files["firewall.nft"] + base_rules.GATEWAY
             made.inside(lambda: ruleset_cache.apply(binary, rules, state=config.state))  # (2)
             spaces.within(made.agent, lambda: nft.apply(binary, base_rules.AGENT, checked=False))
+            namespaces.count_bytes(made)
             namespaces.open_link(made)  # (3)
             given: dict[str, Any] = {
                 "inside": made.inside,

@@ -105,13 +105,21 @@ def connect(spaces: Spaces) -> None:
         ])  # fmt: skip
 
 
+def count_bytes(spaces: Spaces) -> None:
+    """Have the kernel count the bytes of connections. Before rules are loaded that track them, it may not know how.
+
+    Raises:
+        errors.KernelError: Raised when the kernel refuses.
+    """
+    netns.within(spaces.gateway, lambda: _settle(_COUNTING))
+
+
 def open_link(spaces: Spaces) -> None:
     """Bring the link up, once the rules are loaded.
 
     Raises:
         errors.KernelError: Raised when the kernel refuses.
     """
-    netns.within(spaces.gateway, lambda: _settle(_COUNTING))
     with netns.within(spaces.gateway, netlink.Route) as route:
         route.do([netlink.up(_AGENT)])
     with netns.within(spaces.agent, netlink.Route) as route:
