@@ -116,10 +116,10 @@ def _sorted(
     written: dict[str, Evidence] = {}
     root: dict[str, Evidence] = {}
     for path, one in observed.succeeded("open", "look"):
-        if one.writes:
+        kept = any(below(path, place) for place in ceiling.volumes)
+        if one.writes or kept:
             written[path] = _joined(written.get(path), one)
-        if any(below(path, place) for place in ceiling.volumes):
-            written[path] = _joined(written.get(path), one)
+        if kept:
             continue
         host = ceiling.host_path(path)
         if host is not None:

@@ -160,6 +160,13 @@ def test_hosts_name_their_preset() -> None:
     assert (closed.hosts, {one.what for one in closed.left_out}) == ((), {"pypi.org:443/tls", "evil.example.com"})
 
 
+def test_write_below_volume_is_counted_once() -> None:
+    observed = Observed()
+    observed.saw(SeenAccess("open", "/data/x", "cc", 1_000, writes=True))
+    (line,) = propose(observed, Ceiling(volumes=("/data",)), {}).volumes
+    assert (line.value, line.count, line.paths) == ("/data", 1, 1)
+
+
 def test_directory_that_is_only_opened_is_no_file() -> None:
     """Its grant would be one of all below it."""
     facts = {"/srv/keys": Directory(3, sensitive=True), "/srv/plain": Directory(3)}
