@@ -362,12 +362,13 @@ def _shown(entry: Entry) -> dict[str, Any]:
 
 def _record(state: Path, requester: Requester, run: str) -> run_archive.ArchivedRun:
     """Return the record of the run whose id begins with ``run``."""
+    # INVARIANT: read the marks before the archive. A run without a mark has written its record, which is read next.
+    ending = open_runs.named(state, run)
     found = [one for one in run_archive.ids(state) if one.startswith(run)] if run else []
     if not requester.root:
         # Other users' runs make no prefix ambiguous for this requester, which must not learn of them by that.
         found = list(_theirs(state, requester, found))
-    ending = None if found else open_runs.named(state, run)
-    gone = ending is not None and not registry.under_way(state / "runs" / ending)
+    gone = not found and ending is not None and not registry.under_way(state / "runs" / ending)
     if ending is not None and gone and requester.may(_started_by(state, ending)):
         # It is not live and has no record yet: its shim has still to write its end, or was killed.
         try:

@@ -151,6 +151,30 @@ def test_name_is_no_path(state: Path) -> None:
             manager.logs(state, ROOT, text)
 
 
+@pytest.mark.parametrize("look", [(run_archive, "ids"), (open_runs, "named")], ids=["archive", "marks"])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("requester", [ROOT, SOMEBODY])
+def test_run_that_ends_between_looks_is_found(
+    state: Path, monkeypatch: pytest.MonkeyPatch, look: tuple[Any, str], after: bool, requester: Requester
+) -> None:
+    """Its shim writes the record and removes the mark while the supervisor reads the one and then the other."""
+    run_id, real = "00000007-0000-4000-8000-000000000000", getattr(*look)
+    with Ledger.open(state / "audit", head=state / "audit-head" / "head.json") as ledger:
+        mark = open_runs.OpenRunMarker(ledger, run_id)
+        start(ledger, run_id, issuer={**ISSUER, "display": SOMEBODY.display})
+
+    def ends(*given: Any) -> Any:
+        found = real(*given) if after else None
+        ended(state, 7)
+        mark.clear()
+        return found if after else real(*given)
+
+    monkeypatch.setattr(*look, ends)
+    record = manager.ended(state, requester, run_id)
+    assert record is not None
+    assert record.run_id == run_id
+
+
 @pytest.fixture
 def just_ended(state: Path, tmp_path: Path) -> Iterator[str]:
     """Make a run without a directory, for an ordinary caller, whose end a live process will still write."""
