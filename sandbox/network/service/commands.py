@@ -14,12 +14,12 @@ import base64
 import binascii
 import json
 import re
-import socket
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from aiohttp import web
 
+from sandbox.network.gate.call_line import CallLine, Frames
 from sandbox.network.service.shapes import RefusedError
 
 _PATH: Final = re.compile(r"/command/([a-z0-9][a-z0-9._+-]{0,31})")
@@ -30,49 +30,40 @@ ARGUMENTS: Final = 256
 REFUSED: Final = 126
 
 
-class CommandLine:
-    """The line to the shim, with the calls that have no answer yet."""
+class CommandCall(NamedTuple):
+    """A call of a command: its name, its arguments and its stdin."""
 
-    def __init__(self, fd: int) -> None:
-        self._socket = socket.socket(fileno=fd)
-        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._next = 0
-        self._task: asyncio.Task[None] | None = None
-        self._writer: asyncio.StreamWriter | None = None
+    name: str
+    argv: list[str]
+    stdin: bytes
 
-    async def start(self) -> None:
-        """Begin to take answers."""
-        reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=2 * REQUEST_BYTES)
-        self._task = asyncio.create_task(self._read(reader))
 
-    async def ask(self, name: str, argv: list[str], stdin: bytes) -> dict[str, Any]:
-        """Return the answer to a call. A call that is given up is cancelled."""
-        self._next += 1
-        number = self._next
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = answer
-        try:
-            call = {"id": number, "name": name, "argv": argv, "stdin": base64.b64encode(stdin).decode()}
-            await self._send(call)
-            return await answer
-        except asyncio.CancelledError:
-            await self._send({"id": number, "cancel": True})
-            raise
-        finally:
-            del self._waiting[number]
+CommandLine: TypeAlias = CallLine[CommandCall, dict[str, Any]]
 
-    async def _send(self, message: dict[str, Any]) -> None:
-        assert self._writer is not None
-        self._writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
-        await self._writer.drain()
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        while line := await reader.readline():
-            message = json.loads(line)
-            waiting = self._waiting.get(message["id"])
-            if waiting is not None and not waiting.done():
-                waiting.set_result(message)
-        raise SystemExit("the shim is gone")
+def command_line(fd: int) -> CommandLine:
+    """Return the line of ``fd`` to the shim, which has lines of JSON."""
+    return CallLine(fd, Frames(_call, _cancel, _answer), most_bytes=2 * REQUEST_BYTES)
+
+
+def _call(number: int, call: CommandCall) -> bytes:
+    stdin = base64.b64encode(call.stdin).decode()
+    return _json_line({"id": number, "name": call.name, "argv": call.argv, "stdin": stdin})
+
+
+def _cancel(number: int) -> bytes:
+    return _json_line({"id": number, "cancel": True})
+
+
+def _json_line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+async def _answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, Any]]:
+    if not (line := await reader.readline()):
+        raise EOFError
+    message = json.loads(line)
+    return message["id"], message
 
 
 class CommandEndpoint:
@@ -99,7 +90,7 @@ class CommandEndpoint:
         if request.method != "POST" or request.content_type != CONTENT or "Origin" in request.headers:
             raise RefusedError(405, "frame_refused", f"a call is a POST of {CONTENT}")
         argv, stdin = read(await self._body(request))
-        answer = await self._line.ask(found[1], argv, stdin)
+        answer = await self._line.ask(CommandCall(found[1], argv, stdin))
         if "ok" in answer:
             said = answer["ok"]
             return _answered(said["status"], said["stdout"], said["stderr"])

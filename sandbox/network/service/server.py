@@ -25,12 +25,12 @@ from policy.grants.services import ServiceSet
 from sandbox.network.gate.main import GateInput
 from sandbox.network.service import shapes
 from sandbox.network.service.book import Book
-from sandbox.network.service.commands import CommandEndpoint, CommandLine
+from sandbox.network.service.commands import CommandEndpoint, CommandLine, command_line
 from sandbox.network.service.limits import CreditLimit, ModelLimits, price
 from sandbox.network.service.relay import AnswerRelay
 from sandbox.network.service.shapes import ModelCall, RefusedError, Shape
 from sandbox.network.service.tools import NAME as TOOLS_NAME
-from sandbox.network.service.tools import ToolEndpoint, ToolLine
+from sandbox.network.service.tools import ToolEndpoint, ToolLine, tool_line
 from sandbox.network.service.upstream import Connector, ProviderClient, ProviderPeer
 from sandbox.network.service.usage import BYTES_PER_TOKEN
 from sandbox.network.service.web.server import NAMES as WEB_NAMES
@@ -258,8 +258,8 @@ def serve(gate: GateInput) -> NoReturn:
 
 async def _serve(gate: GateInput) -> None:
     connector = Connector(gate.fds["connector"])
-    tools = ToolLine(gate.fds["tools"]) if "tools" in gate.fds else None
-    commands = CommandLine(gate.fds["commands"]) if "commands" in gate.fds else None
+    tools = tool_line(gate.fds["tools"]) if "tools" in gate.fds else None
+    commands = command_line(gate.fds["commands"]) if "commands" in gate.fds else None
     server = ServiceServer(gate, connector, tools, commands)
     runner = web.ServerRunner(
         web.Server(

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 from aiohttp import web
 
+from sandbox.network.gate.call_line import CallLine, Frames
 from sandbox.network.service.shapes import RefusedError
 from sandbox.network.tools import wire
 
@@ -24,49 +24,33 @@ _PATH: Final = re.compile(r"/mcp(?:/([a-z0-9_-]{1,64}))?")
 _JSON: Final = "application/json"
 
 
-class ToolLine:
-    """The line to the tool gate, with the requests that have no reply yet."""
+class ToolCall(NamedTuple):
+    """A message of MCP to the server of an alias, or to the whole where the alias is empty."""
 
-    def __init__(self, fd: int) -> None:
-        self._socket = socket.socket(fileno=fd)
-        self._waiting: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
-        self._next = 0
-        self._task: asyncio.Task[None] | None = None
-        self._writer: asyncio.StreamWriter | None = None
+    alias: str
+    message: bytes
 
-    async def start(self) -> None:
-        """Begin to take replies."""
-        reader, self._writer = await asyncio.open_connection(sock=self._socket)
-        self._task = asyncio.create_task(self._read(reader))
 
-    async def ask(self, alias: str, message: bytes) -> tuple[int, bytes]:
-        """Return the reply to a message. A request that is given up is cancelled."""
-        assert self._writer is not None
-        self._next = (self._next + 1) & 0xFFFFFFFF
-        number, name = self._next, alias.encode()
-        reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = reply
-        try:
-            head = wire.REQUEST.pack(number, wire.MESSAGE, len(name), len(message))
-            self._writer.write(head + name + message)
-            await self._writer.drain()
-            return await reply
-        except asyncio.CancelledError:
-            self._writer.write(wire.REQUEST.pack(number, wire.CANCEL, 0, 0))
-            raise
-        finally:
-            del self._waiting[number]
+ToolLine: TypeAlias = CallLine[ToolCall, tuple[int, bytes]]
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        try:
-            while True:
-                number, said, size = wire.REPLY.unpack(await reader.readexactly(wire.REPLY.size))
-                message = await reader.readexactly(size)
-                waiting = self._waiting.get(number)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result((said, message))
-        except (OSError, asyncio.IncompleteReadError):
-            raise SystemExit("the tool gate is gone") from None
+
+def tool_line(fd: int) -> ToolLine:
+    """Return the line of ``fd`` to the tool gate (sandbox.network.tools.wire). An answer has what is said of it."""
+    return CallLine(fd, Frames(_call, _cancel, _answer))
+
+
+def _call(number: int, call: ToolCall) -> bytes:
+    name = call.alias.encode()
+    return wire.REQUEST.pack(number, wire.MESSAGE, len(name), len(call.message)) + name + call.message
+
+
+def _cancel(number: int) -> bytes:
+    return wire.REQUEST.pack(number, wire.CANCEL, 0, 0)
+
+
+async def _answer(reader: asyncio.StreamReader) -> tuple[int, tuple[int, bytes]]:
+    number, said, size = wire.REPLY.unpack(await reader.readexactly(wire.REPLY.size))
+    return number, (said, await reader.readexactly(size))
 
 
 class ToolEndpoint:
@@ -91,7 +75,7 @@ class ToolEndpoint:
         body = await self._body(request)
         if len(body) > wire.MESSAGE_BYTES:
             raise RefusedError(413, "frame_refused", f"a message has at most {wire.MESSAGE_BYTES} bytes")
-        said, reply = await self._line.ask(found[1] or "", body)
+        said, reply = await self._line.ask(ToolCall(found[1] or "", body))
         if said == wire.UNKNOWN:
             raise RefusedError(404, "path_refused", "tools.json has no stdio server of this alias")
         if said == wire.NOTHING:
