@@ -27,7 +27,7 @@ from policy import denials, errors
 from policy.compile import bpf, seccomp
 from sandbox import core_dumps
 from sandbox.kernel.proc import pipes, spawn
-from sandbox.network.gate import main, prefork
+from sandbox.network.gate import main, prefork, uids
 from sandbox.network.reached import TellReached
 from sandbox.rate_limit import Tokens
 
@@ -37,6 +37,7 @@ CALLS = frozenset({
     "getrandom", "madvise", "mmap", "mremap", "munmap", "poll", "ppoll", "read", "recvfrom", "recvmsg",
     "restart_syscall", "rt_sigreturn", "sendto", "write",
 })  # fmt: skip
+_MAKE_SOCKETS = frozenset({"connect", "socket"})
 _INT = 0xFFFFFFFF
 # The allowed arguments of calls that can do more than serving needs. fcntl: F_GETFL, F_SETFL and F_SETPIPE_SZ; with
 # F_SETOWN a gate could send a signal to another of its uid. sendto: no flag but MSG_DONTWAIT and MSG_NOSIGNAL; with
@@ -84,6 +85,15 @@ class Gate(Struct, frozen=True):
     memory_bytes: int = 512 << 20
     join_files: Sequence[str] = ()
     patience: spawn.Patience = spawn.PATIENCE
+
+    def __post_init__(self) -> None:
+        """Hold the calls to the uid.
+
+        Raises:
+            ValueError: a gate that is handed its sockets could make one.
+        """
+        if not _MAKE_SOCKETS.isdisjoint(self.calls) and self.uid not in uids.CONNECT:
+            raise ValueError(f"the {self.layer} gate of uid {self.uid} makes no connections")
 
     @property
     def kind(self) -> prefork.Kind:
