@@ -1,4 +1,4 @@
-"""docs/supervisor.md: its commands as a caller types them, its tables beside the code that they are about."""
+"""docs/supervisor.md: its commands as a caller types them, its settings and docs/hardening.md beside the code."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from tests.kernel.serving import CALLER, Served, covenant
 from tests.kernel.world import ROOT, World
 
 PAGE = (ROOT / "docs" / "supervisor.md").read_text()
+HARDENING = (ROOT / "docs" / "hardening.md").read_text()
 
 
 def test_page_can_be_followed_by_caller(warm: Path) -> None:
@@ -130,7 +131,7 @@ def test_callers_that_cannot_reach_socket_are_named(warm: Path) -> None:
 
 
 def test_its_tables_are_those_of_code() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", HARDENING, re.MULTILINE)
     assert dict(rows) == dict(hardening.CAPABILITIES)
     (block,) = re.findall(r"((?:^    \w+ = .*\n)+)", PAGE, re.MULTILINE)
     document = tomllib.loads(block)

@@ -225,7 +225,7 @@ def _configured_file(config: Config, *, unless: bool) -> Path | None:
     if config.vault.key.startswith(CREDENTIAL) and not file.exists():
         raise errors.VaultKeyError(
             f"systemd has not given this unit `{config.vault.key}`",
-            hint="systemd-creds encrypt, and LoadCredentialEncrypted= in the unit; see docs/credentials.md",
+            hint="systemd-creds encrypt, and LoadCredentialEncrypted= in the unit; see docs/vault.md",
             where=str(file),
         )
     return file

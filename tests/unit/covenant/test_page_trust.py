@@ -1,4 +1,4 @@
-"""docs/trust.md, from its first command to its last, as two operators would type it."""
+"""docs/trust.md and trust-changes.md, from their first command to their last, as two operators would type it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_page_can_be_followed(clone: Path, tmp_path: Path, monkeypatch: pytest.M
     folders = {name: tmp_path / f"{name}-agent" for name in ("ann", "bob")}
     for folder in folders.values():
         folder.mkdir()
-    page = (clone / "docs" / "trust.md").read_text()
+    page = (clone / "docs" / "trust.md").read_text() + (clone / "docs" / "trust-changes.md").read_text()
     ran = 0
     with ssh_agent_kit.running(folders["ann"]) as ann, ssh_agent_kit.running(folders["bob"]) as bob:
         ann.add("ann@laptop")

@@ -1,6 +1,6 @@
-"""docs/exec.md lists the profiles as their data files are.
+"""docs/profiles.md lists the profiles as their data files are.
 
-Regenerate with: PYTHONPATH=. .venv/bin/python tests/golden/test_exec_page.py
+Regenerate with: PYTHONPATH=. .venv/bin/python tests/golden/test_profiles_page.py
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 from covenant.session import profiles
 
-PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "exec.md"
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "profiles.md"
 _TABLE = re.compile(r"(<!-- profiles -->\n).*?(<!-- end of the profiles -->)", re.DOTALL)
 
 
@@ -52,7 +52,7 @@ def written(page: str) -> str:
 
 def test_page_lists_profiles() -> None:
     page = PAGE.read_text()
-    assert page == written(page), "regenerate docs/exec.md (see above)"
+    assert page == written(page), "regenerate docs/profiles.md (see above)"
     assert "| `shell` " in page
 
 
