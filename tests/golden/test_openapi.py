@@ -1,4 +1,4 @@
-"""docs/schema/openapi.json and the tables of docs/http.md are what the routes and models say, the first itself valid.
+"""docs/schema/openapi.json and the tables of docs/http-routes.md are those of the routes and models.
 
 Regenerate with: .venv/bin/python tests/golden/test_openapi.py
 """
@@ -19,7 +19,7 @@ from covenant.adapters.http.routes import Route
 from covenant.wire import responses
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
-PATH, PAGE = DOCS / "schema" / "openapi.json", DOCS / "http.md"
+PATH, PAGE = DOCS / "schema" / "openapi.json", DOCS / "http-routes.md"
 _HEAD = "| route | query or body | answer | |\n|---|---|---|---|\n"
 _TABLE = re.compile(re.escape(_HEAD) + r"(?:\|.*\n)*")
 
@@ -70,7 +70,7 @@ def test_document_is_what_routes_and_models_say() -> None:
 def test_page_has_every_route_with_its_fields() -> None:
     text = PAGE.read_text()
     assert text.count(_HEAD) == 2
-    assert text == page(text), "regenerate docs/http.md (see above)"
+    assert text == page(text), "regenerate docs/http-routes.md (see above)"
 
 
 def test_it_is_valid_by_published_schema() -> None:

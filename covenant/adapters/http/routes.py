@@ -1,7 +1,7 @@
 """The one table of HTTP routes: what each asks the daemon, where its fields stand, and what it answers with.
 
 Version 1's routes first (covenant-v1.md, section 5), then ours. The router, the reading of requests, the OpenAPI
-document, docs/http.md and the tests are derived from it. Fields in a query or in the path are the request's own
+document, docs/http-routes.md and the tests are derived from it. Fields in a query or in the path are the request's own
 names unless ``renamed`` says otherwise; a body is the request without its ``kind``.
 """
 
@@ -84,7 +84,7 @@ VERSION_1: Final = (
         stream="intent",
     ),
     _post("/intents/resume", "resume_intent", "intent_result", "Go on with an intent that waited."),
-    _get("/intents/{intent_id}/result", "get_intent_result", "intent_result", "What came of an intent."),
+    _get("/intents/{intent_id}/result", "get_intent_result", "intent_result", "The result of an intent."),
     _get("/intents/{intent_id}/events", "", "", "What an intent does, while it does it.", stream="intent"),
     _get(
         "/memory/recent",
@@ -103,14 +103,14 @@ VERSION_1: Final = (
         "memory_records_backfilled",
         "Write receipts' correlations into records.",
     ),
-    _get("/verify", "verify", "verify_report", "Hold the stores against each other."),
+    _get("/verify", "verify", "verify_report", "Compare the stores with each other."),
     _get("/receipts/recent", "recent_receipts", "receipts", "The newest receipts."),
     _get("/capabilities/recent", "recent_capabilities", "capabilities", "Grants of or by the caller."),
     _post("/capabilities/grant", "grant_capability", "capability_granted", "Grant an action."),
     _post("/capabilities/revoke", "revoke_capability", "capability_revoked", "Take a grant back."),
     _post("/capabilities/purge", "purge_capabilities", "capabilities_purged", "Forget what was revoked."),
     _post("/identity/sign", "sign_attestation", "identity_attestation", "Sign with the daemon's identity."),
-    _get("/tools", "list_tools", "tool_list", "Which tools there are."),
+    _get("/tools", "list_tools", "tool_list", "The tools."),
     _post("/tools/call", "call_tool", "tool_result", "Call one."),
     _get(
         "/audit/recent",
@@ -120,7 +120,7 @@ VERSION_1: Final = (
         defaults=_TWENTY,
         stream="audit",
     ),
-    _get("/audit/verify", "verify_audit_integrity", "audit_integrity", "Hold the rows against their chain."),
+    _get("/audit/verify", "verify_audit_integrity", "audit_integrity", "Verify the chain of the rows."),
     _post("/audit/purge", "purge_audit", "audit_purged", "Take out what is older."),
     _post("/a2a/tasks", "send_a2_a_task", "a2_a_task_queued", "Put a task into the mailbox.", inside="task"),
     _get("/a2a/tasks/next", "try_recv_a2_a_task", "a2_a_task_opt", "The caller's next task, leased to it."),
@@ -163,14 +163,14 @@ OURS: Final = (
     _get("/expiries", "list_expiries", "expiries", "What ends, and when."),
     _post("/clock/set", "set_clock", "clock_set", "Take the daemon's clock back to the machine's."),
     _get("/agents", "list_agents", "agents", "The packages, and what is wrong with them."),
-    _post("/agents/reload", "reload_agents", "agents", "Look at the packages anew."),
+    _post("/agents/reload", "reload_agents", "agents", "Read the packages again."),
     _get("/approvals", "list_approvals", "approvals", "What runs at a Hermes API wait for."),
     _post("/approvals/resolve", "resolve_approval", "approval_resolved", "Answer one of them."),
-    _post("/ignore/check", "ignore_check", "ignore_report", "Would this text be ignored."),
+    _post("/ignore/check", "ignore_check", "ignore_report", "Whether .covenantignore matches a text."),
     _post("/memory/put", "put_memory", "memory_stored", "Write a record of the caller's own."),
     _post("/memory/promote", "promote_memory", "memory_promoted", "Put a record into another tier."),
     _get("/capabilities/usage", "capability_usage", "capability_usage", "What is left of the caller's grants."),
-    _post("/peers/enroll", "enroll_peer", "peer_enrolled", "Let somebody in."),
+    _post("/peers/enroll", "enroll_peer", "peer_enrolled", "Enroll a peer."),
     _get(
         "/audit/prove/{event_id}",
         "prove_audit_inclusion",
@@ -179,8 +179,8 @@ OURS: Final = (
         defaults={"extended": True},
     ),
     _post("/audit/cosign", "cosign_audit_checkpoint", "audit_checkpoint", "Keep cosignatures of a checkpoint."),
-    _get("/provenance", "query_provenance", "provenance_actions", "Who did what by whose leave."),
-    _get("/denials", "recent_denials", "denials", "What agents were denied."),
+    _get("/provenance", "query_provenance", "provenance_actions", "Which actor did what, by which rule or approval."),
+    _get("/denials", "recent_denials", "denials", "The denials of agents."),
     _post("/a2a/retry-stale", "retry_a2_a_stale", "a2_a_auto_retried", "Put stale leases back.", inside="policy"),
     _post("/a2a/cancel", "cancel_a2_a_task", "a2_a_cancelled", "Take a task back."),
     _post("/mcp", "", "", "The daemon as an MCP server: one JSON-RPC message, one reply."),

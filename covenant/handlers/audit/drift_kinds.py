@@ -1,6 +1,6 @@
 """Every kind of drift between the stores, with the check that it fails and its mend.
 
-``KINDS`` is the closed table; docs/memory.md shows it, and tests/unit/covenant/handlers/audit/test_drift.py provokes
+``KINDS`` is the closed table; docs/drift.md shows it, and tests/unit/covenant/handlers/audit/test_drift.py provokes
 each.
 """
 

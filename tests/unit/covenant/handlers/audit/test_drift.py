@@ -235,7 +235,7 @@ def test_same_drift_is_told_once_and_in_order_of_table() -> None:
 
 
 def test_page_shows_table(clone: pathlib.Path) -> None:
-    page = (clone / "docs/memory.md").read_text().splitlines()
+    page = (clone / "docs/drift.md").read_text().splitlines()
     shown = [line for line in page if line.startswith(tuple(f"| {check} |" for check in drift_kinds.CHECKS))]
     mends = [f"| {k.check} | {name} | {k.repair.replace('<id>', 'ID')} |" for name, k in drift_kinds.KINDS.items()]
     assert shown == mends
