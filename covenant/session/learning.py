@@ -46,12 +46,22 @@ def ceiling(options: Options, observed: Observed, never: Mapping[str, str], *, p
         reach=reach,
         never=never,
     )
-    opened = {found.host_path(path): one for path, one in observed.succeeded("open", "look", "exec")}
-    paths = [path for path in opened if path is not None]
-    kept = "" if project is None else _kept(project.directory, paths)
+    opened = _opened(found, observed)
+    kept = "" if project is None else _kept(project.directory, opened)
+    return with_facts(structs.replace(found, kept=kept), observed)
+
+
+def with_facts(found: Ceiling, observed: Observed) -> Ceiling:
+    """Return the ceiling with facts about the links and directories of what the run opened."""
+    paths = _opened(found, observed)
     links = {path: real for path in paths if (real := os.path.realpath(path)) != path}
     tops = [links.get(path, path) for path in paths]
-    return structs.replace(found, kept=kept, links=links, directories=_directories(tops, found))
+    return structs.replace(found, links=links, directories=_directories(tops, found))
+
+
+def _opened(found: Ceiling, observed: Observed) -> list[str]:
+    hosts = {found.host_path(path): None for path, _ in observed.succeeded("open", "look", "exec")}
+    return [path for path in hosts if path is not None]
 
 
 def _bracketed(host: str) -> str:

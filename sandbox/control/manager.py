@@ -362,8 +362,7 @@ def _shown(entry: Entry) -> dict[str, Any]:
 
 def _record(state: Path, requester: Requester, run: str) -> run_archive.ArchivedRun:
     """Return the record of the run whose id begins with ``run``."""
-    # INVARIANT: read the marks before the archive. A run without a mark has written its record, which is read next.
-    ending = open_runs.named(state, run)
+    ending = open_runs.named(state, run)  # INVARIANT: before the archive, which has the record of a run without a mark
     found = [one for one in run_archive.ids(state) if one.startswith(run)] if run else []
     if not requester.root:
         # Other users' runs make no prefix ambiguous for this requester, which must not learn of them by that.

@@ -132,6 +132,76 @@ def test_made_directory_needs_workspace(home: Home, place: Path) -> None:
     assert (done.returncode, manifest["workspace"]["from"]) == (0, [str(place)]), done.stderr
 
 
+AGENT = """
+import json, os, subprocess, sys
+intent = json.loads(sys.stdin.readline())
+words = subprocess.run(["/usr/bin/sort", "-r"], input=intent["text"], capture_output=True, text=True, check=True).stdout
+words += open("{used}/one.txt").read()
+def told(path):
+    try:
+        return open(path).read()
+    except OSError as e:
+        return type(e).__name__
+words += told("{place}/unused/two.txt") if "more" in intent["text"] else ""
+print(json.dumps({{"text": words, "sources": []}}))
+"""
+
+
+def test_run_of_package_narrows_its_manifest(home: Home, place: Path) -> None:
+    """The narrowed package does the same again, and no more: what the first could read, it cannot."""
+    for name, text in (("used/one.txt", "one"), ("unused/two.txt", "two")):
+        (place / name).parent.mkdir()
+        (place / name).write_text(text)
+    more = (
+        f'[permissions.filesystem]\n# the author\'s words\nread = ["{place}/used", "{place}/unused"]\n'
+        '[permissions.executables]\nallow = ["/usr/bin/sort", "/usr/bin/wc"]\n'
+    )
+    code = AGENT.format(used=place / "used", place=place)
+    package = home.world.sign(home.world.package({"main.py": code}, name="wide", id="wide", more=more))
+    target = home.base / "narrow"
+    done = home.covenant("run", package, "a\nb\n", "--learn", target)
+    assert (done.returncode, done.stdout) == (0, b"b\na\none\n"), done.stderr
+    text = (target / "agent.toml").read_text()
+    manifest = tomllib.loads(text)
+    assert manifest["permissions"]["filesystem"]["read"] == [f"{place}/used/one.txt"]
+    assert manifest["permissions"]["executables"]["allow"] == ["/usr/bin/sort"]
+    assert "# the author's words" in text
+    assert re.search(rf'"{place}/used/one.txt",? # once, first 20[^\n]*, by python3', text), text
+    said = done.stderr.decode()
+    assert f"taken out: permissions.filesystem.read: {place}/unused\n" in said
+    assert "taken out: permissions.executables.allow: /usr/bin/wc\n" in said
+    assert not (target / "agent.dsse.json").exists()
+    narrowed = home.world.sign(target)
+    # Control: the first package reads both.
+    for one, words in ((package, b"more\nonetwo\n"), (narrowed, b"more\noneFileNotFoundError\n")):
+        again = home.covenant("run", one, "more\n")
+        assert (again.returncode, again.stdout) == (0, words), again.stderr
+    again = home.covenant("run", narrowed, "a\n", "--learn", target)
+    assert again.returncode != 0
+    assert f"`{target}` is not empty".encode() in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"backend": "trusted-local", "required": "false"}, b"--learn observes a sandbox"),
+        (
+            {"more": "[spawn]\nallowed = true\nmax_depth = 1\nmax_descendants = 1\n"},
+            b"--learn does not observe children",
+        ),
+    ],
+    ids=["without-sandbox", "with-children"],
+)
+def test_what_cannot_be_observed_is_not_learnt(home: Home, fields: dict[str, str], said: bytes) -> None:
+    package = home.world.sign(home.world.package({"main.py": "raise SystemExit(3)\n"}, name="odd", id="odd", **fields))
+    before = home.starts()
+    done = home.covenant("run", package, "hi", "--learn", home.base / "odd-narrow")
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert home.starts() == before
+    assert not (home.base / "odd-narrow").exists()
+
+
 HOSTS = """
 import socket, ssl, sys
 for name in ("www.example.com", "other.example.com"):

@@ -33,8 +33,12 @@ def test_page_can_be_followed(tmp_path: Path, project: Path) -> None:
     lines = [line for block in _FENCE.findall(page) for line in block.splitlines()]
     shown = {line: typist.typed(f"cd {project} && {line}")[0] for line in lines}
     assert shown["covenant run report"] == shown[lines[2]] == "asked\n\n"
+    narrow = next(line for line in lines if "--learn" in line)
+    assert shown[narrow] == "asked\n\n"
+    manifests = [tomllib.loads((project / name / "agent.toml").read_text()) for name in ("report", "narrow")]
+    assert manifests[0] == manifests[1], "what was learnt from the same run is as narrow as it can be"
     assert f'"{project}/question",  # once, first 20' in (project / "report/agent.toml").read_text()
-    assert len(lines) == 7
+    assert len(lines) == 9
     learnt = [tomllib.loads((project / name / "agent.toml").read_text()) for name in ("licenses", "build")]
     assert learnt[0]["permissions"]["filesystem"]["read"] == ["/usr/share/common-licenses/GPL-3"]
     assert learnt[1]["agent"]["role"] == "builder"

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import os
 import posixpath
 import shlex
-import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +14,7 @@ import click
 from msgspec import structs
 
 from covenant.cli import common
+from covenant.cli.policy import learnt
 from covenant.cli.run import command as sessions
 from covenant.cli.run import run as running
 from covenant.cli.run import session
@@ -28,18 +26,10 @@ if TYPE_CHECKING:
     from covenant.session.package import Learnt
     from covenant.session.profiles import Profile
     from policy.learn.observed import Observed
-    from policy.learn.propose import LearntProposal, LeftOut
+    from policy.learn.propose import LearntProposal
     from policy.rules import items
 
-EVIDENCE: Final = "evidence.json"
-_EVIDENCE_MODE = 0o644
-# Refusals that are shown; all of them are in the evidence.
-_SHOWN: Final = 12
-# A path that was asked for and is only of the root's own business: libraries and programs that are looked for.
-_OF_THE_ROOT: Final = (
-    *("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin", "/etc/ld.so.cache"),
-    *("/proc", "/sys", "/dev", "/tmp"),  # noqa: S108 - the sandbox's own
-)
+_BEYOND: Final = "--read would open it"
 # Where every host may be reached, only by TLS a gate knows their names.
 _NETWORK: Final = "outbound-https-only"
 
@@ -98,7 +88,7 @@ def learn(
         words = sessions.Typed(command, profile or "", net, read, write, layers, secrets, env, within or "", directory)
         made = _ceiling(words)
         target = to or Path(f"learnt-{posixpath.basename(command[0])}")
-        _check_new(target)
+        learnt.check_new(target)
         if not quiet:
             common.say("learn: the ceiling", err=True)
             sessions.show(made)
@@ -111,10 +101,11 @@ def learn(
         if status == session.EXIT_REFUSED:
             return status
         if project is not None:
-            _changed(project.place, seen)
-        learnt, found = _learnt(made, seen)
-        _write(target, learnt, found, seen)
-        _report(target, found, seen, status, quiet=quiet)
+            learnt.count_changes(project.place, seen)
+        taught, found = _taught(made, seen)
+        facts = {"command": list(taught.command), "profile": taught.name, "missed": seen.missed}
+        learnt.write(target, taught.text(), found, facts)
+        learnt.report(target, found, seen, status, quiet=quiet)
     except errors.CovenantError as e:
         common.report(e)
         return session.EXIT_REFUSED
@@ -170,31 +161,7 @@ def _excess(made: sessions.Session, wide: Learnt) -> tuple[items.Excess, ...]:
     return sessions.excess(structs.replace(made, options=structs.replace(made.options, learnt=wide)), made.options.role)
 
 
-def _check_new(target: Path) -> None:
-    """Check that the package can be written, before anything runs.
-
-    Raises:
-        errors.PackageError: there is something at its place.
-    """
-    if os.path.lexists(target) and (not target.is_dir() or target.is_symlink() or any(target.iterdir())):
-        raise errors.PackageError(
-            f"`{target}` is not empty", hint="give --to DIR: nothing is ever overwritten", where=str(target)
-        )
-
-
-def _changed(place: str, seen: Observed) -> None:
-    """Count the changes of the workspace: directories, links and removals are no opens."""
-    from covenant.cli.operator import workspace_client
-    from policy.learn.observed import SeenAccess
-
-    with contextlib.suppress(errors.WorkspaceError):  # nothing was changed
-        workspace_client.find(seen.run_id, here=True)
-        answer = workspace_client.ask("diff", here=True, run=seen.run_id, paths=())
-        for change in workspace_client.changes(answer["changes"]):
-            seen.saw(SeenAccess("look", f"{place}/{change.path}", "", time.time_ns(), writes=True))
-
-
-def _learnt(made: sessions.Session, seen: Observed) -> tuple[sessions.Session, LearntProposal]:
+def _taught(made: sessions.Session, seen: Observed) -> tuple[sessions.Session, LearntProposal]:
     """Return the session that grants what was seen, and the proposal with the evidence.
 
     Raises:
@@ -218,18 +185,18 @@ def _learnt(made: sessions.Session, seen: Observed) -> tuple[sessions.Session, L
         links = root.links((*started, *scripts.values()))
         found = propose.propose(seen, ceiling, links, scripts)
         used = root.used(found.used)
-    found = structs.replace(found, left_out=(*found.left_out, *_asked(seen, never)))
+    found = structs.replace(found, left_out=(*found.left_out, *learnt.asked_in_vain(seen, never, _BEYOND)))
     about = (
         f"Learnt from one run of: {common.visible(shlex.join(made.command))}",
         f"Profile {made.name}{f', within {options.role}' if options.role else ''}. Read each line, then sign.",
     )
-    learnt = structs.replace(made, options=learning.narrowed(options, found, used, about), left="")
-    if not _is_within(learnt, made, programs=programs):
+    taught = structs.replace(made, options=learning.narrowed(options, found, used, about), left="")
+    if not _is_within(taught, made, programs=programs):
         raise errors.InternalError("what was learnt is wider than its ceiling")
-    return learnt, found
+    return taught, found
 
 
-def _is_within(learnt: sessions.Session, made: sessions.Session, *, programs: bool) -> bool:
+def _is_within(taught: sessions.Session, made: sessions.Session, *, programs: bool) -> bool:
     """Whether the grants of a learnt session are within those of the observed one."""
     from policy import data
     from policy.rules import nine
@@ -239,69 +206,7 @@ def _is_within(learnt: sessions.Session, made: sessions.Session, *, programs: bo
         # A file of the workspace is granted at its own place.
         options = structs.replace(options, read=(*options.read, project.directory))
     bound = structs.replace(made, options=options)
-    mine, top = (nine.requested(sessions.parsed(one), roles=data.roles()) for one in (learnt, bound))
+    mine, top = (nine.requested(sessions.parsed(one), roles=data.roles()) for one in (taught, bound))
     # A list of programs is below the tree that has them, which the order of grants does not know.
     started = not mine.executables or programs
     return started and dataclasses.replace(mine, executables=top.executables).is_subset(top)
-
-
-def _asked(seen: Observed, never: Mapping[str, str]) -> tuple[LeftOut, ...]:
-    """Return the paths of this host that the run asked for in vain."""
-    from policy.learn import presets
-    from policy.learn.ceiling import below
-    from policy.learn.propose import LeftOut
-
-    out = []
-    for path, one in seen.failed(errno.ENOENT):
-        if any(below(path, own) for own in _OF_THE_ROOT) or not os.path.lexists(path):
-            continue
-        tree = next((tree for tree in never if tree != "/" and below(path, tree)), None)
-        why = "beyond the ceiling: --read would open it"
-        if tree is not None:
-            why = f"never granted: {never[tree]}"
-        elif presets.is_sensitive(path):
-            why = "sensitive, and beyond the ceiling"
-        out.append(LeftOut(path, why, one.count, one.first_ns, one.by))
-    return tuple(out)
-
-
-def _write(target: Path, learnt: sessions.Session, found: LearntProposal, seen: Observed) -> None:
-    from covenant import scaffold
-    from covenant.session import learning
-
-    facts = {"command": list(learnt.command), "profile": learnt.name, "missed": seen.missed, "at_ms": _now_ms()}
-    scaffold.write(
-        target,
-        scaffold.Scaffold(
-            "learnt",
-            {
-                MANIFEST_NAME: (learnt.text().encode(), 0o644),
-                EVIDENCE: (learning.document(found, facts), _EVIDENCE_MODE),
-            },
-        ),
-    )
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)
-
-
-def _report(target: Path, found: LearntProposal, seen: Observed, status: int, *, quiet: bool) -> None:
-    from covenant.session import learning
-
-    if not quiet:
-        common.say("learnt:", err=True)
-        for line in found.lines:
-            common.say(f"  {line.key} {common.visible(line.value)}: {learning.evidence(line)}", err=True)
-        for one in found.left_out[:_SHOWN]:
-            common.say(f"  left out: {common.visible(one.what)}: {one.why}", err=True)
-        if len(found.left_out) > _SHOWN:
-            common.say(f"  left out: {len(found.left_out) - _SHOWN} more, in {EVIDENCE}", err=True)
-    if seen.missed:
-        common.say(f"note: {seen.missed} events were not kept, so that a line may be missing", err=True)
-    if status:
-        common.say(f"note: the command ended with status {status}: only what it did until then is learnt", err=True)
-    place = common.visible(shlex.quote(str(target)))
-    common.say(
-        f"written: {place}, unsigned; covenant manifest sign {place} --key NAME, then covenant run {place}", err=True
-    )

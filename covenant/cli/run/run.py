@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import socket
 
     from covenant.cli.run import streams
+    from policy.learn.observed import Observed
     from policy.package import Package
     from sandbox.run_result import RunResult
     from sandbox.supervisor import Supervisor
@@ -92,6 +93,12 @@ _RUN_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]{0,27})?")
 @_RESUME
 @_KEEP_WORKSPACE
 @WAIT
+@click.option(
+    "--learn",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Observe the run, and write a package there that grants only what it used.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def run(
     package: Path,
@@ -107,6 +114,7 @@ def run(
     resume: str | None,
     keep_workspace: bool,
     wait: float,
+    learn: Path | None,
     as_json: bool,
 ) -> int:
     """Run the signed PACKAGE with the intent TEXT (``-`` reads it from stdin) and print its answer.
@@ -119,10 +127,10 @@ def run(
             f"`{package}` is the id of a run, and `run` starts a package",
             hint="give a package's directory; `covenant logs`, `wait`, `attach` and `attest` take a run",
         )
-    others = (text, record, user, workspace, resume, wait or None)
+    others = (text, record, user, workspace, resume, wait or None, learn)
     if detach and (keep or as_json or any(one is not None for one in others)):
         raise errors.UsageError(
-            "--detach starts a session, which has no TEXT, --keep, --record, --workspace, --wait, --json or --as",
+            "--detach starts a session: no TEXT, --keep, --record, --workspace, --wait, --json, --learn or --as",
             hint="leave the others out",
         )
     if detach:
@@ -141,7 +149,14 @@ def run(
     )
     if keep_workspace and how.workspace is None:
         raise errors.UsageError("--keep-workspace needs --workspace", hint="give --workspace DIR")
-    return _run(package, text, timeout, user, how=how, as_json=as_json, dev=False)
+    if learn is None:
+        return _run(package, text, timeout, user, how=how, as_json=as_json, dev=False)
+    from covenant.cli.policy import narrow
+
+    def observed(seen: Observed) -> int:
+        return _run(package, text, timeout, user, how=how._replace(observe=seen), as_json=as_json, dev=False)
+
+    return narrow.run_and_learn(package, learn, how.workspace, observed, quiet=as_json)
 
 
 def resumed_directory(workspace: Path | None, resume: str | None, *, here: bool = False) -> Path | None:
@@ -220,7 +235,9 @@ def connect(source: Path | Package, timeout_ms: int | None, *, dev: bool = False
 
     if not isinstance(source, Path):
         return sessions.status_of(sessions.stream_in(source.manifest), None, timeout_ms, here, how=how)
-    return sessions.status_of(sessions.stream_of(source), None if dev else source, timeout_ms, here, how=how)
+    return sessions.status_of(
+        sessions.stream_of(source), None if dev or how.observe is not None else source, timeout_ms, here, how=how
+    )
 
 
 def _run(
@@ -275,7 +292,8 @@ def _answered(
     dev: bool,
 ) -> int:
     """Ask a supervisor for the run, or run it here, and report the answer. Returns the exit status."""
-    if not dev:  # dev signs with root's local key, which is not available over a socket
+    # dev signs with root's local key, which is not available over a socket, as what is observed is not.
+    if not dev and how.observe is None:
         with supervisor_client.supervisor() as sock:
             if sock is not None:
                 answer = _asked(sock, path, _text(text), timeout_ms, user, shown, as_json=as_json, how=how)

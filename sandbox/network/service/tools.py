@@ -24,14 +24,14 @@ _PATH: Final = re.compile(r"/mcp(?:/([a-z0-9_-]{1,64}))?")
 _JSON: Final = "application/json"
 
 
-class ToolCall(NamedTuple):
+class ToolMessage(NamedTuple):
     """A message of MCP to the server of an alias, or to the whole where the alias is empty."""
 
     alias: str
     message: bytes
 
 
-ToolLine: TypeAlias = CallLine[ToolCall, tuple[int, bytes]]
+ToolLine: TypeAlias = CallLine[ToolMessage, tuple[int, bytes]]
 
 
 def tool_line(fd: int) -> ToolLine:
@@ -39,7 +39,7 @@ def tool_line(fd: int) -> ToolLine:
     return CallLine(fd, Frames(_call, _cancel, _answer))
 
 
-def _call(number: int, call: ToolCall) -> bytes:
+def _call(number: int, call: ToolMessage) -> bytes:
     name = call.alias.encode()
     return wire.REQUEST.pack(number, wire.MESSAGE, len(name), len(call.message)) + name + call.message
 
@@ -75,7 +75,7 @@ class ToolEndpoint:
         body = await self._body(request)
         if len(body) > wire.MESSAGE_BYTES:
             raise RefusedError(413, "frame_refused", f"a message has at most {wire.MESSAGE_BYTES} bytes")
-        said, reply = await self._line.ask(ToolCall(found[1] or "", body))
+        said, reply = await self._line.ask(ToolMessage(found[1] or "", body))
         if said == wire.UNKNOWN:
             raise RefusedError(404, "path_refused", "tools.json has no stdio server of this alias")
         if said == wire.NOTHING:
