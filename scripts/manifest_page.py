@@ -1,6 +1,6 @@
-"""docs/manifest.md, derived from the models and the rules, so that the page cannot say anything else than the parser.
+"""docs/manifest*.md, derived from the models and the rules, so that the pages say what the parser does.
 
-tests/golden/test_manifest_page.py holds the page to this module and regenerates it.
+tests/golden/test_manifest_page.py holds the pages to this module and regenerates them.
 """
 
 from __future__ import annotations
@@ -18,44 +18,85 @@ COMMAND = "python tests/golden/test_manifest_page.py"
 _NUMBERS = "numbers and ranges"
 
 
+# Sections of the page about grants; the other page has the rest.
+_GRANTS = frozenset({"permissions", "spawn", "services", "tools", "publish"})
+_WRITTEN = f"Written by `{COMMAND}` from the models in `policy/manifest`; do not edit."
+
 _INTRO = f"""\
 # agent.toml
 
-Written by `{COMMAND}` from the models in `policy/manifest`; do not edit.
-
-An existing Covenant manifest parses unchanged. Absent means nothing; only limits have defaults, which are ceilings, and
-only `resources.network` must be written before `covenant manifest sign` takes the package. `agents/hello/agent.toml`
-is the page to copy.
+The manifest of an agent: what it is, how it starts, and what it may do. It begins a package:
 
 ```sh
 covenant manifest new mine --runtime python3      # a package that works, to begin with
-covenant manifest check mine                      # what is wrong and what would be right, and what run refuses here
+covenant manifest check mine                      # each fault with its fix, and what `run` would refuse on this host
 covenant manifest schema > agent.schema.json      # JSON Schema 2020-12, for editors; also docs/schema
 ```
 
-Every finding is `agent.toml:LINE:COLUMN`, the offending value and what would be right; `--json` lists them all. A
-column counts characters. A name that is nearly one that is known (a key, a section, a value, a profile, a role, a
-system call) is answered with that one. What a rule or an artefact says of a grant afterwards names its line alone.
+[manifest-keys.md](manifest-keys.md) lists the keys that describe the agent and its limits,
+[manifest-grants.md](manifest-grants.md) those that grant it something. This page has the rules that hold for all of
+them. {_WRITTEN}
+
+An absent key grants nothing. Only limits have defaults, and these are ceilings. `covenant manifest sign` requires
+`resources.network` to be written. A manifest of version 1 parses unchanged.
+
+Each finding of `check` is `agent.toml:LINE:COLUMN` (columns count characters), the offending value and a correct
+one; `--json` lists them all. For a misspelt key, section, value, profile, role or system call it names the nearest
+known one. Findings of later rules name only the line.
 
 - The file is UTF-8 without byte order mark or NUL, at most {syntax.MANIFEST_BYTES:,} bytes, {syntax.LINES:,} lines,
   {syntax.KEYS:,} keys, tables or items, nested at most {syntax.NESTING} deep. A key written twice is an error.
-- An unknown key in a known section is an error, and so is any unknown section below `[permissions]`. Another unknown
-  top-level section is tolerated and listed in the signature (at most {parse.UNKNOWN_SECTIONS}, names of
-  `A-Z a-z 0-9 _ -`), unless its name is within two edits of a known one. A key above the first section is an error.
-- Strings are not empty and hold no control, bidi or other hidden characters. Booleans, floats, dates and numbers in
-  quotes are no integers. A list has no item twice and at most {fields.LIST_ITEMS} items, a list of system calls
+- An unknown key in a known section is an error, and so is an unknown section below `[permissions]` and a key above
+  the first section. Another unknown top-level section is accepted and listed in the signature (at most
+  {parse.UNKNOWN_SECTIONS}, names of `A-Z a-z 0-9 _ -`), unless its name is within two edits of a known one.
+- Strings are not empty and contain no control, bidi or other hidden characters. Booleans, floats, dates and quoted
+  numbers are not integers. A list has no item twice and at most {fields.LIST_ITEMS} items, a list of system calls
   {2 * fields.LIST_ITEMS}.
-- Paths are absolute and normalised, hosts are lower-case ASCII names, addresses or blocks in their usual spelling: any
-  other spelling is refused and the right one named."""
+- Paths are absolute and normalised. Hosts are lower-case ASCII names, addresses or blocks in their canonical
+  spelling."""
+
+_KEYS = f"""\
+# Keys of agent.toml: the agent and its limits
+
+Each section of a manifest that describes the agent, its process, its files and its limits.
+[manifest.md](manifest.md) has the rules of writing and [manifest-grants.md](manifest-grants.md) the keys that
+grant. For example:
+
+```toml
+[resources]
+memory_mb = 256
+```
+
+{_WRITTEN}"""
+
+_GRANTING = f"""\
+# Keys of agent.toml: grants
+
+Each section of a manifest that grants the agent something. [manifest.md](manifest.md) has the rules of writing and
+[manifest-keys.md](manifest-keys.md) the other keys. For example:
+
+```toml
+[permissions.filesystem]
+read = ["/usr/share/dict"]
+```
+
+{_WRITTEN}"""
 
 
-def page() -> str:
-    """The whole page, as Markdown."""
-    return "\n".join([_INTRO, *_sections(), *_rules()]) + "\n"
+def pages() -> dict[str, str]:
+    """Return the pages below docs, as Markdown."""
+    texts = {
+        "manifest.md": (_INTRO, *_rules()),
+        "manifest-keys.md": (_KEYS, *_sections(granting=False)),
+        "manifest-grants.md": (_GRANTING, *_sections(granting=True)),
+    }
+    return {name: "\n".join(lines) + "\n" for name, lines in texts.items()}
 
 
-def _sections() -> Iterator[str]:
+def _sections(*, granting: bool) -> Iterator[str]:
     for name, info in agent.Manifest.model_fields.items():
+        if (name in _GRANTS) != granting:
+            continue
         model = _model(info)
         if name not in ("permissions", "services", "tools"):
             many = typing.get_origin(info.annotation) is tuple
@@ -165,7 +206,7 @@ def _rules() -> Iterator[str]:
     yield ""
     yield "## Places of every root"
     yield ""
-    yield "Every agent under linux-gvisor finds these, whatever its manifest grants. No grant may lie on one of them."
+    yield "Every agent under linux-gvisor finds these, without a grant. No grant may name one of them."
     yield ""
     yield "| place | contents |"
     yield "|---|---|"
@@ -175,7 +216,7 @@ def _rules() -> Iterator[str]:
     yield ""
     yield "[agent.schema.json](schema/agent.schema.json) and, for the payload of `agent.dsse.json`,"
     yield "[statement.schema.json](schema/statement.schema.json) are written by"
-    yield "`python tests/golden/test_schema.py` from the same models. What the parser accepts, the schema accepts; what"
-    yield "it cannot say is left to the parser:"
+    yield "`python tests/golden/test_schema.py` from the same models. The schema accepts everything that the parser"
+    yield "accepts. Only the parser checks:"
     yield ""
     yield from (f"- {left}" for left in shapes.LEFT)

@@ -1,7 +1,8 @@
 """Changes that root can make by hand to a live run, each with the layer that finds it or the reason for none.
 
-docs/attestation.md shows this table (``python -m tests.kernel.by_hand`` writes it there). tests/kernel/test_by_hand.py
-makes each change. This module has the network of the run; by_hand_beside.py has the host, processes and files.
+docs/attestation-changes.md shows this table (``python -m tests.kernel.by_hand`` writes it there).
+tests/kernel/test_by_hand.py makes each change. This module has the network of the run; by_hand_beside.py has the host,
+processes and files.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tests.kernel.hands import (
 )
 from tests.kernel.planted import TCP, UDP
 
-PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "attestation.md"
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "attestation-changes.md"
 BEGIN, END = "<!-- changes by hand -->", "<!-- end of changes by hand -->"
 
 
@@ -281,13 +282,18 @@ GROUPS: Final = {
 
 
 def page() -> str:
-    """The table as docs/attestation.md has it."""
+    """Return the lists as docs/attestation-changes.md has them: per group what each layer finds, then what stands."""
     lines = [BEGIN, ""]
     for title, changes in GROUPS.items():
-        lines += [f"### {title}", "", "| change | found by, or why it stands |", "|---|---|"]
+        lines += [f"## {title}", ""]
+        found: dict[str, list[str]] = {}
         for name, one in changes.items():
-            lines.append(f"| {name} | {'`' + '`, `'.join(one.layers) + '`' if one.layers else 'stands: ' + one.why} |")
-        lines.append("")
+            found.setdefault(" and ".join(f"`{layer}`" for layer in one.layers), []).append(name)
+        standing = found.pop("", [])
+        for layers, names in found.items():
+            lines += [f"Found by {layers}:", "", *(f"- {name}" for name in names), ""]
+        if standing:
+            lines += ["| not found | because |", "|---|---|", *(f"| {n} | {changes[n].why} |" for n in standing), ""]
     return "\n".join([*lines, END])
 
 
