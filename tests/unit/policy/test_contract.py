@@ -148,7 +148,7 @@ def test_page_of_limits_has_bounds_of_answer() -> None:
     assert rows["stdout"] == f"{contract.STDOUT_BYTES >> 20} MiB"
     assert rows["the line"] == f"{contract.RESULT_BYTES >> 20} MiB"
     assert rows["lists and objects in it"] == f"{contract.RESULT_CONTAINERS:,}"
-    assert rows["how deep they lie in each other"] == str(contract.RESULT_DEPTH)
+    assert rows["depth of nesting"] == str(contract.RESULT_DEPTH)
     assert f"{contract.STDERR_BYTES >> 10} KiB" in rows["stderr"]
 
 
