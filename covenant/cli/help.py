@@ -13,7 +13,7 @@ from policy import errors
 _ACTORS = {
     errors.Actor.AUTHOR: "the author of the package",
     errors.Actor.OPERATOR: "the operator",
-    errors.Actor.MACHINE: "whoever looks after the machine",
+    errors.Actor.MACHINE: "the administrator of the machine",
 }
 
 
@@ -48,9 +48,10 @@ def page() -> str:
     lines = [
         "# Error codes",
         "",
+        "Each error has a code; `covenant help CODE` explains it. Below, the codes are grouped by who must act. With `--json`",
+        "an error is one document: `kind`, `message`, `code`, `hint` (the fix), `where`.",
+        "",
         "Written by `python -m covenant.cli.help > docs/errors.md` from the table in `policy/errors`; do not edit.",
-        "`covenant help CODE` prints the same. With `--json` an error is one document: `kind`, `message`, `code`,",
-        "`hint`, `where`.",
     ]
     for actor, who in _ACTORS.items():
         lines += ["", f"## {who[0].upper()}{who[1:]} must act", "", "| code | meaning |", "|---|---|"]

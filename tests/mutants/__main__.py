@@ -42,7 +42,8 @@ def main() -> int:
             _show(result)
     if options.keys or set(options.rooms) != set(draw.ROOMS):
         return int(any(r.survived for r in results))
-    page.PAGE.write_text(page.page(results, len(possible), why))
+    page.PAGE.write_text(page.page(results, len(possible)))
+    page.SURVIVORS.write_text(page.survivors(results, why))
     idle = sorted(set(why) - {r.site.key for r in results if r.survived})
     if idle:
         print(f"reasons without a survivor: {' '.join(idle)}")

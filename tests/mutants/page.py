@@ -1,4 +1,4 @@
-"""docs/mutants.md: the mutants tried, those noticed, and the reason why each survivor may live."""
+"""docs/mutants.md and mutants-survivors.md: the mutants tried, those noticed, and why each survivor may live."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tests.mutants import draw
 from tests.mutants.run import Result
 
 PAGE = draw.ROOT / "docs" / "mutants.md"
+SURVIVORS = draw.ROOT / "docs" / "mutants-survivors.md"
 REASONS = pathlib.Path(__file__).resolve().parent / "reasons.toml"
 NO_REASON = "no reason yet"
 LEAST_DRAWN, LEAST_KILLED_PERCENT = 2000, 92
@@ -20,17 +21,28 @@ _HEAD = """\
 
 <!-- Made by `make mutants`; the reasons are written by hand in tests/mutants/reasons.toml. -->
 
-A mutant is the program with one small fault planted in it: a comparison turned, a bound off by one, a condition
-negated, a check that does not raise. The tests of `tests/unit/policy`, `tests/property` and `tests/golden` are run
-against each; a mutant that makes a test fail, hang or run out of memory was noticed (killed), one that no test notices
-survived. Of all places where one can stand, a fixed share is drawn by a hash, so that the same source gives the same
-mutants and an edit moves only its own. A mutant meets the tests that run its line, the fastest first, with few
-and fixed generated examples, and within a bound of time: the score is therefore a floor.
+This page measures the tests of `policy/`, the half of the program that decides. A mutant is the program with one small
+fault: a comparison turned, a bound off by one, a condition negated, a check that does not raise.
 
 ```sh
 make mutants
-.venv/bin/python -m tests.mutants --records FILE  # goes on where an earlier run with this file ended
+.venv/bin/python -m tests.mutants --records FILE  # continues an earlier run with this file
 ```
+
+Each mutant meets the tests of `tests/unit/policy`, `tests/property` and `tests/golden` that run its line. It is killed
+when a test fails, hangs or runs out of memory, and survives otherwise. A hash draws a fixed share of all possible
+places, so the same source gives the same mutants, and an edit moves only its own. The fastest tests run first, with
+few fixed examples and within a time limit, so the score is a lower bound.
+[mutants-survivors.md](mutants-survivors.md) has the reason of each survivor.
+"""
+
+_SURVIVORS_HEAD = """\
+# Mutants that survive, and why
+
+<!-- Made by `make mutants`; the reasons are written by hand in tests/mutants/reasons.toml. -->
+
+Each survivor of [mutants.md](mutants.md) below its reason: its name, its place in `policy/`, the kind of fault and the
+change. A name stays as long as its statement does. For example, `constant: 0 to 1` replaces a 0 by a 1.
 """
 
 
@@ -50,7 +62,7 @@ def killed_percent(results: Sequence[Result]) -> float:
     return 100 * sum(not r.survived for r in results) / len(results)
 
 
-def page(results: Sequence[Result], possible: int, why: Mapping[str, str]) -> str:
+def page(results: Sequence[Result], possible: int) -> str:
     """The page for these results out of ``possible`` places."""
     lines = [_HEAD]
     lines.append(f"Drawn {len(results)} of {possible}; {killed_percent(results):.1f} % killed.\n")
@@ -65,14 +77,23 @@ def page(results: Sequence[Result], possible: int, why: Mapping[str, str]) -> st
     alive_by = Counter(r.site.operator for r in results if r.survived)
     lines += ["", "| kind of fault | drawn | survived |", "|---|---|---|"]
     lines += [f"| {way} | {number} | {alive_by[way]} |" for way, number in sorted(ways.items())]
-    lines += ["", "## Survivors", ""]
-    lines += ["Each by a name that stays as long as its statement does.", ""]
-    for room in draw.ROOMS:
-        mine = [r for r in results if _room(r) == room and r.survived]
-        if mine:
-            lines += [f"### policy/{room}", "", "| mutant | where | what | why it lives |", "|---|---|---|---|"]
-            lines += [_row(r, why.get(r.site.key, NO_REASON)) for r in mine]
-            lines.append("")
+    return "\n".join(lines) + "\n"
+
+
+def survivors(results: Sequence[Result], why: Mapping[str, str]) -> str:
+    """Return the page of survivors, in groups of one reason."""
+    groups: dict[str, list[str]] = {}
+    for result in results:
+        if result.survived:
+            groups.setdefault(why.get(result.site.key, NO_REASON), []).append(_row(result))
+    return grouped(groups)
+
+
+def grouped(groups: Mapping[str, Sequence[str]]) -> str:
+    """Return the page for the rows of each reason."""
+    lines = [_SURVIVORS_HEAD]
+    for reason, rows in sorted(groups.items()):
+        lines += [f"**{reason[:1].upper()}{reason[1:]}**", "", *rows, ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -80,16 +101,15 @@ def _room(result: Result) -> str:
     return result.site.module.split(".")[1]
 
 
-def _row(result: Result, reason: str) -> str:
+def _row(result: Result) -> str:
     site = result.site
     where = f"{site.module.removeprefix('policy.')} {site.scope}".strip()
-    return f"| `{site.key}` | {where} | {site.operator}: {_code(site.before)} to {_code(site.after)} | {reason} |"
+    return f"- `{site.key}` {where}: {site.operator}: {_code(site.before)} to {_code(site.after)}"
 
 
 def _code(text: str) -> str:
-    """Source in a cell of a table: backticks that it holds do not end it, nor do bars end the cell."""
-    shown = text.replace("|", "\\|")
-    return f"`` {shown} ``" if "`" in shown else f"`{shown}`"
+    """Return source as code: backticks that it contains do not end it."""
+    return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 
 def faults(results: Sequence[Result], why: Mapping[str, str]) -> list[str]:
