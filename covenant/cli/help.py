@@ -48,8 +48,8 @@ def page() -> str:
     lines = [
         "# Error codes",
         "",
-        "Each error has a code; `covenant help CODE` explains it. Below, the codes are grouped by who must act. With `--json`",
-        "an error is one document: `kind`, `message`, `code`, `hint` (the fix), `where`.",
+        "Each error has a code; `covenant help CODE` explains it. Below, the codes are grouped by who must act. With",
+        "`--json` an error is one document: `kind`, `message`, `code`, `hint` (the fix), `where`.",
         "",
         "Written by `python -m covenant.cli.help > docs/errors.md` from the table in `policy/errors`; do not edit.",
     ]
