@@ -1,7 +1,7 @@
-"""Runs the containment suite by itself: ``python -m tests.containment`` runs all of it, prints the page and writes it.
+"""Run the containment suite by itself: ``python -m tests.containment`` runs all of it and writes the pages.
 
 Needs root and a machine with runsc; it makes the networks that it needs. The exit status is 1 when a probe got out, or
-when a control fails to show its probe's effect. The page is then left as it was.
+when a control fails to show its probe's effect. The pages are then left as they were.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def main() -> int:
     if wrong:
         print("\n".join(["", "not as the tables promise:", *wrong]), file=sys.stderr)
         return 1
-    text = page.page()
-    page.PATH.write_text(text, encoding="utf-8")
-    print("\n" + text)
-    print(f"written: {page.PATH.relative_to(page.PATH.parents[1])}")
+    for name, text in page.pages().items():
+        (page.DOCS / name).write_text(text, encoding="utf-8")
+        print("\n" + text)
+        print(f"written: docs/{name}")
     return 0
 
 

@@ -25,6 +25,20 @@ _SYSTEM = frozenset(
 # Programs of the system by their paths, and one that the page before made.
 _PATHS = frozenset({"/usr/bin/python3", "/opt/llm/bin/pip", "/srv/greeter/venv/bin/pip"})
 
+_MOST_WORDS = 1500
+# Pages to look something up in, each with the reason why it is one page and longer.
+_REFERENCES = {
+    "docs/attestation-changes.md": "one line for each change that a test makes",
+    "docs/containment-network.md": "one line for each probe of the suite",
+    "docs/containment-sandbox.md": "one line for each probe of the suite",
+    "docs/errors.md": "one row for each code, searched by the code",
+    "docs/manifest-grants.md": "one row for each key, made from the models",
+    "docs/manifest-keys.md": "one row for each key, made from the models",
+    "docs/mutants-survivors.md": "one line for each mutant that survives",
+    "docs/tools.md": "half of it is the table of what each kind of tool becomes",
+    "docs/transcript.md": "the output of a program",
+}
+
 
 def commands(text: str) -> list[str]:
     """The command lines of a page's fences; in a `console` fence those after `$ ` or `# `."""
@@ -85,6 +99,13 @@ def test_every_command_of_every_page_exists(clone: pathlib.Path) -> None:
                 raise AssertionError(f"{page.relative_to(clone)}: `{line}`: {e}") from e
             checked += 1
     assert checked >= 5
+
+
+def test_no_page_of_prose_is_too_long(clone: pathlib.Path) -> None:
+    pages = [*(clone / "docs").glob("*.md"), *(clone / "docs/howto").glob("*.md")]
+    words = {page.relative_to(clone).as_posix(): len(page.read_text().split()) for page in pages}
+    assert set(words) >= set(_REFERENCES)
+    assert {name: count for name, count in words.items() if count > _MOST_WORDS and name not in _REFERENCES} == {}
 
 
 @pytest.mark.parametrize(

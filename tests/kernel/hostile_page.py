@@ -1,11 +1,11 @@
-"""docs/containment.md from the tables of probes: what each tries, what its control does, what Covenant makes of it.
+"""docs/containment*.md from the tables of probes: what each tries, what its control does, and Covenant's answer.
 
-The page says what the tests hold: `make contain` writes it only when every row was seen to be so.
+The pages say what the tests hold: `make contain` writes them only when every row was seen to be so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -14,78 +14,127 @@ from tests.kernel import hostile_table as table
 from tests.kernel import hostile_verdicts as verdicts
 from tests.kernel.hostile_settings import SETTINGS
 
-PATH = Path(__file__).resolve().parents[2] / "docs" / "containment.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+_MADE = "<!-- Made by `make contain`; the tables are agents/hostile/network.toml and agents/hostile/probes.toml. -->"
 
 _HEAD = """\
-# Containment: what agents tried, and what came of it
+# Containment: what agents tried
 
-<!-- Made by `make contain`; the tables are agents/hostile/network.toml and agents/hostile/probes.toml. -->
+{made}
 
-`agents/hostile/` holds signed agents whose code tries to get out. They refuse to start anywhere but under gVisor. Each
-probe is run twice: in a control, where nothing of Covenant stands in its way and it does what it is named for, and
-under Covenant, with the rights of its manifest. A probe that fails in its control as well would prove nothing.
+`agents/hostile/` contains signed agents whose code tries to get out; they start only under gVisor. This page says how
+they are tried and how many tries were blocked:
 
 ```sh
 make contain
 ```
 
 {total} probes, {tries} tries under Covenant, no escape.
+
+Each probe runs twice: in a control without Covenant, where it succeeds, and under Covenant with the rights of its
+manifest. A probe that fails in its control too would prove nothing.
 """
 
 _NETWORK = """\
 ## The network
 
-{count} probes by {packages}. The control is a plain runsc bundle (uid 0, every capability, no filter) between
-namespaces without a rule, in front of a world that answers at every address and every port. Under Covenant each column
-is one sandbox, whose host and world are namespaces as well. The probe's own word is not enough: all that a probe sends
-carries a mark, and no mark and no packet that nothing grants may be seen behind the gateway.
+{count} probes by {packages}. In the control a plain runsc bundle (uid 0, every capability, no filter) stands between
+namespaces without a rule, in front of a world that answers at every address and every port. Under Covenant each setting
+is one sandbox, and its host and world are namespaces too. A probe's own word is not enough: everything that a probe
+sends carries a mark, and behind the gateway no mark and no packet may appear that nothing grants.
 
-- `off`: no network. `https`: outbound-https-only for two names. `named`: full, for the two names and one address.
-  `https-any` and `any`: the same modes without a table, where every public address is granted; what a column grants
-  has to succeed there, and is the second control of the rows beside it.
-- `walls`: the plain sandbox again, with every right and able to send any frame, in the agent's namespace of a real
-  gateway: what is left when gVisor itself has been taken over.
-- `control`: `reached` when the probe was answered, `seen` when its mark arrived, an errno where gVisor has no such
-  thing.
-- `blocked`: nothing of it got out. `granted`: it succeeds, as it must. `at most N`: it is granted, and bounded.
+| setting | grants |
+| --- | --- |
+| `off` | no network |
+| `https` | outbound-https-only for two names |
+| `named` | full, for the two names and one address |
+| `https-any`, `any` | the same modes without a table: every public address. Granted probes must succeed there |
+| `walls` | what remains when gVisor is taken over: the plain sandbox with every right, behind a real gateway |
+
+{summary}
+The other probes succeed only in settings that grant them. [containment-network.md](containment-network.md) lists each
+probe.
 """
 
 _SANDBOX = """\
 ## Files, processes, memory, programs
 
 {count} probes by `hostile/python`, `hostile/exec`, `hostile/bombs` and `hostile/binary`, without a network. The control
-is a plain runsc bundle with secrets, neighbours and listeners planted for the probes to find.
+is a plain runsc bundle with secrets, neighbours and listeners that the probes can find.
+
+{summary}
+The other probes get an error and the run continues. [containment-sandbox.md](containment-sandbox.md) lists each probe.
 """
 
 _TAIL = """\
-## What this does not show
+## Limits of this suite
 
-- Only what was tried. A probe is one way of doing a thing; the walls are meant for all of them.
-- A granted wildcard is a channel: each name that is resolved below it is data. The rate bounds it, nothing ends it. So
-  are the addresses and the times of granted connections. Without a table every name and every public address is one.
-- Behind a granted name the other end may pass anything on: what lies in TLS is not looked into.
-- `walls` does not try what a taken-over gVisor could do to the host's kernel by system calls: that is held by gVisor's
-  own filter on itself, which is read back and not attacked here.
-- CPU time is bounded, not blocked: `docs/limits.md`.
+- It shows only what was tried. A probe is one way of doing a thing; the walls are meant for all of them.
+- A granted wildcard is a channel: each name that is resolved below it is data. The rate bounds it, nothing ends it. The
+  addresses and times of granted connections are channels too. Without a table every name and public address is one.
+- The peer behind a granted name may forward anything: the gate does not read what TLS carries.
+- `walls` does not try system calls by which a taken-over gVisor could attack the host's kernel. gVisor's own filter on
+  itself bounds them; attestation reads that filter, and this suite does not attack it.
+- CPU time is bounded, not blocked: [limits.md](limits.md).
+"""
+
+_NETWORK_HEAD = """\
+# Containment: the probes of the network
+
+{made}
+
+Each probe of [containment.md](containment.md) that tries the network, with the result of its control in brackets:
+`reached` when it was answered, `seen` when its mark arrived, an errno where gVisor lacks the thing. In the tables
+`granted` means that the probe succeeds, as it must; `at most N` that it is granted and bounded; `-` not tried.
+"""
+
+_SANDBOX_HEAD = """\
+# Containment: the probes of files, processes, memory and programs
+
+{made}
+
+Each probe of [containment.md](containment.md) without a network: its package below `agents/hostile/`, what it tries,
+and the result under Covenant. In its control each one succeeds, or gets the error that the line names.
 """
 
 
-def page() -> str:
-    """The whole page."""
+def pages() -> dict[str, str]:
+    """Return the pages below docs by their names."""
     network, (sandbox, _) = combinations.PROBES, table.load()
-    tries = (
-        sum(len(one.probes) for one in combinations.COMBINATIONS) + len(combinations.BEHIND_THE_WALLS) + len(sandbox)
+    groups: dict[str, list[table.NetworkProbe]] = {}
+    for probe in network:
+        groups.setdefault(probe.group, []).append(probe)
+    domains = {name: list(rows) for name, rows in groupby(sorted(sandbox, key=_domain_of), key=_domain_of)}
+    return {
+        "containment.md": _page(groups, domains),
+        "containment-network.md": "\n".join(
+            [_NETWORK_HEAD.format(made=_MADE), *(_group(name, rows) for name, rows in groups.items())]
+        ),
+        "containment-sandbox.md": "\n".join(
+            [_SANDBOX_HEAD.format(made=_MADE), *(_domain(name, rows) for name, rows in domains.items())]
+        ),
+    }
+
+
+def _page(groups: Mapping[str, list[table.NetworkProbe]], domains: Mapping[str, list[table.Probe]]) -> str:
+    network = [probe for rows in groups.values() for probe in rows]
+    count = sum(map(len, domains.values()))
+    tries = sum(len(one.probes) for one in combinations.COMBINATIONS) + len(combinations.BEHIND_THE_WALLS) + count
+    by_group = [[*_counted(name, rows), str(sum(map(_is_blocked, rows)))] for name, rows in groups.items()]
+    by_domain = [[*_counted(name, rows), str(sum(bool(p.limit) for p in rows))] for name, rows in domains.items()]
+    return "\n".join(
+        [
+            _HEAD.format(made=_MADE, total=len(network) + count, tries=tries),
+            _NETWORK.format(
+                count=len(network),
+                packages=_packages(network),
+                summary=_table(["group", "probes", "for example", "blocked in every setting"], by_group),
+            ),
+            _SANDBOX.format(count=count, summary=_table(["group", "probes", "for example", "end the run"], by_domain)),
+            _TAIL,
+        ]
     )
-    total = len(network) + len(sandbox)
-    parts = [
-        _HEAD.format(total=total, tries=tries),
-        _NETWORK.format(count=len(network), packages=_packages(network)),
-        *(_group(name, list(rows)) for name, rows in groupby(network, key=lambda probe: probe.group)),
-        _SANDBOX.format(count=len(sandbox)),
-        *(_domain(name, list(rows)) for name, rows in groupby(sorted(sandbox, key=_domain_of), key=_domain_of)),
-        _TAIL,
-    ]
-    return "\n".join(parts)
 
 
 def _packages(probes: Iterable[table.NetworkProbe]) -> str:
@@ -98,14 +147,30 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
+def _counted(name: str, probes: Sequence[table.Probe | table.NetworkProbe]) -> tuple[str, str, str]:
+    return name, str(len(probes)), probes[0].title
+
+
 def _group(name: str, probes: list[table.NetworkProbe]) -> str:
     columns = [one for one in combinations.COMBINATIONS if one.package == probes[0].package]
-    head = ["probe", "tries", "control", *(one.setting for one in columns), "walls"]
+    blocked = "".join(f"- `{one.id}`: {one.title} ({_control(one)})\n" for one in probes if _is_blocked(one))
     rows = [
-        [f"`{one.id}`", one.title, _control(one), *(_cell(one, column) for column in columns), _walls(one)]
+        [f"`{one.id}`", f"{one.title} ({_control(one)})", *(_cell(one, column) for column in columns), _walls(one)]
         for one in probes
+        if not _is_blocked(one)
     ]
-    return f"### {name.capitalize()}\n\n{_table(head, rows)}"
+    parts = [f"## {name.capitalize()}\n"]
+    if blocked:
+        parts.append(f"Blocked in every setting:\n\n{blocked}")
+    if rows:
+        parts.append(_table(["probe", "tries", *(one.setting for one in columns), "walls"], rows))
+    return "\n".join(parts)
+
+
+def _is_blocked(probe: table.NetworkProbe) -> bool:
+    """Whether every setting that the probe was tried in blocks it."""
+    columns = (one for one in combinations.COMBINATIONS if one.package == probe.package)
+    return {*(_cell(probe, column) for column in columns), _walls(probe)} <= {"blocked", "-"}
 
 
 def _control(probe: table.NetworkProbe) -> str:
@@ -135,15 +200,10 @@ def _domain_of(probe: table.Probe) -> str:
 
 
 def _domain(name: str, probes: list[table.Probe]) -> str:
-    head = ["probe", "tries to", "package", "control", "under Covenant"]
-    rows = [
-        [
-            f"`{one.id}`",
-            one.title,
-            one.package,
-            " or ".join(one.plain) if one.control == "b" else "succeeds",
-            f"ends the run: `{one.limit}`" if one.limit else f"blocked: {' or '.join(one.expect)}",
-        ]
-        for one in probes
-    ]
-    return f"### {name.capitalize()}\n\n{_table(head, rows)}"
+    rows = "".join(f"- `{one.id}` ({one.package}): {one.title}. {_result(one)}.\n" for one in probes)
+    return f"## {name.capitalize()}\n\n{rows}"
+
+
+def _result(probe: table.Probe) -> str:
+    result = f"Ends the run: `{probe.limit}`" if probe.limit else f"Blocked: {' or '.join(probe.expect)}"
+    return f"{result}; control: {' or '.join(probe.plain)}" if probe.control == "b" else result
