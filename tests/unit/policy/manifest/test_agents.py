@@ -28,7 +28,7 @@ def test_there_are_samples() -> None:
 def test_hello_shows_every_section_and_key() -> None:
     hello = (AGENTS / "hello" / "agent.toml").read_text()
     heading, missing = "", []
-    for line in manifest_page.page().splitlines():
+    for line in "".join(manifest_page.pages().values()).splitlines():
         if found := re.fullmatch(r"## (\[.*\])", line):
             heading = found[1]
         elif found := re.match(r"\| `(\w+)` \|", line):
