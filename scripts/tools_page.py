@@ -71,8 +71,8 @@ description and input schema: what reaches a model cannot change without somebod
 ## A server in its sandbox
 
 A stdio server runs in a sandbox of its own: {server_package.MEMORY_MB} MiB of memory,
-{server_package.DISK_MB} MiB of `/tmp`, no network, no file of the host, no credential, and of its variables those that
-are literals. It runs as `AGENT.ALIAS`, signed with a local key as by
+{server_package.DISK_MB} MiB of `/tmp`, no network and no file of the host. By these commands it has of its variables
+those that are literals, and no secret. It runs as `AGENT.ALIAS`, signed with a local key as by
 `covenant dev`. As root:
 
 ```sh
@@ -147,7 +147,12 @@ before it is sent and `tool_answered`; a refused one is `tool_refused`. They hol
 A secret is named and never written. `$env:NAME` is the credential `NAME`, for the variable of that name;
 `$credential:NAME` is the credential `NAME`. Each is the whole value, and each name is granted in
 `[permissions.credentials]`. Part of a value, a reference in `command` or `args`, a literal that looks like a secret,
-and any literal under the name of one (`Authorization`, `API_KEY`) are errors. A server inherits no environment."""
+and any literal under the name of one (`Authorization`, `API_KEY`) are errors. A server inherits no environment.
+
+A server that runs for its agent is given the secrets of the agent id that its `env` names, when it starts; the agent
+itself is then refused them. They are files of its sandbox in memory, which a program of ours reads before the script of
+the server: so its `command` is `node` or `python3` ([ADR 0125](adr/0125-secrets-and-idleness-of-tool-servers.md)).
+`covenant dev` refuses such a package."""
 
 
 def page() -> str:

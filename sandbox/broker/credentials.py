@@ -75,10 +75,15 @@ class Scope(Struct, frozen=True):
     seconds: float
 
     @classmethod
-    def of(cls, decision: Decision, deadline: Deadline) -> Scope:
-        """Return the scope of a run, by the proved artefact."""
-        names = frozenset(decision.artefacts.json("credentials.json")["names"])
-        return cls(decision.manifest.agent.id, names, deadline.milliseconds / 1000)
+    def of(
+        cls, decision: Decision, deadline: Deadline, *, owner: str = "", without: Collection[str] = frozenset()
+    ) -> Scope:
+        """Return the scope of a run, by the proved artefact. ``owner`` has the secrets, else the agent itself.
+
+        ``without`` are granted names that the run itself is not given: those of its tool servers.
+        """
+        names = frozenset(decision.artefacts.json("credentials.json")["names"]) - frozenset(without)
+        return cls(owner or decision.manifest.agent.id, names, deadline.milliseconds / 1000)
 
 
 class Tellers(Struct, frozen=True):

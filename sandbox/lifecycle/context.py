@@ -330,14 +330,10 @@ class RunContext:
         )
         if made is not None and decision.artefacts.json("credentials.json")["names"]:
             # Import it only here: its cryptography and documents take a tenth of a cold start.
-            from sandbox.broker import credentials
+            from sandbox.lifecycle import credential_terms
 
-            scope = credentials.Scope.of(decision, deadline)
-            tell = credentials.Tellers(self.rows.credential_granted, self.denials.told, self._is_revoked)
-            is_dev = bool(request.dev) and not request.typed
-            served = credentials.serve(made, scope, tell, config=dependencies.config, is_dev=is_dev, stack=stack)
-            if served is not None:
-                self.secrets = functools.partial(served.put_all, seconds=dependencies.config.start_deadline_seconds)
+            terms = credential_terms.CredentialTerms(dependencies.config, self.rows, self.denials, self._is_revoked)
+            self.secrets = credential_terms.of(made, decision, deadline, request, terms, stack)
         return made
 
     def services(self, decision: decide.Decision, stack: contextlib.ExitStack) -> service_gate.Terms | None:
@@ -395,6 +391,7 @@ class RunContext:
             self.denials.told,
             start=functools.partial(start, self.request),
             keep=self.dependencies.below,
+            is_dev=self.request.is_dev,
             stack=stack,
         )
 
@@ -434,7 +431,7 @@ class RunContext:
             decision,
             self.dependencies.config,
             self.rows,
-            is_dev=bool(self.request.dev) and not self.request.typed,
+            is_dev=self.request.is_dev,
             revoked=self._is_revoked,
             seconds=deadline.milliseconds / 1000,
             stack=stack,

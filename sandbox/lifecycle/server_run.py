@@ -1,7 +1,7 @@
 """Run one tool server in its own process, forked from the shim of its agent's run.
 
-Its package is cut out of the agent's verified package (policy.manifest.tools.server_package). It is granted nothing of
-what its agent is granted, and it ends with its agent.
+Its package is cut out of the agent's verified package (policy.manifest.tools.server_package). Of what its agent is
+granted it has the secrets that its variables name, and it ends with its agent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def run_server(dependencies: RunDependencies, parent: Request, source: ToolSourc
     tools: ToolManifest = source.tools
     server = next(one for one in tools.servers if one.alias == asked.alias)
     with contextlib.ExitStack() as stack, contextlib.suppress(errors.CovenantError):
-        package = server_package.package_of(parent.package, tools, server, seconds=source.seconds)
+        package = server_package.package_of(parent.package, tools, server, seconds=source.seconds, with_secrets=True)
         name = server_package.agent_id(tools, server)
         request = Request(
             package=package,
@@ -39,6 +39,7 @@ def run_server(dependencies: RunDependencies, parent: Request, source: ToolSourc
             behalf=parent.behalf,
             uid=parent.uid,
             caller=CallerStreams(asked.stdin, asked.stdout, asked.stderr),
+            secrets_of=tools.agent_id,
             part=trust.part(source.trusted, package, name),
         )
         watches = {**dependencies.watches, **asked.watches(stack)}

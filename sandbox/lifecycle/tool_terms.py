@@ -27,12 +27,14 @@ def of(
     *,
     start: Callable[[ToolSource, ServerRequest], None],
     keep: Collection[int],
+    is_dev: bool,
     stack: contextlib.ExitStack,
 ) -> ToolTerms:
     """Return the terms of one run. Servers that were started end with ``stack``.
 
     Raises:
         errors.ToolsError: the tools of the package are not as described, pinned and granted.
+        errors.VaultError: a server is to be given a secret, and no operator signed for the agent that has it.
     """
     raw, manifest = package.files[document.FILE], decision.manifest
     tools = document.parse(raw)
@@ -47,6 +49,8 @@ def of(
         for one in tools.servers
         if one.transport == "stdio" and any(allowed.holds(str(one.uri(tool))) for tool in one.tools)
     ]
+    if is_dev:
+        _refuse_secrets(tools, aliases)
     servers = ToolServers(aliases, functools.partial(start, source), keep=keep)
     stack.callback(servers.close)
 
@@ -56,3 +60,22 @@ def of(
             denied(Denial("tool", str(fields["uri"]), str(fields["code"])), count=fields["count"])
 
     return ToolTerms(decision.effective.canonical(), raw.decode(), manifest.agent.id, log, servers.start, rows.sync)
+
+
+def secrets_of(package: Package) -> frozenset[str]:
+    """Return the secrets that a package's tool servers are given. None where its tools.json is none."""
+    try:
+        tools = document.parse(package.files.get(document.FILE, b""))
+    except errors.ToolsError:
+        return frozenset()  # the run is refused for it
+    return frozenset(name for server in tools.servers for _, name in server.credentials())
+
+
+def _refuse_secrets(tools: document.ToolManifest, aliases: Collection[str]) -> None:
+    for number, server in enumerate(tools.servers):
+        for path, name in server.credentials() if server.alias in aliases else ():
+            raise errors.VaultError(
+                f"server `{server.alias}` is given secret `{name}`, and what `covenant dev` signed is given none",
+                hint="have an operator sign the package, and run it",
+                where=tools.where(("servers", number, *path)),
+            )

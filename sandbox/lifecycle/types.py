@@ -73,6 +73,7 @@ class Request(Struct, frozen=True):
     - ``credits`` is what the run and its children may spend at their service gates, None for no limit.
     - ``meter`` counts what the run's parents and their children have spent of them; a child is given it.
     - ``part`` is this package as a part of a verified one: a tool server's, which has no envelope of its own.
+    - ``secrets_of`` is the agent id whose secrets it is given: a tool server's are its agent's. Empty for its own.
     - ``observe`` collects what the run does (``covenant learn``). A child of it is not observed.
     - ``arguments`` stand behind those of the manifest: the arguments of a command's call.
     - ``live`` takes the first lines of stderr as they come, for a client that shows them. A child has none.
@@ -100,8 +101,14 @@ class Request(Struct, frozen=True):
     credits: int | None = None
     meter: int | None = None
     part: trust.TrustedPackage | None = None
+    secrets_of: str = ""
     observe: Observed | None = None
     arguments: tuple[str, ...] = ()
+
+    @property
+    def is_dev(self) -> bool:
+        """Return whether a local key alone signed the package, which then is given no secret."""
+        return bool(self.dev) and not self.typed
 
     @property
     def reads(self) -> Mapping[str, str]:

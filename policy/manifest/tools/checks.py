@@ -19,7 +19,7 @@ from policy.manifest import digests, lines, text
 from policy.manifest.agent import Manifest
 from policy.manifest.tools import document as tool_manifests
 from policy.manifest.tools import pins as tools_pins
-from policy.manifest.tools import tool_uri
+from policy.manifest.tools import server_variables, tool_uri
 from policy.manifest.tools.document import Server, ToolManifest
 
 # Every answer that is no, and what it means.
@@ -37,6 +37,7 @@ CODES = {
     "class_not_allowed": "agent.toml grants a tool of a class that `allowed_side_effects` leaves out",
     "class_not_granted": "agent.toml grants a tool and not its class, so that it cannot be called",
     "credential_not_granted": "a server is given a credential that agent.toml does not grant",
+    "credential_not_given": "`env` names a credential, and the command is no script of node or python3",
 }
 
 INTERPRETERS = ("node", "python3")
@@ -83,7 +84,7 @@ def verify(read: package.Package, manifest: Manifest, tools: ToolManifest) -> tu
     3. the program of a server lies in its package;
     4. the tools and their pins are the same, one to one;
     5. what agent.toml grants exists, with its class allowed and granted;
-    6. the credentials that a server is given are granted.
+    6. the credentials that a server is given are granted, and its program can be given them.
 
     Raises:
         errors.ToolsError: the pins cannot be read.
@@ -289,3 +290,14 @@ def _credentials(case: _Case) -> Iterator[Finding]:
                 message = f"server `{server.alias}` is given credential `{name}`, which agent.toml does not grant"
                 hint = f'add "{name}" to grants of [permissions.credentials]'
                 yield case.no("credential_not_granted", ("servers", number, *path), message, hint)
+        yield from _not_given(case, number, server)
+
+
+def _not_given(case: _Case, number: int, server: Server) -> Iterator[Finding]:
+    started, inside = program_of(server), tools_pins.directory(server.alias)
+    if started is None or started.runtime in server_variables.STARTERS:
+        return
+    if f"{inside}{started.program.removeprefix('./')}" in case.read.files:  # else it is no program at all
+        for path, _ in server.credentials():
+            message = server_variables.message(server)
+            yield case.no("credential_not_given", ("servers", number, *path), message, server_variables.HINT)

@@ -1,16 +1,19 @@
 """The package of one tool server, cut out of its agent's package: its files, and a manifest that grants nothing more.
 
-The server runs in a sandbox of its own: no network, no host path, no credential, memory for its files alone.
+The server runs in a sandbox of its own: no network, no host path, memory for its files alone, and of the secrets that
+its agent is granted those that its variables name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
+
+from msgspec import Struct
 
 from policy import errors
 from policy.manifest import text
-from policy.manifest.tools import checks, pins, secret_scan
+from policy.manifest.tools import checks, pins, secret_scan, server_variables
 from policy.manifest.tools.document import Server, ToolManifest, split_variable
 from policy.package import MANIFEST_NAME, Package
 
@@ -24,10 +27,12 @@ def agent_id(tools: ToolManifest, server: Server) -> str:
     return f"{tools.agent_id[: _ID_CHARACTERS - len(server.alias) - 1]}.{server.alias}"
 
 
-def package_of(read: Package, tools: ToolManifest, server: Server, *, seconds: int) -> Package:
+def package_of(
+    read: Package, tools: ToolManifest, server: Server, *, seconds: int, with_secrets: bool = False
+) -> Package:
     """Return the package of a stdio server, which may run for ``seconds``.
 
-    References to credentials are left out: the server is given none.
+    Without ``with_secrets`` its references to credentials are left out, and it is given none.
 
     Raises:
         errors.ToolsError: the files are not those of ``package_digest``, or the command is no program of them.
@@ -49,29 +54,56 @@ def package_of(read: Package, tools: ToolManifest, server: Server, *, seconds: i
             hint="start a script of the package with node or python3, or a program of it: ./server",
             where=tools.where((*place, "command")),
         )
-    if MANIFEST_NAME in files:
+    start = _Start(started.runtime, program, started.arguments)
+    if with_secrets and server_variables.secrets_of(server):
+        start = _with_starter(start, tools, server)
+    if taken := sorted({MANIFEST_NAME, *start.files} & files.keys()):
         raise errors.ToolsError(
-            f"`{inside}` has a file `{MANIFEST_NAME}`, which is the name of the manifest of its sandbox",
+            f"`{inside}` has a file `{taken[0]}`, which is the name of a file of its sandbox",
             hint="take it out, then run covenant tools pin",
             where=tools.where((*place, "alias")),
         )
-    lines = _manifest(agent_id(tools, server), server, started.runtime, program, started.arguments, seconds)
-    return Package({**files, MANIFEST_NAME: "\n".join(lines).encode()})
+    lines = _manifest(agent_id(tools, server), server, start, seconds)
+    return Package({**files, **start.files, MANIFEST_NAME: "\n".join(lines).encode()})
 
 
-def _manifest(
-    name: str, server: Server, runtime: str, program: str, arguments: tuple[str, ...], seconds: int
-) -> Iterator[str]:
+class _Start(Struct, frozen=True):
+    """The start of a server: runtime, program, arguments, the secrets that it is given, and files of ours."""
+
+    runtime: str
+    program: str
+    arguments: tuple[str, ...]
+    secrets: tuple[str, ...] = ()
+    files: Mapping[str, bytes] = {}
+
+
+def _with_starter(start: _Start, tools: ToolManifest, server: Server) -> _Start:
+    """Return the start by a program of ours, which sets the variables that are secrets."""
+    starter = server_variables.starter(start.runtime, server)
+    if starter is None:
+        raise errors.ToolsError(
+            server_variables.message(server),
+            hint=server_variables.HINT,
+            where=tools.where(("servers", tools.servers.index(server), "command")),
+        )
+    name, code = starter
+    secrets = tuple(sorted(set(server_variables.secrets_of(server).values())))
+    return _Start(start.runtime, name, (start.program, *start.arguments), secrets, {name: code})
+
+
+def _manifest(name: str, server: Server, start: _Start, seconds: int) -> Iterator[str]:
     yield f'[agent]\nid = {text.toml(name)}\nname = {text.toml(server.alias)}\nversion = "0"'
-    yield f"runtime = {text.toml(runtime)}\nentry = {text.toml(program)}"
+    yield f"runtime = {text.toml(start.runtime)}\nentry = {text.toml(start.program)}"
     yield f"\n[resources]\ncpu_ms_per_task = {seconds * 1000}\nmemory_mb = {MEMORY_MB}\ndisk_mb = {DISK_MB}"
     yield 'network = "off"'
     yield '\n[sandbox]\nrequired = true\nbackend = "linux-gvisor"\nfilesystem = "ephemeral"'
+    if start.secrets:
+        yield f"\n[permissions.credentials]\ngrants = [{', '.join(map(text.toml, start.secrets))}]\nfiles = true"
     literals = dict(split_variable(one) for one in server.env)
     env = ", ".join(
         f"{text.toml(variable)} = {text.toml(value)}"
         for variable, value in sorted(literals.items())
         if secret_scan.referenced(value) is None
     )
-    yield f"\n[process]\nargs = [{', '.join(map(text.toml, arguments))}]"
+    yield f"\n[process]\nargs = [{', '.join(map(text.toml, start.arguments))}]"
     yield f'env = {{ {env} }}\ncontract = "stdio"\n'

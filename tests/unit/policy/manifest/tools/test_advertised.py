@@ -129,6 +129,38 @@ def test_server_has_literals_and_no_credential() -> None:
     assert dict(parse.parse(made(kit.package(kit.FULL)).manifest).process.env) == {"LOG_LEVEL": "info"}
 
 
+def with_secrets(read: package.Package) -> package.Package:
+    tools = tools_document.parse(read.files["tools.json"])
+    return server_package.package_of(read, tools, tools.servers[0], seconds=7, with_secrets=True)
+
+
+@pytest.mark.parametrize(("command", "name"), [("node", ".covenant-start.cjs"), ("python3", ".covenant-start.py")])
+def test_server_is_granted_secrets_of_its_variables(command: str, name: str) -> None:
+    manifest = parse.parse((found := with_secrets(with_server(command=command))).manifest)
+    assert manifest.permissions.credentials.grants == ("FS_KEY", "fs-key")
+    assert manifest.permissions.credentials.files
+    assert (manifest.agent.entry, manifest.process.args) == (name, ("dist/index.js", "/workspace"))
+    assert dict(manifest.process.env) == {"LOG_LEVEL": "info"}
+    assert b"FS_KEY" in found.files[name]
+
+
+def test_server_without_reference_has_no_starter() -> None:
+    found = with_secrets(with_server(env=["LOG_LEVEL=info"]))
+    assert sorted(found.files) == ["agent.toml", "bin/server", "dist/index.js", "package.json"]
+
+
+def test_program_is_given_no_secret() -> None:
+    with pytest.raises(errors.ToolsError, match="no script of node or python3") as e:
+        with_secrets(with_server(command="./bin/server", args=[]))
+    assert "node or python3" in e.value.hint
+
+
+def test_file_named_as_starter_is_refused() -> None:
+    read = kit.package(kit.FULL, files={"tools/fs/.covenant-start.cjs": b""})
+    with pytest.raises(errors.ToolsError, match=r"`\.covenant-start\.cjs`"):
+        with_secrets(read)
+
+
 def test_quoted_words_stay_words() -> None:
     words = ['"] x', "\\", "'''", "${HOME}", "é\u2713"]
     found = parse.parse(made(with_server(args=["dist/index.js", *words])).manifest)

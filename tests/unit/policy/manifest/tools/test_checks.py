@@ -87,7 +87,7 @@ def test_digest_is_that_of_sha256sum_over_listing() -> None:
 
 def started(command: str, *args: str) -> list[checks.Finding]:
     document = kit.full("servers", 0, "command", value=command)
-    document["servers"][0]["args"] = list(args)
+    document["servers"][0].update(args=list(args), env=[])
     return list(verify(kit.package(document, files={"tools/fs/bin/server": b"\x7fELF"})))
 
 
@@ -131,6 +131,7 @@ def test_command_that_fetches(line: str, said: str) -> None:
 
 def test_program_of_package_may_have_any_name() -> None:
     document = kit.full("servers", 0, "command", value="bin/npx")
+    document["servers"][0]["env"] = []
     assert verify(kit.package(document, files={"tools/fs/bin/npx": b"\x7fELF"})) == ()
 
 
@@ -157,6 +158,7 @@ def test_file_named_like_option_or_program_of_machine_changes_nothing(line: str,
 @pytest.mark.parametrize("name", ["node", "npx", "python3", "sh"])
 def test_program_of_package_named_like_one_of_machine_is_started_by_its_path(name: str) -> None:
     document = kit.full("servers", 0, "command", value=f"./{name}")
+    document["servers"][0]["env"] = []
     assert verify(kit.package(document, files={f"tools/fs/{name}": b"\x7fELF"})) == ()
 
 
@@ -275,6 +277,12 @@ def test_credentials_of_servers_are_granted() -> None:
     found = verify(kit.package(kit.FULL, grants=grants))
     assert [f.code for f in found] == ["credential_not_granted", "credential_not_granted"]
     assert ["fs-key" in found[0].message, "weather" in found[1].message] == [True, True]
+
+
+def test_secret_of_program_that_is_no_script() -> None:
+    read = kit.package(kit.full("servers", 0, "command", value="./dist/index.js"))
+    assert codes(read) == ["credential_not_given"] * 2
+    assert codes(kit.package(kit.full("servers", 0, "command", value="python3"))) == []
 
 
 def test_another_agent() -> None:
