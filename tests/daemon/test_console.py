@@ -233,12 +233,22 @@ async def test_pages_send_no_request_of_authority(covenant_home: Path, superviso
     assert requests.KINDS.keys() >= asks.DAEMON
     async with daemon_kit.running(covenant_home, http_port=0) as daemon, logged_in(daemon) as browser:
         wrong = [("daemon", kind) for kind in requests.KINDS if kind not in asks.DAEMON]
-        wrong += [("supervisor", kind) for kind in ("run", "session", "attach", "check_package", "workspace")]
+        wrong += [("supervisor", kind) for kind in ("run", "session", "attach", "check_package")]
         wrong += [("", "top"), ("daemon", "top"), (None, "list_agents"), ("supervisor", None)]  # type: ignore[list-item]
         for of, kind in wrong:
             status, document, _ = await browser.post("ask", {"of": of, "kind": kind})
             assert (status, document["kind"]) == (400, "error"), (of, kind, document)
-        for fields in ({}, {"agent_id": 7}, {"agent_id": "x", "more": "x"}):
+        # Of workspaces: an apply is held to what a page showed, and none takes an approval, a branch or a fork.
+        run = {"run": "00000009"}
+        refused: tuple[dict[str, Any], ...] = (
+            *({}, {"verb": []}, {"verb": "list", **run}, {"verb": "fork", **run}, {"verb": "apply", **run}),
+            *({"verb": "branch", "name": "x", **run}, {"verb": "apply", "digest": "ef" * 32, "approval": "x", **run}),
+        )
+        for fields in refused:
+            status, document, _ = await browser.post("ask", {"of": "supervisor", "kind": "workspace", **fields})
+            assert (status, document["kind"]) == (400, "error"), (fields, document)
+        misfits: tuple[dict[str, Any], ...] = ({}, {"agent_id": 7}, {"agent_id": "x", "more": "x"})
+        for fields in misfits:
             assert (await browser.post("ask", {"of": "packages", "kind": "agent_rules", **fields}))[0] == 400
         for agent_id in ("absent", "../../etc", "/etc", "", "\x00"):
             found = await browser.ask("agent_rules", of="packages", agent_id=agent_id)

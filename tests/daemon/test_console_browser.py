@@ -7,128 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import http.server
-import shutil
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import anyio.from_thread
 import pytest
-from anyio.from_thread import BlockingPortal
 
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
-from covenant.runtime.supervisor_client import Supervised
 from covenant.wire import parts, requests, responses
-from tests import browser_kit, cli_daemon_kit, daemon_kit, tui_data, tui_kit
-from tests.browser_kit import ROOT, Page
-from tests.daemon_kit import Daemon
-from tests.mailbox_kit import MANIFEST
-
-PICTURES = ROOT / "build/console"
-# Markup, an attribute's end, and a link that is a script; then what tests/tui_data.py has for terminals.
-MARKUP = (
-    '<img src=/console/icon.svg?hit onload="window.hit=1" onerror="window.hit=1"><script>window.hit=1</script>'
-    "\"'><svg onload=window.hit=1> javascript:window.hit=1 ${window.hit=1} </td></table></main>"
-)
-HOSTILE = MARKUP + tui_data.HOSTILE.replace("\ud800", "")
-RUN = tui_data.RUNS[1]["run_id"]
-PAGES = {
-    "overview": "#/",
-    "runs": "#/runs",
-    "run": f"#/runs/{RUN}",
-    "agents": "#/agents",
-    "agent": "#/agents/librarian",
-    "denials": "#/denials",
-    "approvals": "#/approvals",
-    "audit": "#/audit",
-    "memory": "#/memory",
-    "budgets": "#/budgets",
-    "grants": "#/grants",
-}
-
-
-@dataclass
-class Console:
-    """A browser that is logged in, its daemon, and the double of the supervisor."""
-
-    page: Page
-    daemon: Daemon
-    portal: BlockingPortal
-    supervisor: tui_kit.Service
-
-    @property
-    def base(self) -> str:
-        """The origin of the console."""
-        return f"http://127.0.0.1:{self.daemon.http_port}"
-
-    def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Ask the daemon as the operator."""
-        return self.portal.call(lambda: self.daemon.ask(kind, **fields))
-
-    def go(self, page: str) -> None:
-        """Open one page of the console."""
-        self.page.go(f"{self.base}/{page}")
-        self.page.evaluate("new Promise((resolve) => setTimeout(resolve, 50))")
-        self.page.until("document.querySelector('[role=status]')?.textContent === 'live'")
-        self.page.until("document.querySelector('main[aria-busy=false] h1') !== null")
-
-
-def _filled(home: Path) -> None:
-    manifest = MANIFEST.format(id="hello", required="[]") + "[settlement]\nbudget_credits_per_hour = 60\n"
-    cli_daemon_kit.package(home, "hello", manifest)
-    shutil.copytree(ROOT / "agents/librarian", home / "agents/librarian")
-    (home / "agents" / "broken").mkdir(mode=0o700)
-    (home / "agents" / "broken" / "agent.toml").write_text("[agent]\n")
-
-
-async def _rows(daemon: Daemon) -> None:
-    for number, (layer, target) in enumerate((("path", "/var/log"), ("network", HOSTILE), ("exec", "/usr/bin/curl"))):
-        about: dict[str, Any] = {
-            "run_id": tui_data.RUNS[1]["run_id"],
-            "agent_id": "librarian",
-            "operator": None,
-            "denial": f"D{number}",
-            "grant": "permissions",
-        }
-        about |= {"layer": layer, "target": target, "code": "not_granted", "count": number + 1}
-        await daemon.server.audit.append("denied", about, daemon.server.identity.agent)
-    for action in ("memory.write", "memory.read", "chain.receipts"):
-        await daemon.grant(action)
-    await daemon.ask("put_memory", tier="longterm", text=HOSTILE)
-    await daemon.ask("put_memory", tier="working", text="the disk of the archive is full on Fridays")
+from tests import browser_kit, console_kit, tui_data
+from tests.browser_kit import Page
+from tests.console_kit import ASKED, HOSTILE, INTENT, PAGES, PICTURES, RUN, TASK, Console
 
 
 @pytest.fixture(scope="module")
 def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
-    home = tmp_path_factory.mktemp("console") / "h"
-    home.mkdir(mode=0o700)
-    _filled(home)
-    answers = {
-        **tui_data.SUPERVISOR,
-        "top": {"runs": [*tui_data.RUNS, tui_data.run(6, MARKUP + tui_data.HOSTILE, state=HOSTILE)]},
-    }
-    service = tui_kit.Service(answers)
-
-    async def ask(self: Supervised, kind: str, /, **fields: Any) -> dict[str, Any]:
-        return service(kind, **fields)
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(pytest.MonkeyPatch.context()).setattr(Supervised, "ask", ask)
-        portal = stack.enter_context(anyio.from_thread.start_blocking_portal())
-        running = daemon_kit.running(home, http_port=0)
-        daemon = stack.enter_context(portal.wrap_async_context_manager(running))
-        portal.call(_rows, daemon)
-        one = Console(stack.enter_context(browser_kit.browser()), daemon, portal, service)
-        one.page.look("desk", "light")
-        one.page.go(one.ask("open_console")["url"])
-        one.page.sees("Overview")
+    with console_kit.opened(tmp_path_factory.mktemp("console") / "h") as one:
         yield one
-        # No test may have made a page load something from elsewhere.
-        assert [url for url in one.page.urls if not url.startswith((f"{one.base}/", "about:", "data:"))] == []
-        assert one.page.problems == []
 
 
 def test_login_leaves_no_secret_in_tab(console: Console) -> None:
@@ -223,6 +119,70 @@ def test_agent_may_beside_what_it_tried(console: Console) -> None:
     page.sees("fix: write backend")
 
 
+def test_intent_is_ended_and_answer_shown(console: Console) -> None:
+    page = console.page
+    page.look("desk", "light")
+    console.go("#/intents")
+    page.sees("! waits")
+    page.sees("! failed")
+    console.go(f"#/intents/{ASKED['intent_id']}")
+    before = len(console.supervisor.of("operate"))
+    page.click("end it")
+    page.key("Enter")
+    page.sees("ended: 1 runs")
+    [done] = console.supervisor.of("operate")[before:]
+    assert (done["operation"], done["run"], done["tree"]) == ("kill", ASKED["run_id"], True)
+    # The answer of a resumed one is the test's: no agent runs here.
+    resumed: list[str] = []
+
+    async def resume(server: Server, caller: Caller, asked: requests.ResumeIntent) -> responses.IntentResult:
+        resumed.append(asked.intent_id)
+        return responses.IntentResult(intent_id=asked.intent_id, status="ok", text=HOSTILE, sources=())
+
+    server = console.daemon.server
+    before_handlers = server.handlers
+    server.handlers = {**before_handlers, "resume_intent": resume}
+    try:
+        console.go(f"#/intents/{INTENT}")
+        page.sees("budget_exhausted")
+        page.click("start it again")
+        page.key("Enter")
+        page.until("[...document.querySelectorAll('[role=status]')].some((one) => one.textContent.startsWith('ok: '))")
+    finally:
+        server.handlers = before_handlers
+    assert resumed == [INTENT]
+    assert page.evaluate("window.hit === undefined")
+
+
+def test_task_is_taken_back(console: Console) -> None:
+    page = console.page
+    console.go(f"#/mailbox/{TASK}")
+    page.sees("queued")
+    page.click("take it back")
+    page.key("Enter")
+    page.sees("Result: error")
+    assert [one["task"]["id"] for one in console.ask("a2_a_queue")["tasks"]] == []
+
+
+def test_workspace_is_applied_as_shown(console: Console) -> None:
+    page = console.page
+    run, digest = tui_data.WORKSPACE["run_id"], tui_data.DIFF["digest"]
+    console.go(f"#/workspaces/{run}")
+    page.sees("it starts programs on the host")
+    page.evaluate("document.querySelector('[aria-label=\"show src/main.py\"]').click()")
+    page.sees("- two")
+    page.picture(PICTURES / "changes-desk.png")
+    assert page.evaluate("window.hit === undefined")
+    page.click("apply")
+    page.key("Enter")
+    page.sees("applied 1 changes; 1 are left")
+    page.click("throw away")
+    page.key("Enter")
+    page.sees("the directory is as it was")
+    acts = [one for one in console.supervisor.of("workspace") if one["verb"] in ("apply", "discard")]
+    assert acts == [{"verb": "apply", "run": run, "digest": digest}, {"verb": "discard", "run": run}]
+
+
 def test_denial_has_its_line(console: Console) -> None:
     page = console.page
     console.go("#/denials")
@@ -240,10 +200,11 @@ def test_budgets_are_drawn(console: Console) -> None:
     page.sees("Credits over time")
     drawn = """(() => {
         const one = document.querySelector('canvas');
+        if (!one) return 0;
         const { data } = one.getContext('2d').getImageData(0, 0, one.width, one.height);
         return data.filter((value, at) => at % 4 === 3 && value > 0).length;
     })()"""
-    assert page.evaluate(drawn) > 500
+    page.until(f"{drawn} > 500")
 
 
 def test_proof_is_computed_in_browser(console: Console) -> None:

@@ -27,6 +27,7 @@ ViewPackages = Callable[[str, Mapping[str, str]], Mapping[str, Any]]
 DAEMON: Final = frozenset(
     {
         "a2_a_queue",
+        "cancel_a2_a_task",
         "capability_usage",
         "get_intent_result",
         "list_agents",
@@ -35,6 +36,8 @@ DAEMON: Final = frozenset(
         "list_peers",
         "list_tools",
         "prove_audit_inclusion",
+        "recent_a2_a_results",
+        "recent_a2_a_tasks",
         "recent_audit",
         "recent_capabilities",
         "recent_debits",
@@ -42,6 +45,7 @@ DAEMON: Final = frozenset(
         "recent_memory",
         "recent_receipts",
         "resolve_approval",
+        "resume_intent",
         "revoke_capability",
         "revoke_peer",
         "search_memory",
@@ -54,7 +58,16 @@ PACKAGES: Final[Mapping[str, frozenset[str]]] = {
     "compare_manifest": frozenset({"agent_id", "manifest"}),
     "explain_denial": frozenset({"agent_id", "layer", "target", "code"}),
 }
-SUPERVISOR: Final = frozenset({"logs", "operate", "ps", "top"})
+SUPERVISOR: Final = frozenset({"logs", "operate", "ps", "top", "workspace"})
+# Of workspaces, with the fields of each. An apply names the digest of the changes that its page showed; an approval is
+# signed elsewhere.
+WORKSPACE: Final[Mapping[str, frozenset[str]]] = {
+    "list": frozenset(),
+    "diff": frozenset({"run"}),
+    "texts": frozenset({"run", "paths"}),
+    "apply": frozenset({"run", "digest"}),
+    "discard": frozenset({"run"}),
+}
 # The requests that a supervisor gets from all pages at once; it takes 32 of one user.
 _AT_ONCE: Final = 4
 # A granted path of a file system that hangs must not keep the pages waiting.
@@ -95,6 +108,8 @@ class Asks:
 
     async def _of_supervisor(self, asked: dict[str, Any]) -> bytes:
         kind = asked.pop("kind")
+        if kind == "workspace" and WORKSPACE.get(str(asked.get("verb"))) != frozenset(asked) - {"verb"}:
+            raise errors.MalformedRequestError("the console sends no such request about workspaces")
         try:
             async with self._turns:
                 document = await self._supervisor(kind, **asked)

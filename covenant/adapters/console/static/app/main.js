@@ -7,23 +7,29 @@ import { Audit } from "./audit.js";
 import { Budgets } from "./budgets.js";
 import { Approvals, Denials } from "./decide.js";
 import { html } from "./html.js";
+import { Intents } from "./intents.js";
 import { connected, follow } from "./live.js";
+import { Mailbox } from "./mailbox.js";
 import { Overview } from "./overview.js";
 import { Problem } from "./parts.js";
 import { Runs } from "./runs.js";
 import { asking, enter, logOut, state, why } from "./session.js";
 import { Capabilities, Memory } from "./stores.js";
 import { line } from "./text.js";
+import { Workspaces } from "./workspaces.js";
 
 // The first part of the address -> the name in the menu, and the page, which is given the second part.
 const PAGES = {
   "": ["Overview", Overview],
   runs: ["Runs", Runs],
+  intents: ["Intents", Intents],
+  workspaces: ["Workspaces", Workspaces],
   agents: ["Agents", Agents],
   denials: ["Denials", Denials],
   approvals: ["Approvals", Approvals],
   audit: ["Audit", Audit],
   memory: ["Memory", Memory],
+  mailbox: ["Mailbox", Mailbox],
   budgets: ["Budgets", Budgets],
   grants: ["Grants and peers", Capabilities],
 };

@@ -2,6 +2,7 @@
 import { useEffect, useRef, useState } from "../vendor/hooks.js";
 import { html } from "./html.js";
 import { changes } from "./live.js";
+import { fields, isBad, told } from "./rows.js";
 import { line, when } from "./text.js";
 
 // Ask now, and again when one of the stores `topics` changes. Returns [document or null, error or null, ask again].
@@ -46,8 +47,25 @@ export function Time({ ms }) {
 
 // A text of an agent may have half of a surrogate pair, which no address can hold.
 const part = (id) => encodeURIComponent(String(id).replace(/\p{Cs}/gu, "\ufffd"));
-export const runLink = (id) => (id ? html`<a class="mono" href=${`#/runs/${part(id)}`}>${line(id).slice(0, 8)}</a>` : "-");
+const shortLink = (page) => (id) => (id ? html`<a class="mono" href=${`#/${page}/${part(id)}`}>${line(id).slice(0, 8)}</a>` : "-");
+export const runLink = shortLink("runs");
+export const intentLink = shortLink("intents");
+export const workspaceLink = shortLink("workspaces");
+export const taskLink = (id) => html`<a class="mono" href=${`#/mailbox/${part(id)}`}>${line(id, 40)}</a>`;
 export const agentLink = (id) => (id ? html`<a href=${`#/agents/${part(id)}`}>${line(id)}</a>` : "-");
+
+// Rows of the log as a timeline, the oldest first.
+export function Steps({ events, without, of }) {
+  if (!events.length) return html`<p class="soft">none of ${of} is about it</p>`;
+  return html`<ol class="timeline">${events.map((event) => {
+    const one = fields(event);
+    return html`<li key=${event.id} class=${isBad(one) ? "bad" : ""}>
+      <${Time} ms=${event.timestamp_ms} /> <strong>${isBad(one) ? "! " : ""}${line(one.type)}</strong>
+      ${one.own ? "" : html` <span class="soft">(supervisor)</span>`}
+      <div class="mono">${line(told(one, without), 600)}</div>
+    </li>`;
+  })}</ol>`;
+}
 
 let arrived = false;
 

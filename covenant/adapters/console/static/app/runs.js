@@ -2,8 +2,8 @@
 import { html } from "./html.js";
 import { runs, runsError } from "./live.js";
 import { runColumns } from "./overview.js";
-import { Act, agentLink, Problem, Table, Time, Title, useAnswer } from "./parts.js";
-import { fields, isBad, told } from "./rows.js";
+import { Act, Problem, Steps, Table, Title, useAnswer } from "./parts.js";
+import { fields } from "./rows.js";
 import { daemon, supervisor } from "./session.js";
 import { line, shown } from "./text.js";
 
@@ -65,15 +65,6 @@ export function Tree({ rows, of }) {
   </div>`;
 }
 
-function Step({ event }) {
-  const one = fields(event);
-  return html`<li class=${isBad(one) ? "bad" : ""}>
-    <${Time} ms=${event.timestamp_ms} /> <strong>${isBad(one) ? "! " : ""}${line(one.type)}</strong>
-    ${one.own ? "" : html` <span class="soft">(supervisor)</span>`}
-    <div class="mono">${line(told(one, ["run_id"]), 600)}</div>
-  </li>`;
-}
-
 function costs(steps) {
   const sum = { requests: 0, input_tokens: 0, output_tokens: 0, credits: 0 };
   for (const one of steps.map(fields).filter((each) => each.type === "model_asked")) {
@@ -105,8 +96,7 @@ export function Run({ of }) {
       <div><dt>Credits</dt><dd>${sum.credits}</dd></div>
     </dl>
     <h2>Timeline</h2>
-    ${steps.length ? html`<ol class="timeline">${steps.map((event) => html`<${Step} key=${event.id} event=${event} />`)}</ol>`
-      : html`<p class="soft">none of the newest ${ROWS} rows of the log is about it</p>`}
+    <${Steps} events=${steps} without=${["run_id"]} of=${`the newest ${ROWS} rows of the log`} />
     ${live && html`<${Stderr} run=${of} />`}`;
 }
 
