@@ -27,14 +27,14 @@ class State(StrEnum):
 
 
 MEANING: dict[State, str] = {
-    State.PROVISIONED: "its package and its intent were received, and nothing of them is believed yet",
-    State.VALIDATED: "the signature, the bytes and the nine rules hold, and its policy is compiled and proved",
-    State.ISOLATED: "cgroup, mounts, filter and network are made for it, and its process waits; no intent was given",
+    State.PROVISIONED: "its package and its intent were received; neither is trusted yet",
+    State.VALIDATED: "signature, bytes and nine rules hold; the policy is compiled and proved",
+    State.ISOLATED: "cgroup, mounts, filter and network are made, and its process waits for the intent",
     State.RUNNING: "the agent has its intent",
-    State.SUSPENDED: "every thread of it stands, its sandbox included; its clocks run on",
-    State.TERMINATED: "it has ended, or is being ended and does no more; what it held is released",
-    State.ARCHIVED: "its last record is in the archive, and nothing else of it is left",
-    State.REJECTED: "it was refused, and nothing of it was started",
+    State.SUSPENDED: "every thread is stopped, those of its sandbox included; its clocks continue",
+    State.TERMINATED: "it has ended, or is being ended and does no more; its resources are released",
+    State.ARCHIVED: "its last record is in the archive; nothing else of it remains",
+    State.REJECTED: "it was refused before anything of it started",
 }
 
 
@@ -86,8 +86,8 @@ class Operation(Struct, frozen=True):
 OPERATIONS: dict[str, Operation] = {
     one.name: one
     for one in (
-        Operation("suspend", frozenset({State.RUNNING}), State.SUSPENDED, "stop every thread of it by the freezer"),
-        Operation("resume", frozenset({State.SUSPENDED}), State.RUNNING, "let it go on where it was"),
+        Operation("suspend", frozenset({State.RUNNING}), State.SUSPENDED, "stop every thread by the freezer"),
+        Operation("resume", frozenset({State.SUSPENDED}), State.RUNNING, "let it continue"),
         Operation("kill", LIVE, State.TERMINATED, "end it at once, with the code `stopped`"),
     )
 }
@@ -124,7 +124,7 @@ def asked(source: State, operation: str) -> State:
 
 
 def page() -> str:
-    """docs/lifecycle.md, so that the page cannot say anything else than the table."""
+    """Return docs/lifecycle.md, made from the table."""
     states = [f"| {state} | {meaning} |" for state, meaning in MEANING.items()]
     moves = [f"| {one.source or ''} | {one.target} | {one.when} |" for one in TRANSITIONS]
     verbs = [
@@ -139,11 +139,20 @@ def page() -> str:
 _PAGE = """\
 # The life of a run
 
-Written by `python tests/golden/test_lifecycle_page.py` from the table in `policy/lifecycle.py`; do not edit.
+The states of a run, the commands that change them, and its clocks. Written by
+`python tests/golden/test_lifecycle_page.py` from the table in `policy/lifecycle.py`; do not edit.
 
-Each transition is a row of the audit log (`run_state`: the state and the reason), written before the act. What cannot
-be written down does not happen, and a run whose row cannot be written is ended. A row that repeats the state remarks on
-something that changed none.
+```sh
+covenant ps                          # live runs; --tree, --json, and --watch on a terminal
+covenant suspend RUN                 # RUN is a run id, or the beginning of one
+covenant resume RUN
+covenant kill RUN --reason "why"     # with --tree: the run and everything below it
+covenant logs RUN                    # stderr of the agent, --follow while it lives; PACKAGE is its newest run
+covenant wait RUN                    # until it has ended: its own outcome and exit status
+```
+
+Each transition is a row of the audit log (`run_state`: the state and the reason), written before the act. A transition
+that cannot be logged does not happen, and the run is ended. A row that repeats the state is a remark.
 
 | state | a run in it |
 |---|---|
@@ -155,50 +164,39 @@ something that changed none.
 
 ![The states of a run, and what brings it from one to the next](diagrams/states.svg)
 
-Nothing leads out of Archived and Rejected. Self-tests and canaries are no runs: they have no states and are not listed.
+Archived and Rejected are final. Self-tests and canaries are no runs: they have no states and are not listed.
 
-## What can be asked of a run
+## Operations
 
-| verb | from | to | what it does |
+| command | from | to | effect |
 |---|---|---|---|
 {verbs}
 
-```sh
-covenant ps                          # who lives now; --tree, --json, and --watch on a terminal
-covenant suspend RUN                 # RUN is a run id, or how it begins
-covenant resume RUN
-covenant kill RUN --reason "why"     # with --tree: the run and everything below it
-covenant logs RUN                    # stderr of the agent, --follow while it lives; PACKAGE is its newest run
-covenant wait RUN                    # until it has ended: its own outcome and exit status
-```
+`--tree` first stops the whole subtree, so that no part of it starts another run meanwhile. `covenant kill --tree` stops
+all runs, marks each, names all in one row (`runs_stopped`), and kills them at once with their networks. If the killing process is killed, a marked run stays stopped, cannot be resumed, and ends with
+everything below it after ten seconds.
 
-With `--tree` the whole subtree is stopped first, so that nothing of it starts another run while the rest is asked.
-`covenant kill --tree` asks no run: it stops all of them, marks each, names all of them in one row (`runs_stopped`) and
-kills them at once, their networks cut with them. Where whoever asked was killed over it, a run that is marked ends by
-itself with everything below it: that stands, is not resumed, and ends after ten seconds.
-
-What somebody else has stopped, such as a kill or a revocation that was killed before it had asked or marked anything,
-stands in the state Running; `covenant resume` finds that, writes both rows and lets it go on, and `covenant kill` ends
-it.
+A run that another process has stopped without a mark, such as a kill or revocation that was killed too early, is in the
+state Running. `covenant resume` notices this, writes both rows and lets it continue; `covenant kill` ends it.
 
 A newer serial of its agent id ends a run in each of these states with the code `superseded`, or lets it finish:
 `on_newer_serial` ([docs/trust.md](trust.md#a-newer-version-of-a-package)).
 
 ## Clocks
 
-- A suspended run's clocks run on: what ends a run at its deadline ends it while it is suspended, too.
+- A suspended run's clocks continue: its deadline ends it while it is suspended, too.
 - `on_expiry = "suspend"`: at `ttl_seconds` the run is suspended instead of ended. It may be resumed, and ends at twice
-  `ttl_seconds`, whatever happened in between.
-- A run that has been suspended for `ttl_seconds` without a break is ended, whoever suspended it. Without `ttl_seconds`
-  only its other clocks end it.
-- A run that is suspended, or that is being ended and has a grace, starts no child: also none that it asked for just
-  before. One that goes on may ask again (`wrong_state`).
-- A run that is suspended is attested like any other, and what was refused to it before is still told.
+  `ttl_seconds` in any case.
+- A run that has been suspended for `ttl_seconds` without a break is ended. Without `ttl_seconds` only its other clocks
+  end it.
+- A run that is suspended, or in its grace before the end, starts no child, not even one that it requested before. If it
+  continues, it may ask again (`wrong_state`).
+- A suspended run is attested like any other, and earlier denials are still logged.
 
 ## The archive
 
-When a run has ended, its last record is written below `archive/` of the supervisor's state: agent, package, issuer,
-state, code, message, times, the hash of its result, how often something was refused to it, and the end of its stderr.
-It never holds the intent or the result. stderr is the agent's own text: whoever writes secrets there leaves them in
-that file, which only root can read, until {records:,} later runs have taken its place.
+When a run has ended, the supervisor writes its last record below `archive/` of its state: agent, package, issuer,
+state, code, message, times, the hash of its result, the number of denials, and the end of its stderr. It contains
+neither intent nor result. Secrets that an agent writes to stderr stay in that file, which only root can read, until
+{records:,} later runs have replaced it.
 """
