@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 RESIZE: Final = struct.Struct(">HH")
 # What a caller sends over ``CallerStreams.line`` before it leaves a terminal that is to go on.
 DETACH: Final = b"d"
+# What the peer of a run that may rest says: something is asked of it, or nothing was for some seconds (shim.idleness).
+BUSY, IDLE = b"b", b"i"
 
 
 class Limits(Struct, frozen=True):

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from policy.manifest import report
 from policy.manifest.tools import advertised, checks, document, pins, server_package, shapes, tool_uri
-from sandbox.network.tools import desk
+from sandbox.network.tools import desk, server
 
 COMMAND = "python tests/golden/test_tools_page.py"
 
@@ -112,7 +112,8 @@ print(json.dumps({{"text": json.load(line.getresponse())["result"]["content"][0]
 The first call of a tool that the manifest allows starts its server, in a sandbox of its own beside the agent's; it ends
 with the agent. A server that ended is started again by the next call, {desk.STARTS} times at once and then every
 {desk.START_SECONDS:.0f} seconds. Each call passes the checks of `tools call`. `covenant run` refuses a package whose
-tools do not verify. A server's memory is beside its agent's, and counts for the same caller
+tools do not verify. After {server.IDLE_SECONDS:.0f} seconds without a call
+it is suspended, and resumed by the next one. A server's memory is beside its agent's, and counts for the same caller
 ([ADR 0096](adr/0096-tools-are-called-at-a-gate.md)).
 
 ## Rules and limits of calls

@@ -32,7 +32,8 @@ _LEAVING_SECONDS: Final = 20.0
 class ServerRequest(Struct, frozen=True):
     """The request for one server. Its descriptors are those of the sandbox's streams.
 
-    ``alive`` is at its end of file once the shim of the agent's run is gone.
+    ``alive`` is at its end of file once the shim of the agent's run is gone. ``calls`` says whether calls are under way
+    (shim.idleness).
     """
 
     alias: str
@@ -40,6 +41,7 @@ class ServerRequest(Struct, frozen=True):
     stdout: int
     stderr: int
     alive: int
+    calls: int
 
     def watches(self, stack: contextlib.ExitStack) -> dict[int, Callable[[], Outcome]]:
         """Return the watch that ends the server with the run of its agent. ``stack`` owns its descriptor."""
@@ -81,17 +83,17 @@ class ToolServers:
         if self._alive is None:
             self._alive = os.pipe2(os.O_CLOEXEC)
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-            pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(3)]
-            (stdin, to_server), (from_server, stdout), (errors_read, stderr) = pipes
-            for fd in (stdin, stdout, stderr):
+            pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(4)]
+            (stdin, to_server), (from_server, stdout), (errors_read, stderr), (calls, tell) = pipes
+            for fd in (stdin, stdout, stderr, calls):
                 theirs.callback(os.close, fd)
-            for fd in (to_server, from_server, errors_read):
+            for fd in (to_server, from_server, errors_read, tell):
                 ours.callback(os.close, fd)
-            request = ServerRequest(alias, stdin, stdout, stderr, self._alive[0])
-            keep = {stdin, stdout, stderr, request.alive, *self._keep}
+            request = ServerRequest(alias, stdin, stdout, stderr, self._alive[0], calls)
+            keep = {stdin, stdout, stderr, request.alive, calls, *self._keep}
             self._shims.append(process.fork(functools.partial(self._run, request), keep=keep))
             ours.pop_all()
-        return StartedServer(to_server, from_server, errors_read)
+        return StartedServer(to_server, from_server, errors_read, tell)
 
     def _living(self) -> Iterator[process.Shim]:
         for one in self._shims:

@@ -473,6 +473,7 @@ class RunContext:
             allow_thaw=tree_kill.allow_thaw,
             below=functools.partial(delegation.end_below, self.dependencies.path / "runs", self.run_id),
             live=self.request.live,
+            idle=self.request.idle,
         )
 
     def deadline(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> clocks.Deadline:

@@ -39,6 +39,7 @@ def run_server(dependencies: RunDependencies, parent: Request, source: ToolSourc
             behalf=parent.behalf,
             uid=parent.uid,
             caller=CallerStreams(asked.stdin, asked.stdout, asked.stderr),
+            idle=asked.calls,
             secrets_of=tools.agent_id,
             part=trust.part(source.trusted, package, name),
         )

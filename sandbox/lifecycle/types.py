@@ -74,6 +74,7 @@ class Request(Struct, frozen=True):
     - ``meter`` counts what the run's parents and their children have spent of them; a child is given it.
     - ``part`` is this package as a part of a verified one: a tool server's, which has no envelope of its own.
     - ``secrets_of`` is the agent id whose secrets it is given: a tool server's are its agent's. Empty for its own.
+    - ``idle`` says whether something is asked of the run, which rests meanwhile (shim.idleness).
     - ``observe`` collects what the run does (``covenant learn``). A child of it is not observed.
     - ``arguments`` stand behind those of the manifest: the arguments of a command's call.
     - ``live`` takes the first lines of stderr as they come, for a client that shows them. A child has none.
@@ -102,6 +103,7 @@ class Request(Struct, frozen=True):
     meter: int | None = None
     part: trust.TrustedPackage | None = None
     secrets_of: str = ""
+    idle: int | None = None
     observe: Observed | None = None
     arguments: tuple[str, ...] = ()
 

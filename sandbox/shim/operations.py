@@ -21,7 +21,7 @@ from policy.lifecycle import State
 from sandbox.audit.run_events import RunEvents
 from sandbox.run_io import CallerStreams, ContainerIO, Freezer, Outcome, PeriodicCheck, SandboxHandle, Watches
 from sandbox.rundir import marks
-from sandbox.shim import control_socket
+from sandbox.shim import control_socket, idleness
 from sandbox.shim.agent_loop import AgentLoop
 from sandbox.shim.live_lines import LiveLines
 from sandbox.shim.terminal import TerminalSession
@@ -33,6 +33,7 @@ _LOOK_SECONDS = 0.25
 _LARGEST_SIZE = 65_535
 # A run that is frozen to be killed with its tree ends by itself after this time: the caller is gone by then.
 ENDING_SECONDS = 10.0
+_IDLE = "idle: nothing is asked of it"
 
 
 class RunOperations:
@@ -42,6 +43,7 @@ class RunOperations:
     - ``shown`` filters stderr to text for readers of logs.
     - ``allow_thaw`` is entered around a thaw, and raises if the run must stay frozen (sandbox.control.tree_kill).
     - ``live`` takes the lines of stderr as they come, for a client that shows them.
+    - ``idle`` says whether something is asked of the run (shim.idleness). Without it the run never rests.
     - ``below`` ends all descendants of the run, with the caller's name and reason, if that caller does not come back.
     - ``table`` contains the operations. Others may add some before the run listens.
     """
@@ -56,8 +58,11 @@ class RunOperations:
         allow_thaw: Callable[[Path], contextlib.AbstractContextManager[None]],
         below: Callable[[str, str], None] = lambda by, reason: None,
         live: Callable[[str], None] | None = None,
+        idle: int | None = None,
     ) -> None:
-        self._live = live
+        self._live, self._idle = live, idle
+        # Whether it is suspended only because nothing is asked of it.
+        self._rests = False
         self._rows, self._ttl, self._shown, self._allow_thaw, self._below = rows, ttl_seconds, shown, allow_thaw, below
         self._expires = suspends and ttl_seconds is not None
         self._freezer: Freezer | None = None
@@ -83,11 +88,14 @@ class RunOperations:
     def listening(self, directory: Path) -> Iterator[None]:
         """Make the run visible and its socket ready until the block ends. It answers while the exchange runs."""
         self._directory = directory
-        with control_socket.ControlServer(directory, self.table) as server:
+        with control_socket.ControlServer(directory, self.table) as server, contextlib.ExitStack() as stack:
             self._server = server
             try:
                 self._rows.show_state(directory)
                 self._watches = server.watches
+                if self._idle is not None:
+                    switch = idleness.IdleSwitch(self._idle, rest=self.rest, wake=self.wake)
+                    self._watches = {**self._watches, **stack.enter_context(contextlib.closing(switch)).watches}
                 yield
             finally:
                 self._rows.show_state(None)
@@ -177,6 +185,36 @@ class RunOperations:
     def _expired(self, words: str) -> errors.DeadlineError:
         return errors.DeadlineError(f"{words} (clock: ttl_seconds)", clock="ttl_seconds")
 
+    # --- a run of which nothing is asked --------------------------------------------------------------------
+
+    def rest(self) -> Outcome:
+        """Suspend the run until something is asked of it. A run that cannot be frozen goes on."""
+        freezable = self._freezer is not None and self._freezer.freezable
+        if self._rows.state is State.RUNNING and freezable and self._to_end is None:
+            try:
+                self._freeze(_IDLE)
+            except errors.RunError as e:
+                return e
+            except (errors.KernelError, errors.NotEnforceableError):
+                return None
+            except errors.KeeperError as e:
+                return errors.KilledError(f"it cannot go on: {e.message}")
+            self._rests = True
+        return None
+
+    def wake(self) -> Outcome:
+        """Resume the run, where it only rests. One that an operator suspended, or that is to be ended, stays so."""
+        rests, self._rests = self._rests, False
+        if not rests or self._rows.state is not State.SUSPENDED or self._to_end is not None:
+            return None
+        try:
+            self._thaw("a call came", waits=True)
+        except errors.RunError:
+            return None  # it is marked, and its mark ends it
+        except (errors.KernelError, errors.KeeperError) as e:
+            return errors.KilledError(f"it was idle and cannot be resumed: {e.message}")
+        return None
+
     # --- what can be asked ----------------------------------------------------------------------------------
 
     def _state(self, request: Mapping[str, Any]) -> control_socket.Reply:
@@ -190,8 +228,11 @@ class RunOperations:
         the caller does not come back, the run ends by itself with all its descendants.
         """
         _only(request, "by", "reason", "ending")
+        rests, self._rests = self._rests, False
         if request.get("ending", False) is True:
             self._stand(request)
+        elif rests and self._rows.state is State.SUSPENDED:
+            self._rows.note(_words("asked", request))  # from now on no call resumes it
         else:
             self._may("suspend")
             self._freeze(_words("asked", request))
@@ -215,16 +256,21 @@ class RunOperations:
         self._may("resume")
         if self._to_end is not None:
             raise errors.WrongStateError("the run is to be ended", hint="covenant ps says when it is gone")
+        self._thaw(_words("asked", request))
+        self._rests = False
+        return control_socket.Reply({"state": str(self._rows.state)})
+
+    def _thaw(self, words: str, *, waits: bool = False) -> None:
+        """Log the resumption, and thaw the leaf. Raises as ``allow_thaw``, and where it does not thaw."""
         assert self._freezer is not None
         assert self._directory is not None
         with self._allow_thaw(self._directory):
-            self._rows.transition(State.RUNNING, _words("asked", request))
+            self._rows.transition(State.RUNNING, words, waits=waits)
             try:
                 self._freezer.thaw()
             except errors.KernelError as e:
                 self._rows.transition(State.SUSPENDED, f"it could not be thawed: {e.message}")
                 raise
-        return control_socket.Reply({"state": str(self._rows.state)})
 
     def _found_standing(self) -> None:
         """Log a freeze from outside: a revoking process logs nothing before its mark, and may be killed in between."""

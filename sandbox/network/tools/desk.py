@@ -168,6 +168,10 @@ class ToolDesk:
         """When the next call is late, by the clock."""
         return min((due for one in self._proxies.values() if (due := one.due()) is not None), default=None)
 
+    def is_idle(self, alias: str) -> bool:
+        """Whether a server owes nothing."""
+        return alias not in self._proxies or self._proxies[alias].is_idle
+
     def tick(self) -> Effects:
         """End the calls that are late."""
         effects = Effects()

@@ -54,11 +54,20 @@ Log = Callable[[str, Mapping[str, Any]], None]
 
 
 class StartedServer(Struct, frozen=True):
-    """Descriptors of a server that is starting. The caller closes them."""
+    """Descriptors of a server that is starting. The caller closes them.
+
+    ``calls`` says to its shim whether calls are under way; None for a server that is never frozen.
+    """
 
     stdin: int
     stdout: int
     stderr: int
+    calls: int | None = None
+
+    @property
+    def gates(self) -> list[int]:
+        """Return the descriptors of the tool gate."""
+        return [self.stdin, self.stdout, *([] if self.calls is None else [self.calls])]
 
 
 class ToolTerms(Struct, frozen=True):
@@ -177,7 +186,7 @@ class ToolLedger:
         except UnicodeDecodeError:
             return errors.GateError("the tool gate asks for a server that there is not")
         made = self._terms.start(alias)
-        fds = [] if made is None else [made.stdin, made.stdout]
+        fds = [] if made is None else made.gates
         try:
             for fd in fds:
                 os.set_blocking(fd, False)  # of the gate's ends alone, which cannot do it itself

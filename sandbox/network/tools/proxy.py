@@ -65,6 +65,11 @@ class ToolProxy:
         """Whether a call waits for the server's list."""
         return bool(self._waiting)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the server owes nothing: neither a list nor an answer."""
+        return self._listing is None and not self._waiting and not self._pending
+
     def due(self) -> float | None:
         """When the next call is late, by the clock."""
         return min((one.until for one in (*self._waiting, *self._pending.values())), default=None)

@@ -7,6 +7,7 @@ The process is sealed before it reads a byte that the agent or a server wrote.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import os
 import select
@@ -22,11 +23,14 @@ from sandbox.network.gate.main import GateInput
 from sandbox.network.tools import mcp_session, wire
 from sandbox.network.tools.desk import Effects, ToolDesk
 from sandbox.network.tools.guard import ToolGuard
+from sandbox.run_io import BUSY, IDLE
 
 _CHUNK: Final = 256 * 1024
 # Bytes that wait for a reader. Beyond them what would add to them is not read.
 _WAITING: Final = 2 * wire.MESSAGE_BYTES
-_FDS: Final = 2
+_FDS: Final = (2, 3)
+# A server without a call under way is frozen after so many seconds, and thawed by the next call.
+IDLE_SECONDS: Final = 3.0
 # Codecs are modules that Python imports when they are first used. Once it is sealed the gate opens no file.
 _CODECS: Final = ("ascii", "unicode_escape", "utf-8")
 
@@ -71,12 +75,34 @@ class ServerPipes:
         self.writer: Writer | None = None
         self.read_fd = -1
         self.rest = bytearray()
+        # The pipe to its shim, what was said over it last, and when the server will have been idle for long enough.
+        self.calls_fd: int | None = None
+        self.said = BUSY
+        self.rests_at: float | None = None
 
     def close(self) -> None:
-        """Close both ends."""
+        """Close all ends."""
         if self.writer is not None:
             os.close(self.writer.fd)
             os.close(self.read_fd)
+        if self.calls_fd is not None:
+            os.close(self.calls_fd)
+
+    def tell(self, word: bytes) -> None:
+        """Say to its shim whether calls are under way. A shim that reads no more has ended, which its pipes tell."""
+        if self.calls_fd is not None and self.said != word:
+            with contextlib.suppress(BrokenPipeError, BlockingIOError):
+                os.write(self.calls_fd, word)
+                self.said = word
+
+    def look(self, now: float, *, is_idle: bool) -> None:
+        """Say that it is idle, once it was so for long enough."""
+        if not is_idle or self.writer is None or self.writer:
+            self.rests_at = None
+        elif self.rests_at is None:
+            self.rests_at = now + IDLE_SECONDS
+        elif self.rests_at <= now:
+            self.tell(IDLE)
 
 
 class ToolLoop:
@@ -107,12 +133,21 @@ class ToolLoop:
         """Serve until a peer is gone."""
         while True:
             self._watch()
-            due = self._desk.due()
+            due = self._due()
             for fd, events in self._epoll.poll(None if due is None else max(0.0, due - time.monotonic())):
                 if (handler := self._handlers.get(fd)) is not None:
                     handler(events)
             if due is not None and due <= time.monotonic():
                 self._apply(self._desk.tick())
+
+    def _due(self) -> float | None:
+        """Return when something is to be done next, without a message. Tells which servers are idle."""
+        now, due = time.monotonic(), self._desk.due()
+        for alias, one in self._servers.items():
+            one.look(now, is_idle=self._desk.is_idle(alias))
+            if one.rests_at is not None and one.said == BUSY and one.calls_fd is not None:
+                due = one.rests_at if due is None else min(due, one.rests_at)
+        return due
 
     def _watch(self) -> None:
         """Read where there is room for what comes of it, and write where something waits."""
@@ -180,6 +215,7 @@ class ToolLoop:
         for alias, data in effects.lines:
             if (server := self._servers.get(alias)) is None:
                 continue
+            server.tell(BUSY)
             try:
                 if server.writer is None:
                     server.early += data
@@ -207,18 +243,19 @@ class ToolLoop:
             self._awaited -= len(said)
 
     def _on_control(self, events: int) -> None:
-        message, fds, _, _ = socket.recv_fds(self._control, wire.ALIAS_BYTES, _FDS)
+        message, fds, _, _ = socket.recv_fds(self._control, wire.ALIAS_BYTES, max(_FDS))
         if not message:
             self._desk.close()
             raise SystemExit("the run is over")
         alias = message.decode()
         server = self._servers.get(alias)
-        if len(fds) != _FDS or server is None or server.writer is not None:
+        if len(fds) not in _FDS or server is None or server.writer is not None:
             for fd in fds:
                 os.close(fd)
             self._ended(alias)
             return
-        write_fd, server.read_fd = fds
+        write_fd, server.read_fd, *rest = fds
+        server.calls_fd = rest[0] if rest else None
         server.writer = Writer(write_fd)
         self._handlers[write_fd] = lambda events: self._to_server(alias, events)
         self._handlers[server.read_fd] = lambda events: self._from_server(alias)

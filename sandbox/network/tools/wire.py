@@ -4,7 +4,8 @@ service gate -> tool gate   a REQUEST, the alias that the path names, one messag
 tool gate -> service gate   a REPLY, one message of MCP
 tool gate -> supervisor     a row of the log (SOCK_SEQPACKET); ACK for each that must be durable before a call
 tool gate -> supervisor     the alias of a server that is to start (SOCK_SEQPACKET)
-supervisor -> tool gate     the alias with two descriptors, the server's stdin and stdout; none where it is refused
+supervisor -> tool gate     the alias with descriptors: the server's stdin and stdout, and a pipe to its shim that says
+                            whether calls are under way; none where it is refused
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def test_server_has_pipes_and_ends_with_its_run() -> None:
     servers.close()
     assert os.read(made.stdout, 64) == b""
     assert os.read(made.stderr, 64) == b""
-    for fd in (made.stdin, made.stdout, made.stderr):
+    for fd in (*made.gates, made.stderr):
         os.close(fd)
 
 
@@ -38,5 +38,5 @@ def test_starts_of_one_server_are_bounded() -> None:
     servers.close()
     for one in made:
         if one is not None:
-            for fd in (one.stdin, one.stdout, one.stderr):
+            for fd in (*one.gates, one.stderr):
                 os.close(fd)

@@ -274,6 +274,59 @@ def test_mark_is_set_before_thaw_or_after_it_and_never_meanwhile(monkeypatch: py
     assert held == [True]
 
 
+def test_idle_run_is_frozen_until_asked() -> None:
+    one = World()
+    assert one.operations.rest() is None
+    assert (one.state, one.log.said[-1]) == ("Suspended", "freeze")
+    assert one.operations.rest() is None, "once is enough"
+    assert one.operations.wake() is None
+    assert (one.state, one.log.said[-1]) == ("Running", "thaw")
+
+
+def test_call_wakes_no_run_that_operator_suspended() -> None:
+    one = World()
+    one.operations.rest()
+    assert one.ask("suspend", by="uid7@local").answer == {"state": "Suspended"}
+    assert one.operations.wake() is None
+    assert one.state == "Suspended"
+    assert one.ask("resume").answer == {"state": "Running"}
+    one.operations.rest()
+    assert one.ask("suspend", **ENDING).answer == {"state": "Suspended"}
+    assert one.operations.wake() is None
+    assert one.state == "Suspended", "it is to be ended"
+
+
+def test_idle_run_that_operator_resumed_rests_again() -> None:
+    one = World()
+    one.operations.rest()
+    assert one.ask("resume").answer == {"state": "Running"}
+    assert one.operations.wake() is None
+    assert one.operations.rest() is None
+    assert one.state == "Suspended"
+
+
+def test_idle_run_that_cannot_be_frozen_goes_on() -> None:
+    one = World()
+    one.freezer.broken = True
+    assert one.operations.rest() is None
+    assert one.state == "Running"
+
+
+def test_idle_run_that_cannot_be_thawed_ends() -> None:
+    one = World()
+    one.operations.rest()
+    one.freezer.broken = True
+    assert isinstance(one.operations.wake(), errors.KilledError)
+
+
+def test_idle_run_that_is_marked_is_not_thawed() -> None:
+    one = World()
+    one.operations.rest()
+    marks.mark_revoked(one.directory, "it leaks")
+    assert one.operations.wake() is None
+    assert one.state == "Suspended"
+
+
 def test_reason_in_log_is_bounded() -> None:
     one = World()
     one.ask("suspend", by="b" * 9000, reason="r" * 9000)
