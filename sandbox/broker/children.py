@@ -52,6 +52,8 @@ _CHUNK = 1 << 18
 
 # Messages from a child's shim to its parent's: one JSON object a line.
 Say = Callable[[Mapping[str, Any]], None]
+# Starts a child by the fields of a request, and gives its outcome to the second argument, once.
+Spawn = Callable[[Mapping[str, Any], Say], None]
 _OUTLIVES: Final = "adopt"
 
 
@@ -179,6 +181,17 @@ class ChildManager:
             self._fork(call, asked)
         except (OSError, errors.KernelError) as e:
             call.refuse("kernel_error", f"no process can be started for it: {e}")
+
+    def spawn_for_result(self, fields: Mapping[str, Any], done: Say) -> None:
+        """Start a child as ``spawn`` does, and give its outcome to ``done`` as ``wait`` does."""
+
+        def started(said: Mapping[str, Any], secret: object) -> None:
+            if "ok" in said:
+                self.wait(BrokerCall(said["ok"], lambda outcome, secret: done(outcome)))
+            else:
+                done(said)
+
+        self.spawn(BrokerCall(fields, started))
 
     def run_command(self, agent_id: str, streams: CommandStreams, *, timeout_ms: int | None, done: Say) -> str:
         """Start the child of a command's call, and return its run id. ``done`` gets its outcome, once.

@@ -117,12 +117,12 @@ def broker(
     start: Start | None,
     keep: Collection[int],
     alive: int | None = None,
-    commands: Callable[[ChildManager, Broker], None] | None = None,
+    spawns: Callable[[ChildManager, Broker], None] | None = None,
 ) -> Broker | None:
     """Make the agent's broker with the requests that its policy allows. Returns None where the policy has none.
 
-    ``alive`` is at its end of file when the run's own parent is gone. ``commands`` is called where
-    commands are granted.
+    ``alive`` is at its end of file when the run's own parent is gone. ``spawns`` is called where
+    children may be started.
     """
     if command.BROKER_FLAG not in decision.artefacts.json("runtime.json")["flags"]:
         return None
@@ -141,8 +141,8 @@ def broker(
         child_manager.served_by(made)
         begin = functools.partial(child_manager.started, deadline.milliseconds / 1000)
         made.add(child_manager.table, begin=begin, close=child_manager.close, look=child_manager.look)
-        if commands is not None and decision.effective.skills.commands:
-            commands(child_manager, made)
+        if spawns is not None:
+            spawns(child_manager, made)
     return made
 
 

@@ -108,6 +108,7 @@ class RunContext:
         self.secrets: gvisor.Secrets | None = None
         self.below_ms: list[int] = []
         self._meter = request.meter
+        self._spawn: children.Spawn | None = None
         self.commands: service_gate.CommandLineEnd | None = None
         self._key_watch: Callable[[], errors.RunError | None] = lambda: None
         self._root_version: int | None = None
@@ -326,7 +327,7 @@ class RunContext:
             start=None if start is None else self._start_child,
             keep=(*dependencies.below, *(one for one in (request.children, self.meter(stack)) if one is not None)),
             alive=None if self.child is None else self.child.child_request.alive,
-            commands=functools.partial(self._serve_commands, decision, stack),
+            spawns=functools.partial(self._serve_spawns, decision, stack),
         )
         if made is not None and decision.artefacts.json("credentials.json")["names"]:
             # Import it only here: its cryptography and documents take a tenth of a cold start.
@@ -357,7 +358,7 @@ class RunContext:
             self._meter = credit_meter.create(stack)
         return self._meter
 
-    def _serve_commands(
+    def _serve_spawns(
         self,
         decision: decide.Decision,
         stack: contextlib.ExitStack,
@@ -365,6 +366,9 @@ class RunContext:
         broker: server.Broker,
     ) -> None:
         """Serve the commands of the run until ``stack`` is closed. Only runs that have some pay for the import."""
+        self._spawn = manager.spawn_for_result
+        if not decision.effective.skills.commands:
+            return
         from sandbox.broker import command_calls
 
         terms = command_calls.CommandTerms(
@@ -392,6 +396,7 @@ class RunContext:
             start=functools.partial(start, self.request),
             keep=self.dependencies.below,
             is_dev=self.request.is_dev,
+            spawn=self._spawn,
             stack=stack,
         )
 
@@ -452,10 +457,8 @@ class RunContext:
             path, label, state, self.rows.runs_revoked, version=self._root_version
         )
         newer = succession.SerialWatch(path, label, dependencies.state, self._on_newer, self.rows.runs_stopped)
-        return revoked.round(), newer.round(), PeriodicCheck(_KEY_SECONDS, self._keys_there)
-
-    def _keys_there(self) -> errors.RunError | None:
-        return self._key_watch()  # of the services, which are made after the checks
+        # The services, which set the watch of the keys, are made after the checks.
+        return revoked.round(), newer.round(), PeriodicCheck(_KEY_SECONDS, lambda: self._key_watch())  # noqa: PLW0108
 
     def _on_newer(self) -> OnNewer:
         """Read `on_newer_serial` again: a shim has the configuration of its start."""

@@ -14,6 +14,7 @@ from policy.manifest.tools import checks, document
 from policy.package import Package
 from policy.signing import trust
 from sandbox.audit.run_events import RunEvents
+from sandbox.broker.children import Spawn
 from sandbox.broker.tool_servers import ServerRequest, ToolServers
 from sandbox.lifecycle.types import ToolSource
 from sandbox.network.tools.ledger import ToolTerms
@@ -28,6 +29,7 @@ def of(
     start: Callable[[ToolSource, ServerRequest], None],
     keep: Collection[int],
     is_dev: bool,
+    spawn: Spawn | None,
     stack: contextlib.ExitStack,
 ) -> ToolTerms:
     """Return the terms of one run. Servers that were started end with ``stack``.
@@ -59,7 +61,9 @@ def of(
         if kind == "tool_refused":
             denied(Denial("tool", str(fields["uri"]), str(fields["code"])), count=fields["count"])
 
-    return ToolTerms(decision.effective.canonical(), raw.decode(), manifest.agent.id, log, servers.start, rows.sync)
+    return ToolTerms(
+        decision.effective.canonical(), raw.decode(), manifest.agent.id, log, servers.start, rows.sync, spawn
+    )
 
 
 def secrets_of(package: Package) -> frozenset[str]:

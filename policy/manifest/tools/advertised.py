@@ -18,11 +18,11 @@ from policy.manifest.tools.document import Server, Tool, ToolManifest
 
 # Every answer that is no, and what it means.
 CODES: Final = {
-    "server_failed": "a server did not start, did not answer, or does not speak MCP",
-    "not_asked": "a server was not asked, for `--live` starts those of the transport stdio",
-    "tool_undeclared": "a server advertises a tool that tools.json does not have",
-    "tool_not_advertised": "tools.json has a tool that its server does not advertise",
-    "tool_changed": "a server advertises another description or input schema than tools.json has",
+    "server_failed": "it did not start or answer, or does not speak MCP",
+    "not_asked": "`--live` starts stdio servers alone",
+    "tool_undeclared": "a server advertises a tool that is not declared",
+    "tool_not_advertised": "a declared tool is not advertised",
+    "tool_changed": "its description or input schema is another than declared",
 }
 _DIFF_LINES = 60
 

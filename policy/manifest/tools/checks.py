@@ -24,19 +24,19 @@ from policy.manifest.tools.document import Server, ToolManifest
 
 # Every answer that is no, and what it means.
 CODES = {
-    "agent_mismatch": "the agent's DID names another id than agent.toml",
-    "filler_digest": "a digest is a placeholder: zeros, a repeated pattern, or abbreviated",
-    "package_missing": "the package of a server does not lie in `tools/<alias>/`",
-    "package_changed": "the files in `tools/<alias>/` are not those of `package_digest`",
-    "fetches_code": "the command fetches what it runs (`npx`, `uvx`), which no digest covers",
-    "program_outside": "the command is no program of the server's package",
-    "not_pinned": "a server or a tool has no pin: `covenant tools pin`",
-    "pin_changed": "a version, package, description or input schema is another than when it was pinned",
-    "pin_unused": "a server or a tool was pinned and is declared no longer",
-    "tool_unknown": "agent.toml grants a tool that tools.json does not have",
-    "class_not_allowed": "agent.toml grants a tool of a class that `allowed_side_effects` leaves out",
-    "class_not_granted": "agent.toml grants a tool and not its class, so that it cannot be called",
-    "credential_not_granted": "a server is given a credential that agent.toml does not grant",
+    "agent_mismatch": "the DID names another id than agent.toml",
+    "filler_digest": "a digest is a placeholder",
+    "package_missing": "`tools/<alias>/` is not there",
+    "package_changed": "its files are not those of `package_digest`",
+    "fetches_code": "the command fetches what it runs",
+    "program_outside": "the command is no program of the package",
+    "not_pinned": "a server or tool has no pin: `covenant tools pin`",
+    "pin_changed": "it is another than when it was pinned",
+    "pin_unused": "it was pinned and is declared no longer",
+    "tool_unknown": "agent.toml grants a tool that is not declared",
+    "class_not_allowed": "`allowed_side_effects` lacks the class of a granted tool",
+    "class_not_granted": "agent.toml grants a tool and not its class",
+    "credential_not_granted": "agent.toml does not grant a credential of a server",
     "credential_not_given": "`env` names a credential, and the command is no script of node or python3",
 }
 

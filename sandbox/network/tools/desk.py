@@ -16,7 +16,7 @@ from msgspec import Struct
 from policy import errors, wire_json
 from policy.manifest import text
 from policy.manifest.tools.document import Server, ToolManifest
-from sandbox.network.tools import mcp_session, wire
+from sandbox.network.tools import mcp_session, spawn_tool, wire
 from sandbox.network.tools.guard import ToolGuard
 from sandbox.network.tools.proxy import Output, ToolProxy
 from sandbox.rate_limit import Tokens
@@ -24,15 +24,18 @@ from sandbox.rate_limit import Tokens
 SEPARATOR: Final = "__"
 # Starts of one server: so many at once, and then one in so many seconds.
 STARTS, START_SECONDS = 4, 15.0
+# Children that clients wait for at one time. Those that a client gave up on are bounded by the grants alone.
+CHILDREN: Final = 64
 _INVALID, _NO_METHOD, _BAD_PARAMS = -32600, -32601, -32602
 
 
 class Effects(Struct):
-    """Effects of a message: replies by number, lines for servers by alias, and servers to start."""
+    """Effects of a message: replies by number, lines for servers by alias, servers to start, and children by number."""
 
     replies: list[tuple[int, int, bytes]] = msgspec.field(default_factory=list)
     lines: list[tuple[str, bytes]] = msgspec.field(default_factory=list)
     starts: list[str] = msgspec.field(default_factory=list)
+    children: list[tuple[int, bytes]] = msgspec.field(default_factory=list)
 
 
 class _Place(Struct, frozen=True):
@@ -41,9 +44,16 @@ class _Place(Struct, frozen=True):
 
 
 class ToolDesk:
-    """Serve the clients of one run. Numbers of requests are the caller's, each used once."""
+    """Serve the clients of one run. Numbers of requests are the caller's, each used once.
 
-    def __init__(self, guard: ToolGuard, tools: ToolManifest, *, clock: Callable[[], float]) -> None:
+    ``spawns`` says that the run may have children, which the tool ``spawn`` starts.
+    """
+
+    def __init__(
+        self, guard: ToolGuard, tools: ToolManifest, *, clock: Callable[[], float], spawns: bool = False
+    ) -> None:
+        self._spawns = spawns
+        self._children: dict[int, str | int] = {}
         self._guard, self._tools, self._clock = guard, tools, clock
         self._servers = {one.alias: one for one in tools.servers if one.transport == "stdio"}
         self._places = {
@@ -95,6 +105,8 @@ class ToolDesk:
         return _error(ident, _NO_METHOD, f"there is no method {text.quote(method)}")
 
     def _listed(self, alias: str) -> Iterator[dict[str, Any]]:
+        if self._spawns and not alias:
+            yield spawn_tool.ADVERTISED
         for one in self._servers.values():
             for tool in one.tools:
                 if alias in ("", one.alias) and self._guard.allows(str(one.uri(tool))):
@@ -106,6 +118,8 @@ class ToolDesk:
         if not isinstance(name, str) or not isinstance(arguments, dict):
             said = "a call has a name and arguments by name"
             return _reply(number, wire.ANSWER, _error(ident, _BAD_PARAMS, said))
+        if self._spawns and not alias and name == spawn_tool.NAME:
+            return self._spawn(number, ident, arguments)
         place = _Place(self._servers[alias], name) if alias else self._places.get(name)
         if place is None:
             said = f"there is no tool {text.quote(name)}"
@@ -120,6 +134,21 @@ class ToolDesk:
             self._start(server.alias, proxy, effects)
         return effects
 
+    def _spawn(self, number: int, ident: str | int, arguments: Mapping[str, Any]) -> Effects:
+        wrong = spawn_tool.check(arguments)
+        if wrong or len(self._children) >= CHILDREN:
+            said = wrong or f"at most {CHILDREN} children are waited for at one time"
+            return _reply(number, wire.ANSWER, _message({"id": ident, "result": spawn_tool.failed(said)}))
+        self._children[number] = ident
+        return Effects(children=[(number, json.dumps(arguments).encode())])
+
+    def child_ended(self, number: int, raw: bytes) -> Effects:
+        """Answer the call that started a child. Nothing where its client gave up."""
+        if (ident := self._children.pop(number, None)) is None:
+            return Effects()
+        result = spawn_tool.result(json.loads(raw))
+        return _reply(number, wire.ANSWER, _message({"id": ident, "result": result}))
+
     def _start(self, alias: str, proxy: ToolProxy, effects: Effects) -> None:
         """Start a server, which a call that was allowed waits for."""
         if not self._rates[alias].take(self._clock()):
@@ -132,6 +161,7 @@ class ToolDesk:
     def cancel(self, number: int) -> Effects:
         """End a call whose client no longer waits. It gets no reply."""
         effects = Effects()
+        self._children.pop(number, None)
         if (found := self._open.pop(number, None)) is not None and found[0] in self._proxies:
             self._put(found[0], self._proxies[found[0]].cancel(number), effects)
         return effects

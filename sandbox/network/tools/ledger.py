@@ -20,6 +20,7 @@ from msgspec import Struct
 from policy import errors
 from sandbox.kernel.proc import pipes
 from sandbox.network.tools import wire
+from sandbox.network.tools.spawn_line import Spawn, SpawnLine
 
 _AT_ONCE: Final = 64
 _UNDER_WAY: Final = 4096
@@ -74,7 +75,7 @@ class ToolTerms(Struct, frozen=True):
     """The tools of a run: the grants and tools.json for the gate, and the supervisor's part of it.
 
     ``log`` writes an event, and ``sync`` makes all that were written durable. ``start`` starts a server, or returns
-    None where it cannot.
+    None where it cannot. ``spawn`` starts a child of the run; None where the run may have none.
     """
 
     grants: Mapping[str, Any]
@@ -83,6 +84,7 @@ class ToolTerms(Struct, frozen=True):
     log: Log
     start: Callable[[str], StartedServer | None]
     sync: Callable[[], None] = lambda: None
+    spawn: Spawn | None = None
 
     def plan(self) -> dict[str, Any]:
         """Return what the tool gate's process is given."""
@@ -99,6 +101,9 @@ class ToolLedger:
         self._log, self._gates_log = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control, self._gates_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._epoll = select.epoll()
+        self._children = None if terms.spawn is None else SpawnLine(terms.spawn, self._writes_outcomes)
+        if self._children is not None:
+            self._epoll.register(self._children.fileno(), select.EPOLLIN)
         # What servers wrote to stderr last, by descriptor: alias and text.
         self._stderr: dict[int, tuple[str, bytearray]] = {}
         for end in (self._log, self._control):
@@ -109,18 +114,23 @@ class ToolLedger:
         """Release all ends."""
         for end in (self._log, self._gates_log, self._control, self._gates_control, self._epoll):
             end.close()
+        if self._children is not None:
+            self._children.close()
         while self._stderr:
             os.close(self._stderr.popitem()[0])
 
     @property
     def gate_ends(self) -> dict[str, int]:
         """Return the gate's descriptors by name; ``started`` closes them here."""
-        return {"log": self._gates_log.fileno(), "control": self._gates_control.fileno()}
+        found = {"log": self._gates_log.fileno(), "control": self._gates_control.fileno()}
+        return found if self._children is None else {**found, "children": self._children.gates_end.fileno()}
 
     def started(self) -> None:
         """Close the gate's ends here: from now on, its death is the end of both lines."""
         self._gates_log.close()
         self._gates_control.close()
+        if self._children is not None:
+            self._children.gates_end.close()
 
     def fileno(self) -> int:
         """Return the descriptor to watch."""
@@ -131,6 +141,9 @@ class ToolLedger:
         for fd, _ in self._epoll.poll(0, _AT_ONCE):
             if fd in self._stderr:
                 self._read_stderr(fd)
+            elif self._children is not None and fd == self._children.fileno():
+                if (wrong := self._children.serve()) is not None:
+                    return wrong
             elif (wrong := self._rows() if fd == self._log.fileno() else self._starts()) is not None:
                 return wrong
         return None
@@ -170,6 +183,11 @@ class ToolLedger:
             return ""
         self._terms.log(kind, {**fields, "agent_id": self._terms.agent_id})
         return kind
+
+    def _writes_outcomes(self, waiting: bool) -> None:
+        """Watch whether the gate reads outcomes, while some wait for it."""
+        if self._children is not None:
+            self._epoll.modify(self._children.fileno(), select.EPOLLIN | (select.EPOLLOUT if waiting else 0))
 
     def _gone(self) -> errors.RunError:
         self.hung_up = True

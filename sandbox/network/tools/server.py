@@ -115,7 +115,8 @@ class ToolLoop:
         self._log_fd, self._control = gate.fds["log"], socket.socket(fileno=gate.fds["control"])
         guard = ToolGuard(skills, tools, self._log)
         guard.prepare()
-        self._desk = ToolDesk(guard, tools, clock=time.monotonic)
+        self._children = gate.fds.get("children")
+        self._desk = ToolDesk(guard, tools, clock=time.monotonic, spawns=self._children is not None)
         self._line = gate.fds["line"]
         os.set_blocking(self._line, False)
         self._out = Writer(self._line)
@@ -128,6 +129,11 @@ class ToolLoop:
             self._line: self._on_line,
             self._control.fileno(): self._on_control,
         }
+        self._asks, self._outcomes = Writer(-1), bytearray()
+        if self._children is not None:
+            os.set_blocking(self._children, False)
+            self._asks = Writer(self._children)
+            self._handlers[self._children] = self._on_children
 
     def run(self) -> NoReturn:
         """Serve until a peer is gone."""
@@ -152,12 +158,15 @@ class ToolLoop:
     def _watch(self) -> None:
         """Read where there is room for what comes of it, and write where something waits."""
         full = len(self._out) > _WAITING
+        full = full or len(self._asks) > _WAITING
         crowded = any(one.writer is not None and len(one.writer) > _WAITING for one in self._servers.values())
         reads = 0 if full or crowded else select.EPOLLIN
         wanted = {
             self._line: reads | (select.EPOLLOUT if self._out else 0),
             self._control.fileno(): select.EPOLLIN,
         }
+        if self._children is not None:
+            wanted[self._children] = select.EPOLLIN | (select.EPOLLOUT if self._asks else 0)
         for one in self._servers.values():
             if one.writer is not None:
                 if not full:
@@ -188,6 +197,9 @@ class ToolLoop:
         while (frame := self._frame()) is not None:
             number, kind, alias, message = frame
             wanted.append(self._desk.cancel(number) if kind == wire.CANCEL else self._desk.take(number, alias, message))
+        # A frozen server thaws while the rows are written.
+        for alias in {alias for one in wanted for alias, _ in one.lines if alias in self._servers}:
+            self._servers[alias].tell(BUSY)
         self._await_rows()
         for one in wanted:
             self._apply(one)
@@ -212,6 +224,8 @@ class ToolLoop:
             self._control.send(alias.encode())
         for number, said, message in effects.replies:
             self._out.put(wire.REPLY.pack(number, said, len(message)) + message)
+        for number, message in effects.children:
+            self._asks.put(wire.SPAWN.pack(number, len(message)) + message)
         for alias, data in effects.lines:
             if (server := self._servers.get(alias)) is None:
                 continue
@@ -261,6 +275,26 @@ class ToolLoop:
         self._handlers[server.read_fd] = lambda events: self._from_server(alias)
         early, server.early = bytes(server.early), bytearray()
         self._apply(Effects(lines=[(alias, early)]))
+
+    def _on_children(self, events: int) -> None:
+        """Take outcomes of children."""
+        assert self._children is not None
+        self._asks.flush()
+        if not events & ~select.EPOLLOUT:
+            return
+        data = os.read(self._children, _CHUNK)
+        if not data:
+            raise SystemExit("the run is over")
+        self._outcomes += data
+        while len(self._outcomes) >= wire.SPAWN.size:
+            number, size = wire.SPAWN.unpack_from(self._outcomes)
+            if size > wire.OUTCOME_BYTES:
+                raise SystemExit("an outcome is too long")
+            if len(self._outcomes) < wire.SPAWN.size + size:
+                return
+            raw = bytes(self._outcomes[wire.SPAWN.size : wire.SPAWN.size + size])
+            del self._outcomes[: wire.SPAWN.size + size]
+            self._apply(self._desk.child_ended(number, raw))
 
     # --- servers --------------------------------------------------------------------------------------
 

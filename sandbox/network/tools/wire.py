@@ -6,6 +6,8 @@ tool gate -> supervisor     a row of the log (SOCK_SEQPACKET); ACK for each that
 tool gate -> supervisor     the alias of a server that is to start (SOCK_SEQPACKET)
 supervisor -> tool gate     the alias with descriptors: the server's stdin and stdout, and a pipe to its shim that says
                             whether calls are under way; none where it is refused
+tool gate -> supervisor     SPAWN, the name of an agent and its text as JSON (SOCK_STREAM), where children are granted
+supervisor -> tool gate     SPAWN, the outcome as JSON: `ok` with run, text and sources, or `error`
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ MESSAGE, CANCEL = 0, 1
 REPLY: Final = struct.Struct("!IBI")
 # A reply, no reply because the message was a notification, no message of MCP, and no server of that alias.
 ANSWER, NOTHING, MALFORMED, UNKNOWN = range(4)
+# Number of the request, and bytes of its JSON: at most so many of a request (six for each of a text), of an outcome.
+SPAWN: Final = struct.Struct("!II")
+SPAWN_BYTES: Final = 4 << 20
+OUTCOME_BYTES: Final = 64 << 20
 # The most bytes of a message of a client, those of a reply, and those of a row.
 MESSAGE_BYTES: Final = 4 << 20
 ROW_BYTES: Final = 4096
