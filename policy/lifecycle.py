@@ -56,9 +56,9 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(_S.ISOLATED, _S.RUNNING, "its first process runs, and is about to be given its intent"),
     Transition(_S.ISOLATED, _S.TERMINATED, "the sandbox did not start, or it was ended before its intent"),
     Transition(_S.RUNNING, _S.SUSPENDED, '`covenant suspend`, or its ttl with on_expiry = "suspend"'),
-    Transition(_S.RUNNING, _S.TERMINATED, "the agent exits, a clock or a limit ends it, or somebody who may does"),
+    Transition(_S.RUNNING, _S.TERMINATED, "the agent exits, a clock or a limit ends it, or an authorised caller does"),
     Transition(_S.SUSPENDED, _S.RUNNING, "`covenant resume`, or the kernel could not stop it"),
-    Transition(_S.SUSPENDED, _S.TERMINATED, "a clock ends it, or somebody who may does"),
+    Transition(_S.SUSPENDED, _S.TERMINATED, "a clock ends it, or an authorised caller does"),
     Transition(_S.TERMINATED, _S.ARCHIVED, "nothing of it runs any more, and its record is about to be written"),
 )
 
@@ -172,9 +172,10 @@ Archived and Rejected are final. Self-tests and canaries are no runs: they have 
 |---|---|---|---|
 {verbs}
 
-`--tree` first stops the whole subtree, so that no part of it starts another run meanwhile. `covenant kill --tree` stops
-all runs, marks each, names all in one row (`runs_stopped`), and kills them at once with their networks. If the killing process is killed, a marked run stays stopped, cannot be resumed, and ends with
-everything below it after ten seconds.
+`--tree` first stops the whole subtree, so that no part of it starts another run meanwhile. `covenant kill --tree`
+stops all runs, marks each, names all in one row (`runs_stopped`), and kills them at once with their networks. If the
+killing process is killed, a marked run stays stopped, cannot be resumed, and ends with everything below it after ten
+seconds.
 
 A run that another process has stopped without a mark, such as a kill or revocation that was killed too early, is in the
 state Running. `covenant resume` notices this, writes both rows and lets it continue; `covenant kill` ends it.

@@ -16,6 +16,8 @@ import pytest
 from covenant.cli import main
 
 _FENCE = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_ANY_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_VAGUE = re.compile(r"\b(whoever|whatever|somebody|nobody|such a one)\b", re.IGNORECASE)
 _PAGES = ("README.md", "SECURITY.md", "CHANGELOG.md", "docs")
 
 # Programs of the system that a page may show; anything else in a fence is a mistake of the page.
@@ -126,6 +128,17 @@ def test_no_page_of_prose_is_too_long(clone: pathlib.Path) -> None:
 def test_check_sees(clone: pathlib.Path, line: str) -> None:
     with pytest.raises((AssertionError, OSError, click.ClickException)):
         check(line, clone)
+
+
+def test_pages_name_their_subjects(clone: pathlib.Path) -> None:
+    """Rule 1 of writing holds for the pages as for docstrings; records of decisions and changes are as they were."""
+    found = []
+    for page in _pages(clone):
+        if page.name == "CHANGELOG.md" or "adr" in page.parts:
+            continue
+        text = _ANY_FENCE.sub("", page.read_text())
+        found += [f"{page.relative_to(clone)}: {match.group()}" for match in _VAGUE.finditer(text)]
+    assert found == []
 
 
 def test_relative_links_lead_somewhere(clone: pathlib.Path) -> None:
